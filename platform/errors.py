@@ -1,0 +1,99 @@
+"""Typed errors a user can meet, each with the exit code `platform-launch` ends with.
+
+Exit codes: 2 bad config or placement, 65 bad data or checkpoint, 70 diverged or bug, 75 try again later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class PlatformError(Exception):
+    """Base of every error with a message meant for the user. Anything else that reaches the top is a bug (exit 70)."""
+
+    exit_code = 70
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong with a config or placement.
+
+    `key` is the dotted path, `where` is `file:line` or "command line"; `value` is what stands there, `allowed` what
+    may stand there, `hint` the nearest name or the next action. Empty strings are left out of the message.
+    """
+
+    key: str
+    message: str
+    where: str = ""
+    value: str = ""
+    allowed: str = ""
+    hint: str = ""
+
+    def __str__(self) -> str:
+        place = f"{self.where}: " if self.where else ""
+        lines = [f"{place}{self.key}: {self.message}"]
+        lines += [
+            f"    {label}: {text}"
+            for label, text in (("value", self.value), ("allowed", self.allowed), ("hint", self.hint))
+            if text
+        ]
+        return "\n".join(lines)
+
+
+class ConfigError(PlatformError):
+    """All problems of one config at once."""
+
+    exit_code = 2
+
+    def __init__(self, problems: Sequence[Problem] | str) -> None:
+        if isinstance(problems, str):
+            problems = [Problem(key="config", message=problems)]
+        self.problems = list(problems)
+        count = f"{len(self.problems)} problem{'s' if len(self.problems) != 1 else ''}"
+        super().__init__(f"{count}:\n" + "\n".join(str(problem) for problem in self.problems))
+
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[list[Problem]]]:
+        return type(self), (self.problems,)
+
+
+class PlacementError(ConfigError):
+    """A placement that cannot be read or cannot be met by the cluster."""
+
+
+class DataError(PlatformError):
+    """Bad data: an empty file, a line without its column, a checkpoint that does not match its manifest."""
+
+    exit_code = 65
+
+
+class CheckpointError(DataError):
+    """A checkpoint that is damaged, incomplete or of another model."""
+
+
+class Diverged(PlatformError):
+    """Training produced non-finite losses or gradients again and again."""
+
+    exit_code = 70
+
+
+class WorkerError(PlatformError):
+    """A component raised an exception of its own. The message carries the component's traceback; `cause` the original."""
+
+    exit_code = 70
+
+
+class WorkerDied(PlatformError):
+    """A worker process or node is gone."""
+
+    exit_code = 75
+
+
+class Deadline(PlatformError):
+    """Someone waited longer than allowed; the message says who, on what, since when."""
+
+    exit_code = 75
+
+
+class ChannelClosed(PlatformError):
+    """`put` on a closed channel, or `get` on a closed and empty one."""

@@ -1,0 +1,128 @@
+"""The small typed records that travel between components.
+
+Shapes: B rows (sequences or transitions), T positions. A reasoning row is one sequence, prompt and response together; an
+embodied rollout has one row per environment and one position per step, and is flattened to one row per transition
+(`RolloutBatch.flatten`) once advantages are known, so that mini-batches mean the same thing in both tasks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One task instance to be answered. `index` is its position in the data order, `answer` what the verifier compares to."""
+
+    index: int
+    text: str
+    answer: str
+    token_ids: tuple[int, ...]
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How tokens are drawn. `temperature` 0 means greedy; `top_k` 0 and `top_p` 1 switch the filters off."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One sampled response.
+
+    token_ids: response tokens including EOS if it was sampled; log_probs: the engine's log-probability of each of them
+    (of the temperature-scaled, unfiltered distribution); finish_reason: "stop" (EOS) or "length"; weights_version: of the
+    policy that generated it; reward and metric are set by the reward component, `valid` is False when scoring failed.
+    """
+
+    prompt: Prompt
+    sample: int
+    token_ids: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    finish_reason: str
+    weights_version: int
+    text: str = ""
+    reward: float = 0.0
+    metric: float = 0.0
+    valid: bool = True
+
+
+@dataclass
+class RolloutBatch:
+    """Everything the PPO step knows about one rollout. All tensors on CPU or on the learner's device, float32 unless said.
+
+    inputs: what the model reads, keyed by name, first dimension B: {"tokens": [B,T] int64, "lengths": [B] int64} for
+    reasoning, {"observations": [B,T,...], "actions": [B,T,...]} for embodied.
+    action_mask [B,T] bool: positions sampled by the policy. sample_mask [B] bool: rows that count.
+    group_ids [B] int64: prompt identity. rewards [B,T]: per position, already placed.
+    rollout_log_probs [B,T]: as reported by the rollout engine. log_probs [B,T]: of the training engine before the update.
+    values [B,T]: V of the state before the action. ends [B,T] bool: the episode (or the rollout) ends after this position;
+    end_values [B,T]: value of the state that follows such an end, 0 if the episode terminated. None: one episode per row.
+    """
+
+    inputs: dict[str, Tensor]
+    action_mask: Tensor
+    sample_mask: Tensor
+    group_ids: Tensor
+    rewards: Tensor
+    rollout_log_probs: Tensor
+    ends: Tensor | None = None
+    end_values: Tensor | None = None
+    log_probs: Tensor | None = None
+    reference_log_probs: Tensor | None = None
+    values: Tensor | None = None
+    advantages: Tensor | None = None
+    returns: Tensor | None = None
+
+    def __len__(self) -> int:
+        return self.action_mask.shape[0]
+
+    @property
+    def mask(self) -> Tensor:
+        """[B,T] bool: action positions of rows that count."""
+        return self.action_mask & self.sample_mask[:, None]
+
+    def select(self, rows: Tensor) -> RolloutBatch:
+        """The given rows (int64 indices), in that order, every field together."""
+        return self._map(lambda tensor: tensor.index_select(0, rows))
+
+    def flatten(self) -> RolloutBatch:
+        """One row per position: B*T rows of one position each, row-major."""
+        rows, positions = self.action_mask.shape
+        flat = {
+            f.name: _flatten(getattr(self, f.name), rows, positions) for f in dataclasses.fields(self) if f.name != "inputs"
+        }
+        inputs = {name: _flatten(tensor, rows, positions) for name, tensor in self.inputs.items()}
+        return RolloutBatch(inputs=inputs, **flat)
+
+    def _map(self, function: Any) -> RolloutBatch:
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "inputs"}
+        changed = {name: None if tensor is None else function(tensor) for name, tensor in fields.items()}
+        return RolloutBatch(inputs={name: function(tensor) for name, tensor in self.inputs.items()}, **changed)
+
+
+def _flatten(tensor: Tensor | None, rows: int, positions: int) -> Tensor | None:
+    if tensor is None:
+        return None
+    if tensor.dim() == 1:  # per-row fields are repeated for each of the row's positions
+        return tensor.repeat_interleave(positions)
+    flat = tensor.reshape(rows * positions, *tensor.shape[2:])
+    return flat[:, None] if tensor.dim() == 2 else flat
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Published parameters: `state` maps names to tensors, by reference inside one process. Versions count updates."""
+
+    version: int
+    state: dict[str, torch.Tensor]
