@@ -8,6 +8,7 @@ embodied rollout has one row per environment and one position per step, and is f
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,28 +97,33 @@ class RolloutBatch:
         """The given rows (int64 indices), in that order, every field together."""
         return self._map(lambda tensor: tensor.index_select(0, rows))
 
+    def to(self, device: torch.device) -> RolloutBatch:
+        """Every field on `device`; the batch itself when it is there already."""
+        return (
+            self
+            if self.action_mask.device == device
+            else self._map(lambda tensor: tensor.to(device, non_blocking=True))
+        )
+
     def flatten(self) -> RolloutBatch:
         """One row per position: B*T rows of one position each, row-major."""
         rows, positions = self.action_mask.shape
-        flat = {
-            f.name: _flatten(getattr(self, f.name), rows, positions) for f in dataclasses.fields(self) if f.name != "inputs"
-        }
-        inputs = {name: _flatten(tensor, rows, positions) for name, tensor in self.inputs.items()}
-        return RolloutBatch(inputs=inputs, **flat)
+        return self._map(lambda tensor: _flatten(tensor, rows, positions))
 
-    def _map(self, function: Any) -> RolloutBatch:
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "inputs"}
+    def _map(self, function: Callable[[Tensor], Tensor]) -> RolloutBatch:
+        fields: dict[str, Any] = {name: getattr(self, name) for name in _TENSOR_FIELDS}
         changed = {name: None if tensor is None else function(tensor) for name, tensor in fields.items()}
         return RolloutBatch(inputs={name: function(tensor) for name, tensor in self.inputs.items()}, **changed)
 
 
-def _flatten(tensor: Tensor | None, rows: int, positions: int) -> Tensor | None:
-    if tensor is None:
-        return None
+_TENSOR_FIELDS = [field.name for field in dataclasses.fields(RolloutBatch) if field.name != "inputs"]
+
+
+def _flatten(tensor: Tensor, rows: int, positions: int) -> Tensor:
     if tensor.dim() == 1:  # per-row fields are repeated for each of the row's positions
         return tensor.repeat_interleave(positions)
     flat = tensor.reshape(rows * positions, *tensor.shape[2:])
-    return flat[:, None] if tensor.dim() == 2 else flat
+    return flat[:, None]
 
 
 @dataclass(frozen=True)

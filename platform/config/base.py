@@ -1,4 +1,4 @@
-"""What every config section shares: closed, frozen, documented fields."""
+"""What every config section shares: closed, frozen, documented fields. Loading is in `loader.py`, not here."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Section(BaseModel):
-    """A YAML mapping. Unknown keys are errors, values never change after loading, numbers are never silently coerced."""
+    """A YAML mapping. Unknown keys are errors, values never change after loading, numbers are never silently coerced.
+
+    Strict means: a whole number is taken where a float is declared, but text, booleans and 8.0 are no whole numbers.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True, allow_inf_nan=False)

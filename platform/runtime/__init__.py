@@ -1,0 +1,63 @@
+"""What every runtime offers: it starts the components of a placement, connects them by channels and stops them.
+
+Runners and components see this interface only; a runtime for another kind of cluster is one more module beside `local`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from rl_platform.errors import PlatformError
+from rl_platform.runtime.channel import Channel
+from rl_platform.runtime.group import WorkerGroup
+from rl_platform.runtime.host import ComponentSpec, PlacedHost
+
+__all__ = ["ComponentSpec", "Placement", "Runtime"]
+
+
+class Placement(Protocol):
+    """What a runtime reads of a placement: the hosts in order of construction, and a component's number of ranks."""
+
+    @property
+    def hosts(self) -> Sequence[PlacedHost]: ...
+
+    def world_size(self, component: str) -> int: ...
+
+
+class Runtime(Protocol):
+    """A context manager that runs the components of one placement. Its constructor takes placement, deadline and seed.
+
+    A runtime whose hosts are processes must guarantee, besides what the methods say:
+    - components of one host share one process and its `shared` dict; each rank's calls run in order, ranks run side
+      by side;
+    - a Worker's future raises a PlatformError as it was raised, and anything else as WorkerError with the remote
+      traceback; a process or node that ends is WorkerDied, within seconds and not at the deadline;
+    - a channel has the methods and meanings of `Channel`: exactly once or an error, back-pressure, deadlines that name
+      who waits and what the others do, and order within a key per producer; a killed consumer fails the run rather
+      than losing what it had taken;
+    - when a call fails or a process dies, channels that name this rank as producer or consumer are closed with that
+      error;
+    - `shutdown` and the end of the launching process end every process it started.
+    """
+
+    def start(self, components: Mapping[str, ComponentSpec]) -> dict[str, WorkerGroup]:
+        """Constructs all ranks of all components and returns their groups; closes everything if one fails."""
+
+    def channel(
+        self, name: str, capacity: int, producers: Iterable[str] = (), consumers: Iterable[str] = ()
+    ) -> Channel[Any]:
+        """A bounded stream between the named components, single ranks or `runner`."""
+
+    def fail(self, error: PlatformError) -> None:
+        """Closes every channel with `error`."""
+
+    def shutdown(self) -> None:
+        """Stops everything within a bounded time; again: does nothing."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...

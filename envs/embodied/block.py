@@ -1,0 +1,232 @@
+"""A run of environments stepped one after the other in one process, and the arrays it shares with the learner.
+
+Used as it is in the learner's process and inside each worker process. Does not know how actions arrive.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import pickle
+import sys
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rl_platform.envs.embodied import snapshot
+from rl_platform.envs.embodied.spaces import EnvDescription, EnvSpaces, make_env
+
+if TYPE_CHECKING:
+    from gymnasium.envs.registration import EnvSpec
+
+logger = logging.getLogger(__name__)
+
+
+class EnvFailure(Exception):
+    """An environment raised. `env_index` says which; `details` is its traceback."""
+
+    def __init__(self, env_index: int, doing: str, details: str) -> None:
+        super().__init__(env_index, doing, details)
+        self.env_index = env_index
+        self.doing = doing
+        self.details = details
+
+
+class Buffers:
+    """Arrays of N environments with D observation numbers, in one block of memory.
+
+    observations, final_observations [N,D] float32; actions [N,A] float32 or [N] int64; rewards, returns [N] float64;
+    lengths [N] int64; terminated, truncated, invalid [N] bool; busy [N] int64: by worker, the environment it is at.
+    """
+
+    def __init__(self, num_envs: int, spaces: EnvSpaces, memory: mmap.mmap | None = None) -> None:
+        fields = self._fields(num_envs, spaces)
+        block: Any = memory if memory is not None else bytearray(self.size(num_envs, spaces))
+        offset = 0
+        for name, (shape, dtype) in fields.items():
+            array: np.ndarray = np.ndarray(shape, dtype, buffer=block, offset=offset)
+            setattr(self, name, array)
+            offset += _aligned(array.nbytes)
+
+    if TYPE_CHECKING:
+        observations: np.ndarray
+        final_observations: np.ndarray
+        actions: np.ndarray
+        rewards: np.ndarray
+        returns: np.ndarray
+        lengths: np.ndarray
+        terminated: np.ndarray
+        truncated: np.ndarray
+        invalid: np.ndarray
+        busy: np.ndarray
+
+    @classmethod
+    def size(cls, num_envs: int, spaces: EnvSpaces) -> int:
+        """Bytes needed."""
+        fields = cls._fields(num_envs, spaces).values()
+        return sum(_aligned(int(np.prod(shape)) * np.dtype(dtype).itemsize) for shape, dtype in fields)
+
+    @staticmethod
+    def _fields(num_envs: int, spaces: EnvSpaces) -> dict[str, tuple[tuple[int, ...], type]]:
+        rows = (num_envs, spaces.observation_size)
+        continuous = spaces.action.kind == "continuous"
+        return {
+            "observations": (rows, np.float32),
+            "final_observations": (rows, np.float32),
+            "actions": ((num_envs, spaces.action.size), np.float32) if continuous else ((num_envs,), np.int64),
+            "rewards": ((num_envs,), np.float64),
+            "returns": ((num_envs,), np.float64),
+            "lengths": ((num_envs,), np.int64),
+            "terminated": ((num_envs,), np.bool_),
+            "truncated": ((num_envs,), np.bool_),
+            "invalid": ((num_envs,), np.bool_),
+            "busy": ((num_envs,), np.int64),
+        }
+
+
+def _aligned(size: int) -> int:
+    """Rounded up to cache lines, so that no two arrays share one."""
+    return -(-size // 64) * 64
+
+
+class EnvBlock:
+    """Environments first..last-1, stepped in order. Every method may raise EnvFailure."""
+
+    def __init__(
+        self,
+        description: EnvDescription,
+        spec: EnvSpec,
+        spaces: EnvSpaces,
+        buffers: Buffers,
+        first: int,
+        last: int,
+        worker: int,
+        render_mode: str | None = None,
+    ) -> None:
+        self._envs = [make_env(description, spec, render_mode) for _ in range(first, last)]
+        self._first = first
+        self._spaces = spaces
+        rows = slice(first, last)
+        self._busy = buffers.busy[worker : worker + 1]
+        self._actions = buffers.actions[rows]
+        self._observations = buffers.observations[rows]
+        self._finals = buffers.final_observations[rows]
+        self._rewards = buffers.rewards[rows]
+        self._terminated = buffers.terminated[rows]
+        self._truncated = buffers.truncated[rows]
+        self._invalid = buffers.invalid[rows]
+        self._ended_returns = buffers.returns[rows]
+        self._ended_lengths = buffers.lengths[rows]
+        self._returns = np.zeros(last - first)
+        self._lengths = np.zeros(last - first, np.int64)
+        # views with the environments' own shape, so that writing flattens
+        self._shaped_observations = self._observations.reshape(-1, *spaces.observation_shape)
+        self._shaped_finals = self._finals.reshape(-1, *spaces.observation_shape)
+        self._mujoco_data = [_mujoco_data(env) for env in self._envs]
+
+    def reset(self, seeds: list[int]) -> None:
+        """Start an episode in every environment, seeded by its entry of `seeds`."""
+        for i, seed in enumerate(seeds):
+            self._reset_one(i, seed)
+
+    def step(self) -> None:
+        """One step of every environment with the actions in the buffers; what ended is reset in the same step."""
+        if self._spaces.action.kind == "continuous":
+            actions = list(self._actions.reshape(-1, *self._spaces.action_shape).copy())
+        else:
+            actions = [np.int64(choice) for choice in self._actions + self._spaces.action_start]
+        terminated, truncated, rewards = self._terminated, self._truncated, self._rewards
+        finals, busy, first = self._shaped_finals, self._busy, self._first
+        self._invalid[:] = False
+        i = 0
+        try:
+            for i, env in enumerate(self._envs):
+                busy[0] = first + i
+                finals[i], rewards[i], terminated[i], truncated[i], _ = env.step(actions[i])
+        except Exception as error:
+            raise EnvFailure(first + i, "step", traceback.format_exc()) from error
+        self._invalidate()
+        self._returns += rewards
+        self._lengths += 1
+        self._observations[:] = self._finals
+        if (ended := terminated | truncated).any():
+            self._ended_returns[ended] = self._returns[ended]
+            self._ended_lengths[ended] = self._lengths[ended]
+            for i in np.flatnonzero(ended):
+                self._reset_one(int(i), None)
+
+    def _invalidate(self) -> None:
+        """End the episodes whose last step gave a number that is not finite, or whose physics had to start over."""
+        invalid = self._invalid
+        if not (np.isfinite(self._finals).all() and np.isfinite(self._rewards).all()):
+            invalid |= ~(np.isfinite(self._finals).all(axis=1) & np.isfinite(self._rewards))
+        for i, data in enumerate(self._mujoco_data):
+            # MuJoCo resets an exploding state by itself; only these counters tell (BADQPOS, BADQVEL, BADQACC)
+            if data is not None and data.warning.number[3:6].any():
+                invalid[i] = True
+        if invalid.any():
+            self._finals[invalid] = self._observations[invalid]
+            self._rewards[invalid] = 0.0
+            self._terminated[invalid] = False
+            self._truncated[invalid] = True
+
+    def _reset_one(self, i: int, seed: int | None) -> None:
+        self._busy[0] = self._first + i
+        try:
+            observation, _ = self._envs[i].reset(seed=seed)
+            self._shaped_observations[i] = observation
+        except Exception as error:
+            raise EnvFailure(self._first + i, "reset", traceback.format_exc()) from error
+        if not np.isfinite(self._observations[i]).all():
+            raise EnvFailure(self._first + i, "reset", f"an observation that is not finite: {observation}")
+        self._returns[i] = 0.0
+        self._lengths[i] = 0
+
+    def render(self) -> np.ndarray:
+        """Frame of the first environment, [height, width, 3] uint8."""
+        try:
+            return np.asarray(self._envs[0].render())
+        except Exception as error:
+            raise EnvFailure(self._first, "render", traceback.format_exc()) from error
+
+    def save(self) -> list[bytes]:
+        """State of each environment and its running episode."""
+        states = []
+        for i, env in enumerate(self._envs):
+            try:
+                state = snapshot.save(env)
+            except snapshot.CannotSave as error:
+                logger.warning(
+                    "environment %d cannot be saved, a resumed run restarts its episode: %s", self._first + i, error
+                )
+                state = None
+            states.append(pickle.dumps((state, float(self._returns[i]), int(self._lengths[i]))))
+        return states
+
+    def restore(self, states: list[bytes], restart_seeds: list[int]) -> None:
+        """Continue from `save`; an environment that could not be saved starts an episode from its restart seed.
+
+        Observations are the caller's to restore, except those of restarted environments, which are set here.
+        """
+        for i, saved in enumerate(states):
+            state, returned, length = pickle.loads(saved)
+            if state is None:
+                self._reset_one(i, restart_seeds[i])
+                continue
+            try:
+                snapshot.restore(self._envs[i], state)
+            except Exception as error:
+                raise EnvFailure(self._first + i, "restore", traceback.format_exc()) from error
+            self._returns[i], self._lengths[i] = returned, length
+
+    def close(self) -> None:
+        for env in self._envs:
+            env.close()
+
+
+def _mujoco_data(env: Any) -> Any:
+    """The physics state of a MuJoCo environment, None for others."""
+    data = getattr(env.unwrapped, "data", None)
+    mujoco = sys.modules.get("mujoco")
+    return data if mujoco is not None and isinstance(data, mujoco.MjData) else None

@@ -1,0 +1,52 @@
+"""Evaluation episodes: fixed seeds, raw rewards, every seed's episode counted exactly once.
+
+The policy is a function of raw observations; normalising them with frozen statistics is its business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from rl_platform.envs.embodied.vector import VectorEnv
+
+PolicyFunction = Callable[[np.ndarray], np.ndarray]
+"""observations [N,D] float32 -> actions [N,A] float or [N] integer."""
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """Sums of raw rewards and numbers of steps, in order of seed; `invalid` episodes are counted and left out."""
+
+    returns: list[float]
+    lengths: list[int]
+    invalid: int
+
+
+def evaluate(envs: VectorEnv, policy: PolicyFunction, episodes: int, seed: int) -> EvaluationResult:
+    """Run the episodes of seeds seed..seed+episodes-1 on `envs`, which must not be those that train.
+
+    Environments run one episode each per wave; one that is done waits (stepping on, uncounted) for the wave's longest.
+    The result does not depend on how many environments or workers there are, if a seed determines its episode.
+    """
+    outcomes: dict[int, tuple[float, int] | None] = {}
+    for first in range(0, episodes, envs.num_envs):
+        # the last wave may need fewer: the others repeat its seeds and are not counted
+        offsets = [first + i if first + i < episodes else first for i in range(envs.num_envs)]
+        running = {i: offset for i, offset in enumerate(offsets) if first + i < episodes}
+        observations = envs.reset([seed + offset for offset in offsets])
+        while running:
+            result = envs.step(policy(observations))
+            observations = result.observations
+            stats = {episode.env_index: (episode.return_, episode.length) for episode in result.episodes}
+            for i in np.flatnonzero(result.ended).tolist():
+                if i in running:
+                    outcomes[running.pop(i)] = stats.get(i)
+    valid = [outcome for _, outcome in sorted(outcomes.items()) if outcome is not None]
+    return EvaluationResult(
+        returns=[outcome[0] for outcome in valid],
+        lengths=[outcome[1] for outcome in valid],
+        invalid=episodes - len(valid),
+    )

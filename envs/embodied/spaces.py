@@ -1,0 +1,158 @@
+"""What a simulation looks like from outside: which environment, the shape of its observations, the kind of its actions.
+
+Finds and builds Gymnasium environments and rejects, with a message for the user, what the platform cannot train on.
+Stepping them is `block.py`; this module imports no torch, so worker processes start quickly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import logging
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from rl_platform.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    import gymnasium
+    from gymnasium.envs.registration import EnvSpec
+
+logger = logging.getLogger(__name__)
+
+# MuJoCo 4 warns about this attribute of the model file that Gymnasium ships for HalfCheetah, once per environment.
+# Nothing a user can do about it; every other warning of MuJoCo is passed on.
+_KNOWN_MODEL_WARNING = "compiler attribute 'settotalmass' is deprecated"
+_warning_handler = threading.Lock()
+
+
+@dataclass(frozen=True)
+class ActionSpace:
+    """Actions as the policy sees them: `size` numbers ("continuous") or one of `size` choices ("discrete")."""
+
+    kind: Literal["continuous", "discrete"]
+    size: int
+
+
+@dataclass(frozen=True)
+class EnvDescription:
+    """Which environment: a registered id (`module:id` imports a module that registers it) and how to build it."""
+
+    id: str
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    max_episode_steps: int | None = None
+
+
+@dataclass(frozen=True)
+class EnvSpaces:
+    """Observation and action spaces of one environment.
+
+    observation_shape: as the environment gives it; observations travel flattened to `observation_size` numbers.
+    action_shape: of one action of the environment; action_low, action_high: bounds, flattened, empty when discrete.
+    """
+
+    observation_shape: tuple[int, ...]
+    action: ActionSpace
+    action_shape: tuple[int, ...]
+    action_low: tuple[float, ...] = ()
+    action_high: tuple[float, ...] = ()
+    action_start: int = 0
+
+    @property
+    def observation_size(self) -> int:
+        size = 1
+        for length in self.observation_shape:
+            size *= length
+        return size
+
+
+def find_spec(description: EnvDescription) -> EnvSpec:
+    """The registered specification. Raises ConfigError with near names for an unknown id."""
+    import gymnasium
+
+    module, _, name = description.id.rpartition(":")
+    try:
+        if module:
+            importlib.import_module(module)
+        return gymnasium.spec(name)
+    except (gymnasium.error.Error, ImportError) as error:
+        near = difflib.get_close_matches(name, list(gymnasium.registry), n=3, cutoff=0.5)
+        hint = f"did you mean {', '.join(near)}?" if near else "write module:id if a module of yours registers it"
+        problem = Problem("env.id", f"no such environment ({error})", value=repr(description.id), hint=hint)
+        raise ConfigError([problem]) from error
+
+
+def make_env(
+    description: EnvDescription, spec: EnvSpec | None = None, render_mode: str | None = None
+) -> gymnasium.Env[Any, Any]:
+    """Build one environment. Raises ConfigError for an unknown id or arguments that the environment does not take."""
+    import gymnasium
+
+    spec = spec or find_spec(description)
+    kwargs = description.kwargs if render_mode is None else {**description.kwargs, "render_mode": render_mode}
+    try:
+        with _without_known_model_warning(spec):
+            return gymnasium.make(
+                spec, max_episode_steps=description.max_episode_steps, disable_env_checker=True, **kwargs
+            )
+    except gymnasium.error.DependencyNotInstalled as error:
+        problem = Problem("env.id", "a package is missing", value=repr(description.id), hint=str(error))
+        raise ConfigError([problem]) from error
+    except Exception as error:
+        message = f"{spec.id} cannot be built ({type(error).__name__}: {error})"
+        hint = "check env.kwargs against the environment's documentation"
+        raise ConfigError([Problem("env.kwargs", message, value=repr(kwargs), hint=hint)]) from error
+
+
+def read_spaces(env: gymnasium.Env[Any, Any], env_id: str) -> EnvSpaces:
+    """Spaces of a built environment. Raises ConfigError for those that no policy here can use, all at once."""
+    import numpy as np
+    from gymnasium.spaces import Box, Discrete
+
+    observation, action = env.observation_space, env.action_space
+    problems = []
+    if not isinstance(observation, Box):
+        hint = "wrap it with gymnasium.wrappers.FlattenObservation and register the wrapped environment"
+        problems.append(_unusable("observation", env_id, observation, "Box", hint))
+    if not isinstance(action, Discrete) and not (isinstance(action, Box) and np.issubdtype(action.dtype, np.floating)):
+        hint = "wrap it so that an action is one choice or a vector of floats"
+        problems.append(_unusable("action", env_id, action, "Discrete, Box of floats", hint))
+    if problems:
+        raise ConfigError(problems)
+    if isinstance(action, Discrete):
+        return EnvSpaces(observation.shape, ActionSpace("discrete", int(action.n)), (), action_start=int(action.start))
+    size = int(np.prod(action.shape))
+    low, high = (tuple(map(float, bound.reshape(-1))) for bound in (action.low, action.high))
+    return EnvSpaces(observation.shape, ActionSpace("continuous", size), action.shape, low, high)
+
+
+def _unusable(what: str, env_id: str, space: object, allowed: str, hint: str) -> Problem:
+    return Problem("env.id", f"{what} space of {env_id} cannot be used", value=str(space), allowed=allowed, hint=hint)
+
+
+@contextlib.contextmanager
+def _without_known_model_warning(spec: EnvSpec) -> Iterator[None]:
+    """Drop `_KNOWN_MODEL_WARNING` while one of Gymnasium's own MuJoCo environments is built."""
+    if not str(spec.entry_point).startswith("gymnasium.envs.mujoco"):
+        yield
+        return
+    try:
+        import mujoco
+    except ImportError:  # building the environment reports it
+        yield
+        return
+
+    def handle(message: str) -> None:
+        if _KNOWN_MODEL_WARNING not in message:
+            logger.warning("MuJoCo: %s", message)
+
+    with _warning_handler:
+        previous = mujoco.get_mju_user_warning()
+        mujoco.set_mju_user_warning(handle)
+        try:
+            yield
+        finally:
+            mujoco.set_mju_user_warning(previous)

@@ -1,0 +1,291 @@
+"""Any registered Gymnasium environment, N times, stepped in this process or in worker processes.
+
+An episode that ends is reset in the same step: the learner gets the first observation of the next episode and, beside
+it, the true last one, so that it can bootstrap from the value of a truncated episode and not of a terminated one.
+Numbers that are not finite never leave this module: the episode is ended and marked invalid instead.
+Normalisation (`normalize.py`) and evaluation (`evaluate.py`) are built on top.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import tempfile
+import time
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from rl_platform.envs.embodied.block import Buffers, EnvBlock, EnvFailure
+from rl_platform.envs.embodied.spaces import ActionSpace, EnvDescription, EnvSpaces, find_spec, make_env, read_spaces
+from rl_platform.envs.embodied.worker import START_TIMEOUT_S, EnvWorker, failure
+from rl_platform.errors import CheckpointError, ConfigError, Diverged, Problem
+
+
+@dataclass(frozen=True)
+class EpisodeStats:
+    """A finished episode: the sum of its raw rewards and its number of steps."""
+
+    env_index: int
+    return_: float
+    length: int
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One step of N environments with D observation numbers; arrays are the receiver's own.
+
+    observations [N,D] float32: what the next actions answer to, of a new episode where one ended.
+    rewards [N] float64: raw. terminated, truncated [N] bool.
+    invalid [N] bool: the environment gave a number that is not finite or its physics diverged; its episode was ended
+    (truncated is set too), its reward is 0 and it is not among `episodes`.
+    final_observations [K,D] float32: last observations of the K episodes that ended, in order of environment; of an
+    invalid one the last finite observation.
+    episodes: those that ended and are valid, in order of environment.
+    """
+
+    observations: np.ndarray
+    rewards: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    invalid: np.ndarray
+    final_observations: np.ndarray
+    episodes: list[EpisodeStats]
+
+    @property
+    def ended(self) -> np.ndarray:
+        """[N] bool: a new episode has begun."""
+        return self.terminated | self.truncated
+
+
+class VectorEnv:
+    """N environments of one kind.
+
+    num_workers: 0 steps them in this process, otherwise that many processes share them evenly, in order. A deadline
+    can only be kept with workers: an environment that hangs in this process hangs it. After any error the environments
+    are closed. `spaces`, `action_space`, `observation_shape` describe what travels.
+    """
+
+    def __init__(
+        self,
+        description: EnvDescription,
+        num_envs: int,
+        num_workers: int = 0,
+        step_timeout_s: float = 60.0,
+        render_mode: str | None = None,
+        worker_variables: Mapping[str, str] | None = None,
+    ) -> None:
+        """Build the environments. `render_mode` is passed on to them, `worker_variables` to the processes' environment.
+
+        Raises ConfigError for an unknown id, arguments or spaces that cannot be used, and impossible counts.
+        """
+        if not 0 <= num_workers <= num_envs:
+            raise ConfigError(
+                [
+                    Problem(
+                        "env.num_workers",
+                        "more workers than environments",
+                        value=str(num_workers),
+                        allowed=f"0..{num_envs}",
+                    )
+                ]
+            )
+        self.description = description
+        self.num_envs = num_envs
+        self._timeout_s = step_timeout_s
+        self._seed = 0
+        self._steps = 0
+        self._sent = False
+        spec = find_spec(description)
+        probe = make_env(description, spec)
+        try:
+            self.spaces: EnvSpaces = read_spaces(probe, description.id)
+        finally:
+            probe.close()
+        self._low = np.asarray(self.spaces.action_low, np.float32)
+        self._high = np.asarray(self.spaces.action_high, np.float32)
+        self._block: EnvBlock | None = None
+        self._workers: list[EnvWorker] = []
+        self._bounds = np.linspace(0, num_envs, max(num_workers, 1) + 1).astype(int).tolist()
+        self._close = weakref.finalize(self, _shut_down, self._workers)
+        if num_workers == 0:
+            self._buffers = Buffers(num_envs, self.spaces)
+            self._block = EnvBlock(description, spec, self.spaces, self._buffers, 0, num_envs, 0, render_mode)
+        else:
+            self._start_workers(cloudpickle.dumps(spec), render_mode, dict(worker_variables or {}))
+
+    def _start_workers(self, spec: bytes, render_mode: str | None, variables: dict[str, str]) -> None:
+        size = Buffers.size(self.num_envs, self.spaces)
+        folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        with tempfile.TemporaryFile(dir=folder) as file:  # no name: nothing is left behind, whoever is killed
+            file.truncate(size)
+            self._buffers = Buffers(self.num_envs, self.spaces, mmap.mmap(file.fileno(), size))
+            for index, (first, last) in enumerate(zip(self._bounds, self._bounds[1:], strict=False)):
+                worker = EnvWorker(index, first, last, self.description.id, file.fileno(), variables)
+                self._workers.append(worker)
+                worker.start(self.description, spec, self.spaces, self.num_envs, render_mode)
+        with self._closing_on_error():
+            for worker in self._workers:
+                worker.wait("start", START_TIMEOUT_S, self._buffers)
+
+    @property
+    def action_space(self) -> ActionSpace:
+        return self.spaces.action
+
+    @property
+    def observation_shape(self) -> tuple[int, ...]:
+        return (self.spaces.observation_size,)
+
+    @property
+    def observations(self) -> np.ndarray:
+        """[N,D] float32: a copy of the observations that the next actions answer to."""
+        return self._buffers.observations.copy()
+
+    @property
+    def worker_pids(self) -> list[int]:
+        return [worker.process.pid for worker in self._workers]
+
+    def reset(self, seeds: Sequence[int]) -> np.ndarray:
+        """Start an episode in every environment, each with its own seed. Returns observations [N,D] float32."""
+        assert len(seeds) == self.num_envs, f"{len(seeds)} seeds for {self.num_envs} environments"
+        seeds = [int(seed) for seed in seeds]
+        self._seed, self._steps = seeds[0], 0
+        self._call("reset", seeds)
+        return self.observations
+
+    def step(self, actions: np.ndarray) -> StepResult:
+        """`send` and `receive` in one."""
+        self.send(actions)
+        return self.receive()
+
+    def send(self, actions: np.ndarray) -> None:
+        """Start a step; workers begin at once, without workers `receive` does the stepping.
+
+        actions [N,A] floats, clipped here to the bounds of the action space, or [N] integers. Raises Diverged for
+        actions that are not finite.
+        """
+        assert not self._sent, "receive() the step that is under way first"
+        if self.spaces.action.kind == "continuous":
+            if not np.isfinite(actions).all():
+                bad = np.flatnonzero(~np.isfinite(actions).all(axis=1)).tolist()
+                raise Diverged(f"the policy's actions for environments {bad} ({self.description.id}) are not finite")
+            np.clip(actions, self._low, self._high, out=self._buffers.actions, casting="same_kind")
+        else:
+            self._buffers.actions[:] = actions
+        self._sent = True
+        with self._closing_on_error():
+            for worker in self._workers:
+                worker.send_step()
+
+    def receive(self) -> StepResult:
+        """Finish the step begun by `send`.
+
+        Raises WorkerDied, Deadline (both name environment and worker) or WorkerError with an environment's traceback.
+        """
+        assert self._sent, "send() actions first"
+        with self._closing_on_error():
+            if self._block is not None:
+                self._block.step()
+            self._wait_for_all("step")
+        self._sent = False
+        self._steps += 1
+        buffers = self._buffers
+        terminated, truncated = buffers.terminated.copy(), buffers.truncated.copy()
+        invalid = buffers.invalid.copy()
+        ended = np.flatnonzero(terminated | truncated)
+        episodes = [
+            EpisodeStats(int(i), float(buffers.returns[i]), int(buffers.lengths[i])) for i in ended if not invalid[i]
+        ]
+        return StepResult(
+            observations=buffers.observations.copy(),
+            rewards=buffers.rewards.copy(),
+            terminated=terminated,
+            truncated=truncated,
+            invalid=invalid,
+            final_observations=buffers.final_observations[ended],
+            episodes=episodes,
+        )
+
+    def render(self) -> np.ndarray:
+        """Frame of the first environment, [height, width, 3] uint8; needs render_mode="rgb_array"."""
+        with self._closing_on_error():
+            if self._block is not None:
+                return self._block.render()
+            self._workers[0].command("render")
+            frame: np.ndarray = self._workers[0].wait("render", self._timeout_s, self._buffers)
+            return frame
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to continue bit for bit, in types that `torch.load(weights_only=True)` accepts.
+
+        The number of workers may change between runs, the environments may not. An environment that cannot be saved is
+        named in a warning; a resumed run starts a new episode for it.
+        """
+        assert not self._sent, "receive() the step that is under way first"
+        return {
+            "id": self.description.id,
+            "num_envs": self.num_envs,
+            "seed": self._seed,
+            "steps": self._steps,
+            "observations": self._buffers.observations.tobytes(),
+            "envs": self._call("save"),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> np.ndarray:
+        """Continue from `state_dict()`. Returns observations [N,D]. Raises CheckpointError if it is of other ones."""
+        for name, ours in (("id", self.description.id), ("num_envs", self.num_envs)):
+            if state[name] != ours:
+                raise CheckpointError(
+                    f"the checkpoint's environments have {name} {state[name]!r}, the config's {ours!r}"
+                )
+        self._seed, self._steps = state["seed"], state["steps"]
+        restart_seeds = np.random.SeedSequence([self._seed, self._steps]).generate_state(self.num_envs).tolist()
+        observations = np.frombuffer(state["observations"], np.float32)
+        self._buffers.observations[:] = observations.reshape(self._buffers.observations.shape)
+        self._call("restore", list(state["envs"]), restart_seeds)
+        return self.observations
+
+    def close(self) -> None:
+        """End the worker processes and close the environments; twice is fine."""
+        self._close()
+        if self._block is not None:
+            self._block.close()
+            self._block = None
+
+    def _call(self, method: str, *per_env: list[Any]) -> list[Any]:
+        """Call a method of every EnvBlock with its part of each list; returns the joined results."""
+        with self._closing_on_error():
+            if self._block is not None:
+                return getattr(self._block, method)(*per_env) or []
+            for worker, first, last in zip(self._workers, self._bounds, self._bounds[1:], strict=False):
+                worker.command(method, *(values[first:last] for values in per_env))
+            return [value for part in self._wait_for_all(method) for value in part or ()]
+
+    def _wait_for_all(self, doing: str) -> list[Any]:
+        deadline = time.monotonic() + self._timeout_s
+        return [worker.wait(doing, max(deadline - time.monotonic(), 0.0), self._buffers) for worker in self._workers]
+
+    @contextlib.contextmanager
+    def _closing_on_error(self) -> Iterator[None]:
+        """Close everything when the body raises; give an environment's own exception its platform type."""
+        assert self._close.alive, f"the environments ({self.description.id}) are closed"
+        try:
+            yield
+        except EnvFailure as error:
+            self.close()
+            raise failure(error.env_index, self.description.id, error.doing, error.details) from error
+        except BaseException:
+            self.close()
+            raise
+
+
+def _shut_down(workers: list[EnvWorker]) -> None:
+    for worker in workers:
+        worker.hang_up()
+    for worker in workers:
+        worker.reap()

@@ -1,0 +1,86 @@
+"""One episode as an mp4 file.
+
+Drawing happens in a process of its own: a graphics library that crashes or hangs cannot end the run.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from rl_platform.envs.embodied.evaluate import PolicyFunction
+from rl_platform.envs.embodied.spaces import EnvDescription, make_env
+from rl_platform.envs.embodied.vector import VectorEnv
+from rl_platform.errors import PlatformError
+
+# ways to draw without a screen, best first: the GPU's or Mesa's EGL, then software
+_HEADLESS = ("egl", "osmesa")
+
+
+def record_video(
+    description: EnvDescription,
+    policy: PolicyFunction,
+    path: Path,
+    seed: int,
+    max_steps: int = 2000,
+    timeout_s: float = 60.0,
+) -> str | None:
+    """Write the episode of `seed`, at most `max_steps` steps of it, to `path`.
+
+    Returns None, or a note for the user why there is no video. MUJOCO_GL is respected where it is set. `timeout_s`
+    bounds each step and each frame.
+    """
+    probe = make_env(description)
+    metadata = probe.metadata
+    uses_mujoco = hasattr(probe.unwrapped, "mujoco_renderer")
+    probe.close()
+    if "rgb_array" not in metadata.get("render_modes", ()):
+        return f"no video: {description.id} cannot draw (its render modes: {metadata.get('render_modes', [])})"
+    notes = []
+    for variables in _drawing_variables(uses_mujoco):
+        try:
+            envs = VectorEnv(description, 1, 1, timeout_s, render_mode="rgb_array", worker_variables=variables)
+            try:
+                _record(envs, policy, path, seed, max_steps, int(metadata.get("render_fps") or 30))
+            finally:
+                envs.close()
+            return None
+        except (PlatformError, ImportError, OSError, RuntimeError) as error:
+            setting = ", ".join(f"{name}={value}" for name, value in variables.items() if name == "MUJOCO_GL")
+            notes.append(f"{setting}: {_last_line(error)}" if setting else _last_line(error))
+    return f"no video of {description.id}: " + "; ".join(notes)
+
+
+def _drawing_variables(uses_mujoco: bool) -> list[dict[str, str]]:
+    """Environment variables to try, in order, for drawing without a screen."""
+    if not uses_mujoco:
+        return [{"SDL_VIDEODRIVER": "dummy"}]  # classic control draws with pygame
+    if "MUJOCO_GL" in os.environ:
+        return [{"MUJOCO_GL": os.environ["MUJOCO_GL"]}]
+    return [{"MUJOCO_GL": library, "PYOPENGL_PLATFORM": library} for library in _HEADLESS]
+
+
+def _last_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+
+
+def _record(envs: VectorEnv, policy: PolicyFunction, path: Path, seed: int, max_steps: int, fps: int) -> None:
+    import imageio.v2 as imageio
+
+    observations = envs.reset([seed])
+    frame = envs.render()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.stem}.unfinished.mp4")
+    try:
+        # block size 2: all that the pixel format needs, so frames keep their size
+        with imageio.get_writer(unfinished, format="FFMPEG", fps=fps, macro_block_size=2) as writer:  # type: ignore[arg-type]
+            writer.append_data(frame)
+            for _ in range(max_steps):
+                result = envs.step(policy(observations))
+                if result.ended[0]:
+                    break
+                observations = result.observations
+                writer.append_data(envs.render())
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)

@@ -1,0 +1,193 @@
+"""A process that steps some of the environments: its main loop, and the handle that the learner's process holds.
+
+The process is started with a command line of its own rather than by multiprocessing, so it does not import the user's
+main module (nor torch) again. A message is one byte, followed by a framed pickle where there is more to say; arrays
+travel in shared memory. When the other side is gone the process ends, even in the middle of a step.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
+
+from rl_platform.envs.embodied.block import Buffers, EnvBlock, EnvFailure
+from rl_platform.envs.embodied.spaces import EnvDescription, EnvSpaces
+from rl_platform.errors import Deadline, WorkerDied, WorkerError
+
+_STEP, _CALL = b"s", b"c"
+_DONE, _RESULT, _FAILED = b"d", b"r", b"f"
+START_TIMEOUT_S = 120.0
+_EXIT_GRACE_S = 2.0
+# more threads than one would compete with the other workers for cores
+_THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+class EnvWorker:
+    """The learner's side of one worker process, which steps environments first..last-1."""
+
+    def __init__(
+        self, index: int, first: int, last: int, env_id: str, memory_fd: int, variables: dict[str, str]
+    ) -> None:
+        self._name = f"environment worker {index}"
+        self._index = index
+        self._first = first
+        self._last = last
+        self._env_id = env_id
+        self._connection, theirs = Pipe()
+        environment = {**os.environ, **dict.fromkeys(_THREAD_LIMITS, "1"), **variables}
+        environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        code = f"from {__name__} import main; main({theirs.fileno()}, {memory_fd})"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            pass_fds=(theirs.fileno(), memory_fd),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+        )
+        theirs.close()
+        self._poller = select.poll()
+        self._fd = self._connection.fileno()
+        self._poller.register(self._fd, select.POLLIN)
+
+    def start(
+        self, description: EnvDescription, spec: bytes, spaces: EnvSpaces, num_envs: int, render_mode: str | None
+    ) -> None:
+        """Have the environments built; `wait` tells when they are."""
+        arguments = (description, spec, spaces, num_envs, self._first, self._last, self._index, render_mode)
+        self._send(b"", pickle.dumps(arguments))
+
+    def send_step(self) -> None:
+        self._send(_STEP)
+
+    def command(self, method: str, *arguments: Any) -> None:
+        """Call a method of the worker's EnvBlock; `wait` returns its result."""
+        self._send(_CALL, pickle.dumps((method, arguments)))
+
+    def _send(self, message: bytes, payload: bytes | None = None) -> None:
+        try:
+            os.write(self._fd, message)
+            if payload is not None:
+                self._connection.send_bytes(payload)
+        except OSError as error:
+            raise self._died("the time between commands", self._first) from error
+
+    def wait(self, doing: str, timeout_s: float, buffers: Buffers) -> Any:
+        """Result of the command sent last. Raises Deadline, WorkerDied, or WorkerError with the remote traceback."""
+        if not self._poller.poll(timeout_s * 1000):
+            env = int(buffers.busy[self._index])
+            raise Deadline(
+                f"environment {env} ({self._env_id}) in {self._name} (pid {self.process.pid}) did not "
+                f"finish its {doing} within {timeout_s:g} s (env.step_timeout_s)"
+            )
+        try:
+            reply = os.read(self._fd, 1)
+            if reply == _DONE:
+                return None
+            payload = self._connection.recv_bytes()
+        except (EOFError, OSError) as error:
+            raise self._died(doing, int(buffers.busy[self._index])) from error
+        if reply == _RESULT:
+            return pickle.loads(payload)
+        env_index, doing, details = pickle.loads(payload)
+        raise failure(env_index, self._env_id, doing, details)
+
+    def _died(self, doing: str, env_index: int) -> WorkerDied:
+        try:
+            code: int | None = self.process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            code = None
+        how = "closed its connection" if code is None else f"exit code {code}" if code >= 0 else _signal_name(-code)
+        return WorkerDied(
+            f"{self._name} (pid {self.process.pid}) died ({how}) during {doing}, "
+            f"at environment {env_index} of {self._first}..{self._last - 1} ({self._env_id})"
+        )
+
+    def hang_up(self) -> None:
+        """Tell the process to end: it sees the end of its connection."""
+        self._connection.close()
+
+    def reap(self) -> None:
+        """Wait for the process to end, by force after a grace."""
+        try:
+            self.process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def failure(env_index: int, env_id: str, doing: str, details: str) -> WorkerError:
+    """The error for an environment that raised; `details` is its traceback."""
+    return WorkerError(f"environment {env_index} ({env_id}) failed in {doing}:\n{details}")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return f"killed by {signal.Signals(number).name}"
+    except ValueError:
+        return f"killed by signal {number}"
+
+
+def main(connection_fd: int, memory_fd: int) -> None:
+    """Main loop of the worker process: obey until the learner's side of the connection closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the learner decides
+    connection = Connection(connection_fd)
+    threading.Thread(target=_exit_when_abandoned, args=(connection_fd,), daemon=True).start()
+    try:
+        block = _build(connection, memory_fd)
+        if block is not None:
+            _serve(connection, block)
+            block.close()
+    except (EOFError, ConnectionError):  # the learner's process has ended or hung up
+        pass
+
+
+def _build(connection: Connection, memory_fd: int) -> EnvBlock | None:
+    description, spec, spaces, num_envs, first, last, index, render_mode = pickle.loads(connection.recv_bytes())
+    memory = mmap.mmap(memory_fd, Buffers.size(num_envs, spaces))
+    os.close(memory_fd)
+    try:
+        buffers = Buffers(num_envs, spaces, memory)
+        block = EnvBlock(description, pickle.loads(spec), spaces, buffers, first, last, index, render_mode)
+    except Exception:
+        _reply(connection, _FAILED, (first, "start", traceback.format_exc()))
+        return None
+    _reply(connection, _DONE)
+    return block
+
+
+def _serve(connection: Connection, block: EnvBlock) -> None:
+    fd = connection.fileno()
+    while message := os.read(fd, 1):
+        try:
+            if message == _STEP:
+                block.step()
+                _reply(connection, _DONE)
+            else:
+                method, arguments = pickle.loads(connection.recv_bytes())
+                _reply(connection, _RESULT, getattr(block, method)(*arguments))
+        except EnvFailure as error:
+            _reply(connection, _FAILED, (error.env_index, error.doing, error.details))
+
+
+def _reply(connection: Connection, kind: bytes, content: Any = None) -> None:
+    os.write(connection.fileno(), kind)
+    if kind != _DONE:
+        connection.send_bytes(pickle.dumps(content))
+
+
+def _exit_when_abandoned(connection_fd: int) -> None:
+    """End this process if the other side hangs up while an environment does not return."""
+    poller = select.poll()
+    poller.register(connection_fd, 0)  # hang-ups are reported unasked
+    poller.poll()
+    time.sleep(_EXIT_GRACE_S)
+    os._exit(1)

@@ -1,0 +1,67 @@
+"""A toy task that a tiny model learns from nothing by reinforcement alone: one-digit answers about strings of digits.
+
+`data.task.params`: `operation` is `last` (default: "3142=" -> 2) or `max` ("3142=" -> 4), `length` the number of digits
+(default 4). `last` is the easy one: its answers are balanced and one look back is enough. Meant for bare prompts and
+the byte tokenizer. How responses are scored is in `verifiers.py`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from difflib import get_close_matches
+
+from rl_platform.config.schema import Data, Task
+from rl_platform.envs.reasoning.question import Question, Split
+from rl_platform.errors import ConfigError, Problem
+
+OPERATIONS: dict[str, Callable[[str], str]] = {"last": lambda digits: digits[-1], "max": max}
+DEFAULTS = {"operation": "last", "length": 4}
+LONGEST = 9
+
+
+def digit_questions(data: Data, task: Task, seed: int) -> Split:
+    """Distinct questions drawn from all 10**length: `val_size` for validation, `train_size` for training.
+
+    Raises ConfigError for unknown parameters and when there are fewer questions than asked for.
+    """
+    operation, length = _parameters(task)
+    wanted, existing = data.val_size + data.train_size, 10**length
+    if wanted > existing:
+        message = f"there are only {existing} questions of {length} digits"
+        value = f"train_size {data.train_size} + val_size {data.val_size} = {wanted}"
+        hint = "lower the sizes, or raise data.task.params.length"
+        raise ConfigError([Problem("data.train_size", message, value, allowed=f"up to {existing} in all", hint=hint)])
+    numbers = random.Random(seed).sample(range(existing), wanted)
+    answer = OPERATIONS[operation]
+    questions = [Question(f"{digits}=", answer(digits)) for digits in (f"{number:0{length}}" for number in numbers)]
+    return Split(train=questions[data.val_size :], validation=questions[: data.val_size])
+
+
+def _parameters(task: Task) -> tuple[str, int]:
+    problems = [
+        Problem(
+            f"data.task.params.{name}",
+            f"task {task.type} has no such parameter",
+            value=str(value),
+            allowed=", ".join(DEFAULTS),
+            hint="".join(f"did you mean {near}?" for near in get_close_matches(name, DEFAULTS, n=1)),
+        )
+        for name, value in task.params.items()
+        if name not in DEFAULTS
+    ]
+    values = {**DEFAULTS, **task.params}
+    operation, length = values["operation"], values["length"]
+    if operation not in OPERATIONS:
+        allowed = ", ".join(OPERATIONS)
+        problems.append(
+            Problem("data.task.params.operation", "no such operation", value=str(operation), allowed=allowed)
+        )
+    if type(length) is not int or not 1 <= length <= LONGEST:
+        allowed = f"1 to {LONGEST}"
+        problems.append(
+            Problem("data.task.params.length", "not a number of digits", value=str(length), allowed=allowed)
+        )
+    if problems:
+        raise ConfigError(problems)
+    return str(operation), int(length)

@@ -1,0 +1,88 @@
+"""Questions from JSON Lines files: one object per line, GSM8K's format included. Other file formats are not covered."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rl_platform.config.schema import Data, Task
+from rl_platform.envs.reasoning.question import Question, Split
+from rl_platform.errors import ConfigError, DataError, Problem
+
+
+def jsonl_questions(data: Data, task: Task) -> Split:
+    """Training questions from `path`; validation from the first val_size lines of `val_path`, else the last of `path`.
+
+    Training questions that validation has too are removed. data.train_size does not apply. Raises DataError with file
+    and line for what cannot be read, ConfigError without a path.
+    """
+    if task.path is None:
+        raise ConfigError([Problem("data.task.path", "missing, but data.task.type is jsonl", allowed="a .jsonl file")])
+    train = read_questions(Path(task.path), task.prompt_column, task.answer_column)
+    if task.val_path is not None:
+        validation = read_questions(Path(task.val_path), task.prompt_column, task.answer_column)[: data.val_size]
+    elif len(train) <= data.val_size:
+        raise DataError(
+            f"{task.path}: {len(train)} questions, of which data.val_size: {data.val_size} are held out for "
+            "validation. None is left for training: lower data.val_size or set data.task.val_path."
+        )
+    else:
+        train, validation = train[: -data.val_size], train[-data.val_size :]
+    held_out = {question.key for question in validation}
+    kept = [question for question in train if question.key not in held_out]
+    if not kept:
+        raise DataError(f"{task.path}: all {len(train)} training questions are also validation questions.")
+    return Split(train=kept, validation=validation, removed=len(train) - len(kept))
+
+
+def read_questions(path: Path, prompt_column: str, answer_column: str) -> list[Question]:
+    """The questions of one file in order; blank lines are skipped. Other columns become metadata. Raises DataError."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+    questions = [
+        _question(line, f"{path}:{number}", prompt_column, answer_column)
+        for number, line in enumerate(lines, start=1)
+        if line.strip()
+    ]
+    if not questions:
+        raise DataError(f"{path}: the file holds no questions ({len(lines)} lines).")
+    return questions
+
+
+def final_answer(solution: str) -> str:
+    """The number behind GSM8K's `####`, without thousands separators; without the mark the solution itself."""
+    _, mark, final = solution.rpartition("####")
+    return final.strip().replace(",", "") if mark else solution.strip()
+
+
+def _question(line: bytes, where: str, prompt_column: str, answer_column: str) -> Question:
+    row = _row(line, where)
+    for column in (prompt_column, answer_column):
+        if column not in row:
+            raise DataError(f"{where}: no column '{column}'. Columns there: {', '.join(row) or 'none'}.")
+    text, answer = row.pop(prompt_column), row[answer_column]
+    if not isinstance(text, str) or not text.strip():
+        raise DataError(f"{where}: column '{prompt_column}' must be a text that is not empty, not {_shown(text)}.")
+    if isinstance(answer, bool) or not isinstance(answer, str | int | float) or not final_answer(str(answer)):
+        raise DataError(f"{where}: column '{answer_column}' must be a text or a number, not {_shown(answer)}.")
+    return Question(text=text, answer=final_answer(str(answer)), metadata=row)
+
+
+def _row(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: not UTF-8: {error.reason} at byte {error.start + 1} of the line.") from error
+    except json.JSONDecodeError as error:
+        raise DataError(f"{where}:{error.colno}: not JSON: {error.msg}. Each line must be one JSON object.") from error
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: a JSON object is needed, not {_shown(row)}.")
+    return row
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,131 @@
+"""From questions to prompts with token ids, and the order in which training reads them.
+
+Building questions is in `tasks.py`; grouping several samples per prompt is the rollout's business.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rl_platform.config.schema import Data
+from rl_platform.envs.reasoning.question import Question
+from rl_platform.errors import CheckpointError, ConfigError, Problem
+from rl_platform.models.tokenizer import Tokenizer
+from rl_platform.records import Prompt
+
+PLACEHOLDER = "{question}"
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """Prompts in the order of their questions, but for the `too_long` ones over data.max_prompt_length."""
+
+    prompts: list[Prompt]
+    too_long: int
+
+
+def build_prompts(questions: Sequence[Question], tokenizer: Tokenizer, data: Data) -> PromptSet:
+    """Wraps each question in template and chat turns and encodes it. `Prompt.index` is the position in `questions`.
+
+    Raises ConfigError for a template without {question}, settings without effect, a tokenizer without a chat template,
+    and when not one prompt is short enough.
+    """
+    _check_template(data)
+    encoded = [tuple(_encode(question.text, tokenizer, data)) for question in questions]
+    prompts = [
+        Prompt(index, question.text, question.answer, token_ids, question.metadata)
+        for index, (question, token_ids) in enumerate(zip(questions, encoded, strict=True))
+        if len(token_ids) <= data.max_prompt_length
+    ]
+    if not prompts:
+        shortest = min(map(len, encoded), default=0)
+        message = f"not one of {len(encoded)} prompts is that short; the shortest has {shortest} tokens"
+        raise ConfigError([Problem("data.max_prompt_length", message, value=str(data.max_prompt_length))])
+    return PromptSet(prompts, too_long=len(encoded) - len(prompts))
+
+
+def _check_template(data: Data) -> None:
+    problems = []
+    if PLACEHOLDER not in data.prompt_template:
+        message = "without {question} every prompt would be the same"
+        problems.append(Problem("data.prompt_template", message, value=repr(data.prompt_template)))
+    if data.system_prompt is not None and not data.use_chat_template:
+        message = "has no effect without a chat template"
+        hint = "remove it, or set data.use_chat_template: true"
+        problems.append(Problem("data.system_prompt", message, value=repr(data.system_prompt), hint=hint))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _encode(question: str, tokenizer: Tokenizer, data: Data) -> list[int]:
+    text = data.prompt_template.replace(PLACEHOLDER, question)
+    if not data.use_chat_template:
+        return tokenizer.encode(text)
+    system = [] if data.system_prompt is None else [{"role": "system", "content": data.system_prompt}]
+    return tokenizer.apply_chat([*system, {"role": "user", "content": text}])
+
+
+class PromptLoader:
+    """Endless batches of training prompts: a new seeded order every epoch, no prompt left out, a batch may span epochs.
+
+    The order of an epoch depends on the seed and the epoch alone, so a position is two numbers and resuming is exact.
+    """
+
+    def __init__(self, prompts: Sequence[Prompt], batch_size: int, seed: int, shuffle: bool = True) -> None:
+        self._prompts = prompts
+        self._batch_size = batch_size
+        self._seed = seed
+        self._shuffle = shuffle
+        self._fingerprint = _fingerprint(prompts)
+        self._epoch = 0
+        self._position = 0
+        self._order = self._epoch_order()
+
+    @property
+    def epoch(self) -> int:
+        """Completed passes over the prompts."""
+        return self._epoch
+
+    def next_batch(self) -> list[Prompt]:
+        """The next `batch_size` prompts."""
+        batch: list[Prompt] = []
+        while len(batch) < self._batch_size:
+            taken = self._order[self._position : self._position + self._batch_size - len(batch)]
+            batch += [self._prompts[index] for index in taken]
+            self._position += len(taken)
+            if self._position == len(self._prompts):
+                self._epoch, self._position = self._epoch + 1, 0
+                self._order = self._epoch_order()
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self._epoch, "position": self._position, "seed": self._seed, "prompts": self._fingerprint}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues where `state` was taken. Raises CheckpointError if it is of other prompts or another seed."""
+        for name, own in (("prompts", self._fingerprint), ("seed", self._seed)):
+            if state[name] != own:
+                raise CheckpointError(
+                    f"the checkpoint's data position is of other {name} ({state[name]}, now {own}): "
+                    "resume with the data and runner.seed it was made with, or start anew with runner.resume: never."
+                )
+        self._epoch, self._position = state["epoch"], state["position"]
+        self._order = self._epoch_order()
+
+    def _epoch_order(self) -> list[int]:
+        if not self._shuffle:
+            return list(range(len(self._prompts)))
+        return np.random.default_rng([self._seed, self._epoch]).permutation(len(self._prompts)).tolist()
+
+
+def _fingerprint(prompts: Sequence[Prompt]) -> str:
+    """Changes when a prompt's tokens or the order change."""
+    digest = hashlib.sha256()
+    for prompt in prompts:
+        digest.update(np.asarray(prompt.token_ids, dtype=np.int64).tobytes() + b"|")
+    return f"{len(prompts)}-{digest.hexdigest()[:16]}"

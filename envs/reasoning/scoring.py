@@ -1,0 +1,240 @@
+"""Scoring in processes that can be killed: a verifier that hangs, crashes or raises costs one sample, not the run.
+
+What is scored and how is in `verifiers.py`, the other end of the socket in `scoring_worker.py`. One thread serves all
+processes: it hands out work, collects scores, kills who exceeds the timeout and starts replacements.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+import threading
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import wait
+
+from rl_platform.envs.reasoning.scoring_process import Job, ScoringProcess
+from rl_platform.envs.reasoning.scoring_worker import DIED, RAISED, READY, TIMEOUT, Score
+from rl_platform.envs.reasoning.verifiers import ScoreItem, VerifierSpec
+from rl_platform.errors import PlatformError, WorkerDied
+
+START_LIMIT_S = 60.0
+FAILED_STARTS = 3  # in a row, before the pool gives up
+
+
+@dataclass(frozen=True)
+class ScoringStats:
+    """Counts since the start: responses that got a score, and those left without one by cause."""
+
+    scored: int = 0
+    timeouts: int = 0
+    raised: int = 0
+    died: int = 0
+
+
+class ScoringPool:
+    """Scores responses in `num_workers` processes; thread-safe. A response that takes over `timeout_s` is given up.
+
+    A process that has worked on one response for half the timeout no longer counts as a worker while others wait: a
+    substitute starts, up to twice `num_workers` in all. So a few hanging responses do not hold up the good ones.
+    Raises ConfigError or WorkerError at construction when the verifier cannot be loaded.
+    """
+
+    def __init__(self, spec: VerifierSpec, *, num_workers: int, timeout_s: float) -> None:
+        self._spec = spec
+        self._num_workers = num_workers
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._pending: deque[Job] = deque()
+        self._workers: list[ScoringProcess] = []
+        self._stats = ScoringStats()
+        self._failed_starts = 0
+        self._closing = False
+        self._failure: BaseException | None = None
+        self._started = threading.Event()
+        self._wake_out, self._wake_in = socket.socketpair()
+        self._wake_in.setblocking(False)
+        self._wake_out.setblocking(False)
+        self._thread = threading.Thread(target=self._serve, name="scoring", daemon=True)
+        self._thread.start()
+        self._started.wait()
+        if self._failure is not None:
+            self.close()
+            raise self._failure
+
+    def submit(self, items: Sequence[ScoreItem]) -> list[Future[Score]]:
+        """Queues responses; the futures complete in any order. Raises WorkerDied on a closed pool."""
+        jobs = [Job(item, Future()) for item in items]
+        with self._lock:
+            if self._closing or self._failure is not None:
+                raise self._failure or WorkerDied("the scoring pool is closed")
+            self._pending.extend(jobs)
+        self._wake()
+        return [job.future for job in jobs]
+
+    def score(self, items: Sequence[ScoreItem]) -> list[Score]:
+        """The scores in the order of `items`."""
+        return [future.result() for future in self.submit(items)]
+
+    @property
+    def stats(self) -> ScoringStats:
+        return self._stats
+
+    @property
+    def process_ids(self) -> list[int]:
+        """Of the processes alive now."""
+        return [worker.process.pid for worker in list(self._workers)]
+
+    def close(self) -> None:
+        """Kills all processes and fails what is still queued. Closing again is fine."""
+        self._closing = True
+        self._wake()
+        self._thread.join()
+        with self._lock:
+            self._wake_in.close()
+            self._wake_out.close()
+
+    def _wake(self) -> None:
+        with self._lock, suppress(BlockingIOError):  # raised when it is full of wake-ups
+            if self._wake_in.fileno() >= 0:
+                self._wake_in.send(b"!")
+
+    # What follows runs in the pool's own thread, which alone touches the workers: the processes die with this thread.
+
+    def _serve(self) -> None:
+        try:
+            while not self._closing:
+                self._enforce_timeouts()
+                self._adjust_workers()
+                self._hand_out()
+                self._collect()
+        except BaseException as error:
+            self._failure = error
+        finally:
+            self._shut_down()
+
+    def _shut_down(self) -> None:
+        for worker in list(self._workers):
+            self._requeue(worker)
+        with self._lock:
+            self._closing = True
+            left, self._pending = list(self._pending), deque()
+        for job in left:
+            job.future.set_exception(
+                self._failure or WorkerDied("the scoring pool was closed before this response was scored")
+            )
+        self._started.set()
+
+    def _enforce_timeouts(self) -> None:
+        for worker in list(self._workers):
+            limit = self._timeout_s if worker.ready else START_LIMIT_S
+            if worker.waiting_s <= limit or worker.connection.poll():
+                continue
+            if worker.ready:
+                self._give_up(worker, TIMEOUT, f"not scored within {self._timeout_s:g} s")
+            else:
+                self._failed_start(worker, f"not ready after {START_LIMIT_S:g} s")
+
+    def _adjust_workers(self) -> None:
+        capable = [worker for worker in self._workers if worker.waiting_s < self._timeout_s / 2 or not worker.ready]
+        missing = self._num_workers - (len(capable) if self._pending else len(self._workers))
+        for _ in range(min(missing, 2 * self._num_workers - len(self._workers))):
+            self._workers.append(ScoringProcess(self._spec))
+        surplus = len(self._workers) - self._num_workers
+        if surplus > 0 and not self._pending:
+            for worker in [worker for worker in self._workers if worker.idle][:surplus]:
+                self._discard(worker)
+
+    def _hand_out(self) -> None:
+        idle = [worker for worker in self._workers if worker.idle]
+        for count, worker in zip(range(len(idle), 0, -1), idle, strict=True):
+            with self._lock:
+                # A chunk saves messages; a response that is slow to score must not hold up others behind it.
+                size = min(math.ceil(len(self._pending) / count), worker.chunk_size)
+                jobs = [self._pending.popleft() for _ in range(size)]
+            if jobs and not worker.start(jobs):  # it died while it was idle: nobody's fault
+                self._requeue(worker)
+
+    def _collect(self) -> None:
+        by_connection = {worker.connection: worker for worker in self._workers}
+        for source in wait([self._wake_out, *by_connection], self._until_next_limit()):
+            if source is self._wake_out:
+                self._wake_out.recv(4096)
+            else:
+                self._receive(by_connection[source])
+
+    def _until_next_limit(self) -> float | None:
+        """Seconds until a process exceeds its timeout, or half of it; None while nobody works."""
+        waits = []
+        for worker in self._workers:
+            if not worker.idle:
+                limit = self._timeout_s if worker.ready else START_LIMIT_S
+                half = limit / 2 if worker.waiting_s < limit / 2 else limit
+                waits.append(max(half - worker.waiting_s, 0.0) + 0.001)
+        return min(waits, default=None)
+
+    def _receive(self, worker: ScoringProcess) -> None:
+        try:
+            while True:
+                message = worker.connection.recv()
+                if not worker.ready:
+                    self._ready(worker, message)
+                    return
+                self._finish(worker, message)
+                if not worker.connection.poll():
+                    return
+        except (EOFError, OSError):
+            if worker.ready:
+                self._died(worker)
+            else:
+                self._failed_start(worker, "it died while the verifier was loaded")
+
+    def _ready(self, worker: ScoringProcess, message: object) -> None:
+        if message != READY:
+            assert isinstance(message, PlatformError)
+            raise message
+        worker.ready = True
+        self._failed_starts = 0
+        self._started.set()
+
+    def _finish(self, worker: ScoringProcess, score: Score) -> None:
+        job = worker.jobs.popleft()
+        worker.now_working()
+        field = {"": "scored", RAISED: "raised", TIMEOUT: "timeouts", DIED: "died"}[score.reason]
+        self._stats = replace(self._stats, **{field: getattr(self._stats, field) + 1})
+        job.future.set_result(score)
+
+    def _died(self, worker: ScoringProcess) -> None:
+        """Once may be the fault of others (out of memory, an operator): the response gets a second process."""
+        if worker.jobs:
+            worker.jobs[0].deaths += 1
+        if worker.jobs and worker.jobs[0].deaths > 1:
+            self._give_up(worker, DIED, "the scoring process died while it scored this response, twice")
+        else:
+            self._requeue(worker)
+
+    def _give_up(self, worker: ScoringProcess, reason: str, detail: str) -> None:
+        """The response in work is lost with its process; those behind it go back to the front of the queue."""
+        worker.kill()
+        self._finish(worker, Score(0.0, valid=False, reason=reason, detail=detail))
+        self._requeue(worker)
+
+    def _requeue(self, worker: ScoringProcess) -> None:
+        with self._lock:
+            self._pending.extendleft(reversed(worker.jobs))
+        self._discard(worker)
+
+    def _failed_start(self, worker: ScoringProcess, why: str) -> None:
+        self._discard(worker)
+        self._failed_starts += 1
+        if self._failed_starts >= FAILED_STARTS:
+            raise WorkerDied(
+                f"{FAILED_STARTS} scoring processes in a row did not start with reward.type {self._spec.type}: {why}"
+            )
+
+    def _discard(self, worker: ScoringProcess) -> None:
+        self._workers.remove(worker)
+        worker.kill()

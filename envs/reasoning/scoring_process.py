@@ -1,0 +1,93 @@
+"""One scoring process as the pool sees it: its socket, the responses it was given, how long it has been at one.
+
+When to start, kill or replace it is decided in `scoring.py`; what it does is in `scoring_worker.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+from rl_platform.envs.reasoning.scoring_worker import Score
+from rl_platform.envs.reasoning.verifiers import ScoreItem, VerifierSpec
+
+LARGEST_CHUNK = 16
+QUICK_S = 0.005
+_WORKER = "from rl_platform.envs.reasoning.scoring_worker import main; main()"
+
+
+@dataclass
+class Job:
+    """A response to score and who waits for its score."""
+
+    item: ScoreItem
+    future: Future[Score]
+    deaths: int = 0  # processes that ended while they scored it
+
+
+class ScoringProcess:
+    """One scoring process and the responses it was given, the first of which it works on."""
+
+    def __init__(self, spec: VerifierSpec) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-c", _WORKER, str(theirs.fileno()), str(os.getpid())]
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+            self.process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # what a verifier started is killed with it, and Ctrl-C is left to the platform
+            )
+        self.connection = Connection(ours.detach())
+        self.ready = False
+        self.jobs: deque[Job] = deque()
+        self.chunk_size = 1
+        self._since = time.monotonic()
+        with suppress(OSError):  # a process that is dead already is noticed when its socket is read
+            self.connection.send(spec)
+
+    @property
+    def idle(self) -> bool:
+        return self.ready and not self.jobs
+
+    @property
+    def waiting_s(self) -> float:
+        """Seconds on the response in work, or since the process was started; 0 when idle."""
+        return 0.0 if self.idle else time.monotonic() - self._since
+
+    def start(self, jobs: list[Job]) -> bool:
+        """False if the process is dead."""
+        self.jobs.extend(jobs)
+        self._since = time.monotonic()
+        try:
+            self.connection.send([job.item for job in jobs])
+        except OSError:
+            return False
+        return True
+
+    def now_working(self) -> None:
+        """One response is done. Quick ones make the next chunk larger, slow ones smaller."""
+        now = time.monotonic()
+        quick = now - self._since < QUICK_S
+        self.chunk_size = min(2 * self.chunk_size, LARGEST_CHUNK) if quick else max(self.chunk_size // 2, 1)
+        self._since = now
+
+    def kill(self) -> None:
+        """Kills it and what it started. Doing so again does nothing: its id may belong to others by then."""
+        if self.process.returncode is not None:
+            return
+        self.connection.close()
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()

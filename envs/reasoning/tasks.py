@@ -1,0 +1,25 @@
+"""The task of a reasoning run: from `data.task` to training and validation questions."""
+
+from __future__ import annotations
+
+from rl_platform.config.schema import Data
+from rl_platform.envs.reasoning.digits import digit_questions
+from rl_platform.envs.reasoning.jsonl import jsonl_questions
+from rl_platform.envs.reasoning.question import Split
+from rl_platform.envs.reasoning.reasoning_gym import reasoning_gym_questions
+from rl_platform.errors import ConfigError, Problem
+
+
+def build_questions(data: Data, seed: int) -> Split:
+    """The questions of `data.task`; the same ones in the same order for the same config and seed.
+
+    Raises ConfigError (unknown names, too small a task for the sizes asked for) and DataError (unreadable files).
+    """
+    task = data.task
+    if task is None:
+        raise ConfigError([Problem("data.task", "missing: a reasoning run needs questions")])
+    if task.type == "jsonl":
+        return jsonl_questions(data, task)
+    if task.type == "reasoning_gym":
+        return reasoning_gym_questions(data, task, seed)
+    return digit_questions(data, task, seed)

@@ -1,0 +1,188 @@
+"""How a response is scored: functions from a `ScoreItem` to a number, built by name inside the scoring processes.
+
+Built-in scores lie in [0, 1]. A response that is wrong or cannot be read scores 0; a verifier raises only when it
+cannot do its work (an expected answer it does not understand), and that sample is then left out of training. Timeouts
+and processes are in `scoring.py`. Every scoring process imports this module: it must stay free of torch and pydantic.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from fractions import Fraction
+from typing import Any
+
+from rl_platform.errors import ConfigError, Problem
+
+BUILT_IN = ("task", "math_verify", "exact_match")
+
+
+@dataclass(frozen=True)
+class ScoreItem:
+    """A response and what it is compared to: the fields of its question."""
+
+    response: str
+    question: str
+    answer: str
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+Verifier = Callable[[ScoreItem], float]
+
+
+@dataclass(frozen=True)
+class VerifierSpec:
+    """Which verifier: `reward.type`, and for `task` the type, name and params of `data.task`."""
+
+    type: str
+    task_type: str = ""
+    task_name: str | None = None
+    task_params: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def built_in(self) -> bool:
+        return self.type in BUILT_IN
+
+
+def load_verifier(spec: VerifierSpec) -> Verifier:
+    """The function that scores. Raises ConfigError for an unknown name or a module that cannot be imported."""
+    if spec.type == "exact_match":
+        return exact_match
+    if spec.type == "math_verify":
+        return _math_verifier(_match_expressions)
+    if spec.type == "task":
+        return _task_verifier(spec)
+    if ":" in spec.type:
+        return _user_verifier(spec.type)
+    near = get_close_matches(spec.type, BUILT_IN, n=1)
+    hint = f"did you mean {near[0]}?" if near else ""
+    raise _reward_type_error("no such verifier", spec.type, f"{', '.join(BUILT_IN)}, or module:function", hint)
+
+
+def exact_match(item: ScoreItem) -> float:
+    """1 if response and answer are equal up to surrounding white space."""
+    return float(item.response.strip() == item.answer.strip())
+
+
+def match_digit(item: ScoreItem) -> float:
+    """1 if the response starts with the answer, 0.1 if it starts with another digit, else 0. What follows the first
+    character does not count, and the small step for any digit makes the task learnable from random bytes."""
+    first = item.response[:1]
+    return 1.0 if first == item.answer else 0.1 if first and first in "0123456789" else 0.0
+
+
+def _task_verifier(spec: VerifierSpec) -> Verifier:
+    if spec.task_type == "jsonl":
+        return _math_verifier(_match_final)
+    if spec.task_type != "reasoning_gym":
+        return match_digit
+    import reasoning_gym
+
+    dataset = reasoning_gym.create_dataset(spec.task_name, **{"seed": 0, **spec.task_params})
+
+    def score(item: ScoreItem) -> float:
+        entry = {"question": item.question, "answer": item.answer, "metadata": item.metadata}
+        return float(dataset.score_answer(extract_answer(item.response, item.answer), entry))
+
+    return score
+
+
+def _user_verifier(name: str) -> Verifier:
+    module_name, _, function_name = name.partition(":")
+    try:
+        function = getattr(importlib.import_module(module_name), function_name)
+    except Exception as error:  # whatever the user's module raises while it is imported
+        allowed = "module:function, importable from where the run was started"
+        raise _reward_type_error(f"cannot be imported: {type(error).__name__}: {error}", name, allowed) from error
+    if not callable(function):
+        raise _reward_type_error("is not a function", name, "function(response, answer, metadata) -> float")
+    return lambda item: function(item.response, item.answer, item.metadata)
+
+
+def _reward_type_error(message: str, value: str, allowed: str, hint: str = "") -> ConfigError:
+    return ConfigError([Problem("reward.type", message, value=value, allowed=allowed, hint=hint)])
+
+
+# Finding the answer in a response ------------------------------------------------------------------------------------
+
+# A sign counts only where it cannot be an operator; commas only between groups of three digits.
+_NUMBER = re.compile(r"(?:(?<![\w)\].])[-+])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:/\d+)?")
+_LONGEST_NUMBER = 1_000  # characters; Python refuses to read integers of more than 4,300 digits
+_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_HASHES = re.compile(r"####[ \t]*(\S[^\n]*)")
+
+
+def extract_answer(response: str, answer: str) -> str:
+    """What the response gives as its answer: the last <answer> tag, else \\boxed{}, else `####` line; without any of
+    them the last number if a number is expected, else the whole text."""
+    text = response.replace("\N{MINUS SIGN}", "-")
+    marked = _TAGGED.findall(text) or _boxed(text) or _HASHES.findall(text)
+    if marked:
+        return marked[-1].strip()
+    numbers = _NUMBER.findall(text) if parse_number(answer) is not None else []
+    return numbers[-1] if numbers else text.strip()
+
+
+def parse_number(text: str) -> Fraction | None:
+    """`1,234`, `-0.5`, `+3`, `1/2`, also with $ around it or a full stop behind; None for anything else."""
+    bare = text.strip().strip("$").strip().removesuffix(".")
+    if len(bare) > _LONGEST_NUMBER or not _NUMBER.fullmatch(bare):
+        return None
+    numerator, _, denominator = bare.replace(",", "").partition("/")
+    if denominator and not int(denominator):
+        return None
+    return Fraction(numerator) / int(denominator or 1)
+
+
+def _boxed(text: str) -> list[str]:
+    """The content of the last \\boxed{...}, braces balanced; empty if there is none."""
+    start = text.rfind("\\boxed{")
+    if start < 0:
+        return []
+    start += len("\\boxed{")
+    depth = 1
+    for end in range(start, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[end], 0)
+        if depth == 0:
+            return [text[start:end]]
+    return []
+
+
+# Comparing with math-verify -------------------------------------------------------------------------------------------
+
+
+def _math_verifier(match: Verifier) -> Verifier:
+    import math_verify  # here, so that the import happens before the process says that it is ready
+
+    # It warns once that its own timeouts are off: they are signals, and the scoring pool has its own.
+    logging.getLogger(math_verify.__name__).setLevel(logging.ERROR)
+    return match
+
+
+def _match_expressions(item: ScoreItem) -> float:
+    """math-verify's own reading of the whole response."""
+    return _equivalent(item.answer, item.response)
+
+
+def _match_final(item: ScoreItem) -> float:
+    """The extracted final answer; plain numbers are compared exactly, everything else by math-verify."""
+    given = extract_answer(item.response, item.answer)
+    expected_number, given_number = parse_number(item.answer), parse_number(given)
+    if expected_number is not None and given_number is not None:
+        return float(expected_number == given_number)
+    if given == item.answer.strip():
+        return 1.0
+    return _equivalent(item.answer, f"\\boxed{{{given}}}")
+
+
+def _equivalent(answer: str, response: str) -> float:
+    from math_verify import parse, verify
+
+    gold = parse(answer if "$" in answer or "\\boxed" in answer else f"\\boxed{{{answer}}}", parsing_timeout=None)
+    if not gold:
+        raise ValueError(f"math-verify cannot read the expected answer {answer!r}")
+    return float(verify(gold, parse(response, parsing_timeout=None), timeout_seconds=None))

@@ -1,0 +1,45 @@
+"""What is printed once: the algorithm card and the placement at the start, the summary at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from rl_platform.metrics import RunInfo
+
+
+def print_start(console: Console, info: RunInfo) -> None:
+    """What will be computed, and where."""
+    if info.card:
+        print_lines(console, f"{info.experiment}: algorithm", info.card)
+    if info.placement:
+        print_grid(console, "placement", info.placement)
+    if info.resumed_step is not None:
+        console.print(f"resumed from step {info.resumed_step}", highlight=False)
+
+
+def print_lines(console: Console, title: str, lines: Sequence[tuple[str, str]]) -> None:
+    """(label, text) lines as a panel; without a terminal as `label: text`, so that logs can be searched."""
+    if not console.is_terminal:
+        for label, text in lines:
+            console.print(Text(f"{label}: {text}"), soft_wrap=True)
+        return
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, text in lines:
+        table.add_row(Text(label), Text(text))
+    console.print(Panel(table, title=Text(title), title_align="left", border_style="dim", expand=False))
+
+
+def print_grid(console: Console, title: str, grid: str) -> None:
+    """Preformatted text as a panel; lines that do not fit are cropped, never wrapped."""
+    text = Text(grid.rstrip("\n"), no_wrap=True, overflow="ellipsis")
+    if console.is_terminal:
+        console.print(Panel(text, title=Text(title), title_align="left", border_style="dim", expand=False))
+    else:
+        console.print(text, soft_wrap=True)

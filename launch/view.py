@@ -1,0 +1,195 @@
+"""The live terminal view of a run: step and phase with their progress, key numbers, sparklines, a sample.
+
+It redraws at most four times a second from a thread of its own and only when something changed. Notes, warnings and
+whatever else is printed appear above it. Not covered: terminals that cannot redraw and log files (`plain`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.text import Text
+
+from rl_platform.launch.headline import History, duration, number, printable, sparkline
+from rl_platform.launch.panels import print_lines, print_start
+from rl_platform.launch.plain import PlainView
+from rl_platform.metrics import Reporter, RunInfo, Sample
+
+REDRAW_SECONDS = 0.25
+_LABEL = 11  # width of the first column
+_CELL = 20  # least width of a key number: label and value
+
+
+def terminal_view(console: Console | None = None) -> Reporter:
+    """The live view on a terminal, plain lines elsewhere."""
+    console = console or Console()
+    return LiveView(console) if console.is_terminal and not console.is_dumb_terminal else PlainView(console)
+
+
+@dataclass(eq=False)  # phases are told apart by identity, also when two ranks run the same one
+class _Phase:
+    name: str
+    began: float
+    done: int = 0
+    total: int = 0
+    unit: str = ""
+    numbers: Mapping[str, float] | None = None
+
+
+class LiveView:
+    """A reporter that draws. Calls only note what happened; drawing is left to the thread."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._info: RunInfo | None = None
+        self._phases: list[_Phase] = []
+        self._sample: Sample | None = None
+        self._settled: tuple[tuple[int, int] | None, list[Text]] = (None, [])
+        self._changed = threading.Event()
+        self._stop = threading.Event()
+
+    def prepare(self, info: RunInfo) -> None:
+        """Know the run and its history, draw nothing yet."""
+        self._info, self._history = info, History.of(info)
+
+    def start(self, info: RunInfo) -> None:
+        self.prepare(info)
+        print_start(self.console, info)
+        self._live = Live(self, console=self.console, auto_refresh=False, vertical_overflow="crop")
+        self._live.start()
+        self._thread = threading.Thread(target=self._redraw, name="terminal view", daemon=True)
+        self._thread.start()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        phase = _Phase(name, time.monotonic())
+        self._phases.append(phase)
+        self._changed.set()
+        try:
+            yield
+        finally:
+            self._phases.remove(phase)
+            self._changed.set()
+
+    def progress(self, done: int, total: int, unit: str, **numbers: float) -> None:
+        for phase in self._phases[-1:]:
+            phase.done, phase.total, phase.unit, phase.numbers = done, total, unit, numbers
+        self._changed.set()
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._history.add(step, metrics)
+        self._changed.set()
+
+    def samples(self, step: int, samples: Sequence[Sample]) -> None:
+        if samples:
+            self._sample = samples[-1]
+            self._changed.set()
+
+    def note(self, text: str) -> None:
+        self.console.print(Text.assemble(("• ", "yellow"), text))
+
+    def close(self) -> None:
+        if self._info is None or self._stop.is_set():
+            return
+        self._stop.set()
+        self._thread.join()
+        self._live.update(self, refresh=True)
+        self._live.stop()
+        print_lines(self.console, "done", self._history.summary(self._info))
+
+    def _redraw(self) -> None:
+        second = 0
+        while not self._stop.wait(REDRAW_SECONDS):
+            if self._changed.is_set() or int(time.monotonic()) != second:  # the clock of a phase moves once a second
+                second = int(time.monotonic())
+                self._changed.clear()
+                self._live.refresh()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = max(options.max_width - 1, 1)
+        layout = (len(self._history.rows), width)
+        if self._settled[0] != layout:  # between steps only the header moves
+            self._settled = (layout, self._numbers(width) + self._curves(width, options.ascii_only))
+        lines = self._header(width) + self._settled[1]
+        if self._sample is not None and console.height > len(lines) + 4:
+            lines += self._sample_lines()
+        for line in lines[: max(console.height - 1, 1)]:
+            line.truncate(width, overflow="crop" if options.ascii_only else "ellipsis")
+            line.no_wrap = True
+            yield line
+
+    def _header(self, width: int) -> list[Text]:
+        assert self._info is not None
+        history, phases = self._history, list(self._phases)
+        source = f"  {self._info.config_path}" if self._info.config_path else ""
+        title = Text.assemble((self._info.experiment, "bold"), (f"{source}  → {self._info.output_dir}", "dim"))
+        pace = f"{duration(history.seconds_per_step)}/step  ETA {duration(history.eta)}"
+        steps = f"{history.step}/{history.max_steps}  {pace}"
+        lines = [title, _progress("step", history.step, history.max_steps, steps, width, "green")]
+        if phases:
+            phase = phases[-1]
+            count = f"{phase.done}{f'/{phase.total}' if phase.total else ''} {phase.unit}  " if phase.unit else ""
+            extra = "".join(f"  {number(value)} {name}" for name, value in (phase.numbers or {}).items())
+            status = f"{count}{duration(time.monotonic() - phase.began)}{extra}"
+            name = phase.name if len(phases) == 1 else f"{phases[0].name} › {phase.name}"
+            lines.append(_progress(name, phase.done, phase.total, status, width, "cyan"))
+        else:
+            lines.append(Text())
+        return lines
+
+    def _numbers(self, width: int) -> list[Text]:
+        headline, history = self._history.headline, self._history
+        cells = [(label, number(history.current(metric))) for label, metric in headline.numbers.items()]
+        columns = max(min(width // _CELL, 4), 1)
+        cell = max(width // columns, _CELL)
+        lines = [Text()]
+        for first in range(0, len(cells), columns):
+            line = Text()
+            for label, value in cells[first : first + columns]:
+                line.append(f"{label:<{_LABEL}}", "dim").append(f"{value:<{cell - _LABEL}}", "bold")
+            lines.append(line)
+        if history.rows:
+            times = {name[5:]: value for name, value in history.rows[-1].items() if name.startswith("time/")}
+            times.pop("step", None)
+            parts = [f"{name} {duration(value)}" for name, value in sorted(times.items(), key=lambda item: -item[1])]
+            lines.append(Text.assemble((f"{'time':<{_LABEL}}", "dim"), "  ".join(parts)))
+        return lines
+
+    def _curves(self, width: int, ascii_only: bool) -> list[Text]:
+        lines = [Text()]
+        headline = self._history.headline
+        for metric, style in ((headline.objective, "green"), (headline.validation, "yellow")):
+            values = [value for _, value in self._history.series(metric)]
+            if len(values) < 2:
+                continue
+            label = next(label for label, name in headline.numbers.items() if name == metric)
+            span = f"  {number(values[0])} → {number(values[-1])}"
+            bars = sparkline(values, min(width - _LABEL - len(span), 60), ascii_only)
+            lines.append(Text.assemble((f"{label:<{_LABEL}}", "dim"), (bars, style), span))
+        return lines if len(lines) > 1 else []
+
+    def _sample_lines(self) -> list[Text]:
+        assert self._sample is not None
+        prompt, response, reward = self._sample
+        label = f"{'sample':<{_LABEL}}"
+        return [
+            Text(),
+            Text.assemble((label, "dim"), (printable(prompt), "dim")),
+            Text.assemble(" " * _LABEL, printable(response), (f"  reward {number(reward)}", "bold")),
+        ]
+
+
+def _progress(label: str, done: int, total: int, status: str, width: int, style: str) -> Text:
+    """`label ━━━━──── status`; the bar takes what is left and disappears when that is little or the total unknown."""
+    text = Text(f"{label:<{_LABEL}}" if len(label) < _LABEL else f"{label} ", "bold")
+    room = min(width - len(text) - len(status) - 2, 40)
+    if total and room >= 5:
+        filled = round(room * min(done / total, 1.0))
+        text.append("━" * filled, style).append("─" * (room - filled) + "  ", "dim")
+    return text.append(status, "default")

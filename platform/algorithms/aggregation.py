@@ -1,0 +1,73 @@
+"""From per-token losses to one number, exactly the same for every split into micro-batches and ranks.
+
+Denominators are counted on the whole mini-batch (all micro-batches, all ranks of one optimizer step) before it is
+split; each part divides its sum by them and the mini-batch's loss is the sum over the parts. Backends that average
+gradients over ranks undo that themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rl_platform.config.algorithm import LossAggregation
+
+
+@dataclass(frozen=True)
+class Denominators:
+    """What the losses of one mini-batch are divided by.
+
+    tokens: active positions; sequences: rows with at least one; horizon: constant H of seq-mean-token-sum-norm, never
+    the padded width. A rank that sees a part of the mini-batch only adds up `tokens` and `sequences` over the ranks.
+    """
+
+    tokens: float
+    sequences: float
+    horizon: float
+
+    @classmethod
+    def of(cls, mask: Tensor, horizon: float) -> Denominators:
+        """Counted on the mask [B,T] bool of a whole mini-batch."""
+        return cls(float(mask.sum()), float(mask.any(dim=1).sum()), float(horizon))
+
+
+def aggregate(
+    per_token_loss: Tensor,
+    mask: Tensor | None,
+    denominators: Denominators,
+    mode: LossAggregation,
+    sequence_lengths: Tensor | None = None,
+) -> Tensor:
+    """The part of the mini-batch's loss that lies in these positions [B,T], as scalar with gradient.
+
+    `mask` None: every position counts. `sequence_lengths` [B]: active positions of each whole row, where the rows here
+    are cut; None: counted from `mask`. Nothing active gives 0 that still has a graph, so that every rank runs backward.
+    """
+    loss = select(per_token_loss, mask)
+    tokens, sequences = max(denominators.tokens, 1.0), max(denominators.sequences, 1.0)
+    match mode:
+        case "token-mean":
+            return loss.sum() / tokens
+        case "seq-mean-token-sum":
+            return loss.sum() / sequences
+        case "seq-mean-token-mean":
+            if sequence_lengths is None:
+                sequence_lengths = loss.new_tensor(loss.shape[1]) if mask is None else mask.sum(dim=1)
+            return (loss.sum(dim=1) / sequence_lengths.clamp(min=1)).sum() / sequences
+        case "seq-mean-token-sum-norm":
+            return loss.sum() / (sequences * denominators.horizon)
+
+
+def select(x: Tensor, mask: Tensor | None) -> Tensor:
+    """`x` with 0 outside `mask`, whatever stood there; gradients are 0 there too. None: `x` itself."""
+    return x if mask is None else torch.where(mask, x, 0.0)
+
+
+def without_full(mask: Tensor) -> Tensor | None:
+    """None if every position is active: nothing to guard, and a third of the small operations saved.
+
+    Asked on the CPU only; on a device the answer would make the host wait.
+    """
+    return None if mask.device.type == "cpu" and bool(mask.all()) else mask

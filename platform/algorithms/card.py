@@ -1,0 +1,100 @@
+"""The algorithm card: what a config really computes, in words, printed at the start of every run.
+
+It answers the questions on which public systems differ silently: denominators, placement of the KL, source of the old
+log-probs, number of optimizer steps, meaning of the warm-up.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from rl_platform.config.algorithm import Algorithm
+
+DENOMINATORS = {
+    "token-mean": "active positions of the mini-batch",
+    "seq-mean-token-sum": "sequences of the mini-batch with an active position",
+    "seq-mean-token-mean": "length of each sequence, then sequences of the mini-batch with an active position",
+    "seq-mean-token-sum-norm": "sequences of the mini-batch with an active position, times the horizon {horizon}",
+}
+
+
+def algorithm_card(
+    algorithm: Algorithm, *, rows_per_rollout: int, mini_batch_size: int, task_type: Literal["embodied", "reasoning"]
+) -> list[tuple[str, str]]:
+    """(topic, what holds) in reading order. Rows are sequences (reasoning) or transitions (embodied)."""
+    steps = rows_per_rollout // mini_batch_size
+    return [
+        ("advantages", _advantages(algorithm)),
+        ("policy loss", _policy_loss(algorithm)),
+        ("value loss", _value_loss(algorithm)),
+        ("loss is divided by", _denominators(algorithm)),
+        ("KL to the reference", _kl(algorithm)),
+        (
+            "old log-probs",
+            "recomputed by the training engine before the first update"
+            if task_type == "reasoning"
+            else "recorded during the rollout by the same model",
+        ),
+        *_optimizer_steps(algorithm, steps, mini_batch_size, "transitions" if task_type == "embodied" else "sequences"),
+        ("critic warm-up", _warm_up(algorithm)),
+    ]
+
+
+def _advantages(algorithm: Algorithm) -> str:
+    whitening = (
+        "whitened over all active positions of the rollout batch (unbiased variance)"
+        if algorithm.normalize_advantages
+        else "not whitened"
+    )
+    return f"gae, gamma {algorithm.gamma:g}, lambda {algorithm.gae_lambda:g}, masks carried forward; {whitening}"
+
+
+def _policy_loss(algorithm: Algorithm) -> str:
+    dual = f", dual clip {algorithm.clip_ratio_c:g}" if algorithm.clip_ratio_c is not None else ""
+    entropy = f"; entropy bonus {algorithm.entropy_bonus:g}" if algorithm.entropy_bonus else "; no entropy bonus"
+    return f"ratio clipped to [{1 - algorithm.clip_ratio_low:g}, {1 + algorithm.clip_ratio_high:g}]{dual}{entropy}"
+
+
+def _value_loss(algorithm: Algorithm) -> str:
+    kind = "half the squared error" if algorithm.huber_delta is None else f"Huber, delta {algorithm.huber_delta:g}"
+    clip = "not clipped" if algorithm.value_clip is None else f"values clipped to old values +-{algorithm.value_clip:g}"
+    where = "one backward with the policy loss" if algorithm.loss_type == "actor_critic" else "in a critic of its own"
+    return f"{kind}, {clip}, times {algorithm.value_loss_scale:g}; {where}"
+
+
+def _denominators(algorithm: Algorithm) -> str:
+    horizon = "(longest response)" if algorithm.loss_agg_horizon is None else str(algorithm.loss_agg_horizon)
+    return f"{algorithm.loss_agg_func}: {DENOMINATORS[algorithm.loss_agg_func].format(horizon=horizon)}"
+
+
+def _kl(algorithm: Algorithm) -> str:
+    parts = []
+    if algorithm.use_kl_in_reward:
+        control = algorithm.kl_ctrl
+        adaptive = f", adaptive to {control.target_kl:g}" if control.type == "adaptive" else ""
+        parts.append(f"in the reward: {algorithm.kl_penalty}, coefficient {control.kl_coef:g}{adaptive}")
+    if algorithm.use_kl_loss:
+        parts.append(
+            f"in the actor loss: {algorithm.kl_loss_type}, coefficient {algorithm.kl_loss_coef:g}, its plain gradient"
+        )
+    return "; ".join(parts) or "none"
+
+
+def _optimizer_steps(algorithm: Algorithm, steps: int, size: int, unit: str) -> list[tuple[str, str]]:
+    def text(epochs: int) -> str:
+        return f"{epochs * steps} ({epochs} epochs x {steps} mini-batches of {size} {unit})"
+
+    if algorithm.loss_type == "actor_critic":
+        return [("optimizer steps per rollout", f"{text(algorithm.ppo_epochs)}, actor and critic together")]
+    return [
+        ("actor steps per rollout", text(algorithm.ppo_epochs)),
+        ("critic steps per rollout", text(algorithm.critic_epochs)),
+    ]
+
+
+def _warm_up(algorithm: Algorithm) -> str:
+    count = algorithm.policy_training_start_step
+    if count == 0:
+        return "none: the actor learns from the first step on"
+    steps = "1 PPO step trains" if count == 1 else f"{count} PPO steps train"
+    return f"exactly {steps} the critic only; the actor learns from step {count} on, counted from 0"

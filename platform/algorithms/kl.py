@@ -1,0 +1,107 @@
+"""KL divergence to the reference policy: per-token estimators and the coefficient's controllers.
+
+With d = log pi - log pi_ref of a sampled token (Schulman, "Approximating KL divergence"):
+k1 = d, abs = |d|, k2 = d^2 / 2, k3 = exp(-d) - 1 + d. Gradients are the plain ones of these expressions: as a loss term
+the gradient of k1 is zero in expectation, and that of k3 is the one of KL(ref || pi).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rl_platform.algorithms.aggregation import select
+from rl_platform.config.algorithm import KLControl, KLEstimator
+from rl_platform.errors import CheckpointError
+
+EXPONENT_LIMIT = 20.0  # |d| beyond this would overflow or drown everything else
+ADAPTIVE_LIMIT = 0.2  # the relative error the adaptive controller reacts to at most
+
+
+def kl_estimate(
+    log_probs: Tensor,
+    reference_log_probs: Tensor,
+    mask: Tensor | None,
+    estimator: KLEstimator,
+    output_clip: float | None = None,
+) -> Tensor:
+    """Per-position KL estimate [B,T] with gradient to `log_probs`, 0 outside `mask` [B,T] bool (None: all positions).
+
+    `output_clip` bounds k3 from above. Its gradient is zero beyond: right for rewards and metrics, wrong for a loss,
+    where the tokens that drifted most would no longer be held back.
+    """
+    difference = select(log_probs - reference_log_probs, mask)
+    match estimator:
+        case "k1" | "kl":
+            return difference
+        case "abs":
+            return difference.abs()
+        case "k2" | "mse":
+            return 0.5 * difference.square()
+        case "k3" | "low_var_kl":
+            # expm1 keeps the digits that exp(-d) - 1 loses near d = 0; below -20 the exponential is cut.
+            opposite = (-difference).clamp(max=EXPONENT_LIMIT)
+            estimate = torch.expm1(opposite) - opposite
+            return estimate if output_clip is None else estimate.clamp(max=output_clip)
+
+
+def sequence_mean_kl(kl: Tensor, mask: Tensor) -> float:
+    """Mean over the rows with an action of each row's mean K, for the adaptive controller. `kl`, `mask` [B,T]."""
+    lengths = mask.sum(dim=1)
+    row_means = torch.where(mask, kl, 0.0).sum(dim=1) / lengths.clamp(min=1)
+    return float(row_means.sum() / (lengths > 0).sum().clamp(min=1))
+
+
+class FixedKLController:
+    """A constant coefficient. It has no state: on resume the config decides."""
+
+    def __init__(self, coefficient: float) -> None:
+        self.coefficient = coefficient
+
+    def update(self, kl: float, trajectories: int) -> None:
+        """Nothing to adapt."""
+
+    def state_dict(self) -> dict[str, float]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Nothing to restore."""
+
+
+class AdaptiveKLController:
+    """beta <- beta * (1 + clip(kl / target - 1, -0.2, 0.2) * trajectories / horizon) (Ziegler et al. 2019).
+
+    `update` is called once per rollout batch, after the batch has used the coefficient.
+    """
+
+    def __init__(self, coefficient: float, target: float, horizon: float) -> None:
+        self.coefficient = coefficient
+        self.target = target
+        self.horizon = horizon
+
+    def update(self, kl: float, trajectories: int) -> None:
+        """`kl` from `sequence_mean_kl`; `trajectories` counts samples, not prompts."""
+        error = min(max(kl / self.target - 1.0, -ADAPTIVE_LIMIT), ADAPTIVE_LIMIT)
+        self.coefficient *= 1.0 + error * trajectories / self.horizon
+
+    def state_dict(self) -> dict[str, float]:
+        return {"coefficient": self.coefficient}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Raises CheckpointError if the state is of a run with a fixed coefficient."""
+        if "coefficient" not in state:
+            raise CheckpointError(
+                "the checkpoint holds no adaptive KL coefficient: it was written with algorithm.kl_ctrl.type=fixed; "
+                "resume with that type, or start a new run"
+            )
+        self.coefficient = state["coefficient"]
+
+
+KLController = FixedKLController | AdaptiveKLController
+
+
+def kl_controller(control: KLControl) -> KLController:
+    """The controller that `algorithm.kl_ctrl` describes."""
+    if control.type == "adaptive":
+        return AdaptiveKLController(control.kl_coef, control.target_kl, control.horizon)
+    return FixedKLController(control.kl_coef)

@@ -1,0 +1,210 @@
+"""PPO losses: clipped policy loss, clipped value loss, entropy and KL terms, and the sums that engines call.
+
+`policy_loss` and `value_loss` give one number per position; `actor_loss`, `critic_loss` and `actor_critic_loss` add the
+terms up for a micro-batch, with denominators of its whole mini-batch. Embodied and reasoning runs call the same
+functions. Positions outside the mask may hold anything: they change neither losses nor gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rl_platform.algorithms.aggregation import Denominators, aggregate, select, without_full
+from rl_platform.algorithms.kl import kl_estimate
+from rl_platform.algorithms.metrics import Metrics, Sums
+from rl_platform.config.algorithm import Algorithm
+from rl_platform.records import RolloutBatch
+
+LOG_RATIO_LIMIT = 20.0
+
+
+@dataclass(frozen=True)
+class ModelOutputs:
+    """What a training forward gives for a micro-batch, each [B,T] with gradient; None: the model was not asked for it.
+
+    log_probs: of the chosen action or token; entropy: of the distribution it came from; values: of the state before.
+    """
+
+    log_probs: Tensor | None = None
+    entropy: Tensor | None = None
+    values: Tensor | None = None
+
+
+def policy_loss(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    mask: Tensor | None,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
+) -> tuple[Tensor, Metrics]:
+    """Clipped surrogate with asymmetric and dual clip, per position [B,T], to be minimised. `mask` None: all positions.
+
+    max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)), and at most -A dual_clip where A < 0 (dual_clip > 1), with
+    rho = exp(log_probs - old_log_probs), the exponent limited to +-20. PPO (Schulman et al. 2017), asymmetric clip
+    (DAPO), dual clip (Ye et al. 2020). Gradient flows to `log_probs` only.
+    """
+    log_ratio = select(log_probs - old_log_probs, mask)
+    with torch.no_grad():
+        cost = select(-advantages, mask)
+        losing = cost > 0  # A < 0
+        # The maximum above is -A rho with rho clamped on the side that the sign of A makes harmful:
+        # from above at 1 + clip_high where A >= 0, to [1 - clip_low, dual_clip] where A < 0.
+        lower = torch.where(losing, _log_bound(1.0 - clip_low), -LOG_RATIO_LIMIT)
+        upper = torch.where(losing, _log_bound(dual_clip or math.inf), _log_bound(1.0 + clip_high))
+    loss = cost * log_ratio.clamp(lower, upper).exp()
+    with torch.no_grad():
+        above = log_ratio > upper
+        high, low = above & (cost < 0), (log_ratio < lower) & losing
+        dual = above & losing if dual_clip is not None else None
+        return loss, _policy_metrics(log_ratio, mask, high, low, dual)
+
+
+def _log_bound(ratio: float) -> float:
+    """log(ratio), within the limits of the exponent."""
+    return -LOG_RATIO_LIMIT if ratio <= 0 else min(max(math.log(ratio), -LOG_RATIO_LIMIT), LOG_RATIO_LIMIT)
+
+
+def _policy_metrics(log_ratio: Tensor, mask: Tensor | None, high: Tensor, low: Tensor, dual: Tensor | None) -> Metrics:
+    """`log_ratio` is 0, the clip flags are False outside `mask`."""
+    ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    rows = {
+        "actor/ratio_mean": select(ratio, mask),
+        "actor/approx_kl": -log_ratio,  # mean(log pi_old - log pi)
+        "actor/clip_frac": high | low,
+        "actor/clip_frac_high": high,
+        "actor/clip_frac_low": low,
+    }
+    if dual is not None:
+        rows["actor/dual_clip_frac"] = dual
+    return Metrics(
+        means={tuple(rows): _sums(list(rows.values()), mask)},
+        minima={"actor/ratio_min": (ratio if mask is None else torch.where(mask, ratio, math.inf)).amin()},
+        maxima={"actor/ratio_max": (ratio if mask is None else torch.where(mask, ratio, -math.inf)).amax()},
+    )
+
+
+def _sums(rows: list[Tensor], mask: Tensor | None) -> Sums:
+    """Sums of some [B,T] tensors that are 0 outside `mask`, and the number of active positions."""
+    return Sums(torch.stack(rows).sum(dim=(1, 2)), _active(rows[0], mask))
+
+
+def _active(like: Tensor, mask: Tensor | None) -> Tensor | float:
+    return float(like.numel()) if mask is None else mask.sum()
+
+
+def value_loss(
+    values: Tensor,
+    old_values: Tensor,
+    returns: Tensor,
+    mask: Tensor | None,
+    clip: float | None = None,
+    huber_delta: float | None = None,
+) -> tuple[Tensor, Metrics]:
+    """max(phi(V - R), phi(V_clipped - R)) per position [B,T], V_clipped = V_old + clip(V - V_old, -clip, clip).
+
+    phi(e) = e^2 / 2, or with `huber_delta` e^2 / 2 up to delta and delta (|e| - delta / 2) beyond.
+    `clip` None: phi(V - R). `mask` None: all positions. `old_values` are those the estimator used. Gradient flows to
+    `values` only.
+    """
+    values, returns = select(values, mask), select(returns, mask)
+    error = values - returns
+    rows = {"critic/predicted_values_mean": values.detach()}
+    if clip is not None:
+        with torch.no_grad():
+            old_values = select(old_values, mask)
+            clipped_error = values.clamp(old_values - clip, old_values + clip) - returns
+            clipped = clipped_error.abs() > error.abs()  # phi grows with |e|, so the larger |e| is the larger loss
+            rows["critic/clip_frac"] = clipped
+        error = torch.where(clipped, clipped_error, error)
+    if huber_delta is None:
+        loss = 0.5 * error.square()
+    else:
+        loss = F.huber_loss(error, torch.zeros_like(error), reduction="none", delta=huber_delta)
+    return loss, Metrics(means={tuple(rows): _sums(list(rows.values()), mask)})
+
+
+def actor_loss(
+    outputs: ModelOutputs, batch: RolloutBatch, denominators: Denominators, algorithm: Algorithm
+) -> tuple[Tensor, Metrics]:
+    """Policy loss - entropy_bonus * entropy + kl_loss_coef * KL of a micro-batch: its part of the mini-batch's loss.
+
+    `batch` needs log_probs and advantages, and reference_log_probs with `use_kl_loss`; `outputs` log_probs, and entropy
+    with an `entropy_bonus`.
+    """
+    return _actor_loss(outputs, batch, without_full(batch.mask), denominators, algorithm)
+
+
+def critic_loss(
+    outputs: ModelOutputs, batch: RolloutBatch, denominators: Denominators, algorithm: Algorithm
+) -> tuple[Tensor, Metrics]:
+    """value_loss_scale * value loss of a micro-batch. `batch` needs values and returns, `outputs` values."""
+    return _critic_loss(outputs, batch, without_full(batch.mask), denominators, algorithm)
+
+
+def actor_critic_loss(
+    outputs: ModelOutputs, batch: RolloutBatch, denominators: Denominators, algorithm: Algorithm
+) -> tuple[Tensor, Metrics]:
+    """`actor_loss` + `critic_loss`, for a model with policy and value heads and one backward."""
+    mask = without_full(batch.mask)
+    actor, actor_metrics = _actor_loss(outputs, batch, mask, denominators, algorithm)
+    critic, critic_metrics = _critic_loss(outputs, batch, mask, denominators, algorithm)
+    return actor + critic, actor_metrics.merge(critic_metrics)
+
+
+def _actor_loss(
+    outputs: ModelOutputs, batch: RolloutBatch, mask: Tensor | None, denominators: Denominators, algorithm: Algorithm
+) -> tuple[Tensor, Metrics]:
+    assert outputs.log_probs is not None
+    assert batch.log_probs is not None
+    assert batch.advantages is not None
+    per_token, metrics = policy_loss(
+        outputs.log_probs,
+        batch.log_probs,
+        batch.advantages,
+        mask,
+        algorithm.clip_ratio_low,
+        algorithm.clip_ratio_high,
+        algorithm.clip_ratio_c,
+    )
+    loss = aggregate(per_token, mask, denominators, algorithm.loss_agg_func)
+    terms = {"actor/pg_loss": loss}
+    if outputs.entropy is not None:
+        bonus = algorithm.entropy_bonus
+        entropy = aggregate(
+            outputs.entropy if bonus else outputs.entropy.detach(), mask, denominators, algorithm.loss_agg_func
+        )
+        terms["actor/entropy"] = entropy
+        loss = loss - bonus * entropy if bonus else loss
+    if algorithm.use_kl_loss:
+        assert batch.reference_log_probs is not None
+        kl = kl_estimate(outputs.log_probs, batch.reference_log_probs, mask, algorithm.kl_loss_type)
+        terms["actor/kl_loss"] = aggregate(kl, mask, denominators, algorithm.loss_agg_func)
+        loss = loss + algorithm.kl_loss_coef * terms["actor/kl_loss"]
+    terms["actor/loss"] = loss
+    return loss, metrics.merge(_loss_metrics(terms, per_token, mask, denominators))
+
+
+def _critic_loss(
+    outputs: ModelOutputs, batch: RolloutBatch, mask: Tensor | None, denominators: Denominators, algorithm: Algorithm
+) -> tuple[Tensor, Metrics]:
+    assert outputs.values is not None
+    assert batch.values is not None
+    assert batch.returns is not None
+    per_token, metrics = value_loss(
+        outputs.values, batch.values, batch.returns, mask, algorithm.value_clip, algorithm.huber_delta
+    )
+    loss = algorithm.value_loss_scale * aggregate(per_token, mask, denominators, algorithm.loss_agg_func)
+    return loss, metrics.merge(_loss_metrics({"critic/loss": loss}, per_token, mask, denominators))
+
+
+def _loss_metrics(terms: dict[str, Tensor], like: Tensor, mask: Tensor | None, denominators: Denominators) -> Metrics:
+    """Parts of mini-batch losses, counted as the share of the mini-batch they cover: the mean is over mini-batches."""
+    share = _active(like, mask) / max(denominators.tokens, 1.0)
+    return Metrics(means={tuple(terms): Sums(torch.stack([term.detach() for term in terms.values()]), share)})

@@ -1,0 +1,44 @@
+"""Token rewards: an outcome reward on the last action, and the KL penalty inside the reward.
+
+Scaling and shaping of scores happen before; the reward of an embodied step needs no placement and does not pass here.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rl_platform.algorithms.kl import kl_estimate
+from rl_platform.config.algorithm import KLEstimator
+
+KL_REWARD_OUTPUT_CLIP = 10.0
+
+
+@torch.no_grad()
+def place_outcome_rewards(scores: Tensor, action_mask: Tensor) -> Tensor:
+    """[B] scores -> [B,T] rewards: each score on the last position with `action_mask` [B,T] set, 0 elsewhere.
+
+    The last action, not the last token: a trajectory that ends with an observation or with padding keeps its reward.
+    A row without any action gets no reward.
+    """
+    positions = torch.arange(action_mask.shape[1], device=action_mask.device)
+    last = torch.where(action_mask, positions, -1).amax(dim=1, keepdim=True)
+    return torch.where(positions == last, scores[:, None].float(), 0.0)
+
+
+@torch.no_grad()
+def penalize_kl(
+    rewards: Tensor,
+    log_probs: Tensor,
+    reference_log_probs: Tensor,
+    mask: Tensor,
+    coefficient: float,
+    estimator: KLEstimator,
+) -> tuple[Tensor, Tensor]:
+    """rewards_t - coefficient * K_t on the positions of `mask`; all tensors [B,T].
+
+    `log_probs` are those of the training engine before the update. Returns the new rewards and K (0 outside `mask`).
+    Advantages and the critic's returns must both be built from these rewards.
+    """
+    kl = kl_estimate(log_probs, reference_log_probs, mask, estimator, output_clip=KL_REWARD_OUTPUT_CLIP)
+    return rewards - coefficient * kl, kl

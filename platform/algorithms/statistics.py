@@ -1,0 +1,56 @@
+"""Masked statistics over action positions: mean, variance, whitening, explained variance.
+
+Every reduction is two-pass (first the mean, then the centred squares) with float64 sums: the one-pass form
+E[x^2] - E[x]^2 turns negative for close values. Masked positions may hold anything, NaN included.
+Statistics per group of samples and reductions across processes are not here: callers pass the whole rollout batch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+WHITEN_EPSILON = 1e-8  # added to the variance, as NeMo-RL and verl do
+SMALLEST_VARIANCE = 1e-8  # below it the returns are constant and explained variance has no meaning
+
+
+def masked_sum(x: Tensor, mask: Tensor) -> Tensor:
+    """Sum of `x` where the bool `mask` of the same shape is set, as float64 scalar."""
+    return torch.where(mask, x, 0.0).sum(dtype=torch.float64)
+
+
+def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
+    """Mean of `x` where `mask` is set; 0 if it is set nowhere. Scalar of the dtype of `x`."""
+    return (masked_sum(x, mask) / mask.sum().clamp(min=1)).to(x.dtype)
+
+
+def masked_var(x: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:
+    """Variance of `x` where `mask` is set: sum((x - mean)^2) / (n - 1), or / n when not `unbiased`.
+
+    0 for fewer than two positions. Scalar of the dtype of `x`.
+    """
+    count = mask.sum()
+    squares = masked_sum((x - masked_mean(x, mask)).square(), mask)
+    variance = squares / (count - int(unbiased)).clamp(min=1)
+    return torch.where(count < 2, 0.0, variance).to(x.dtype)
+
+
+def whiten(x: Tensor, mask: Tensor, unbiased: bool = True, shift_mean: bool = True) -> Tensor:
+    """(x - mean) / sqrt(var + 1e-8) over the positions of `mask`, 0 elsewhere.
+
+    `shift_mean=False` keeps the mean where it was and scales around it.
+    """
+    mean = masked_mean(x, mask)
+    whitened = (x - mean) * torch.rsqrt(masked_var(x, mask, unbiased) + WHITEN_EPSILON)
+    return torch.where(mask, whitened if shift_mean else whitened + mean, 0.0)
+
+
+def explained_variance(returns: Tensor, values: Tensor, mask: Tensor) -> tuple[float, bool]:
+    """1 - Var(returns - values) / Var(returns) over `mask`, and whether it means anything.
+
+    (0.0, False) when the returns hardly vary: dividing by a variance near 0 would report nonsense.
+    """
+    variance = float(masked_var(returns, mask, unbiased=False))
+    if variance < SMALLEST_VARIANCE:
+        return 0.0, False
+    return 1.0 - float(masked_var(returns - values, mask, unbiased=False)) / variance, True

@@ -1,0 +1,71 @@
+"""What one rollout looked like, as numbers for the log: rewards, advantages, returns, values, mismatch, lengths.
+
+Computed once per rollout on the whole batch before it is split. Metrics of the updates are in losses.py; metrics that
+need more than the batch (truncation, prompt lengths, throughput) belong to the components that know them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rl_platform.algorithms.statistics import explained_variance, masked_mean, masked_var
+from rl_platform.records import RolloutBatch
+
+EXPONENT_LIMIT = 20.0
+
+
+@torch.no_grad()
+def rollout_metrics(batch: RolloutBatch) -> dict[str, float]:
+    """Metrics of the fields that the batch has, over its active positions; call it before `RolloutBatch.flatten`.
+
+    `reward/*` are of the rewards as they stand in the batch: per row (a row is one sequence), or per step if the batch
+    has `ends` (a row is a stretch of steps). `batch/active_positions` 0 means: there is nothing to train on.
+    """
+    mask = batch.mask
+    result = {"batch/active_positions": float(mask.sum())}
+    if batch.ends is None:
+        counted = mask.any(dim=1)
+        result |= _spread("reward", torch.where(mask, batch.rewards, 0.0).sum(dim=1), counted, "/")
+        result |= _spread("len/response", mask.sum(dim=1).float(), counted)
+    else:
+        result |= _spread("reward", batch.rewards, mask, "/")
+    if batch.advantages is not None:
+        result |= _spread("adv", batch.advantages, mask, "/")
+        result["adv/std"] = float(masked_var(batch.advantages, mask).sqrt())
+    if batch.returns is not None:
+        result |= _spread("critic/returns", batch.returns, mask)
+    if batch.values is not None:
+        result |= _spread("critic/values", batch.values, mask)
+    if batch.returns is not None and batch.values is not None:
+        explained, valid = explained_variance(batch.returns, batch.values, mask)
+        result |= {"critic/explained_var": explained, "critic/explained_var_valid": float(valid)}
+    if batch.log_probs is not None:
+        result |= mismatch_metrics(batch.log_probs, batch.rollout_log_probs, mask)
+    return result
+
+
+def mismatch_metrics(log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor) -> dict[str, float]:
+    """How far training engine and rollout engine disagree on the same tokens, with u = log_probs - rollout_log_probs.
+
+    prob_error = mean exp|u| (1 is perfect; above 1.05 look into it), abs_logp = mean |u|, kl = mean(-u) and
+    k3 = mean(exp(u) - 1 - u), two estimates of KL(rollout || training).
+    """
+    u = (log_probs.float() - rollout_log_probs).clamp(-EXPONENT_LIMIT, EXPONENT_LIMIT)
+    return {
+        "mismatch/prob_error": float(masked_mean(u.abs().exp(), mask)),
+        "mismatch/abs_logp": float(masked_mean(u.abs(), mask)),
+        "mismatch/kl": float(masked_mean(-u, mask)),
+        "mismatch/k3": float(masked_mean(torch.expm1(u) - u, mask)),
+    }
+
+
+def _spread(name: str, x: Tensor, mask: Tensor, separator: str = "_") -> dict[str, float]:
+    """Mean, min and max over `mask`; nothing if it is empty."""
+    if not bool(mask.any()):
+        return {}
+    return {
+        f"{name}{separator}mean": float(masked_mean(x, mask)),
+        f"{name}{separator}min": float(torch.where(mask, x, torch.inf).min()),
+        f"{name}{separator}max": float(torch.where(mask, x, -torch.inf).max()),
+    }

@@ -1,0 +1,326 @@
+"""Checkpoints that survive kills, full disks and flipped bits.
+
+A checkpoint is a folder `step-00000040` with one file per part (`actor.pt`, `critic.pt`, ...) and a `manifest.json`
+that holds size and SHA-256 of each file, the step and the caller's fingerprint, and is itself sealed by a SHA-256. It
+is staged under a hidden name, synced and renamed, so a folder with its final name is complete; everything is verified
+again before it is read. Parts hold tensors and plain values only, so loading never runs code from the file.
+
+Not covered: what belongs into a part, and gathering the state of several ranks. One writer per folder.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import pickle
+import re
+import shutil
+from collections import OrderedDict
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rl_platform.errors import CheckpointError
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+_STEP_FOLDER = re.compile(r"step-(\d{8,})")
+_PART_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_CONTAINERS = (list, tuple, torch.Size)
+_SCALARS = (str, int, float, bool, bytes, type(None))
+_HASH_IN_THREAD = 1 << 20  # bytes of one write from which hashing beside the disk write pays for the hand-over
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A verified checkpoint. `files` maps part names to file names inside `path`."""
+
+    path: Path
+    step: int
+    fingerprint: str
+    files: Mapping[str, str]
+
+    @classmethod
+    def open(cls, path: str | Path) -> Checkpoint:
+        """Verify every file of the checkpoint folder `path`. Raises CheckpointError naming each damaged file."""
+        path = Path(path)
+        manifest = _read_manifest(path)
+        named = _STEP_FOLDER.fullmatch(path.resolve().name)
+        if named is None or int(named[1]) != manifest["step"]:
+            raise CheckpointError(
+                f"checkpoint {path}: {MANIFEST} was written for step {manifest['step']}, the folder has another name. "
+                f"Checkpoints were swapped or renamed; the right name is {_folder_name(manifest['step'])}"
+            )
+        with ThreadPoolExecutor() as pool:  # hashing releases the interpreter lock: several files at once
+            damages = list(filter(None, pool.map(lambda entry: _damage(path, entry), manifest["parts"].values())))
+        if damages:
+            raise CheckpointError(f"checkpoint {path} is damaged: " + "; ".join(damages))
+        files = {name: entry["file"] for name, entry in manifest["parts"].items()}
+        return cls(path, manifest["step"], manifest["fingerprint"], files)
+
+    def load(self, part: str, map_location: str | torch.device = "cpu") -> dict[str, Any]:
+        """The part as it was saved, tensors on `map_location`. CheckpointError if it is missing or unreadable."""
+        if part not in self.files:
+            raise CheckpointError(f"checkpoint {self.path} has no part {part!r}; it holds: {', '.join(self.files)}")
+        file = self.path / self.files[part]
+        try:
+            state: dict[str, Any] = torch.load(file, map_location=map_location, weights_only=True)
+        except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
+            raise CheckpointError(f"checkpoint file {file} cannot be read: {error}") from error
+        return state
+
+
+class CheckpointStore:
+    """The checkpoints of one run: `folder` keeps the newest `keep` good ones.
+
+    `fingerprint` says what the parts belong to (model shapes, say); a checkpoint with another one is refused. Opening
+    the store sweeps what killed saves left behind.
+    """
+
+    def __init__(self, folder: str | Path, keep: int, fingerprint: str = "") -> None:
+        self.folder = Path(folder)
+        self.keep = keep
+        self.fingerprint = fingerprint
+        self._damaged: set[int] = set()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._sweep()
+
+    def steps(self) -> list[int]:
+        """Steps with a checkpoint folder, ascending, verified or not."""
+        found = (_STEP_FOLDER.fullmatch(entry.name) for entry in self.folder.iterdir())
+        return sorted(int(match[1]) for match in found if match)
+
+    def latest(self) -> Checkpoint | None:
+        """The newest checkpoint that verifies, None if there is none. Damaged ones are skipped with a warning.
+
+        Raises CheckpointError if the newest good one belongs to another model: starting over silently would lose it.
+        """
+        for step in reversed(self.steps()):
+            try:
+                checkpoint = Checkpoint.open(self.folder / _folder_name(step))
+            except CheckpointError as error:
+                self._damaged.add(step)
+                log.warning("%s. Falling back to an older checkpoint.", error)
+                continue
+            return self._own(checkpoint)
+        return None
+
+    def open(self, path: str | Path) -> Checkpoint:
+        """The checkpoint at an explicit path. Raises CheckpointError if it is damaged or belongs to another model."""
+        return self._own(Checkpoint.open(path))
+
+    def save(self, step: int, parts: Mapping[str, Mapping[str, Any]]) -> Checkpoint:
+        """Write all parts of `step`, verify them, then delete older checkpoints beyond `keep`.
+
+        Checkpoints of later steps are deleted too: a run that saves step n after them has gone back and left them.
+        Raises TypeError for a value that could not be loaded again, CheckpointError if the disk is full or failing; the
+        checkpoints from before are then intact.
+        """
+        storages: dict[int, int] = {}
+        for name, state in parts.items():
+            if not _PART_NAME.fullmatch(name):
+                raise ValueError(f"part {name!r}: use letters, digits, '_', '-' and '.'")
+            _measure(state, name, storages)
+        self.require_space(sum(storages.values()))
+        final = self.folder / _folder_name(step)
+        try:
+            self._write(final, step, parts)
+        except OSError as error:
+            self._sweep()
+            raise CheckpointError(self._failure(step, error)) from error
+        except BaseException:
+            self._sweep()
+            raise
+        self._damaged.discard(step)
+        checkpoint = Checkpoint.open(final)
+        self._retain(step)
+        return checkpoint
+
+    def require_space(self, estimate: int) -> None:
+        """Raise CheckpointError unless twice `estimate` (bytes of one checkpoint) are free where the store lies."""
+        free = shutil.disk_usage(self.folder).free
+        if free < 2 * estimate:
+            raise CheckpointError(
+                f"not enough disk space for checkpoints in {self.folder}: one takes about {_size(estimate)}, twice "
+                f"that is required, {_size(free)} are free. Free {_size(2 * estimate - free)} more or set "
+                f"runner.output_dir to another disk. Existing checkpoints are untouched"
+            )
+
+    def _write(self, final: Path, step: int, parts: Mapping[str, Mapping[str, Any]]) -> None:
+        stage = self.folder / f".tmp-{final.name}"
+        os.mkdir(stage)
+        entries = {name: _write_part(stage / f"{name}.pt", state) for name, state in parts.items()}
+        body = {"format": FORMAT, "step": step, "fingerprint": self.fingerprint, "parts": entries}
+        with open(stage / MANIFEST, "wb") as file:
+            file.write(_seal(body))
+            _sync(file)
+        _sync_folder(stage)
+        if final.exists():  # the sweep puts it back if the second rename is never reached
+            os.rename(final, self.folder / f".old-{final.name}")
+        os.rename(stage, final)
+        _sync_folder(self.folder)
+        shutil.rmtree(self.folder / f".old-{final.name}", ignore_errors=True)
+
+    def _sweep(self) -> None:
+        for entry in list(self.folder.iterdir()):
+            if entry.name.startswith(".old-step-"):
+                final = self.folder / entry.name.removeprefix(".old-")
+                if not final.exists():
+                    os.rename(entry, final)
+                    continue
+            if entry.name.startswith((".tmp-step-", ".old-step-")):
+                shutil.rmtree(entry)
+
+    def _retain(self, newest: int) -> None:
+        good = [step for step in self.steps() if step <= newest and step not in self._damaged]
+        for step in set(self.steps()) - set(good[-self.keep :]):
+            # Renamed first: a delete that is killed half-way must not leave a folder that looks like a checkpoint.
+            doomed = self.folder / f".tmp-{_folder_name(step)}"
+            os.rename(self.folder / _folder_name(step), doomed)
+            shutil.rmtree(doomed)
+
+    def _own(self, checkpoint: Checkpoint) -> Checkpoint:
+        if checkpoint.fingerprint != self.fingerprint:
+            raise CheckpointError(
+                f"checkpoint {checkpoint.path} belongs to another model, {checkpoint.fingerprint!r} instead of "
+                f"{self.fingerprint!r}. Use the config it was written with, another runner.output_dir, or "
+                f"runner.resume=never"
+            )
+        return checkpoint
+
+    def _failure(self, step: int, error: OSError) -> str:
+        action = (
+            "Free space or set runner.output_dir to another disk" if error.errno == errno.ENOSPC else "Check the disk"
+        )
+        return (
+            f"checkpoint of step {step} could not be written to {self.folder}: {error}. {action}. "
+            f"Steps still on disk: {', '.join(map(str, self.steps())) or 'none'}"
+        )
+
+
+class _HashingWriter:
+    """A file for `torch.save`: hashes and counts what passes. Large chunks are hashed while the disk writes them."""
+
+    def __init__(self, file: Any, pool: ThreadPoolExecutor) -> None:
+        self.file, self.pool = file, pool
+        self.sha256, self.bytes = hashlib.sha256(), 0
+        self.error: BaseException | None = None
+
+    def write(self, data: memoryview) -> int:
+        try:
+            if data.nbytes < _HASH_IN_THREAD:
+                self.sha256.update(data)
+                self.file.write(data)
+            else:
+                hashing = self.pool.submit(self.sha256.update, data)
+                try:
+                    self.file.write(data)
+                finally:
+                    hashing.result()  # `data` is valid during this call only
+        except BaseException as error:
+            self.error = error  # torch turns it into a RuntimeError about positions
+            raise
+        self.bytes += data.nbytes
+        return data.nbytes
+
+    def flush(self) -> None:
+        """Called by `torch.save` at its end; `_sync` flushes."""
+
+
+def _write_part(path: Path, state: Mapping[str, Any]) -> dict[str, Any]:
+    with open(path, "wb") as file, ThreadPoolExecutor(1) as pool:
+        writer = _HashingWriter(file, pool)
+        try:
+            torch.save(state, writer)
+        except RuntimeError:
+            if writer.error is not None:
+                raise writer.error from None
+            raise
+        _sync(file)
+    return {"file": path.name, "bytes": writer.bytes, "sha256": writer.sha256.hexdigest()}
+
+
+def _measure(value: Any, where: str, storages: dict[int, int]) -> None:
+    """Add the bytes of each distinct tensor storage under `value`; TypeError for what `weights_only` would not load."""
+    if isinstance(value, torch.Tensor):
+        storage = value.untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
+    elif type(value) in (dict, OrderedDict):
+        for key, item in value.items():
+            if type(key) not in _SCALARS:
+                raise TypeError(f"checkpoint part {where}: key {key!r} is a {type(key).__name__}, not a plain value")
+            _measure(item, f"{where}.{key}", storages)
+    elif type(value) in _CONTAINERS:
+        for index, item in enumerate(value):
+            _measure(item, f"{where}[{index}]", storages)
+    elif type(value) not in _SCALARS:
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        raise TypeError(f"checkpoint part {where}: {kind} cannot be saved; use tensors, dicts, lists and plain values")
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    file = path / MANIFEST
+    try:
+        raw = file.read_bytes()
+    except OSError as error:
+        inside = sorted(entry.name for entry in path.glob("step-*")) if path.is_dir() else []
+        hint = f"; name one of its checkpoints: {', '.join(inside)}" if inside else ""
+        raise CheckpointError(f"checkpoint {path}: {MANIFEST} cannot be read: {error.strerror}{hint}") from error
+    try:
+        body = json.loads(raw)
+        body.pop("sha256")
+        sealed = _seal(body) == raw  # compares every byte, so the manifest itself cannot be damaged unnoticed
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        sealed = False
+    if not sealed:
+        raise CheckpointError(f"checkpoint {path} is damaged: {MANIFEST} does not match its own SHA-256")
+    if body["format"] != FORMAT:
+        raise CheckpointError(f"checkpoint {path}: format {body['format']} is not known here, expected {FORMAT}")
+    return dict(body)
+
+
+def _seal(body: Mapping[str, Any]) -> bytes:
+    digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    return json.dumps({**body, "sha256": digest}, sort_keys=True, indent=1).encode()
+
+
+def _damage(folder: Path, entry: Mapping[str, Any]) -> str:
+    try:
+        size = (folder / entry["file"]).stat().st_size
+        if size != entry["bytes"]:
+            return f"{entry['file']} has {size:,} bytes instead of {entry['bytes']:,}"
+        with open(folder / entry["file"], "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        return f"{entry['file']}: {error.strerror}"
+    return "" if digest == entry["sha256"] else f"{entry['file']} does not match its SHA-256"
+
+
+def _sync(file: Any) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _folder_name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:,.2f} GB" if count >= 1e8 else f"{count / 1e6:,.2f} MB"

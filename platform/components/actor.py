@@ -1,0 +1,71 @@
+"""The actor: the policy that learns, for reasoning a language model, for embodied tasks a policy with the value head on its backbone."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from rl_platform.algorithms.losses import actor_critic_loss, actor_loss
+from rl_platform.components.base import ComponentContext
+from rl_platform.components.learner import Learner, present
+from rl_platform.config.schema import Config
+from rl_platform.envs.embodied.spaces import EnvSpaces
+from rl_platform.models.build import language_model, token_temperature
+from rl_platform.models.forward import EmbodiedActorCritic, TokenPolicy
+from rl_platform.models.policy import ActorCriticPolicy
+from rl_platform.models.pretrained import export_causal_lm
+from rl_platform.models.tokenizer import load_tokenizer
+from rl_platform.records import RolloutBatch
+from rl_platform.rng import derive_seed
+
+
+class LanguageActor(Learner):
+    """Policy loss on sampled tokens. `loss_type: actor`."""
+
+    def __init__(self, context: ComponentContext, config: Config) -> None:
+        model = TokenPolicy(language_model(config, config.actor.model, context.seed), token_temperature(config))
+        loss = partial(actor_loss, algorithm=config.algorithm)
+        super().__init__(context, config, config.actor, model, loss, "actor", config.algorithm.ppo_epochs)
+
+    def evaluate(self, batch: RolloutBatch) -> dict[str, Tensor]:
+        """The batch's `log_probs` [B,T] under the policy as it is now."""
+        return {"log_probs": present(self.outputs(batch).log_probs)}
+
+    def export(self, folder: str) -> str:
+        """Write the model and its tokenizer as a Hugging Face folder that transformers loads."""
+        tokenizer = load_tokenizer(self.config.actor.model)
+        export_causal_lm(self.publish(0).state, self.engine.model.model.config, tokenizer, Path(folder))
+        return folder
+
+
+class EmbodiedActor(Learner):
+    """Policy and value loss in one backward. `loss_type: actor_critic`."""
+
+    def __init__(self, context: ComponentContext, config: Config, spaces: EnvSpaces) -> None:
+        model = EmbodiedActorCritic(embodied_policy(config, spaces, context.seed))
+        loss = partial(actor_critic_loss, algorithm=config.algorithm)
+        super().__init__(context, config, config.actor, model, loss, "actor", config.algorithm.ppo_epochs)
+
+    def evaluate(self, batch: RolloutBatch) -> dict[str, Tensor]:
+        """The batch's `log_probs` and `values` [B,T], and `end_values`: of the states that follow ends, 0 where terminated."""
+        outputs = self.outputs(batch)
+        bootstrapped = batch.inputs["end_observations"].abs().amax(dim=-1) > 0
+        end_values = torch.zeros(batch.action_mask.shape)
+        if bool(bootstrapped.any()):
+            with torch.no_grad():
+                _, values = self.engine.model.model(batch.inputs["end_observations"][bootstrapped].to(self.device))
+            end_values[bootstrapped] = values.cpu()
+        return {"log_probs": present(outputs.log_probs), "values": present(outputs.values), "end_values": end_values}
+
+
+def embodied_policy(config: Config, spaces: EnvSpaces, seed: int) -> ActorCriticPolicy:
+    """The policy of an embodied run; equal for equal seeds."""
+    model = config.actor.model
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(seed, "actor", "model"))
+        return ActorCriticPolicy(
+            (spaces.observation_size,), spaces.action, model.hidden_sizes, model.activation, model.initial_log_std
+        )

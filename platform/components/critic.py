@@ -1,0 +1,29 @@
+"""The separate critic: a language model with a scalar head, trained on returns. `critic.use_critic_model: true`."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import Tensor
+
+from rl_platform.algorithms.losses import critic_loss
+from rl_platform.components.base import ComponentContext
+from rl_platform.components.learner import Learner, present
+from rl_platform.config.schema import Config
+from rl_platform.models.build import language_model
+from rl_platform.models.forward import TokenValues
+from rl_platform.records import RolloutBatch
+
+
+class LanguageCritic(Learner):
+    """Starts from the actor's weights unless `critic.model` names others; its head starts at zero, so do its values."""
+
+    def __init__(self, context: ComponentContext, config: Config) -> None:
+        section = config.critic
+        model = TokenValues(language_model(config, section.model or config.actor.model, context.seed, value_head=True))
+        loss = partial(critic_loss, algorithm=config.algorithm)
+        super().__init__(context, config, section, model, loss, "critic", config.algorithm.critic_epochs)
+
+    def evaluate(self, batch: RolloutBatch) -> dict[str, Tensor]:
+        """The batch's `values` [B,T] under the critic as it is now."""
+        return {"values": present(self.outputs(batch).values)}

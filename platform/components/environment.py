@@ -1,0 +1,168 @@
+"""The env component: simulation, normalisers, and the rollout batch that the policy's actions lead to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rl_platform.components.base import ComponentContext
+from rl_platform.components.policy_rollout import Actions, Observations
+from rl_platform.config.schema import Config
+from rl_platform.envs.embodied.evaluate import evaluate
+from rl_platform.envs.embodied.normalize import ObservationNormalizer, RewardNormalizer
+from rl_platform.envs.embodied.spaces import EnvDescription, EnvSpaces
+from rl_platform.envs.embodied.vector import StepResult, VectorEnv
+from rl_platform.envs.embodied.video import record_video
+from rl_platform.records import RolloutBatch
+from rl_platform.rng import derive_seed
+from rl_platform.runtime.channel import Channel
+
+
+class Environment:
+    """`env.num_envs` environments; asks for actions through channels, so it knows nothing of the policy."""
+
+    def __init__(self, context: ComponentContext, config: Config) -> None:
+        self.context, self.env = context, config.env
+        self.description = EnvDescription(self.env.id, self.env.kwargs, self.env.max_episode_steps)
+        self.envs = VectorEnv(self.description, self.env.num_envs, self.env.num_workers, self.env.step_timeout_s)
+        self.observation_normalizer = (
+            ObservationNormalizer(self.envs.observation_shape, self.env.clip_observations)
+            if self.env.normalize_observations
+            else None
+        )
+        self.reward_normalizer = (
+            RewardNormalizer(self.env.num_envs, config.algorithm.gamma, self.env.clip_rewards)
+            if self.env.normalize_rewards
+            else None
+        )
+        seed = derive_seed(context.seed, "env") % 2**31
+        self.observations = self._seen(self.envs.reset(range(seed, seed + self.env.num_envs)))
+
+    def collect(
+        self, step: int, to_policy: Channel[Observations], from_policy: Channel[Actions]
+    ) -> tuple[RolloutBatch, dict[str, float]]:
+        """`env.rollout_steps` steps of every environment: one row each, and metrics of the episodes that ended."""
+        rollout = _Recording(self.env.num_envs, self.env.rollout_steps, self.envs.spaces)
+        for position in range(self.env.rollout_steps):
+            self.context.progress.update(position, self.env.rollout_steps, "steps")
+            to_policy.put(Observations(self.observations, ("act", step, position)))
+            actions = from_policy.get()
+            result = self.envs.step(actions.array)
+            rewards = self.reward_normalizer(result.rewards, result.ended) if self.reward_normalizer else result.rewards
+            rollout.add(
+                position, self.observations, actions, rewards, result, self._normalized(result.final_observations)
+            )
+            self.observations = self._seen(result.observations)
+        return rollout.finish(self.observations), rollout.metrics()
+
+    def evaluate(
+        self, step: int, video: str | None, to_policy: Channel[Observations], from_policy: Channel[Actions]
+    ) -> dict[str, Any]:
+        """Returns and lengths of `env.evaluation.episodes` episodes under the frozen normalisers; `video`: a file to write."""
+        settings = self.env.evaluation
+        moves = 0
+
+        def policy(observations: np.ndarray) -> np.ndarray:
+            nonlocal moves
+            moves += 1
+            to_policy.put(
+                Observations(self._normalized(observations), ("evaluate", step, moves), settings.deterministic)
+            )
+            return from_policy.get().array
+
+        count = min(settings.episodes, self.env.num_envs)
+        envs = VectorEnv(self.description, count, min(self.env.num_workers, count), self.env.step_timeout_s)
+        try:
+            found = evaluate(envs, policy, settings.episodes, settings.seed)
+        finally:
+            envs.close()
+        note = record_video(self.description, policy, Path(video), settings.seed) if video else None
+        return {"returns": found.returns, "lengths": found.lengths, "invalid": found.invalid, "note": note}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Simulation, normalisers and the observations that await an action."""
+        state: dict[str, Any] = {"envs": self.envs.state_dict(), "observations": torch.from_numpy(self.observations)}
+        if self.observation_normalizer:
+            state["observation_normalizer"] = self.observation_normalizer.state_dict()
+        if self.reward_normalizer:
+            state["reward_normalizer"] = self.reward_normalizer.state_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.envs.load_state_dict(state["envs"])
+        self.observations = state["observations"].numpy()
+        if self.observation_normalizer:
+            self.observation_normalizer.load_state_dict(state["observation_normalizer"])
+        if self.reward_normalizer:
+            self.reward_normalizer.load_state_dict(state["reward_normalizer"])
+
+    def close(self) -> None:
+        self.envs.close()
+
+    def _seen(self, observations: np.ndarray) -> np.ndarray:
+        """Normalised observations, after counting them into the statistics."""
+        if self.observation_normalizer:
+            self.observation_normalizer.update(observations)
+        return self._normalized(observations)
+
+    def _normalized(self, observations: np.ndarray) -> np.ndarray:
+        return self.observation_normalizer(observations) if self.observation_normalizer else observations
+
+
+class _Recording:
+    """Arrays [num_envs, steps, ...] that fill up step by step."""
+
+    def __init__(self, num_envs: int, steps: int, spaces: EnvSpaces) -> None:
+        shape, width = (num_envs, steps), spaces.observation_size
+        continuous = spaces.action.kind == "continuous"
+        self.observations = np.zeros((*shape, width), np.float32)
+        self.end_observations = np.zeros((*shape, width), np.float32)
+        self.actions = np.zeros((*shape, spaces.action.size), np.float32) if continuous else np.zeros(shape, np.int64)
+        self.log_probs, self.rewards = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+        self.ends, self.invalid, self.terminated = (np.zeros(shape, bool) for _ in range(3))
+        self.returns: list[float] = []
+        self.lengths: list[int] = []
+
+    def add(
+        self,
+        t: int,
+        observations: np.ndarray,
+        actions: Actions,
+        rewards: np.ndarray,
+        result: StepResult,
+        final_observations: np.ndarray,
+    ) -> None:
+        self.observations[:, t] = observations
+        self.actions[:, t], self.log_probs[:, t] = actions.array, actions.log_probs
+        self.rewards[:, t] = rewards
+        self.ends[:, t], self.invalid[:, t], self.terminated[:, t] = result.ended, result.invalid, result.terminated
+        self.end_observations[result.ended, t] = final_observations
+        self.returns += [episode.return_ for episode in result.episodes]
+        self.lengths += [episode.length for episode in result.episodes]
+
+    def finish(self, next_observations: np.ndarray) -> RolloutBatch:
+        """The batch; a row that ends in the middle of an episode continues with `next_observations`."""
+        cut = ~self.ends[:, -1]
+        self.end_observations[cut, -1] = next_observations[cut]
+        self.ends[:, -1] = True
+        self.end_observations[self.terminated] = 0.0
+        num_envs = len(self.ends)
+        arrays = {"observations": self.observations, "actions": self.actions, "end_observations": self.end_observations}
+        return RolloutBatch(
+            inputs={name: torch.from_numpy(array) for name, array in arrays.items()},
+            action_mask=torch.from_numpy(~self.invalid),
+            sample_mask=torch.ones(num_envs, dtype=torch.bool),
+            group_ids=torch.arange(num_envs),
+            rewards=torch.from_numpy(self.rewards),
+            rollout_log_probs=torch.from_numpy(self.log_probs),
+            ends=torch.from_numpy(self.ends),
+        )
+
+    def metrics(self) -> dict[str, float]:
+        found = {"episode/count": float(len(self.returns)), "episode/invalid": float(self.invalid.sum())}
+        if self.returns:
+            found |= {"episode/return": float(np.mean(self.returns)), "episode/length": float(np.mean(self.lengths))}
+        return found | {"perf/env_steps": float(self.ends.size)}

@@ -1,0 +1,106 @@
+"""What actor and critic have in common: a model in a training engine, epochs of mini-batches, and the state a resume needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rl_platform.algorithms.losses import ModelOutputs
+from rl_platform.algorithms.metrics import Metrics
+from rl_platform.algorithms.schedule import mini_batches
+from rl_platform.components.base import ComponentContext
+from rl_platform.config.components import Trainable
+from rl_platform.config.schema import Config
+from rl_platform.engines.training.base import Loss, MicroBatches, learning_rate
+from rl_platform.engines.training.fsdp import FSDPEngine
+from rl_platform.errors import Diverged
+from rl_platform.records import RolloutBatch, Weights
+from rl_platform.rng import generator
+
+FAILURES_IN_A_ROW = 3  # optimizer steps with a non-finite gradient before the run is called diverged
+
+
+class Learner:
+    """`kind` ("actor" or "critic") prefixes metrics and seeds the shuffle; `epochs` passes over each rollout batch."""
+
+    def __init__(
+        self,
+        context: ComponentContext,
+        config: Config,
+        section: Trainable,
+        model: nn.Module,
+        loss: Loss,
+        kind: str,
+        epochs: int,
+    ) -> None:
+        self.context, self.config, self.section = context, config, section
+        self.loss, self.kind, self.epochs = loss, kind, epochs
+        self.entropy = kind == "actor" and config.algorithm.entropy_bonus > 0
+        self.device = torch.device("cuda", context.accelerators[0]) if context.accelerators else torch.device("cpu")
+        section_model = section.model or config.actor.model
+        self.engine = FSDPEngine(
+            model,
+            section.optim,
+            dtype=getattr(torch, section_model.dtype),
+            horizon=config.algorithm.loss_agg_horizon or config.data.max_response_length,
+            device=self.device,
+        )
+        self.training_micro_batches = MicroBatches(section.micro_batch_size, section.max_tokens_per_micro_batch)
+        forward_rows = config.algorithm.logprob_forward_micro_batch_size
+        self.forward_micro_batches = MicroBatches(forward_rows) if forward_rows else self.training_micro_batches
+        self.failures = 0
+
+    def outputs(self, batch: RolloutBatch) -> ModelOutputs:
+        """Outputs [B,T] of the model as it is now, without gradient."""
+        return self.engine.evaluate(batch, self.forward_micro_batches)
+
+    def update(self, batch: RolloutBatch, step: int) -> dict[str, float]:
+        """All epochs of PPO step `step` (from 0) over the batch; metrics are means over its optimizer steps."""
+        rate = learning_rate(self.section.optim, step, self.config.runner.max_steps)
+        self.engine.set_learning_rate(rate)
+        size = self.config.data.mini_batch_size
+        metrics, skipped, done = Metrics(), 0, 0
+        total = self.epochs * (len(batch) // size)
+        for epoch in range(self.epochs):
+            order = generator(self.context.seed, self.kind, step, epoch)
+            for rows in mini_batches(len(batch), size, order):
+                self.context.progress.update(done, total, "mini-batches")
+                done += 1
+                mini_batch = batch.select(rows)
+                if not bool(mini_batch.mask.any()):
+                    continue
+                found = self.engine.step(mini_batch, self.loss, self.training_micro_batches, entropy=self.entropy)
+                if found is None:
+                    skipped += 1
+                    self._count_failure(step, epoch)
+                else:
+                    self.failures = 0
+                    metrics = metrics.merge(found)
+        named = {name if "/" in name else f"{self.kind}/{name}": value for name, value in metrics.finalize().items()}
+        return named | {f"{self.kind}/lr": rate, f"{self.kind}/skipped_updates": float(skipped)}
+
+    def _count_failure(self, step: int, epoch: int) -> None:
+        self.failures += 1
+        if self.failures >= FAILURES_IN_A_ROW:
+            raise Diverged(
+                f"{self.context.label}: {self.failures} optimizer steps in a row had a non-finite gradient (PPO step {step}, epoch {epoch}). "
+                f"No parameter was changed by them. Lower {self.kind}.optim.lr or resume from an earlier checkpoint."
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.engine.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.engine.load_state_dict(state)
+
+    def publish(self, version: int) -> Weights:
+        """The parameters under the model's own names, by reference in one process. `version`: updates so far."""
+        return Weights(version, {name.removeprefix("model."): tensor for name, tensor in self.engine.weights().items()})
+
+
+def present(tensor: Tensor | None) -> Tensor:
+    """An output that this kind of model always gives."""
+    assert tensor is not None
+    return tensor

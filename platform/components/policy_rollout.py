@@ -1,0 +1,75 @@
+"""Rollout of embodied policies: observations in, actions out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from rl_platform.components.actor import embodied_policy
+from rl_platform.components.base import ComponentContext
+from rl_platform.config.schema import Config
+from rl_platform.envs.embodied.spaces import EnvSpaces
+from rl_platform.errors import ChannelClosed
+from rl_platform.records import Weights
+from rl_platform.rng import derive_seed
+from rl_platform.runtime.channel import Channel
+
+
+@dataclass(frozen=True)
+class Observations:
+    """[N,D] float32. `draw` names the random numbers of this choice; `deterministic` needs none."""
+
+    array: np.ndarray
+    draw: tuple[str | int, ...] = ()
+    deterministic: bool = False
+
+
+@dataclass(frozen=True)
+class Actions:
+    """[N,A] float32 or [N] int64, and the log-probability [N] of each."""
+
+    array: np.ndarray
+    log_probs: np.ndarray
+
+
+class PolicyRollout:
+    """Answers observations with actions. Its randomness depends on the run's seed and `Observations.draw` alone."""
+
+    def __init__(self, context: ComponentContext, config: Config, spaces: EnvSpaces) -> None:
+        self.context = context
+        self.device = torch.device("cuda", context.accelerators[0]) if context.accelerators else torch.device("cpu")
+        self.policy = embodied_policy(config, spaces, context.seed)
+        self.rows = config.algorithm.rollout_micro_batch_size
+        self.generator = torch.Generator(self.device)
+        self.version = -1
+
+    def receive(self, weights: Weights) -> int:
+        """Act with these weights from now on; returns their version."""
+        self.policy.load_state_dict(
+            {name: tensor.to(self.device) for name, tensor in weights.state.items()}, assign=True
+        )
+        self.version = weights.version
+        return self.version
+
+    def serve(self, source: Channel[Observations], sink: Channel[Actions]) -> None:
+        """Answers until `source` is closed."""
+        while True:
+            try:
+                observations = source.get()
+            except ChannelClosed:
+                return
+            sink.put(self.act(observations))
+
+    @torch.inference_mode()
+    def act(self, observations: Observations) -> Actions:
+        if not observations.deterministic:
+            self.generator.manual_seed(derive_seed(self.context.seed, "rollout", *observations.draw))
+        tensor = torch.from_numpy(observations.array).to(self.device)
+        parts = [
+            self.policy.act(part, self.generator, observations.deterministic)
+            for part in (tensor.split(self.rows) if self.rows else (tensor,))
+        ]
+        actions, log_probs = (torch.cat([part[field] for part in parts]).cpu().numpy() for field in (0, 1))
+        return Actions(actions, log_probs)

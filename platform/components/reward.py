@@ -1,0 +1,122 @@
+"""The reward component: gives every trajectory its reward, all at once or as they stream in.
+
+How a response is scored is in `envs/reasoning/verifiers.py`, the processes that do it in `envs/reasoning/scoring.py`.
+Shaping of rewards (KL, length, whitening) belongs to the algorithm, not here.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+
+from rl_platform.config.schema import Config
+from rl_platform.envs.reasoning.scoring import ScoringPool, ScoringStats
+from rl_platform.envs.reasoning.scoring_worker import Score
+from rl_platform.envs.reasoning.verifiers import ScoreItem, VerifierSpec
+from rl_platform.errors import ChannelClosed, WorkerError
+from rl_platform.records import Trajectory
+from rl_platform.runtime.channel import Channel
+from rl_platform.runtime.host import ComponentContext
+
+READ_AT_ONCE = 64
+
+
+class Reward:
+    """Scores trajectories by their text. A response without a score (timeout, exception, crash) comes back with
+    `valid=False` and reward 0; if a whole call yields not one score, WorkerError tells why, with a traceback.
+
+    `metric` is 1 for a full score and 0 otherwise with the built-in verifiers, the score itself with one of the user.
+    """
+
+    def __init__(self, context: ComponentContext, config: Config) -> None:
+        self._label = context.label
+        self._spec = verifier_spec(config)
+        self._pool = ScoringPool(self._spec, num_workers=config.reward.num_workers, timeout_s=config.reward.timeout_s)
+
+    def score(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """The trajectories in their order, with reward, metric and valid set."""
+        scores = self._pool.score([_item(trajectory) for trajectory in trajectories])
+        self._check_any_valid(scores)
+        return [self._scored(trajectory, score) for trajectory, score in zip(trajectories, scores, strict=True)]
+
+    def stream(self, source: Channel[Trajectory], sink: Channel[Trajectory]) -> int:
+        """Scores what arrives in `source` until it closes, and puts each trajectory into `sink` once it has its score.
+
+        The order may change. `sink` is left open: other ranks may write to it. Returns how many there were.
+        """
+        done: queue.SimpleQueue[tuple[Trajectory, Future[Score]] | int] = queue.SimpleQueue()
+        with ThreadPoolExecutor(1, thread_name_prefix=f"{self._label}-sink") as executor:
+            writer = executor.submit(self._write, done, sink)
+            count = 0
+            try:
+                while not writer.done() and (arrived := _next(source)):
+                    futures = self._pool.submit([_item(trajectory) for trajectory in arrived])
+                    count += len(arrived)
+                    for trajectory, future in zip(arrived, futures, strict=True):
+                        future.add_done_callback(lambda future, trajectory=trajectory: done.put((trajectory, future)))
+            finally:
+                done.put(count)
+        self._check_any_valid(writer.result())
+        return count
+
+    def stats(self) -> ScoringStats:
+        """Counts since the start of this rank."""
+        return self._pool.stats
+
+    def close(self) -> None:
+        """Ends the scoring processes."""
+        self._pool.close()
+
+    def _write(
+        self, done: queue.SimpleQueue[tuple[Trajectory, Future[Score]] | int], sink: Channel[Trajectory]
+    ) -> list[Score]:
+        """Until as many are written as `stream` says at its end."""
+        scores: list[Score] = []
+        expected: int | None = None
+        while expected is None or len(scores) < expected:
+            message = done.get()
+            if isinstance(message, int):
+                expected = message
+                continue
+            trajectory, future = message
+            scores.append(future.result())
+            sink.put(self._scored(trajectory, scores[-1]))
+        return scores
+
+    def _scored(self, trajectory: Trajectory, score: Score) -> Trajectory:
+        metric = float(score.value >= 1.0) if self._spec.built_in else score.value
+        return replace(trajectory, reward=score.value, metric=metric, valid=score.valid)
+
+    def _check_any_valid(self, scores: Sequence[Score]) -> None:
+        if not scores or any(score.valid for score in scores):
+            return
+        counts = ", ".join(
+            f"{reason} {sum(s.reason == reason for s in scores)}" for reason in sorted({s.reason for s in scores})
+        )
+        raise WorkerError(
+            f"{self._label}: reward.type {self._spec.type} scored none of {len(scores)} responses ({counts}). "
+            f"The last one:\n{scores[-1].detail}"
+        )
+
+
+def verifier_spec(config: Config) -> VerifierSpec:
+    """What the scoring processes need to know of a config."""
+    task = config.data.task
+    if task is None:
+        return VerifierSpec(config.reward.type)
+    return VerifierSpec(config.reward.type, task.type, task.name, task.params)
+
+
+def _item(trajectory: Trajectory) -> ScoreItem:
+    prompt = trajectory.prompt
+    return ScoreItem(trajectory.text, prompt.text, prompt.answer, prompt.metadata)
+
+
+def _next(source: Channel[Trajectory]) -> list[Trajectory]:
+    """Empty when the channel is closed; raises the error that it was closed with."""
+    try:
+        return source.get_many(READ_AT_ONCE)
+    except ChannelClosed:
+        return []

@@ -1,0 +1,120 @@
+"""The schema in words: its sections and keys, what each key accepts, its default. For messages and the reference."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import annotated_types
+from pydantic.fields import FieldInfo
+
+from rl_platform.config.base import Section
+from rl_platform.config.schema import Config
+
+_WORDS: dict[Any, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Any: "anything"}
+
+
+def section_of(annotation: Any) -> type[Section] | None:
+    """The section class behind an annotation such as `Model | None`, or None for a plain value."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    if get_origin(annotation) in (Union, types.UnionType, Annotated):
+        return next((found for found in map(section_of, get_args(annotation)) if found), None)
+    return None
+
+
+def walk(section: type[Section] = Config, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """All keys of a section as (dotted path, field), each section before its keys. Items of lists are not entered."""
+    for name, field in section.model_fields.items():
+        yield f"{prefix}{name}", field
+        inner = section_of(field.annotation)
+        if inner is not None:
+            yield from walk(inner, f"{prefix}{name}.")
+
+
+def section_at(path: str) -> type[Section] | None:
+    """The section class at a dotted path ("" is the whole config, `[0]` an item of a list), None if there is none."""
+    section: type[Section] | None = Config
+    for step in path.split(".") if path else ():
+        name = step.partition("[")[0]
+        if section is None or name not in section.model_fields:
+            return None
+        annotation = section.model_fields[name].annotation
+        section = section_of(get_args(annotation)[0] if get_origin(annotation) is list else annotation)
+    return section
+
+
+def field_at(path: str) -> FieldInfo | None:
+    """The field at a dotted path, None where the schema has no such key."""
+    parent, _, name = path.rpartition(".")
+    section = section_at(parent)
+    return section.model_fields.get(name) if section is not None else None
+
+
+def default_tree(section: type[Section] = Config) -> dict[str, Any]:
+    """The defaults of all keys that have one, as plain nested values."""
+    tree: dict[str, Any] = {}
+    for name, field in section.model_fields.items():
+        inner = section_of(field.annotation)
+        default = None if field.is_required() else field.get_default(call_default_factory=True)
+        if inner is not None and (default is not None or field.is_required()):
+            tree[name] = default_tree(inner)
+        elif not field.is_required():
+            tree[name] = list(default) if isinstance(default, tuple) else default
+    return tree
+
+
+def allowed(field: FieldInfo) -> str:
+    """What a key accepts, in words: "a number from 0 to 1, or null"."""
+    return _accepts(field.annotation, field.metadata)
+
+
+def choices(annotation: Any) -> list[str]:
+    """The members of the Literals in an annotation, [] if it has none."""
+    if get_origin(annotation) is Literal:
+        return [str(value) for value in get_args(annotation)]
+    return [choice for part in get_args(annotation) if not isinstance(part, FieldInfo) for choice in choices(part)]
+
+
+def _accepts(annotation: Any, metadata: list[Any]) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        inner = [
+            item for extra in arguments[1:] for item in (extra.metadata if isinstance(extra, FieldInfo) else [extra])
+        ]
+        return _accepts(arguments[0], [*metadata, *inner])
+    if origin in (Union, types.UnionType):
+        plain = [part for part in arguments if part is not type(None)]
+        null = ", or null" if len(plain) < len(arguments) else ""
+        return " or ".join(_accepts(part, metadata) for part in plain) + null
+    if origin is Literal:
+        return ", ".join(str(choice) for choice in arguments) if len(arguments) > 1 else f"only {arguments[0]}"
+    if origin is list:
+        inner_words = _accepts(arguments[0], [])
+        return f"a list, each item {inner_words}" if not choices(annotation) else f"a list of: {inner_words}"
+    if origin is tuple:
+        return f"a list of {len(arguments)}, each {_accepts(arguments[0], [])}"
+    if origin is dict or section_of(annotation) is not None:
+        return "a mapping"
+    return _WORDS[annotation] + _range(metadata)
+
+
+def _range(metadata: list[Any]) -> str:
+    words: list[str] = []
+    bounds = {type(bound): bound for bound in metadata}
+    low, high = bounds.get(annotated_types.Ge), bounds.get(annotated_types.Le)
+    if low and high:
+        return f" from {low.ge} to {high.le}"
+    for bound in metadata:
+        if isinstance(bound, annotated_types.Ge):
+            words.append(f"at least {bound.ge}")
+        elif isinstance(bound, annotated_types.Gt):
+            words.append(f"above {bound.gt}")
+        elif isinstance(bound, annotated_types.Le):
+            words.append(f"at most {bound.le}")
+        elif isinstance(bound, annotated_types.Lt):
+            words.append(f"below {bound.lt}")
+        elif isinstance(bound, annotated_types.MinLen):
+            words.append("not empty")
+    return f", {' and '.join(words)}" if words else ""

@@ -1,0 +1,119 @@
+"""Which keys do nothing under the chosen task, losses and switches, and why. A config that sets one is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from rl_platform.config.schema import Config
+
+CRITIC_ESTIMATORS = frozenset({"gae"})  # advantage estimators that need values
+
+_PROMPTS = (
+    "task",
+    "train_size",
+    "val_size",
+    "train_batch_size",
+    "max_prompt_length",
+    "max_response_length",
+    "system_prompt",
+    "prompt_template",
+    "use_chat_template",
+    "shuffle",
+)
+_CRITIC = ("group_name", "training_backend", "micro_batch_size", "max_tokens_per_micro_batch", "optim", "model")
+
+
+class Idle(NamedTuple):
+    """A key or section that nothing reads, the reason, and the keys that decide it."""
+
+    key: str
+    reason: str
+    switches: tuple[str, ...] = ("runner.task_type",)
+
+
+def has_values(config: Config) -> bool:
+    """Whether a value function is trained, as a head on the policy or as a model of its own."""
+    return config.algorithm.loss_type == "actor_critic" or config.critic.use_critic_model
+
+
+def idle_keys(config: Config) -> list[Idle]:
+    """All keys and sections without effect in this config. A section may be listed beside keys inside it."""
+    task = _embodied(config) if config.runner.task_type == "embodied" else _reasoning(config)
+    return [*task, *_losses(config), *_kl(config), *_optimizers(config)]
+
+
+def _embodied(config: Config) -> Iterator[Idle]:
+    for name in _PROMPTS:
+        yield Idle(f"data.{name}", "embodied training has no prompts")
+    for name in ("backend", "sampling", "val_sampling", "max_running_requests"):
+        yield Idle(f"rollout.{name}", "embodied policies choose actions and generate no text")
+    yield Idle("reward", "embodied rewards come from the environment")
+    for name in ("max_epochs", "log_samples"):
+        yield Idle(f"runner.{name}", "embodied training has no data set and no texts")
+    for name in ("path", "random_init", "tokenizer"):
+        yield Idle(f"actor.model.{name}", "an embodied policy is no language model")
+    yield Idle("actor.max_tokens_per_micro_batch", "transitions have no tokens; actor.micro_batch_size counts rows")
+    for name in ("observations", "rewards"):
+        switch = f"env.normalize_{name}"
+        if not getattr(config.env, f"normalize_{name}"):
+            yield Idle(f"env.clip_{name}", f"only normalised {name} are clipped, and {switch} is off", (switch,))
+
+
+def _reasoning(config: Config) -> Iterator[Idle]:
+    yield Idle("env", "reasoning tasks have no simulation")
+    for role in ("actor", "critic", "reference"):
+        for name in ("hidden_sizes", "activation", "initial_log_std"):
+            yield Idle(f"{role}.model.{name}", "only embodied policies are built from it")
+    kind = config.data.task.type if config.data.task is not None else None
+    switch = ("data.task.type",)
+    if kind is not None and kind != "reasoning_gym":
+        for name in ("name", "params"):
+            yield Idle(f"data.task.{name}", "it belongs to data.task.type reasoning_gym", switch)
+    if kind is not None and kind != "jsonl":
+        for name in ("path", "val_path", "prompt_column", "answer_column"):
+            yield Idle(f"data.task.{name}", "it belongs to data.task.type jsonl", switch)
+    if kind == "jsonl":
+        yield Idle("data.train_size", "a file has the size it has; only generated tasks are sized", switch)
+    if not config.data.use_chat_template:
+        reason = "without data.use_chat_template there is no system turn"
+        yield Idle("data.system_prompt", reason, ("data.use_chat_template",))
+
+
+def _losses(config: Config) -> Iterator[Idle]:
+    algorithm, estimator = config.algorithm, ("algorithm.adv_type",)
+    if algorithm.loss_agg_func != "seq-mean-token-sum-norm":
+        reason = "only algorithm.loss_agg_func seq-mean-token-sum-norm divides by it"
+        yield Idle("algorithm.loss_agg_horizon", reason, ("algorithm.loss_agg_func",))
+    if not config.critic.use_critic_model:
+        for key in (*(f"critic.{name}" for name in _CRITIC), "algorithm.critic_ppo_epochs"):
+            reason = "there is no separate critic, critic.use_critic_model is false"
+            yield Idle(key, reason, ("critic.use_critic_model", "algorithm.loss_type"))
+    if algorithm.adv_type not in CRITIC_ESTIMATORS:
+        yield Idle("algorithm.gae_lambda", f"adv_type {algorithm.adv_type} has no lambda", estimator)
+        if not has_values(config):
+            for name in ("value_clip", "huber_delta", "value_loss_scale"):
+                yield Idle(f"algorithm.{name}", f"adv_type {algorithm.adv_type} trains no values", estimator)
+
+
+def _kl(config: Config) -> Iterator[Idle]:
+    algorithm = config.algorithm
+    reward, loss, control = "algorithm.use_kl_in_reward", "algorithm.use_kl_loss", "algorithm.kl_ctrl.type"
+    if not algorithm.use_kl_in_reward:
+        for name in ("kl_penalty", "kl_ctrl"):
+            yield Idle(f"algorithm.{name}", f"{reward} is off", (reward,))
+    elif algorithm.kl_ctrl.type == "fixed":
+        for name in ("horizon", "target_kl"):
+            yield Idle(f"algorithm.kl_ctrl.{name}", f"only {control} adaptive reacts to the KL", (control,))
+    if not algorithm.use_kl_loss:
+        for name in ("kl_loss_coef", "kl_loss_type"):
+            yield Idle(f"algorithm.{name}", f"{loss} is off", (loss,))
+    if not algorithm.needs_reference:
+        yield Idle("reference", f"no KL term is on ({reward}, {loss})", (reward, loss))
+
+
+def _optimizers(config: Config) -> Iterator[Idle]:
+    for role, optim in (("actor", config.actor.optim), ("critic", config.critic.optim)):
+        if optim.lr_schedule == "constant":
+            switch = f"{role}.optim.lr_schedule"
+            yield Idle(f"{role}.optim.min_lr", f"the learning rate does not decay, {switch} is constant", (switch,))

@@ -1,0 +1,159 @@
+"""Turns pydantic's validation errors into problems in plain words: what stands where, what may stand there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from rl_platform.config.describe import allowed, choices, field_at, section_at, walk
+from rl_platform.config.foreign_names import FOREIGN_SECTIONS, ForeignName, translate
+from rl_platform.config.suggest import nearest
+from rl_platform.errors import Problem
+
+Where = Callable[[str], str]
+
+_KINDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "text", list: "a list"}
+_MAPPINGS = ("dict_type", "model_type", "model_attributes_type")
+
+
+def explain(error: ValidationError, where: Where) -> list[Problem]:
+    """One problem (or, for a section of another system, one per known key) for each of pydantic's errors."""
+    problems: dict[tuple[str, str], Problem] = {}
+    for detail in error.errors(include_url=False):
+        key = dotted(detail["loc"])
+        if detail["type"] == "extra_forbidden":
+            found = list(_unknown(key, detail["input"], where))
+        elif detail["type"] == "missing":
+            found = [_missing(detail, key, where)]
+        else:
+            found = [_wrong(detail, key, where)]
+        problems.update({(problem.key, problem.message): problem for problem in found})
+    return list(problems.values())
+
+
+def dotted(location: tuple[int | str, ...]) -> str:
+    """pydantic's location as a key path: ("a", "b", 0, "c") is a.b[0].c."""
+    path = ""
+    for step in location:
+        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
+    return path
+
+
+def show(value: Any) -> str:
+    """A value as it could be written in YAML, text in quotes, cut after 80 characters."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _missing(detail: ErrorDetails, key: str, where: Where) -> Problem:
+    if isinstance(detail["loc"][-1], int):
+        parent = dotted(detail["loc"][:-1])
+        return Problem(parent, "too few entries", where(parent), allowed=_allowed(parent))
+    field = field_at(key)
+    meaning = f" ({field.description})" if field is not None and field.description else ""
+    return Problem(key, f"this key is required{meaning}", where(key), allowed=_allowed(key))
+
+
+def _wrong(detail: ErrorDetails, key: str, where: Where) -> Problem:
+    kind, value = detail["type"], detail["input"]
+    hint = ""
+    if kind == "literal_error":
+        message = "not one of the allowed values"
+        field = field_at(key.partition("[")[0])
+        close = nearest(str(value), choices(field.annotation) if field is not None else [])
+        hint = f"did you mean {close}?" if close else ""
+    elif kind.endswith("_type") or kind.startswith(("int_", "float_", "bool_")):
+        message = f"the wrong type: {'nothing stands here' if value is None else f'this is {_kind(value)}'}"
+        hint = _type_hint(kind, value)
+    elif kind in ("greater_than", "greater_than_equal", "less_than", "less_than_equal"):
+        message = "out of range"
+    elif kind == "finite_number":
+        message = "must be a finite number"
+    elif kind in ("too_short", "string_too_short"):
+        message = "must not be empty"
+    elif kind == "too_long":
+        message = "too many entries"
+    else:
+        message = detail["msg"]
+    return Problem(key, message, where(key), show(value), _allowed(key), hint)
+
+
+def _allowed(key: str) -> str:
+    field = field_at(key) or field_at(key.partition("[")[0])
+    return allowed(field) if field is not None else ""
+
+
+def _kind(value: Any) -> str:
+    return _KINDS.get(type(value), "a mapping")
+
+
+def _type_hint(kind: str, value: Any) -> str:
+    if isinstance(value, str):
+        if kind.startswith("bool") and value.lower() in ("yes", "on", "y", "no", "off", "n"):
+            return f"write {'true' if value.lower() in ('yes', 'on', 'y') else 'false'}"
+        if kind.startswith(("int", "float")) and value.strip("+-. ").replace(".", "").isdigit():
+            return "write the number without quotes"
+        if kind.startswith("bool") and value.lower() in ("true", "false"):
+            return "write it without quotes"
+    if kind.startswith("int") and isinstance(value, float) and value.is_integer():
+        return f"write {int(value)}"
+    if kind.startswith("bool") and value in (0, 1) and not isinstance(value, bool):
+        return f"write {'true' if value else 'false'}"
+    if kind.startswith("string") and value is not None:
+        return "put it in quotes"
+    if kind in _MAPPINGS and value is None:
+        return "leave the key out to get the defaults"
+    return ""
+
+
+def _unknown(key: str, value: Any, where: Where) -> Iterator[Problem]:
+    parent, _, name = key.rpartition(".")
+    if key in FOREIGN_SECTIONS:
+        system, target = FOREIGN_SECTIONS[key]
+        yield Problem(key, f"`{name}` is {system}'s section; here its keys go to {target}", where(key))
+        yield from _content(key, value, where)
+        return
+    if (found := translate(key)) is not None:
+        yield _foreign(key, found, where)
+        return
+    section = section_at(parent)
+    names = list(section.model_fields) if section is not None else []
+    close = nearest(name, names)
+    if elsewhere := _keys_named(name):
+        hint = f"this key belongs to {elsewhere}"
+    elif close:
+        hint = f"did you mean {parent + '.' if parent else ''}{close}?"
+    elif content := list(_content(key, value, where)):
+        yield from content
+        return
+    else:
+        far = nearest(name, {path.rpartition(".")[2] for path, _ in walk()})
+        hint = f"did you mean {_keys_named(far)}?" if far else ""
+    yield Problem(key, f"unknown {'key' if parent else 'section'}", where(key), allowed=", ".join(names), hint=hint)
+
+
+def _content(key: str, value: Any, where: Where) -> Iterator[Problem]:
+    """The keys below a section that is not ours, as far as they have a name here."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from _content(f"{key}.{name}", item, where)
+    elif (found := translate(key)) is not None:
+        yield _foreign(key, found, where)
+    elif ours := _keys_named(key.rpartition(".")[2]):
+        yield Problem(key, f"unknown key; here it is {ours}", where(key))
+
+
+def _foreign(key: str, found: ForeignName, where: Where) -> Problem:
+    name = key.rpartition(".")[2]
+    return Problem(
+        key, f"`{name}` is {found.system}'s name; here it is {' and '.join(found.here)}", where(key), hint=found.note
+    )
+
+
+def _keys_named(name: str) -> str:
+    """The keys of the schema that are called `name`, "a.b or c.b", at most four; "" if there is none."""
+    return " or ".join([path for path, _ in walk() if path.rpartition(".")[2] == name][:4])

@@ -1,0 +1,116 @@
+"""`${section.key}` references inside a config. `$${` stands for a literal `${`. Environment variables are not read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from rl_platform.config.suggest import nearest
+from rl_platform.errors import Problem
+
+_REFERENCE = re.compile(r"(\$?)\$\{([^{}]*)\}")
+_LOOKUP_FAILED = object()
+
+
+def resolve_references(
+    tree: dict[str, Any], defaults: dict[str, Any], where: Callable[[str], str]
+) -> tuple[dict[str, Any], list[Problem]]:
+    """`tree` with all references replaced, and the problems met: missing targets, cycles, sections inside text.
+
+    A value that is one reference as a whole keeps the type of its target. Keys that are not in `tree` are looked up in
+    `defaults`, the schema's. A reference with a problem becomes None and is named in `Problem.key`.
+    """
+    resolver = _Resolver(tree, defaults, where)
+    resolved = {key: resolver.value(value, (key,)) for key, value in tree.items()}
+    return resolved, resolver.problems
+
+
+class _Resolver:
+    def __init__(self, tree: dict[str, Any], defaults: dict[str, Any], where: Callable[[str], str]) -> None:
+        self.tree = tree
+        self.defaults = defaults
+        self.where = where
+        self.problems: list[Problem] = []
+        self._open: list[tuple[str, ...]] = []
+
+    def value(self, value: Any, path: tuple[str, ...]) -> Any:
+        """`value`, which stands at `path`, without references."""
+        if isinstance(value, dict):
+            return {key: self.value(item, (*path, key)) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self.value(item, (*path[:-1], f"{path[-1]}[{index}]")) for index, item in enumerate(value)]
+        if not isinstance(value, str) or "${" not in value:
+            return value
+        if path in self._open:
+            cycle = " -> ".join(".".join(step) for step in [*self._open[self._open.index(path) :], path])
+            self._complain(path, value, f"the references go in a circle: {cycle}")
+            return None
+        self._open.append(path)
+        try:
+            return self._text(value, path)
+        finally:
+            self._open.pop()
+
+    def _text(self, text: str, path: tuple[str, ...]) -> Any:
+        whole = _REFERENCE.fullmatch(text)
+        if whole and not whole[1]:
+            found = self._target(whole[2].strip(), text, path)
+            return None if found is _LOOKUP_FAILED else found
+        failed = False
+
+        def replace(match: re.Match[str]) -> str:
+            nonlocal failed
+            if match[1]:
+                return match[0][1:]
+            found = self._target(match[2].strip(), text, path)
+            if isinstance(found, dict | list) or found is None:
+                kind = "is null" if found is None else "is a whole section or list"
+                self._complain(path, text, f"${{{match[2]}}} {kind} and cannot stand inside text")
+                found = _LOOKUP_FAILED
+            failed = failed or found is _LOOKUP_FAILED
+            return str(found).lower() if isinstance(found, bool) else str(found)
+
+        replaced = _REFERENCE.sub(replace, text)
+        if "${" in _REFERENCE.sub("", text):
+            self._complain(path, text, "a `${` without its `}`", hint="write $${ for a literal ${")
+            return None
+        return None if failed else replaced
+
+    def _target(self, name: str, text: str, path: tuple[str, ...]) -> Any:
+        target = tuple(name.split("."))
+        found = _walk(self.tree, target)
+        if found is _LOOKUP_FAILED:
+            found = _walk(self.defaults, target)
+        if found is _LOOKUP_FAILED:
+            close = nearest(name, _leaves(self.tree))
+            hint = f"did you mean ${{{close}}}?" if close else "a literal ${ is written $${"
+            self._complain(path, text, f"${{{name}}} names no key of this config", hint=hint)
+            return found
+        if path[: len(target)] == target:
+            self._complain(path, text, f"the references go in a circle: {name} contains this key")
+            return _LOOKUP_FAILED
+        before = len(self.problems)
+        resolved = self.value(found, target)
+        return _LOOKUP_FAILED if len(self.problems) > before else resolved
+
+    def _complain(self, path: tuple[str, ...], text: str, message: str, hint: str = "") -> None:
+        key = ".".join(path)
+        problem = Problem(key=key, message=message, where=self.where(key), value=repr(text), hint=hint)
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+
+def _walk(tree: Any, path: tuple[str, ...]) -> Any:
+    for key in path:
+        if not isinstance(tree, dict) or key not in tree:
+            return _LOOKUP_FAILED
+        tree = tree[key]
+    return tree
+
+
+def _leaves(tree: dict[str, Any], prefix: str = "") -> list[str]:
+    names: list[str] = []
+    for key, value in tree.items():
+        names += _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else [f"{prefix}{key}"]
+    return names

@@ -1,0 +1,157 @@
+"""Loads a config: YAML, overrides, references, schema, checks. Everything that is wrong is told at once.
+
+Neither torch nor any other heavy library is imported, so that a typo is answered in a moment.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from rl_platform.config.checks import check
+from rl_platform.config.describe import default_tree
+from rl_platform.config.effects import idle_keys
+from rl_platform.config.explain import dotted, explain
+from rl_platform.config.interpolation import resolve_references
+from rl_platform.config.overrides import apply_overrides
+from rl_platform.config.schema import Config, Runner
+from rl_platform.config.source import COMMAND_LINE, CoreLoader, YamlReader
+from rl_platform.errors import ConfigError, Problem
+
+
+@dataclass(frozen=True)
+class LoadedConfig:
+    """A valid config with its origin: `sources` maps every key that was written to "file:line" or "command line"."""
+
+    config: Config
+    sources: dict[str, str]
+
+    def where(self, key: str) -> str:
+        """The line of `key` or, if it was not written, of the nearest section around it."""
+        return _nearest_line(self.sources, key)
+
+    def resolved_yaml(self) -> str:
+        """The config with defaults and references filled in, without the keys that have no effect: it loads again."""
+        tree = self.config.model_dump(mode="json")
+        for idle in idle_keys(self.config):
+            _remove(tree, idle.key)
+        return yaml.dump(_escaped(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig:
+    """The config in the file at `path` with `section.key=value` overrides.
+
+    Raises ConfigError with all problems found, in the order of their lines.
+    """
+    reader = YamlReader(str(path))
+    tree = reader.read(_text_of(path))
+    problems = reader.problems
+    if not problems and not isinstance(tree, dict):
+        message = "the file is empty" if tree is None else "the file holds no mapping"
+        problems = [Problem("config", message, str(path), hint="it needs at least the sections runner and cluster")]
+    if not isinstance(tree, dict):
+        raise ConfigError(problems)
+    sources = reader.where
+    problems += apply_overrides(tree, sources, overrides)
+
+    def where(key: str) -> str:
+        return _nearest_line(sources, key)
+
+    _fill_references(tree)
+    tree, unresolved = resolve_references(tree, default_tree(), where)
+    problems += unresolved
+    for problem in problems:
+        _remove(tree, problem.key)
+    config, invalid = _validate(tree, where, {problem.key for problem in problems})
+    problems += invalid
+    if config is not None:
+        problems += check(config, tree, where, _doubtful(problems))
+    if problems or config is None:
+        raise ConfigError(sorted(problems, key=_line_order))
+    return LoadedConfig(config, sources)
+
+
+def _text_of(path: str | Path) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError([Problem("config", f"the file cannot be read: {reason}", str(path))]) from error
+
+
+def _validate(
+    tree: dict[str, Any], where: Callable[[str], str], known: set[str]
+) -> tuple[Config | None, list[Problem]]:
+    """The config and what the schema finds wrong.
+
+    Bad keys are left at their defaults, so that the checks can still run; None if one of them has no default.
+    """
+    try:
+        return Config.model_validate(tree), []
+    except ValidationError as error:
+        problems = [problem for problem in explain(error, where) if problem.key not in known]
+        for detail in error.errors(include_url=False):
+            _remove(tree, dotted(detail["loc"]))
+    try:
+        return Config.model_validate(tree), problems
+    except ValidationError:  # a required key is among the bad ones: already told
+        return None, problems
+
+
+def _fill_references(tree: dict[str, Any]) -> None:
+    """Defaults that are references themselves are written out, to be resolved with the others."""
+    runner = tree.get("runner")
+    if isinstance(runner, dict):
+        runner.setdefault("output_dir", Runner.model_fields["output_dir"].default)
+
+
+def _doubtful(problems: list[Problem]) -> set[str]:
+    """Keys that cannot be trusted: the bad ones, and those that were probably meant by a bad name."""
+    named = {key for problem in problems for key in re.findall(r"\w+(?:\.\w+)+", f"{problem.message} {problem.hint}")}
+    return named | {problem.key for problem in problems}
+
+
+def _nearest_line(sources: dict[str, str], key: str) -> str:
+    while key and key not in sources:
+        key = key.rpartition(".")[0] if not key.endswith("]") else key.rpartition("[")[0]
+    return sources.get(key, "")
+
+
+def _remove(tree: dict[str, Any], key: str) -> None:
+    """Takes `key` out of nested mappings; for an item of a list, the whole list."""
+    *sections, leaf = key.partition("[")[0].split(".")
+    for section in sections:
+        inner = tree.get(section)
+        if not isinstance(inner, dict):
+            return
+        tree = inner
+    tree.pop(leaf, None)
+
+
+def _line_order(problem: Problem) -> tuple[bool, str, int]:
+    file, _, line = problem.where.rpartition(":")
+    return problem.where == COMMAND_LINE, file, int(line) if re.fullmatch("[0-9]+", line) else 0
+
+
+def _escaped(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _escaped(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_escaped(item) for item in value]
+    return value.replace("${", "$${") if isinstance(value, str) else value
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes all text that YAML 1.2 or YAML 1.1 would read as something else."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's own attribute
+        first: CoreLoader.yaml_implicit_resolvers.get(first, [])
+        + yaml.SafeDumper.yaml_implicit_resolvers.get(first, [])
+        for first in {*CoreLoader.yaml_implicit_resolvers, *yaml.SafeDumper.yaml_implicit_resolvers}
+    }

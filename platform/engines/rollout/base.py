@@ -1,0 +1,40 @@
+"""What every rollout engine offers: token ids in, sampled token ids and their log-probabilities out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from rl_platform.records import SamplingParams, Weights
+
+
+@dataclass(frozen=True)
+class Request:
+    """One response to generate. `seed` alone decides its random numbers, whatever else is generated beside it."""
+
+    index: int
+    token_ids: tuple[int, ...]
+    seed: int
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A finished response: token ids including a sampled EOS, and the log-probability of each."""
+
+    index: int
+    token_ids: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    finish_reason: Literal["stop", "length"]
+
+
+class RolloutEngine(Protocol):
+    """One rank's generator."""
+
+    def receive(self, weights: Weights) -> None:
+        """Generate with these weights from now on."""
+
+    def generate(
+        self, requests: Sequence[Request], sampling: SamplingParams, on_finished: Callable[[Completion], None]
+    ) -> None:
+        """Answer every request exactly once, calling `on_finished` as soon as each is done."""

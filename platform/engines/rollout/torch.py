@@ -1,0 +1,182 @@
+"""The built-in rollout engine: continuous batching on plain torch, on CPU or GPU.
+
+Running sequences are decoded together; one that finishes leaves at once and a waiting one takes its slot. A prompt prefix that all
+waiting requests share (a chat template's system turn) is computed once. Weights are references to the trainer's, not copies; on a
+CPU the matrices are repacked into oneDNN's blocked layout after each update, which makes small batches about twice as fast.
+
+Does not cover tensor parallelism, paging, or samples of one prompt sharing more than the common prefix.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rl_platform.engines.rollout.base import Completion, Request
+from rl_platform.engines.rollout.kv_cache import DecodeAttention, KVCache, PrefillAttention
+from rl_platform.engines.rollout.sampling import sample, uniforms
+from rl_platform.models.language import LanguageModel
+from rl_platform.models.packed import pack
+from rl_platform.records import SamplingParams, Weights
+
+PREFILL_TOKENS = 4096  # prompt tokens of one prefill forward
+REFILL_SHARE = 8  # waiting requests enter when one slot in this many is free: prefills of one prompt are slow
+
+
+@dataclass
+class _Running:
+    request: Request
+    random: Tensor
+    tokens: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+
+
+class TorchRolloutEngine:
+    """`model_config`: of transformers. Weights come by `receive` before the first `generate`."""
+
+    def __init__(self, model_config: Any, eos_token_ids: Sequence[int], max_running: int, device: torch.device) -> None:
+        from accelerate import init_empty_weights
+        from transformers import AutoModelForCausalLM
+
+        with init_empty_weights(include_buffers=False):
+            network = AutoModelForCausalLM.from_config(model_config)
+        self.model = LanguageModel(network).eval()
+        self.config = model_config
+        self.eos = frozenset(eos_token_ids)
+        self.max_running = max_running
+        self.device = device
+        self.version = -1
+        self._packed: list[_PackedLinear] = []
+
+    def receive(self, weights: Weights) -> None:
+        if self.version < 0:
+            self.model.load_state_dict(
+                {name: tensor.to(self.device) for name, tensor in weights.state.items()}, assign=True
+            )
+            if self.device.type == "cpu" and torch.backends.mkldnn.is_available():
+                self._packed = _pack_linears(self.model)
+        else:
+            own = self.model.state_dict(keep_vars=True)
+            for name, tensor in weights.state.items():
+                if own[name].data_ptr() != tensor.data_ptr():
+                    own[name].data.copy_(tensor)
+        for linear in self._packed:
+            linear.repack()
+        self.version = weights.version
+
+    @torch.inference_mode()
+    def generate(
+        self,
+        requests: Sequence[Request],
+        sampling: SamplingParams,
+        on_finished: Callable[[Completion], None],
+    ) -> None:
+        waiting = deque(requests)
+        running: list[_Running] = []
+        slots = min(self.max_running, len(requests))
+        cache = self._new_cache(slots, max(len(request.token_ids) for request in requests) + sampling.max_new_tokens)
+        while waiting or running:
+            free = slots - len(running)
+            if waiting and free * REFILL_SHARE >= min(slots, len(waiting)):
+                entered = self._take(waiting, free, sampling)
+                logits = self._prefill(cache, entered, first=len(running))
+                running += entered
+                offset = len(running) - len(entered)
+            else:
+                logits = self._decode(cache, running)
+                offset = 0
+            self._append(running[offset:], logits, sampling)
+            self._release(cache, running, sampling, on_finished)
+
+    def _take(self, waiting: deque[Request], free: int, sampling: SamplingParams) -> list[_Running]:
+        entered: list[_Running] = []
+        tokens = 0
+        while waiting and len(entered) < free and (not entered or tokens + len(waiting[0].token_ids) <= PREFILL_TOKENS):
+            request = waiting.popleft()
+            tokens += len(request.token_ids)
+            entered.append(_Running(request, uniforms(request.seed, sampling.max_new_tokens)))
+        return entered
+
+    def _prefill(self, cache: KVCache, entered: list[_Running], first: int) -> Tensor:
+        prompts = [torch.tensor(entry.request.token_ids, device=self.device) for entry in entered]
+        packed = pack(prompts)
+        states = self.model.hidden(packed.tokens, packed.positions, PrefillAttention(cache, packed, first))
+        last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=self.device)
+        return self._logits(states[packed.flat_index[torch.arange(len(entered), device=self.device), last]])
+
+    def _decode(self, cache: KVCache, running: list[_Running]) -> Tensor:
+        tokens = torch.tensor([entry.tokens[-1] for entry in running], device=self.device)
+        lengths = torch.tensor(
+            [len(entry.request.token_ids) + len(entry.tokens) - 1 for entry in running], device=self.device
+        )
+        return self._logits(self.model.hidden(tokens, lengths, DecodeAttention(cache, lengths)))
+
+    def _logits(self, states: Tensor) -> Tensor:
+        return self.model.head(states)
+
+    def _append(self, entries: list[_Running], logits: Tensor, sampling: SamplingParams) -> None:
+        uniform = torch.stack([entry.random[len(entry.tokens)] for entry in entries])
+        tokens, log_probs = sample(logits, uniform, sampling)
+        for entry, token, log_prob in zip(entries, tokens.tolist(), log_probs.tolist(), strict=True):
+            entry.tokens.append(token)
+            entry.log_probs.append(log_prob)
+
+    def _release(
+        self,
+        cache: KVCache,
+        running: list[_Running],
+        sampling: SamplingParams,
+        on_finished: Callable[[Completion], None],
+    ) -> None:
+        """Finished sequences leave; the last running one moves into the gap."""
+        for slot in range(len(running) - 1, -1, -1):
+            entry = running[slot]
+            stopped = entry.tokens[-1] in self.eos
+            if not stopped and len(entry.tokens) < sampling.max_new_tokens:
+                continue
+            last = running.pop()
+            if slot < len(running):
+                running[slot] = last
+                cache.move(len(running), slot)
+            reason = "stop" if stopped else "length"
+            on_finished(Completion(entry.request.index, tuple(entry.tokens), tuple(entry.log_probs), reason))
+
+    def _new_cache(self, slots: int, length: int) -> KVCache:
+        config = self.config
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        heads = config.num_key_value_heads
+        dtype = self.model.head.weight.dtype
+        return KVCache(config.num_hidden_layers, slots, heads, length, head_dim, dtype=dtype, device=self.device)
+
+
+class _PackedLinear(nn.Module):
+    """A linear layer whose weight is kept a second time in oneDNN's blocked layout."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+
+    def repack(self) -> None:
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), 32)
+
+    def forward(self, states: Tensor) -> Tensor:
+        if states.numel() // states.shape[-1] > 256:  # large products are as fast without
+            return F.linear(states, self.weight, self.bias)
+        return torch.ops.mkldnn._linear_pointwise(states, self.packed, self.bias, "none", [], "")
+
+
+def _pack_linears(model: nn.Module) -> list[_PackedLinear]:
+    packed = []
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if type(child) is nn.Linear:
+                replacement = _PackedLinear(child)
+                setattr(module, name, replacement)
+                packed.append(replacement)
+    return packed

@@ -1,0 +1,252 @@
+"""What a run reports and where it goes: metrics.jsonl, samples.jsonl, TensorBoard, Weights & Biases.
+
+Runners talk to one `Reporter`. `Reporters` is the one they hold: it times phases, derives rates and passes everything
+on to its sinks, which implement the same protocol. Metric names: reward/, adv/, actor/, critic/, len/, episode/, val/,
+time/ (seconds), perf/. A count (`perf/tokens`, `perf/env_steps`) also gives its rate (`perf/tokens_per_sec`).
+
+Not covered: computing the metrics, and the terminal (`rl_platform.launch.view`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import math
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from rl_platform.errors import ConfigError, DataError, Problem
+
+Sample = tuple[str, str, float]
+"""Prompt, response, reward."""
+
+RATED = ("tokens", "env_steps", "samples")
+"""Counts `perf/<name>` of one step from which `Reporters` derives `perf/<name>_per_sec`."""
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What a run is, told once. `resumed_step`: None for a fresh run, else the step of the checkpoint it goes on from.
+
+    card: what is computed, as (label, text) lines; placement: components and GPUs as a text grid; config: resolved.
+    """
+
+    experiment: str
+    task_type: str
+    output_dir: Path
+    max_steps: int
+    config_path: str = ""
+    resumed_step: int | None = None
+    card: Sequence[tuple[str, str]] = ()
+    placement: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Reporter(Protocol):
+    """What runners call. Safe from several threads; a call never waits for a terminal or a network."""
+
+    def start(self, info: RunInfo) -> None:
+        """Once, before the first step."""
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """`with reporter.phase("generate"):` says what the run does; its seconds become `time/generate`."""
+
+    def progress(self, done: int, total: int, unit: str, **numbers: float) -> None:
+        """How far the current phase is, with a few numbers of interest; `total` 0: not known."""
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """All metrics of a finished step, once per step and before its checkpoint is saved; validation included."""
+
+    def samples(self, step: int, samples: Sequence[Sample]) -> None:
+        """Some generated texts of the step."""
+
+    def note(self, text: str) -> None:
+        """A sentence the user should see: a warning, a checkpoint saved, a worker restarted."""
+
+    def close(self) -> None:
+        """Once, after the last step or on the way out of an error."""
+
+
+class Reporters:
+    """The reporter runners hold: passes every call on to `sinks`, in order; adds timings and rates to the metrics."""
+
+    def __init__(self, sinks: Sequence[Reporter]) -> None:
+        self.sinks = list(sinks)
+        self._lock = threading.Lock()
+        self._seconds: dict[str, float] = {}
+        self._step_began = time.perf_counter()
+
+    def start(self, info: RunInfo) -> None:
+        for sink in self.sinks:
+            sink.start(info)
+        self._step_began = time.perf_counter()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            with ExitStack() as stack:
+                for sink in self.sinks:
+                    stack.enter_context(sink.phase(name))
+                yield
+        finally:
+            with self._lock:
+                self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - began
+
+    def progress(self, done: int, total: int, unit: str, **numbers: float) -> None:
+        for sink in self.sinks:
+            sink.progress(done, total, unit, **numbers)
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """As in the protocol. Adds `time/<phase>`, `time/step` (wall seconds since the step before) and rates."""
+        now = time.perf_counter()
+        with self._lock:
+            times = {f"time/{name}": seconds for name, seconds in self._seconds.items()}
+            self._seconds.clear()
+            times["time/step"] = now - self._step_began
+            self._step_began = now
+        complete = {name: float(value) for name, value in metrics.items()} | times
+        for name in RATED:
+            if f"perf/{name}" in complete:
+                complete[f"perf/{name}_per_sec"] = complete[f"perf/{name}"] / max(complete["time/step"], 1e-9)
+        for sink in self.sinks:
+            sink.step(step, complete)
+
+    def samples(self, step: int, samples: Sequence[Sample]) -> None:
+        for sink in self.sinks:
+            sink.samples(step, samples)
+
+    def note(self, text: str) -> None:
+        for sink in self.sinks:
+            sink.note(text)
+
+    def close(self) -> None:
+        with ExitStack() as stack:  # every sink is closed, even if one fails
+            for sink in reversed(self.sinks):
+                stack.callback(sink.close)
+
+
+class RunLog:
+    """Files of a run: `metrics.jsonl` (one line per step, strict JSON, non-finite numbers as null), `samples.jsonl`,
+    and what `backends` asks for: TensorBoard events under `tensorboard/`, Weights & Biases.
+
+    On resume, lines of steps after the resumed one are cut, so that the file equals that of a run never interrupted
+    (less `time/` and rates). Raises ConfigError if a backend is not installed.
+    """
+
+    def __init__(self, output_dir: str | Path, backends: Sequence[str] = ()) -> None:
+        self.output_dir = Path(output_dir)
+        self.backends = list(backends)
+        if "wandb" in self.backends and not importlib.util.find_spec("wandb"):
+            raise ConfigError(
+                [Problem("runner.logger_backends", "wandb is not installed", value="wandb", hint="pip install wandb")]
+            )
+        self._files: list[Any] = []
+        self._tensorboard: Any = None
+        self._wandb: Any = None
+
+    def start(self, info: RunInfo) -> None:
+        self.output_dir.mkdir(parents=True, exist_ok=True)
+        self._metrics = _open_cut(self.output_dir / "metrics.jsonl", info.resumed_step)
+        self._samples = _open_cut(self.output_dir / "samples.jsonl", info.resumed_step)
+        self._files = [self._metrics, self._samples]
+        first_step = 0 if info.resumed_step is None else info.resumed_step + 1
+        if "tensorboard" in self.backends:
+            from torch.utils.tensorboard import SummaryWriter  # takes a second to import
+
+            self._tensorboard = SummaryWriter(str(self.output_dir / "tensorboard"), purge_step=first_step)
+        if "wandb" in self.backends:
+            self._wandb = _start_wandb(info)
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def progress(self, done: int, total: int, unit: str, **numbers: float) -> None:
+        pass
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        _write_line(self._metrics, {"step": step, **finite})
+        if self._tensorboard is not None:
+            for name, value in metrics.items():
+                self._tensorboard.add_scalar(name, value, step)
+            self._tensorboard.flush()
+        if self._wandb is not None:
+            self._wandb.log(dict(metrics), step=step)
+
+    def samples(self, step: int, samples: Sequence[Sample]) -> None:
+        for prompt, response, reward in samples:
+            score = float(reward) if math.isfinite(reward) else None
+            _write_line(self._samples, {"step": step, "prompt": prompt, "response": response, "reward": score})
+
+    def note(self, text: str) -> None:
+        pass
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+        if self._wandb is not None:
+            self._wandb.finish()
+
+
+def read_metrics(path: str | Path) -> list[dict[str, float]]:
+    """The lines of a metrics.jsonl (or of the one in folder `path`), null as NaN; a torn last line is left out.
+
+    Raises DataError if there is no such file or another line is not JSON.
+    """
+    path = Path(path)
+    path = path / "metrics.jsonl" if path.is_dir() else path
+    try:
+        rows = _read_lines(path)
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}; name the output folder of a run or its metrics.jsonl") from error
+    return [{name: math.nan if value is None else value for name, value in row.items()} for _, row in rows]
+
+
+def _read_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Complete lines as text and parsed; a kill may have torn the last one."""
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n")[:-1], start=1):
+        try:
+            row = json.loads(line)
+            row["step"] += 0
+        except (ValueError, TypeError, KeyError) as error:
+            raise DataError(f"{path}:{number}: not a JSON object with a step: {line[:80]!r}") from error
+        rows.append((line + "\n", row))
+    return rows
+
+
+def _open_cut(path: Path, resumed_step: int | None) -> Any:
+    """Open for appending, without the lines of steps after `resumed_step` (None: of all) and without a torn line."""
+    if path.exists():
+        rows = [] if resumed_step is None else _read_lines(path)
+        part = path.with_suffix(".tmp")
+        part.write_text("".join(line for line, row in rows if row["step"] <= resumed_step), encoding="utf-8")
+        os.replace(part, path)
+    return open(path, "a", encoding="utf-8")
+
+
+def _write_line(file: Any, record: Mapping[str, Any]) -> None:
+    file.write(json.dumps(record, allow_nan=False) + "\n")
+    file.flush()
+
+
+def _start_wandb(info: RunInfo) -> Any:
+    """A W&B run that goes on under its old id when the training resumes."""
+    wandb = importlib.import_module("wandb")
+    id_file = info.output_dir / "wandb_id"
+    resumed = info.resumed_step is not None and id_file.exists()
+    identity = id_file.read_text() if resumed else os.urandom(4).hex()
+    id_file.write_text(identity)
+    return wandb.init(
+        project=info.experiment, id=identity, resume="allow", dir=str(info.output_dir), config=dict(info.config)
+    )

@@ -1,0 +1,22 @@
+"""From config to language model: the same weights for everyone who asks with the same section and seed."""
+
+from __future__ import annotations
+
+from rl_platform.config.components import Model
+from rl_platform.config.schema import Config
+from rl_platform.models.language import LanguageModel
+from rl_platform.models.pretrained import load_causal_lm
+from rl_platform.models.tokenizer import load_tokenizer
+from rl_platform.rng import derive_seed
+
+
+def language_model(config: Config, section: Model, seed: int, *, value_head: bool = False) -> LanguageModel:
+    """Actor, critic and reference built from one section start from equal backbones, also with random weights."""
+    tokenizer = load_tokenizer(section)
+    network = load_causal_lm(section, tokenizer.vocab_size, tokenizer.eos_token_ids[0], derive_seed(seed, "model"))
+    return LanguageModel(network, value_head=value_head)
+
+
+def token_temperature(config: Config) -> float:
+    """What logits are divided by in training: the temperature the tokens were sampled at (greedy counts as 1)."""
+    return config.rollout.sampling.temperature or 1.0

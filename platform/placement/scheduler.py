@@ -1,0 +1,234 @@
+"""Turns `cluster.component_placement` and an inventory into a placement: slots of every rank and the hosts they share.
+
+Pure: nothing is started, reserved or measured here, and memory is not estimated. Every problem of a config is reported
+at once; if there is any, there is no placement.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from rl_platform.config.schema import Cluster
+from rl_platform.errors import PlacementError, Problem
+from rl_platform.placement.grammar import Entry, Segment, did_you_mean, read, uneven
+from rl_platform.placement.inventory import NODE_GROUP, VISIBLE_DEVICES, Inventory
+
+LEARNERS = ("actor", "critic", "actor_critic", "reference")  # several ranks of these form a process group
+
+Resource = tuple[int, int | None]  # (node, local accelerator); None: the node as a whole
+Place = tuple[int, tuple[int, ...]]  # of one rank: (node, local accelerators)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One rank of a component: its node and the accelerators it owns there (local numbers, none on a CPU).
+
+    `shared`: another rank, of this or of another component, owns one of the accelerators too.
+    """
+
+    rank: int
+    node: int
+    accelerators: tuple[int, ...]
+    shared: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One process and the (component, rank) pairs in it; `env` is what its placement adds to its environment."""
+
+    name: str
+    node: int
+    accelerators: tuple[int, ...]
+    members: tuple[tuple[str, int], ...]
+    env: Mapping[str, str] = field(hash=False)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Slots of every component by rank, in the config's order, and the hosts in order of construction."""
+
+    components: Mapping[str, tuple[Slot, ...]]
+    hosts: tuple[Host, ...]
+    exclusive: frozenset[str] = frozenset()  # placed components that keep a process to themselves
+
+    def world_size(self, component: str) -> int:
+        return len(self.components[component])
+
+    @cached_property
+    def accelerators(self) -> Mapping[str, frozenset[tuple[int, int]]]:
+        """Component -> the (node, local accelerator) pairs it owns."""
+        return {
+            name: frozenset((slot.node, local) for slot in slots for local in slot.accelerators)
+            for name, slots in self.components.items()
+        }
+
+    def takes_turns_with(self, component: str) -> tuple[str, ...]:
+        """Components that own one of this one's accelerators: one of them computes there at a time."""
+        own = self.accelerators[component]
+        return tuple(name for name, other in self.accelerators.items() if name != component and own & other)
+
+    def runs_beside(self, component: str) -> tuple[str, ...]:
+        """Components on other accelerators, or with none on one side: they may compute at the same time."""
+        turns = self.takes_turns_with(component)
+        return tuple(name for name in self.components if name != component and name not in turns)
+
+    @property
+    def fits_one_process(self) -> bool:
+        return not self.one_process_obstacle
+
+    @cached_property
+    def one_process_obstacle(self) -> str:
+        """Why the launching process cannot hold every host as threads; empty if it can."""
+        away = sorted({slot.node for slots in self.components.values() for slot in slots} - {0})
+        owned = frozenset[tuple[int, int]]().union(*self.accelerators.values())
+        parallel = [name for name in LEARNERS if len(self.components.get(name, ())) > 1]
+        if away:
+            return f"ranks are placed on node {away[0]}, outside the launching machine"
+        if parallel:
+            return f"{parallel[0]} has {self.world_size(parallel[0])} ranks, which train as a group of processes"
+        if len(owned) > 1:
+            return f"{len(owned)} accelerators are used, one process drives one"
+        if self.exclusive:
+            return f"{min(self.exclusive)} needs a process of its own"
+        return ""
+
+
+def schedule(cluster: Cluster, inventory: Inventory, *, exclusive: Collection[str] = ()) -> Placement:
+    """Places every component of `cluster` on the first `num_nodes` nodes of `inventory`.
+
+    Components named in one key share hosts rank by rank, except those in `exclusive`, whose ranks are alone in theirs.
+    Raises PlacementError with all problems at once.
+    """
+    entries, problems = read(cluster.component_placement)
+    used = Inventory(inventory.nodes[: cluster.num_nodes], inventory.origin)
+    if len(used.nodes) < cluster.num_nodes:
+        problems.append(_too_few_nodes(cluster.num_nodes, len(used.nodes)))
+    used, found = used.with_groups(cluster.node_groups)
+    problems += found
+    declared = {group.label for group in cluster.node_groups}
+    resources: dict[str | None, list[Resource]] = {}
+    ranks: list[list[Place]] = []
+    for entry in entries:
+        if entry.node_group not in resources:
+            resources[entry.node_group] = used.resources(entry.node_group)
+        available = resources[entry.node_group]
+        if not available:
+            # a declared group or a cluster without nodes has its problem already
+            if used.nodes and entry.node_group not in declared:
+                problems.append(_unknown_group(entry, used, declared))
+            continue
+        ranks.append(_place(entry, available, problems))
+    if problems:
+        raise PlacementError(problems)
+    alone = frozenset(exclusive) & {name for entry in entries for name in entry.components}
+    return Placement(_slots(entries, ranks), _hosts(entries, ranks, used, alone), alone)
+
+
+def _place(entry: Entry, resources: Sequence[Resource], problems: list[Problem]) -> list[Place]:
+    """The place of every rank of the entry, by rank; incomplete once a problem was found."""
+    by_rank: dict[int, Place] = {}
+    for segment in entry.segments:
+        wanted = segment.resources if segment.resources is not None else range(len(resources))
+        ranks = segment.ranks if segment.ranks is not None else range(len(wanted))
+        problem = _impossible(entry, segment, wanted, ranks, resources)
+        if problem is not None:
+            problems.append(problem)
+            continue
+        owned = max(1, len(wanted) // len(ranks))
+        sharing = max(1, len(ranks) // len(wanted))
+        for position, rank in enumerate(ranks):
+            first = wanted.start + position // sharing * owned
+            mine = resources[first : first + owned]
+            by_rank[rank] = (mine[0][0], tuple(local for _, local in mine if local is not None))
+            if mine[0][0] != mine[-1][0]:
+                problems.append(_two_nodes(entry, segment, rank, mine))
+                break
+    return [by_rank[rank] for rank in sorted(by_rank)]
+
+
+def _impossible(
+    entry: Entry, segment: Segment, wanted: range, ranks: range, resources: Sequence[Resource]
+) -> Problem | None:
+    """Why a segment that can be read cannot be met by these resources."""
+    noun = "node" if resources[0][1] is None else "accelerator"
+    where = f"node group {entry.node_group!r}" if entry.node_group else "the cluster"
+    count = len(resources)
+    if wanted.stop > count:
+        missing = f"{noun} {max(wanted.start, count)} does not exist"
+        has = f"{where} has {count} {noun}{'s' if count != 1 else ''}"
+        hint = "all fits every cluster"
+        if noun == "node" and entry.node_group != NODE_GROUP:
+            hint = f"{where} has no accelerators, so its nodes are counted; {hint}"
+        allowed = f"{'0' if count == 1 else f'0-{count - 1}'} or all"
+        return entry.problem(segment, f"{missing}: {has}", allowed=allowed, hint=hint)
+    wrong = uneven(wanted, ranks)
+    if wrong is not None:
+        return entry.problem(segment, wrong[0], allowed=wrong[1])
+    if noun == "node" and len(wanted) > len(ranks):
+        message = f"{len(wanted)} nodes for {len(ranks)} rank{'s' if len(ranks) > 1 else ''}: a rank is one process"
+        return entry.problem(
+            segment, message, allowed=f"{len(wanted)} ranks, or a multiple", hint="as all, or one node"
+        )
+    return None
+
+
+def _two_nodes(entry: Entry, segment: Segment, rank: int, mine: Sequence[Resource]) -> Problem:
+    nodes = f"nodes {mine[0][0]} and {mine[-1][0]}"
+    message = f"rank {rank} would own accelerators of {nodes}: a rank is one process on one node"
+    hint = "start its accelerators at a node's first one, or give it fewer"
+    return entry.problem(segment, message, allowed="accelerators of one node for each rank", hint=hint)
+
+
+def _unknown_group(entry: Entry, inventory: Inventory, declared: Collection[str]) -> Problem:
+    known = sorted({NODE_GROUP, *declared, *(label for node in inventory.nodes for label in node.labels)})
+    name = entry.node_group or ""
+    path = entry.path.removesuffix(".placement") + ".node_group"
+    hint = did_you_mean(name, known) or "declare it under cluster.node_groups"
+    return Problem(path, f"there is no node group {name!r}", value=name, allowed=", ".join(known), hint=hint)
+
+
+def _too_few_nodes(wanted: int, found: int) -> Problem:
+    allowed = f"at most {found}" if found else "a cluster with at least one node"
+    return Problem("cluster.num_nodes", "the cluster has fewer nodes", value=str(wanted), allowed=allowed)
+
+
+def _slots(entries: Iterable[Entry], ranks: Iterable[Sequence[Place]]) -> dict[str, tuple[Slot, ...]]:
+    placed = list(zip(entries, ranks, strict=True))
+    owners: Counter[tuple[int, int]] = Counter()
+    for entry, places in placed:
+        for node, accelerators in places:
+            for local in accelerators:
+                owners[node, local] += len(entry.components)
+    components: dict[str, tuple[Slot, ...]] = {}
+    for entry, places in placed:
+        slots = tuple(
+            Slot(rank, node, accelerators, any(owners[node, local] > 1 for local in accelerators))
+            for rank, (node, accelerators) in enumerate(places)
+        )
+        components.update(dict.fromkeys(entry.components, slots))
+    return components
+
+
+def _hosts(
+    entries: Iterable[Entry],
+    ranks: Iterable[Sequence[Place]],
+    inventory: Inventory,
+    alone: Collection[str],
+) -> tuple[Host, ...]:
+    hosts: list[Host] = []
+    for entry, places in zip(entries, ranks, strict=True):
+        together = tuple(name for name in entry.components if name not in alone)
+        groups = [together] if together else []
+        groups += [(name,) for name in entry.components if name in alone]
+        for group in groups:
+            label = ",".join(group)
+            for rank, (node, accelerators) in enumerate(places):
+                members = tuple((name, rank) for name in group)
+                env = dict(inventory.nodes[node].env_vars)
+                if inventory.nodes[node].accelerators:  # an empty value keeps a CPU component off the GPUs
+                    env[VISIBLE_DEVICES] = inventory.nodes[node].visible_devices(accelerators)
+                hosts.append(Host(f"{label}[{rank}]", node, accelerators, members, env))
+    return tuple(hosts)

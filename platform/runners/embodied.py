@@ -1,0 +1,92 @@
+"""Embodied runs: environments and policy exchange observations and actions through channels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rl_platform.components.actor import EmbodiedActor
+from rl_platform.components.environment import Environment
+from rl_platform.components.policy_rollout import PolicyRollout
+from rl_platform.config.schema import Config
+from rl_platform.envs.embodied.spaces import EnvSpaces
+from rl_platform.metrics import Reporter
+from rl_platform.records import RolloutBatch
+from rl_platform.runners.ppo import Learners
+from rl_platform.runtime import ComponentSpec, Runtime
+from rl_platform.runtime.channel import Channel
+from rl_platform.runtime.group import WorkerGroup
+
+
+class EmbodiedTask:
+    """`loss_type: actor_critic`: one policy with a value head on the same backbone. `actor`: the name it is placed under."""
+
+    def __init__(
+        self, config: Config, runtime: Runtime, reporter: Reporter, output_dir: Path, spaces: EnvSpaces, actor: str
+    ) -> None:
+        self.config, self.runtime, self.reporter, self.output_dir = config, runtime, reporter, output_dir
+        specs = {
+            actor: ComponentSpec(EmbodiedActor, {"config": config, "spaces": spaces}),
+            "rollout": ComponentSpec(PolicyRollout, {"config": config, "spaces": spaces}),
+            "env": ComponentSpec(Environment, {"config": config}),
+        }
+        self.groups = runtime.start(specs)
+        self.actor = self.groups[actor]
+        self.learners = Learners(self.actor)
+
+    def sync_weights(self, version: int) -> None:
+        self.groups["rollout"].receive(self.actor.publish(version).wait()[0]).wait()
+
+    def collect(self, step: int) -> tuple[RolloutBatch, dict[str, float]]:
+        with self.reporter.phase("collect"), self._policy_at_work() as (to_policy, from_policy):
+            return self.groups["env"].collect(step, to_policy, from_policy).wait(on_progress=self.reporter.progress)[0]
+
+    def validate(self, step: int) -> dict[str, float]:
+        last = step >= self.config.runner.max_steps
+        video = str(self.output_dir / "evaluation.mp4") if last and self.config.env.evaluation.video else None
+        with self._policy_at_work() as (to_policy, from_policy):
+            found = (
+                self.groups["env"]
+                .evaluate(step, video, to_policy, from_policy)
+                .wait(on_progress=self.reporter.progress)[0]
+            )
+        if found["note"]:
+            self.reporter.note(found["note"])
+        elif video:
+            self.reporter.note(f"video of an evaluation episode: {video}")
+        returns, lengths = found["returns"], found["lengths"]
+        metrics = {"val/episodes": float(len(returns)), "val/invalid": float(found["invalid"])}
+        if returns:
+            mean = sum(returns) / len(returns)
+            deviation = math.sqrt(sum((value - mean) ** 2 for value in returns) / len(returns))
+            metrics |= {"val/return": mean, "val/return_std": deviation, "val/length": sum(lengths) / len(lengths)}
+        return metrics
+
+    def exhausted(self) -> bool:
+        return False
+
+    def parts(self) -> Mapping[str, WorkerGroup]:
+        return {"actor": self.actor, "env": self.groups["env"]}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        assert not state
+
+    def finish(self) -> None:
+        pass
+
+    @contextmanager
+    def _policy_at_work(self) -> Iterator[tuple[Channel[Any], Channel[Any]]]:
+        """Channels to and from the rollout, which answers until the block ends."""
+        to_policy = self.runtime.channel("observations", 2, ["env"], ["rollout"])
+        from_policy = self.runtime.channel("actions", 2, ["rollout"], ["env"])
+        serving = self.groups["rollout"].serve(to_policy, from_policy)
+        yield to_policy, from_policy
+        to_policy.close()
+        serving.wait()
+        from_policy.close()

@@ -1,0 +1,164 @@
+"""The PPO loop that embodied and reasoning runs share.
+
+    sync weights -> collect (generate and score, or act and simulate) -> [reference log-probs] -> log-probs -> values
+                 -> advantages and returns -> critic epochs -> actor epochs -> validate, log, checkpoint
+
+What differs between the tasks is behind `Task`; where components run is the runtime's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from rl_platform.algorithms.advantages import advantages
+from rl_platform.algorithms.kl import kl_controller, sequence_mean_kl
+from rl_platform.algorithms.rewards import penalize_kl
+from rl_platform.algorithms.summary import rollout_metrics
+from rl_platform.config.schema import Config
+from rl_platform.errors import Diverged
+from rl_platform.metrics import Reporter
+from rl_platform.records import RolloutBatch
+from rl_platform.runners.state import RunState
+from rl_platform.runtime.group import WorkerGroup
+
+Metrics = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Learners:
+    """The worker groups that hold models. critic None: values come from the actor; reference None: no KL terms."""
+
+    actor: WorkerGroup
+    critic: WorkerGroup | None = None
+    reference: WorkerGroup | None = None
+
+
+class Task(Protocol):
+    """What a runner adds to the loop: where experience comes from and what validation means."""
+
+    learners: Learners
+
+    def sync_weights(self, version: int) -> None:
+        """The rollout uses the actor's weights as they are now."""
+
+    def collect(self, step: int) -> tuple[RolloutBatch, Metrics]:
+        """One rollout batch, scored."""
+
+    def validate(self, step: int) -> Metrics: ...
+
+    def exhausted(self) -> bool:
+        """Whether the data is used up (`runner.max_epochs`)."""
+
+    def parts(self) -> Mapping[str, WorkerGroup]:
+        """Components with state, by the name of their checkpoint part."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    def finish(self) -> None:
+        """After the last step: exports, videos."""
+
+
+def train(config: Config, task: Task, reporter: Reporter, state: RunState) -> None:
+    """Run PPO steps until `runner.max_steps`, from the step `state` was resumed at."""
+    ppo = PPO(config, task.learners, reporter)
+    step = state.restore(task, ppo)
+    task.sync_weights(step)
+    if step == 0:
+        reporter.step(0, validate(task, reporter, 0))
+    last = step >= config.runner.max_steps
+    while not last:
+        batch, metrics = task.collect(step)
+        metrics |= ppo.update(batch, step)
+        step += 1
+        if ppo.trains_actor(step - 1):
+            with reporter.phase("sync weights"):
+                task.sync_weights(step)
+        last = step >= config.runner.max_steps or task.exhausted()
+        if last or due(step, config.runner.val_check_interval):
+            metrics |= validate(task, reporter, step)
+        reporter.step(step, metrics)
+        if last or due(step, config.runner.save_interval):
+            with reporter.phase("checkpoint"):
+                state.save(step, task, ppo)
+    task.finish()
+
+
+def validate(task: Task, reporter: Reporter, step: int) -> Metrics:
+    with reporter.phase("validate"):
+        return task.validate(step)
+
+
+def due(step: int, interval: int) -> bool:
+    return interval > 0 and step % interval == 0
+
+
+class PPO:
+    """From a scored rollout batch to updated models."""
+
+    def __init__(self, config: Config, learners: Learners, reporter: Reporter) -> None:
+        self.algorithm, self.learners, self.reporter = config.algorithm, learners, reporter
+        self.kl_controller = kl_controller(config.algorithm.kl_ctrl)
+
+    def trains_actor(self, step: int) -> bool:
+        return step >= self.algorithm.policy_training_start_step
+
+    def update(self, batch: RolloutBatch, step: int) -> Metrics:
+        """All of PPO step `step` (from 0) after collection. Raises Diverged when nothing in the batch can be trained on."""
+        if not bool(batch.mask.any()):
+            raise Diverged(
+                f"step {step}: no action of the rollout counts (all were masked out), so there is nothing to learn from"
+            )
+        batch, metrics = self._estimate(batch)
+        metrics |= rollout_metrics(batch)
+        if batch.ends is not None:
+            batch = batch.flatten()
+        actor, critic = self.learners.actor, self.learners.critic
+        if critic is not None:
+            metrics |= self._run("train critic", lambda: critic.update(batch, step))[0]
+        if self.trains_actor(step):
+            metrics |= self._run("train actor", lambda: actor.update(batch, step))[0]
+        return metrics
+
+    def _estimate(self, batch: RolloutBatch) -> tuple[RolloutBatch, Metrics]:
+        """The batch with log-probs, values, advantages and returns."""
+        metrics: Metrics = {}
+        for name, group in (
+            ("log-probs", self.learners.actor),
+            ("reference", self.learners.reference),
+            ("values", self.learners.critic),
+        ):
+            if group is not None:
+                fields = self._run(name, lambda group=group: group.evaluate(batch))
+                batch = replace(batch, **fields[0])
+        if self.algorithm.use_kl_in_reward:
+            coefficient = self.kl_controller.coefficient
+            rewards, kl = penalize_kl(
+                batch.rewards,
+                batch.log_probs,
+                batch.reference_log_probs,
+                batch.mask,
+                coefficient,
+                self.algorithm.kl_penalty,
+            )
+            batch = replace(batch, rewards=rewards)
+            measured = sequence_mean_kl(kl, batch.mask)
+            self.kl_controller.update(measured, len(batch))
+            metrics |= {"reward/kl": measured, "reward/kl_coef": coefficient}
+        with self.reporter.phase("advantages"):
+            estimated, returns = advantages(batch, self.algorithm)
+        return replace(batch, advantages=estimated, returns=returns), metrics
+
+    def _run(self, phase: str, call: Callable[[], Any]) -> list[Any]:
+        """One call on a worker group as a phase of the step."""
+        with self.reporter.phase(phase):
+            return call().wait(on_progress=self.reporter.progress)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"kl_controller": self.kl_controller.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.kl_controller.load_state_dict(state["kl_controller"])

@@ -1,0 +1,157 @@
+"""Reasoning runs: prompts stream through rollout and reward into rollout batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rl_platform.algorithms.rewards import place_outcome_rewards
+from rl_platform.components.actor import LanguageActor
+from rl_platform.components.critic import LanguageCritic
+from rl_platform.components.reference import LanguageReference
+from rl_platform.components.reward import Reward
+from rl_platform.components.rollout import LanguageRollout
+from rl_platform.config.components import Sampling
+from rl_platform.config.schema import Config
+from rl_platform.envs.reasoning.prompts import PromptLoader, build_prompts
+from rl_platform.envs.reasoning.tasks import build_questions
+from rl_platform.metrics import Reporter
+from rl_platform.models.tokenizer import load_tokenizer
+from rl_platform.records import Prompt, RolloutBatch, Trajectory
+from rl_platform.runners.ppo import Learners
+from rl_platform.runtime import ComponentSpec, Runtime
+from rl_platform.runtime.group import WorkerGroup
+
+CHANNEL_CAPACITY = 1024
+
+
+class ReasoningTask:
+    """`loss_type: actor`: language-model actor, separate critic, verified rewards."""
+
+    def __init__(self, config: Config, runtime: Runtime, reporter: Reporter, output_dir: Path) -> None:
+        self.config, self.runtime, self.reporter, self.output_dir = config, runtime, reporter, output_dir
+        self.tokenizer = load_tokenizer(config.actor.model)
+        split = build_questions(config.data, config.runner.seed)
+        train = build_prompts(split.train, self.tokenizer, config.data)
+        validation = build_prompts(split.validation, self.tokenizer, config.data)
+        for what, count in (("training", train.too_long), ("validation", validation.too_long)):
+            if count:
+                reporter.note(f"{count} {what} prompts are longer than data.max_prompt_length and were left out")
+        self.validation = validation.prompts
+        self.loader = PromptLoader(train.prompts, config.data.train_batch_size, config.runner.seed, config.data.shuffle)
+
+        components: dict[str, type] = {"actor": LanguageActor, "rollout": LanguageRollout, "reward": Reward}
+        if config.critic.use_critic_model:
+            components["critic"] = LanguageCritic
+        if config.algorithm.needs_reference:
+            components["reference"] = LanguageReference
+        self.groups = runtime.start({name: ComponentSpec(cls, {"config": config}) for name, cls in components.items()})
+        self.learners = Learners(self.groups["actor"], self.groups.get("critic"), self.groups.get("reference"))
+
+    def sync_weights(self, version: int) -> None:
+        weights = self.groups["actor"].publish(version).wait()[0]
+        self.groups["rollout"].receive(weights).wait()
+
+    def collect(self, step: int) -> tuple[RolloutBatch, dict[str, float]]:
+        prompts = self.loader.next_batch()
+        with self.reporter.phase("generate"):
+            trajectories = self._generate(
+                prompts, self.config.algorithm.group_size, self.config.rollout.sampling, "train", step
+            )
+        self.reporter.samples(step + 1, _samples(trajectories[: self.config.runner.log_samples]))
+        return rollout_batch(trajectories, self.tokenizer.pad_token_id), trajectory_metrics(trajectories)
+
+    def validate(self, step: int) -> dict[str, float]:
+        trajectories = self._generate(self.validation, 1, self.config.rollout.val_sampling, "validate", step)
+        valid = [trajectory for trajectory in trajectories if trajectory.valid]
+        return {
+            "val/accuracy": _mean([trajectory.metric for trajectory in valid]),
+            "val/len": _mean([len(trajectory.token_ids) for trajectory in trajectories]),
+            "val/unscored": float(len(trajectories) - len(valid)),
+        }
+
+    def exhausted(self) -> bool:
+        epochs = self.config.runner.max_epochs
+        return epochs is not None and self.loader.epoch >= epochs
+
+    def parts(self) -> Mapping[str, WorkerGroup]:
+        return {name: self.groups[name] for name in ("actor", "critic") if name in self.groups}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"loader": self.loader.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.loader.load_state_dict(state["loader"])
+
+    def finish(self) -> None:
+        """Write the trained model as a Hugging Face folder."""
+        with self.reporter.phase("export"):
+            folder = self.groups["actor"].rank(0).export(str(self.output_dir / "model")).result()
+        self.reporter.note(f"trained model, loadable by transformers: {folder}")
+
+    def _generate(
+        self, prompts: Sequence[Prompt], samples: int, sampling: Sampling, purpose: str, step: int
+    ) -> list[Trajectory]:
+        """Scored responses in the order of prompts and samples; rewards are computed while others are still generated."""
+        generated = self.runtime.channel("trajectories", CHANNEL_CAPACITY, ["rollout"], ["reward"])
+        scored = self.runtime.channel("scored", CHANNEL_CAPACITY, ["reward"], ["runner"])
+        scoring = self.groups["reward"].stream(generated, scored)
+        generating = self.groups["rollout"].generate(prompts, samples, sampling, purpose, step, generated)
+        total = len(prompts) * samples
+        trajectories: list[Trajectory] = []
+        while len(trajectories) < total:
+            trajectories += scored.get_many(total - len(trajectories))
+            self.reporter.progress(len(trajectories), total, "responses")
+        generating.wait()
+        generated.close()
+        scoring.wait()
+        scored.close()
+        place = {prompt.index: position for position, prompt in enumerate(prompts)}
+        return sorted(trajectories, key=lambda trajectory: (place[trajectory.prompt.index], trajectory.sample))
+
+
+def rollout_batch(trajectories: Sequence[Trajectory], pad_token_id: int) -> RolloutBatch:
+    """One row per trajectory, right-padded. Responses without a score stay in the batch, masked out."""
+    rows = [trajectory.prompt.token_ids + trajectory.token_ids for trajectory in trajectories]
+    shape = (len(rows), max(len(row) for row in rows))
+    tokens = torch.full(shape, pad_token_id, dtype=torch.int64)
+    action_mask = torch.zeros(shape, dtype=torch.bool)
+    log_probs = torch.zeros(shape)
+    for index, (row, trajectory) in enumerate(zip(rows, trajectories, strict=True)):
+        response = slice(len(trajectory.prompt.token_ids), len(row))
+        tokens[index, : len(row)] = torch.tensor(row)
+        action_mask[index, response] = True
+        log_probs[index, response] = torch.tensor(trajectory.log_probs)
+    return RolloutBatch(
+        inputs={"tokens": tokens, "lengths": torch.tensor([len(row) for row in rows])},
+        action_mask=action_mask,
+        sample_mask=torch.tensor([trajectory.valid for trajectory in trajectories]),
+        group_ids=torch.tensor([trajectory.prompt.index for trajectory in trajectories]),
+        rewards=place_outcome_rewards(torch.tensor([trajectory.reward for trajectory in trajectories]), action_mask),
+        rollout_log_probs=log_probs,
+    )
+
+
+def trajectory_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """What the batch no longer shows: raw rewards, truncation, prompt lengths, token counts."""
+    responses = [len(trajectory.token_ids) for trajectory in trajectories]
+    prompts = [len(trajectory.prompt.token_ids) for trajectory in trajectories]
+    return {
+        "reward/raw_mean": _mean([trajectory.reward for trajectory in trajectories if trajectory.valid]),
+        "reward/unscored": float(sum(not trajectory.valid for trajectory in trajectories)),
+        "len/response_clip_frac": _mean([trajectory.finish_reason == "length" for trajectory in trajectories]),
+        "len/prompt_mean": _mean(prompts),
+        "perf/tokens": float(sum(prompts) + sum(responses)),
+        "perf/samples": float(len(trajectories)),
+    }
+
+
+def _samples(trajectories: Sequence[Trajectory]) -> list[tuple[str, str, float]]:
+    return [(trajectory.prompt.text, trajectory.text, trajectory.reward) for trajectory in trajectories]
+
+
+def _mean(numbers: Sequence[float]) -> float:
+    return float(sum(numbers)) / len(numbers) if numbers else 0.0

@@ -1,0 +1,319 @@
+"""Channels: named, bounded streams between components, within one process.
+
+A channel hands over references and copies nothing. Every item that was put is got exactly once, or the error the
+channel was closed with is raised. Every wait has a deadline, and the message of a missed one names who waited, since
+when, and what the other side is doing. Crossing processes is not covered here.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from rl_platform.errors import ChannelClosed, Deadline, PlatformError
+
+T = TypeVar("T")
+
+# Threads of this process that wait on a channel now: thread id -> (channel, start on the monotonic clock).
+_WAITING: dict[int, tuple[str, float]] = {}
+
+
+def caller() -> str:
+    """Who runs this code, for messages: `critic[2]` in a component's thread, `runner` in the main thread."""
+    thread = threading.current_thread()
+    return "runner" if thread is threading.main_thread() else thread.name
+
+
+def waiting_on(thread_id: int | None) -> str:
+    """What a thread waits on now, as `channel 'rollouts' for 12 s`; empty if it does not wait on a channel."""
+    entry = _WAITING.get(thread_id) if thread_id is not None else None
+    return f"channel '{entry[0]}' for {time.monotonic() - entry[1]:.3g} s" if entry else ""
+
+
+def clock_before(seconds: float) -> str:
+    """The time of day `seconds` ago."""
+    return time.strftime("%H:%M:%S", time.localtime(time.time() - seconds))
+
+
+@dataclass(frozen=True)
+class ChannelStats:
+    """Counts of items, and the seconds that all producers and all consumers spent waiting."""
+
+    puts: int
+    gets: int
+    depth: int
+    max_depth: int
+    producer_wait_s: float
+    consumer_wait_s: float
+
+
+class _Stream(Generic[T]):
+    """The items of one key in order of arrival, each with its weight, and who waits for them."""
+
+    __slots__ = ("gathering", "items", "ready", "turn", "users")
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self.items: deque[tuple[T, float]] = deque()
+        self.ready = threading.Condition(lock)
+        self.turn = threading.Condition(lock)
+        self.gathering = False
+        self.users = 0
+
+
+class Channel(Generic[T]):
+    """A bounded stream with several producers and consumers; all methods may be called from any thread.
+
+    A key is an address: an item put with a key is got only by asking for that key, an item without one by asking for
+    none. Order is kept within a key. `capacity` counts the items of all keys together. A `timeout` is in seconds, null
+    means the channel's `deadline_s`; it limits the wait for the next bit of progress and raises Deadline.
+    `status` tells what a registered producer or consumer does now; it is called with the channel locked.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        capacity: int,
+        deadline_s: float,
+        producers: Sequence[str] = (),
+        consumers: Sequence[str] = (),
+        status: Callable[[str], str] | None = None,
+    ) -> None:
+        if capacity < 1:
+            raise ValueError(f"channel '{name}': capacity {capacity} must be at least 1")
+        self.name = name
+        self.capacity = capacity
+        self.producers = tuple(producers)
+        self.consumers = tuple(consumers)
+        self._deadline_s = deadline_s
+        self._status = status
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+        self._producers_waiting = 0
+        self._streams: dict[Hashable, _Stream[T]] = {None: _Stream(self._lock)}
+        self._closed = False
+        self._error: BaseException | None = None
+        self._puts = self._gets = self._depth = self._max_depth = 0
+        self._producer_wait_s = self._consumer_wait_s = 0.0
+
+    def put(self, item: T, weight: float = 1, key: Hashable = None, timeout: float | None = None) -> None:
+        """Adds one item, waiting for room. Raises ChannelClosed, caused by the error the channel was closed with."""
+        self.put_many((item,), weight, key, timeout)
+
+    def put_many(
+        self, items: Iterable[T], weight: float = 1, key: Hashable = None, timeout: float | None = None
+    ) -> None:
+        """Adds items in order, each of this weight, as room appears; an error's message says how many went in."""
+        if weight < 0:
+            raise ValueError(f"channel '{self.name}': weight {weight} must not be negative")
+        pairs = [(item, weight) for item in items]
+        done, total = 0, len(pairs)
+        with self._lock:
+            while done < total:
+                if self._closed or self._depth >= self.capacity:
+                    self._wait_for_room(f"{done} of {total} items put" if total > 1 else "", timeout)
+                stop = min(total, done + self.capacity - self._depth)
+                stream = self._streams.get(key) or self._open(key)
+                stream.items.extend(pairs[done:stop] if stop - done < total else pairs)
+                self._depth += stop - done
+                self._puts += stop - done
+                self._max_depth = max(self._max_depth, self._depth)
+                if stream.users:
+                    stream.ready.notify(stop - done)
+                done = stop
+
+    def get(self, key: Hashable = None, timeout: float | None = None) -> T:
+        """The next item. On a closed and empty channel: the error it was closed with, else ChannelClosed."""
+        return self.get_many(1, key, timeout)[0]
+
+    def get_many(self, max_items: int, key: Hashable = None, timeout: float | None = None) -> list[T]:
+        """The items that are there, at most `max_items`; waits for the first. Ends as `get` does."""
+        if max_items < 1:
+            raise ValueError(f"channel '{self.name}': max_items {max_items} must be at least 1")
+        with self._lock:
+            stream = self._streams.get(key) or self._open(key)
+            try:
+                if not stream.items and not self._wait_for_items(stream, key, "", timeout):
+                    raise self._end()
+                return [item for item, _ in self._take(stream, max_items)]
+            finally:
+                self._forget(key, stream)
+
+    def get_batch(self, weight: float, timeout: float | None = None, key: Hashable = None) -> list[T]:
+        """Items whose weights add up to at least `weight`, or what was left at the close; then ends as `get` does.
+
+        Consumers that gather batches at the same time are served one after the other, so that two of them never hold
+        half a batch each. A batch that misses its deadline goes back to the front of the channel.
+        """
+        if weight <= 0:
+            raise ValueError(f"channel '{self.name}': weight {weight} of a batch must be positive")
+        with self._lock:
+            stream = self._streams.get(key) or self._open(key)
+            stream.users += 1
+            try:
+                while stream.gathering:
+                    self._wait(
+                        stream.turn, lambda: stream.gathering, "consumer", "another batch is gathered first", timeout
+                    )
+                stream.gathering = True
+                try:
+                    taken = self._gather(stream, key, weight, timeout)
+                finally:
+                    stream.gathering = False
+                    stream.turn.notify()
+            finally:
+                stream.users -= 1
+                self._forget(key, stream)
+            if not taken:
+                raise self._end()
+            return [item for item, _ in taken]
+
+    def __iter__(self) -> Iterator[T]:
+        """Items without a key until the channel is closed and empty; raises the error it was closed with."""
+        stream = self._streams[None]
+        while True:
+            with self._lock:
+                if not stream.items and not self._wait_for_items(stream, None, "", None):
+                    if self._error is not None:
+                        raise self._error
+                    return
+                ((item, _),) = self._take(stream, 1)
+            yield item
+
+    def close(self, error: BaseException | None = None) -> None:
+        """No more puts. Consumers get what was put, then `error`. The first error stays; closing again is fine."""
+        with self._lock:
+            self._closed = True
+            self._error = self._error or error
+            self._room.notify_all()
+            for stream in self._streams.values():
+                stream.ready.notify_all()
+                stream.turn.notify_all()
+        self.check_integrity()
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def stats(self) -> ChannelStats:
+        with self._lock:
+            return ChannelStats(
+                self._puts, self._gets, self._depth, self._max_depth, self._producer_wait_s, self._consumer_wait_s
+            )
+
+    def check_integrity(self) -> None:
+        """Raises PlatformError unless every put was got once or is still there."""
+        with self._lock:
+            held = sum(len(stream.items) for stream in self._streams.values())
+            if self._puts != self._gets + held or held != self._depth:
+                raise PlatformError(
+                    f"channel '{self.name}' lost or repeated items: {self._puts} put, {self._gets} got, "
+                    f"{held} held, depth {self._depth}"
+                )
+
+    # What follows runs with the lock held.
+
+    def _open(self, key: Hashable) -> _Stream[T]:
+        stream = self._streams[key] = _Stream(self._lock)
+        return stream
+
+    def _forget(self, key: Hashable, stream: _Stream[T]) -> None:
+        if key is not None and not stream.items and not stream.users:
+            self._streams.pop(key, None)
+
+    def _take(self, stream: _Stream[T], max_items: int) -> list[tuple[T, float]]:
+        items = stream.items
+        if len(items) <= max_items:
+            taken = list(items)
+            items.clear()
+        else:
+            taken = [items.popleft() for _ in range(max_items)]
+        self._depth -= len(taken)
+        self._gets += len(taken)
+        if self._producers_waiting:
+            self._room.notify(len(taken))
+        return taken
+
+    def _gather(self, stream: _Stream[T], key: Hashable, weight: float, timeout: float | None) -> list[tuple[T, float]]:
+        taken: list[tuple[T, float]] = []
+        gathered = 0.0
+        try:
+            while gathered < weight:
+                progress = f"gathered weight {gathered:g} of {weight:g}"
+                if not stream.items and not self._wait_for_items(stream, key, progress, timeout):
+                    break
+                taken += self._take(stream, 1)
+                gathered += taken[-1][1]
+        except BaseException:
+            stream.items.extendleft(reversed(taken))
+            self._depth += len(taken)
+            self._gets -= len(taken)
+            stream.ready.notify(len(taken))
+            raise
+        return taken
+
+    def _end(self) -> BaseException:
+        return self._error or ChannelClosed(f"get on channel '{self.name}', which is closed and empty")
+
+    def _wait_for_room(self, progress: str, timeout: float | None) -> None:
+        self._producers_waiting += 1
+        try:
+            self._wait(
+                self._room, lambda: self._depth >= self.capacity and not self._closed, "producer", progress, timeout
+            )
+        finally:
+            self._producers_waiting -= 1
+        if self._closed:
+            detail = f" ({progress})" if progress else ""
+            reason = f" because of {type(self._error).__name__}: {self._error}" if self._error else ""
+            raise ChannelClosed(f"put on channel '{self.name}', which is closed{reason}{detail}") from self._error
+
+    def _wait_for_items(self, stream: _Stream[T], key: Hashable, progress: str, timeout: float | None) -> bool:
+        """False if the channel is closed and has no item of this key."""
+        if key is not None:
+            progress = f"none with key {key!r}" + (f", {progress}" if progress else "")
+        stream.users += 1
+        try:
+            self._wait(stream.ready, lambda: not stream.items and not self._closed, "consumer", progress, timeout)
+        finally:
+            stream.users -= 1
+        return bool(stream.items)
+
+    def _wait(
+        self,
+        condition: threading.Condition,
+        blocked: Callable[[], bool],
+        role: str,
+        progress: str,
+        timeout: float | None,
+    ) -> None:
+        limit = self._deadline_s if timeout is None else timeout
+        start = time.monotonic()
+        thread_id = threading.get_ident()
+        _WAITING[thread_id] = (self.name, start)
+        try:
+            while blocked():
+                remaining = start + limit - time.monotonic()
+                if remaining <= 0:
+                    raise Deadline(self._deadline_message(role, limit, progress))
+                condition.wait(remaining)
+        except BaseException:
+            condition.notify()  # this waiter may have eaten a wake-up that another one needs
+            raise
+        finally:
+            del _WAITING[thread_id]
+            if role == "producer":
+                self._producer_wait_s += time.monotonic() - start
+            else:
+                self._consumer_wait_s += time.monotonic() - start
+
+    def _deadline_message(self, role: str, limit: float, progress: str) -> str:
+        other, names = ("consumers", self.consumers) if role == "producer" else ("producers", self.producers)
+        states = [f"{name} {self._status(name)}" if self._status else name for name in names] or ["none registered"]
+        action = "to put on" if role == "producer" else "on"
+        depth = f"depth {self._depth}" + (f" of {self.capacity}" if role == "producer" else "")
+        facts = ", ".join(part for part in (depth, progress, f"{other}: {', '.join(states)}") if part)
+        return f"{caller()} waited {limit:g} s {action} channel '{self.name}' ({facts}), since {clock_before(limit)}"

@@ -1,0 +1,174 @@
+"""Worker groups: all ranks of one component, called as one.
+
+Knows nothing about where a rank lives: a runtime provides one `Worker` per rank. Moving data between ranks is not
+covered: calls carry small arguments, streams go through channels.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import difflib
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, Protocol
+
+from rl_platform.errors import Deadline
+from rl_platform.runtime.channel import caller, clock_before
+from rl_platform.runtime.host import Progress
+
+OnProgress = Callable[[int, int, str], None]
+PROGRESS_INTERVAL_S = 0.25
+
+
+class Worker(Protocol):
+    """One rank of a component, wherever it runs."""
+
+    @property
+    def label(self) -> str:
+        """Its name in messages, `critic[2]`."""
+
+    def submit(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Future[Any]:
+        """Starts a call after those submitted before. The future raises PlatformErrors only."""
+
+    def doing(self) -> str:
+        """What it does now: `idle`, `busy in update for 12 s`, `dead`. Never blocks."""
+
+    def timings(self) -> dict[str, tuple[int, float]]:
+        """Per method: calls executed and the seconds they took."""
+
+    def progress(self) -> Progress:
+        """How far its current call is, as far as the component tells."""
+
+
+class Handle:
+    """The results of one call on every rank of a group, when they are there."""
+
+    def __init__(self, call: str, workers: Sequence[Worker], futures: Sequence[Future[Any]], deadline_s: float) -> None:
+        self._call = call
+        self._workers = workers
+        self._futures = futures
+        self._deadline_s = deadline_s
+        self._submitted = time.monotonic()
+
+    def done(self) -> bool:
+        """Whether every rank has finished or failed."""
+        return all(future.done() for future in self._futures)
+
+    def wait(self, timeout: float | None = None, on_progress: OnProgress | None = None) -> list[Any]:
+        """One result per rank, in the group's order; `timeout` in seconds, null: the runtime's deadline.
+
+        `on_progress(done, total, unit)` is called a few times a second with the progress of the rank that is least far.
+
+        Raises the first failing rank's error as soon as it fails, without waiting for the other ranks: a PlatformError
+        as it was raised, anything else as WorkerError with the remote traceback. Raises Deadline if ranks are still
+        busy.
+        """
+        limit = self._deadline_s if timeout is None else timeout
+        self._wait(limit, on_progress)
+        for future in self._futures:
+            if future.done() and (error := future.exception()) is not None:
+                raise error
+        if not self.done():
+            raise Deadline(self._deadline_message(limit))
+        return [future.result() for future in self._futures]
+
+    def _wait(self, limit: float, on_progress: OnProgress | None) -> None:
+        pending, until = set(self._futures), time.monotonic() + limit
+        while pending and (left := until - time.monotonic()) > 0:
+            interval = left if on_progress is None else min(left, PROGRESS_INTERVAL_S)
+            done, pending = concurrent.futures.wait(pending, interval, concurrent.futures.FIRST_EXCEPTION)
+            if any(future.exception() is not None for future in done):
+                return
+            progress = min((worker.progress() for worker in self._workers), key=lambda progress: progress.done)
+            if on_progress is not None and progress.total:
+                on_progress(progress.done, progress.total, progress.unit)
+
+    def result(self, timeout: float | None = None) -> Any:
+        """The single result of a call on one rank. Raises ValueError if there are more, else as `wait`."""
+        if len(self._futures) != 1:
+            raise ValueError(
+                f"{self._call} was called on {len(self._futures)} ranks: use wait(), or call group.rank(i)"
+            )
+        return self.wait(timeout)[0]
+
+    def _deadline_message(self, limit: float) -> str:
+        late = [worker for worker, future in zip(self._workers, self._futures, strict=True) if not future.done()]
+        states = ", ".join(f"{worker.label} {worker.doing()}" for worker in late)
+        since = clock_before(time.monotonic() - self._submitted)
+        return (
+            f"{caller()} waited {limit:g} s for {self._call} ({len(late)} of {len(self._workers)} ranks unfinished: "
+            f"{states}), submitted at {since}"
+        )
+
+
+class WorkerGroup:
+    """All ranks of the component `name`: `group.update(...)` submits the call on every rank and returns a Handle.
+
+    `cls` is the component's class; a name that is no public method of it raises AttributeError at once. Calls of one
+    rank run in the order they were submitted, and that order is the same on all ranks.
+    """
+
+    def __init__(self, name: str, cls: type, workers: Mapping[int, Worker], deadline_s: float) -> None:
+        taken = [method for method in _public_methods(cls) if hasattr(WorkerGroup, method)]
+        if taken:
+            raise TypeError(
+                f"{cls.__name__} has methods named {', '.join(taken)}: worker groups use these names themselves"
+            )
+        self.name = name
+        self._cls = cls
+        self._workers = dict(workers)
+        self._deadline_s = deadline_s
+        self._order = threading.Lock()
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in this group."""
+        return len(self._workers)
+
+    def on(self, ranks: Iterable[int]) -> WorkerGroup:
+        """The group of these ranks only; results come in this order."""
+        chosen = list(ranks)
+        wrong = [rank for rank in chosen if rank not in self._workers]
+        if wrong or not chosen or len(set(chosen)) != len(chosen):
+            raise ValueError(f"{self.name}: ranks {chosen} are not distinct ranks out of {list(self._workers)}")
+        part = WorkerGroup(self.name, self._cls, {rank: self._workers[rank] for rank in chosen}, self._deadline_s)
+        part._order = self._order
+        return part
+
+    def rank(self, rank: int) -> WorkerGroup:
+        """The group of one rank, whose handles have a `result`."""
+        return self.on([rank])
+
+    def timings(self) -> dict[str, tuple[int, float]]:
+        """Per method: calls and total seconds of the rank that was busy longest, as that is what a step waits for."""
+        slowest: dict[str, tuple[int, float]] = {}
+        for worker in self._workers.values():
+            for method, timing in worker.timings().items():
+                slowest[method] = max(slowest.get(method, (0, 0.0)), timing, key=lambda entry: entry[1])
+        return slowest
+
+    def __getattr__(self, method: str) -> Callable[..., Handle]:
+        if method.startswith("_") or not callable(getattr(self._cls, method, None)):
+            raise AttributeError(self._unknown(method))
+        return partial(self._submit, method)
+
+    def _submit(self, method: str, /, *args: Any, **kwargs: Any) -> Handle:
+        workers = list(self._workers.values())
+        with self._order:
+            futures = [worker.submit(method, args, kwargs) for worker in workers]
+        return Handle(f"{self.name}.{method}", workers, futures, self._deadline_s)
+
+    def _unknown(self, method: str) -> str:
+        if method.startswith("_"):
+            return f"worker group has no attribute '{method}'"
+        methods = _public_methods(self._cls)
+        nearest = difflib.get_close_matches(method, methods, n=1)
+        hint = f"did you mean '{nearest[0]}'?" if nearest else f"it has: {', '.join(methods)}"
+        return f"component '{self.name}' ({self._cls.__name__}) has no method '{method}'; {hint}"
+
+
+def _public_methods(cls: type) -> list[str]:
+    return [name for name in dir(cls) if not name.startswith("_") and callable(getattr(cls, name))]

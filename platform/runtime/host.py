@@ -1,0 +1,253 @@
+"""Hosts: the component ranks that live together in one process, each with a thread of its own.
+
+A runtime decides in which process a host runs and who may call it; this module runs the components and types their
+errors. It does not cover process groups, devices or the transport of calls.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+from rl_platform.errors import ChannelClosed, PlatformError, WorkerDied, WorkerError
+from rl_platform.runtime.channel import waiting_on
+
+logger = logging.getLogger(__name__)
+
+FailureHook = Callable[[str, PlatformError], None]
+
+
+@dataclass
+class Progress:
+    """How far a rank's current call is; written by the component, read by whoever waits for the call."""
+
+    done: int = 0
+    total: int = 0
+    unit: str = ""
+
+    def update(self, done: int, total: int, unit: str) -> None:
+        self.done, self.total, self.unit = done, total, unit
+
+
+@dataclass(frozen=True)
+class ComponentContext:
+    """What a component rank knows about itself.
+
+    name: the component's name in the placement; rank of world_size; node: index of its node; accelerators: the ones it
+    owns on that node, possibly none; seed: the run's seed, the same for everyone, so that what a component draws
+    depends on its name and rank and never on the placement; neighbours: the other components of the same host;
+    shared: objects of the host, the same dict for all its components; progress: to be updated in long calls.
+    """
+
+    name: str
+    rank: int
+    world_size: int
+    node: int
+    accelerators: tuple[int, ...]
+    seed: int
+    neighbours: tuple[str, ...] = ()
+    shared: dict[str, Any] = field(default_factory=dict)
+    progress: Progress = field(default_factory=Progress)
+
+    @property
+    def label(self) -> str:
+        return label(self.name, self.rank)
+
+
+@dataclass(frozen=True)
+class ComponentSpec:
+    """How a component is constructed on each of its ranks: `cls(context, **kwargs)`."""
+
+    cls: type
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+class PlacedHost(Protocol):
+    """One host of a placement: `members` are (component, rank) in order of construction."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def node(self) -> int: ...
+    @property
+    def accelerators(self) -> tuple[int, ...]: ...
+    @property
+    def members(self) -> tuple[tuple[str, int], ...]: ...
+
+
+def label(component: str, rank: int) -> str:
+    """A rank's name in messages and of its thread: `critic[2]`."""
+    return f"{component}[{rank}]"
+
+
+@dataclass
+class _Call:
+    future: Future[Any]
+    method: str
+    function: Callable[[], Any]
+    control: bool = False  # from the runtime: runs although the rank is retired
+    last: bool = False
+
+
+class RankThread:
+    """One component rank and the thread that constructs it and runs its calls in order.
+
+    A call that raises fails its future with a PlatformError, is logged and told to `on_failure`; the thread goes on.
+    """
+
+    def __init__(self, context: ComponentContext, spec: ComponentSpec, on_failure: FailureHook) -> None:
+        self.label = context.label
+        self._spec = spec
+        self._context = context
+        self._on_failure = on_failure
+        self._component: Any = None
+        self._calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
+        self._admission = threading.Lock()
+        self._retired = False
+        self._current: tuple[str, float] | None = None
+        self._timings: dict[str, tuple[int, float]] = {}
+        self._thread = threading.Thread(target=self._serve, name=self.label, daemon=True)
+        self._thread.start()
+
+    def construct(self) -> Future[None]:
+        """Constructs the component in its own thread."""
+        return self._enqueue("__init__", self._construct)
+
+    def submit(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Future[Any]:
+        """Queues a call. Raises WorkerDied after `retire`."""
+        return self._enqueue(method, partial(getattr(self._component, method), *args, **kwargs))
+
+    def doing(self) -> str:
+        current = self._current
+        if not self._thread.is_alive():
+            return "dead"
+        if current is None:
+            return "idle"
+        waiting = waiting_on(self._thread.ident)
+        behind = self._calls.qsize()
+        return (
+            f"busy in {current[0]} for {time.monotonic() - current[1]:.3g} s"
+            + (f" waiting on {waiting}" if waiting else "")
+            + (f" with {behind} more queued" if behind else "")
+        )
+
+    def timings(self) -> dict[str, tuple[int, float]]:
+        return self._timings.copy()
+
+    def progress(self) -> Progress:
+        return self._context.progress
+
+    def retire(self) -> Future[None]:
+        """Takes no more calls and fails the queued ones; the future is done when the running call has ended."""
+        with self._admission:
+            self._retired = True
+            idle = _Call(Future(), "retire", lambda: None, control=True)
+            self._calls.put(idle)
+        return idle.future
+
+    def close(self) -> Future[None]:
+        """After `retire`: calls the component's `close`, if it has one, and ends the thread."""
+        function = getattr(self._component, "close", lambda: None)
+        call = _Call(Future(), "close", function, control=True, last=True)
+        self._calls.put(call)
+        return call.future
+
+    def join(self, timeout: float) -> bool:
+        """Whether the thread ended within `timeout` seconds."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _construct(self) -> None:
+        self._component = self._spec.cls(self._context, **self._spec.kwargs)
+
+    def _enqueue(self, method: str, function: Callable[[], Any]) -> Future[Any]:
+        call = _Call(Future(), method, function)
+        with self._admission:
+            if self._retired:
+                raise WorkerDied(f"{self.label} was shut down and takes no call of {method}")
+            self._calls.put(call)
+        return call.future
+
+    def _serve(self) -> None:
+        last = False
+        while not last:
+            call = self._calls.get()
+            last = call.last
+            if self._retired and not call.control:
+                call.future.set_exception(WorkerDied(f"{self.label} was shut down before {call.method} ran"))
+            else:
+                self._execute(call)
+            del call  # an idle thread must not keep the last call's arguments alive
+
+    def _execute(self, call: _Call) -> None:
+        start = time.monotonic()
+        self._current = (call.method, start)
+        self._context.progress.update(0, 0, "")
+        result, failure = None, None
+        try:
+            result = call.function()
+        except BaseException as error:  # SystemExit in a component must fail the call, not end the thread silently
+            failure = _typed(error, self.label, call.method)
+            headline = str(error).partition("\n")[0]
+            logger.error("%s.%s raised %s: %s", self.label, call.method, type(error).__name__, headline)
+        count, seconds = self._timings.get(call.method, (0, 0.0))
+        self._timings[call.method] = (count + 1, seconds + time.monotonic() - start)
+        self._current = None
+        if failure is None:
+            call.future.set_result(result)
+            return
+        try:
+            self._on_failure(self.label, failure)
+        finally:
+            call.future.set_exception(failure)
+
+
+class Host:
+    """The component ranks of one process, built in the order of `placed.members`; `shared` is theirs together."""
+
+    def __init__(
+        self,
+        placed: PlacedHost,
+        specs: Mapping[str, ComponentSpec],
+        world_sizes: Mapping[str, int],
+        seed: int,
+        on_failure: FailureHook,
+    ) -> None:
+        self.name = placed.name
+        self.shared: dict[str, Any] = {}
+        self.ranks: dict[tuple[str, int], RankThread] = {}
+        names = tuple(dict.fromkeys(name for name, _ in placed.members))
+        for name, rank in placed.members:
+            context = ComponentContext(
+                name=name,
+                rank=rank,
+                world_size=world_sizes[name],
+                node=placed.node,
+                accelerators=tuple(placed.accelerators),
+                seed=seed,
+                neighbours=tuple(other for other in names if other != name),
+                shared=self.shared,
+            )
+            self.ranks[name, rank] = RankThread(context, specs[name], on_failure)
+
+
+def _typed(error: BaseException, label: str, method: str) -> PlatformError:
+    """The error a caller gets: PlatformErrors as they are, anything else as WorkerError with the traceback."""
+    if isinstance(error, ChannelClosed) and isinstance(error.__cause__, PlatformError):
+        error = error.__cause__  # the channel was closed by a failure elsewhere: that failure is the news
+    if isinstance(error, PlatformError):
+        error.add_note(f"raised in {label}.{method}")
+        return error
+    own = error.__traceback__.tb_next if error.__traceback__ else None
+    remote = "".join(traceback.format_exception(type(error), error, own))
+    typed = WorkerError(f"{label}.{method} raised {type(error).__name__}: {error}\nRemote traceback:\n{remote}")
+    typed.__cause__ = error
+    return typed

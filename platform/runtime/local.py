@@ -1,0 +1,206 @@
+"""The local runtime: every host of the placement runs in this process, as threads.
+
+For a laptop or one GPU: breakpoints work and nothing is serialised. Python code of all components shares one
+interpreter lock, so components overlap where they compute in native code or wait. Not covered: ranks that need a
+process of their own.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import difflib
+import logging
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+from rl_platform.errors import ChannelClosed, Deadline, PlacementError, PlatformError, Problem, WorkerDied
+from rl_platform.runtime import ComponentSpec, Placement
+from rl_platform.runtime.channel import Channel, waiting_on
+from rl_platform.runtime.group import Handle, WorkerGroup
+from rl_platform.runtime.host import Host, RankThread, label
+
+logger = logging.getLogger(__name__)
+
+RUNNER = "runner"
+SHUTDOWN_S = 10.0
+
+
+class LocalRuntime:
+    """Runs a placement's components as threads; a context manager that shuts down at its end.
+
+    placement: which component ranks share a host; deadline_s: the longest wait for a call or a channel, in seconds;
+    seed: the run's.
+    """
+
+    def __init__(self, placement: Placement, deadline_s: float, seed: int) -> None:
+        self._placement = placement
+        self._deadline_s = min(deadline_s, threading.TIMEOUT_MAX)
+        self._seed = seed
+        self._members = [member for host in placement.hosts for member in host.members]
+        self._ranks: dict[tuple[str, int], RankThread] = {}
+        self._channels: dict[str, Channel[Any]] = {}
+        self._stopped = False
+
+    def start(self, components: Mapping[str, ComponentSpec]) -> dict[str, WorkerGroup]:
+        """Constructs every component rank, one after the other in the placement's order, each in its own thread.
+
+        Raises PlacementError if `components` and the placement name different components, and what a constructor
+        raised, typed as a call's error; whatever was started is closed then.
+        """
+        self._check_startable(components)
+        world_sizes = {name: self._placement.world_size(name) for name in components}
+        try:
+            for placed in self._placement.hosts:
+                self._ranks |= Host(placed, components, world_sizes, self._seed, self._on_failure).ranks
+            groups = {
+                name: WorkerGroup(
+                    name,
+                    spec.cls,
+                    {rank: self._ranks[name, rank] for rank in range(world_sizes[name])},
+                    self._deadline_s,
+                )
+                for name, spec in components.items()
+            }
+            for (name, _), thread in self._ranks.items():
+                Handle(f"{name}.__init__", [thread], [thread.construct()], self._deadline_s).wait()
+        except BaseException as error:
+            self._stop_after(error)
+            raise
+        return groups
+
+    def channel(
+        self, name: str, capacity: int, producers: Iterable[str] = (), consumers: Iterable[str] = ()
+    ) -> Channel[Any]:
+        """A new channel of `capacity` items. A closed channel's name may be used again.
+
+        producers and consumers: components (all their ranks), single ranks as `rollout[1]`, or `runner`, the main
+        thread. They are named in messages; when a call of one of them fails, the channel is closed with its error.
+        Raises ValueError for a name that is not placed or a channel that is still open.
+        """
+        if self._stopped:
+            raise WorkerDied(f"channel '{name}' was asked for after the runtime was shut down")
+        if name in self._channels and not self._channels[name].closed:
+            raise ValueError(f"channel '{name}' exists already and is open: close it first or choose another name")
+        channel: Channel[Any] = Channel(
+            name, capacity, self._deadline_s, self._labels(name, producers), self._labels(name, consumers), self._status
+        )
+        self._channels[name] = channel
+        return channel
+
+    def fail(self, error: PlatformError) -> None:
+        """Closes every channel with `error`, so that nobody waits for data that will not come."""
+        _raise_first(_close_channels(list(self._channels.values()), error))
+
+    def shutdown(self, timeout: float = SHUTDOWN_S) -> None:
+        """Closes channels, calls the components' `close` in reverse order of construction and joins all threads.
+
+        Queued calls fail with WorkerDied. Waits at most `timeout` seconds for running calls and as long again for
+        `close`; then raises the first error of a `close`, or Deadline naming the threads that are still busy and were
+        abandoned. Calling it again does nothing.
+        """
+        if self._stopped:
+            return
+        self._stopped = True
+        failures = _close_channels(list(self._channels.values()), None)
+        idle = {thread: thread.retire() for thread in reversed(self._ranks.values())}
+        concurrent.futures.wait(idle.values(), timeout)
+        stuck_last = sorted(idle, key=lambda thread: not idle[thread].done())
+        until = time.monotonic() + timeout
+        for thread in stuck_last:
+            failures += _close(thread, until)
+        for channel in self._channels.values():
+            if depth := channel.stats().depth:
+                logger.warning("channel '%s' was shut down with %d items that nobody got", channel.name, depth)
+        _raise_first(failures)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.shutdown()
+        else:
+            self._stop_after(error)
+
+    def _stop_after(self, error: BaseException) -> None:
+        """Shuts down because of `error`, which stays the news: what fails meanwhile becomes a note of it."""
+        stopped = ChannelClosed(f"the run was stopped by {type(error).__name__}: {error}")
+        news = error if isinstance(error, PlatformError) else stopped
+        for step in (partial(self.fail, news), self.shutdown):
+            try:
+                step()
+            except PlatformError as failure:
+                error.add_note(f"while shutting down: {failure}")
+
+    def _check_startable(self, components: Mapping[str, ComponentSpec]) -> None:
+        if self._stopped or self._ranks:
+            raise RuntimeError("a runtime starts its components once: make a new one")
+        placed = {name for name, _ in self._members}
+        unknown = [
+            Problem(f"cluster.component_placement.{name}", "placed, but this run has no such component", hint=hint)
+            for name in sorted(placed - set(components))
+            for hint in [f"components of this run: {', '.join(sorted(components))}"]
+        ]
+        missing = [
+            Problem(f"cluster.component_placement.{name}", "this run needs the component, but it has no place")
+            for name in sorted(set(components) - placed)
+        ]
+        if unknown or missing:
+            raise PlacementError(unknown + missing)
+
+    def _labels(self, channel: str, names: Iterable[str]) -> Sequence[str]:
+        labels: list[str] = []
+        for name in [names] if isinstance(names, str) else names:
+            ranks = [label(*member) for member in self._members if name in (member[0], label(*member))]
+            if not ranks and name != RUNNER:
+                known = [RUNNER, *dict.fromkeys(component for component, _ in self._members)]
+                nearest = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean '{nearest[0]}'?" if nearest else f"there are: {', '.join(known)}"
+                raise ValueError(f"channel '{channel}': no component '{name}' in the placement; {hint}")
+            labels += ranks or [RUNNER]
+        return labels
+
+    def _status(self, name: str) -> str:
+        if name == RUNNER:
+            waiting = waiting_on(threading.main_thread().ident)
+            return f"waiting on {waiting}" if waiting else "busy"
+        for thread in list(self._ranks.values()):
+            if thread.label == name:
+                return thread.doing()
+        return "not started"
+
+    def _on_failure(self, name: str, error: PlatformError) -> None:
+        channels = list(self._channels.values())
+        theirs = [channel for channel in channels if name in channel.producers or name in channel.consumers]
+        _raise_first(_close_channels(theirs, error))
+
+
+def _close_channels(channels: Iterable[Channel[Any]], error: PlatformError | None) -> list[PlatformError]:
+    failures: list[PlatformError] = []
+    for channel in channels:
+        try:
+            channel.close(error)
+        except PlatformError as failure:
+            failures.append(failure)
+    return failures
+
+
+def _raise_first(failures: Sequence[PlatformError]) -> None:
+    if failures:
+        for other in failures[1:]:
+            failures[0].add_note(str(other))
+        raise failures[0]
+
+
+def _close(thread: RankThread, until: float) -> list[PlatformError]:
+    closing = thread.close()
+    if not thread.join(max(0.0, until - time.monotonic())):
+        return [Deadline(f"{thread.label} did not stop in time ({thread.doing()}); its thread was abandoned")]
+    error = closing.exception()
+    return [error] if isinstance(error, PlatformError) else []

@@ -1,0 +1,331 @@
+"""Rewards that hang, crash or raise, really injected: they cost their own samples and nothing else."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rl_platform.components.reward import Reward
+from rl_platform.config.components import Reward as RewardConfig
+from rl_platform.config.schema import Cluster, Config, Runner
+from rl_platform.envs.reasoning.scoring import ScoringPool
+from rl_platform.envs.reasoning.scoring_worker import DIED, RAISED, TIMEOUT
+from rl_platform.envs.reasoning.verifiers import ScoreItem, VerifierSpec
+from rl_platform.errors import ConfigError, WorkerDied, WorkerError
+from rl_platform.records import Prompt, Trajectory
+from rl_platform.runtime.channel import Channel
+from rl_platform.runtime.host import ComponentContext
+
+# What a response asks for is done to the process that scores it; `folder` gets the process ids of those who hang.
+REWARD = """
+import ctypes, os, pathlib, re, subprocess, sys, time
+
+def reward(response, answer, metadata):
+    if response in ("hang", "hang in C", "hang with child"):
+        pathlib.Path(answer, str(os.getpid())).touch()
+    if response == "hang":
+        while True:
+            time.sleep(60)
+    if response == "hang in C":
+        re.match("(a+)+$", "a" * 60 + "b")  # holds the interpreter lock for ever
+    if response == "hang with child":
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        pathlib.Path(answer, str(child.pid)).touch()
+        time.sleep(600)
+    if response == "crash":
+        os._exit(3)
+    if response == "segfault":
+        ctypes.string_at(0)
+    if response == "exit":
+        sys.exit(0)
+    if response == "raise":
+        raise KeyError("my own mistake")
+    if response == "nan":
+        return float("nan")
+    if response == "text":
+        return "1.0"
+    if response == "slow":
+        time.sleep(0.1)
+    return float(len(response)) / 10
+"""
+SPEC = VerifierSpec("faulty_reward:reward")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where hanging processes leave their ids; the user's module lies beside it."""
+    (tmp_path / "faulty_reward.py").write_text(REWARD)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "hung").mkdir()
+    return tmp_path / "hung"
+
+
+@pytest.fixture
+def make_pool():
+    pools: list[ScoringPool] = []
+
+    def make(spec: VerifierSpec = SPEC, num_workers: int = 2, timeout_s: float = 1.0) -> ScoringPool:
+        pools.append(ScoringPool(spec, num_workers=num_workers, timeout_s=timeout_s))
+        return pools[-1]
+
+    yield make
+    for pool in pools:
+        pool.close()
+
+
+def items(folder: Path, *responses: str) -> list[ScoreItem]:
+    return [ScoreItem(response, "question", str(folder)) for response in responses]
+
+
+def hung(folder: Path) -> list[int]:
+    return [int(path.name) for path in folder.iterdir()]
+
+
+def alive(pids: list[int]) -> list[int]:
+    return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+
+
+def wait_until(condition, seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "condition not met in time"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("kind", ["hang", "hang in C"])
+def test_eight_hangs_on_four_workers_do_not_hold_up_the_good_ones(folder: Path, make_pool, kind: str) -> None:
+    timeout_s = 2.0
+    pool = make_pool(num_workers=4, timeout_s=timeout_s)
+    start = time.monotonic()
+    futures = pool.submit(items(folder, *[kind] * 8, *["good"] * 24))
+    good = [future.result() for future in futures[8:]]
+    good_after = time.monotonic() - start
+    bad = [future.result() for future in futures[:8]]
+
+    assert len(hung(folder)) == 8, "the fault was not injected"
+    assert [(score.value, score.valid) for score in good] == [(0.4, True)] * 24
+    assert good_after < 2 * timeout_s
+    assert [(score.valid, score.reason) for score in bad] == [(False, TIMEOUT)] * 8
+    assert time.monotonic() - start < 2 * timeout_s + 1
+    assert (pool.stats.scored, pool.stats.timeouts) == (24, 8)
+    assert not alive(hung(folder))
+    wait_until(lambda: len(pool.process_ids) == 4)
+
+
+def test_hang_behind_quick_ones_of_the_same_chunk(folder: Path, make_pool) -> None:
+    pool = make_pool(num_workers=1, timeout_s=0.5)
+    pool.score(items(folder, *["good"] * 100))  # chunks are large by now
+    scores = pool.score(items(folder, "a", "hang", "bb", "hang", "ccc"))
+    assert len(hung(folder)) == 2, "the fault was not injected"
+    assert [(score.value, score.valid) for score in scores] == [
+        (0.1, True),
+        (0.0, False),
+        (0.2, True),
+        (0.0, False),
+        (0.3, True),
+    ]
+
+
+def test_what_a_hanging_reward_started_dies_with_it(folder: Path, make_pool) -> None:
+    pool = make_pool(num_workers=1, timeout_s=1.0)
+    (score,) = pool.score(items(folder, "hang with child"))
+    assert score.reason == TIMEOUT
+    assert len(hung(folder)) == 2, "the fault was not injected"
+    wait_until(lambda: not alive(hung(folder)))
+
+
+def test_slow_but_within_the_timeout_is_scored(folder: Path, make_pool) -> None:
+    scores = make_pool(num_workers=2, timeout_s=1.0).score(items(folder, *["slow"] * 8))
+    assert all(score.valid for score in scores)
+
+
+@pytest.mark.parametrize(
+    ("response", "reason", "detail"),
+    [
+        ("raise", RAISED, "KeyError: 'my own mistake'"),
+        ("exit", RAISED, "SystemExit"),
+        ("nan", RAISED, "a reward must be a finite number, not nan"),
+        ("text", RAISED, "a reward must be a finite number, not '1.0'"),
+        ("crash", DIED, "died"),
+        ("segfault", DIED, "died"),
+    ],
+)
+def test_a_fault_costs_its_own_sample_only(folder: Path, make_pool, response: str, reason: str, detail: str) -> None:
+    pool = make_pool()
+    scores = pool.score(items(folder, *["a"] * 10, response, *["a"] * 10))
+    bad = scores.pop(10)
+    assert (bad.value, bad.valid, bad.reason) == (0.0, False, reason)
+    assert detail in bad.detail
+    assert [(score.value, score.valid) for score in scores] == [(0.1, True)] * 20
+    assert (pool.stats.scored, pool.stats.raised, pool.stats.died) == (20, reason == RAISED, reason == DIED)
+
+
+def test_killed_idle_processes_are_replaced(folder: Path, make_pool) -> None:
+    pool = make_pool()
+    before = pool.process_ids
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    assert all(score.valid for score in pool.score(items(folder, *["a"] * 10)))
+    wait_until(lambda: len(pool.process_ids) == 2)
+    assert not set(before) & set(pool.process_ids)
+
+
+def test_scores_keep_the_order_of_their_callers(folder: Path, make_pool) -> None:
+    pool = make_pool()
+    results: dict[int, list[float]] = {}
+
+    def call(length: int) -> None:
+        results[length] = [s.value for s in pool.score(items(folder, *["x" * length, "y" * (length + 1)] * 50))]
+
+    threads = [threading.Thread(target=call, args=(length,)) for length in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {length: [length / 10, (length + 1) / 10] * 50 for length in range(1, 5)}
+
+
+def test_close_leaves_no_process_and_fails_what_waits(folder: Path, make_pool) -> None:
+    descriptors = psutil.Process().num_fds()
+    pool = make_pool(num_workers=2, timeout_s=60.0)
+    pids = pool.process_ids
+    futures = pool.submit(items(folder, "hang", "hang", "good"))
+    wait_until(lambda: len(hung(folder)) == 2)
+    pool.close()
+    pool.close()
+    assert not alive(pids)
+    for future in futures:
+        with pytest.raises(WorkerDied, match="closed before this response was scored"):
+            future.result(timeout=1)
+    with pytest.raises(WorkerDied, match="closed"):
+        pool.score(items(folder, "good"))
+    assert psutil.Process().num_fds() == descriptors
+
+
+def test_processes_die_with_a_killed_parent(folder: Path) -> None:
+    code = f"""
+from rl_platform.envs.reasoning.scoring import ScoringPool
+from rl_platform.envs.reasoning.verifiers import ScoreItem, VerifierSpec
+pool = ScoringPool(VerifierSpec("faulty_reward:reward"), num_workers=3, timeout_s=60.0)
+futures = pool.submit([ScoreItem("hang", "", {str(folder)!r}), ScoreItem("hang in C", "", {str(folder)!r})])
+print(*pool.process_ids, flush=True)
+futures[0].result()
+"""
+    environment = {**os.environ, "PYTHONPATH": str(folder.parent)}
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
+    assert parent.stdout is not None
+    pids = [int(pid) for pid in parent.stdout.readline().split()]
+    wait_until(lambda: len(hung(folder)) == 2)
+    assert len(alive(pids)) == 3
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    wait_until(lambda: not alive(pids))
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "expected"),
+    [
+        (VerifierSpec("no_such_module:f"), ConfigError, "cannot be imported: ModuleNotFoundError"),
+        (VerifierSpec("faulty_reward:none"), ConfigError, "cannot be imported: AttributeError"),
+        (VerifierSpec("exact_mach"), ConfigError, "did you mean exact_match"),
+        (VerifierSpec("task", "reasoning_gym", "no_such_dataset"), WorkerError, "not registered"),
+        (VerifierSpec("dying_reward:f"), WorkerDied, "3 scoring processes in a row did not start"),
+    ],
+)
+def test_a_verifier_that_cannot_be_loaded_fails_at_the_start(folder: Path, spec, error, expected: str) -> None:
+    (folder.parent / "dying_reward.py").write_text("import os\nos._exit(1)\n")
+    children = len(psutil.Process().children())
+    with pytest.raises(error, match=expected):
+        ScoringPool(spec, num_workers=2, timeout_s=1.0)
+    assert len(psutil.Process().children()) == children
+
+
+# The component -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def reward(folder: Path):
+    config = Config(
+        runner=Runner(task_type="reasoning"),
+        cluster=Cluster(component_placement={"reward": "all"}),
+        reward=RewardConfig(type=SPEC.type, num_workers=2, timeout_s=1.0),
+    )
+    component = Reward(ComponentContext("reward", 0, 1, 0, (), seed=1), config)
+    yield component
+    component.close()
+
+
+def trajectories(folder: Path, *responses: str) -> list[Trajectory]:
+    return [
+        Trajectory(Prompt(n, "question", str(folder), (1,)), 0, (2,), (-0.1,), "stop", 3, text=response)
+        for n, response in enumerate(responses)
+    ]
+
+
+def outcome(trajectory: Trajectory) -> tuple[int, float, float, bool]:
+    return trajectory.prompt.index, trajectory.reward, trajectory.metric, trajectory.valid
+
+
+EXPECTED = [(0, 0.1, 0.1, True), (1, 0.0, 0.0, False), (2, 0.0, 0.0, False), (3, 0.2, 0.2, True), (4, 0.0, 0.0, False)]
+MIXED = ("a", "hang", "raise", "bb", "crash")
+
+
+def test_component_scores_in_order_and_masks_faults(folder: Path, reward: Reward) -> None:
+    given = trajectories(folder, *MIXED)
+    scored = reward.score(given)
+    assert [outcome(trajectory) for trajectory in scored] == EXPECTED
+    assert [trajectory.token_ids for trajectory in scored] == [trajectory.token_ids for trajectory in given]
+    stats = reward.stats()
+    assert (stats.scored, stats.timeouts, stats.raised, stats.died) == (2, 1, 1, 1)
+    assert reward.score([]) == []
+
+
+def test_component_streams_what_is_ready(folder: Path, reward: Reward) -> None:
+    source, sink = Channel("rollouts", 64, 20.0), Channel("scored", 64, 20.0)
+    returned: list[int] = []
+    thread = threading.Thread(target=lambda: returned.append(reward.stream(source, sink)))
+    thread.start()
+    bad, *rest = [trajectories(folder, *MIXED)[n] for n in (1, 0, 2, 3, 4)]
+    source.put(bad)
+    source.put(rest[0])
+    assert outcome(sink.get()) == EXPECTED[0]  # overtakes the one that hangs
+    source.put_many(rest[1:])
+    source.close()
+    thread.join()
+    assert returned == [5]
+    assert not sink.closed
+    assert sorted(outcome(trajectory) for trajectory in sink.get_many(64)) == EXPECTED[1:]
+
+
+def test_a_reward_that_always_raises_ends_the_run_with_its_traceback(folder: Path, reward: Reward) -> None:
+    with pytest.raises(WorkerError, match=r"scored none of 3 responses \(raised 3\)") as caught:
+        reward.score(trajectories(folder, *["raise"] * 3))
+    assert "KeyError: 'my own mistake'" in str(caught.value)
+    source, sink = Channel("rollouts", 64, 20.0), Channel("scored", 64, 20.0)
+    source.put_many(trajectories(folder, *["raise"] * 3))
+    source.close()
+    with pytest.raises(WorkerError, match="my own mistake"):
+        reward.stream(source, sink)
+
+
+def test_stream_ends_with_the_error_of_its_channels(folder: Path, reward: Reward) -> None:
+    source, sink = Channel("rollouts", 64, 20.0), Channel("scored", 64, 20.0)
+    source.put_many(trajectories(folder, "a", "bb"))
+    source.close(WorkerDied("rollout[0] died"))
+    with pytest.raises(WorkerDied, match="rollout"):
+        reward.stream(source, sink)
+    source, sink = Channel("rollouts", 64, 20.0), Channel("scored", 64, 20.0)
+    source.put_many(trajectories(folder, "a", "bb"))
+    source.close()
+    sink.close(WorkerDied("actor[0] died"))
+    with pytest.raises(Exception, match="actor"):
+        reward.stream(source, sink)

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import pytest
+
+from rl_platform.algorithms.card import algorithm_card
+from rl_platform.config.algorithm import Algorithm, KLControl
+
+
+def test_embodied_card() -> None:
+    algorithm = Algorithm(loss_type="actor_critic", huber_delta=10.0, value_clip=0.2, ppo_epochs=10, gamma=0.99)
+    card = dict(algorithm_card(algorithm, rows_per_rollout=4096, mini_batch_size=256, task_type="embodied"))
+    assert card["optimizer steps per rollout"].startswith("160 (10 epochs x 16 mini-batches of 256 transitions)")
+    assert card["value loss"].startswith("Huber, delta 10, values clipped to old values +-0.2")
+    assert card["old log-probs"].startswith("recorded during the rollout")
+    assert card["KL to the reference"] == "none"
+    assert card["critic warm-up"].startswith("none")
+    assert "actor steps per rollout" not in card
+
+
+def test_reasoning_card() -> None:
+    algorithm = Algorithm(
+        clip_ratio_high=0.28,
+        clip_ratio_c=3.0,
+        loss_agg_func="seq-mean-token-sum-norm",
+        loss_agg_horizon=512,
+        critic_ppo_epochs=2,
+        policy_training_start_step=3,
+        use_kl_in_reward=True,
+        kl_ctrl=KLControl(type="adaptive", target_kl=0.05),
+        use_kl_loss=True,
+        normalize_advantages=False,
+    )
+    card = dict(algorithm_card(algorithm, rows_per_rollout=256, mini_batch_size=64, task_type="reasoning"))
+    assert card["actor steps per rollout"].startswith("4 ")
+    assert card["critic steps per rollout"].startswith("8 ")
+    assert card["policy loss"] == "ratio clipped to [0.8, 1.28], dual clip 3; no entropy bonus"
+    assert "not whitened" in card["advantages"]
+    assert card["loss is divided by"].endswith("times the horizon 512")
+    assert "in the reward: k1, coefficient 0.001, adaptive to 0.05" in card["KL to the reference"]
+    assert "in the actor loss: k3" in card["KL to the reference"]
+    assert card["old log-probs"].startswith("recomputed")
+    assert card["critic warm-up"].startswith("exactly 3 PPO steps")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"gamma": 0.5},
+        {"gae_lambda": 0.5},
+        {"normalize_advantages": False},
+        {"loss_type": "actor_critic"},
+        {"loss_agg_func": "seq-mean-token-mean"},
+        {"clip_ratio_low": 0.1},
+        {"clip_ratio_high": 0.1},
+        {"clip_ratio_c": 2.0},
+        {"value_clip": 0.3},
+        {"huber_delta": 1.0},
+        {"value_loss_scale": 0.5},
+        {"entropy_bonus": 0.01},
+        {"ppo_epochs": 2},
+        {"critic_ppo_epochs": 2},
+        {"policy_training_start_step": 1},
+        {"use_kl_in_reward": True},
+        {"use_kl_loss": True},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_every_choice_shows(change: dict[str, object]) -> None:
+    plain, changed = (
+        algorithm_card(Algorithm(**keys), rows_per_rollout=128, mini_batch_size=64, task_type="reasoning")
+        for keys in ({}, change)
+    )
+    assert plain != changed

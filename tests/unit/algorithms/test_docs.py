@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from rl_platform.config.algorithm import Algorithm, KLControl, KLEstimator, LossAggregation
+
+TEXT = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text(encoding="utf-8")
+
+
+FIELDS = {name: field for name, field in Algorithm.model_fields.items() if name != "kl_ctrl"}
+FIELDS |= {f"kl_ctrl.{name}": field for name, field in KLControl.model_fields.items()}
+CHOICES = [*get_args(KLEstimator), *get_args(LossAggregation)]
+
+
+@pytest.mark.parametrize("key", FIELDS)
+def test_every_key_is_documented_with_its_default(key: str) -> None:
+    default = FIELDS[key].default
+    if default is None or isinstance(default, bool):
+        text = {None: "null", True: "true", False: "false"}[default]
+    else:
+        text = default if isinstance(default, str) else f"{default:g}"
+    assert f"| `{key}` | {text} |" in TEXT
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_every_choice_is_documented(name: str) -> None:
+    assert f"`{name}`" in TEXT
+
+
+def test_every_documented_key_exists_and_stands_once() -> None:
+    documented = [line.split("`")[1] for line in TEXT.splitlines() if line.startswith("| `")]
+    assert sorted(name for name in documented if name not in CHOICES) == sorted(FIELDS)

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rl_platform.algorithms.kl import (
+    AdaptiveKLController,
+    FixedKLController,
+    kl_controller,
+    kl_estimate,
+    sequence_mean_kl,
+)
+from rl_platform.config.algorithm import KLControl
+from rl_platform.errors import CheckpointError
+
+DIFFERENCES = [-3.0, -2.0, -0.5, 0.0, 0.5, 2.0]
+VALUES_AND_GRADIENTS = {
+    "k1": ([-3, -2, -0.5, 0, 0.5, 2], [1, 1, 1, 1, 1, 1]),
+    "abs": ([3, 2, 0.5, 0, 0.5, 2], [-1, -1, -1, 0, 1, 1]),
+    "k2": ([4.5, 2, 0.125, 0, 0.125, 2], [-3, -2, -0.5, 0, 0.5, 2]),
+    "k3": (
+        [16.085537, 4.389056, 0.148721, 0, 0.106531, 1.135335],
+        [-19.085537, -6.389056, -0.648721, 0, 0.393469, 0.864665],
+    ),
+}
+
+
+def estimate(difference: torch.Tensor, estimator: str, clip: float | None = None) -> torch.Tensor:
+    return kl_estimate(difference, torch.zeros_like(difference), None, estimator, clip)
+
+
+@pytest.mark.parametrize("estimator", VALUES_AND_GRADIENTS)
+def test_values_and_gradients(estimator: str) -> None:
+    difference = torch.tensor([DIFFERENCES], requires_grad=True)
+    kl = estimate(difference, estimator)
+    kl.sum().backward()
+    values, gradients = VALUES_AND_GRADIENTS[estimator]
+    torch.testing.assert_close(kl.detach(), torch.tensor([values], dtype=torch.float32), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(difference.grad, torch.tensor([gradients], dtype=torch.float32), rtol=1e-5, atol=1e-6)
+
+
+def test_output_clip_bounds_k3_and_its_gradient() -> None:
+    difference = torch.tensor([DIFFERENCES], requires_grad=True)
+    clipped = estimate(difference, "k3", clip=10.0)
+    clipped.sum().backward()
+    assert clipped[0, 0] == 10
+    assert difference.grad is not None
+    assert difference.grad[0, 0] == 0
+    torch.testing.assert_close(clipped[0, 1:], estimate(difference, "k3")[0, 1:])
+
+
+@pytest.mark.parametrize(("name", "alias"), [("k1", "kl"), ("k2", "mse"), ("k3", "low_var_kl")])
+def test_aliases(name: str, alias: str) -> None:
+    difference = torch.tensor([DIFFERENCES])
+    assert torch.equal(estimate(difference, name), estimate(difference, alias))
+
+
+def test_k3_survives_extreme_differences() -> None:
+    kl = estimate(torch.tensor([[-1e4, -30.0, 30.0, 1e4]]), "k3")
+    assert torch.isfinite(kl).all()
+    assert (kl >= 0).all()
+
+
+@given(st.floats(-1e-3, 1e-3))
+def test_k3_keeps_its_digits_near_zero(difference: float) -> None:
+    exact = estimate(torch.tensor([[difference]], dtype=torch.float64), "k2")
+    kl = estimate(torch.tensor([[difference]], dtype=torch.float32), "k3")
+    torch.testing.assert_close(kl.double(), exact, rtol=1e-3, atol=1e-12 + 2e-7 * abs(difference))
+
+
+@pytest.mark.parametrize("estimator", VALUES_AND_GRADIENTS)
+def test_nothing_leaks_from_masked_positions(estimator: str) -> None:
+    log_probs = torch.tensor([[-1.0, float("nan"), float("inf")]], requires_grad=True)
+    mask = torch.tensor([[True, False, False]])
+    kl = kl_estimate(log_probs, torch.tensor([[-1.5, 0.0, float("nan")]]), mask, estimator)
+    kl.sum().backward()
+    assert not kl[0, 1:].any()
+    assert log_probs.grad is not None
+    assert not log_probs.grad[0, 1:].any()
+
+
+@pytest.mark.parametrize(
+    ("estimator", "value", "gradient"),
+    [
+        ("k1", 0.266217, [0, 0, 0]),
+        ("k2", 0.247638, [0.282587, -0.140770, -0.141817]),
+        ("k3", 0.266217, [0.331908, -0.088605, -0.243303]),
+    ],
+)
+def test_expected_gradient_by_enumeration(estimator: str, value: float, gradient: list[float]) -> None:
+    """Over the whole vocabulary: k1 as a loss regularises nothing, k2 has the gradient of KL(pi || ref)."""
+    logits = torch.tensor([2.0, 1.0, 0.0], dtype=torch.float64, requires_grad=True)
+    reference = torch.log_softmax(torch.ones(3, dtype=torch.float64), dim=0)
+    log_probs = torch.log_softmax(logits, dim=0)
+    expectation = (log_probs.detach().exp() * kl_estimate(log_probs, reference, None, estimator)).sum()
+    expectation.backward()
+    torch.testing.assert_close(expectation.item(), value, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(logits.grad, torch.tensor(gradient, dtype=torch.float64), rtol=1e-5, atol=1e-6)
+
+
+def test_mean_over_sequences_of_the_means_over_tokens() -> None:
+    kl = torch.tensor([[1.0, 3.0, float("nan")], [4.0, 9.0, 9.0], [9.0, 9.0, 9.0]])
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0], [0, 0, 0]], dtype=torch.bool)
+    assert sequence_mean_kl(kl, mask) == 3.0
+    assert sequence_mean_kl(kl, torch.zeros_like(mask)) == 0.0
+
+
+def test_adaptive_controller() -> None:
+    controller = kl_controller(KLControl(type="adaptive", kl_coef=0.1, target_kl=0.1, horizon=10_000.0))
+    expected = [0.100512, 0.100512, 0.09999737856, 0.10025337184911]
+    for kl, coefficient in zip([0.3, 0.1, 0.02, 0.11], expected, strict=True):
+        controller.update(kl, trajectories=256)
+        assert controller.coefficient == pytest.approx(coefficient, rel=1e-9)
+
+
+@given(kl=st.floats(0, 1e6), trajectories=st.integers(1, 4096), target=st.floats(1e-3, 10))
+def test_adaptive_step_has_the_right_sign_and_is_bounded(kl: float, trajectories: int, target: float) -> None:
+    controller = AdaptiveKLController(0.1, target, horizon=10_000.0)
+    controller.update(kl, trajectories)
+    change = controller.coefficient / 0.1 - 1
+    assert abs(change) <= 0.2 * trajectories / 10_000 + 1e-12
+    assert (change >= -1e-12) if kl >= target else (change <= 1e-12)
+
+
+def test_controller_state_survives_save_and_load() -> None:
+    controller = AdaptiveKLController(0.1, 0.1, 10_000.0)
+    controller.update(0.3, 256)
+    resumed = AdaptiveKLController(0.1, 0.1, 10_000.0)
+    resumed.load_state_dict(controller.state_dict())
+    for kl, one in itertools.product([0.02, 0.5], (controller, resumed)):
+        one.update(kl, 256)
+    assert resumed.coefficient == controller.coefficient
+
+
+def test_fixed_controller_stays_and_its_state_is_refused_by_an_adaptive_one() -> None:
+    fixed = kl_controller(KLControl(kl_coef=0.2))
+    assert isinstance(fixed, FixedKLController)
+    fixed.update(100.0, 256)
+    fixed.load_state_dict({"coefficient": 7.0})
+    assert fixed.coefficient == 0.2
+    with pytest.raises(CheckpointError, match=r"kl_ctrl\.type=fixed"):
+        AdaptiveKLController(0.1, 0.1, 10_000.0).load_state_dict(fixed.state_dict())

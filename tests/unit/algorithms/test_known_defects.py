@@ -1,0 +1,135 @@
+"""Defects that public PPO systems had or have; each test names what it keeps out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rl_platform.algorithms.advantages import gae
+from rl_platform.algorithms.aggregation import Denominators, aggregate
+from rl_platform.algorithms.card import algorithm_card
+from rl_platform.algorithms.kl import AdaptiveKLController, kl_estimate
+from rl_platform.algorithms.losses import value_loss
+from rl_platform.algorithms.rewards import penalize_kl, place_outcome_rewards
+from rl_platform.algorithms.statistics import masked_var, whiten
+from rl_platform.config.algorithm import Algorithm
+
+LOSS = torch.tensor([[1.0, 0, 0, 0], [2, 2, 2, 2], [3, 3, 0, 0], [9, 9, 9, 9]])
+MASK = torch.tensor([[1, 0, 0, 0], [1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0]], dtype=torch.bool)
+GAPS = torch.tensor([[1, 1, 0, 0, 1, 1, 0]], dtype=torch.bool)
+
+
+def test_token_mean_is_not_normalised_per_micro_batch() -> None:
+    """A mean per micro-batch, averaged, would give 2.4 here, and 1.5 with single rows."""
+    denominators = Denominators.of(MASK, 4)
+    for size in (1, 2, 4):
+        parts = zip(LOSS.split(size), MASK.split(size), strict=True)
+        total = sum(float(aggregate(loss, mask, denominators, "token-mean")) for loss, mask in parts)
+        assert total == pytest.approx(15 / 7)
+
+
+def test_value_loss_does_not_grow_with_the_number_of_micro_batches() -> None:
+    values, returns, mask = torch.zeros(4, 3), torch.ones(4, 3), torch.ones(4, 3, dtype=torch.bool)
+    denominators = Denominators.of(mask, 3)
+    for size in (1, 2, 4):
+        parts = zip(values.split(size), returns.split(size), mask.split(size), strict=True)
+        total = sum(float(aggregate(value_loss(v, v, r, m)[0], m, denominators, "token-mean")) for v, r, m in parts)
+        assert total == pytest.approx(0.5)
+
+
+def test_terminal_reward_survives_a_trajectory_that_ends_with_an_observation() -> None:
+    """On the last token of the row, position 6, gae would drop it: -0.2375, -0.275, -0.15, -0.1."""
+    values = torch.tensor([[0.5, 0.4, 9, 9, 0.2, 0.1, 9]])
+    rewards = place_outcome_rewards(torch.tensor([1.0]), GAPS)
+    assert rewards[0, 5] == 1
+    estimated = gae(rewards, values, GAPS, 1.0, 0.5)[0][GAPS]
+    torch.testing.assert_close(estimated, torch.tensor([-0.1125, -0.025, 0.35, 0.9]))
+
+
+def test_observation_tokens_are_no_transitions() -> None:
+    """Treated as transitions the first advantages would be -0.253 (values zeroed) or 3.26 (values kept)."""
+    rewards = place_outcome_rewards(torch.tensor([1.0]), GAPS)
+    for garbage in (0.0, 9.0):
+        values = torch.tensor([[0.5, 0.4, garbage, garbage, 0.2, 0.1, garbage]])
+        assert gae(rewards, values, GAPS, 1.0, 0.5)[0][0, 0] == pytest.approx(-0.1125)
+
+
+def test_outcome_is_not_written_to_the_last_padded_column() -> None:
+    mask = torch.tensor([[1, 1, 0, 0]], dtype=torch.bool)
+    assert place_outcome_rewards(torch.tensor([1.0]), mask).tolist() == [[0, 1, 0, 0]]
+
+
+def test_adaptive_kl_coefficient_is_not_lost_on_resume() -> None:
+    controller = AdaptiveKLController(0.1, target=0.1, horizon=1000.0)
+    controller.update(5.0, 256)
+    resumed = AdaptiveKLController(0.1, target=0.1, horizon=1000.0)
+    resumed.load_state_dict(controller.state_dict())
+    assert resumed.coefficient == controller.coefficient != 0.1
+
+
+def test_sum_norm_divides_by_sequences_and_a_constant_horizon_not_by_the_padded_width() -> None:
+    denominators = Denominators.of(MASK, 4)
+    padded = [torch.nn.functional.pad(x, (0, 3)) for x in (LOSS, MASK)]
+    for loss, mask in ((LOSS, MASK), padded):
+        assert float(aggregate(loss, mask, denominators, "seq-mean-token-sum-norm")) == pytest.approx(1.25)
+
+
+def test_critic_returns_contain_the_kl_penalty_that_the_advantages_contain() -> None:
+    mask = torch.ones(1, 3, dtype=torch.bool)
+    rewards = place_outcome_rewards(torch.tensor([1.0]), mask)
+    values = torch.tensor([[0.1, 0.2, 0.3]])
+    penalized, kl = penalize_kl(rewards, torch.full((1, 3), -1.0), torch.full((1, 3), -1.5), mask, 0.1, "k1")
+    estimated, returns = gae(penalized, values, mask, 1.0, 1.0)
+    torch.testing.assert_close(returns, 1.0 - 0.1 * kl.flip(1).cumsum(1).flip(1))
+    torch.testing.assert_close(estimated, returns - values)
+
+
+def test_value_loss_has_its_one_half() -> None:
+    loss, _ = value_loss(torch.tensor([[3.0]]), torch.zeros(1, 1), torch.zeros(1, 1), None)
+    assert loss.item() == 4.5
+
+
+def test_variance_of_close_values_is_not_negative() -> None:
+    """E[x^2] - E[x]^2 in float32 gives -0.0833 here, and NaN after the root."""
+    x = torch.tensor([[1000.0, 1000.1, 1000.2, 1000.3]])
+    mask = torch.ones_like(x, dtype=torch.bool)
+    assert masked_var(x, mask).item() == pytest.approx(0.016667, rel=1e-3)
+    assert torch.isfinite(whiten(x, mask)).all()
+
+
+def test_value_clip_metric_is_not_always_zero() -> None:
+    _, metrics = value_loss(
+        torch.tensor([[0.9, 0.4, 1.5, -0.4, 3.0]]),
+        torch.tensor([[0.5, 0.5, 0.5, 0.5, 0.0]]),
+        torch.tensor([[1.0, 1.0, 1.0, 0.0, 20.0]]),
+        None,
+        clip=0.2,
+    )
+    assert metrics.finalize()["critic/clip_frac"] == pytest.approx(0.4)
+
+
+def test_kl_in_reward_does_not_count_observation_tokens() -> None:
+    """A drift of -4 on a tool token would cost about 0.1 * exp(4)."""
+    mask = torch.tensor([[True, False, True]])
+    rewards = place_outcome_rewards(torch.tensor([1.0]), mask)
+    penalized, _ = penalize_kl(
+        rewards, torch.tensor([[-1.0, -5.0, -1.0]]), torch.tensor([[-1.0, -1.0, -1.0]]), mask, 0.1, "k3"
+    )
+    assert torch.equal(penalized, rewards)
+
+
+def test_k3_as_a_loss_still_holds_back_the_tokens_that_drifted_most() -> None:
+    """With an output clip at 10 the gradient would be zero beyond a drift of -2.6."""
+    log_probs = torch.tensor([[-4.0]], requires_grad=True)
+    kl_estimate(log_probs, torch.zeros(1, 1), None, "k3").sum().backward()
+    assert log_probs.grad is not None
+    assert log_probs.grad.item() < -50
+
+
+def test_warm_up_of_k_steps_is_not_described_as_k_minus_1() -> None:
+    algorithm = Algorithm(policy_training_start_step=1)
+    card = dict(algorithm_card(algorithm, rows_per_rollout=64, mini_batch_size=64, task_type="reasoning"))
+    assert (
+        card["critic warm-up"]
+        == "exactly 1 PPO step trains the critic only; the actor learns from step 1 on, counted from 0"
+    )

@@ -1,0 +1,278 @@
+"""The losses that engines call: terms, denominators and invariances together."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rl_platform.algorithms.aggregation import Denominators, aggregate
+from rl_platform.algorithms.kl import kl_estimate
+from rl_platform.algorithms.losses import ModelOutputs, actor_critic_loss, actor_loss, critic_loss, policy_loss
+from rl_platform.algorithms.metrics import Metrics
+from rl_platform.config.algorithm import Algorithm
+from rl_platform.records import RolloutBatch
+
+MODES = ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+ALL_TERMS: dict[str, Any] = {
+    "loss_type": "actor_critic",
+    "clip_ratio_high": 0.28,
+    "clip_ratio_c": 3.0,
+    "entropy_bonus": 0.01,
+    "use_kl_loss": True,
+    "kl_loss_coef": 0.1,
+    "value_clip": 0.2,
+    "huber_delta": 0.7,
+    "value_loss_scale": 0.5,
+}
+
+
+def rows(*numbers: list[float]) -> Tensor:
+    width = max(map(len, numbers))
+    return torch.tensor([row + [0.0] * (width - len(row)) for row in numbers])
+
+
+def make_batch(mask: Tensor, **fields: Tensor) -> RolloutBatch:
+    zeros = torch.zeros(mask.shape)
+    return RolloutBatch(
+        inputs={},
+        action_mask=mask,
+        sample_mask=torch.ones(mask.shape[0], dtype=torch.bool),
+        group_ids=torch.arange(mask.shape[0]),
+        rewards=zeros,
+        rollout_log_probs=zeros,
+        **fields,
+    )
+
+
+def random_case(seed: int, shape: tuple[int, int] = (6, 5)) -> tuple[dict[str, Tensor], RolloutBatch]:
+    """Model outputs and a mini-batch with one fully masked row and a row that does not count."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(scale: float = 1.0) -> Tensor:
+        return scale * torch.randn(shape, generator=generator)
+
+    mask = torch.rand(shape, generator=generator) < 0.6
+    mask[2] = False
+    mask[0, 0] = True
+    old = draw() - 2
+    batch = make_batch(
+        mask, log_probs=old, reference_log_probs=old + draw(0.3), values=draw(), advantages=draw(), returns=draw()
+    )
+    batch.sample_mask[4] = False
+    outputs = {"log_probs": old + draw(0.5), "entropy": draw().abs(), "values": draw()}
+    return outputs, batch
+
+
+def run(
+    outputs: dict[str, Tensor], batch: RolloutBatch, algorithm: Algorithm, parts: list[list[int]]
+) -> tuple[float, dict[str, Tensor], dict[str, float]]:
+    """Loss, gradients per model output and metrics of a mini-batch computed in the given micro-batches."""
+    leaves = {name: tensor.clone().requires_grad_() for name, tensor in outputs.items()}
+    denominators = Denominators.of(batch.mask, horizon=8)
+    total, metrics = 0.0, Metrics()
+    for part in parts:
+        index = torch.tensor(part)
+        selected = ModelOutputs(**{name: leaf.index_select(0, index) for name, leaf in leaves.items()})
+        loss, measured = actor_critic_loss(selected, batch.select(index), denominators, algorithm)
+        loss.backward()
+        total, metrics = total + loss.item(), metrics.merge(measured)
+    return total, {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}, metrics.finalize()
+
+
+def assert_same(one: Any, other: Any, tolerance: float = 1e-6) -> None:
+    assert one[0] == pytest.approx(other[0], rel=tolerance * 10, abs=tolerance)
+    assert one[1].keys() == other[1].keys()
+    for name in one[1]:
+        torch.testing.assert_close(one[1][name], other[1][name], rtol=tolerance * 10, atol=tolerance)
+    assert one[2] == pytest.approx(other[2], rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@settings(deadline=None, max_examples=15)
+@given(seed=st.integers(0, 10_000), cuts=st.sets(st.integers(1, 5)), order=st.permutations(range(6)))
+def test_micro_batches_change_nothing(mode: str, seed: int, cuts: set[int], order: list[int]) -> None:
+    """Every split and order, all terms, with a fully masked row that may be a micro-batch of its own."""
+    outputs, batch = random_case(seed)
+    algorithm = Algorithm(**ALL_TERMS, loss_agg_func=mode)
+    edges = [0, *sorted(cuts), 6]
+    parts = [order[start:end] for start, end in itertools.pairwise(edges)]
+    assert_same(run(outputs, batch, algorithm, parts), run(outputs, batch, algorithm, [list(range(6))]))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_data_parallel_ranks_change_nothing(mode: str, ranks: int) -> None:
+    """Gradients averaged over ranks, with the backend's factor `ranks`, equal those of one rank."""
+    outputs, batch = random_case(5)
+    algorithm = Algorithm(**ALL_TERMS, loss_agg_func=mode)
+    expected = run(outputs, batch, algorithm, [list(range(6))])[1]
+    denominators = Denominators.of(batch.mask, horizon=8)
+    averaged = {name: torch.zeros_like(tensor) for name, tensor in outputs.items()}
+    for rank in range(ranks):
+        index = torch.arange(rank, 6, ranks)
+        leaves = {name: tensor.clone().requires_grad_() for name, tensor in outputs.items()}
+        selected = ModelOutputs(**{name: leaf[index] for name, leaf in leaves.items()})
+        loss, _ = actor_critic_loss(selected, batch.select(index), denominators, algorithm)
+        (ranks * loss).backward()
+        for name, leaf in leaves.items():
+            assert leaf.grad is not None
+            averaged[name] += leaf.grad / ranks
+    for name in averaged:
+        torch.testing.assert_close(averaged[name], expected[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("garbage", [float("nan"), 50.0])
+def test_gaps_and_padding_change_nothing(mode: str, garbage: float) -> None:
+    """Observation tokens in the middle, padding on both sides: any content, same loss, gradients and metrics."""
+    outputs, batch = random_case(11)
+    algorithm = Algorithm(**ALL_TERMS, loss_agg_func=mode)
+    places = torch.tensor([1, 2, 5, 6, 8])
+
+    def widen(tensor: Tensor) -> Tensor:
+        wide = torch.full((6, 10), garbage) if tensor.is_floating_point() else torch.zeros(6, 10, dtype=tensor.dtype)
+        wide[:, places] = tensor
+        return wide
+
+    wide_outputs = {name: widen(tensor) for name, tensor in outputs.items()}
+    wide_fields = {
+        field.name: widen(value)
+        for field in dataclasses.fields(batch)
+        if isinstance(value := getattr(batch, field.name), Tensor) and value.dim() == 2
+    }
+    wide_batch = dataclasses.replace(batch, **wide_fields)
+    narrow = run(outputs, batch, algorithm, [list(range(6))])
+    wide = run(wide_outputs, wide_batch, algorithm, [list(range(6))])
+    outside = torch.ones(10, dtype=torch.bool)
+    outside[places] = False
+    assert all(not gradient[:, outside].any() for gradient in wide[1].values())
+    assert_same((wide[0], {name: gradient[:, places] for name, gradient in wide[1].items()}, wide[2]), narrow)
+
+
+def test_full_masks_take_the_same_values_as_masked_code() -> None:
+    """A batch without gaps skips the guards; one extra masked row forces them. Nothing else may differ."""
+    outputs, batch = random_case(3, (6, 1))
+    batch.action_mask[:], batch.sample_mask[:] = True, True
+    algorithm = Algorithm(**ALL_TERMS)
+    dense = run(outputs, batch, algorithm, [list(range(6))])
+    padded_outputs = {name: torch.cat((tensor, tensor[:1])) for name, tensor in outputs.items()}
+    padded_batch = batch.select(torch.tensor([0, 1, 2, 3, 4, 5, 0]))
+    padded_batch.sample_mask[6] = False
+    guarded = run(padded_outputs, padded_batch, algorithm, [list(range(7))])
+    assert_same((guarded[0], {name: gradient[:6] for name, gradient in guarded[1].items()}, guarded[2]), dense)
+
+
+END_TO_END = {
+    "mask": rows([1, 1, 1, 0], [1, 1], [1]).bool(),
+    "old": rows([-1, -2, -0.5, 0], [-1.5, -0.7], [-3]),
+    "step": rows([0.3, -0.3, 0.05, 0], [1.5, -0.4], [0.1]),
+    "mismatch": rows([0.2, -1, 0, 0], [0.1, 0.9], [-0.2]),
+    "drift": rows([0.1, -0.2, 0.4, 0], [0, 0.5], [-0.3]),
+    "advantages": rows([1, 1, 1, 0], [-1, -1], [2]),
+    "entropy": rows([0.5, 0.6, 0.7, 0], [1, 1.1], [0.2]),
+}
+
+
+def end_to_end() -> tuple[Tensor, RolloutBatch]:
+    log_probs = (END_TO_END["old"] + END_TO_END["step"]).requires_grad_()
+    batch = make_batch(
+        END_TO_END["mask"],
+        log_probs=END_TO_END["old"],
+        reference_log_probs=log_probs.detach() - END_TO_END["drift"],
+        advantages=END_TO_END["advantages"],
+    )
+    return log_probs, batch
+
+
+def test_end_to_end_golden_of_the_actor() -> None:
+    log_probs, batch = end_to_end()
+    algorithm = Algorithm(
+        clip_ratio_high=0.28, clip_ratio_c=3.0, use_kl_loss=True, kl_loss_coef=0.1, entropy_bonus=0.01
+    )
+    loss, metrics = actor_loss(
+        ModelOutputs(log_probs, entropy=END_TO_END["entropy"]), batch, Denominators.of(batch.mask, 4), algorithm
+    )
+    summary = metrics.finalize()
+    expected = {
+        "actor/pg_loss": (-1.28 - 0.740818 - 1.051271 + 3 + 0.8 - 2.210342) / 6,
+        "actor/kl_loss": 0.042158,
+        "actor/entropy": 0.683333,
+        "actor/clip_frac": 1 / 3,
+        "actor/dual_clip_frac": 1 / 6,
+        "actor/approx_kl": -0.208333,
+        "actor/ratio_min": 0.670320,
+        "actor/ratio_max": 4.481689,
+    }
+    assert {name: summary[name] for name in expected} == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    total = expected["actor/pg_loss"] + 0.1 * 0.042158 - 0.01 * 0.683333
+    assert loss.item() == pytest.approx(total, rel=1e-5)
+    assert summary["actor/loss"] == pytest.approx(loss.item())
+
+
+def test_end_to_end_golden_with_mismatch_weights_and_positive_examples() -> None:
+    """Weights (at most 2) multiply the clipped loss; correct sequences 0 and 2 add their negative log-likelihood."""
+    log_probs, batch = end_to_end()
+    mask, denominators = batch.mask, Denominators.of(batch.mask, 4)
+    assert batch.log_probs is not None
+    assert batch.advantages is not None
+    assert batch.reference_log_probs is not None
+    per_token, _ = policy_loss(log_probs, batch.log_probs, batch.advantages, mask, 0.2, 0.28, 3.0)
+    clipped = rows([-1.28, -0.740818, -1.051271, 0], [3, 0.8], [-2.210342])
+    torch.testing.assert_close(per_token.detach(), clipped, rtol=1e-5, atol=1e-6)
+    weighted = per_token * END_TO_END["mismatch"].exp().clamp(max=2.0)
+    for mode, expected in zip(MODES, [0.036440, 0.072880, -0.104773, 0.018220], strict=True):
+        assert aggregate(weighted, mask, denominators, mode).item() == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    for row, expected in enumerate([-0.481200, 0.819252, -0.301612]):
+        part = aggregate(weighted[row : row + 1], mask[row : row + 1], denominators, "token-mean")
+        assert part.item() == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    kl = aggregate(kl_estimate(log_probs, batch.reference_log_probs, mask, "k3"), mask, denominators, "token-mean")
+    entropy = aggregate(END_TO_END["entropy"], mask, denominators, "token-mean")
+    correct = mask & torch.tensor([[True], [False], [True]])
+    likelihood = aggregate(-log_probs, correct, Denominators.of(correct, 4), "token-mean")
+    loss = aggregate(weighted, mask, denominators, "token-mean") + 0.1 * kl - 0.01 * entropy + 0.1 * likelihood
+    assert likelihood.item() == pytest.approx(1.5875)
+    assert loss.item() == pytest.approx(0.192572, rel=1e-5)
+    loss.backward()
+    gradient = rows([-0.023414, -0.074112, -0.194717, 0], [0, 0.006558], [-0.332443])
+    torch.testing.assert_close(log_probs.grad, gradient, rtol=1e-4, atol=2e-6)
+
+
+def test_entropy_without_a_bonus_is_measured_but_not_differentiated() -> None:
+    log_probs, batch = end_to_end()
+    entropy = END_TO_END["entropy"].clone().requires_grad_()
+    denominators = Denominators.of(batch.mask, 4)
+    loss, metrics = actor_loss(ModelOutputs(log_probs, entropy), batch, denominators, Algorithm())
+    loss.backward()
+    assert entropy.grad is None
+    assert metrics.finalize()["actor/entropy"] == pytest.approx(0.683333, rel=1e-5)
+    plain, plain_metrics = actor_loss(ModelOutputs(log_probs), batch, denominators, Algorithm())
+    assert plain.item() == loss.item()
+    assert "actor/entropy" not in plain_metrics.finalize()
+
+
+def test_actor_critic_is_the_sum_of_both() -> None:
+    outputs, batch = random_case(1)
+    algorithm, denominators = Algorithm(**ALL_TERMS), Denominators.of(batch.mask, 5)
+    model = ModelOutputs(**outputs)
+    actor, actor_metrics = actor_loss(model, batch, denominators, algorithm)
+    critic, critic_metrics = critic_loss(model, batch, denominators, algorithm)
+    both, metrics = actor_critic_loss(model, batch, denominators, algorithm)
+    assert both.item() == pytest.approx((actor + critic).item())
+    assert metrics.finalize() == actor_metrics.merge(critic_metrics).finalize()
+
+
+def test_losses_match_finite_differences() -> None:
+    outputs, batch = random_case(7)
+    algorithm = Algorithm(**ALL_TERMS)
+    leaves = [tensor.double().requires_grad_() for tensor in outputs.values()]
+    denominators = Denominators.of(batch.mask, 5)
+    assert torch.autograd.gradcheck(
+        lambda *tensors: actor_critic_loss(ModelOutputs(*tensors), batch, denominators, algorithm)[0], leaves
+    )

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rl_platform.algorithms.metrics import Metrics, Sums
+
+
+def measured(numbers: list[float], count: float) -> Metrics:
+    x = torch.tensor(numbers)
+    return Metrics(
+        {("sum", "twice"): Sums(torch.stack((x.sum(), 2 * x.sum())), count)}, {"min": x.min()}, {"max": x.max()}
+    )
+
+
+def test_merged_parts_equal_the_whole() -> None:
+    parts = measured([1.0, 2.0, 6.0], 3).merge(measured([-4.0], 1))
+    assert parts.finalize() == measured([1.0, 2.0, 6.0, -4.0], 4).finalize()
+    assert parts.finalize() == {"sum": 1.25, "twice": 2.5, "min": -4.0, "max": 6.0}
+
+
+def test_python_and_tensor_counts_add_up() -> None:
+    dense, masked = measured([1.0], 1.0), measured([3.0], torch.tensor(1))
+    assert dense.merge(masked).finalize()["sum"] == masked.merge(dense).finalize()["sum"] == 2.0
+
+
+def test_different_metrics_are_joined() -> None:
+    other = Metrics({("other",): Sums(torch.tensor([3.0]), 2)})
+    assert measured([1.0], 1).merge(other).finalize()["other"] == 1.5
+    assert Metrics().merge(other).finalize() == {"other": 1.5}
+
+
+def test_merging_leaves_the_parts_alone() -> None:
+    one, other = measured([1.0], 1), measured([3.0], 1)
+    one.merge(other)
+    assert one.finalize() == {"sum": 1.0, "twice": 2.0, "min": 1.0, "max": 1.0}
+
+
+def test_what_was_measured_on_nothing_is_left_out() -> None:
+    nothing = Metrics(
+        {("mean",): Sums(torch.zeros(1), torch.tensor(0))},
+        {"min": torch.tensor(float("inf"))},
+        {"max": torch.tensor(float("-inf"))},
+    )
+    assert nothing.finalize() == {}
+    assert nothing.merge(measured([1.0], 1)).finalize() == pytest.approx(measured([1.0], 1).finalize())

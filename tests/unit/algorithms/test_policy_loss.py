@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rl_platform.algorithms.losses import policy_loss
+
+RATIOS = [0.5, 0.79, 1.0, 1.25, 1.3, 2.9, 3.5, 10.0]
+
+
+def run(ratios: list[float], advantage: float, **options: float | None) -> tuple[Tensor, Tensor, dict[str, float]]:
+    log_probs = torch.tensor([ratios]).log().requires_grad_()
+    keys = {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0, **options}
+    loss, metrics = policy_loss(
+        log_probs, torch.zeros_like(log_probs), torch.full_like(log_probs, advantage), None, **keys
+    )
+    loss.sum().backward()
+    assert log_probs.grad is not None
+    return loss.detach()[0], log_probs.grad[0], metrics.finalize()
+
+
+@pytest.mark.parametrize(
+    ("advantage", "losses", "gradients"),
+    [
+        (1.0, [-0.5, -0.79, -1, -1.25, -1.28, -1.28, -1.28, -1.28], [-0.5, -0.79, -1, -1.25, 0, 0, 0, 0]),
+        (-1.0, [0.8, 0.8, 1, 1.25, 1.3, 2.9, 3, 3], [0, 0, 1, 1.25, 1.3, 2.9, 0, 0]),
+        (-0.5, [0.4, 0.4, 0.5, 0.625, 0.65, 1.45, 1.5, 1.5], [0, 0, 0.5, 0.625, 0.65, 1.45, 0, 0]),
+        (0.0, [0.0] * 8, [0.0] * 8),
+    ],
+)
+def test_asymmetric_and_dual_clip(advantage: float, losses: list[float], gradients: list[float]) -> None:
+    loss, gradient, _ = run(RATIOS, advantage)
+    torch.testing.assert_close(loss, torch.tensor(losses), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gradient, torch.tensor(gradients), rtol=1e-5, atol=1e-6)
+
+
+def test_metrics() -> None:
+    gaining, losing = run(RATIOS, 1.0)[2], run(RATIOS, -1.0)[2]
+    assert gaining["actor/clip_frac"] == gaining["actor/clip_frac_high"] == 0.5
+    assert gaining["actor/clip_frac_low"] == gaining["actor/dual_clip_frac"] == 0
+    assert losing["actor/clip_frac"] == losing["actor/clip_frac_low"] == losing["actor/dual_clip_frac"] == 0.25
+    assert losing["actor/clip_frac_high"] == 0
+    assert gaining["actor/ratio_mean"] == pytest.approx(sum(RATIOS) / 8)
+    assert gaining["actor/ratio_min"] == pytest.approx(0.5)
+    assert gaining["actor/ratio_max"] == pytest.approx(10.0)
+    assert gaining["actor/approx_kl"] == pytest.approx(-sum(map(math.log, RATIOS)) / 8)
+    zero = run(RATIOS, 0.0)[2]
+    assert zero["actor/clip_frac"] == zero["actor/dual_clip_frac"] == 0
+    assert "actor/dual_clip_frac" not in run(RATIOS, 1.0, dual_clip=None)[2]
+
+
+@given(ratio=st.floats(0.01, 100), advantage=st.floats(-5, 5), low=st.floats(0, 1), high=st.floats(0, 3))
+def test_equals_the_textbook_formula(ratio: float, advantage: float, low: float, high: float) -> None:
+    for dual in (None, 1.5):
+        loss, _, metrics = run([ratio], advantage, clip_low=low, clip_high=high, dual_clip=dual)
+        plain, clipped = -advantage * ratio, -advantage * min(max(ratio, 1 - low), 1 + high)
+        expected = max(plain, clipped)
+        if dual is not None and advantage < 0:
+            expected = min(expected, -advantage * dual)
+        assert loss.item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+        if abs(clipped - plain) > 1e-4:
+            assert metrics["actor/clip_frac"] == float(clipped > plain)
+
+
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_infinite_bounds_switch_clipping_off(advantage: float) -> None:
+    without = run(RATIOS, advantage, dual_clip=None)
+    infinite = run(RATIOS, advantage, dual_clip=math.inf)
+    assert torch.equal(without[0], infinite[0])
+    assert torch.equal(without[1], infinite[1])
+    loss, gradient, metrics = run(RATIOS, advantage, clip_low=math.inf, clip_high=math.inf, dual_clip=None)
+    torch.testing.assert_close(loss, -advantage * torch.tensor(RATIOS))
+    torch.testing.assert_close(gradient, loss)
+    assert metrics["actor/clip_frac"] == 0
+
+
+def test_first_step_is_reinforce() -> None:
+    """The old log-probs are those of the same weights: ratio 1, nothing clipped, the gradient of -A log pi."""
+    generator = torch.Generator().manual_seed(0)
+    log_probs = (-torch.rand(4, 6, generator=generator)).requires_grad_()
+    advantages = torch.randn(4, 6, generator=generator)
+    loss, metrics = policy_loss(log_probs, log_probs.detach(), advantages, None, 0.2, 0.2, 3.0)
+    loss.sum().backward()
+    torch.testing.assert_close(log_probs.grad, -advantages)
+    summary = metrics.finalize()
+    assert summary["actor/ratio_min"] == summary["actor/ratio_max"] == 1.0
+    assert summary["actor/clip_frac"] == summary["actor/dual_clip_frac"] == summary["actor/approx_kl"] == 0.0
+
+
+@pytest.mark.parametrize("log_ratio", [-1e4, 1e4])
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_extreme_ratios_stay_finite(log_ratio: float, advantage: float) -> None:
+    log_probs = torch.tensor([[log_ratio]], requires_grad=True)
+    loss, metrics = policy_loss(log_probs, torch.zeros(1, 1), torch.tensor([[advantage]]), None, 0.2, 0.2)
+    loss.sum().backward()
+    assert torch.isfinite(loss).all()
+    assert log_probs.grad is not None
+    assert torch.isfinite(log_probs.grad).all()
+    assert all(math.isfinite(value) for value in metrics.finalize().values())
+
+
+@pytest.mark.parametrize("garbage", [float("nan"), float("inf"), 1e6])
+def test_masked_positions_touch_neither_loss_nor_gradient_nor_metrics(garbage: float) -> None:
+    mask = torch.tensor([[True, True, False]])
+    log_probs = torch.tensor([[0.2, -0.3, garbage]], requires_grad=True)
+    loss, metrics = policy_loss(
+        log_probs, torch.tensor([[0.0, 0.0, garbage]]), torch.tensor([[1.0, -1.0, garbage]]), mask, 0.2, 0.2
+    )
+    loss.sum().backward()
+    clean = torch.tensor([[0.2, -0.3]], requires_grad=True)
+    expected, expected_metrics = policy_loss(clean, torch.zeros(1, 2), torch.tensor([[1.0, -1.0]]), None, 0.2, 0.2)
+    expected.sum().backward()
+    assert log_probs.grad is not None
+    assert clean.grad is not None
+    assert torch.equal(loss[:, :2], expected)
+    assert torch.equal(log_probs.grad[:, :2], clean.grad)
+    assert loss[0, 2] == log_probs.grad[0, 2] == 0
+    assert metrics.finalize() == pytest.approx(expected_metrics.finalize())
+
+
+def test_gradient_matches_finite_differences() -> None:
+    """Positions on both sides of every kink, none near one."""
+    ratios = torch.tensor([[0.5, 0.9, 1.1, 1.6, 5.0]], dtype=torch.float64).repeat(2, 1)
+    advantages = torch.tensor([[1.3], [-0.7]], dtype=torch.float64).expand(2, 5)
+    log_probs = ratios.log().requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda x: policy_loss(x, torch.zeros_like(ratios), advantages, None, 0.2, 0.28, 3.0)[0], log_probs
+    )

@@ -1,0 +1,172 @@
+"""Rules between keys: each broken alone, with its reason; and the valid neighbours that must pass."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_platform.config.describe import field_at, walk
+from rl_platform.config.effects import idle_keys
+
+PLACED = "cluster.component_placement"
+REASONING = f"{PLACED}={{'actor,critic,rollout,reward,reference': all}}"
+TINY = "actor.model={random_init: {}, tokenizer: bytes}"
+
+BROKEN = [
+    # task, overrides, key, part of the reason
+    ("embodied", ["algorithm.loss_type=actor"], "algorithm.loss_type", "its own backbone"),
+    ("reasoning", ["algorithm.loss_type=actor_critic"], "algorithm.loss_type", "separate critic"),
+    ("reasoning", ["critic.use_critic_model=false"], "critic.use_critic_model", "needs values"),
+    ("embodied", ["critic.use_critic_model=true"], "critic.use_critic_model", "a second critic is not used"),
+    ("embodied", ["algorithm.group_size=2"], "algorithm.group_size", "no prompt to group by"),
+    ("embodied", ["algorithm.use_kl_loss=true"], "algorithm.use_kl_loss", "random start"),
+    ("embodied", ["algorithm.use_kl_in_reward=true"], "algorithm.use_kl_in_reward", "random start"),
+    ("embodied", ["actor.training_backend=megatron"], "actor.training_backend", "small network"),
+    ("embodied", ["env.id=''"], "env.id", "needs an environment"),
+    ("embodied", ["data.mini_batch_size=1000"], "data.mini_batch_size", "1024 transitions"),
+    ("embodied", ["env.num_workers=9"], "env.num_workers", "more processes than environments"),
+    ("embodied", ["env.num_workers=3"], "env.num_workers", "shared equally"),
+    ("embodied", ["actor.micro_batch_size=48"], "actor.micro_batch_size", "do not fill a mini-batch of 64"),
+    ("embodied", ["actor.optim.lr_warmup_steps=100"], "actor.optim.lr_warmup_steps", "never end"),
+    ("embodied", ["actor.optim={lr_schedule: linear, min_lr: 1}"], "actor.optim.min_lr", "lies above its start"),
+    ("embodied", ["algorithm.policy_training_start_step=100"], "algorithm.policy_training_start_step", "never train"),
+    ("embodied", ["runner.resume=nowhere"], "runner.resume", "no checkpoint"),
+    ("reasoning", [REASONING], f"{PLACED}.actor,critic,rollout,reward,reference", "no KL term is on"),
+    ("reasoning", ["algorithm.use_kl_loss=true"], PLACED, "reference without a place"),
+    (
+        "reasoning",
+        [REASONING, "algorithm.use_kl_loss=true", "algorithm.use_kl_in_reward=true"],
+        "algorithm.use_kl_loss",
+        "count twice",
+    ),
+    (
+        "reasoning",
+        [REASONING, "algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl={type: adaptive, kl_coef: 0}"],
+        "algorithm.kl_ctrl.kl_coef",
+        "never moves",
+    ),
+    ("embodied", [f"{PLACED}={{actor_critic: all}}"], PLACED, "env, rollout without a place"),
+    ("embodied", [f"{PLACED}.actor=0"], PLACED, "two names of one component"),
+    ("embodied", [f"{PLACED}.reward=0"], f"{PLACED}.reward", "no such component"),
+    ("embodied", [f"{PLACED}.env=0"], f"{PLACED}.env", "named 2 times"),
+    ("embodied", [f"{PLACED}={{'actor,env,rollot': 0}}"], f"{PLACED}.actor,env,rollot", "'rollot' is no component"),
+    ("embodied", [f"{PLACED}={{'actor,env,,rollout': 0}}"], f"{PLACED}.actor,env,,rollout", "missing at a comma"),
+    ("reasoning", ["data.task=null"], "data.task", "needs a task"),
+    ("reasoning", ["data.task={type: jsonl}"], "data.task.path", "needs the file"),
+    ("reasoning", ["data.task={type: reasoning_gym}"], "data.task.name", "name of its data set"),
+    ("reasoning", ["data.task={type: addition, path: x}"], "data.task.path", "belongs to data.task.type jsonl"),
+    ("reasoning", ["data.task={type: jsonl, path: x, name: y}"], "data.task.name", "type reasoning_gym"),
+    ("reasoning", ["data.train_batch_size=60"], "data.mini_batch_size", "60 sequences"),
+    ("reasoning", ["actor.model.path=null"], "actor.model", "neither is set"),
+    ("reasoning", ["actor.model.random_init={}"], "actor.model", "both are set"),
+    ("reasoning", ["critic.model={}"], "critic.model", "neither is set"),
+    ("reasoning", ["actor.model={random_init: {}}"], "actor.model.tokenizer", "no tokenizer of its own"),
+    ("reasoning", [TINY, "actor.model.random_init.num_heads=3"], "actor.model.random_init.num_heads", "do not divide"),
+    ("reasoning", [TINY, "actor.model.random_init.num_kv_heads=3"], "actor.model.random_init.num_kv_heads", "serves"),
+    ("reasoning", [TINY, "data.max_prompt_length=500"], "actor.model.random_init.max_positions", "564 tokens"),
+    ("reasoning", ["critic.max_tokens_per_micro_batch=319"], "critic.max_tokens_per_micro_batch", "320 tokens"),
+    (
+        "reasoning",
+        ["actor.micro_batch_size=8", "actor.max_tokens_per_micro_batch=999"],
+        "actor.max_tokens_per_micro_batch",
+        "not both",
+    ),
+    ("reasoning", ["rollout.sampling.max_new_tokens=65"], "rollout.sampling.max_new_tokens", "64 tokens"),
+    ("reasoning", ["rollout.val_sampling.max_new_tokens=65"], "rollout.val_sampling.max_new_tokens", "64 tokens"),
+    ("reasoning", ["reward.type=maths"], "reward.type", "module:function"),
+    ("reasoning", ["data.prompt_template=Answer"], "data.prompt_template", "{question}"),
+]
+
+PASSES = [
+    ("embodied", ["env.num_workers=4", "data.mini_batch_size=1024", "actor.micro_batch_size=128"]),
+    ("embodied", [f"{PLACED}={{actor: 0, 'env, rollout': all}}"]),
+    ("embodied", ["actor.optim={lr: 1e-3, lr_schedule: linear, min_lr: 1e-3, lr_warmup_steps: 99}"]),
+    ("embodied", ["algorithm.policy_training_start_step=99", "runner.resume=never"]),
+    ("embodied", ["critic.use_critic_model=false", "data.task=null", "algorithm.loss_agg_horizon=null"]),
+    ("reasoning", [REASONING, "algorithm.use_kl_loss=true", "algorithm.kl_loss_type=k2", "reference.group_name=r"]),
+    ("reasoning", [REASONING, "algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl={type: adaptive, horizon: 9}"]),
+    ("reasoning", ["algorithm.group_size=2", "data.train_batch_size=32"]),
+    ("reasoning", ["reward.type=my_package.rewards:score", "actor.max_tokens_per_micro_batch=320"]),
+    ("reasoning", [TINY, "critic.model.path=other", "rollout.sampling.max_new_tokens=64"]),
+    ("reasoning", ["data.task={type: jsonl, path: x, prompt_column: q}"]),
+]
+
+WITHOUT_EFFECT = [
+    ("reasoning", "env.num_envs=8", "env"),
+    ("reasoning", "actor.model.hidden_sizes=[8]", "actor.model.hidden_sizes"),
+    ("reasoning", "data.task.name=x", "data.task.name"),
+    ("reasoning", "reference.group_name=x", "reference"),
+    ("reasoning", "algorithm.kl_ctrl.kl_coef=0.1", "algorithm.kl_ctrl"),
+    ("reasoning", "algorithm.kl_penalty=k1", "algorithm.kl_penalty"),
+    ("reasoning", "algorithm.kl_loss_coef=0.1", "algorithm.kl_loss_coef"),
+    ("reasoning", "algorithm.loss_agg_horizon=9", "algorithm.loss_agg_horizon"),
+    ("reasoning", "critic.optim.min_lr=0", "critic.optim.min_lr"),
+    ("embodied", "data.task.type=addition", "data.task"),
+    ("embodied", "data.train_batch_size=64", "data.train_batch_size"),
+    ("embodied", "rollout.sampling.top_k=0", "rollout.sampling"),
+    ("embodied", "rollout.backend=torch", "rollout.backend"),
+    ("embodied", "reward.type=task", "reward"),
+    ("embodied", "runner.max_epochs=1", "runner.max_epochs"),
+    ("embodied", "critic.optim.lr=0.1", "critic.optim"),
+    ("embodied", "algorithm.critic_ppo_epochs=1", "algorithm.critic_ppo_epochs"),
+    ("embodied", "actor.model.path=x", "actor.model.path"),
+    ("embodied", "actor.max_tokens_per_micro_batch=999", "actor.max_tokens_per_micro_batch"),
+]
+
+
+@pytest.mark.parametrize(("task", "overrides", "key", "reason"), BROKEN)
+def test_broken_rule(problems: Any, task: str, overrides: list[str], key: str, reason: str) -> None:
+    found = problems(task, *overrides)
+    assert key in found, found
+    assert reason in found[key].message
+    assert found[key].where
+
+
+@pytest.mark.parametrize(("task", "overrides"), PASSES)
+def test_valid_neighbour(load: Any, task: str, overrides: list[str]) -> None:
+    load(task, *overrides)
+
+
+@pytest.mark.parametrize(("task", "override", "key"), WITHOUT_EFFECT)
+def test_a_key_without_effect_is_refused_once(problems: Any, task: str, override: str, key: str) -> None:
+    (problem,) = problems(task, override).values()
+    assert problem.key == key
+    assert "has no effect here" in problem.message
+    assert problem.where == "command line"
+
+
+def test_switched_off_parts_of_normalisation_and_kl(problems: Any) -> None:
+    assert list(problems("embodied", "env.normalize_rewards=false", "env.clip_rewards=5")) == ["env.clip_rewards"]
+    on = ["algorithm.use_kl_in_reward=true", REASONING]
+    assert list(problems("reasoning", *on, "algorithm.kl_ctrl.horizon=5")) == ["algorithm.kl_ctrl.horizon"]
+    assert list(problems("reasoning", *on, "algorithm.kl_ctrl.kl_coef=5")) == []
+
+
+def test_a_misspelt_switch_is_not_followed_by_guesses(problems: Any) -> None:
+    found = problems("reasoning", "algorithm.use_kl_in_rewards=true", "algorithm.kl_penalty=k2", REASONING)
+    assert list(found) == ["algorithm.use_kl_in_rewards"]
+
+
+def test_doubt_about_one_switch_silences_only_its_own_keys(problems: Any) -> None:
+    overrides = ["algorithm.loss_agg_func=x", "algorithm.loss_agg_horizon=9", "algorithm.kl_loss_coef=0.1"]
+    assert set(problems("embodied", *overrides)) == {"algorithm.loss_agg_func", "algorithm.kl_loss_coef"}
+
+
+def test_resume_accepts_an_existing_path(load: Any, tmp_path: Path) -> None:
+    assert load("embodied", f"runner.resume={tmp_path}").config.runner.resume == str(tmp_path)
+
+
+@pytest.mark.parametrize("task", ["embodied", "reasoning"])
+def test_rules_name_existing_keys(load: Any, task: str) -> None:
+    for idle in idle_keys(load(task).config):
+        assert all(field_at(key) is not None for key in (idle.key, *idle.switches)), idle
+
+
+@pytest.mark.parametrize("task", ["embodied", "reasoning"])
+def test_no_key_with_an_effect_of_its_own_is_refused(load: Any, task: str) -> None:
+    """What is left acts in this task: the sections of the other task are gone, the common ones are not."""
+    without = {idle.key for idle in idle_keys(load(task).config)}
+    gone = {path.partition(".")[0] for path, _ in walk() if path in without and "." not in path}
+    assert gone == ({"reward", "reference"} if task == "embodied" else {"env", "reference"})

@@ -1,0 +1,175 @@
+"""Messages about single keys: types, ranges, spelling, names of other systems."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rl_platform.config.describe import field_at, walk
+from rl_platform.config.foreign_names import FOREIGN_SECTIONS, all_names
+from rl_platform.config.schema import Config
+
+
+@pytest.mark.parametrize(
+    ("override", "part", "text"),
+    [
+        ('runner.max_steps="8"', "hint", "without quotes"),
+        ("runner.max_steps=8.0", "hint", "write 8"),
+        ("runner.max_steps=true", "message", "true or false"),
+        ("runner.max_steps=0", "allowed", "at least 1"),
+        ("runner.max_steps=null", "message", "nothing stands here"),
+        ("algorithm.gamma=1.5", "allowed", "a number from 0 to 1"),
+        ("algorithm.gamma=true", "allowed", "a number"),
+        ("algorithm.gamma=.nan", "message", "finite"),
+        ("algorithm.clip_ratio_c=1", "allowed", "above 1, or null"),
+        ("algorithm.normalize_advantages=yes", "hint", "write true"),
+        ("algorithm.normalize_advantages=1", "hint", "write true"),
+        ("algorithm.loss_agg_func=token_mean", "hint", "token-mean"),
+        ("algorithm.loss_agg_func=TOKEN-MEAN", "hint", "token-mean"),
+        ("algorithm.kl_ctrl=fixed", "allowed", "a mapping"),
+        ("runner.experiment_name=3", "hint", "quotes"),
+        ("runner.experiment_name=''", "message", "empty"),
+        ("runner.logger_backends=tensorboard", "allowed", "a list of: tensorboard, wandb"),
+        ("actor.optim=null", "hint", "leave the key out"),
+    ],
+)
+def test_wrong_values(problems: Any, override: str, part: str, text: str) -> None:
+    (problem,) = problems("embodied", override).values()
+    assert problem.key == override.partition("=")[0]
+    assert text in getattr(problem, part), problem
+    assert problem.where == "command line"
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("actor.optim.betas=[0.9]", "actor.optim.betas"),
+        ("actor.optim.betas=[0.9, 1.0]", "actor.optim.betas[1]"),
+        ("actor.optim.betas=[0.9, 0.9, 0.9]", "actor.optim.betas"),
+        ("actor.model.hidden_sizes=[]", "actor.model.hidden_sizes"),
+        ("actor.model.hidden_sizes=[8, 0]", "actor.model.hidden_sizes[1]"),
+        ("runner.logger_backends=[tensorbord]", "runner.logger_backends[0]"),
+        ("cluster.node_groups=[{label: a}]", "cluster.node_groups[0].node_ranks"),
+        ("cluster.node_groups=[{label: a, node_ranks: '0', lable: b}]", "cluster.node_groups[0].lable"),
+    ],
+)
+def test_lists_are_located(problems: Any, override: str, key: str) -> None:
+    (problem,) = problems("embodied", override).values()
+    assert problem.key == key
+    assert problem.allowed
+    assert problem.where == "command line"
+
+
+def test_whole_numbers_are_numbers(load: Any) -> None:
+    config = load("embodied", "algorithm.gamma=1", "actor.optim.betas=[0, 0]").config
+    assert (config.algorithm.gamma, config.actor.optim.betas) == (1.0, (0.0, 0.0))
+    assert isinstance(config.algorithm.gamma, float)
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("runner.gamma", "belongs to algorithm.gamma"),
+        ("algorithm.lr", "actor.optim.lr or critic.optim.lr"),
+        ("algorithm.gae_lamda", "did you mean algorithm.gae_lambda?"),
+        ("env.nmu_envs", "did you mean env.num_envs?"),
+        ("env.NUM-ENVS", "did you mean env.num_envs?"),
+        ("runer", "did you mean runner?"),
+        ("env.gae_lamda", "did you mean algorithm.gae_lambda?"),
+    ],
+)
+def test_unknown_keys(problems: Any, key: str, hint: str) -> None:
+    assert hint in problems("embodied", f"{key}=1")[key].hint
+
+
+def test_a_misspelt_section_is_one_problem(problems: Any) -> None:
+    found = problems("embodied", "acotr={optim: {lr: 0.1}, group_name: a}")
+    assert list(found) == ["acotr"]
+    assert "did you mean actor?" in found["acotr"].hint
+
+
+@pytest.mark.parametrize(
+    ("key", "system", "here"),
+    [
+        ("algorithm.lam", "verl", "algorithm.gae_lambda"),
+        ("algorithm.gae_gamma", "NeMo-RL", "algorithm.gamma"),
+        ("algorithm.clip_ratio", "verl", "algorithm.clip_ratio_low and algorithm.clip_ratio_high"),
+        ("algorithm.eps-clip", "slime", "algorithm.clip_ratio_low"),
+        ("algorithm.adv_estimator", "verl", "algorithm.adv_type"),
+        ("critic.cliprange_value", "verl", "algorithm.value_clip"),
+        ("critic.ppo_epochs", "verl", "algorithm.critic_ppo_epochs"),
+        ("runner.critic_warmup", "verl", "algorithm.policy_training_start_step"),
+        ("lambd", "slime", "algorithm.gae_lambda"),
+        ("n_steps", "Stable-Baselines3", "env.rollout_steps"),
+        ("clip_coef", "CleanRL", "algorithm.clip_ratio_low"),
+        ("ent_coef", "Stable-Baselines3", "algorithm.entropy_bonus"),
+        ("learning_rate", "TRL", "actor.optim.lr"),
+        ("algorithm.kl_beta", "RLinf", "algorithm.kl_loss_coef"),
+    ],
+)
+def test_names_of_other_systems(problems: Any, key: str, system: str, here: str) -> None:
+    (problem,) = problems("embodied", f"{key}=1").values()
+    name = key.rpartition(".")[2]
+    assert problem.message.startswith(f"`{name}` is {system}'s name; here it is {here}")
+
+
+def test_whole_sections_of_other_systems(problems: Any) -> None:
+    text = """
+runner: {task_type: embodied}
+cluster: {component_placement: {"actor_critic,env,rollout": all}, gpus_per_node: 8}
+algorithm: {loss_type: actor_critic}
+env: {id: CartPole-v1}
+ppo:
+  adv_estimator: {name: gae, gae_lambda: 0.95, gae_gamma: 1.0}
+  ppo_epochs: 4
+  policy_training_start_step: 0
+value_loss_fn: {scale: 0.4, cliprange: 0.2}
+value: {model_name: x}
+checkpointing: {checkpoint_dir: x}
+logger: {wandb_enabled: true}
+actor_rollout_ref:
+  actor: {ppo_mini_batch_size: 8, clip_ratio: 0.2, ppo_epochs: 2, use_kl_loss: true, clip_ratio_c: 3.0}
+  rollout: {tensor_model_parallel_size: 2}
+trainer: {n_gpus_per_node: 8}
+"""
+    found = problems(text)
+    expected = {
+        "ppo.adv_estimator.name": "algorithm.adv_type",
+        "ppo.adv_estimator.gae_lambda": "algorithm.gae_lambda",
+        "ppo.adv_estimator.gae_gamma": "algorithm.gamma",
+        "ppo.ppo_epochs": "algorithm.ppo_epochs",
+        "ppo.policy_training_start_step": "algorithm.policy_training_start_step",
+        "value_loss_fn.scale": "algorithm.value_loss_scale",
+        "value_loss_fn.cliprange": "algorithm.value_clip",
+        "value.model_name": "critic.model.path",
+        "checkpointing.checkpoint_dir": "runner.output_dir",
+        "logger.wandb_enabled": "runner.logger_backends",
+        "actor_rollout_ref.actor.ppo_mini_batch_size": "data.mini_batch_size",
+        "actor_rollout_ref.actor.clip_ratio": "algorithm.clip_ratio_low and algorithm.clip_ratio_high",
+        "actor_rollout_ref.actor.ppo_epochs": "algorithm.ppo_epochs",
+        "actor_rollout_ref.actor.use_kl_loss": "algorithm.use_kl_loss",
+        "actor_rollout_ref.actor.clip_ratio_c": "algorithm.clip_ratio_c",
+        "actor_rollout_ref.rollout.tensor_model_parallel_size": "cluster.component_placement",
+        "trainer.n_gpus_per_node": "cluster.gpus_per_node",
+    }
+    for key, here in expected.items():
+        assert found[key].message.endswith(f"here it is {here}"), found[key]
+        assert found[key].where != ""
+    sections = {"ppo", "value_loss_fn", "value", "checkpointing", "logger", "actor_rollout_ref", "trainer"}
+    assert set(found) == {*expected, *sections}
+
+
+def test_every_foreign_name_leads_to_a_key_and_none_is_our_own() -> None:
+    ours = {path for path, _ in walk()}
+    for name, found in all_names().items():
+        assert found.here, name
+        assert all(field_at(key) is not None for key in found.here), name
+    for section in FOREIGN_SECTIONS:
+        assert section not in Config.model_fields
+    leaves = {path.rpartition(".")[2] for path in ours}
+    assert not {name for name in all_names() if "." not in name} & leaves
+
+
+def test_every_key_has_a_meaning() -> None:
+    assert [path for path, field in walk() if not field.description] == []

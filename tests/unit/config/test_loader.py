@@ -1,0 +1,223 @@
+"""Loading as a whole: lines, all problems at once, overrides, references, the resolved form, speed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_platform.config import load_config
+from rl_platform.config.describe import walk
+from rl_platform.errors import ConfigError
+
+BROKEN = """\
+runner:
+  task_type: embodied
+  gamma: 0.9
+  max_steps: "8"
+cluster:
+  component_placement:
+    actor_critic,env,rolout: all
+algorithm:
+  loss_type: actor_critik
+  lam: 0.95
+  clip_ratio_low: 2
+  gae_lambda: 0.9
+  gae_lambda: 0.8
+env:
+  id: CartPole-v1
+  num_envs: true
+  num_workers: 3
+  rollout_steps: 10
+data:
+  mini_batch_size: ${data.nothing}
+"""
+
+
+def test_all_problems_at_once_in_the_order_of_lines(load: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(BROKEN)
+    found = [(problem.key, problem.where.rpartition(":")[2]) for problem in caught.value.problems]
+    assert found == [
+        ("runner.gamma", "3"),
+        ("runner.max_steps", "4"),
+        ("cluster.component_placement.actor_critic,env,rolout", "7"),
+        ("algorithm.loss_type", "9"),
+        ("algorithm.lam", "10"),
+        ("algorithm.clip_ratio_low", "11"),
+        ("algorithm.gae_lambda", "13"),
+        ("env.num_envs", "16"),
+        ("data.mini_batch_size", "20"),
+    ]
+    assert caught.value.exit_code == 2
+    assert all(problem.where.startswith(str(tmp_path / "run.yaml")) for problem in caught.value.problems)
+    assert "pydantic" not in str(caught.value)
+
+
+def test_checks_run_beside_schema_errors_but_not_on_doubtful_keys(problems: Any) -> None:
+    found = problems("embodied", "env.num_envs=x", "data.mini_batch_size=1000", "env.id=null", "algorithm.group_size=2")
+    # 8 * 128 % 1000 is not judged: num_envs is only a default; group_size is
+    assert set(found) == {"env.num_envs", "env.id", "algorithm.group_size"}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "empty"),
+        ("- 1\n", "no mapping"),
+        ("a: [1\n", "not readable as YAML"),
+        ("a: 1\n\tb: 2\n", "not readable as YAML"),
+        ("a: \x07\n", "not readable as YAML"),
+        ("a: 1\n---\nb: 2\n", "not readable as YAML"),
+    ],
+)
+def test_unreadable_files(problems: Any, content: str, message: str) -> None:
+    (problem,) = problems(content).values()
+    assert message in problem.message
+    assert "run.yaml" in problem.where
+
+
+def test_missing_file_and_binary_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        load_config(tmp_path / "nowhere.yaml")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        load_config(tmp_path / "binary")
+
+
+def test_where_falls_back_to_the_section(load: Any) -> None:
+    loaded = load("embodied", "runner.seed=3", "actor.optim={lr: 0.1}")
+    assert loaded.where("algorithm.loss_type").endswith(":7")
+    assert loaded.where("algorithm.gamma").endswith(":6")
+    assert loaded.where("runner.seed") == loaded.where("actor.optim.lr") == "command line"
+    assert loaded.where("reward.type").endswith(":1")
+
+
+class TestOverrides:
+    def test_values_are_yaml_and_win_over_the_file(self, load: Any) -> None:
+        config = load(
+            "embodied",
+            "env.id=Pendulum-v1",
+            "actor.model.hidden_sizes=[8, 4]",
+            "actor.optim={lr: 1e-3, betas: [0, 0.9]}",
+            "algorithm.value_clip=null",
+            "env.kwargs.gravity=9.8",
+            "runner.seed=1",
+            "runner.seed=2",
+        ).config
+        assert config.env.id == "Pendulum-v1"
+        assert config.actor.model.hidden_sizes == [8, 4]
+        assert config.actor.optim.lr == 1e-3
+        assert config.actor.optim.betas == (0.0, 0.9)
+        assert config.env.kwargs == {"gravity": 9.8}
+        assert config.runner.seed == 2
+
+    def test_a_whole_section_is_replaced_with_its_lines(self, load: Any) -> None:
+        loaded = load("embodied", 'cluster.component_placement={actor: 0, "env,rollout": "1:0"}')
+        assert loaded.config.cluster.component_placement == {"actor": "0", "env,rollout": "1:0"}
+        assert "cluster.component_placement.actor_critic,env,rollout" not in loaded.sources
+
+    def test_unknown_keys_are_located_at_the_command_line(self, problems: Any) -> None:
+        found = problems("embodied", "algorithm.gama=0.9", "nothing.at.all=1", "algorithm.lam=0.9")
+        assert {problem.where for problem in found.values()} == {"command line"}
+        assert "algorithm.gamma" in found["algorithm.gama"].hint
+        assert "algorithm.gae_lambda" in found["algorithm.lam"].message
+        assert "nothing" in found
+
+    @pytest.mark.parametrize(
+        "text", ["runner.seed", "=1", "runner..seed=1", "runner.seed=", "+runner.seed=1", "a.b=[1"]
+    )
+    def test_malformed(self, problems: Any, text: str) -> None:
+        (problem,) = problems("embodied", text).values()
+        assert problem.where == "command line"
+
+    def test_nothing_can_be_set_inside_a_value(self, problems: Any) -> None:
+        assert "no section" in problems("embodied", "env.id.x=1")["env.id.x"].message
+
+
+class TestReferences:
+    def test_whole_values_keep_their_type_and_text_is_filled_in(self, load: Any) -> None:
+        config = load(
+            "embodied",
+            "runner.seed=7",
+            "env.evaluation.seed=${runner.seed}",
+            "runner.experiment_name=run-${runner.seed}-${env.id}-${env.normalize_rewards}",
+            "actor.model.hidden_sizes=[8, '${runner.seed}']",
+        ).config
+        assert config.env.evaluation.seed == 7
+        assert config.runner.experiment_name == "run-7-CartPole-v1-true"
+        assert config.runner.output_dir == "runs/run-7-CartPole-v1-true"
+        assert config.actor.model.hidden_sizes == [8, 7]
+
+    def test_a_whole_section(self, load: Any) -> None:
+        config = load("reasoning", "actor.optim.lr=0.5", "critic.optim=${actor.optim}").config
+        assert config.critic.optim == config.actor.optim
+
+    def test_defaults_can_be_referred_to(self, load: Any) -> None:
+        assert load("embodied", "env.evaluation.episodes=${env.num_envs}").config.env.evaluation.episodes == 8
+
+    def test_escape(self, load: Any, tmp_path: Path) -> None:
+        loaded = load("embodied", "runner.experiment_name=a$${b}")
+        assert loaded.config.runner.experiment_name == "a${b}"
+        (tmp_path / "resolved.yaml").write_text(loaded.resolved_yaml())
+        assert load_config(tmp_path / "resolved.yaml").config == loaded.config
+
+    @pytest.mark.parametrize(
+        ("key", "value", "message"),
+        [
+            ("env.id", "${env.idd}", "names no key"),
+            ("env.id", "${env.id}", "circle"),
+            ("runner.experiment_name", "a${runner.output_dir}", "circle"),
+            ("env.kwargs", "{a: '${env}'}", "circle"),
+            ("env.id", "x${actor.optim}", "whole section"),
+            ("env.id", "x${algorithm.value_clip}", "null"),
+            ("env.id", "${env", "without its"),
+        ],
+    )
+    def test_bad_references(self, problems: Any, key: str, value: str, message: str) -> None:
+        found = problems("embodied", f"{key}={value}")
+        assert any(message in problem.message for problem in found.values()), found
+        assert any("did you mean ${env.id}" in problem.hint for problem in found.values()) == ("idd" in value)
+
+    def test_a_cycle_is_spelled_out(self, problems: Any) -> None:
+        found = problems("embodied", "runner.seed=${env.num_envs}", "env.num_envs=${runner.seed}")
+        assert any("runner.seed -> env.num_envs -> runner.seed" in problem.message for problem in found.values())
+
+
+def test_resolved_yaml_keeps_text_that_looks_like_something_else(load: Any, tmp_path: Path) -> None:
+    loaded = load("embodied", 'env.kwargs={a: "1e5", b: "yes", c: "1:0", d: "0o7", e: "null", f: 1e-7, g: [1, true]}')
+    (tmp_path / "resolved.yaml").write_text(loaded.resolved_yaml())
+    assert load_config(tmp_path / "resolved.yaml").config == loaded.config
+
+
+def test_loading_imports_nothing_heavy_and_is_fast() -> None:
+    heavy = ["torch", "ray", "transformers", "gymnasium", "mujoco", "megatron", "numpy"]
+    code = f"""
+import sys, time
+started = time.perf_counter()
+from rl_platform.config import load_config
+from rl_platform.config.describe import walk
+from rl_platform.errors import ConfigError
+try:
+    load_config({str(Path(__file__).parents[3] / "configs" / "embodied" / "ppo.yaml")!r}, ["algorithm.gama=1"])
+except ConfigError as error:
+    assert time.perf_counter() - started < 3
+    print(error.exit_code, [name for name in {heavy} if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "2 []"
+
+
+@pytest.mark.parametrize("task", ["embodied", "reasoning"])
+@pytest.mark.parametrize("value", ["null", "-1", "1.5", "x", "[]", "[1]", "{}", "{a: 1}", "true", "${env}", "1e400"])
+def test_no_value_of_any_key_ends_in_anything_but_problems(task: str, value: str, load: Any) -> None:
+    for key in [path for path, _ in walk()]:
+        try:
+            loaded = load(task, f"{key}={value}")
+        except ConfigError as error:
+            assert all(problem.where and problem.message for problem in error.problems)  # noqa: PT017
+        else:
+            assert loaded.resolved_yaml()

@@ -1,0 +1,90 @@
+"""Small environments with known behaviour, in a module that worker processes can import too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+TOYS = '''
+import os, time
+import gymnasium, numpy as np
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+
+
+class Toy(gymnasium.Env):
+    """Observes (number of the episode, step in it); the reward is the first action it received. Faults come at `at` of
+    environment `which` (known by the seed modulo 100)."""
+
+    metadata = {"render_modes": []}
+    observation_space = Box(-np.inf, np.inf, (1, 2), np.float64)
+    action_space = Box(-1.0, 1.0, (2, 1), np.float32)
+
+    def __init__(self, fault="", which=0, at=3, terminate_at=0):
+        self.fault, self.which, self.at, self.terminate_at = fault, which, at, terminate_at
+        self.episode, self.number = 0, -1
+
+    def observe(self):
+        return np.array([[self.episode, self.step_count]], float)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self.number = seed % 100
+        self.episode += 1
+        self.step_count = 0
+        return self.observe(), {}
+
+    def step(self, action):
+        assert action.shape == (2, 1) and action.dtype == np.float32
+        self.step_count += 1
+        observation, reward = self.observe(), float(action[0, 0])
+        if self.fault and self.number == self.which and self.step_count == self.at:
+            if self.fault == "raise":
+                raise RuntimeError("the arm fell off")
+            if self.fault == "hang":
+                time.sleep(1000)
+            if self.fault == "die":
+                os.kill(os.getpid(), 9)
+            if self.fault == "nan reward":
+                reward = float("nan")
+            if self.fault == "inf observation":
+                observation[0, 1] = np.inf
+        return observation, reward, self.step_count == self.terminate_at, False, {}
+
+
+class Started(Toy):
+    observation_space = Box(0, 255, (2,), np.uint8)
+    action_space = Discrete(3, start=5)
+
+    def observe(self):
+        return np.array([self.episode, self.step_count], np.uint8)
+
+    def step(self, action):
+        self.step_count += 1
+        return self.observe(), float(action), False, False, {}
+
+
+class Unsavable(Toy):
+    def __init__(self):
+        super().__init__()
+        self.handle = (value for value in ())  # generators cannot be pickled
+
+
+class OddSpaces(Toy):
+    observation_space = Dict({"a": Discrete(2)})
+    action_space = MultiDiscrete([2, 2])
+
+
+for name in ("Toy", "Started", "Unsavable", "OddSpaces"):
+    gymnasium.register(f"{name}-v0", entry_point=f"{__name__}:{name}", max_episode_steps=5)
+'''
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _toy_module(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder: Path = tmp_path_factory.mktemp("toys")
+    (folder / "toy_envs.py").write_text(TOYS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        yield

@@ -1,0 +1,95 @@
+"""A stopped and resumed environment continues bit for bit."""
+
+from __future__ import annotations
+
+import io
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+from rl_platform.envs.embodied.spaces import EnvDescription
+from rl_platform.envs.embodied.vector import StepResult, VectorEnv
+from rl_platform.errors import CheckpointError
+
+NUM_ENVS = 3
+
+
+def _actions(envs: VectorEnv, steps: int, seed: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    if envs.action_space.kind == "discrete":
+        return list(rng.integers(0, envs.action_space.size, (steps, NUM_ENVS)))
+    return list(rng.normal(size=(steps, NUM_ENVS, envs.action_space.size)))
+
+
+def _through_a_file(state: dict) -> dict:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def _assert_equal(ours: StepResult, theirs: StepResult) -> None:
+    for name in ("observations", "rewards", "terminated", "truncated", "invalid", "final_observations"):
+        assert np.array_equal(getattr(ours, name), getattr(theirs, name)), name
+    assert ours.episodes == theirs.episodes
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 0), (2, 2), (0, 2)], ids=["local", "workers", "local to workers"])
+@pytest.mark.parametrize(
+    ("env_id", "limit"),
+    [("HalfCheetah-v5", 40), ("CartPole-v1", None), ("Pendulum-v1", 40), ("Hopper-v5", None), ("Humanoid-v5", None)],
+)
+def test_continues_bit_for_bit(env_id: str, limit: int | None, before: int, after: int) -> None:
+    description = EnvDescription(env_id, max_episode_steps=limit)
+    first, second = VectorEnv(description, NUM_ENVS, before), VectorEnv(description, NUM_ENVS, after)
+    try:
+        first.reset([5, 6, 7])
+        for actions in _actions(first, 55, seed=0):
+            first.step(actions)
+        state = _through_a_file(first.state_dict())
+        second.reset([90, 91, 92])  # somewhere else first
+        for actions in _actions(second, 7, seed=1):
+            second.step(actions)
+        assert np.array_equal(second.load_state_dict(state), first.observations)
+        ends = 0
+        for actions in _actions(first, 90, seed=2):
+            expected = first.step(actions)
+            _assert_equal(second.step(actions), expected)
+            ends += int(expected.ended.sum())
+        assert ends >= NUM_ENVS, "resets must be part of what is compared"
+    finally:
+        first.close()
+        second.close()
+
+
+def test_saving_changes_nothing() -> None:
+    saved, plain = (VectorEnv(EnvDescription("HalfCheetah-v5"), NUM_ENVS) for _ in range(2))
+    saved.reset(range(3))
+    plain.reset(range(3))
+    for actions in _actions(saved, 10, seed=0):
+        saved.state_dict()
+        _assert_equal(saved.step(actions), plain.step(actions))
+
+
+def test_an_env_that_cannot_be_saved_says_so_and_restarts(caplog: pytest.LogCaptureFixture) -> None:
+    description = EnvDescription("toy_envs:Unsavable-v0")
+    envs, resumed = VectorEnv(description, NUM_ENVS), VectorEnv(description, NUM_ENVS)
+    envs.reset(range(3))
+    envs.step(np.zeros((NUM_ENVS, 2)))
+    with caplog.at_level(logging.WARNING):
+        state = envs.state_dict()
+    assert "environment 0 cannot be saved" in caplog.text
+    assert "generator" in caplog.text
+    assert resumed.load_state_dict(state)[:, 1].tolist() == [0, 0, 0]
+
+
+def test_a_checkpoint_of_other_environments_is_refused() -> None:
+    state = VectorEnv(EnvDescription("CartPole-v1"), 2)
+    state.reset([0, 1])
+    saved = state.state_dict()
+    with pytest.raises(CheckpointError, match="num_envs 2"):
+        VectorEnv(EnvDescription("CartPole-v1"), 3).load_state_dict(saved)
+    with pytest.raises(CheckpointError, match="CartPole-v1"):
+        VectorEnv(EnvDescription("Pendulum-v1"), 2).load_state_dict(saved)

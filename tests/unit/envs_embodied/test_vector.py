@@ -1,0 +1,292 @@
+"""Stepping, ends of episodes, faults and processes of the vector environment."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from rl_platform.envs.embodied.spaces import ActionSpace, EnvDescription
+from rl_platform.envs.embodied.vector import EpisodeStats, StepResult, VectorEnv
+from rl_platform.errors import ConfigError, Deadline, Diverged, WorkerDied, WorkerError
+
+TOY = "toy_envs:Toy-v0"
+
+
+@pytest.fixture(params=[0, 2], ids=["this process", "workers"])
+def num_workers(request: pytest.FixtureRequest) -> int:
+    return request.param
+
+
+@pytest.fixture
+def make() -> Iterator:
+    made: list[VectorEnv] = []
+
+    def build(env_id: str, num_envs: int, num_workers: int, timeout: float = 30.0, **kwargs: object) -> VectorEnv:
+        made.append(VectorEnv(EnvDescription(env_id, kwargs), num_envs, num_workers, timeout))
+        return made[-1]
+
+    yield build
+    for envs in made:
+        envs.close()
+
+
+def _actions(envs: VectorEnv, value: float = 0.0) -> np.ndarray:
+    return np.full((envs.num_envs, envs.action_space.size), value)
+
+
+def _steps(envs: VectorEnv, count: int) -> None:
+    for _ in range(count):
+        envs.step(_actions(envs))
+
+
+def _alive(pids: list[int]) -> list[int]:
+    return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+
+
+def test_truncation_gives_the_true_last_and_the_next_first_observation(make, num_workers: int) -> None:
+    envs = make(TOY, 3, num_workers)
+    assert envs.reset([0, 1, 2]).tolist() == [[1, 0]] * 3
+    for step in range(1, 5):
+        result = envs.step(_actions(envs, 0.5))
+        assert result.observations.tolist() == [[1, step]] * 3
+        assert not result.ended.any()
+        assert result.final_observations.shape == (0, 2)
+    result = envs.step(_actions(envs, 0.5))
+    assert result.truncated.all()
+    assert not result.terminated.any()
+    assert result.final_observations.tolist() == [[1, 5]] * 3
+    assert result.observations.tolist() == [[2, 0]] * 3
+    assert result.episodes == [EpisodeStats(i, 2.5, 5) for i in range(3)]
+    assert result.observations.dtype == np.float32
+
+
+def test_termination_is_not_truncation(make, num_workers: int) -> None:
+    envs = make(TOY, 2, num_workers, terminate_at=2)
+    envs.reset([0, 1])
+    envs.step(_actions(envs))
+    result = envs.step(_actions(envs))
+    assert result.terminated.all()
+    assert not result.truncated.any()
+    assert [episode.length for episode in result.episodes] == [2, 2]
+
+
+def test_actions_are_clipped_to_the_bounds_and_keep_their_order(make, num_workers: int) -> None:
+    envs = make(TOY, 3, num_workers)
+    assert envs.action_space == ActionSpace("continuous", 2)
+    assert envs.observation_shape == (2,)
+    envs.reset([0, 1, 2])
+    actions = np.array([[7.0, 0.0], [-0.25, 0.0], [-3.0, 0.0]])
+    result = envs.step(actions)
+    assert result.rewards.tolist() == [1.0, -0.25, -1.0]
+    assert actions[0, 0] == 7.0
+
+
+def test_discrete_actions_start_where_the_space_starts(make, num_workers: int) -> None:
+    envs = make("toy_envs:Started-v0", 2, num_workers)
+    assert envs.action_space == ActionSpace("discrete", 3)
+    envs.reset([0, 1])
+    assert envs.step(np.array([0, 2])).rewards.tolist() == [5.0, 7.0]
+
+
+def test_results_do_not_change_with_later_steps(make, num_workers: int) -> None:
+    envs = make(TOY, 2, num_workers)
+    envs.reset([0, 1])
+    first = envs.step(_actions(envs, 1.0))
+    copies = (first.observations.copy(), first.rewards.copy())
+    envs.step(_actions(envs, -1.0))
+    assert np.array_equal(first.observations, copies[0])
+    assert np.array_equal(first.rewards, copies[1])
+
+
+@pytest.mark.parametrize("env_id", ["HalfCheetah-v5", "CartPole-v1"])
+def test_workers_and_gymnasium_itself_give_the_same_numbers(make, env_id: str) -> None:
+    import gymnasium
+
+    ours = [make(env_id, 3, workers) for workers in (0, 2, 3)]
+    starts = [envs.reset([10, 11, 12]) for envs in ours]
+    env = gymnasium.make(env_id, disable_env_checker=True)
+    observation, _ = env.reset(seed=11)
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        assert all(np.array_equal(start, starts[0]) for start in starts)
+        assert np.array_equal(starts[0][1], observation.astype(np.float32))
+        continuous = ours[0].action_space.kind == "continuous"
+        actions = rng.uniform(-1, 1, (3, 6)).astype(np.float32) if continuous else rng.integers(0, 2, 3)
+        results = [envs.step(actions) for envs in ours]
+        observation, reward, terminated, truncated, _ = env.step(actions[1])
+        assert all(result.rewards[1] == reward for result in results)
+        if terminated or truncated:
+            ended = int(np.flatnonzero(results[0].ended).tolist().index(1))
+            assert np.array_equal(results[0].final_observations[ended], observation.astype(np.float32))
+            observation, _ = env.reset()
+        starts = [result.observations for result in results]
+
+
+@pytest.mark.parametrize("fault", ["nan reward", "inf observation"])
+def test_numbers_that_are_not_finite_end_the_episode_and_stay_inside(make, num_workers: int, fault: str) -> None:
+    envs = make(TOY, 3, num_workers, fault=fault, which=1, at=3)
+    envs.reset([0, 1, 2])
+    results: list[StepResult] = [envs.step(_actions(envs, 0.5)) for _ in range(8)]
+    for result in results:
+        for array in (result.observations, result.rewards, result.final_observations):
+            assert np.isfinite(array).all()
+    assert [result.invalid.tolist() for result in results[2:4]] == [[False, True, False], [False] * 3]
+    assert results[2].truncated.tolist() == [False, True, False]
+    assert not results[2].terminated.any()
+    assert results[2].rewards.tolist() == [0.5, 0.0, 0.5]
+    assert results[2].final_observations.tolist() == [[1, 2]]
+    assert results[2].observations.tolist() == [[1, 3], [2, 0], [1, 3]]
+    assert results[2].episodes == []
+    assert [episode.env_index for episode in results[4].episodes] == [0, 2]
+    assert results[5].invalid.tolist() == [False, True, False], "the fault comes again in the next episode"
+
+
+def test_physics_that_diverges_is_invalid_although_its_numbers_are_finite(make, num_workers: int) -> None:
+    envs = make("HalfCheetah-v5", 2, num_workers)
+    envs.reset([0, 1])
+    state = envs.state_dict()
+    broken = make("HalfCheetah-v5", 1, 0)
+    broken.reset([0])
+    broken._block._envs[0].unwrapped.data.qvel[3] = 1e12  # MuJoCo resets such a state by itself
+    result = broken.step(_actions(broken))
+    assert result.invalid.tolist() == [True]
+    assert np.isfinite(result.observations).all()
+    assert not broken.step(_actions(broken)).invalid.any(), "the next episode is a healthy one"
+    assert len(state["envs"]) == 2
+
+
+def test_an_env_that_raises_is_named_with_its_traceback(make, num_workers: int) -> None:
+    envs = make(TOY, 4, num_workers, fault="raise", which=3)
+    envs.reset(range(4))
+    pids = envs.worker_pids
+    with pytest.raises(WorkerError, match=r"environment 3 \(toy_envs:Toy-v0\) failed in step") as caught:
+        _steps(envs, 3)
+    assert "the arm fell off" in str(caught.value)
+    assert "toy_envs.py" in str(caught.value)
+    assert _alive(pids) == []
+
+
+def test_an_env_that_hangs_meets_the_deadline(make) -> None:
+    envs = make(TOY, 4, 2, timeout=1.0, fault="hang", which=3)
+    envs.reset(range(4))
+    pids = envs.worker_pids
+    started = time.monotonic()
+    with pytest.raises(Deadline, match=r"environment 3 \(toy_envs:Toy-v0\) in environment worker 1 .*did not finish"):
+        _steps(envs, 3)
+    assert time.monotonic() - started < 4.0
+    assert _alive(pids) == []
+
+
+def test_a_worker_that_dies_in_a_step_is_named_with_its_signal(make) -> None:
+    envs = make(TOY, 4, 2, fault="die", which=2)
+    envs.reset(range(4))
+    with pytest.raises(WorkerDied, match=r"environment worker 1 .*SIGKILL.* at environment 2 of 2..3"):
+        _steps(envs, 3)
+
+
+def test_a_worker_killed_between_steps_is_noticed(make) -> None:
+    envs = make(TOY, 4, 2)
+    envs.reset(range(4))
+    os.kill(envs.worker_pids[0], signal.SIGKILL)
+    with pytest.raises(WorkerDied, match="environment worker 0"):
+        envs.step(_actions(envs))
+    assert _alive(envs.worker_pids) == []
+
+
+def test_close_twice_leaves_no_process(make, num_workers: int) -> None:
+    envs = make(TOY, 4, num_workers)
+    envs.reset(range(4))
+    pids = envs.worker_pids
+    assert len(_alive(pids)) == num_workers
+    envs.close()
+    envs.close()
+    assert _alive(pids) == []
+
+
+@pytest.mark.parametrize("fault", ["", "hang"], ids=["waiting", "in a hung step"])
+def test_workers_end_when_the_learner_is_killed(fault: str) -> None:
+    code = f"""
+import os, time, numpy as np
+from rl_platform.envs.embodied.spaces import EnvDescription
+from rl_platform.envs.embodied.vector import VectorEnv
+envs = VectorEnv(EnvDescription("{TOY}", dict(fault="{fault}", at=1)), 2, 2)
+envs.reset([0, 1])
+envs.send(np.zeros((2, 2)))
+print(*envs.worker_pids, flush=True)
+time.sleep(100)
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    learner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
+    pids = [int(pid) for pid in learner.stdout.readline().split()]
+    assert len(_alive(pids)) == 2
+    learner.kill()
+    learner.wait()
+    deadline = time.monotonic() + 8.0
+    while _alive(pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert _alive(pids) == []
+
+
+def test_workers_do_not_load_torch(make) -> None:
+    envs = make("HalfCheetah-v5", 2, 1)
+    envs.reset([0, 1])
+    libraries = Path(f"/proc/{envs.worker_pids[0]}/maps")
+    if not libraries.exists():
+        pytest.skip("no /proc on this system")
+    text = libraries.read_text()
+    assert "mujoco" in text
+    assert "libtorch" not in text
+
+
+def test_users_do_not_see_the_models_deprecation_warning() -> None:
+    code = """
+from rl_platform.envs.embodied.spaces import EnvDescription
+from rl_platform.envs.embodied.vector import VectorEnv
+for workers in (0, 2):
+    envs = VectorEnv(EnvDescription("HalfCheetah-v5"), 2, workers)
+    envs.reset([0, 1])
+    envs.close()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout + done.stderr == ""
+
+
+def test_actions_that_are_not_finite_are_refused(make) -> None:
+    envs = make(TOY, 3, 0)
+    envs.reset(range(3))
+    actions = _actions(envs)
+    actions[1, 0] = np.nan
+    with pytest.raises(Diverged, match=r"environments \[1\]"):
+        envs.send(actions)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "kwargs", "expected"),
+    [
+        ("HalfCheeta-v5", {}, "HalfCheetah-v5"),
+        ("no_such_module:Env-v0", {}, "no_such_module"),
+        ("CartPole-v1", {"gravitas": 3}, "gravitas"),
+        ("Blackjack-v1", {}, "observation space"),
+    ],
+)
+def test_bad_configs_say_what_to_change(env_id: str, kwargs: dict, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected) as caught:
+        VectorEnv(EnvDescription(env_id, kwargs), 2)
+    assert caught.value.exit_code == 2
+
+
+def test_both_unusable_spaces_are_listed_and_too_many_workers_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        VectorEnv(EnvDescription("toy_envs:OddSpaces-v0"), 2)
+    assert len(caught.value.problems) == 2
+    with pytest.raises(ConfigError, match="more workers than environments"):
+        VectorEnv(EnvDescription("CartPole-v1"), 2, 3)

@@ -1,0 +1,111 @@
+"""Prompts and their order: templates, length limit, exact resume."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+
+from rl_platform.config.schema import Data
+from rl_platform.envs.reasoning.prompts import PromptLoader, build_prompts
+from rl_platform.envs.reasoning.question import Question
+from rl_platform.errors import CheckpointError, ConfigError
+from rl_platform.models.tokenizer import ByteTokenizer, Message
+
+
+class ChatTokenizer(ByteTokenizer):
+    def apply_chat(self, messages: Sequence[Message]) -> list[int]:
+        return self.encode("".join(f"<{m['role']}>{m['content']}" for m in messages) + "<assistant>")
+
+
+BARE = Data(use_chat_template=False)
+
+
+def prompts(count: int):
+    return build_prompts([Question(f"q{n}", str(n)) for n in range(count)], ByteTokenizer(), BARE).prompts
+
+
+def text(data: Data, question: str = "1+1?") -> str:
+    tokenizer = ChatTokenizer()
+    (prompt,) = build_prompts([Question(question, "2")], tokenizer, data).prompts
+    return tokenizer.decode(prompt.token_ids)
+
+
+def test_templates() -> None:
+    assert text(BARE) == "1+1?"
+    assert text(Data()) == "<user>1+1?<assistant>"
+    assert text(Data(system_prompt="Be brief.")) == "<system>Be brief.<user>1+1?<assistant>"
+    assert text(Data(system_prompt="")) == "<system><user>1+1?<assistant>"
+    assert text(Data(prompt_template="{x} {question}!", use_chat_template=False), "{y}") == "{x} {y}!"
+
+
+def test_a_prompt_carries_what_the_verifier_needs() -> None:
+    question = Question("1+1?", "2", {"level": 1})
+    (prompt,) = build_prompts([question], ByteTokenizer(), BARE).prompts
+    assert (prompt.index, prompt.text, prompt.answer, prompt.metadata) == (0, "1+1?", "2", {"level": 1})
+
+
+def test_long_prompts_are_left_out_and_counted() -> None:
+    questions = [Question("x" * length, "1") for length in (3, 4, 5, 2)]
+    built = build_prompts(questions, ByteTokenizer(), Data(use_chat_template=False, max_prompt_length=3))
+    assert [(p.index, len(p.token_ids)) for p in built.prompts] == [(0, 3), (3, 2)]
+    assert built.too_long == 2
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (Data(use_chat_template=False, max_prompt_length=1), "not one of 1 prompts is that short; the shortest has 4"),
+        (Data(prompt_template="Answer!"), "every prompt would be the same"),
+        (Data(system_prompt="x", use_chat_template=False), "data.system_prompt: has no effect"),
+        (Data(), "the tokenizer has no chat template"),
+    ],
+)
+def test_settings_that_make_no_sense(data: Data, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build_prompts([Question("1+1?", "2")], ByteTokenizer(), data)
+    assert expected in str(caught.value)
+
+
+def test_every_epoch_has_each_prompt_once_in_a_new_order() -> None:
+    loader = PromptLoader(prompts(10), batch_size=4, seed=1)
+    drawn = [p.index for _ in range(5) for p in loader.next_batch()]
+    assert Counter(drawn[:10]) == Counter(drawn[10:]) == Counter(range(10))
+    assert drawn[:10] != drawn[10:] != list(range(10))
+    assert loader.epoch == 2
+
+
+def test_a_batch_may_be_larger_than_the_data() -> None:
+    loader = PromptLoader(prompts(3), batch_size=8, seed=1)
+    assert max(Counter(p.index for p in loader.next_batch()).values()) == 3
+    assert loader.epoch == 2
+
+
+def test_without_shuffling_the_order_is_that_of_the_data() -> None:
+    loader = PromptLoader(prompts(3), batch_size=5, seed=1, shuffle=False)
+    assert [p.index for p in loader.next_batch()] == [0, 1, 2, 0, 1]
+
+
+def test_order_depends_on_the_seed() -> None:
+    first, second, other = (PromptLoader(prompts(20), 20, seed).next_batch() for seed in (1, 1, 2))
+    assert first == second != other
+
+
+@pytest.mark.parametrize("taken", [0, 1, 2, 3, 7])
+def test_resume_continues_with_the_very_next_prompt(taken: int) -> None:
+    loader = PromptLoader(prompts(10), batch_size=4, seed=1)
+    for _ in range(taken):
+        loader.next_batch()
+    resumed = PromptLoader(prompts(10), batch_size=4, seed=1)
+    resumed.load_state_dict(loader.state_dict())
+    assert resumed.epoch == loader.epoch
+    assert [resumed.next_batch() for _ in range(6)] == [loader.next_batch() for _ in range(6)]
+
+
+def test_resume_with_other_data_or_seed_is_refused() -> None:
+    state = PromptLoader(prompts(10), batch_size=4, seed=1).state_dict()
+    with pytest.raises(CheckpointError, match="of other prompts"):
+        PromptLoader(prompts(11), batch_size=4, seed=1).load_state_dict(state)
+    with pytest.raises(CheckpointError, match="of other seed"):
+        PromptLoader(prompts(10), batch_size=4, seed=2).load_state_dict(state)

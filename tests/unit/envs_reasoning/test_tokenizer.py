@@ -1,0 +1,63 @@
+"""Both tokenizers behind one interface. The Hugging Face one is made here, from a handful of words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rl_platform.config.components import Model, RandomLM
+from rl_platform.errors import ConfigError
+from rl_platform.models.tokenizer import ByteTokenizer, load_tokenizer
+
+TEMPLATE = "{% for m in messages %}<s> {{ m['role'] }} {{ m['content'] }} </s>{% endfor %}<s> assistant"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["<unk>", "<s>", "</s>", "<end>", "user", "system", "assistant", "one", "two"]
+    inner = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 3]}))
+    return tmp_path
+
+
+def test_bytes_round_trip() -> None:
+    tokenizer = ByteTokenizer()
+    ids = tokenizer.encode("1+1=2 é")
+    assert tokenizer.decode([257, *ids, *tokenizer.eos_token_ids, tokenizer.pad_token_id]) == "1+1=2 é"
+    assert tokenizer.decode([0xC3]) == "\ufffd"
+    assert max(*tokenizer.eos_token_ids, tokenizer.pad_token_id, *ids) < tokenizer.vocab_size
+
+
+def test_hugging_face_tokenizer(folder: Path) -> None:
+    tokenizer = load_tokenizer(Model(tokenizer=str(folder)))
+    assert tokenizer.eos_token_ids == (2, 3)
+    assert tokenizer.pad_token_id == 2
+    assert tokenizer.vocab_size == 9
+    assert tokenizer.encode("one two") == [7, 8]
+    assert tokenizer.decode([1, 7, 8, 2]) == "one two"
+    assert tokenizer.apply_chat([{"role": "user", "content": "one"}]) == [1, 4, 7, 2, 1, 6]
+
+
+def test_without_a_chat_template(folder: Path) -> None:
+    (folder / "chat_template.jinja").unlink()
+    with pytest.raises(ConfigError, match="no chat template"):
+        load_tokenizer(Model(tokenizer=str(folder))).apply_chat([{"role": "user", "content": "one"}])
+
+
+def test_which_tokenizer_is_loaded(tmp_path: Path) -> None:
+    assert isinstance(load_tokenizer(Model(tokenizer="bytes")), ByteTokenizer)
+    assert isinstance(load_tokenizer(Model(random_init=RandomLM())), ByteTokenizer)
+    with pytest.raises(ConfigError, match=r"actor\.model\.tokenizer"):
+        load_tokenizer(Model(tokenizer=str(tmp_path / "none")))
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"critic\.model\.path: no tokenizer can be loaded"):
+        load_tokenizer(Model(path=str(tmp_path)), key="critic.model")

@@ -1,0 +1,152 @@
+"""Scores of the built-in verifiers, and finding the answer in a response."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from fractions import Fraction
+
+import pytest
+
+from rl_platform.envs.reasoning.verifiers import ScoreItem, VerifierSpec, extract_answer, load_verifier, parse_number
+from rl_platform.errors import ConfigError
+
+MATH = load_verifier(VerifierSpec("math_verify"))
+JSONL = load_verifier(VerifierSpec("task", "jsonl"))
+DIGITS = load_verifier(VerifierSpec("task", "digits"))
+
+
+def item(response: str, answer: str) -> ScoreItem:
+    return ScoreItem(response, "question", answer)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1,234", Fraction(1234)),
+        ("-0.5", Fraction(-1, 2)),
+        ("1/2", Fraction(1, 2)),
+        ("$18", Fraction(18)),
+        ("7.", Fraction(7)),
+        (".25", Fraction(1, 4)),
+        ("+3", Fraction(3)),
+        ("1/0", None),
+        ("12,34", None),
+        ("1e5", None),
+        ("x", None),
+        ("", None),
+        ("9" * 5000, None),
+    ],
+)
+def test_parse_number(text: str, value: Fraction | None) -> None:
+    assert parse_number(text) == value
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "given"),
+    [
+        ("42", "42", "42"),
+        ("The answer is 42.", "1", "42"),
+        ("12 + 30 = 42", "1", "42"),
+        ("10-3", "1", "3"),
+        ("so x = -7", "1", "-7"),
+        ("so x = \N{MINUS SIGN}7", "1", "-7"),
+        ("$1,234.50 in all", "1", "1,234.50"),
+        ("1, 2, 3", "1", "3"),
+        ("no number", "1", "no number"),
+        ("<answer>5</answer> and <answer> 6 </answer> 7", "1", "6"),
+        (r"so \boxed{\frac{1}{2}} or 3", "1", r"\frac{1}{2}"),
+        (r"\boxed{1", "1", "1"),
+        ("text\n#### 18\nmore 5", "1", "18"),
+        ("the red door ", "blue", "the red door"),
+    ],
+)
+def test_extract_answer(response: str, answer: str, given: str) -> None:
+    assert extract_answer(response, answer) == given
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "score"),
+    [
+        ("The result is 0.5", "1/2", 1.0),
+        (r"\boxed{\frac{2}{4}}", "0.5", 1.0),
+        (r"\boxed{1 + x^2}", "x^2+1", 1.0),
+        ("$0.51$", "1/2", 0.0),
+        ("I do not know", "1/2", 0.0),
+        ("", "1/2", 0.0),
+    ],
+)
+@pytest.mark.parametrize("verifier", [MATH, JSONL], ids=["math_verify", "jsonl"])
+def test_equivalent_expressions(verifier, response: str, answer: str, score: float) -> None:
+    assert verifier(item(response, answer)) == score
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "score"),
+    [
+        ("... so 1,234 apples", "1234", 1.0),
+        ("#### 1234", "1234", 1.0),
+        ("#### 1234.0", "1234", 1.0),
+        ("1234 minus 1 is 1233", "1234", 0.0),
+        (r"\boxed{\frac{1}{2}}", r"\frac12", 1.0),
+        ("9" * 5000, "9", 0.0),
+    ],
+)
+def test_task_verifier_of_jsonl(response: str, answer: str, score: float) -> None:
+    assert JSONL(item(response, answer)) == score
+
+
+def test_an_expected_answer_that_cannot_be_read_is_no_zero() -> None:
+    with pytest.raises(ValueError, match="cannot read the expected answer"):
+        MATH(item("1", "   "))
+
+
+@pytest.mark.parametrize(
+    ("response", "score"), [("7", 1.0), ("7x", 1.0), ("5", 0.1), (" 7", 0.0), ("x", 0.0), ("", 0.0)]
+)
+def test_task_verifier_of_digits(response: str, score: float) -> None:
+    assert DIGITS(item(response, "7")) == score
+
+
+def test_exact_match() -> None:
+    exact = load_verifier(VerifierSpec("exact_match"))
+    assert [exact(item(text, "Paris ")) for text in ("Paris", " Paris\n", "paris", "")] == [1.0, 1.0, 0.0, 0.0]
+
+
+def test_task_verifier_of_reasoning_gym_is_the_datasets_own() -> None:
+    import reasoning_gym
+
+    entry = reasoning_gym.create_dataset("countdown", seed=1, size=1)[0]
+    solution = entry["metadata"]["expression"]
+    score = load_verifier(VerifierSpec("task", "reasoning_gym", "countdown"))
+    right, wrong = (
+        score(ScoreItem(text, entry["question"], entry["answer"], entry["metadata"]))
+        for text in (f"Let me think. <answer>{solution}</answer>", "<answer>1</answer>")
+    )
+    assert right == 1.0 > wrong
+
+
+def test_user_function_and_names_that_do_not_exist(tmp_path, monkeypatch) -> None:
+    (tmp_path / "my_reward.py").write_text(
+        "def half(response, answer, metadata):\n    return metadata['half'] / 2\nx = 1\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert load_verifier(VerifierSpec("my_reward:half"))(ScoreItem("", "", "", {"half": 1})) == 0.5
+    for name, expected in [
+        ("my_reward:third", "AttributeError"),
+        ("no_such_module:f", "ModuleNotFoundError"),
+        ("my_reward:x", "is not a function"),
+        ("exact_mach", "did you mean exact_match"),
+    ]:
+        with pytest.raises(ConfigError) as caught:
+            load_verifier(VerifierSpec(name))
+        assert expected in str(caught.value)
+
+
+def test_a_scoring_process_imports_neither_torch_nor_pydantic() -> None:
+    code = (
+        "import sys, rl_platform.envs.reasoning.scoring_worker as w; w.load_verifier(w_spec('math_verify'));"
+        "print([m for m in ('torch', 'pydantic', 'transformers') if m in sys.modules])"
+    ).replace("w_spec", "__import__('rl_platform.envs.reasoning.verifiers', fromlist=['x']).VerifierSpec")
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert output.strip() == "[]"

@@ -1,0 +1,62 @@
+"""Learning curves: what is drawn, over which axis, and the median of several runs."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from rl_platform.launch.plot import main, median_curve, read_curve
+from rl_platform.metrics import RunInfo, RunLog
+
+ROWS = [
+    {"step": 0.0, "val/return": 1.0},
+    {"step": 1.0, "episode/return": 5.0, "perf/env_steps": 100.0, "time/step": 30.0},
+    {"step": 2.0, "episode/return": float("nan"), "perf/env_steps": 100.0, "time/step": 30.0},
+    {"step": 3.0, "episode/return": 7.0, "perf/env_steps": 50.0, "time/step": 60.0},
+]
+
+
+def test_axes() -> None:
+    assert read_curve(ROWS, "episode/return", "step") == [(1, 5), (3, 7)]
+    assert read_curve(ROWS, "episode/return", "env_steps") == [(100, 5), (250, 7)]
+    assert read_curve(ROWS, "episode/return", "minutes") == [(0.5, 5), (2.0, 7)]
+    assert read_curve(ROWS[:1], "val/return", "minutes") == []
+
+
+def test_median_is_interpolated_where_all_runs_have_values() -> None:
+    curves = [[(0, 0), (4, 4)], [(1, 10), (3, 30), (9, 90)], [(0, -1), (8, -1)]]
+    assert median_curve(curves) == [(1, 1), (3, 3), (4, 4)]
+    assert median_curve([[(1, 5)], [(1, 7)], [(1, 9)]]) == [(1, 7)]
+
+
+def run(folder: Path, offset: float) -> str:
+    log = RunLog(folder)
+    log.start(RunInfo("x", "embodied", folder, 3))
+    for row in ROWS:
+        log.step(int(row["step"]), {name: value + offset for name, value in row.items() if name != "step"})
+    log.close()
+    return str(folder)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
+def test_png(tmp_path: Path) -> None:
+    runs = [run(tmp_path / str(seed), seed) for seed in range(3)]
+    target = tmp_path / "new" / "curves.png"
+    assert main([*runs, "-o", str(target), "-x", "env_steps", "--title", "three seeds"]) == 0
+    assert target.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
+def test_an_unknown_metric_names_the_known_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([run(tmp_path, 0), "-m", "rewrad"]) == 65
+    assert "episode/return" in capsys.readouterr().err
+
+
+def test_without_matplotlib(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert main([str(tmp_path)]) == 2
+    assert "rl-platform[plot]" in capsys.readouterr().err

@@ -1,0 +1,259 @@
+"""The terminal view: everything of interest is on the screen at any size, nothing breaks it, and it costs little."""
+
+from __future__ import annotations
+
+import io
+import math
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from rl_platform.launch import plain, snapshot
+from rl_platform.launch.headline import History, duration, number, printable, sparkline
+from rl_platform.launch.plain import PlainView
+from rl_platform.launch.view import LiveView, terminal_view
+from rl_platform.metrics import RunInfo, RunLog
+
+CARD = [("estimator", "GAE, lambda 0.95"), ("policy loss", "clip [0.8, 1.28] dual 3.0")]
+METRICS = {
+    "reasoning": {
+        "reward/mean": 0.53,
+        "val/accuracy": 0.42,
+        "actor/approx_kl": 0.00125,
+        "actor/clip_frac": 0.125,
+        "actor/entropy": 1.25,
+        "critic/explained_var": 0.625,
+        "len/response_mean": 4.25,
+        "perf/tokens_per_sec": 1203.0,
+        "time/step": 8.4,
+        "time/generate": 4.1,
+    },
+    "embodied": {
+        "episode/return": 1234.0,
+        "val/return": 2345.0,
+        "episode/length": 1000.0,
+        "actor/approx_kl": 0.00125,
+        "critic/explained_var": 0.625,
+        "perf/env_steps_per_sec": 8123.0,
+        "time/step": 2.0,
+    },
+}
+
+
+def console(width: int = 100, height: int = 30, terminal: bool = True) -> Console:
+    return Console(file=io.StringIO(), width=width, height=height, force_terminal=terminal, legacy_windows=False)
+
+
+def info(folder: Path, task: str = "reasoning", resumed: int | None = None) -> RunInfo:
+    return RunInfo("my_run", task, folder, 12, "configs/x.yaml", resumed, CARD, "component  node 0\nactor      0-7")
+
+
+def screen(view: LiveView) -> str:
+    """What the live area shows now, as plain text."""
+    target = Console(file=io.StringIO(), width=view.console.width, height=view.console.height)
+    target.print(view)
+    return target.file.getvalue()
+
+
+@pytest.fixture
+def view(tmp_path: Path):
+    view = LiveView(console())
+    view.start(info(tmp_path))
+    yield view
+    view.close()
+
+
+def test_the_screen_shows_what_matters(view: LiveView) -> None:
+    view.step(1, METRICS["reasoning"])
+    view.step(2, METRICS["reasoning"])
+    view.samples(2, [("1+1?", "2", 1.0)])
+    with view.phase("generate"):
+        view.progress(34, 64, "responses", tokens_per_s=999.0)
+        text = screen(view)
+    for part in ("my_run", "configs/x.yaml", "2/12", "ETA 1:24", "generate", "34/64 responses", "999.0 tokens_per_s"):
+        assert part in text
+    for part in ("0.530", "0.420", "0.0013", "0.125", "1.250", "0.625", "4.250", "1,203", "1+1?", "reward 1.000"):
+        assert part in text
+    assert "34/64" not in screen(view)  # the phase is over
+
+
+def test_embodied_numbers(tmp_path: Path) -> None:
+    view = LiveView(console())
+    view.start(info(tmp_path, "embodied"))
+    view.step(1, METRICS["embodied"])
+    text = screen(view)
+    view.close()
+    for part in ("1,234", "2,345", "1,000", "8,123", "entropy    –"):
+        assert part in text
+
+
+@pytest.mark.parametrize("task", ["reasoning", "embodied"])
+@pytest.mark.parametrize("height", [1, 2, 5, 24])
+@pytest.mark.parametrize("width", [1, 2, 10, 39, 80, 300])
+def test_no_size_breaks_it(tmp_path: Path, task: str, width: int, height: int) -> None:
+    view = LiveView(console(width, height))
+    view.start(info(tmp_path, task))
+    for step in range(1, 200):
+        view.step(step, METRICS[task] | {"reward/mean": math.nan if step % 3 == 0 else step})
+    view.samples(1, [("宽" * 500, "\x1b[31m\r\n\x07" * 100, math.nan)])
+    with view.phase("a phase with a long name"), view.phase("inner"):
+        view.progress(5, 0, "things")
+        lines = screen(view).rstrip("\n").split("\n")
+    view.close()
+    assert len(lines) <= height
+    assert all(Console().measure(line).maximum <= width for line in lines)
+    assert "\x1b[31m" not in "".join(lines)
+
+
+def test_notes_and_prints_go_above(tmp_path: Path) -> None:
+    view = LiveView(console())
+    view.start(info(tmp_path))
+    view.note("checkpoint [bold] saved")
+    print("stray")
+    view.close()
+    text = view.console.file.getvalue()
+    assert "checkpoint [bold] saved" in text
+    assert "stray" in text
+
+
+def test_start_shows_card_and_placement_and_end_the_summary(tmp_path: Path) -> None:
+    view = LiveView(console())
+    view.start(info(tmp_path))
+    for step, accuracy in ((0, 0.1), (1, 0.6), (2, 0.4)):
+        view.step(step, METRICS["reasoning"] | {"val/accuracy": accuracy})
+    view.close()
+    view.close()  # twice is fine
+    text = view.console.file.getvalue()
+    for part in ("GAE, lambda 0.95", "clip [0.8, 1.28] dual 3.0", "actor      0-7"):
+        assert part in text
+    for part in ("best 0.600 (step 1), last 0.400 (step 2)", str(tmp_path)[:40]):
+        assert part in text
+
+
+def test_history_goes_on_after_resume(tmp_path: Path) -> None:
+    log = RunLog(tmp_path)
+    log.start(info(tmp_path))
+    for step in range(1, 6):
+        log.step(step, {"reward/mean": float(step)})
+    log.close()
+    history = History.of(info(tmp_path, resumed=3))
+    assert history.series("reward/mean") == [(1, 1.0), (2, 2.0), (3, 3.0)]
+    assert history.step == 3
+    assert History.of(info(tmp_path)).rows == []
+
+
+def test_a_redraw_takes_less_than_one_percent(tmp_path: Path) -> None:
+    """Four times a second: 2.5 ms each, late in a long run; the fastest of many, as machines are busy."""
+    view = LiveView(console())
+    view.start(info(tmp_path))
+    for step in range(1, 5001):
+        view.step(step, METRICS["reasoning"])
+    view.samples(1, [("1+1?", "2", 1.0)])
+    costs = []
+    with view.phase("generate"):
+        for done in range(30):
+            view.progress(done, 64, "responses", speed=1.0)
+            began = time.thread_time()
+            view._live.refresh()
+            costs.append(time.thread_time() - began)
+    view.close()
+    assert min(costs) < 0.0025
+
+
+def test_reports_from_many_threads(view: LiveView) -> None:
+    errors = []
+
+    def work(name: str) -> None:
+        try:
+            for done in range(200):
+                with view.phase(name):
+                    view.progress(done, 200, "rows")
+                    screen(view)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(f"rank {rank}",)) for rank in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+
+
+def test_plain_lines_without_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    view = terminal_view(console(width=40, terminal=False))
+    assert isinstance(view, PlainView)
+    view.start(info(tmp_path))
+    view.step(9, METRICS["reasoning"])
+    view.step(10, METRICS["reasoning"] | {"reward/mean": -0.125})
+    with view.phase("generate"):
+        view.progress(1, 64, "responses")  # too early to say something
+        monkeypatch.setattr(plain, "QUIET_SECONDS", 0.0)
+        view.progress(2, 64, "responses", speed=7.0)
+    view.note("saved")
+    view.close()
+    text = view.console.file.getvalue()
+    lines = text.splitlines()
+    assert "\x1b" not in text
+    assert "policy loss: clip [0.8, 1.28] dual 3.0" in lines
+    steps = [line for line in lines if line.startswith("step ")]
+    assert len(steps) == 2
+    assert steps[0].startswith("step  9/12  reward   0.530  val acc   0.420")
+    assert steps[0].index("KL") == steps[1].index("KL")
+    assert [line for line in lines if "responses" in line] == [
+        "  generate  2/64 responses  7.0000 speed".replace("7.0000", "7.000")
+    ]
+    assert "saved" in lines
+    assert any(line.startswith("outputs: ") for line in lines)
+
+
+def test_snapshot_of_a_finished_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "my_run"
+    assert snapshot.main([str(run)]) == 65
+    log = RunLog(run)
+    log.start(info(run))
+    for step in (1, 2):
+        log.step(step, METRICS["reasoning"])
+    log.samples(2, [("1+1?", "two", 1.0)])
+    log.close()
+    assert snapshot.main([str(run), "-o", str(tmp_path / "view.svg")]) == 0
+    svg = (tmp_path / "view.svg").read_text()
+    assert svg.startswith("<svg")
+    assert all(part in svg for part in ("my_run", "0.420", "1,203", "two"))
+
+
+def test_terminal_view_picks_the_live_view() -> None:
+    assert isinstance(terminal_view(console()), LiveView)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0.0"), (1.0, "1.000"), (41.66, "41.7"), (1203.4, "1,203"), (-0.5, "-0.500"), (0.00123, "0.0012"),
+        (0.0000123, "1.2e-05"), (2.5e9, "2.5e+09"), (math.nan, "–"), (math.inf, "inf"),
+    ],
+)  # fmt: skip
+def test_number(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(8.44, "8.4 s"), (403, "6:43"), (7603.2, "2:06:43"), (3599.9, "1:00:00"), (math.nan, "–")]
+)
+def test_duration(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_sparkline() -> None:
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8) == "▁▂▃▄▅▆▇█"
+    assert sparkline([0, 0, 7, 7], 2) == "▁█"
+    assert sparkline([3.0, 3.0], 9) == "▁▁"
+    assert sparkline([], 5) == sparkline([1.0], 0) == ""
+    assert sparkline([0, 7], 2, ascii_only=True) == "_#"
+
+
+def test_printable() -> None:
+    assert printable(" a\nb\x1b[0m\x07 ") == "a⏎b·[0m·"

@@ -1,0 +1,111 @@
+"""The embodied policy against torch.distributions, and what its start promises."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rl_platform.envs.embodied.spaces import ActionSpace
+from rl_platform.models.policy import ActorCriticPolicy
+
+SPACES = [ActionSpace("continuous", 3), ActionSpace("discrete", 4)]
+
+
+def _policy(space: ActionSpace, **options: object) -> ActorCriticPolicy:
+    torch.manual_seed(0)
+    policy = ActorCriticPolicy((5,), space, hidden_sizes=(16, 16), **options)
+    with torch.no_grad():  # away from the near-uniform start, so that mistakes show
+        for parameter in policy.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return policy
+
+
+def _distribution(policy: ActorCriticPolicy, head: torch.Tensor) -> torch.distributions.Distribution:
+    if policy.action_space.kind == "continuous":
+        normal = torch.distributions.Normal(head, policy.log_std.exp().expand_as(head))
+        return torch.distributions.Independent(normal, 1)
+    return torch.distributions.Categorical(logits=head)
+
+
+@pytest.mark.parametrize("space", SPACES, ids=lambda space: space.kind)
+def test_log_probs_and_entropy_are_those_of_the_distribution(space: ActionSpace) -> None:
+    policy = _policy(space)
+    observations = torch.randn(7, 5)
+    actions, log_probs, values = policy.act(observations, torch.Generator().manual_seed(1))
+    distribution = _distribution(policy, policy(observations)[0])
+    evaluated, entropy, evaluated_values = policy.evaluate(observations, actions)
+    torch.testing.assert_close(evaluated, distribution.log_prob(actions))
+    torch.testing.assert_close(entropy, distribution.entropy())
+    torch.testing.assert_close(log_probs, evaluated.detach())
+    torch.testing.assert_close(values, evaluated_values.detach())
+    assert log_probs.shape == entropy.shape == values.shape == (7,)
+    assert actions.shape == ((7, 3) if space.kind == "continuous" else (7,))
+
+
+@pytest.mark.parametrize("space", SPACES, ids=lambda space: space.kind)
+def test_samples_follow_the_distribution(space: ActionSpace) -> None:
+    policy = _policy(space)
+    observations = torch.randn(1, 5).expand(40_000, 5)
+    actions = policy.act(observations, torch.Generator().manual_seed(2))[0]
+    head = policy(observations[:1])[0][0]
+    if space.kind == "continuous":
+        torch.testing.assert_close(actions.mean(0), head, atol=0.03, rtol=0)
+        torch.testing.assert_close(actions.std(0), policy.log_std.exp(), atol=0.03, rtol=0)
+    else:
+        frequencies = torch.bincount(actions, minlength=4) / len(actions)
+        torch.testing.assert_close(frequencies, head.softmax(-1), atol=0.01, rtol=0)
+
+
+@pytest.mark.parametrize("space", SPACES, ids=lambda space: space.kind)
+def test_same_seed_same_actions_whatever_the_global_generator(space: ActionSpace) -> None:
+    policy = _policy(space)
+    observations = torch.randn(6, 5)
+    first = policy.act(observations, torch.Generator().manual_seed(3))
+    torch.manual_seed(999)
+    second = policy.act(observations, torch.Generator().manual_seed(3))
+    other = policy.act(observations, torch.Generator().manual_seed(4))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert not torch.equal(first[0], other[0])
+
+
+@pytest.mark.parametrize("space", SPACES, ids=lambda space: space.kind)
+def test_deterministic_takes_the_mode_and_draws_nothing(space: ActionSpace) -> None:
+    policy = _policy(space)
+    observations = torch.randn(6, 5)
+    generator = torch.Generator().manual_seed(5)
+    before = generator.get_state()
+    actions, log_probs, _ = policy.act(observations, generator, deterministic=True)
+    distribution = _distribution(policy, policy(observations)[0])
+    torch.testing.assert_close(actions, distribution.mode)
+    torch.testing.assert_close(log_probs, distribution.log_prob(actions))
+    assert torch.equal(generator.get_state(), before)
+
+
+@pytest.mark.parametrize("space", SPACES, ids=lambda space: space.kind)
+@pytest.mark.parametrize("which", ["log_probs", "values"])
+def test_both_heads_train_the_shared_backbone(space: ActionSpace, which: str) -> None:
+    policy = _policy(space)
+    observations = torch.randn(6, 5)
+    actions = policy.act(observations)[0]
+    log_probs, _, values = policy.evaluate(observations, actions)
+    (log_probs if which == "log_probs" else values).sum().backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in policy.backbone.parameters())
+    silent = policy.value_head if which == "log_probs" else policy.policy_head
+    assert all(parameter.grad is None for parameter in silent.parameters())
+
+
+def test_entropy_trains_the_free_deviation() -> None:
+    policy = _policy(SPACES[0])
+    policy.evaluate(torch.randn(4, 5), torch.randn(4, 3))[1].mean().backward()
+    torch.testing.assert_close(policy.log_std.grad, torch.ones(3))  # dH / d log sigma_i = 1
+
+
+def test_start_values_are_zero_and_actions_do_not_depend_on_the_state() -> None:
+    torch.manual_seed(0)
+    policy = ActorCriticPolicy((2, 3), SPACES[0], activation="relu", initial_log_std=-0.5)
+    head, values = policy(torch.randn(10, 2, 3))
+    assert torch.count_nonzero(values) == 0
+    assert head.abs().max() < 0.1
+    assert policy.log_std.tolist() == [-0.5] * 3
+    rows = policy.policy_head.weight @ policy.policy_head.weight.T
+    torch.testing.assert_close(rows, 0.01**2 * torch.eye(3), atol=1e-8, rtol=0)

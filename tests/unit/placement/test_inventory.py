@@ -1,0 +1,167 @@
+"""Inventories: declared, detected on a machine with invented GPUs, and with node groups."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rl_platform.config.schema import Cluster, NodeGroup
+from rl_platform.placement import inventory
+from rl_platform.placement.inventory import Inventory, Node, detect_accelerators, inventory_for
+
+ONE = {"actor": "all"}
+
+
+def install_nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    tool = folder / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}/usr/bin{os.pathsep}/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def test_declared_nodes() -> None:
+    found = inventory_for(Cluster(num_nodes=2, gpus_per_node=8, component_placement=ONE))
+    assert [(node.name, node.accelerators, node.cpus) for node in found.nodes] == [
+        ("node-0", 8, None),
+        ("node-1", 8, None),
+    ]
+    assert found.accelerators == 16
+    assert found.origin == "declared by cluster.gpus_per_node"
+
+
+def test_a_declaration_of_no_gpus_is_not_a_missing_one() -> None:
+    assert inventory_for(Cluster(gpus_per_node=0, component_placement=ONE)).origin.startswith("declared")
+
+
+def test_this_machine() -> None:
+    (node,) = inventory_for(Cluster(component_placement=ONE)).nodes
+    assert node.cpus is not None
+    assert 1 <= node.cpus <= (os.cpu_count() or 1)
+    assert node.memory is not None
+    assert node.memory > 2**26
+    assert node.accelerators == len(node.device_ids)
+
+
+def test_more_nodes_than_this_machine_are_an_assumption() -> None:
+    found = inventory_for(Cluster(num_nodes=3, component_placement=ONE))
+    assert len(found.nodes) == 3
+    assert "assuming that every node is like this machine" in found.origin
+
+
+def test_gpus_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_nvidia_smi(tmp_path, monkeypatch, "printf '0\\n1\\n2\\n3\\n'")
+    assert detect_accelerators() == (("0", "1", "2", "3"), "")
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        ("2,3", ("2", "3")),
+        (" 3 , 1 ", ("3", "1")),
+        ("", ()),
+        ("-1", ()),
+        ("0,-1,2", ("0",)),
+        ("0,9,1", ("0",)),
+        ("1,1", ("1",)),
+        ("GPU-8932f937,GPU-0ff1ce", ("GPU-8932f937", "GPU-0ff1ce")),
+    ],
+)
+def test_only_visible_gpus_count_and_keep_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str, expected: tuple[str, ...]
+) -> None:
+    install_nvidia_smi(tmp_path, monkeypatch, "printf '0\\n1\\n2\\n3\\n'")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    names, note = detect_accelerators()
+    assert names == expected
+    assert note == f'CUDA_VISIBLE_DEVICES is "{visible}"'
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("echo 'Driver/library version mismatch'; exit 18", "nvidia-smi failed (Driver/library version mismatch)"),
+        ("echo 'cannot reach the driver' >&2; exit 9", "nvidia-smi failed (cannot reach the driver)"),
+        ("exec sleep 30", "nvidia-smi gave no answer"),
+    ],
+)
+def test_a_broken_driver_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, reason: str) -> None:
+    install_nvidia_smi(tmp_path, monkeypatch, script)
+    monkeypatch.setattr(inventory, "DRIVER_TIMEOUT_S", 1.0)
+    (node,), origin = Inventory.detected().nodes, Inventory.detected().origin
+    assert node.accelerators == 0
+    assert reason in origin
+    assert "no GPU is used" in origin
+
+
+def test_without_the_tool_device_files_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inventory.shutil, "which", lambda name: None)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    files = [name for name in os.listdir("/dev") if re.fullmatch(r"nvidia[0-9]+", name)]
+    assert len(detect_accelerators()[0]) == len(files)
+
+
+def test_resources_count_accelerators_across_nodes_and_nodes_where_there_are_none() -> None:
+    found = Inventory((Node("a", 2), Node("b", 0, labels=frozenset({"cpu"})), Node("c", 1, labels=frozenset({"big"}))))
+    assert found.resources(None) == [(0, 0), (0, 1), (2, 0)]
+    assert found.resources("big") == [(2, 0)]
+    assert found.resources("cpu") == [(1, None)]
+    assert found.resources("node") == [(0, None), (1, None), (2, None)]
+    assert found.resources("tpu") == []
+    assert Inventory((Node("a"), Node("b"))).resources(None) == [(0, None), (1, None)]
+
+
+def test_groups_label_nodes_and_give_them_variables() -> None:
+    groups = [
+        NodeGroup(label="train", node_ranks="0-1", env_vars={"NCCL_SOCKET_IFNAME": "eth0"}),
+        NodeGroup(label="sim", node_ranks="1,3", env_vars={"MUJOCO_GL": "egl", "NCCL_SOCKET_IFNAME": "eth0"}),
+    ]
+    found, problems = Inventory.declared(4, 8).with_groups(groups)
+    assert problems == []
+    assert [sorted(node.labels) for node in found.nodes] == [["train"], ["sim", "train"], [], ["sim"]]
+    assert dict(found.nodes[1].env_vars) == {"NCCL_SOCKET_IFNAME": "eth0", "MUJOCO_GL": "egl"}
+    assert dict(found.nodes[2].env_vars) == {}
+
+
+@pytest.mark.parametrize(
+    ("groups", "key", "message"),
+    [
+        ([NodeGroup(label="node", node_ranks="0")], "[0].label", "the label is reserved"),
+        (
+            [NodeGroup(label="a", node_ranks="0"), NodeGroup(label="a", node_ranks="1")],
+            "[1].label",
+            "the label names cluster.node_groups[0] already",
+        ),
+        ([NodeGroup(label="a", node_ranks="0-2")], "[0].node_ranks", "node 2 does not exist"),
+        ([NodeGroup(label="a", node_ranks="1-0")], "[0].node_ranks", "the range runs backwards"),
+        ([NodeGroup(label="a", node_ranks="")], "[0].node_ranks", "the text is empty"),
+        (
+            [NodeGroup(label="a", node_ranks="0", env_vars={"CUDA_VISIBLE_DEVICES": "0"})],
+            "[0].env_vars.CUDA_VISIBLE_DEVICES",
+            "follows from the placement",
+        ),
+        (
+            [
+                NodeGroup(label="a", node_ranks="0-1", env_vars={"X": "1"}),
+                NodeGroup(label="b", node_ranks="1", env_vars={"X": "2"}),
+            ],
+            "[1].env_vars.X",
+            "another group gives node-1 another value",
+        ),
+    ],
+)
+def test_impossible_groups(groups: list[NodeGroup], key: str, message: str) -> None:
+    _, (problem,) = Inventory.declared(2, 1).with_groups(groups)
+    assert problem.key == f"cluster.node_groups{key}"
+    assert message in problem.message
+
+
+def test_planning_loads_neither_torch_nor_ray() -> None:
+    code = "import sys, rl_platform.placement.plan; print([m for m in ('torch', 'ray', 'numpy') if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert result.stdout.strip() == "[]"

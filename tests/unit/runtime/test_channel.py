@@ -1,0 +1,329 @@
+"""Channels: order, back-pressure, exactly once, close and errors, deadlines."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rl_platform.errors import ChannelClosed, DataError, Deadline, PlatformError
+from rl_platform.runtime.channel import Channel, waiting_on
+
+
+def make(capacity: int = 16, deadline_s: float = 5.0, **options: Any) -> Channel[Any]:
+    return Channel("rollouts", capacity, deadline_s, **options)
+
+
+def until(condition: Any) -> None:
+    """Waits for a condition that another thread brings about."""
+    end = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < end, "the condition never came true"
+        time.sleep(0.001)
+
+
+def test_items_come_in_the_order_they_were_put():
+    channel = make()
+    channel.put("a")
+    channel.put_many(["b", "c", "d"])
+    assert [channel.get(), *channel.get_many(2), channel.get()] == ["a", "b", "c", "d"]
+
+
+def test_references_are_passed_not_copies():
+    channel, payload = make(), object()
+    channel.put(payload)
+    assert channel.get() is payload
+
+
+def test_key_is_an_address():
+    channel = make()
+    channel.put("for a", key="a")
+    channel.put("for nobody")
+    channel.put("for b", key="b")
+    assert channel.get(key="b") == "for b"
+    assert channel.get() == "for nobody"
+    with pytest.raises(Deadline, match=r"depth 1, none with key 'b'"):
+        channel.get(key="b", timeout=0.01)
+    assert channel.get(key="a") == "for a"
+
+
+def test_keys_that_are_used_up_leave_nothing_behind():
+    channel = make()
+    for key in range(100):
+        channel.put(key, key=key)
+        assert channel.get(key=key) == key
+    assert len(channel._streams) == 1
+
+
+def test_waiters_of_different_keys_each_get_their_item():
+    channel = make()
+    with ThreadPoolExecutor(4) as pool:
+        results = {key: pool.submit(channel.get, key) for key in "abcd"}
+        until(lambda: len(channel._streams) == 5)
+        for key in "dbca":
+            channel.put(key.upper(), key=key)
+        assert {key: future.result(5) for key, future in results.items()} == {key: key.upper() for key in "abcd"}
+
+
+def test_a_full_channel_holds_the_producer_back_until_there_is_room():
+    channel = make(capacity=2)
+    with ThreadPoolExecutor(1) as pool:
+        putting = pool.submit(channel.put_many, range(5))
+        until(lambda: channel.stats().depth == 2)
+        time.sleep(0.02)
+        assert not putting.done()
+        assert [channel.get() for _ in range(5)] == [0, 1, 2, 3, 4]
+        putting.result(5)
+    stats = channel.stats()
+    assert (stats.puts, stats.gets, stats.depth, stats.max_depth) == (5, 5, 0, 2)
+    assert stats.producer_wait_s >= 0.02
+
+
+def test_get_batch_takes_items_until_their_weight_is_reached():
+    channel = make()
+    for weight in (3, 4, 5, 6):
+        channel.put(weight, weight=weight)
+    assert channel.get_batch(7) == [3, 4]
+    assert channel.get_batch(6) == [5, 6]
+
+
+def test_get_batch_may_be_larger_than_the_capacity():
+    channel = make(capacity=2)
+    with ThreadPoolExecutor(1) as pool:
+        putting = pool.submit(channel.put_many, range(10))
+        assert channel.get_batch(10) == list(range(10))
+        putting.result(5)
+
+
+def test_get_batch_returns_the_rest_when_the_channel_closes_and_then_ends():
+    channel = make()
+    channel.put_many([1, 2])
+    channel.close()
+    assert channel.get_batch(5) == [1, 2]
+    with pytest.raises(ChannelClosed):
+        channel.get_batch(5)
+
+
+def test_a_batch_that_misses_its_deadline_goes_back_to_the_front():
+    channel = make()
+    channel.put_many(["a", "b"])
+    with pytest.raises(Deadline, match="gathered weight 2 of 3"):
+        channel.get_batch(3, timeout=0.02)
+    channel.check_integrity()
+    channel.put("c")
+    assert channel.get_batch(3) == ["a", "b", "c"]
+
+
+def test_two_consumers_never_hold_half_a_batch_each():
+    channel = make()
+    with ThreadPoolExecutor(2) as pool:
+        batches = [pool.submit(channel.get_batch, 4) for _ in range(2)]
+        for item in range(4):
+            channel.put(item)
+            time.sleep(0.002)
+        until(lambda: any(batch.done() for batch in batches))
+        channel.put_many(range(4, 8))
+        assert sorted(batch.result(5) for batch in batches) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    producers=st.integers(1, 4),
+    consumers=st.integers(1, 4),
+    capacity=st.integers(1, 9),
+    batch=st.integers(1, 5),
+    modes=st.lists(st.sampled_from(["get", "get_many", "get_batch", "iterate"]), min_size=4, max_size=4),
+)
+def test_every_item_is_delivered_exactly_once_and_in_its_producers_order(producers, consumers, capacity, batch, modes):
+    channel = make(capacity)
+
+    def produce(producer: int) -> None:
+        for start in range(0, 60, batch):
+            channel.put_many([(producer, index) for index in range(start, min(60, start + batch))])
+
+    def consume(mode: str) -> list[tuple[int, int]]:
+        if mode == "iterate":
+            return list(channel)
+        received: list[tuple[int, int]] = []
+        try:
+            while True:
+                if mode == "get":
+                    received.append(channel.get())
+                else:
+                    received += getattr(channel, mode)(batch)
+        except ChannelClosed:
+            return received
+
+    with ThreadPoolExecutor(producers + consumers) as pool:
+        consuming = [pool.submit(consume, mode) for mode in modes[:consumers]]
+        for putting in [pool.submit(produce, producer) for producer in range(producers)]:
+            putting.result(20)
+        channel.close()
+        received = [future.result(20) for future in consuming]
+
+    everything = Counter(item for items in received for item in items)
+    assert everything == Counter((producer, index) for producer in range(producers) for index in range(60))
+    for items in received:
+        for producer in range(producers):
+            own = [index for who, index in items if who == producer]
+            assert all(first < second for first, second in pairwise(own))
+    assert channel.stats().max_depth <= capacity
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    steps=st.lists(
+        st.one_of(
+            st.tuples(st.just("put_many"), st.integers(0, 4)),
+            st.tuples(st.just("get_many"), st.integers(1, 4)),
+            st.tuples(st.just("get_batch"), st.integers(1, 4)),
+        ),
+        max_size=30,
+    )
+)
+def test_channel_behaves_as_a_plain_bounded_queue(steps):
+    channel, model, number = make(capacity=6), deque(), 0
+    for step, count in steps:
+        if step == "put_many":
+            fitting = min(count, 6 - len(model))
+            items = list(range(number, number + count))
+            number += count
+            model.extend(items[:fitting])
+            if fitting == count:
+                channel.put_many(items)
+            else:
+                with pytest.raises(Deadline, match=f"{fitting} of {count}" if count > 1 else "depth 6 of 6"):
+                    channel.put_many(items, timeout=0)
+        elif len(model) >= (count if step == "get_batch" else 1):
+            expected = [model.popleft() for _ in range(min(count, len(model)))]
+            assert getattr(channel, step)(count) == expected
+        else:
+            with pytest.raises(Deadline):
+                getattr(channel, step)(count, timeout=0)
+        channel.check_integrity()
+        assert channel.stats().depth == len(model)
+
+
+def test_close_lets_consumers_drain_and_then_ends_them():
+    channel = make()
+    channel.put_many([1, 2])
+    channel.close()
+    channel.close()
+    with pytest.raises(ChannelClosed, match="put on channel 'rollouts', which is closed"):
+        channel.put(3)
+    assert list(channel) == [1, 2]
+    with pytest.raises(ChannelClosed, match="closed and empty"):
+        channel.get()
+
+
+def test_close_with_an_error_is_raised_after_what_was_put():
+    channel, error = make(), DataError("rollout[0] read a bad line")
+    channel.put("good")
+    channel.close(error)
+    channel.close(DataError("a later error"))
+    with pytest.raises(ChannelClosed, match="because of DataError: rollout") as refused:
+        channel.put("late")
+    assert refused.value.__cause__ is error
+    assert channel.get() == "good"
+    for end in (channel.get, lambda: channel.get_batch(2), lambda: channel.get_many(2), lambda: list(channel)):
+        with pytest.raises(DataError) as raised:
+            end()
+        assert raised.value is error
+
+
+def test_iteration_does_not_take_an_error_for_the_end():
+    channel = make()
+    channel.close(ChannelClosed("the run was stopped"))
+    with pytest.raises(ChannelClosed, match="the run was stopped"):
+        list(channel)
+
+
+def test_close_wakes_every_waiter():
+    channel = make(capacity=1)
+    channel.put("only", key="elsewhere")
+    calls = [channel.get, lambda: channel.get_batch(3), lambda: channel.get_batch(3), lambda: channel.put(1)]
+    with ThreadPoolExecutor(4) as pool:
+        waiting = [pool.submit(call) for call in calls]
+        until(lambda: channel._producers_waiting == 1 and channel._streams[None].users == 4)
+        channel.close()
+        assert all(isinstance(future.exception(5), ChannelClosed) for future in waiting)
+
+
+def test_a_missed_get_names_waiter_channel_depth_and_producers():
+    status = {"rollout[0]": "busy in generate for 60 s", "rollout[1]": "dead"}
+    channel = make(producers=tuple(status), status=status.__getitem__)
+    errors: list[Deadline] = []
+
+    def wait() -> None:
+        try:
+            channel.get(timeout=0.05)
+        except Deadline as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=wait, name="critic[2]")
+    thread.start()
+    thread.join(5)
+    assert str(errors[0]).startswith(
+        "critic[2] waited 0.05 s on channel 'rollouts' "
+        "(depth 0, producers: rollout[0] busy in generate for 60 s, rollout[1] dead), since "
+    )
+
+
+def test_a_missed_put_names_the_consumers():
+    channel = make(capacity=1, deadline_s=0.02, consumers=("reward[0]",))
+    channel.put(0)
+    with pytest.raises(
+        Deadline, match=r"runner waited 0.02 s to put on channel 'rollouts' \(depth 1 of 1, consumers: "
+    ):
+        channel.put(1)
+    assert channel.stats().producer_wait_s >= 0.02
+
+
+def test_a_missed_deadline_comes_in_time_and_leaves_no_trace():
+    channel = make()
+    start = time.monotonic()
+    with pytest.raises(Deadline, match="producers: none registered"):
+        channel.get(timeout=0.05)
+    assert 0.05 <= time.monotonic() - start < 1
+    assert waiting_on(threading.get_ident()) == ""
+    channel.put("still works")
+    assert channel.get() == "still works"
+
+
+def test_who_waits_on_a_channel_is_known_while_it_waits():
+    channel = make()
+    thread = threading.Thread(target=channel.get)
+    thread.start()
+    until(lambda: waiting_on(thread.ident).startswith("channel 'rollouts' for "))
+    channel.put(1)
+    thread.join(5)
+    assert waiting_on(thread.ident) == ""
+
+
+def test_a_lost_item_is_found_out():
+    channel = make()
+    channel.put_many([1, 2, 3])
+    channel._streams[None].items.popleft()
+    with pytest.raises(PlatformError, match="3 put, 0 got, 2 held, depth 3"):
+        channel.close()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: make(capacity=0),
+        lambda: make().put(1, weight=-1),
+        lambda: make().get_many(0),
+        lambda: make().get_batch(0),
+    ],
+)
+def test_senseless_numbers_are_refused(call):
+    with pytest.raises(ValueError, match="channel 'rollouts': "):
+        call()

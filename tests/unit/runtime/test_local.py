@@ -1,0 +1,443 @@
+"""The local runtime: construction, calls, failures, deadlines, shutdown."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from rl_platform.components.base import ComponentContext
+from rl_platform.errors import ChannelClosed, DataError, Deadline, PlacementError, WorkerDied, WorkerError
+from rl_platform.runtime import ComponentSpec, Runtime
+from rl_platform.runtime.local import LocalRuntime
+
+
+@dataclass(frozen=True)
+class PlacedHost:
+    name: str
+    members: tuple[tuple[str, int], ...]
+    node: int = 0
+    accelerators: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Placed:
+    hosts: list[PlacedHost]
+
+    def world_size(self, component: str) -> int:
+        return sum(name == component for host in self.hosts for name, _ in host.members)
+
+
+def runtime(*hosts: list[tuple[str, int]], deadline_s: float = 5.0) -> LocalRuntime:
+    placed = Placed([PlacedHost(f"host{index}", tuple(members)) for index, members in enumerate(hosts)])
+    return LocalRuntime(placed, deadline_s=deadline_s, seed=7)
+
+
+class Worker:
+    """A component that does what the test asks for."""
+
+    def __init__(self, context: ComponentContext, log: list[str] | None = None, broken: str = "") -> None:
+        self.context = context
+        self.log = log if log is not None else []
+        self.thread = threading.current_thread().name
+        if context.label == broken:
+            raise OSError("no such model")
+        self.log.append(f"new {context.label}")
+        context.shared.setdefault("built", []).append(context.label)
+
+    def about(self) -> tuple[ComponentContext, str, str]:
+        return self.context, self.thread, threading.current_thread().name
+
+    def echo(self, value: Any, pause: float = 0.0) -> tuple[int, Any]:
+        time.sleep(pause)
+        self.log.append(f"{self.context.label} {value}")
+        return self.context.rank, value
+
+    def fail(self, error: BaseException, rank: int | None = None, otherwise_sleep: float = 0.0) -> None:
+        if rank in (None, self.context.rank):
+            raise error
+        time.sleep(otherwise_sleep)
+
+    def hold(self, event: threading.Event) -> None:
+        self.log.append("holding")
+        event.wait(20)
+
+    def produce(self, channel: Any, items: list[Any], error: BaseException | None = None) -> None:
+        channel.put_many(items)
+        if error is not None:
+            raise error
+
+    def consume(self, channel: Any) -> list[Any]:
+        self.log.append("consuming")
+        return list(channel)
+
+    def close(self) -> None:
+        self.log.append(f"close {self.context.label}")
+
+
+class Unclosable(Worker):
+    def close(self) -> None:
+        raise OSError("disk full")
+
+
+class Clashing:
+    def rank(self) -> int:
+        return 0
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Waits for a condition that another thread brings about."""
+    end = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < end, "the condition never came true"
+        time.sleep(0.001)
+
+
+def specs(*names: str, cls: type = Worker, **kwargs: Any) -> dict[str, ComponentSpec]:
+    return {name: ComponentSpec(cls, kwargs) for name in names}
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left():
+    before = set(threading.enumerate())
+    yield
+    end = time.monotonic() + 3
+    while left := set(threading.enumerate()) - before:
+        assert time.monotonic() < end, f"threads left: {left}"
+        time.sleep(0.005)
+
+
+def test_local_is_a_runtime():
+    chosen: Runtime = runtime([("actor", 0)])
+    with chosen:
+        assert set(chosen.start(specs("actor"))) == {"actor"}
+
+
+def test_context_tells_who_and_where_and_each_rank_has_its_thread():
+    with runtime([("actor", 0), ("critic", 0)], [("actor", 1), ("critic", 1)]) as local:
+        groups = local.start(specs("actor", "critic"))
+        abouts = groups["actor"].about().wait() + groups["critic"].about().wait()
+    for (context, constructed_in, called_in), label in zip(
+        abouts, ["actor[0]", "actor[1]", "critic[0]", "critic[1]"], strict=True
+    ):
+        assert context.label == constructed_in == called_in == label
+        assert (context.world_size, context.seed, context.node, context.accelerators) == (2, 7, 0, ())
+        assert context.neighbours == (("critic",) if context.name == "actor" else ("actor",))
+    shared = [context.shared for context, _, _ in abouts]
+    assert shared[0] is shared[2]
+    assert shared[1] is shared[3]
+    assert [part["built"] for part in shared[:2]] == [["actor[0]", "critic[0]"], ["actor[1]", "critic[1]"]]
+
+
+def test_calls_of_a_rank_run_in_order_and_components_side_by_side():
+    log: list[str] = []
+    with runtime([("rollout", 0), ("reward", 0)]) as local:
+        groups = local.start(specs("rollout", "reward", log=log))
+        slow = [groups["rollout"].echo(index, pause=0.05) for index in range(3)]
+        assert groups["reward"].echo("scored").result() == (0, "scored")
+        assert not slow[2].done()
+        assert [handle.result() for handle in slow] == [(0, 0), (0, 1), (0, 2)]
+    assert log[2:6] == ["reward[0] scored", "rollout[0] 0", "rollout[0] 1", "rollout[0] 2"]
+
+
+def test_partial_calls():
+    with runtime([("actor", rank) for rank in range(3)]) as local:
+        actor = local.start(specs("actor"))["actor"]
+        assert actor.world_size == 3
+        assert actor.echo("x").wait() == [(0, "x"), (1, "x"), (2, "x")]
+        assert actor.on([2, 0]).echo("x").wait() == [(2, "x"), (0, "x")]
+        assert actor.rank(1).echo("x").result() == (1, "x")
+        with pytest.raises(ValueError, match=r"actor.echo was called on 3 ranks"):
+            actor.echo("x").result()
+        for wrong in ([3], [], [0, 0]):
+            with pytest.raises(ValueError, match=r"not distinct ranks out of \[0, 1, 2\]"):
+                actor.on(wrong)
+
+
+def test_a_misspelt_method_is_named_at_once():
+    with runtime([("actor", 0)]) as local:
+        actor = local.start(specs("actor"))["actor"]
+        with pytest.raises(
+            AttributeError, match=r"component 'actor' \(Worker\) has no method 'ecko'.*did you mean 'echo'"
+        ):
+            actor.ecko(1)
+        with pytest.raises(AttributeError, match="it has: about, close"):
+            actor.zzz()
+        assert not hasattr(actor, "_private")
+
+
+def test_a_component_may_not_use_the_groups_names():
+    with runtime([("actor", 0)]) as local, pytest.raises(TypeError, match="Clashing has methods named rank"):
+        local.start({"actor": ComponentSpec(Clashing)})
+
+
+def test_timings_count_calls_and_seconds_of_the_slowest_rank():
+    with runtime([("actor", 0), ("actor", 1)]) as local:
+        actor = local.start(specs("actor"))["actor"]
+        actor.echo(1).wait()
+        actor.rank(1).echo(2, pause=0.05).wait()
+        count, seconds = actor.timings()["echo"]
+        assert count == 2
+        assert 0.05 <= seconds < 1
+
+
+def test_an_exception_comes_back_with_its_traceback_and_the_rank_goes_on(caplog):
+    with runtime([("critic", 0), ("critic", 1)]) as local:
+        critic = local.start(specs("critic"))["critic"]
+        original = KeyError("returns")
+        with pytest.raises(WorkerError) as raised:
+            critic.rank(1).fail(original).result()
+        message = str(raised.value)
+        assert message.startswith("critic[1].fail raised KeyError: 'returns'\n")
+        assert "in fail\n    raise error" in message
+        assert "host.py" not in message
+        assert raised.value.__cause__ is original
+        assert critic.echo("alive").wait() == [(0, "alive"), (1, "alive")]
+    assert "critic[1].fail raised KeyError: 'returns'" in caplog.messages
+
+
+def test_platform_errors_come_back_as_themselves():
+    with runtime([("reward", 0)]) as local:
+        reward = local.start(specs("reward"))["reward"]
+        error = DataError("line 3 has no answer")
+        with pytest.raises(DataError) as raised:
+            reward.fail(error).wait()
+        assert raised.value is error
+        assert raised.value.__notes__ == ["raised in reward[0].fail"]
+
+
+def test_even_system_exit_in_a_component_only_fails_the_call():
+    with runtime([("reward", 0)]) as local:
+        reward = local.start(specs("reward"))["reward"]
+        with pytest.raises(WorkerError, match=r"reward\[0\].fail raised SystemExit: 3"):
+            reward.fail(SystemExit(3)).wait()
+        assert reward.echo(1).result() == (0, 1)
+
+
+def test_one_failed_rank_is_reported_without_waiting_for_the_others():
+    with runtime([("actor", 0), ("actor", 1)]) as local:
+        actor = local.start(specs("actor"))["actor"]
+        start = time.monotonic()
+        with pytest.raises(WorkerError, match=r"actor\[1\].fail raised ValueError"):
+            actor.fail(ValueError("bad batch"), rank=1, otherwise_sleep=0.5).wait()
+        assert time.monotonic() - start < 0.4
+
+
+def test_a_missed_call_names_waiter_call_and_what_the_ranks_do():
+    release = threading.Event()
+    with runtime([("critic", 0), ("critic", 1)]) as local:
+        critic = local.start(specs("critic"))["critic"]
+        critic.rank(1).hold(release)
+        late = critic.echo(1)
+        with pytest.raises(
+            Deadline,
+            match=r"^runner waited 0.05 s for critic.echo \(1 of 2 ranks unfinished: critic\[1\] busy in hold for "
+            r"[\d.]+ s with 1 more queued\), submitted at \d\d:\d\d:\d\d$",
+        ):
+            late.wait(timeout=0.05)
+        release.set()
+        assert late.wait() == [(0, 1), (1, 1)]
+
+
+def test_a_missed_get_tells_what_each_producer_does_and_waits_on():
+    with runtime([("rollout", 0), ("rollout", 1), ("critic", 0)]) as local:
+        groups = local.start(specs("rollout", "critic"))
+        prompts = local.channel("prompts", 4, producers=["runner"], consumers=["rollout"])
+        rollouts = local.channel("rollouts", 4, producers=["rollout"], consumers=["critic"])
+        groups["rollout"].rank(0).consume(prompts)
+        time.sleep(0.02)
+        with pytest.raises(
+            Deadline,
+            match=r"^runner waited 0.05 s on channel 'rollouts' \(depth 0, producers: rollout\[0\] busy in consume for "
+            r"[\d.]+ s waiting on channel 'prompts' for [\d.]+ s, rollout\[1\] idle\), since",
+        ):
+            rollouts.get(timeout=0.05)
+
+
+def test_the_default_deadline_is_the_runtimes():
+    with runtime([("critic", 0)], deadline_s=0.05) as local:
+        local.start(specs("critic"))
+        with pytest.raises(Deadline, match=r"waited 0.05 s on channel 'rollouts'"):
+            local.channel("rollouts", 4, producers=["critic"]).get()
+
+
+def test_a_failing_producer_closes_its_channels_with_its_error():
+    with runtime([("rollout", 0), ("critic", 0)]) as local:
+        groups = local.start(specs("rollout", "critic"))
+        rollouts = local.channel("rollouts", 4, producers=["rollout"], consumers=["critic"])
+        bystander = local.channel("other", 4, producers=["runner"])
+        consuming = groups["critic"].consume(rollouts)
+        groups["rollout"].produce(rollouts, [1, 2], error=ValueError("engine died"))
+        with pytest.raises(WorkerError, match=r"rollout\[0\].produce raised ValueError: engine died"):
+            consuming.wait()
+        assert rollouts.stats().gets == 2
+        assert not bystander.closed
+
+
+def test_a_failing_consumer_frees_its_producers_and_stays_the_news():
+    with runtime([("rollout", 0), ("reward", 0)]) as local:
+        groups = local.start(specs("rollout", "reward"))
+        texts = local.channel("texts", 1, producers=["rollout"], consumers=["reward"])
+        producing = groups["rollout"].produce(texts, [1, 2, 3])
+        groups["reward"].fail(DataError("no answer column"))
+        with pytest.raises(DataError, match="no answer column"):
+            producing.wait()
+
+
+def test_a_failing_runner_frees_the_components():
+    local = runtime([("critic", 0)])
+    log: list[str] = []
+    with pytest.raises(ZeroDivisionError), local:  # noqa: PT012
+        groups = local.start(specs("critic", log=log))
+        consuming = groups["critic"].consume(local.channel("rollouts", 1, consumers=["critic"]))
+        until(lambda: "consuming" in log)
+        raise ZeroDivisionError
+    with pytest.raises(ChannelClosed, match="the run was stopped by ZeroDivisionError"):
+        consuming.wait()
+
+
+def test_fail_closes_every_channel():
+    with runtime([("critic", 0)]) as local:
+        channels = [local.channel("a", 1), local.channel("b", 1)]
+        local.fail(DataError("gone"))
+        for channel in channels:
+            with pytest.raises(DataError, match="gone"):
+                channel.get()
+
+
+def test_channel_names_are_checked():
+    with runtime([("rollout", 0), ("rollout", 1), ("reward", 0)]) as local:
+        channel = local.channel("texts", 4, producers="rollout", consumers=["reward[0]", "runner"])
+        assert channel.producers == ("rollout[0]", "rollout[1]")
+        assert channel.consumers == ("reward[0]", "runner")
+        with pytest.raises(ValueError, match="'texts' exists already and is open"):
+            local.channel("texts", 4)
+        channel.close()
+        assert local.channel("texts", 4) is not channel
+        with pytest.raises(ValueError, match=r"no component 'rolout' in the placement; did you mean 'rollout'\?"):
+            local.channel("more", 4, producers=["rolout"])
+
+
+def test_a_failing_constructor_is_typed_and_everything_started_is_closed():
+    log: list[str] = []
+    local = runtime([("actor", 0), ("critic", 0)], [("rollout", 0)])
+    with pytest.raises(WorkerError, match=r"critic\[0\].__init__ raised OSError: no such model"):
+        local.start(specs("actor", "critic", "rollout", log=log, broken="critic[0]"))
+    assert log == ["new actor[0]", "close actor[0]"]
+
+
+def test_a_wrong_keyword_is_the_constructors_error():
+    with pytest.raises(WorkerError, match=r"actor\[0\].__init__ raised TypeError: .*'colour'"):
+        runtime([("actor", 0)]).start(specs("actor", colour="red"))
+
+
+def test_components_and_placement_must_agree():
+    with pytest.raises(PlacementError) as raised:
+        runtime([("actor", 0), ("rewrad", 0)]).start(specs("actor", "reward"))
+    assert [problem.key for problem in raised.value.problems] == [
+        "cluster.component_placement.rewrad",
+        "cluster.component_placement.reward",
+    ]
+
+
+def test_shutdown_closes_components_in_reverse_and_may_be_repeated():
+    log: list[str] = []
+    local = runtime([("actor", 0), ("critic", 0)])
+    groups = local.start(specs("actor", "critic", log=log))
+    channel = local.channel("rollouts", 4)
+    local.shutdown()
+    local.shutdown()
+    assert log == ["new actor[0]", "new critic[0]", "close critic[0]", "close actor[0]"]
+    with pytest.raises(WorkerDied, match=r"actor\[0\] was shut down and takes no call of echo"):
+        groups["actor"].echo(1)
+    with pytest.raises(ChannelClosed):
+        channel.get()
+    with pytest.raises(WorkerDied, match="after the runtime was shut down"):
+        local.channel("late", 1)
+
+
+def test_shutdown_fails_the_calls_that_still_queue():
+    log: list[str] = []
+    local, release = runtime([("actor", 0)]), threading.Event()
+    actor = local.start(specs("actor", log=log))["actor"]
+    running, queued = actor.hold(release), actor.echo(1)
+    until(lambda: "holding" in log)
+    threading.Timer(0.05, release.set).start()
+    local.shutdown()
+    assert running.wait() == [None]
+    with pytest.raises(WorkerDied, match=r"actor\[0\] was shut down before echo ran"):
+        queued.wait()
+
+
+def test_shutdown_never_hangs_and_names_who_did_not_stop():
+    log: list[str] = []
+    local, release = runtime([("actor", 0), ("critic", 0)]), threading.Event()
+    groups = local.start(specs("actor", "critic", log=log))
+    groups["critic"].hold(release)
+    until(lambda: "holding" in log)
+    start = time.monotonic()
+    with pytest.raises(Deadline, match=r"critic\[0\] did not stop in time \(busy in hold for"):
+        local.shutdown(timeout=0.1)
+    assert time.monotonic() - start < 2
+    assert "close actor[0]" in log
+    release.set()
+
+
+def test_an_error_in_close_is_raised_after_everything_is_closed():
+    log: list[str] = []
+    local = runtime([("actor", 0), ("critic", 0)])
+    local.start(specs("actor", log=log) | specs("critic", cls=Unclosable, log=log))
+    with pytest.raises(WorkerError, match=r"critic\[0\].close raised OSError: disk full"):
+        local.shutdown()
+    assert log[-1] == "close actor[0]"
+
+
+def test_an_error_in_close_does_not_hide_the_runs_error():
+    with pytest.raises(ZeroDivisionError) as raised, runtime([("critic", 0)]) as local:  # noqa: PT012
+        local.start(specs("critic", cls=Unclosable))
+        raise ZeroDivisionError
+    assert "while shutting down: critic[0].close raised OSError: disk full" in raised.value.__notes__[0]
+
+
+def test_undelivered_items_are_reported_at_shutdown(caplog):
+    with caplog.at_level(logging.WARNING), runtime([("actor", 0)]) as local:
+        local.channel("rollouts", 4).put_many([1, 2])
+    assert "channel 'rollouts' was shut down with 2 items that nobody got" in caplog.messages
+
+
+@pytest.mark.parametrize("wait_on", ["call", "channel", "batch"])
+def test_keyboard_interrupt_ends_a_wait_promptly(wait_on):
+    release = threading.Event()
+    with runtime([("actor", 0)]) as local:
+        actor = local.start(specs("actor"))["actor"]
+        channel = local.channel("rollouts", 4)
+        handle = actor.hold(release)
+        waits = {"call": handle.wait, "channel": channel.get, "batch": lambda: channel.get_batch(2)}
+        timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+        start = time.monotonic()
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            waits[wait_on]()
+        assert time.monotonic() - start < 1
+        release.set()
+
+
+def test_an_idle_rank_keeps_nothing_of_its_last_call_alive():
+    with runtime([("actor", 0)]) as local:
+        actor = local.start(specs("actor"))["actor"]
+        payload = threading.Event()
+        payload.set()
+        reference = weakref.ref(payload)
+        actor.hold(payload).wait()
+        del payload
+        actor.about().wait()
+        time.sleep(0.05)
+        assert reference() is None

@@ -1,0 +1,159 @@
+"""Checkpoints: what goes in comes out, what could not come out is refused, old ones go, foreign ones are refused."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rl_platform.checkpoint import MANIFEST, Checkpoint, CheckpointStore
+from rl_platform.errors import CheckpointError
+
+
+def parts(value: float) -> dict[str, dict[str, object]]:
+    shared = torch.full((4, 3), value)
+    return {
+        "actor": {
+            "model": OrderedDict(w=shared, tied=shared),
+            "adam": {0: {"step": torch.tensor(value)}},
+            "lr": [1e-3, None],
+        },
+        "runner": {
+            "step": int(value),
+            "name": "run",
+            "position": (3, -1),
+            "flag": True,
+            "blob": b"\x00\xff",
+            "big": 2**127,
+        },
+    }
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints", keep=2, fingerprint="shapes-1")
+    saved = store.save(40, parts(4.0))
+    found = CheckpointStore(tmp_path / "checkpoints", keep=2, fingerprint="shapes-1").latest()
+    assert found == saved
+    assert found.step == 40
+    assert found.path.name == "step-00000040"
+    assert list(found.files) == ["actor", "runner"]
+    actor = found.load("actor")
+    assert torch.equal(actor["model"]["w"], torch.full((4, 3), 4.0))
+    assert actor["model"]["w"].data_ptr() == actor["model"]["tied"].data_ptr()  # tied weights stay tied
+    assert actor["adam"][0]["step"] == 4.0
+    assert actor["lr"] == [1e-3, None]
+    assert found.load("runner") == parts(4.0)["runner"]
+
+
+def test_empty_folder_has_no_latest(tmp_path: Path) -> None:
+    assert CheckpointStore(tmp_path, keep=1).latest() is None
+
+
+def test_newest_are_kept(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=2)
+    for step in (1, 2, 30, 100_000_000):
+        store.save(step, parts(step))
+    assert store.steps() == [30, 100_000_000]
+    assert {entry.name for entry in tmp_path.iterdir()} == {"step-00000030", "step-100000000"}
+
+
+def test_going_back_drops_the_abandoned_future(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=3)
+    for step in (10, 20, 30):
+        store.save(step, parts(step))
+    store.save(15, parts(15))
+    assert store.steps() == [10, 15]
+    assert store.latest().step == 15
+
+
+def test_a_step_can_be_saved_again(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=2)
+    store.save(10, parts(1))
+    store.save(10, parts(2))
+    assert store.latest().load("runner")["step"] == 2
+    assert [entry.name for entry in tmp_path.iterdir()] == ["step-00000010"]
+
+
+@pytest.mark.parametrize(
+    ("value", "where"),
+    [
+        (np.float64(1.0), r"env\.norm\[1\]: numpy\.float64"),
+        (np.ones(2), r"env\.norm\[1\]: numpy\.ndarray"),
+        ({np.int64(1): 2}, r"env\.norm\[1\]: key"),
+        (Path("x"), r"env\.norm\[1\]: pathlib"),
+        ({1, 2}, r"env\.norm\[1\]: builtins\.set"),
+    ],
+)
+def test_what_could_not_be_loaded_is_refused_with_its_place(tmp_path: Path, value: object, where: str) -> None:
+    store = CheckpointStore(tmp_path, keep=2)
+    with pytest.raises(TypeError, match=where):
+        store.save(1, {"env": {"norm": [1.0, value]}})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["../actor", "", ".hidden", "a/b"])
+def test_part_names_stay_inside_the_folder(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="part"):
+        CheckpointStore(tmp_path, keep=1).save(1, {name: {}})
+
+
+def test_another_model_is_refused(tmp_path: Path) -> None:
+    path = CheckpointStore(tmp_path, keep=2, fingerprint="hidden=64").save(1, parts(1)).path
+    other = CheckpointStore(tmp_path, keep=2, fingerprint="hidden=128")
+    for open_it in (other.latest, lambda: other.open(path)):
+        with pytest.raises(CheckpointError, match=r"hidden=64.*hidden=128"):
+            open_it()
+    assert Checkpoint.open(path).fingerprint == "hidden=64"
+
+
+def test_errors_say_what_is_there(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=2)
+    checkpoint = store.save(1, parts(1))
+    with pytest.raises(CheckpointError, match=r"no part 'critic'; it holds: actor, runner"):
+        checkpoint.load("critic")
+    with pytest.raises(CheckpointError, match=r"name one of its checkpoints: step-00000001"):
+        store.open(tmp_path)
+    with pytest.raises(CheckpointError, match="No such file"):
+        store.open(tmp_path / "nowhere")
+
+
+def test_code_in_a_file_never_runs(tmp_path: Path) -> None:
+    """Even with a manifest that fits: only tensors and plain values are unpickled."""
+
+    class Evil:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.mkdir, (str(tmp_path / "was-here"),)
+
+    store = CheckpointStore(tmp_path / "store", keep=2)
+    torch.save({"x": Evil()}, tmp_path / "evil.pt")
+    checkpoint = store.save(1, {"actor": {}})
+    shutil.copy(tmp_path / "evil.pt", checkpoint.path / "actor.pt")
+    with pytest.raises(CheckpointError, match=r"actor\.pt cannot be read"):
+        checkpoint.load("actor")
+    assert not (tmp_path / "was-here").exists()
+
+
+def test_everything_is_on_disk_before_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut keeps only what was synced: each file, then its folder, then (after the rename) the parent."""
+    events: list[str] = []
+    fsync, rename = os.fsync, os.rename
+
+    def traced_fsync(descriptor: int) -> None:
+        events.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        fsync(descriptor)
+
+    def traced_rename(source: Path, target: Path) -> None:
+        events.append(f"rename to {Path(target).name}")
+        rename(source, target)
+
+    store = CheckpointStore(tmp_path, keep=2)
+    monkeypatch.setattr(os, "fsync", traced_fsync)
+    monkeypatch.setattr(os, "rename", traced_rename)
+    store.save(7, parts(7))
+    stage = ".tmp-step-00000007"
+    assert events == ["actor.pt", "runner.pt", MANIFEST, stage, "rename to step-00000007", tmp_path.name]

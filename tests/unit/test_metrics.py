@@ -1,0 +1,170 @@
+"""Reporters time and pass on; the run log writes what an uninterrupted run would have written."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from rl_platform.errors import ConfigError, DataError
+from rl_platform.metrics import Reporters, RunInfo, RunLog, read_metrics
+
+
+def info(folder: Path, resumed: int | None = None) -> RunInfo:
+    return RunInfo("test", "reasoning", folder, max_steps=4, resumed_step=resumed)
+
+
+class Recorder:
+    """A sink that remembers its calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple] = []
+
+    @contextmanager
+    def phase(self, name: str):
+        self.calls.append(("begin", name))
+        yield
+        self.calls.append(("end", name))
+
+    def __getattr__(self, name: str):
+        return lambda *args, **kwargs: self.calls.append((name, *args, *kwargs.items()))
+
+
+def test_every_sink_gets_every_call(tmp_path: Path) -> None:
+    sinks = [Recorder(), Recorder()]
+    reporters = Reporters(sinks)
+    run = info(tmp_path)
+    reporters.start(run)
+    with reporters.phase("generate"):
+        reporters.progress(1, 2, "responses", speed=3.0)
+    reporters.samples(1, [("p", "r", 1.0)])
+    reporters.note("hello")
+    reporters.close()
+    expected = [
+        ("start", run),
+        ("begin", "generate"),
+        ("progress", 1, 2, "responses", ("speed", 3.0)),
+        ("end", "generate"),
+        ("samples", 1, [("p", "r", 1.0)]),
+        ("note", "hello"),
+        ("close",),
+    ]
+    assert sinks[0].calls == sinks[1].calls == expected
+
+
+def test_phases_add_up_within_a_step_and_rates_are_derived(tmp_path: Path) -> None:
+    sink = Recorder()
+    reporters = Reporters([sink])
+    reporters.start(info(tmp_path))
+    for _ in range(2):
+        with reporters.phase("update"):
+            time.sleep(0.02)
+    with pytest.raises(RuntimeError), reporters.phase("score"):
+        raise RuntimeError
+    reporters.step(1, {"reward/mean": torch.tensor(0.5), "perf/tokens": 100})
+    reporters.step(2, {})
+    _, _, first = sink.calls[-2]
+    assert first["reward/mean"] == 0.5
+    assert 0.04 <= first["time/update"] <= first["time/step"]
+    assert "time/score" in first
+    assert first["perf/tokens_per_sec"] == pytest.approx(100 / first["time/step"])
+    assert set(sink.calls[-1][2]) == {"time/step"}  # timings start anew with each step
+
+
+def test_all_sinks_are_closed_even_if_one_fails() -> None:
+    class Failing(Recorder):
+        def close(self) -> None:
+            raise OSError("disk")
+
+    sinks = [Recorder(), Failing(), Recorder()]
+    with pytest.raises(OSError, match="disk"):
+        Reporters(sinks).close()
+    assert sinks[0].calls == sinks[2].calls == [("close",)]
+
+
+def test_closing_what_never_started_is_fine(tmp_path: Path) -> None:
+    """An error between construction and start must not be hidden by one in close."""
+    RunLog(tmp_path / "never", ["tensorboard"]).close()
+    assert not (tmp_path / "never").exists()
+
+
+def write(folder: Path, steps: range, resumed: int | None) -> RunLog:
+    log = RunLog(folder)
+    log.start(info(folder, resumed))
+    for step in steps:
+        log.step(step, {"reward/mean": step / 3, "actor/approx_kl": math.inf if step == 3 else 1e-9})
+        log.samples(step, [(f"p{step}", "r\n", math.nan if step == 3 else 1.0)])
+    return log
+
+
+def test_lines_are_flushed_strict_json(tmp_path: Path) -> None:
+    log = write(tmp_path, range(4), None)
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()  # before close
+    assert [json.loads(line, parse_constant=pytest.fail)["step"] for line in lines] == [0, 1, 2, 3]
+    assert json.loads(lines[3]) == {"step": 3, "reward/mean": 1.0, "actor/approx_kl": None}
+    assert math.isnan(read_metrics(tmp_path)[3]["actor/approx_kl"])
+    samples = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
+    assert samples[1] == {"step": 1, "prompt": "p1", "response": "r\n", "reward": 1.0}
+    assert samples[3]["reward"] is None
+    log.close()
+
+
+@pytest.mark.parametrize("resumed", [0, 1, 2])
+def test_resume_gives_the_file_of_an_uninterrupted_run(tmp_path: Path, resumed: int) -> None:
+    write(tmp_path / "whole", range(5), None).close()
+    write(tmp_path / "cut", range(4), None).close()
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        with open(tmp_path / "cut" / name, "a") as file:
+            file.write('{"step": 4, "rew')  # killed while writing
+    write(tmp_path / "cut", range(resumed + 1, 5), resumed).close()
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_a_fresh_run_starts_fresh_files(tmp_path: Path) -> None:
+    write(tmp_path, range(4), None).close()
+    write(tmp_path, range(2), None).close()
+    assert [row["step"] for row in read_metrics(tmp_path)] == [0, 1]
+
+
+def test_bad_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"nowhere.*No such file"):
+        read_metrics(tmp_path / "nowhere")
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n[]\n{"step": 3}\n')
+    with pytest.raises(DataError, match=r"metrics\.jsonl:2"):
+        read_metrics(tmp_path)
+
+
+def test_tensorboard_shows_each_step_once_after_resume(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for steps, resumed in ((range(4), None), (range(2, 5), 1)):
+        log = RunLog(tmp_path, ["tensorboard"])
+        log.start(info(tmp_path, resumed))
+        for step in steps:
+            log.step(step, {"reward/mean": step + (100 if resumed else 0)})
+        log.close()
+        time.sleep(1.1)  # event files are named and ordered by the second
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [
+        (0, 0.0),
+        (1, 1.0),
+        (2, 102.0),
+        (3, 103.0),
+        (4, 104.0),
+    ]
+
+
+def test_wandb_absent_is_a_config_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "wandb" else find(name, *rest))
+    with pytest.raises(ConfigError, match="pip install wandb") as raised:
+        RunLog(tmp_path, ["wandb"])
+    assert raised.value.exit_code == 2
