@@ -26,7 +26,11 @@ class LanguageActor(Learner):
     """Policy loss on sampled tokens. `loss_type: actor`."""
 
     def __init__(self, context: ComponentContext, config: Config) -> None:
-        model = TokenPolicy(language_model(config, config.actor.model, context.seed), token_temperature(config))
+        model = TokenPolicy(
+            language_model(config, config.actor.model, context.seed),
+            token_temperature(config),
+            entropy_gradient=config.algorithm.entropy_bonus > 0,
+        )
         loss = partial(actor_loss, algorithm=config.algorithm)
         super().__init__(context, config, config.actor, model, loss, "actor", config.algorithm.ppo_epochs)
 

@@ -37,7 +37,6 @@ class Learner:
     ) -> None:
         self.context, self.config, self.section = context, config, section
         self.loss, self.kind, self.epochs = loss, kind, epochs
-        self.entropy = kind == "actor" and config.algorithm.entropy_bonus > 0
         self.device = torch.device("cuda", context.accelerators[0]) if context.accelerators else torch.device("cpu")
         section_model = section.model or config.actor.model
         self.engine = FSDPEngine(
@@ -71,7 +70,7 @@ class Learner:
                 mini_batch = batch.select(rows)
                 if not bool(mini_batch.mask.any()):
                     continue
-                found = self.engine.step(mini_batch, self.loss, self.training_micro_batches, entropy=self.entropy)
+                found = self.engine.step(mini_batch, self.loss, self.training_micro_batches)
                 if found is None:
                     skipped += 1
                     self._count_failure(step, epoch)

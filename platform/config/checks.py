@@ -242,7 +242,7 @@ class _Rules:
         task = self.config.data.task
         if task is None:
             message = "reasoning needs a task: where prompts and answers come from"
-            self.fail("data.task", message, "runner.task_type", hint="as data.task: {type: addition}")
+            self.fail("data.task", message, "runner.task_type", hint="as data.task: {type: digits}")
         elif task.type == "jsonl" and not task.path:
             self.fail("data.task.path", "type jsonl needs the file to read", "data.task.type", "runner.task_type")
         elif task.type == "reasoning_gym" and not task.name:

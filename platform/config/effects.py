@@ -68,8 +68,9 @@ def _reasoning(config: Config) -> Iterator[Idle]:
     kind = config.data.task.type if config.data.task is not None else None
     switch = ("data.task.type",)
     if kind is not None and kind != "reasoning_gym":
-        for name in ("name", "params"):
-            yield Idle(f"data.task.{name}", "it belongs to data.task.type reasoning_gym", switch)
+        yield Idle("data.task.name", "it belongs to data.task.type reasoning_gym", switch)
+    if kind == "jsonl":
+        yield Idle("data.task.params", "it belongs to generated tasks", switch)
     if kind is not None and kind != "jsonl":
         for name in ("path", "val_path", "prompt_column", "answer_column"):
             yield Idle(f"data.task.{name}", "it belongs to data.task.type jsonl", switch)

@@ -62,9 +62,9 @@ class Cluster(Section):
 class Task(Section):
     """`data.task`: where prompts and answers come from."""
 
-    type: Literal["reasoning_gym", "jsonl", "addition"] = Field(default="reasoning_gym", description="which source")
+    type: Literal["reasoning_gym", "jsonl", "digits"] = Field(default="reasoning_gym", description="which source")
     name: str | None = Field(default=None, description="reasoning_gym: dataset name")
-    params: dict[str, Any] = Field(default_factory=dict, description="reasoning_gym: dataset parameters")
+    params: dict[str, Any] = Field(default_factory=dict, description="parameters of a generated task")
     path: str | None = Field(default=None, description="jsonl: training file")
     val_path: str | None = Field(default=None, description="jsonl: validation file; null: the last data.val_size lines")
     prompt_column: str = Field(default="question", description="jsonl: field with the prompt")

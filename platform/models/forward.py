@@ -6,24 +6,29 @@ import torch
 from torch import Tensor, nn
 
 from rl_platform.algorithms.losses import ModelOutputs
-from rl_platform.models.language import LanguageModel
+from rl_platform.models.language import Entropy, LanguageModel
 from rl_platform.models.packed import PackedTokens, pack
 from rl_platform.models.policy import ActorCriticPolicy
 from rl_platform.records import RolloutBatch
 
 
 class TokenPolicy(nn.Module):
-    """Log-probabilities of the sampled tokens under a language model, at the rollout's temperature."""
+    """Log-probabilities of the sampled tokens under a language model, at the rollout's temperature.
 
-    def __init__(self, model: LanguageModel, temperature: float) -> None:
+    `entropy_gradient` False: entropies are for the log only and cost no memory for a backward.
+    """
+
+    def __init__(self, model: LanguageModel, temperature: float, *, entropy_gradient: bool = False) -> None:
         super().__init__()
+        self.entropy_gradient = entropy_gradient
         self.model = model
         self.temperature = temperature
 
     def forward(self, batch: RolloutBatch, *, entropy: bool = False) -> ModelOutputs:
         packed, rows, columns = _packed(batch)
         targets = batch.inputs["tokens"][rows, columns]
-        log_probs, entropies = self.model.log_probs(packed, rows, columns, targets, self.temperature, entropy)
+        wanted: Entropy = "none" if not entropy else "gradient" if self.entropy_gradient else "value"
+        log_probs, entropies = self.model.log_probs(packed, rows, columns, targets, self.temperature, wanted)
         return ModelOutputs(
             log_probs=_scatter(log_probs, batch, rows, columns),
             entropy=None if entropies is None else _scatter(entropies, batch, rows, columns),

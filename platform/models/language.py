@@ -7,7 +7,7 @@ attention interface works (Llama, Qwen2, Qwen3, ...).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rl_platform.models.packed import ATTENTION, PackedTokens
 
+Entropy = Literal["none", "value", "gradient"]
 TOKENS_PER_CHUNK = 1024  # rows of logits that exist at the same time: 1,024 x vocabulary
 
 
@@ -51,7 +52,7 @@ class LanguageModel(nn.Module):
         return output.last_hidden_state[0]
 
     def log_probs(
-        self, packed: PackedTokens, rows: Tensor, columns: Tensor, targets: Tensor, temperature: float, entropy: bool
+        self, packed: PackedTokens, rows: Tensor, columns: Tensor, targets: Tensor, temperature: float, entropy: Entropy
     ) -> tuple[Tensor, Tensor | None]:
         """Log-probability of `targets` [K] at the positions (rows, columns) [K], each read one position earlier.
 
@@ -71,7 +72,7 @@ class LanguageModel(nn.Module):
             else:
                 parts.append(token_log_probs(*arguments))
         log_probs = torch.cat([part[0] for part in parts])
-        return log_probs, torch.cat([part[1] for part in parts]) if entropy else None
+        return log_probs, None if entropy == "none" else torch.cat([part[1] for part in parts])
 
     def values(self, packed: PackedTokens, rows: Tensor, columns: Tensor) -> Tensor:
         """Value of the state before each position (rows, columns) [K] -> [K] float32. Never divided by a temperature."""
@@ -82,7 +83,7 @@ class LanguageModel(nn.Module):
 
 
 def token_log_probs(
-    states: Tensor, weight: Tensor, targets: Tensor, temperature: float, entropy: bool
+    states: Tensor, weight: Tensor, targets: Tensor, temperature: float, entropy: Entropy
 ) -> tuple[Tensor, Tensor | None]:
     """states [K,H], weight [V,H], targets [K] -> log-probs [K] and, if asked for, entropies [K] (float32)."""
     logits = torch.nn.functional.linear(states, weight).float()
@@ -90,7 +91,9 @@ def token_log_probs(
         logits = logits / temperature
     norm = torch.logsumexp(logits, dim=-1)
     log_probs = logits.gather(1, targets[:, None]).squeeze(1) - norm
-    if not entropy:
+    if entropy == "none":
         return log_probs, None
+    if entropy == "value":
+        logits, norm = logits.detach(), norm.detach()
     # H = logsumexp(z) - sum_v softmax(z)_v z_v
     return log_probs, norm - (torch.exp(logits - norm[:, None]) * logits).sum(dim=-1)

@@ -31,6 +31,10 @@ class Tokenizer(Protocol):
         """The conversation and the header of the assistant's turn. Raises ConfigError without a template."""
         ...
 
+    def save(self, folder: Path) -> None:
+        """Write the files that transformers loads the tokenizer from."""
+        ...
+
 
 class ByteTokenizer:
     """UTF-8 bytes 0-255, then pad 256, bos 257 and eos 258. `encode` adds none of them."""
@@ -48,6 +52,9 @@ class ByteTokenizer:
 
     def apply_chat(self, messages: Sequence[Message]) -> list[int]:
         raise _no_template("bytes")
+
+    def save(self, folder: Path) -> None:
+        """Bytes need no files."""
 
 
 class HFTokenizer:
@@ -74,6 +81,9 @@ class HFTokenizer:
 
     def decode(self, token_ids: Iterable[int]) -> str:
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+
+    def save(self, folder: Path) -> None:
+        self._tokenizer.save_pretrained(folder)
 
     def apply_chat(self, messages: Sequence[Message]) -> list[int]:
         if self._tokenizer.chat_template is None:

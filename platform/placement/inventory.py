@@ -20,7 +20,7 @@ from rl_platform.placement.grammar import parse_nodes
 
 NODE_GROUP = "node"  # reserved: its resources are the nodes themselves
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
-DRIVER_TIMEOUT_S = 20.0
+DRIVER_TIMEOUT_S = 10.0
 _GROUPS = "cluster.node_groups"
 
 
@@ -142,6 +142,8 @@ def _physical() -> tuple[int, str]:
         result = subprocess.run(command, capture_output=True, text=True, timeout=DRIVER_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
         return 0, f"nvidia-smi gave no answer in {DRIVER_TIMEOUT_S:g} s, so no GPU is used"
+    except OSError as error:
+        return 0, f"nvidia-smi could not be started ({error.strerror}), so no GPU is used"
     lines = [line.strip() for line in result.stdout.splitlines() if line.strip()]
     if result.returncode != 0:
         return 0, f"nvidia-smi failed ({' '.join(lines) or result.stderr.strip()}), so no GPU is used"

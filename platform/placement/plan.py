@@ -6,6 +6,7 @@ that are used alike become one column, processes of the same components one line
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -194,9 +195,9 @@ def _concurrency(placement: Placement, inventory: Inventory) -> list[str]:
             if placement.accelerators[name]
             else [f"on the CPU of {_nodes({slot.node for slot in slots}, inventory)}"]
         )
-        owned = sum(len(slot.accelerators) for slot in slots)
-        if owned > len(placement.accelerators[name]):
-            parts.append(f"{owned // len(placement.accelerators[name])} of its ranks share each GPU")
+        ranks = Counter((slot.node, local) for slot in slots for local in slot.accelerators)
+        if ranks and max(ranks.values()) > 1:
+            parts.append(f"up to {max(ranks.values())} of its ranks share a GPU")
         parts += [f"takes turns with {', '.join(turns)}"] if turns else []
         parts += [f"runs beside {', '.join(beside)}"] if beside else []
         lines.append(f"  {name.ljust(margin)}  {'; '.join(parts) or 'alone'}")

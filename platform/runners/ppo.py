@@ -8,7 +8,7 @@ What differs between the tasks is behind `Task`; where components run is the run
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -21,7 +21,7 @@ from rl_platform.errors import Diverged
 from rl_platform.metrics import Reporter
 from rl_platform.records import RolloutBatch
 from rl_platform.runners.state import RunState
-from rl_platform.runtime.group import WorkerGroup
+from rl_platform.runtime.group import Handle, WorkerGroup
 
 Metrics = dict[str, float]
 
@@ -118,9 +118,9 @@ class PPO:
             batch = batch.flatten()
         actor, critic = self.learners.actor, self.learners.critic
         if critic is not None:
-            metrics |= self._run("train critic", lambda: critic.update(batch, step))[0]
+            metrics |= self._run("train critic", critic.update(batch, step))
         if self.trains_actor(step):
-            metrics |= self._run("train actor", lambda: actor.update(batch, step))[0]
+            metrics |= self._run("train actor", actor.update(batch, step))
         return metrics
 
     def _estimate(self, batch: RolloutBatch) -> tuple[RolloutBatch, Metrics]:
@@ -132,8 +132,8 @@ class PPO:
             ("values", self.learners.critic),
         ):
             if group is not None:
-                fields = self._run(name, lambda group=group: group.evaluate(batch))
-                batch = replace(batch, **fields[0])
+                fields = self._run(name, group.evaluate(batch))
+                batch = replace(batch, **fields)
         if self.algorithm.use_kl_in_reward:
             coefficient = self.kl_controller.coefficient
             rewards, kl = penalize_kl(
@@ -152,10 +152,10 @@ class PPO:
             estimated, returns = advantages(batch, self.algorithm)
         return replace(batch, advantages=estimated, returns=returns), metrics
 
-    def _run(self, phase: str, call: Callable[[], Any]) -> list[Any]:
-        """One call on a worker group as a phase of the step."""
+    def _run(self, phase: str, call: Handle) -> Any:
+        """The result of a call on a worker group, as a phase of the step; all ranks return the same."""
         with self.reporter.phase(phase):
-            return call().wait(on_progress=self.reporter.progress)
+            return call.wait(on_progress=self.reporter.progress)[0]
 
     def state_dict(self) -> dict[str, Any]:
         return {"kl_controller": self.kl_controller.state_dict()}

@@ -25,7 +25,7 @@ class TrainingEngine(Protocol):
         """Outputs [B,T] for the whole batch, without gradient, on the CPU."""
 
     def step(
-        self, mini_batch: RolloutBatch, loss: Loss, micro_batches: MicroBatches, *, entropy: bool = False
+        self, mini_batch: RolloutBatch, loss: Loss, micro_batches: MicroBatches
     ) -> Metrics | None:
         """One optimizer step on the mini-batch; None when the gradient was not finite and nothing was changed."""
 

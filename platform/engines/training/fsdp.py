@@ -44,7 +44,7 @@ class FSDPEngine:
             return evaluate(self.model, batch, micro_batches, self.device)
 
     def step(
-        self, mini_batch: RolloutBatch, loss: Loss, micro_batches: MicroBatches, *, entropy: bool = False
+        self, mini_batch: RolloutBatch, loss: Loss, micro_batches: MicroBatches
     ) -> Metrics | None:
         denominators = Denominators.of(mini_batch.mask, self.horizon)
         metrics = Metrics()
@@ -52,7 +52,7 @@ class FSDPEngine:
             part = mini_batch if len(rows) == len(mini_batch) else mini_batch.select(torch.tensor(rows))
             part = part.to(self.device)
             with self.precision:
-                outputs = self.model(part, entropy=entropy)
+                outputs = self.model(part, entropy=True)
             part_loss, part_metrics = loss(outputs, part, denominators)
             (part_loss * self.world_size if self.world_size > 1 else part_loss).backward()
             metrics = metrics.merge(part_metrics)

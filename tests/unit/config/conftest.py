@@ -29,7 +29,7 @@ cluster:
   component_placement:
     actor,critic,rollout,reward: all
 data:
-  task: {type: addition}
+  task: {type: digits}
 actor:
   model: {path: folder}
 critic:

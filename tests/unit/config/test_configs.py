@@ -88,7 +88,7 @@ env: {id: CartPole-v1}
 def test_reasoning_guide_block(tmp_path: Path) -> None:
     rest = """
 runner: {task_type: reasoning}
-data: {task: {type: addition}}
+data: {task: {type: digits}}
 """
     guide = REASONING_GUIDE
     path = tmp_path / "guide.yaml"

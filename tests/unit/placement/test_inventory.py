@@ -99,6 +99,12 @@ def test_a_broken_driver_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "no GPU is used" in origin
 
 
+def test_a_tool_that_cannot_start_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_nvidia_smi(tmp_path, monkeypatch, "")
+    (tmp_path / "nvidia-smi").write_bytes(b"\x7fELF of another machine")
+    assert "nvidia-smi could not be started (Exec format error)" in Inventory.detected().origin
+
+
 def test_without_the_tool_device_files_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inventory.shutil, "which", lambda name: None)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
