@@ -78,7 +78,7 @@ class Diverged(PlatformError):
 
 
 class WorkerError(PlatformError):
-    """A component raised an exception of its own. The message carries the component's traceback; `cause` the original."""
+    """A component raised an exception of its own. The message carries its traceback, `__cause__` the original."""
 
     exit_code = 70
 

@@ -1,7 +1,7 @@
 """The small typed records that travel between components.
 
-Shapes: B rows (sequences or transitions), T positions. A reasoning row is one sequence, prompt and response together; an
-embodied rollout has one row per environment and one position per step, and is flattened to one row per transition
+Shapes: B rows (sequences or transitions), T positions. A reasoning row is one sequence, prompt and response together;
+an embodied rollout has one row per environment and one position per step, and is flattened to one row per transition
 (`RolloutBatch.flatten`) once advantages are known, so that mini-batches mean the same thing in both tasks.
 """
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Prompt:
-    """One task instance to be answered. `index` is its position in the data order, `answer` what the verifier compares to."""
+    """One task instance. `index` is its position in the data, `answer` what the verifier compares to."""
 
     index: int
     text: str
@@ -42,8 +42,9 @@ class Trajectory:
     """One sampled response.
 
     token_ids: response tokens including EOS if it was sampled; log_probs: the engine's log-probability of each of them
-    (of the temperature-scaled, unfiltered distribution); finish_reason: "stop" (EOS) or "length"; weights_version: of the
-    policy that generated it; reward and metric are set by the reward component, `valid` is False when scoring failed.
+    (of the temperature-scaled, unfiltered distribution); finish_reason: "stop" (EOS) or "length"; weights_version: of
+    the policy that generated it; reward and metric are set by the reward component, `valid` is False when scoring
+    failed.
     """
 
     prompt: Prompt
@@ -60,15 +61,17 @@ class Trajectory:
 
 @dataclass
 class RolloutBatch:
-    """Everything the PPO step knows about one rollout. All tensors on CPU or on the learner's device, float32 unless said.
+    """Everything the PPO step knows about one rollout. Tensors are float32 unless said otherwise.
 
     inputs: what the model reads, keyed by name, first dimension B: {"tokens": [B,T] int64, "lengths": [B] int64} for
-    reasoning, {"observations": [B,T,...], "actions": [B,T,...]} for embodied.
+    reasoning; {"observations", "actions", "end_observations": [B,T,...]} for embodied, the last one what follows an end
+    that needs a value, else 0.
     action_mask [B,T] bool: positions sampled by the policy. sample_mask [B] bool: rows that count.
     group_ids [B] int64: prompt identity. rewards [B,T]: per position, already placed.
-    rollout_log_probs [B,T]: as reported by the rollout engine. log_probs [B,T]: of the training engine before the update.
-    values [B,T]: V of the state before the action. ends [B,T] bool: the episode (or the rollout) ends after this position;
-    end_values [B,T]: value of the state that follows such an end, 0 if the episode terminated. None: one episode per row.
+    rollout_log_probs [B,T]: as reported by the rollout engine. log_probs [B,T]: of the training engine before the
+    update. values [B,T]: V of the state before the action. ends [B,T] bool: the episode (or the rollout) ends after
+    this position; end_values [B,T]: value of the state that follows such an end, 0 if the episode terminated. None: one
+    episode per row.
     """
 
     inputs: dict[str, Tensor]

@@ -16,6 +16,7 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import cloudpickle
@@ -23,7 +24,7 @@ import numpy as np
 
 from rl_platform.envs.embodied.block import Buffers, EnvBlock, EnvFailure
 from rl_platform.envs.embodied.spaces import ActionSpace, EnvDescription, EnvSpaces, find_spec, make_env, read_spaces
-from rl_platform.envs.embodied.worker import START_TIMEOUT_S, EnvWorker, failure
+from rl_platform.envs.embodied.worker import START_TIMEOUT_S, EnvWorker, cpu_shares, failure
 from rl_platform.errors import CheckpointError, ConfigError, Diverged, Problem
 
 
@@ -125,8 +126,9 @@ class VectorEnv:
         with tempfile.TemporaryFile(dir=folder) as file:  # no name: nothing is left behind, whoever is killed
             file.truncate(size)
             self._buffers = Buffers(self.num_envs, self.spaces, mmap.mmap(file.fileno(), size))
-            for index, (first, last) in enumerate(zip(self._bounds, self._bounds[1:], strict=False)):
-                worker = EnvWorker(index, first, last, self.description.id, file.fileno(), variables)
+            shares = cpu_shares(len(self._bounds) - 1)
+            for index, (first, last) in enumerate(pairwise(self._bounds)):
+                worker = EnvWorker(index, first, last, self.description.id, file.fileno(), shares[index], variables)
                 self._workers.append(worker)
                 worker.start(self.description, spec, self.spaces, self.num_envs, render_mode)
         with self._closing_on_error():
@@ -262,7 +264,7 @@ class VectorEnv:
         with self._closing_on_error():
             if self._block is not None:
                 return getattr(self._block, method)(*per_env) or []
-            for worker, first, last in zip(self._workers, self._bounds, self._bounds[1:], strict=False):
+            for worker, (first, last) in zip(self._workers, pairwise(self._bounds), strict=True):
                 worker.command(method, *(values[first:last] for values in per_env))
             return [value for part in self._wait_for_all(method) for value in part or ()]
 

@@ -1,4 +1,4 @@
-"""The actor: the policy that learns, for reasoning a language model, for embodied tasks a policy with the value head on its backbone."""
+"""The actor: the policy that learns. A language model, or an embodied policy with the value head on its backbone."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class EmbodiedActor(Learner):
         super().__init__(context, config, config.actor, model, loss, "actor", config.algorithm.ppo_epochs)
 
     def evaluate(self, batch: RolloutBatch) -> dict[str, Tensor]:
-        """The batch's `log_probs` and `values` [B,T], and `end_values`: of the states that follow ends, 0 where terminated."""
+        """The batch's `log_probs` and `values` [B,T], and `end_values` [B,T] of the states that follow ends."""
         outputs = self.outputs(batch)
         bootstrapped = batch.inputs["end_observations"].abs().amax(dim=-1) > 0
         end_values = torch.zeros(batch.action_mask.shape)

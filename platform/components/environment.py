@@ -61,7 +61,7 @@ class Environment:
     def evaluate(
         self, step: int, video: str | None, to_policy: Channel[Observations], from_policy: Channel[Actions]
     ) -> dict[str, Any]:
-        """Returns and lengths of `env.evaluation.episodes` episodes under the frozen normalisers; `video`: a file to write."""
+        """Returns and lengths of evaluation episodes under the frozen normalisers; `video`: a file to write."""
         settings = self.env.evaluation
         moves = 0
 

@@ -1,4 +1,4 @@
-"""What actor and critic have in common: a model in a training engine, epochs of mini-batches, and the state a resume needs."""
+"""What actor and critic have in common: a model in a training engine, trained in epochs of mini-batches."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ class Learner:
         self.failures += 1
         if self.failures >= FAILURES_IN_A_ROW:
             raise Diverged(
-                f"{self.context.label}: {self.failures} optimizer steps in a row had a non-finite gradient (PPO step {step}, epoch {epoch}). "
-                f"No parameter was changed by them. Lower {self.kind}.optim.lr or resume from an earlier checkpoint."
+                f"{self.context.label}: {self.failures} optimizer steps in a row had a non-finite gradient "
+                f"(PPO step {step}, epoch {epoch}). No parameter was changed by them. Lower {self.kind}.optim.lr or resume from an earlier checkpoint."
             )
 
     def state_dict(self) -> dict[str, Any]:

@@ -45,8 +45,8 @@ class LanguageRollout:
     ) -> None:
         """`samples` responses to each prompt into `sink`, in the order they finish.
 
-        A response's random numbers depend on the run's seed, `purpose`, `step`, the prompt and the sample alone: not on ranks,
-        placement or what is generated beside it.
+        A response's random numbers depend on the run's seed, `purpose`, `step`, the prompt and the sample alone: not on
+        ranks, placement or what is generated beside it.
         """
         wanted = [(prompt, sample) for prompt in prompts for sample in range(samples)]
         requests = [
@@ -57,7 +57,12 @@ class LanguageRollout:
             if index % self.context.world_size == self.context.rank
         ]
 
+        done = 0
+
         def deliver(completion: Completion) -> None:
+            nonlocal done
+            done += 1
+            self.context.progress.update(done, len(requests), "responses")
             prompt, sample = wanted[completion.index]
             text = self.tokenizer.decode(completion.token_ids)
             sink.put(

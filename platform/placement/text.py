@@ -17,7 +17,7 @@ _MISTAKES = (  # pattern of the whole piece, what is wrong, what to do
     (r"-\s*[0-9]+", "numbers cannot be negative", ""),
     (r"-|[0-9]+\s*-", "a range needs both ends", "as 0-3"),
     (r"[0-9]+\s*-\s*-\s*[0-9]+", "numbers cannot be negative", ""),
-    (r"(0[0-9]+\b.*)|([0-9]+\s*-\s*0[0-9]+)", "numbers have no leading zeros", "YAML would read 010 as octal"),
+    (r"(0[0-9]+\b.*)|([0-9]+\s*-\s*0[0-9]+)", "numbers have no leading zeros", "YAML 1.1 takes 010 for octal"),
     (r"[0-9\s-]*[0-9]{10,}[0-9\s-]*", "the number is too large", "at most nine digits"),
     (r"[0-9]+(\s*-\s*[0-9]+){2,}", "a range has two ends, not more", "as 0-3"),
     (r"[0-9]+(\s+[0-9]+)+", "a comma is missing between the numbers", ""),
@@ -89,7 +89,7 @@ class Text:
         elif value >= 60:  # 60 is the smallest number that YAML 1.1 makes of digits with a colon
             pair = f"{value // 60}:{value % 60}"
             message = f"the number {value} is ambiguous"
-            hint = f'YAML reads an unquoted {pair} as {value}: write "{pair}" or "{value}" in quotes'
+            hint = f'YAML 1.1 reads an unquoted {pair} as {value}: write "{pair}" or "{value}" in quotes'
         else:
             return str(value)
         shown = {"": '""', "None": "null"}.get(str(value).strip(), str(value))

@@ -22,7 +22,7 @@ from rl_platform.runtime.group import WorkerGroup
 
 
 class EmbodiedTask:
-    """`loss_type: actor_critic`: one policy with a value head on the same backbone. `actor`: the name it is placed under."""
+    """`loss_type: actor_critic`: one policy with a value head. `actor`: the name it is placed under."""
 
     def __init__(
         self, config: Config, runtime: Runtime, reporter: Reporter, output_dir: Path, spaces: EnvSpaces, actor: str

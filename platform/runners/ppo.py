@@ -21,6 +21,7 @@ from rl_platform.errors import Diverged
 from rl_platform.metrics import Reporter
 from rl_platform.records import RolloutBatch
 from rl_platform.runners.state import RunState
+from rl_platform.runners.timings import ComponentTimings
 from rl_platform.runtime.group import Handle, WorkerGroup
 
 Metrics = dict[str, float]
@@ -39,6 +40,7 @@ class Task(Protocol):
     """What a runner adds to the loop: where experience comes from and what validation means."""
 
     learners: Learners
+    groups: Mapping[str, WorkerGroup]
 
     def sync_weights(self, version: int) -> None:
         """The rollout uses the actor's weights as they are now."""
@@ -67,6 +69,7 @@ def train(config: Config, task: Task, reporter: Reporter, state: RunState) -> No
     ppo = PPO(config, task.learners, reporter)
     step = state.restore(task, ppo)
     task.sync_weights(step)
+    timings = ComponentTimings(config, task.groups)
     if step == 0:
         reporter.step(0, validate(task, reporter, 0))
     last = step >= config.runner.max_steps
@@ -80,7 +83,7 @@ def train(config: Config, task: Task, reporter: Reporter, state: RunState) -> No
         last = step >= config.runner.max_steps or task.exhausted()
         if last or due(step, config.runner.val_check_interval):
             metrics |= validate(task, reporter, step)
-        reporter.step(step, metrics)
+        reporter.step(step, metrics | timings.since_last())
         if last or due(step, config.runner.save_interval):
             with reporter.phase("checkpoint"):
                 state.save(step, task, ppo)
@@ -107,7 +110,7 @@ class PPO:
         return step >= self.algorithm.policy_training_start_step
 
     def update(self, batch: RolloutBatch, step: int) -> Metrics:
-        """All of PPO step `step` (from 0) after collection. Raises Diverged when nothing in the batch can be trained on."""
+        """All of PPO step `step` (from 0) after collection. Raises Diverged when no action in the batch counts."""
         if not bool(batch.mask.any()):
             raise Diverged(
                 f"step {step}: no action of the rollout counts (all were masked out), so there is nothing to learn from"

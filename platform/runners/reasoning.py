@@ -95,7 +95,7 @@ class ReasoningTask:
     def _generate(
         self, prompts: Sequence[Prompt], samples: int, sampling: Sampling, purpose: str, step: int
     ) -> list[Trajectory]:
-        """Scored responses in the order of prompts and samples; rewards are computed while others are still generated."""
+        """Scored responses in the order of prompts and samples; some are scored while others are generated."""
         generated = self.runtime.channel("trajectories", CHANNEL_CAPACITY, ["rollout"], ["reward"])
         scored = self.runtime.channel("scored", CHANNEL_CAPACITY, ["reward"], ["runner"])
         scoring = self.groups["reward"].stream(generated, scored)

@@ -76,13 +76,15 @@ class Handle:
         return [future.result() for future in self._futures]
 
     def _wait(self, limit: float, on_progress: OnProgress | None) -> None:
-        pending, until = set(self._futures), time.monotonic() + limit
+        pending, until, done_before = set(self._futures), time.monotonic() + limit, 0
         while pending and (left := until - time.monotonic()) > 0:
             interval = left if on_progress is None else min(left, PROGRESS_INTERVAL_S)
             done, pending = concurrent.futures.wait(pending, interval, concurrent.futures.FIRST_EXCEPTION)
             if any(future.exception() is not None for future in done):
                 return
             progress = min((worker.progress() for worker in self._workers), key=lambda progress: progress.done)
+            if progress.done != done_before:  # the deadline is for standing still, not for long work
+                done_before, until = progress.done, time.monotonic() + limit
             if on_progress is not None and progress.total:
                 on_progress(progress.done, progress.total, progress.unit)
 

@@ -16,6 +16,7 @@ import pytest
 
 from rl_platform.envs.embodied.spaces import ActionSpace, EnvDescription
 from rl_platform.envs.embodied.vector import EpisodeStats, StepResult, VectorEnv
+from rl_platform.envs.embodied.worker import cpu_shares
 from rl_platform.errors import ConfigError, Deadline, Diverged, WorkerDied, WorkerError
 
 TOY = "toy_envs:Toy-v0"
@@ -245,6 +246,16 @@ def test_workers_do_not_load_torch(make) -> None:
     text = libraries.read_text()
     assert "mujoco" in text
     assert "libtorch" not in text
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system has no CPU affinity")
+def test_workers_run_on_cpus_of_their_own() -> None:
+    cpus = os.sched_getaffinity(0)
+    for num_workers in (1, len(cpus)):
+        shares = cpu_shares(num_workers)
+        assert set().union(*shares) == cpus
+        assert sum(map(len, shares)) == len(cpus)
+    assert cpu_shares(len(cpus) + 1) == [set()] * (len(cpus) + 1)
 
 
 def test_users_do_not_see_the_models_deprecation_warning() -> None:

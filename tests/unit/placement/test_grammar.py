@@ -107,7 +107,7 @@ def test_malformed_text(text: str, message: str, position: int, piece: str, hint
         ("", "the text is empty", ""),
         ("   ", "the text is empty", ""),
         (None, "the text is empty", ""),
-        (60, "the number 60 is ambiguous", 'YAML reads an unquoted 1:0 as 60: write "1:0" or "60" in quotes'),
+        (60, "the number 60 is ambiguous", 'YAML 1.1 reads an unquoted 1:0 as 60: write "1:0" or "60" in quotes'),
         (483, "the number 483 is ambiguous", 'write "8:3" or "483"'),
         (-1, "numbers cannot be negative", ""),
         (True, "must be a text, not a truth value", ""),
