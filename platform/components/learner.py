@@ -85,7 +85,8 @@ class Learner:
         if self.failures >= FAILURES_IN_A_ROW:
             raise Diverged(
                 f"{self.context.label}: {self.failures} optimizer steps in a row had a non-finite gradient "
-                f"(PPO step {step}, epoch {epoch}). No parameter was changed by them. Lower {self.kind}.optim.lr or resume from an earlier checkpoint."
+                f"(PPO step {step}, epoch {epoch}). No parameter was changed by them. "
+                f"Lower {self.kind}.optim.lr or resume from an earlier checkpoint."
             )
 
     def state_dict(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -109,16 +109,13 @@ class _Rules:
                     self.fail(key, "the reference of an embodied policy would be its random start", task)
 
     def placement(self) -> None:
-        keys = self.config.cluster.component_placement
-        if any(known.startswith(PLACEMENT) for known in self.doubtful):
+        if PLACEMENT in self.doubtful or "cluster" in self.doubtful:
             return
-        named = Counter(name.strip() for key in keys for name in key.split(","))
-        for key in keys:
-            for name in (part.strip() for part in key.split(",")):
-                self._component(f"{PLACEMENT}.{key}", name, named)
+        keys = self.config.cluster.component_placement
         embodied = self.config.runner.task_type == "embodied"
-        if embodied and {"actor", "actor_critic"} <= set(named):
-            self.fail(PLACEMENT, "actor and actor_critic are two names of one component here", hint="keep actor_critic")
+        named = Counter(name.strip() for key in keys for name in key.split(","))
+        if not any(known.startswith(f"{PLACEMENT}.") for known in self.doubtful):
+            self._names(keys, named, embodied)
         needed = self._needed_components()
         misspelt = {nearest(name, COMPONENTS) for name in named if name not in COMPONENTS}
         missing = [name for name in needed if name not in named and name not in misspelt]
@@ -133,6 +130,13 @@ class _Rules:
             for name in (part.strip() for part in key.split(",")):
                 if name in COMPONENTS and name not in accepted:
                     self.fail(f"{PLACEMENT}.{key}", f"{name} is placed, but {self._unneeded(name)}", *_PARTS)
+
+    def _names(self, keys: Iterable[str], named: Counter[str], embodied: bool) -> None:
+        for key in keys:
+            for name in (part.strip() for part in key.split(",")):
+                self._component(f"{PLACEMENT}.{key}", name, named)
+        if embodied and {"actor", "actor_critic"} <= set(named):
+            self.fail(PLACEMENT, "actor and actor_critic are two names of one component here", hint="keep actor_critic")
 
     def _component(self, key: str, name: str, named: Counter[str]) -> None:
         if name not in COMPONENTS:

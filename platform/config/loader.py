@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from rl_platform.config.effects import idle_keys
 from rl_platform.config.explain import dotted, explain
 from rl_platform.config.interpolation import resolve_references
 from rl_platform.config.overrides import apply_overrides
-from rl_platform.config.schema import Config, Runner
+from rl_platform.config.schema import Cluster, Config, Runner
 from rl_platform.config.source import COMMAND_LINE, CoreLoader, YamlReader
 from rl_platform.errors import ConfigError, Problem
 
@@ -44,10 +44,13 @@ class LoadedConfig:
         return yaml.dump(_escaped(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig:
+def load_config(
+    path: str | Path, overrides: Sequence[str] = (), check_cluster: Callable[[Cluster], list[Problem]] | None = None
+) -> LoadedConfig:
     """The config in the file at `path` with `section.key=value` overrides.
 
-    Raises ConfigError with all problems found, in the order of their lines.
+    `check_cluster` says what is wrong with the placement, which needs knowledge of machines. It is asked whenever the
+    section can be read, however wrong the others are. Raises ConfigError with all problems found, in line order.
     """
     reader = YamlReader(str(path))
     tree = reader.read(_text_of(path))
@@ -70,6 +73,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> LoadedConfig
         _remove(tree, problem.key)
     config, invalid = _validate(tree, where, {problem.key for problem in problems})
     problems += invalid
+    if check_cluster is not None and (cluster := _readable_cluster(tree, problems)) is not None:
+        problems += [replace(problem, where=where(problem.key)) for problem in check_cluster(cluster)]
     if config is not None:
         problems += check(config, tree, where, _doubtful(problems))
     if problems or config is None:
@@ -102,6 +107,13 @@ def _validate(
         return Config.model_validate(tree), problems
     except ValidationError:  # a required key is among the bad ones: already told
         return None, problems
+
+
+def _readable_cluster(tree: dict[str, Any], problems: list[Problem]) -> Cluster | None:
+    """The section `cluster`, None if anything in it cannot be trusted."""
+    if "cluster" not in tree or any(problem.key.partition(".")[0] == "cluster" for problem in problems):
+        return None
+    return Cluster.model_validate(tree["cluster"])
 
 
 def _fill_references(tree: dict[str, Any]) -> None:
