@@ -1,22 +1,35 @@
-"""`platform-launch CONFIG [key=value ...]`: the command line. Exit codes are those of `rl_platform.errors`."""
+"""`platform-launch CONFIG [key=value ...]`: the command line. Exit codes are those of `rl_platform.errors`.
+
+Config and placement are checked without torch or any other heavy library: a typo is answered in a moment.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import traceback
+from collections.abc import Sequence
+from dataclasses import replace
+from types import FrameType
 from typing import Annotated
 
 import typer
 
-from rl_platform.config import load_config
-from rl_platform.errors import PlatformError
-from rl_platform.placement.inventory import inventory_for
+from rl_platform.config import LoadedConfig, load_config
+from rl_platform.config.schema import Cluster
+from rl_platform.errors import ConfigError, PlacementError, PlatformError, Problem
+from rl_platform.placement.inventory import Inventory, inventory_for
 from rl_platform.placement.plan import render
-from rl_platform.placement.scheduler import schedule
+from rl_platform.placement.scheduler import Placement, schedule
 
-INTERRUPTED = 130
+INTERRUPTED, TERMINATED = 130, 143  # what a shell says of a process that SIGINT or SIGTERM ended
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, from a batch system say: the run stops as it does on Ctrl-C."""
 
 
 @app.command()
@@ -33,47 +46,88 @@ def launch(
     ] = False,
 ) -> None:
     """Train a policy as CONFIG says. The same file runs on a laptop, a GPU or a cluster; only its section `cluster` differs."""
-    loaded = load_config(config, overrides or [])
-    inventory = inventory_for(loaded.config.cluster)
-    exclusive = ("rollout",) if loaded.config.rollout.backend == "sglang" else ()
-    placement = schedule(loaded.config.cluster, inventory, exclusive=exclusive)
+    loaded, placement, inventory = load(config, overrides or [])
     if print_config:
         print(loaded.resolved_yaml(), end="")
-    elif plan:
-        print(render(placement, inventory))
-    else:
-        from rl_platform.launch.session import run  # only here: it loads torch
+    if plan:
+        print(render(placement, inventory), end="")
+    if print_config or plan:
+        return
+    from rl_platform.launch.session import run  # only here: it loads torch
 
+    try:
         run(loaded, config, placement, inventory)
+    except ConfigError as error:
+        raise type(error)([_located(problem, loaded) for problem in error.problems]) from error
+
+
+def load(path: str, overrides: Sequence[str]) -> tuple[LoadedConfig, Placement, Inventory]:
+    """A valid config and who sits where. Raises ConfigError with the problems of both at once."""
+    inventory: Inventory | None = None
+
+    def check_cluster(cluster: Cluster) -> list[Problem]:
+        nonlocal inventory
+        inventory = inventory_for(cluster)
+        try:
+            schedule(cluster, inventory)
+        except PlacementError as error:
+            return error.problems
+        return []
+
+    loaded = load_config(path, overrides, check_cluster)
+    assert inventory is not None
+    exclusive = ("rollout",) if loaded.config.rollout.backend == "sglang" else ()
+    return loaded, schedule(loaded.config.cluster, inventory, exclusive=exclusive), inventory
+
+
+def _located(problem: Problem, loaded: LoadedConfig) -> Problem:
+    return problem if problem.where else replace(problem, where=loaded.where(problem.key))
 
 
 def main() -> None:
     """Entry point of the console script: every error becomes a message and its exit code."""
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         app(standalone_mode=False)
-    except typer.Exit as stop:
-        code = stop.exit_code
-    except typer.Abort:
-        code = INTERRUPTED
-    except KeyboardInterrupt:
-        print("\ninterrupted. The same command goes on from the newest checkpoint.", file=sys.stderr)
-        code = INTERRUPTED
-    except PlatformError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        for note in getattr(error, "__notes__", ()):
-            print(f"    {note}", file=sys.stderr)
-        code = error.exit_code
-    except Exception as error:
-        if hasattr(error, "exit_code") and hasattr(error, "format_message"):  # wrong usage of the command line
-            print(f"{error.format_message()}\nTry: platform-launch --help", file=sys.stderr)
-            code = error.exit_code
-        else:
-            traceback.print_exc()
-            print(
-                "This is a bug in rl-platform. Checkpoints are intact: the same command goes on from the newest.",
-                file=sys.stderr,
-            )
-            code = PlatformError.exit_code
+    except BaseException as error:
+        code = _explain(error)
     else:
         code = 0
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code in (INTERRUPTED, TERMINATED):
+        os._exit(code)  # threads that are still computing would hold up or crash the interpreter's end
     sys.exit(code)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise Terminated
+
+
+def _explain(error: BaseException) -> int:
+    """Prints what the user should know of `error`; returns the exit code."""
+    if isinstance(error, typer.Exit):
+        return error.exit_code
+    if isinstance(error, typer.Abort) and error.__cause__ is not None:  # typer's form of KeyboardInterrupt
+        error = error.__cause__
+    notes: list[str] = getattr(error, "__notes__", [])
+    if isinstance(error, KeyboardInterrupt):
+        name, code = ("terminated", TERMINATED) if isinstance(error, Terminated) else ("interrupted", INTERRUPTED)
+        _print(f"\n{name}", *notes)
+        return code
+    if isinstance(error, PlatformError):
+        name = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
+        _print(f"{name}{error}", *notes)
+        return error.exit_code
+    if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # wrong usage of the command line
+        _print(error.format_message(), "try: platform-launch --help")
+        return int(error.exit_code)
+    traceback.print_exception(error)
+    _print("This is a bug in rl-platform.")
+    return PlatformError.exit_code
+
+
+def _print(headline: str, *notes: str) -> None:
+    print(headline, file=sys.stderr)
+    for note in notes:
+        print(f"    {note}", file=sys.stderr)

@@ -1,126 +1,172 @@
-"""What is checked before anything starts: engines and runtime that exist here, folders, memory, disk, the environment's id.
+"""What is checked before anything starts: engines and devices that exist here, the output folder, models, memory, the
+environment, the reward.
 
-Everything found at one level is reported together. Cheap checks come first: the expensive ones import transformers or build an
-environment, and are not reached by a config that fails the cheap ones.
+Cheap checks come first and are told together; the expensive ones, which read model configs, build an environment or
+start a scoring process, are not reached by a config that fails the cheap ones. Not covered: the data, which is read once,
+by the run itself.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+import torch
 
 from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError, Problem
+from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import Placement
 
 BYTES_TRAINED = 16  # per parameter: float32 weight, gradient and two Adam moments
+BYTES_SAVED = 12  # the same without the gradient
 BYTES_FROZEN = 4
+RUN_MARK = "config.yaml"  # a folder that holds this file holds a run
 
 
-def check_available(config: Config, placement: Placement) -> None:
+def check_cheap(config: Config, placement: Placement) -> None:
     """Raises ConfigError for what this version or this machine cannot run, though the config is valid."""
-    problems = []
-    for name in ("actor", "critic"):
-        backend = getattr(config, name).training_backend
-        if backend != "fsdp" and name in placement.components:
-            problems.append(
-                Problem(f"{name}.training_backend", "this version trains with fsdp only", value=backend, hint="fsdp")
-            )
-    if config.rollout.backend != "torch":
-        hint = "rollout.backend=torch"
-        problems.append(
-            Problem(
-                "rollout.backend", "this version generates with torch only", value=config.rollout.backend, hint=hint
-            )
-        )
-    if config.cluster.runtime == "ray" or not placement.fits_one_process:
-        reason = placement.one_process_obstacle or "cluster.runtime is ray"
-        hint = "place every model on one GPU or on the CPU of this machine, as in actor,critic,rollout,reward: 0"
-        problems.append(Problem("cluster", f"this version runs in one process ({reason})", hint=hint))
-    for name in ("env", "rollout"):
-        if config.runner.task_type == "embodied" and placement.world_size(name) != 1:
-            hint = "env.num_workers shares the environments among processes"
-            message = "an embodied run has one rank of it"
-            problems.append(
-                Problem(
-                    "cluster.component_placement",
-                    f"{name}: {message}",
-                    value=str(placement.world_size(name)),
-                    hint=hint,
-                )
-            )
+    problems = [*_engines(config, placement), *_processes(config, placement), *_output(config)]
     if "wandb" in config.runner.logger_backends and importlib.util.find_spec("wandb") is None:
-        problems.append(
-            Problem("runner.logger_backends", "wandb is not installed", value="wandb", hint="pip install wandb")
-        )
+        hint = "pip install wandb"
+        problems.append(Problem("runner.logger_backends", "wandb is not installed", value="wandb", hint=hint))
     if problems:
         raise ConfigError(problems)
 
 
-def prepare_output(config: Config) -> Path:
-    """The run's folder, made if need be. Raises ConfigError when it cannot be written or holds something else."""
-    folder = Path(config.runner.output_dir).expanduser().absolute()
-    key = "runner.output_dir"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError([Problem(key, f"cannot be made: {error.strerror}", value=str(folder))]) from error
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError([Problem(key, "is not writable", value=str(folder))])
-    if any(folder.iterdir()):
-        if not (folder / "config.yaml").is_file():
-            message = "is not empty and holds no run of this platform; nothing was written"
-            raise ConfigError([Problem(key, message, value=str(folder), hint="name another folder")])
+def _engines(config: Config, placement: Placement) -> Iterator[Problem]:
+    for name in ("actor", "critic"):
+        backend = getattr(config, name).training_backend
+        if backend != "fsdp" and name in placement.components:
+            message, hint = "this version trains with fsdp only", f"{name}.training_backend=fsdp"
+            yield Problem(f"{name}.training_backend", message, value=backend, allowed="fsdp", hint=hint)
+    if config.rollout.backend != "torch":
+        message, hint = "this version generates with torch only", "rollout.backend=torch"
+        yield Problem("rollout.backend", message, value=config.rollout.backend, allowed="torch", hint=hint)
+
+
+def _processes(config: Config, placement: Placement) -> Iterator[Problem]:
+    if config.cluster.runtime == "ray":
+        hint = "cluster.runtime=auto"
+        message = "this version runs in one process, without Ray"
+        yield Problem("cluster.runtime", message, value="ray", allowed="auto, local", hint=hint)
+    used = max((local for owned in placement.accelerators.values() for _, local in owned), default=-1)
+    found = torch.cuda.device_count()
+    if not placement.fits_one_process:
+        message = f"this version runs in one process, but {placement.one_process_obstacle}"
+        hint = "place every model on one GPU or on this machine's CPU; --plan shows any placement"
+        yield Problem("cluster.component_placement", message, hint=hint)
+    elif used >= found:
+        key = "cluster.gpus_per_node" if config.cluster.gpus_per_node is not None else "cluster.component_placement"
+        message = f"GPU {used} is used, but torch sees {found or 'none'} on this machine"
+        hint = "cluster.gpus_per_node=0 runs on the CPU, null uses what is there; --plan shows any number"
+        yield Problem(key, message, hint=hint)
+    for name in ("env", "rollout"):
+        if config.runner.task_type == "embodied" and (ranks := placement.world_size(name)) != 1:
+            hint = "env.num_workers shares the environments among processes"
+            message = f"an embodied run has one rank of {name}"
+            yield Problem("cluster.component_placement", message, value=f"{ranks} ranks", hint=hint)
+
+
+def _output(config: Config) -> Iterator[Problem]:
+    folder, key = output_path(config), "runner.output_dir"
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not existing.is_dir():
+        yield Problem(key, f"{existing} is a file", value=str(folder), hint="name another folder")
+    elif not os.access(existing, os.W_OK | os.X_OK):
+        yield Problem(key, f"{existing} is not writable", value=str(folder), hint="name another folder")
+    elif existing == folder and (folder / RUN_MARK).is_file():
         if config.runner.resume == "never":
-            message = "holds a run already, and runner.resume is never"
-            raise ConfigError(
-                [
-                    Problem(
-                        key,
-                        message,
-                        value=str(folder),
-                        hint="runner.resume=auto goes on with it; or name another folder",
-                    )
-                ]
-            )
-    return folder
+            hint = "runner.resume=auto goes on with it; or name another folder"
+            yield Problem(key, "holds a run already, and runner.resume is never", value=str(folder), hint=hint)
+    elif existing == folder and any(folder.iterdir()):
+        message = "is not empty and holds no run of this platform"
+        yield Problem(key, message, value=str(folder), hint="name another folder")
 
 
-def check_memory(config: Config, placement: Placement) -> int:
-    """Raises ConfigError when the models cannot fit into this machine's memory. Returns the bytes a checkpoint takes.
+def output_path(config: Config) -> Path:
+    """The run's folder, absolute."""
+    return Path(config.runner.output_dir).expanduser().absolute()
 
-    Counts weights, gradients and optimizer state; activations and caches come on top.
+
+@contextmanager
+def output_folder(config: Config, resolved_yaml: str) -> Iterator[Path]:
+    """The run's folder. One that is made here disappears again if the block fails before there is a line of metrics.
+
+    Raises ConfigError if it cannot be made.
     """
-    if config.runner.task_type == "embodied":
-        return 0
+    folder = output_path(config)
+    new = not (folder / RUN_MARK).exists()
+    if new:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / RUN_MARK).write_text(resolved_yaml, encoding="utf-8")
+        except OSError as error:
+            message = f"cannot be made: {error.strerror}"
+            raise ConfigError([Problem("runner.output_dir", message, value=str(folder))]) from error
+    try:
+        yield folder
+    except BaseException:
+        metrics = folder / "metrics.jsonl"
+        if new and not (metrics.exists() and metrics.stat().st_size):
+            shutil.rmtree(folder)
+        raise
+
+
+def check_models(config: Config, placement: Placement, inventory: Inventory) -> int:
+    """Raises ConfigError when a language model cannot be loaded or all cannot fit into this machine's memory.
+
+    Counts weights, gradients and optimizer state; activations and caches come on top. Returns the bytes of a checkpoint.
+    """
+    sizes = {
+        name: _parameters(config, name) for name in ("actor", "critic", "reference") if name in placement.components
+    }
+    trained = {name: size for name, size in sizes.items() if name != "reference"}
+    needs = {name: size * (BYTES_TRAINED if name in trained else BYTES_FROZEN) for name, size in sizes.items()}
+    if not any(placement.accelerators.values()):
+        needs["rollout (repacked weights)"] = sizes["actor"] * BYTES_FROZEN
+        _check_memory(config, needs, inventory)
+    return sum(trained.values()) * BYTES_SAVED
+
+
+def _check_memory(config: Config, needs: dict[str, int], inventory: Inventory) -> None:
+    free = min(psutil.virtual_memory().available, inventory.nodes[0].memory or psutil.virtual_memory().total)
+    if sum(needs.values()) <= free:
+        return
+    parts = ", ".join(f"{name} {size / 2**30:.1f}" for name, size in needs.items())
+    message = f"training needs {sum(needs.values()) / 2**30:.1f} GiB ({parts}), {free / 2**30:.1f} GiB are free"
+    value = config.actor.model.path or "random_init"
+    raise ConfigError([Problem("actor.model", message, value=value, hint="a smaller model, or a GPU")])
+
+
+def _parameters(config: Config, name: str) -> int:
+    """Parameters of a component's language model, which is built without memory for them."""
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM
 
     from rl_platform.models.pretrained import load_config
     from rl_platform.models.tokenizer import load_tokenizer
 
-    def parameters(key: str) -> int:
-        section = getattr(config, key).model or config.actor.model
-        tokenizer = load_tokenizer(section)
-        model_config = load_config(section, tokenizer.vocab_size, tokenizer.eos_token_ids[0], f"{key}.model")
-        with init_empty_weights():
-            network = AutoModelForCausalLM.from_config(model_config)
-        return sum(parameter.numel() for parameter in network.parameters())
+    section, key = getattr(config, name).model, f"{name}.model"
+    if section is None:
+        section, key = config.actor.model, "actor.model"
+    tokenizer = load_tokenizer(section, key)
+    model_config = load_config(section, tokenizer.vocab_size, tokenizer.eos_token_ids[0], key)
+    with init_empty_weights():
+        network = AutoModelForCausalLM.from_config(model_config)
+    return sum(parameter.numel() for parameter in network.parameters())
 
-    needs = {name: parameters(name) * BYTES_TRAINED for name in ("actor", "critic") if name in placement.components}
-    needs |= {name: parameters(name) * BYTES_FROZEN for name in ("reference",) if name in placement.components}
-    if not any(placement.accelerators.values()):
-        needs["rollout (repacked weights)"] = parameters("actor") * BYTES_FROZEN
-        available = psutil.virtual_memory().available
-        if sum(needs.values()) > available:
-            parts = ", ".join(f"{name} {size / 2**30:.1f}" for name, size in needs.items())
-            message = (
-                f"the models need {sum(needs.values()) / 2**30:.1f} GiB ({parts}), {available / 2**30:.1f} GiB are free"
-            )
-            raise ConfigError(
-                [Problem("actor.model", message, value=config.actor.model.path or "", hint="a smaller model, or a GPU")]
-            )
-    return sum(needs[name] for name in ("actor", "critic") if name in needs) * 3 // 4
+
+def check_reward(config: Config) -> None:
+    """Raises ConfigError or WorkerError when the user's reward function cannot be imported, before a model is loaded."""
+    from rl_platform.components.reward import verifier_spec
+    from rl_platform.envs.reasoning.scoring import ScoringPool
+
+    spec = verifier_spec(config)
+    if not spec.built_in:
+        ScoringPool(spec, num_workers=1, timeout_s=config.reward.timeout_s).close()

@@ -1,14 +1,17 @@
-"""One run from a valid config to its end: runtime, reporters, task, loop."""
+"""One run from a valid config to its end: checks, output folder, reporters, runtime, task, loop."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rl_platform.algorithms.card import algorithm_card
 from rl_platform.config import LoadedConfig
 from rl_platform.config.schema import Config
-from rl_platform.launch.preflight import check_available, check_memory, prepare_output
+from rl_platform.envs.embodied.spaces import EnvDescription, EnvSpaces, make_env, read_spaces
+from rl_platform.launch.preflight import check_cheap, check_models, check_reward, output_folder
 from rl_platform.launch.view import terminal_view
 from rl_platform.metrics import Reporter, Reporters, RunInfo, RunLog
 from rl_platform.placement.inventory import Inventory
@@ -23,42 +26,42 @@ from rl_platform.runtime.local import LocalRuntime
 def run(loaded: LoadedConfig, config_path: str, placement: Placement, inventory: Inventory) -> None:
     """Start or continue the run and stay until it ends. Errors are PlatformErrors with an exit code."""
     config = loaded.config
-    check_available(config, placement)
-    checkpoint_bytes = check_memory(config, placement)
-    spaces = _spaces(config) if config.runner.task_type == "embodied" else None
-    output_dir = prepare_output(config)
-    store, resume_from = RunState.find(config, output_dir)
-    if resume_from is not None and resume_from.step >= config.runner.max_steps:
-        print(
-            f"{output_dir} holds a finished run of {resume_from.step} steps. To go on, raise runner.max_steps; "
-            "to start afresh, name another runner.output_dir."
-        )
-        return
-    store.require_space(checkpoint_bytes)
-    (output_dir / "config.yaml").write_text(loaded.resolved_yaml(), encoding="utf-8")
-    info = RunInfo(
-        experiment=config.runner.experiment_name,
-        task_type=config.runner.task_type,
-        output_dir=output_dir,
-        max_steps=config.runner.max_steps,
-        config_path=config_path,
-        resumed_step=None if resume_from is None else resume_from.step,
-        card=card(config),
-        placement=render(placement, inventory),
-        config=config.model_dump(mode="json"),
-    )
-    reporter = Reporters([RunLog(output_dir, config.runner.logger_backends), terminal_view()])
-    logging.getLogger("rl_platform").addHandler(_Notes(reporter))
-    try:
-        reporter.start(info)
-        with reporter.phase("start"):
-            runtime = LocalRuntime(placement, config.runner.deadline_s, config.runner.seed)
-        with runtime:
-            with reporter.phase("load"):
-                task = _task(config, runtime, reporter, output_dir, spaces, placement)
-            train(config, task, reporter, RunState(store, resume_from, reporter))
-    finally:
-        reporter.close()
+    check_cheap(config, placement)
+    spaces, checkpoint_bytes = None, 0
+    if config.runner.task_type == "embodied":
+        spaces = _spaces(config)
+    else:
+        checkpoint_bytes = check_models(config, placement, inventory)
+        check_reward(config)
+    with output_folder(config, loaded.resolved_yaml()) as folder, _reporting(config, folder) as reporter:
+        state = RunState(config, folder, reporter)
+        if state.finished:
+            _say_finished(state, folder)
+            return
+        state.store.require_space(checkpoint_bytes)
+        state.begin()
+        (folder / "config.yaml").write_text(loaded.resolved_yaml(), encoding="utf-8")
+        reporter.start(_info(config, config_path, folder, state, render(placement, inventory)))
+        try:
+            _train(config, placement, spaces, reporter, state, folder)
+        except BaseException as error:
+            error.add_note(state.outlook())
+            raise
+        state.finish()
+
+
+def _train(
+    config: Config,
+    placement: Placement,
+    spaces: EnvSpaces | None,
+    reporter: Reporter,
+    state: RunState,
+    folder: Path,
+) -> None:
+    with LocalRuntime(placement, config.runner.deadline_s, config.runner.seed) as runtime:
+        with reporter.phase("load"):
+            task = _task(config, runtime, reporter, folder, spaces, placement)
+        train(config, task, reporter, state)
 
 
 def card(config: Config) -> list[tuple[str, str]]:
@@ -74,23 +77,40 @@ def card(config: Config) -> list[tuple[str, str]]:
     )
 
 
+def _info(config: Config, config_path: str, folder: Path, state: RunState, plan: str) -> RunInfo:
+    return RunInfo(
+        experiment=config.runner.experiment_name,
+        task_type=config.runner.task_type,
+        output_dir=folder,
+        max_steps=config.runner.max_steps,
+        config_path=config_path,
+        resumed_step=None if state.resume_from is None else state.resume_from.step,
+        card=card(config),
+        placement=plan,
+        config=config.model_dump(mode="json"),
+    )
+
+
 def _task(
-    config: Config, runtime: Runtime, reporter: Reporter, output_dir: Path, spaces: object, placement: Placement
+    config: Config,
+    runtime: Runtime,
+    reporter: Reporter,
+    folder: Path,
+    spaces: EnvSpaces | None,
+    placement: Placement,
 ) -> Task:
-    if config.runner.task_type == "reasoning":
+    if spaces is None:
         from rl_platform.runners.reasoning import ReasoningTask
 
-        return ReasoningTask(config, runtime, reporter, output_dir)
+        return ReasoningTask(config, runtime, reporter, folder)
     from rl_platform.runners.embodied import EmbodiedTask
 
     actor = "actor_critic" if "actor_critic" in placement.components else "actor"
-    return EmbodiedTask(config, runtime, reporter, output_dir, spaces, actor)
+    return EmbodiedTask(config, runtime, reporter, folder, spaces, actor)
 
 
-def _spaces(config: Config) -> object:
+def _spaces(config: Config) -> EnvSpaces:
     """What the environment looks like; an id that does not exist ends here."""
-    from rl_platform.envs.embodied.spaces import EnvDescription, make_env, read_spaces
-
     env = make_env(EnvDescription(config.env.id, config.env.kwargs, config.env.max_episode_steps))
     try:
         return read_spaces(env, config.env.id)
@@ -98,8 +118,30 @@ def _spaces(config: Config) -> object:
         env.close()
 
 
+def _say_finished(state: RunState, folder: Path) -> None:
+    assert state.resume_from is not None
+    print(
+        f"{folder} holds a finished run of {state.resume_from.step} steps.\n"
+        "To go on, raise runner.max_steps; to start afresh, name another runner.output_dir."
+    )
+
+
+@contextmanager
+def _reporting(config: Config, folder: Path) -> Iterator[Reporters]:
+    """The run's reporters; warnings of the platform's own modules become notes."""
+    reporter = Reporters([RunLog(folder, config.runner.logger_backends), terminal_view()])
+    notes = _Notes(reporter)
+    logger = logging.getLogger("rl_platform")
+    logger.addHandler(notes)
+    try:
+        yield reporter
+    finally:
+        logger.removeHandler(notes)
+        reporter.close()
+
+
 class _Notes(logging.Handler):
-    """Warnings of the platform's own modules appear as notes of the run."""
+    """Passes log records on as notes of the run."""
 
     def __init__(self, reporter: Reporter) -> None:
         super().__init__(logging.WARNING)

@@ -82,8 +82,8 @@ class Checkpoint:
 class CheckpointStore:
     """The checkpoints of one run: `folder` keeps the newest `keep` good ones.
 
-    `fingerprint` says what the parts belong to (model shapes, say); a checkpoint with another one is refused. Opening
-    the store sweeps what killed saves left behind.
+    `fingerprint` says what the parts belong to, a line for each fact (model shapes, say); a checkpoint with another one
+    is refused and the differing lines are shown. Opening the store sweeps what killed saves left behind.
     """
 
     def __init__(self, folder: str | Path, keep: int, fingerprint: str = "") -> None:
@@ -190,10 +190,12 @@ class CheckpointStore:
 
     def _own(self, checkpoint: Checkpoint) -> Checkpoint:
         if checkpoint.fingerprint != self.fingerprint:
+            theirs, ours = checkpoint.fingerprint.splitlines(), self.fingerprint.splitlines()
             raise CheckpointError(
-                f"checkpoint {checkpoint.path} belongs to another model, {checkpoint.fingerprint!r} instead of "
-                f"{self.fingerprint!r}. Use the config it was written with, another runner.output_dir, or "
-                f"runner.resume=never"
+                f"checkpoint {checkpoint.path} belongs to another model: "
+                f"it has {'; '.join(line for line in theirs if line not in ours) or 'nothing more'}, "
+                f"this run {'; '.join(line for line in ours if line not in theirs) or 'nothing more'}. "
+                "Use the config it was written with, or another runner.output_dir"
             )
         return checkpoint
 

@@ -64,14 +64,13 @@ class RolloutBatch:
     """Everything the PPO step knows about one rollout. Tensors are float32 unless said otherwise.
 
     inputs: what the model reads, keyed by name, first dimension B: {"tokens": [B,T] int64, "lengths": [B] int64} for
-    reasoning; {"observations", "actions", "end_observations": [B,T,...]} for embodied, the last one what follows an end
-    that needs a value, else 0.
+    reasoning; {"observations", "actions": [B,T,...]} for embodied.
     action_mask [B,T] bool: positions sampled by the policy. sample_mask [B] bool: rows that count.
     group_ids [B] int64: prompt identity. rewards [B,T]: per position, already placed.
     rollout_log_probs [B,T]: as reported by the rollout engine. log_probs [B,T]: of the training engine before the
     update. values [B,T]: V of the state before the action. ends [B,T] bool: the episode (or the rollout) ends after
-    this position; end_values [B,T]: value of the state that follows such an end, 0 if the episode terminated. None: one
-    episode per row.
+    this position; bootstrapped [B,T] bool: such an end that did not terminate the episode; end_observations [B,T,...]:
+    what was seen after it; end_values [B,T]: the value of that state, 0 elsewhere. All four None: one episode per row.
     """
 
     inputs: dict[str, Tensor]
@@ -81,6 +80,8 @@ class RolloutBatch:
     rewards: Tensor
     rollout_log_probs: Tensor
     ends: Tensor | None = None
+    bootstrapped: Tensor | None = None
+    end_observations: Tensor | None = None
     end_values: Tensor | None = None
     log_probs: Tensor | None = None
     reference_log_probs: Tensor | None = None
@@ -109,9 +110,10 @@ class RolloutBatch:
         )
 
     def flatten(self) -> RolloutBatch:
-        """One row per position: B*T rows of one position each, row-major."""
+        """One row per position: B*T rows of one position each, row-major, without what only the estimator reads."""
         rows, positions = self.action_mask.shape
-        return self._map(lambda tensor: _flatten(tensor, rows, positions))
+        kept = dataclasses.replace(self, ends=None, bootstrapped=None, end_observations=None, end_values=None)
+        return kept._map(lambda tensor: _flatten(tensor, rows, positions))
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> RolloutBatch:
         fields: dict[str, Any] = {name: getattr(self, name) for name in _TENSOR_FIELDS}

@@ -56,12 +56,11 @@ class EmbodiedActor(Learner):
     def evaluate(self, batch: RolloutBatch) -> dict[str, Tensor]:
         """The batch's `log_probs` and `values` [B,T], and `end_values` [B,T] of the states that follow ends."""
         outputs = self.outputs(batch)
-        bootstrapped = batch.inputs["end_observations"].abs().amax(dim=-1) > 0
+        bootstrapped, following = present(batch.bootstrapped), present(batch.end_observations)
         end_values = torch.zeros(batch.action_mask.shape)
-        if bool(bootstrapped.any()):
-            with torch.no_grad():
-                _, values = self.engine.model.model(batch.inputs["end_observations"][bootstrapped].to(self.device))
-            end_values[bootstrapped] = values.cpu()
+        with torch.no_grad():
+            _, values = self.engine.model.model(following[bootstrapped].to(self.device))
+        end_values[bootstrapped] = values.cpu()
         return {"log_probs": present(outputs.log_probs), "values": present(outputs.values), "end_values": end_values}
 
 

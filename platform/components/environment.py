@@ -148,9 +148,8 @@ class _Recording:
         cut = ~self.ends[:, -1]
         self.end_observations[cut, -1] = next_observations[cut]
         self.ends[:, -1] = True
-        self.end_observations[self.terminated] = 0.0
         num_envs = len(self.ends)
-        arrays = {"observations": self.observations, "actions": self.actions, "end_observations": self.end_observations}
+        arrays = {"observations": self.observations, "actions": self.actions}
         return RolloutBatch(
             inputs={name: torch.from_numpy(array) for name, array in arrays.items()},
             action_mask=torch.from_numpy(~self.invalid),
@@ -159,6 +158,8 @@ class _Recording:
             rewards=torch.from_numpy(self.rewards),
             rollout_log_probs=torch.from_numpy(self.log_probs),
             ends=torch.from_numpy(self.ends),
+            bootstrapped=torch.from_numpy(self.ends & ~self.terminated),
+            end_observations=torch.from_numpy(self.end_observations),
         )
 
     def metrics(self) -> dict[str, float]:

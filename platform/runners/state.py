@@ -1,17 +1,19 @@
-"""What a run keeps on disk to go on later: where it resumes from, what a checkpoint holds."""
+"""What a run keeps on disk to go on later: where it resumes from, what a checkpoint holds, whether it is at its end."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from rl_platform.checkpoint import Checkpoint, CheckpointStore
+from rl_platform.config.components import Model
 from rl_platform.config.schema import Config
 from rl_platform.metrics import Reporter
 from rl_platform.runtime.group import WorkerGroup
+
+FINISHED = "finished"  # file in the output folder: everything that follows the last step is done too
 
 
 class Stateful(Protocol):
@@ -25,20 +27,36 @@ class HasParts(Stateful, Protocol):
 
 
 class RunState:
-    """Checkpoints of one run. `resume_from`: the checkpoint to go on from, chosen before anything was started."""
+    """Checkpoints of the run in `output_dir`, and the one that `runner.resume` asks for, None to start at step 0.
 
-    def __init__(self, store: CheckpointStore, resume_from: Checkpoint | None, reporter: Reporter) -> None:
-        self.store, self.resume_from, self.reporter = store, resume_from, reporter
+    Raises CheckpointError for a checkpoint at an explicit path that is damaged, and for one of another model.
+    """
 
-    @classmethod
-    def find(cls, config: Config, output_dir: Path) -> tuple[CheckpointStore, Checkpoint | None]:
-        """The run's checkpoints and the one that `runner.resume` asks for."""
-        store = CheckpointStore(output_dir / "checkpoints", config.runner.keep_checkpoints, fingerprint(config))
-        if config.runner.resume == "never":
-            return store, None
+    def __init__(self, config: Config, output_dir: Path, reporter: Reporter) -> None:
+        self.store = CheckpointStore(output_dir / "checkpoints", config.runner.keep_checkpoints, fingerprint(config))
+        self.reporter = reporter
+        self._max_steps = config.runner.max_steps
+        self._mark = output_dir / FINISHED
+        self.resume_from: Checkpoint | None = None
         if config.runner.resume == "auto":
-            return store, store.latest()
-        return store, store.open(config.runner.resume)
+            self.resume_from = self.store.latest()
+        elif config.runner.resume != "never":
+            self.resume_from = self.store.open(config.runner.resume)
+        self.saved = self.resume_from
+
+    @property
+    def finished(self) -> bool:
+        """Whether an earlier run got to the end, its exports included."""
+        done = self.resume_from is not None and self.resume_from.step >= self._max_steps
+        return done and self._mark.exists()
+
+    def begin(self) -> None:
+        """From now on the run is not finished."""
+        self._mark.unlink(missing_ok=True)
+
+    def finish(self) -> None:
+        """The run has come to its end."""
+        self._mark.touch()
 
     def restore(self, task: HasParts, ppo: Stateful) -> int:
         """Everyone gets the state of the checkpoint; returns its step, 0 without one."""
@@ -54,18 +72,32 @@ class RunState:
 
     def save(self, step: int, task: HasParts, ppo: Stateful) -> None:
         parts = {name: group.rank(0).state_dict().result() for name, group in task.parts().items()}
-        checkpoint = self.store.save(step, parts | {"run": {"task": task.state_dict(), "ppo": ppo.state_dict()}})
-        self.reporter.note(f"checkpoint of step {step}: {checkpoint.path}")
+        self.saved = self.store.save(step, parts | {"run": {"task": task.state_dict(), "ppo": ppo.state_dict()}})
+        self.reporter.note(f"checkpoint of step {step}: {self.saved.path}")
+
+    def outlook(self) -> str:
+        """What starting the same command again would do after the run has been stopped."""
+        if self.saved is None:
+            return "no checkpoint was written yet (runner.save_interval): the same command starts over"
+        return f"the same command goes on from step {self.saved.step}: {self.saved.path}"
 
 
 def fingerprint(config: Config) -> str:
-    """Changes when a checkpoint of the one config cannot be loaded by the other."""
-    critic = config.critic.model or config.actor.model
-    shape = [
-        config.runner.task_type,
-        config.actor.model.model_dump(),
-        critic.model_dump(),
-        config.env.id,
-        config.env.num_envs,
-    ]
-    return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]
+    """Lines `key: value`: what two configs must agree in for one to load the checkpoints of the other."""
+    facts: dict[str, Any] = {"runner.task_type": config.runner.task_type}
+    if config.runner.task_type == "embodied":
+        env = config.env.model_dump(
+            include={"id", "kwargs", "num_envs", "max_episode_steps", "normalize_observations", "normalize_rewards"}
+        )
+        facts |= {f"env.{name}": value for name, value in env.items()}
+        facts |= _facts("actor.model", config.actor.model, {"hidden_sizes", "activation"})
+    else:
+        language_model = {"path", "random_init", "tokenizer"}
+        facts |= _facts("actor.model", config.actor.model, language_model)
+        if config.critic.use_critic_model:
+            facts |= _facts("critic.model", config.critic.model or config.actor.model, language_model)
+    return "\n".join(f"{key}: {json.dumps(value, sort_keys=True)}" for key, value in facts.items())
+
+
+def _facts(key: str, model: Model, names: set[str]) -> dict[str, Any]:
+    return {f"{key}.{name}": value for name, value in model.model_dump(include=names).items()}

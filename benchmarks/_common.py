@@ -1,0 +1,225 @@
+"""What the benchmarks against other libraries share: a race between processes, our training loop in it, and the report.
+
+Every contestant is a process of its own and does one lap (a PPO step, say) at a time while the others wait, so that a
+busy machine slows all alike. Ratios are taken round by round, between laps that ran next to each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import multiprocessing
+import os
+import platform
+import statistics
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rl_platform.config import load_config
+from rl_platform.config.schema import Config
+from rl_platform.metrics import Reporter, Reporters, RunInfo, RunLog, Sample
+from rl_platform.placement.inventory import inventory_for
+from rl_platform.placement.scheduler import Placement, schedule
+from rl_platform.runners.ppo import Task, train
+from rl_platform.runners.state import RunState
+from rl_platform.runtime import Runtime
+from rl_platform.runtime.local import LocalRuntime
+
+LONG_RUN = 1_000_000  # steps or episodes: every race ends before
+JOIN_S = 60.0
+Build = Callable[[Config, Runtime, Reporter, Path, Placement], Task]
+
+
+class Lap(NamedTuple):
+    """Wall seconds of one lap, and numbers that the contestant gives with it: counts, seconds of phases."""
+
+    seconds: float
+    numbers: Mapping[str, float]
+
+
+class Turns:
+    """The contestant's side of a race. It calls `next` once when it is ready and again after every lap."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._began: float | None = None
+
+    def next(self, numbers: Mapping[str, float] | None = None) -> None:
+        """Report the lap that ends here and wait for the next turn. Raises SystemExit when the race is over."""
+        seconds = 0.0 if self._began is None else time.perf_counter() - self._began
+        self._connection.send(Lap(seconds, numbers or {}))
+        try:
+            self._connection.recv()
+        except EOFError:
+            raise SystemExit from None
+        self._began = time.perf_counter()
+
+
+class Entry(NamedTuple):
+    """A contestant: a function of this or the main module, and the settings it runs under."""
+
+    run: Callable[[Turns, argparse.Namespace], None]
+    settings: argparse.Namespace
+
+
+def race(entries: Mapping[str, Entry], warm_up: int, rounds: int) -> dict[str, list[Lap]]:
+    """Laps of every contestant. In each round all of them do one, every second round in reverse order."""
+    context = multiprocessing.get_context("spawn")
+    lines: dict[str, Connection] = {}
+    processes = []
+    laps: dict[str, list[Lap]] = {name: [] for name in entries}
+    try:
+        for name, entry in entries.items():  # one after the other, as loading is heavy too
+            lines[name], theirs = context.Pipe()
+            processes.append(context.Process(target=_contestant, args=(entry, theirs), name=name))
+            processes[-1].start()
+            theirs.close()
+            _lap(lines[name], name)
+        for number in range(warm_up + rounds):
+            for name in list(entries)[:: -1 if number % 2 else 1]:
+                lines[name].send(None)
+                lap = _lap(lines[name], name)
+                if number >= warm_up:
+                    laps[name].append(lap)
+    finally:
+        for line in lines.values():
+            line.close()
+        for process in processes:
+            process.join(JOIN_S)
+    return laps
+
+
+def _contestant(entry: Entry, connection: Connection) -> None:
+    try:
+        entry.run(Turns(connection), entry.settings)
+    except Exception:
+        traceback.print_exc()
+
+
+def _lap(line: Connection, name: str) -> Lap:
+    try:
+        lap: Lap = line.recv()
+    except EOFError:
+        raise SystemExit(f"{name} ended before the race did") from None
+    return lap
+
+
+def train_ours(turns: Turns, config_path: str, overrides: Sequence[str], build: Build) -> None:
+    """The training loop of a real run, one lap per PPO step with logging; validates once, before it is ready."""
+    loaded = load_config(config_path, [*overrides, f"runner.max_steps={LONG_RUN}", "runner.val_check_interval=0"])
+    config = loaded.config
+    placement = schedule(config.cluster, inventory_for(config.cluster))
+    with tempfile.TemporaryDirectory() as folder:
+        output_dir = Path(folder)
+        reporter = Reporters([RunLog(output_dir), _TurnReporter(turns)])
+        reporter.start(RunInfo(config.runner.experiment_name, config.runner.task_type, output_dir, LONG_RUN))
+        with LocalRuntime(placement, config.runner.deadline_s, config.runner.seed) as runtime:
+            task = build(config, runtime, reporter, output_dir, placement)
+            train(config, task, reporter, RunState(*RunState.find(config, output_dir), reporter))
+
+
+class _TurnReporter:
+    """A sink of the run's reporter for which every finished step is a lap."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+
+    def start(self, info: RunInfo) -> None:
+        pass
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def progress(self, done: int, total: int, unit: str, **numbers: float) -> None:
+        pass
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._turns.next(metrics)
+
+    def samples(self, step: int, samples: Sequence[Sample]) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def total(laps: Sequence[Lap], number: str) -> float:
+    return sum(lap.numbers[number] for lap in laps)
+
+
+def rate(laps: Sequence[Lap], number: str) -> float:
+    """Median over laps of a count per second."""
+    return statistics.median(lap.numbers[number] / lap.seconds for lap in laps)
+
+
+def ratios(ours: Sequence[Lap], theirs: Sequence[Lap], number: str | None = None) -> list[float]:
+    """How many times faster ours was, round by round: by seconds, or by `number` per second."""
+    work = [1.0 if number is None else a.numbers[number] / b.numbers[number] for a, b in zip(ours, theirs, strict=True)]
+    return [done * b.seconds / a.seconds for done, a, b in zip(work, ours, theirs, strict=True)]
+
+
+def print_phases(laps: Sequence[Lap]) -> None:
+    """Median seconds of the phases of our step, longest first."""
+    names = [name for name in laps[-1].numbers if name.startswith("time/") and "." not in name and name != "time/step"]
+    found = {name: statistics.median(lap.numbers.get(name, 0.0) for lap in laps) for name in names}
+    longest = sorted(found, key=lambda name: -found[name])
+    print("  phases: " + ", ".join(f"{name.removeprefix('time/')} {found[name]:.3g} s" for name in longest))
+
+
+def print_verdict(what: str, found: Sequence[float], target: float) -> None:
+    middle = statistics.median(found)
+    spread = f"{middle:.2f} ({min(found):.2f} - {max(found):.2f} over {len(found)} rounds)"
+    print(f"{what}: {spread}; target {target:g}: {'met' if middle >= target else 'missed'}")
+
+
+def machine(packages: Sequence[str]) -> dict[str, Any]:
+    """Where and with what the numbers were measured; printed, and returned for the JSON file."""
+    import torch
+
+    found = {
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "load": [round(value, 2) for value in os.getloadavg()],
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "versions": {package: importlib.metadata.version(package) for package in packages},
+    }
+    versions = ", ".join(f"{package} {version}" for package, version in found["versions"].items())
+    print(f"{found['cpu']}, {found['cores']} cores, {found['torch_threads']} torch threads, load {found['load'][0]:g}")
+    print(f"Python {found['python']}, {versions}")
+    return found
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def new_parser(description: str | None, rounds: int) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=rounds, help="measured laps of every contestant")
+    parser.add_argument("--warm-up", type=int, default=1, help="laps before that")
+    parser.add_argument("--quick", action="store_true", help="a small smoke run, no numbers to quote")
+    parser.add_argument("--json", type=Path, help="write the numbers here too")
+    return parser
+
+
+def write_json(path: Path | None, content: Mapping[str, Any]) -> None:
+    if path is not None:
+        path.write_text(json.dumps(content, indent=1, default=str), encoding="utf-8")

@@ -1,0 +1,173 @@
+"""The env component: what follows an end, masks of invalid steps, actions that depend on their draw alone."""
+
+from __future__ import annotations
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from rl_platform.components.actor import EmbodiedActor
+from rl_platform.components.environment import Environment
+from rl_platform.components.policy_rollout import Observations, PolicyRollout
+from rl_platform.config.schema import Config
+from rl_platform.runtime.channel import Channel
+from rl_platform.runtime.host import ComponentContext
+
+ENV_ID = "Corridor-v0"
+
+
+class Corridor(gymnasium.Env):
+    """Observation: [steps so far + 1, 7]. Terminates after 3 steps if action 1 was chosen; NaN on demand."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, nan_at: int = -1) -> None:
+        self.nan_at = nan_at
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps, self.chose_one = 0, False
+        return self._observe(), {}
+
+    def step(self, action):
+        self.steps += 1
+        self.chose_one |= bool(action)
+        reward = np.nan if self.steps == self.nan_at else float(self.steps)
+        return self._observe(), reward, self.chose_one and self.steps == 3, False, {}
+
+    def _observe(self):
+        return np.array([self.steps + 1, 7], np.float32)
+
+
+gymnasium.register(ENV_ID, Corridor, max_episode_steps=5)
+
+
+def config(**env) -> Config:
+    settings = {
+        "id": ENV_ID,
+        "num_envs": 2,
+        "rollout_steps": 7,
+        "normalize_observations": False,
+        "normalize_rewards": False,
+    }
+    return Config.model_validate(
+        {
+            "runner": {"task_type": "embodied"},
+            "cluster": {"component_placement": {"actor_critic,env,rollout": "all"}},
+            "algorithm": {"loss_type": "actor_critic", "gamma": 0.9},
+            "actor": {"model": {"hidden_sizes": [8]}},
+            "env": settings | env,
+        }
+    )
+
+
+def context(name: str) -> ComponentContext:
+    return ComponentContext(name=name, rank=0, world_size=1, node=0, accelerators=(), seed=3)
+
+
+class AlwaysChooses:
+    """A policy behind the channel interface, without a thread."""
+
+    def __init__(self, choice: int) -> None:
+        self.choice = choice
+        self.asked: list[Observations] = []
+
+    def put(self, observations: Observations) -> None:
+        self.asked.append(observations)
+
+    def get(self):
+        from rl_platform.components.policy_rollout import Actions
+
+        count = len(self.asked[-1].array)
+        return Actions(np.full(count, self.choice), np.full(count, -0.5, np.float32))
+
+
+def collect(choice: int, **env):
+    policy = AlwaysChooses(choice)
+    environment = Environment(context("env"), config(**env))
+    try:
+        return *environment.collect(0, policy, policy), policy
+    finally:
+        environment.close()
+
+
+def test_terminated_episodes_are_worth_nothing_after_their_end():
+    batch, metrics, _ = collect(choice=1)
+    assert batch.ends[0].tolist() == [False, False, True, False, False, True, True]
+    assert batch.bootstrapped[0].tolist() == [False] * 6 + [True]
+    assert batch.end_observations[0, 6].tolist() == [2.0, 7.0]  # the rollout ends one step into an episode
+    assert metrics["episode/return"] == 6.0
+    assert metrics["episode/length"] == 3.0
+
+
+def test_truncated_episodes_continue_with_their_last_observation_not_the_reset_one():
+    batch, _, _ = collect(choice=0)
+    assert batch.ends[0].tolist() == [False, False, False, False, True, False, True]
+    assert batch.bootstrapped[0].tolist() == batch.ends[0].tolist()
+    assert batch.end_observations[0, 4].tolist() == [6.0, 7.0]
+    assert batch.inputs["observations"][0, 5].tolist() == [1.0, 7.0]
+
+
+def test_a_step_that_is_not_finite_is_masked_and_ends_its_episode():
+    batch, metrics, _ = collect(choice=0, kwargs={"nan_at": 2})
+    assert batch.action_mask[0].tolist() == [True, False, True, False, True, False, True]
+    assert batch.ends[0, 1]
+    assert torch.isfinite(batch.rewards).all()
+    assert metrics["episode/invalid"] == 6.0
+    assert metrics["episode/count"] == 0.0
+
+
+def test_end_values_come_from_the_states_that_follow_ends():
+    settings = config()
+    batch, _, _ = collect(choice=0)
+    environment = Environment(context("env"), settings)
+    actor = EmbodiedActor(context("actor_critic"), settings, environment.envs.spaces)
+    environment.close()
+    torch.nn.init.normal_(actor.engine.model.model.value_head.weight, std=1.0)
+    fields = actor.evaluate(batch)
+    with torch.no_grad():
+        _, expected = actor.engine.model.model(torch.tensor([[6.0, 7.0]]))
+    assert fields["end_values"][0, 4].item() == pytest.approx(expected.item())
+    assert fields["end_values"][0, :4].abs().sum() == 0
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_rollout_micro_batches_choose_the_same_actions_when_deterministic(rows):
+    settings = config()
+    environment = Environment(context("env"), settings)
+    environment.close()
+    whole = PolicyRollout(context("rollout"), settings, environment.envs.spaces)
+    algorithm = settings.algorithm.model_copy(update={"rollout_micro_batch_size": rows})
+    parts = PolicyRollout(
+        context("rollout"), settings.model_copy(update={"algorithm": algorithm}), environment.envs.spaces
+    )
+    observations = Observations(np.random.default_rng(0).normal(size=(8, 2)).astype(np.float32), deterministic=True)
+    assert whole.act(observations).array.tolist() == parts.act(observations).array.tolist()
+    np.testing.assert_allclose(whole.act(observations).log_probs, parts.act(observations).log_probs, rtol=1e-6)
+
+
+def test_actions_depend_on_the_draw_and_not_on_what_was_drawn_before():
+    settings = config()
+    environment = Environment(context("env"), settings)
+    environment.close()
+    rollout = PolicyRollout(context("rollout"), settings, environment.envs.spaces)
+    array = np.zeros((64, 2), np.float32)
+    first = rollout.act(Observations(array, ("act", 1, 2))).array
+    other = rollout.act(Observations(array, ("act", 1, 3))).array
+    again = rollout.act(Observations(array, ("act", 1, 2))).array
+    assert first.tolist() == again.tolist()
+    assert first.tolist() != other.tolist()
+
+
+def test_serve_answers_until_its_source_closes():
+    settings = config()
+    environment = Environment(context("env"), settings)
+    environment.close()
+    rollout = PolicyRollout(context("rollout"), settings, environment.envs.spaces)
+    source, sink = Channel("observations", 2, 5.0), Channel("actions", 2, 5.0)
+    source.put(Observations(np.zeros((2, 2), np.float32), ("act", 0, 0)))
+    source.close()
+    rollout.serve(source, sink)
+    assert sink.get().array.shape == (2,)
