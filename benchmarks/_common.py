@@ -16,9 +16,8 @@ import statistics
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,10 +63,11 @@ class Turns:
 
 
 class Entry(NamedTuple):
-    """A contestant: a function of this or the main module, and the settings it runs under."""
+    """A contestant: a function of the main module, its settings, and its threads (OMP_NUM_THREADS; None: as it is)."""
 
     run: Callable[[Turns, argparse.Namespace], None]
     settings: argparse.Namespace
+    threads: int | None = None
 
 
 def race(entries: Mapping[str, Entry], warm_up: int, rounds: int) -> dict[str, list[Lap]]:
@@ -80,7 +80,8 @@ def race(entries: Mapping[str, Entry], warm_up: int, rounds: int) -> dict[str, l
         for name, entry in entries.items():  # one after the other, as loading is heavy too
             lines[name], theirs = context.Pipe()
             processes.append(context.Process(target=_contestant, args=(entry, theirs), name=name))
-            processes[-1].start()
+            with _threads(entry.threads):
+                processes[-1].start()
             theirs.close()
             _lap(lines[name], name)
         for number in range(warm_up + rounds):
@@ -95,6 +96,19 @@ def race(entries: Mapping[str, Entry], warm_up: int, rounds: int) -> dict[str, l
         for process in processes:
             process.join(JOIN_S)
     return laps
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    """Processes started within this block compute with so many threads."""
+    before = os.environ.get("OMP_NUM_THREADS")
+    if count is not None:
+        os.environ["OMP_NUM_THREADS"] = str(count)
+    yield
+    if before is None:
+        os.environ.pop("OMP_NUM_THREADS", None)
+    else:
+        os.environ["OMP_NUM_THREADS"] = before
 
 
 def _contestant(entry: Entry, connection: Connection) -> None:
@@ -123,7 +137,7 @@ def train_ours(turns: Turns, config_path: str, overrides: Sequence[str], build: 
         reporter.start(RunInfo(config.runner.experiment_name, config.runner.task_type, output_dir, LONG_RUN))
         with LocalRuntime(placement, config.runner.deadline_s, config.runner.seed) as runtime:
             task = build(config, runtime, reporter, output_dir, placement)
-            train(config, task, reporter, RunState(*RunState.find(config, output_dir), reporter))
+            train(config, task, reporter, RunState(config, output_dir, reporter))
 
 
 class _TurnReporter:
@@ -215,6 +229,7 @@ def new_parser(description: str | None, rounds: int) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=rounds, help="measured laps of every contestant")
     parser.add_argument("--warm-up", type=int, default=1, help="laps before that")
+    parser.add_argument("--threads", type=int, help="of every contestant; without it each uses its default")
     parser.add_argument("--quick", action="store_true", help="a small smoke run, no numbers to quote")
     parser.add_argument("--json", type=Path, help="write the numbers here too")
     return parser

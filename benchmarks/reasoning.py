@@ -14,10 +14,12 @@ which cannot leave it out: that ratio is printed, but it has no target.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
 import tempfile
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,6 +40,11 @@ from _common import (
     write_json,
 )
 
+from rl_platform.config.schema import Config
+from rl_platform.metrics import Reporter
+from rl_platform.placement.scheduler import Placement
+from rl_platform.runtime import Runtime
+
 CONFIG = Path(__file__).parents[1] / "configs/reasoning/ppo.yaml"
 TARGET = 1.5
 PACKAGES = ("torch", "transformers", "trl", "accelerate")
@@ -50,7 +57,11 @@ def endless_model(source: Path, target: Path) -> None:
     token, token_id = NEVER_SAMPLED
     for file in source.iterdir():
         (target / file.name).symlink_to(file)
-    for name, value in (("config.json", token_id), ("generation_config.json", token_id), ("tokenizer_config.json", token)):
+    for name, value in (
+        ("config.json", token_id),
+        ("generation_config.json", token_id),
+        ("tokenizer_config.json", token),
+    ):
         keys = ("eos_token", "pad_token") if value == token else ("eos_token_id", "pad_token_id")
         content = json.loads((source / name).read_text(encoding="utf-8"))
         (target / name).unlink()
@@ -78,18 +89,29 @@ def overrides(settings: argparse.Namespace) -> list[str]:
 
 
 def ours(turns: Turns, settings: argparse.Namespace) -> None:
+    from rl_platform.envs.reasoning.tasks import build_questions
     from rl_platform.runners.reasoning import ReasoningTask
 
-    train_ours(turns, str(CONFIG), overrides(settings), lambda *arguments: ReasoningTask(*arguments[:4]))
+    def build(config: Config, runtime: Runtime, reporter: Reporter, folder: Path, _: Placement) -> ReasoningTask:
+        return ReasoningTask(config, runtime, reporter, folder, build_questions(config.data, config.runner.seed))
+
+    train_ours(turns, str(CONFIG), overrides(settings), build)
 
 
 def trl(turns: Turns, settings: argparse.Namespace) -> None:
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
     import torch
     from datasets import Dataset
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
-    from transformers import PrinterCallback, TrainerCallback
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoModelForSequenceClassification,
+        AutoTokenizer,
+        PrinterCallback,
+        TrainerCallback,
+    )
     from trl.experimental.ppo import PPOConfig, PPOTrainer
+
+    from rl_platform.models.pretrained import quiet_transformers
 
     prompts = same_prompts(settings)
     prompt_tokens = sum(map(len, prompts))
@@ -118,9 +140,10 @@ def trl(turns: Turns, settings: argparse.Namespace) -> None:
     def policy() -> Any:
         return AutoModelForCausalLM.from_pretrained(settings.model, dtype=torch.float32)
 
+    warnings.simplefilter("ignore")
     reward = FreeReward()
-    value = AutoModelForSequenceClassification.from_pretrained(settings.model, num_labels=1, dtype=torch.float32)
-    with tempfile.TemporaryDirectory() as folder:
+    with quiet_transformers(), tempfile.TemporaryDirectory() as folder:
+        value = AutoModelForSequenceClassification.from_pretrained(settings.model, num_labels=1, dtype=torch.float32)
         arguments = PPOConfig(
             output_dir=folder,
             per_device_train_batch_size=settings.prompts,
@@ -157,7 +180,8 @@ def trl(turns: Turns, settings: argparse.Namespace) -> None:
             callbacks=[EveryStepALap()],
         )
         trainer.remove_callback(PrinterCallback)
-        trainer.train()
+        with contextlib.redirect_stdout(None):
+            trainer.train()
 
 
 def same_prompts(settings: argparse.Namespace) -> list[list[int]]:
@@ -169,15 +193,23 @@ def same_prompts(settings: argparse.Namespace) -> list[list[int]]:
 
     config = load_config(str(CONFIG), overrides(settings)).config
     questions = build_questions(config.data, config.runner.seed).train
-    return [list(prompt.token_ids) for prompt in build_prompts(questions, load_tokenizer(config.actor.model), config.data).prompts]
+    return [
+        list(prompt.token_ids)
+        for prompt in build_prompts(questions, load_tokenizer(config.actor.model), config.data).prompts
+    ]
 
 
 def check(name: str, laps: list[Lap], settings: argparse.Namespace) -> None:
     expected = settings.prompts * settings.tokens
     for lap in laps:
-        tokens = lap.numbers.get("response_tokens", expected * lap.numbers.get("len/response_clip_frac", 0.0))
-        if tokens != expected:
+        tokens = lap.numbers["response_tokens"] if name == TRL else response_tokens(lap)
+        if round(tokens) != expected:
             raise SystemExit(f"{name} generated {tokens:g} tokens instead of {expected}: the timings mean nothing")
+
+
+def response_tokens(lap: Lap) -> float:
+    """Of our lap: all tokens without those of the prompts."""
+    return lap.numbers["perf/tokens"] - lap.numbers["len/prompt_mean"] * lap.numbers["perf/samples"]
 
 
 def main() -> None:
@@ -195,8 +227,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         endless_model(Path(model_folder("smollm2-135m-instruct")), Path(folder))
         for own, reference in ((OURS, True), (OURS_ALONE, False)):
-            settings = argparse.Namespace(prompts=options.prompts, tokens=options.tokens, model=folder, reference=reference)
-            laps = race({own: Entry(ours, settings), TRL: Entry(trl, settings)}, options.warm_up, options.rounds)
+            settings = argparse.Namespace(
+                prompts=options.prompts, tokens=options.tokens, model=folder, reference=reference
+            )
+            laps = race(
+                {own: Entry(ours, settings, options.threads), TRL: Entry(trl, settings, options.threads)},
+                options.warm_up,
+                options.rounds,
+            )
             report(own, laps, settings)
             results[own] = laps
     write_json(options.json, {"benchmark": "reasoning", "options": vars(options), "machine": found, "laps": results})

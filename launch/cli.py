@@ -10,7 +10,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Annotated
 
@@ -32,8 +32,18 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM, from a batch system say: the run stops as it does on Ctrl-C."""
 
 
+@dataclass(frozen=True)
+class Arguments:
+    """What stands on the command line."""
+
+    config: str
+    overrides: list[str]
+    print_config: bool
+    plan: bool
+
+
 @app.command()
-def launch(
+def parse(
     config: Annotated[str, typer.Argument(help="YAML file, for example configs/reasoning/ppo.yaml")],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="for example runner.max_steps=10")
@@ -44,19 +54,27 @@ def launch(
     plan: Annotated[
         bool, typer.Option("--plan", help="Print who sits on which GPU and stop; nothing is started.")
     ] = False,
-) -> None:
-    """Train a policy as CONFIG says. The same file runs on a laptop, a GPU or a cluster; only its section `cluster` differs."""
-    loaded, placement, inventory = load(config, overrides or [])
-    if print_config:
+) -> Arguments:
+    """Train a policy as CONFIG says.
+
+    The same file runs on a laptop, a GPU or a cluster; only its section `cluster` differs.
+    """
+    return Arguments(config, overrides or [], print_config, plan)
+
+
+def launch(arguments: Arguments) -> None:
+    """What the command line asks for. Runs outside typer, which would turn Ctrl-C into a success."""
+    loaded, placement, inventory = load(arguments.config, arguments.overrides)
+    if arguments.print_config:
         print(loaded.resolved_yaml(), end="")
-    if plan:
+    if arguments.plan:
         print(render(placement, inventory), end="")
-    if print_config or plan:
+    if arguments.print_config or arguments.plan:
         return
     from rl_platform.launch.session import run  # only here: it loads torch
 
     try:
-        run(loaded, config, placement, inventory)
+        run(loaded, arguments.config, placement, inventory)
     except ConfigError as error:
         raise type(error)([_located(problem, loaded) for problem in error.problems]) from error
 
@@ -88,7 +106,9 @@ def main() -> None:
     """Entry point of the console script: every error becomes a message and its exit code."""
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        app(standalone_mode=False)
+        arguments = app(standalone_mode=False)
+        if isinstance(arguments, Arguments):  # --help gives a number
+            launch(arguments)
     except BaseException as error:
         code = _explain(error)
     else:
@@ -106,10 +126,6 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 def _explain(error: BaseException) -> int:
     """Prints what the user should know of `error`; returns the exit code."""
-    if isinstance(error, typer.Exit):
-        return error.exit_code
-    if isinstance(error, typer.Abort) and error.__cause__ is not None:  # typer's form of KeyboardInterrupt
-        error = error.__cause__
     notes: list[str] = getattr(error, "__notes__", [])
     if isinstance(error, KeyboardInterrupt):
         name, code = ("terminated", TERMINATED) if isinstance(error, Terminated) else ("interrupted", INTERRUPTED)
@@ -117,7 +133,7 @@ def _explain(error: BaseException) -> int:
         return code
     if isinstance(error, PlatformError):
         name = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
-        _print(f"{name}{error}", *notes)
+        _print(f"{name}{error}".rstrip(), *notes)
         return error.exit_code
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # wrong usage of the command line
         _print(error.format_message(), "try: platform-launch --help")

@@ -69,8 +69,8 @@ class PlainView:
         self._print(text)
 
     def close(self) -> None:
-        if self._info is not None:
-            print_lines(self.console, "done", self._history.summary(self._info))
+        if self._info is not None and self._history.rows:
+            print_lines(self.console, "summary", self._history.summary(self._info))
 
     def _print(self, text: str) -> None:
         self.console.print(Text(text), soft_wrap=True)

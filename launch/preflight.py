@@ -2,8 +2,8 @@
 environment, the reward.
 
 Cheap checks come first and are told together; the expensive ones, which read model configs, build an environment or
-start a scoring process, are not reached by a config that fails the cheap ones. Not covered: the data, which is read once,
-by the run itself.
+start a scoring process, are not reached by a config that fails the cheap ones. Not covered: what the run reads and
+keeps, its questions or the spaces of its environment.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _processes(config: Config, placement: Placement) -> Iterator[Problem]:
         yield Problem("cluster.runtime", message, value="ray", allowed="auto, local", hint=hint)
     used = max((local for owned in placement.accelerators.values() for _, local in owned), default=-1)
     found = torch.cuda.device_count()
-    if not placement.fits_one_process:
+    if not placement.fits_one_process and not placement.exclusive:
         message = f"this version runs in one process, but {placement.one_process_obstacle}"
         hint = "place every model on one GPU or on this machine's CPU; --plan shows any placement"
         yield Problem("cluster.component_placement", message, hint=hint)
@@ -121,7 +121,7 @@ def output_folder(config: Config, resolved_yaml: str) -> Iterator[Path]:
 def check_models(config: Config, placement: Placement, inventory: Inventory) -> int:
     """Raises ConfigError when a language model cannot be loaded or all cannot fit into this machine's memory.
 
-    Counts weights, gradients and optimizer state; activations and caches come on top. Returns the bytes of a checkpoint.
+    Counts weights, gradients and optimizer state; activations and caches come on top. Returns a checkpoint's bytes.
     """
     sizes = {
         name: _parameters(config, name) for name in ("actor", "critic", "reference") if name in placement.components
@@ -159,11 +159,12 @@ def _parameters(config: Config, name: str) -> int:
     model_config = load_config(section, tokenizer.vocab_size, tokenizer.eos_token_ids[0], key)
     with init_empty_weights():
         network = AutoModelForCausalLM.from_config(model_config)
+    network.tie_weights()  # each parameter that was made without memory is one of its own
     return sum(parameter.numel() for parameter in network.parameters())
 
 
 def check_reward(config: Config) -> None:
-    """Raises ConfigError or WorkerError when the user's reward function cannot be imported, before a model is loaded."""
+    """Raises ConfigError or WorkerError when the user's reward function cannot be imported."""
     from rl_platform.components.reward import verifier_spec
     from rl_platform.envs.reasoning.scoring import ScoringPool
 

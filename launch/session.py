@@ -11,6 +11,8 @@ from rl_platform.algorithms.card import algorithm_card
 from rl_platform.config import LoadedConfig
 from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.spaces import EnvDescription, EnvSpaces, make_env, read_spaces
+from rl_platform.envs.reasoning.question import Split
+from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.launch.preflight import check_cheap, check_models, check_reward, output_folder
 from rl_platform.launch.view import terminal_view
 from rl_platform.metrics import Reporter, Reporters, RunInfo, RunLog
@@ -27,12 +29,13 @@ def run(loaded: LoadedConfig, config_path: str, placement: Placement, inventory:
     """Start or continue the run and stay until it ends. Errors are PlatformErrors with an exit code."""
     config = loaded.config
     check_cheap(config, placement)
-    spaces, checkpoint_bytes = None, 0
+    world: EnvSpaces | Split
     if config.runner.task_type == "embodied":
-        spaces = _spaces(config)
+        world, checkpoint_bytes = _spaces(config), 0
     else:
-        checkpoint_bytes = check_models(config, placement, inventory)
+        world = build_questions(config.data, config.runner.seed)
         check_reward(config)
+        checkpoint_bytes = check_models(config, placement, inventory)
     with output_folder(config, loaded.resolved_yaml()) as folder, _reporting(config, folder) as reporter:
         state = RunState(config, folder, reporter)
         if state.finished:
@@ -43,7 +46,7 @@ def run(loaded: LoadedConfig, config_path: str, placement: Placement, inventory:
         (folder / "config.yaml").write_text(loaded.resolved_yaml(), encoding="utf-8")
         reporter.start(_info(config, config_path, folder, state, render(placement, inventory)))
         try:
-            _train(config, placement, spaces, reporter, state, folder)
+            _train(config, placement, world, reporter, state, folder)
         except BaseException as error:
             error.add_note(state.outlook())
             raise
@@ -53,14 +56,14 @@ def run(loaded: LoadedConfig, config_path: str, placement: Placement, inventory:
 def _train(
     config: Config,
     placement: Placement,
-    spaces: EnvSpaces | None,
+    world: EnvSpaces | Split,
     reporter: Reporter,
     state: RunState,
     folder: Path,
 ) -> None:
     with LocalRuntime(placement, config.runner.deadline_s, config.runner.seed) as runtime:
         with reporter.phase("load"):
-            task = _task(config, runtime, reporter, folder, spaces, placement)
+            task = _task(config, runtime, reporter, folder, world, placement)
         train(config, task, reporter, state)
 
 
@@ -96,17 +99,17 @@ def _task(
     runtime: Runtime,
     reporter: Reporter,
     folder: Path,
-    spaces: EnvSpaces | None,
+    world: EnvSpaces | Split,
     placement: Placement,
 ) -> Task:
-    if spaces is None:
+    if isinstance(world, Split):
         from rl_platform.runners.reasoning import ReasoningTask
 
-        return ReasoningTask(config, runtime, reporter, folder)
+        return ReasoningTask(config, runtime, reporter, folder, world)
     from rl_platform.runners.embodied import EmbodiedTask
 
     actor = "actor_critic" if "actor_critic" in placement.components else "actor"
-    return EmbodiedTask(config, runtime, reporter, folder, spaces, actor)
+    return EmbodiedTask(config, runtime, reporter, folder, world, actor)
 
 
 def _spaces(config: Config) -> EnvSpaces:

@@ -101,7 +101,8 @@ class LiveView:
         self._thread.join()
         self._live.update(self, refresh=True)
         self._live.stop()
-        print_lines(self.console, "done", self._history.summary(self._info))
+        if self._history.rows:
+            print_lines(self.console, "summary", self._history.summary(self._info))
 
     def _redraw(self) -> None:
         second = 0

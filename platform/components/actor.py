@@ -58,9 +58,10 @@ class EmbodiedActor(Learner):
         outputs = self.outputs(batch)
         bootstrapped, following = present(batch.bootstrapped), present(batch.end_observations)
         end_values = torch.zeros(batch.action_mask.shape)
-        with torch.no_grad():
-            _, values = self.engine.model.model(following[bootstrapped].to(self.device))
-        end_values[bootstrapped] = values.cpu()
+        if bool(bootstrapped.any()):
+            rows = batch.flatten().select(bootstrapped.flatten().nonzero().squeeze(1))
+            rows.inputs["observations"] = following[bootstrapped][:, None]
+            end_values[bootstrapped] = present(self.outputs(rows).values).squeeze(1)
         return {"log_probs": present(outputs.log_probs), "values": present(outputs.values), "end_values": end_values}
 
 

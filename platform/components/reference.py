@@ -9,7 +9,7 @@ from rl_platform.components.base import ComponentContext
 from rl_platform.components.learner import present
 from rl_platform.config.schema import Config
 from rl_platform.engines.training.base import MicroBatches
-from rl_platform.engines.training.fsdp import evaluate
+from rl_platform.engines.training.fsdp import autocast, evaluate
 from rl_platform.models.build import language_model, token_temperature
 from rl_platform.models.forward import TokenPolicy
 from rl_platform.records import RolloutBatch
@@ -23,10 +23,12 @@ class LanguageReference:
         self.device = torch.device("cuda", context.accelerators[0]) if context.accelerators else torch.device("cpu")
         model = TokenPolicy(language_model(config, section, context.seed), token_temperature(config))
         self.model = model.requires_grad_(False).to(self.device)
+        self.precision = autocast(self.device, getattr(torch, section.dtype))
         rows = config.algorithm.logprob_forward_micro_batch_size or config.actor.micro_batch_size
         self.micro_batches = MicroBatches(rows, None if rows else config.actor.max_tokens_per_micro_batch)
 
     def evaluate(self, batch: RolloutBatch) -> dict[str, Tensor]:
         """The batch's `reference_log_probs` [B,T]."""
-        outputs = evaluate(self.model, batch, self.micro_batches, self.device)
+        with self.precision:
+            outputs = evaluate(self.model, batch, self.micro_batches, self.device)
         return {"reference_log_probs": present(outputs.log_probs)}

@@ -169,6 +169,9 @@ class _Rules:
         if runner.max_steps <= start:
             message = f"the policy would never train: it starts at step {start} of {runner.max_steps}"
             self.fail("algorithm.policy_training_start_step", message, "runner.max_steps")
+        if self.config.algorithm.kl_ctrl.type == "adaptive" and self.config.algorithm.kl_ctrl.kl_coef == 0:
+            message = "an adaptive coefficient is multiplied step by step: from 0 it never moves"
+            self.fail("algorithm.kl_ctrl.kl_coef", message, "algorithm.kl_ctrl.type")
         if runner.resume not in ("auto", "never") and not Path(runner.resume).exists():
             self.fail("runner.resume", "neither auto nor never, and no checkpoint is at this path")
 

@@ -87,7 +87,8 @@ def _losses(config: Config) -> Iterator[Idle]:
         reason = "only algorithm.loss_agg_func seq-mean-token-sum-norm divides by it"
         yield Idle("algorithm.loss_agg_horizon", reason, ("algorithm.loss_agg_func",))
     if not config.critic.use_critic_model:
-        for key in (*(f"critic.{name}" for name in _CRITIC), "algorithm.critic_ppo_epochs"):
+        separate = ("algorithm.critic_ppo_epochs", "algorithm.policy_training_start_step")
+        for key in (*(f"critic.{name}" for name in _CRITIC), *separate):
             reason = "there is no separate critic, critic.use_critic_model is false"
             yield Idle(key, reason, ("critic.use_critic_model", "algorithm.loss_type"))
     if algorithm.adv_type not in CRITIC_ESTIMATORS:

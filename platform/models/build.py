@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rl_platform.config.components import Model
 from rl_platform.config.schema import Config
+from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.language import LanguageModel
 from rl_platform.models.pretrained import load_causal_lm
 from rl_platform.models.tokenizer import load_tokenizer
@@ -11,9 +12,20 @@ from rl_platform.rng import derive_seed
 
 
 def language_model(config: Config, section: Model, seed: int, *, value_head: bool = False) -> LanguageModel:
-    """Actor, critic and reference built from one section start from equal backbones, also with random weights."""
-    tokenizer = load_tokenizer(section)
-    network = load_causal_lm(section, tokenizer.vocab_size, tokenizer.eos_token_ids[0], derive_seed(seed, "model"))
+    """Actor, critic and reference built from one section start from equal backbones, also with random weights.
+
+    Raises ConfigError when there is nothing to load, or when the model cannot read sequences as long as `data` allows.
+    """
+    own = {"critic.model": config.critic.model, "reference.model": config.reference.model}
+    key = next((name for name, model in own.items() if model is section), "actor.model")
+    tokenizer = load_tokenizer(section, key)
+    network = load_causal_lm(section, tokenizer.vocab_size, tokenizer.eos_token_ids[0], derive_seed(seed, "model"), key)
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    positions = getattr(network.config, "max_position_embeddings", longest)
+    if longest > positions:
+        message = f"prompt and response together may have {longest} tokens, the model of {key} reads {positions}"
+        allowed = f"data.max_prompt_length + data.max_response_length up to {positions}"
+        raise ConfigError([Problem("data.max_response_length", message, allowed=allowed)])
     return LanguageModel(network, value_head=value_head)
 
 

@@ -1,8 +1,9 @@
-"""A language model as the platform uses it: a transformers backbone run on packed tokens, with a token head or a value head.
+"""A language model as the platform uses it: a transformers backbone on packed tokens, with a token or a value head.
 
-The attention of the backbone is whatever object is passed along with the tokens (`packed.PackedAttention` in training, the caches
-of the rollout engine in generation), so one backbone serves all of them and any architecture of transformers that uses its
-attention interface works (Llama, Qwen2, Qwen3, ...).
+The attention of the backbone is whatever object is passed along with the tokens (`packed.PackedAttention` in training,
+the caches of the rollout engine in generation), so one backbone serves all of them. Works for the architectures of
+transformers that use its attention interface with plain causal attention and a plain linear head (Llama, Qwen2,
+Qwen3 ...); `pretrained.load_causal_lm` refuses the others.
 """
 
 from __future__ import annotations
@@ -56,18 +57,17 @@ class LanguageModel(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Log-probability of `targets` [K] at the positions (rows, columns) [K], each read one position earlier.
 
-        Logits are divided by `temperature` and exist for TOKENS_PER_CHUNK positions at a time. Returns ([K], entropy [K] or None).
+        Logits are divided by `temperature` and exist for TOKENS_PER_CHUNK positions at a time. Returns ([K], entropy
+        [K] or None).
         """
         states = self.hidden(packed.tokens, packed.positions, packed.attention)
         states = states.index_select(0, packed.flat_index[rows, columns - 1])
+        recompute = torch.is_grad_enabled() and len(states) > TOKENS_PER_CHUNK  # one chunk alone would gain nothing
+        chunks = zip(states.split(TOKENS_PER_CHUNK), targets.split(TOKENS_PER_CHUNK), strict=True)
         parts = []
-        for states_part, targets_part in zip(
-            states.split(TOKENS_PER_CHUNK), targets.split(TOKENS_PER_CHUNK), strict=True
-        ):
+        for states_part, targets_part in chunks:
             arguments = (states_part, self.head.weight, targets_part, temperature, entropy)
-            if (
-                torch.is_grad_enabled() and len(states) > TOKENS_PER_CHUNK
-            ):  # else nothing is gained by computing logits twice
+            if recompute:
                 parts.append(checkpoint(token_log_probs, *arguments, use_reentrant=False))
             else:
                 parts.append(token_log_probs(*arguments))
@@ -75,7 +75,7 @@ class LanguageModel(nn.Module):
         return log_probs, None if entropy == "none" else torch.cat([part[1] for part in parts])
 
     def values(self, packed: PackedTokens, rows: Tensor, columns: Tensor) -> Tensor:
-        """Value of the state before each position (rows, columns) [K] -> [K] float32. Never divided by a temperature."""
+        """Value [K] float32 of the state before each position (rows, columns) [K]. Never divided by a temperature."""
         states = self.hidden(packed.tokens, packed.positions, packed.attention)
         states = states.index_select(0, packed.flat_index[rows, columns - 1])
         with torch.autocast(states.device.type, enabled=False):

@@ -1,8 +1,9 @@
 """Unequal sequences side by side in one forward pass, without padding and with their common beginning computed once.
 
-A `PackedTokens` is one flat row of tokens: first the prefix that all sequences share (a chat template's system turn, say), then
-each sequence's own rest. Linear layers, norms and embeddings see only real tokens; `PackedAttention` keeps sequences apart.
-The gradient of the shared prefix is the sum over the sequences, so losses and gradients equal those of separate padded rows.
+A `PackedTokens` is one flat row of tokens: first the prefix that all sequences share (a chat template's system turn,
+say), then each sequence's own rest. Linear layers, norms and embeddings see only real tokens; `PackedAttention` keeps
+sequences apart. The gradient of the shared prefix is the sum over the sequences, so losses and gradients equal those of
+separate padded rows.
 
 Does not cover sequence or context parallelism.
 """
@@ -35,7 +36,8 @@ class PackedTokens:
 class PackedAttention:
     """Causal attention over packed sequences: every sequence sees the shared prefix and itself.
 
-    rest_index [B,S] int64: flat positions of each sequence's rest, right-padded with 0; rest_mask [B,S] bool: not padding.
+    rest_index [B,S] int64: flat positions of each sequence's rest, right-padded with 0; rest_mask [B,S] bool: not
+    padding.
     Padding stands right of the real tokens, so the causal mask alone hides it from them.
     """
 

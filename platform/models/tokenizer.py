@@ -103,7 +103,8 @@ def load_tokenizer(model: Model, key: str = "actor.model") -> Tokenizer:
 
 def _tokenizer_folder(name: str, key: str) -> str:
     """A folder that holds a tokenizer needs no model beside it; other names mean what they mean for models."""
-    return name if (Path(name) / "tokenizer_config.json").is_file() else model_folder(name, key)
+    folder = Path(name).expanduser()
+    return str(folder) if (folder / "tokenizer_config.json").is_file() else model_folder(name, key)
 
 
 def _generation_eos(folder: str) -> list[int]:

@@ -72,7 +72,7 @@ def train(config: Config, task: Task, reporter: Reporter, state: RunState) -> No
     timings = ComponentTimings(config, task.groups)
     if step == 0:
         reporter.step(0, validate(task, reporter, 0))
-    last = step >= config.runner.max_steps
+    last = step >= config.runner.max_steps or task.exhausted()
     while not last:
         batch, metrics = task.collect(step)
         metrics |= ppo.update(batch, step)

@@ -17,7 +17,7 @@ from rl_platform.components.rollout import LanguageRollout
 from rl_platform.config.components import Sampling
 from rl_platform.config.schema import Config
 from rl_platform.envs.reasoning.prompts import PromptLoader, build_prompts
-from rl_platform.envs.reasoning.tasks import build_questions
+from rl_platform.envs.reasoning.question import Split
 from rl_platform.metrics import Reporter
 from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.records import Prompt, RolloutBatch, Trajectory
@@ -31,12 +31,13 @@ CHANNEL_CAPACITY = 1024
 class ReasoningTask:
     """`loss_type: actor`: language-model actor, separate critic, verified rewards."""
 
-    def __init__(self, config: Config, runtime: Runtime, reporter: Reporter, output_dir: Path) -> None:
+    def __init__(
+        self, config: Config, runtime: Runtime, reporter: Reporter, output_dir: Path, questions: Split
+    ) -> None:
         self.config, self.runtime, self.reporter, self.output_dir = config, runtime, reporter, output_dir
         self.tokenizer = load_tokenizer(config.actor.model)
-        split = build_questions(config.data, config.runner.seed)
-        train = build_prompts(split.train, self.tokenizer, config.data)
-        validation = build_prompts(split.validation, self.tokenizer, config.data)
+        train = build_prompts(questions.train, self.tokenizer, config.data)
+        validation = build_prompts(questions.validation, self.tokenizer, config.data)
         for what, count in (("training", train.too_long), ("validation", validation.too_long)):
             if count:
                 reporter.note(f"{count} {what} prompts are longer than data.max_prompt_length and were left out")

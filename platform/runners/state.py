@@ -67,7 +67,6 @@ class RunState:
         run = self.resume_from.load("run")
         task.load_state_dict(run["task"])
         ppo.load_state_dict(run["ppo"])
-        self.reporter.note(f"resumed from step {self.resume_from.step}: {self.resume_from.path}")
         return self.resume_from.step
 
     def save(self, step: int, task: HasParts, ppo: Stateful) -> None:

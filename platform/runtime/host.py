@@ -32,9 +32,13 @@ class Progress:
     done: int = 0
     total: int = 0
     unit: str = ""
+    stopped: bool = False
 
     def update(self, done: int, total: int, unit: str) -> None:
+        """Raises WorkerDied when the run is being stopped, so that a long call does not hold it up."""
         self.done, self.total, self.unit = done, total, unit
+        if self.stopped:
+            raise WorkerDied(f"stopped at {done} of {total} {unit}")
 
 
 @dataclass(frozen=True)
@@ -148,7 +152,7 @@ class RankThread:
     def retire(self) -> Future[None]:
         """Takes no more calls and fails the queued ones; the future is done when the running call has ended."""
         with self._admission:
-            self._retired = True
+            self._retired = self._context.progress.stopped = True
             idle = _Call(Future(), "retire", lambda: None, control=True)
             self._calls.put(idle)
         return idle.future
@@ -190,14 +194,15 @@ class RankThread:
     def _execute(self, call: _Call) -> None:
         start = time.monotonic()
         self._current = (call.method, start)
-        self._context.progress.update(0, 0, "")
+        self._context.progress.done = self._context.progress.total = 0
         result, failure = None, None
         try:
             result = call.function()
         except BaseException as error:  # SystemExit in a component must fail the call, not end the thread silently
             failure = _typed(error, self.label, call.method)
-            headline = str(error).partition("\n")[0]
-            logger.error("%s.%s raised %s: %s", self.label, call.method, type(error).__name__, headline)
+            if not self._retired and not isinstance(error, ChannelClosed):  # these only tell of a failure elsewhere
+                headline = str(error).partition("\n")[0]
+                logger.error("%s.%s raised %s: %s", self.label, call.method, type(error).__name__, headline)
         count, seconds = self._timings.get(call.method, (0, 0.0))
         self._timings[call.method] = (count + 1, seconds + time.monotonic() - start)
         self._current = None

@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 RUNNER = "runner"
 SHUTDOWN_S = 10.0
+INTERRUPTED_S = 3.0  # on Ctrl-C, where a person waits
 
 
 class LocalRuntime:
@@ -132,7 +133,8 @@ class LocalRuntime:
         """Shuts down because of `error`, which stays the news: what fails meanwhile becomes a note of it."""
         stopped = ChannelClosed(f"the run was stopped by {type(error).__name__}: {error}")
         news = error if isinstance(error, PlatformError) else stopped
-        for step in (partial(self.fail, news), self.shutdown):
+        timeout = INTERRUPTED_S if isinstance(error, KeyboardInterrupt) else SHUTDOWN_S
+        for step in (partial(self.fail, news), partial(self.shutdown, timeout)):
             try:
                 step()
             except PlatformError as failure:

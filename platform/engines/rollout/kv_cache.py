@@ -56,7 +56,10 @@ class DecodeAttention:
         self.mask = (torch.arange(self.width, device=lengths.device) <= lengths[:, None])[:, None, None]
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """query [1,Hq,n,D], key and value [1,Hkv,n,D] -> [n,Hq,D]. Query heads that share a key head stand as its queries."""
+        """query [1,Hq,n,D], key and value [1,Hkv,n,D] -> [n,Hq,D].
+
+        Query heads that share a key head stand as its queries.
+        """
         keys, values = self.data[layer]
         keys[self.rows, :, self.lengths] = key[0].transpose(0, 1)
         values[self.rows, :, self.lengths] = value[0].transpose(0, 1)

@@ -16,7 +16,8 @@ def uniforms(seed: int, count: int) -> Tensor:
 def sample(logits: Tensor, uniform: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
     """logits [n,V], uniform [n] -> tokens [n], log-probs [n] under the temperature-scaled, unfiltered distribution.
 
-    A token is where the cumulative distribution passes the uniform number. Greedy decoding reports log-probs at temperature 1.
+    A token is where the cumulative distribution passes the uniform number. Greedy decoding reports log-probs at
+    temperature 1.
     """
     scaled = logits.float() if sampling.temperature in (0.0, 1.0) else logits.float() / sampling.temperature
     log_probs = torch.log_softmax(scaled, dim=-1)

@@ -1,8 +1,9 @@
 """The built-in rollout engine: continuous batching on plain torch, on CPU or GPU.
 
-Running sequences are decoded together; one that finishes leaves at once and a waiting one takes its slot. A prompt prefix that all
-waiting requests share (a chat template's system turn) is computed once. Weights are references to the trainer's, not copies; on a
-CPU the matrices are repacked into oneDNN's blocked layout after each update, which makes small batches about twice as fast.
+Running sequences are decoded together; one that finishes leaves at once and a waiting one takes its slot. A prompt
+prefix that the requests of one prefill share (a chat template's system turn) is computed once. Weights on the same
+device are references to the trainer's, not copies; on a CPU the matrices are repacked into oneDNN's blocked layout
+after each update, which makes small batches about twice as fast.
 
 Does not cover tensor parallelism, paging, or samples of one prompt sharing more than the common prefix.
 """
@@ -59,6 +60,7 @@ class TorchRolloutEngine:
             self.model.load_state_dict(
                 {name: tensor.to(self.device) for name, tensor in weights.state.items()}, assign=True
             )
+            self.model.to(self.device)  # its buffers, which are not among the weights
             if self.device.type == "cpu" and torch.backends.mkldnn.is_available():
                 self._packed = _pack_linears(self.model)
         else:
@@ -80,7 +82,8 @@ class TorchRolloutEngine:
         waiting = deque(requests)
         running: list[_Running] = []
         slots = min(self.max_running, len(requests))
-        cache = self._new_cache(slots, max(len(request.token_ids) for request in requests) + sampling.max_new_tokens)
+        longest = max((len(request.token_ids) for request in requests), default=0) + sampling.max_new_tokens
+        cache = self._new_cache(slots, longest)
         while waiting or running:
             free = slots - len(running)
             if waiting and free * REFILL_SHARE >= min(slots, len(waiting)):
@@ -150,7 +153,7 @@ class TorchRolloutEngine:
     def _new_cache(self, slots: int, length: int) -> KVCache:
         config = self.config
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        heads = config.num_key_value_heads
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         dtype = self.model.head.weight.dtype
         return KVCache(config.num_hidden_layers, slots, heads, length, head_dim, dtype=dtype, device=self.device)
 

@@ -19,24 +19,30 @@ Loss = Callable[[ModelOutputs, RolloutBatch, Denominators], tuple[Tensor, Metric
 
 
 class TrainingEngine(Protocol):
-    """One rank of one model in training. Every rank is given the same batches and works on its share of the rows."""
+    """One rank of one model in training.
+
+    All ranks call the same methods in the same order, with the same batches; each works on its share of the rows.
+    """
 
     def evaluate(self, batch: RolloutBatch, micro_batches: MicroBatches) -> ModelOutputs:
-        """Outputs [B,T] for the whole batch, without gradient, on the CPU."""
+        """Outputs [B,T] for the whole batch on every rank, without gradient, float32 on the CPU."""
 
-    def step(
-        self, mini_batch: RolloutBatch, loss: Loss, micro_batches: MicroBatches
-    ) -> Metrics | None:
-        """One optimizer step on the mini-batch; None when the gradient was not finite and nothing was changed."""
+    def step(self, mini_batch: RolloutBatch, loss: Loss, micro_batches: MicroBatches) -> Metrics | None:
+        """One optimizer step; the metrics of the whole mini-batch, on every rank.
+
+        None when loss or gradient were not finite: then no rank changed its parameters or its optimizer state.
+        """
 
     def set_learning_rate(self, value: float) -> None: ...
 
     def weights(self) -> dict[str, Tensor]:
-        """All parameters by name, unsharded; references to the live ones where there is only one rank."""
+        """All parameters by name, unsharded, on every rank; the live ones where there is one rank."""
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> dict[str, Any]:
+        """Parameters and optimizer state by name, unsharded, whole on rank 0: any number of ranks can load it."""
 
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state`. Rank 0's is used, whatever the other ranks are given."""
 
 
 @dataclass(frozen=True)
@@ -49,37 +55,37 @@ class MicroBatches:
     rows: int | None = None
     tokens: int | None = None
 
-    def split(self, batch: RolloutBatch, rows: Sequence[int]) -> list[list[int]]:
-        """The given rows of the batch, micro-batch by micro-batch.
+    def split(self, batch: RolloutBatch, rows: Sequence[int]) -> list[Sequence[int]]:
+        """The given rows of the batch, micro-batch by micro-batch; nothing for no rows.
 
-        Sequences stand beside others of similar length, so that attention pads little; a token budget is strict, but for a
-        single row that is longer.
+        Sequences stand beside others of similar length, so that attention pads little; a token budget is strict, but
+        for a single row that is longer.
         """
-        if "lengths" not in batch.inputs:
-            return _chunks(list(rows), self.rows)
-        lengths = batch.inputs["lengths"].tolist()
-        order = sorted(rows, key=lambda row: lengths[row])
-        if self.tokens is None:
-            return _chunks(order, self.rows)
+        if self.rows is None and self.tokens is None:
+            return [rows] if rows else []
+        most_rows, most_tokens = self.rows or math.inf, self.tokens or math.inf
+        lengths = row_lengths(batch)
         parts: list[list[int]] = []
-        room = 0
-        for row in order:
-            if not parts or lengths[row] > room:
+        tokens = 0
+        for row in sorted(rows, key=lengths.__getitem__):
+            if not parts or len(parts[-1]) == most_rows or tokens + lengths[row] > most_tokens:
                 parts.append([])
-                room = self.tokens
+                tokens = 0
             parts[-1].append(row)
-            room -= lengths[row]
+            tokens += lengths[row]
         return parts
 
 
-def _chunks(rows: list[int], size: int | None) -> list[list[int]]:
-    return [rows[start : start + (size or len(rows))] for start in range(0, len(rows), size or len(rows))]
+def row_lengths(batch: RolloutBatch) -> list[int]:
+    """Tokens of each row; rows without a length of their own are as long as the batch is wide."""
+    lengths = batch.inputs.get("lengths")
+    return [batch.action_mask.shape[1]] * len(batch) if lengths is None else lengths.tolist()
 
 
 def learning_rate(optim: Optim, step: int, total_steps: int) -> float:
     """Learning rate of PPO step `step` (from 0): linear warm-up, then constant, linear or cosine down to min_lr."""
     if step < optim.lr_warmup_steps:
         return optim.lr * (step + 1) / optim.lr_warmup_steps
-    done = (step - optim.lr_warmup_steps) / max(total_steps - optim.lr_warmup_steps, 1)
+    done = min((step - optim.lr_warmup_steps) / max(total_steps - optim.lr_warmup_steps, 1), 1.0)
     left = {"constant": 1.0, "linear": 1.0 - done, "cosine": 0.5 * (1.0 + math.cos(math.pi * done))}[optim.lr_schedule]
-    return optim.min_lr + (optim.lr - optim.min_lr) * max(left, 0.0)
+    return optim.min_lr + (optim.lr - optim.min_lr) * left

@@ -1,12 +1,15 @@
 """Training with plain torch on one process and FSDP2 (sharded parameters, gradients and optimizer state) on several.
 
-Every rank gets the same mini-batch and computes its own share of the rows, so denominators need no communication: each rank
-knows all masks. FSDP averages gradients over ranks; local losses are multiplied by the number of ranks to make that a sum.
+Every rank gets the same mini-batch and computes its own share of the rows, so denominators need no communication: each
+rank knows all masks. FSDP averages gradients over ranks; local losses are multiplied by the number of ranks to make
+that a sum. torch.distributed.checkpoint takes a second to import and is needed only where states are read and written.
 """
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,12 +20,15 @@ from rl_platform.algorithms.aggregation import Denominators
 from rl_platform.algorithms.losses import ModelOutputs
 from rl_platform.algorithms.metrics import Metrics, Sums
 from rl_platform.config.components import Optim
-from rl_platform.engines.training.base import Loss, MicroBatches
+from rl_platform.engines.training.base import Loss, MicroBatches, row_lengths
 from rl_platform.records import RolloutBatch
 
 
 class FSDPEngine:
-    """`model`: an nn.Module from `RolloutBatch` to `ModelOutputs`. More than one rank needs an initialised process group."""
+    """`model`: an nn.Module from `RolloutBatch` to `ModelOutputs`.
+
+    More than one rank: the default process group is initialised and holds exactly the ranks of this model.
+    """
 
     def __init__(
         self, model: nn.Module, optim: Optim, *, dtype: torch.dtype, horizon: int, device: torch.device
@@ -31,8 +37,8 @@ class FSDPEngine:
         self.device, self.horizon = device, horizon
         self.model = model.to(device)
         if self.world_size > 1:
-            _shard(self.model)
-        self.precision = torch.autocast(device.type, dtype=dtype) if dtype != torch.float32 else nullcontext()
+            _shard(self.model, device, self.world_size)
+        self.precision = autocast(device, dtype)
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.clip_grad = optim.clip_grad
         self.optimizer = torch.optim.AdamW(
@@ -41,28 +47,32 @@ class FSDPEngine:
 
     def evaluate(self, batch: RolloutBatch, micro_batches: MicroBatches) -> ModelOutputs:
         with self.precision:
-            return evaluate(self.model, batch, micro_batches, self.device)
+            outputs = evaluate(self.model, batch, micro_batches, self.device, self.rank, self.world_size)
+        if self.world_size > 1:
+            self.model.reshard()  # after a forward without backward the outermost unit is still whole
+        return outputs
 
-    def step(
-        self, mini_batch: RolloutBatch, loss: Loss, micro_batches: MicroBatches
-    ) -> Metrics | None:
+    def step(self, mini_batch: RolloutBatch, loss: Loss, micro_batches: MicroBatches) -> Metrics | None:
         denominators = Denominators.of(mini_batch.mask, self.horizon)
-        metrics = Metrics()
-        for rows in self._shares(mini_batch, micro_batches):
-            part = mini_batch if len(rows) == len(mini_batch) else mini_batch.select(torch.tensor(rows))
-            part = part.to(self.device)
+        metrics, total = Metrics(), torch.zeros((), device=self.device)
+        for rows in shares(mini_batch, micro_batches, self.rank, self.world_size):
+            part = _part(mini_batch, rows).to(self.device)
             with self.precision:
                 outputs = self.model(part, entropy=True)
             part_loss, part_metrics = loss(outputs, part, denominators)
             (part_loss * self.world_size if self.world_size > 1 else part_loss).backward()
-            metrics = metrics.merge(part_metrics)
+            metrics, total = metrics.merge(part_metrics), total + part_loss.detach()
+        if self.world_size > 1:
+            dist.all_reduce(total)
         norm = self._clipped_gradient_norm()
-        finite = bool(torch.isfinite(norm))
+        finite = bool(torch.isfinite(norm + total))  # a clipped ratio has no gradient and hides a loss that is NaN
         if finite:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if not finite:
             return None
+        if self.world_size > 1:
+            metrics = _over_ranks(metrics, self.device)
         return metrics.merge(Metrics(means={("grad_norm",): Sums(norm.detach().reshape(1), 1.0)}))
 
     def set_learning_rate(self, value: float) -> None:
@@ -77,42 +87,22 @@ class FSDPEngine:
         return get_model_state_dict(self.model, options=StateDictOptions(full_state_dict=True))
 
     def state_dict(self) -> dict[str, Any]:
-        if self.world_size == 1:
-            return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
-        model, optimizer = get_state_dict(
-            self.model, self.optimizer, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
-        )
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        model, optimizer = get_state_dict(self.model, self.optimizer, options=options)
         return {"model": model, "optimizer": optimizer}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if self.world_size == 1:
-            self.model.load_state_dict(state["model"])
-            self.optimizer.load_state_dict(state["optimizer"])
-            return
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
 
-        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
         set_state_dict(
             self.model,
             self.optimizer,
             model_state_dict=state["model"],
             optim_state_dict=state["optimizer"],
-            options=options,
+            options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=self.world_size > 1),
         )
-
-    def _shares(self, batch: RolloutBatch, micro_batches: MicroBatches) -> list[list[int]]:
-        """This rank's micro-batches as row indices; every rank has equally many, for their collectives to match."""
-        plans = [
-            micro_batches.split(batch, range(rank, len(batch), self.world_size)) for rank in range(self.world_size)
-        ]
-        own, longest = plans[self.rank], max(len(plan) for plan in plans)
-        while len(own) < longest:  # halve the largest part until the numbers agree
-            largest = max(range(len(own)), key=lambda index: len(own[index]))
-            rows = own.pop(largest)
-            own += [rows[: len(rows) // 2], rows[len(rows) // 2 :]]
-        return own
 
     def _clipped_gradient_norm(self) -> Tensor:
         norm = nn.utils.get_total_norm([parameter.grad for parameter in self.parameters if parameter.grad is not None])
@@ -123,24 +113,84 @@ class FSDPEngine:
         return norm
 
 
+def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[Any]:
+    """Forward passes in `dtype` over float32 parameters."""
+    return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype=dtype)
+
+
 @torch.no_grad()
-def evaluate(model: nn.Module, batch: RolloutBatch, micro_batches: MicroBatches, device: torch.device) -> ModelOutputs:
-    """The model's outputs [B,T] for a whole batch, micro-batch by micro-batch, float32 on the CPU."""
+def evaluate(
+    model: nn.Module,
+    batch: RolloutBatch,
+    micro_batches: MicroBatches,
+    device: torch.device,
+    rank: int = 0,
+    world_size: int = 1,
+) -> ModelOutputs:
+    """The model's outputs [B,T] for a whole batch, float32 on the CPU; each rank computes its share, all get all."""
     found: dict[str, Tensor] = {}
-    for rows in micro_batches.split(batch, range(len(batch))):
-        outputs = model(batch.select(torch.tensor(rows)).to(device))
+    for rows in shares(batch, micro_batches, rank, world_size):
+        outputs = model(_part(batch, rows).to(device))
         for name, tensor in vars(outputs).items():
             if tensor is not None:
-                found.setdefault(name, torch.zeros(batch.action_mask.shape))[rows] = tensor.float().cpu()
-    return ModelOutputs(**found)
+                whole = found.setdefault(name, torch.zeros(batch.action_mask.shape, device=device))
+                whole[torch.tensor(rows, dtype=torch.int64)] = tensor[: len(rows)].float()
+    if world_size > 1:
+        for tensor in found.values():
+            dist.all_reduce(tensor)  # every row was computed on one rank and is 0 on the others
+    return ModelOutputs(**{name: tensor.cpu() for name, tensor in found.items()})
 
 
-def _shard(model: nn.Module) -> None:
+def shares(batch: RolloutBatch, micro_batches: MicroBatches, rank: int, world_size: int) -> list[Sequence[int]]:
+    """One rank's micro-batches as row indices: similar rows and tokens on every rank, each row on one of them.
+
+    Every rank gets equally many, for their collectives to match; the empty ones at the end stand for idling.
+    """
+    order: Sequence[int] = range(len(batch))
+    if world_size > 1:
+        order = sorted(order, key=row_lengths(batch).__getitem__)
+    plans = [micro_batches.split(batch, order[start::world_size]) for start in range(world_size)]
+    longest = max(len(plan) for plan in plans)
+    return plans[rank] + [[] for _ in range(longest - len(plans[rank]))]
+
+
+def _part(batch: RolloutBatch, rows: Sequence[int]) -> RolloutBatch:
+    """The given rows. None: one row that is masked out, so that a rank without work joins in and adds nothing."""
+    if not rows:
+        return replace(batch.select(torch.tensor([0])), sample_mask=torch.tensor([False]))
+    return batch if rows == range(len(batch)) else batch.select(torch.tensor(rows))
+
+
+def _over_ranks(metrics: Metrics, device: torch.device) -> Metrics:
+    """The metrics of all ranks' shares together. Every rank has the same names, in the same order."""
+
+    def reduced(tensors: list[Tensor | float], operation: dist.ReduceOp.RedOpType) -> list[Tensor]:
+        if not tensors:
+            return []
+        parts = [torch.as_tensor(tensor, dtype=torch.float64, device=device) for tensor in tensors]
+        flat = torch.cat([part.reshape(-1) for part in parts])
+        dist.all_reduce(flat, operation)
+        return [new.view_as(part) for new, part in zip(flat.split([p.numel() for p in parts]), parts, strict=True)]
+
+    totals = reduced([sums.total for sums in metrics.means.values()], dist.ReduceOp.SUM)
+    counts = reduced([sums.count for sums in metrics.means.values()], dist.ReduceOp.SUM)
+    minima = reduced(list(metrics.minima.values()), dist.ReduceOp.MIN)
+    maxima = reduced(list(metrics.maxima.values()), dist.ReduceOp.MAX)
+    return Metrics(
+        means={names: Sums(*sums) for names, sums in zip(metrics.means, zip(totals, counts, strict=True), strict=True)},
+        minima=dict(zip(metrics.minima, minima, strict=True)),
+        maxima=dict(zip(metrics.maxima, maxima, strict=True)),
+    )
+
+
+def _shard(model: nn.Module, device: torch.device, world_size: int) -> None:
     """FSDP2: every decoder layer is a unit of its own, the rest is the outermost one."""
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
+    mesh = init_device_mesh(device.type, (world_size,))
     for module in model.modules():
         if isinstance(module, nn.ModuleList):
             for layer in module:
-                fully_shard(layer)
-    fully_shard(model)
+                fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)

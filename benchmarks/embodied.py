@@ -1,0 +1,172 @@
+"""Environment steps per second of whole PPO training, next to Stable-Baselines3 in the same run.
+
+Both follow configs/embodied/ppo.yaml: environment and number of environments, steps per rollout, epochs, mini-batch,
+one tanh trunk with a policy head and a value head, running normalisation of observations and rewards, episode
+statistics, clipped policy and value losses, Adam, gradient clipping, on the CPU. A lap is one PPO step: a rollout and
+its epochs. Stable-Baselines3 runs with its environments in one process and in one process each, both sides with their default
+number of threads and with one; the best of each side counts. Not covered: what is learned, evaluation, checkpoints.
+
+    python benchmarks/embodied.py [--rounds 8] [--warm-up 2] [--quick] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from _common import (
+    LONG_RUN,
+    Entry,
+    Lap,
+    Turns,
+    machine,
+    new_parser,
+    print_phases,
+    print_verdict,
+    race,
+    rate,
+    ratios,
+    train_ours,
+    write_json,
+)
+
+from rl_platform.config import load_config
+from rl_platform.config.schema import Config
+from rl_platform.metrics import Reporter
+from rl_platform.placement.scheduler import Placement
+from rl_platform.runtime import Runtime
+
+CONFIG = Path(__file__).parents[1] / "configs/embodied/ppo.yaml"
+TARGET = 1.5
+OURS, SB3 = "rl_platform", "Stable-Baselines3"
+STEPS = "perf/env_steps"
+
+
+def overrides(settings: argparse.Namespace) -> list[str]:
+    return [f"env.rollout_steps={settings.rollout_steps}"] if settings.rollout_steps else []
+
+
+def ours(turns: Turns, settings: argparse.Namespace) -> None:
+    from rl_platform.envs.embodied.spaces import EnvDescription, make_env, read_spaces
+    from rl_platform.runners.embodied import EmbodiedTask
+
+    def build(config: Config, runtime: Runtime, reporter: Reporter, folder: Path, placement: Placement) -> EmbodiedTask:
+        env = make_env(EnvDescription(config.env.id, config.env.kwargs, config.env.max_episode_steps))
+        spaces = read_spaces(env, config.env.id)
+        env.close()
+        return EmbodiedTask(config, runtime, reporter, folder, spaces, "actor_critic")
+
+    train_ours(turns, str(CONFIG), [*overrides(settings), "env.evaluation={episodes: 1}"], build)
+
+
+def stable_baselines(turns: Turns, settings: argparse.Namespace) -> None:
+    import torch
+    from gymnasium import Space
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+    from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
+
+    config = load_config(str(CONFIG), overrides(settings)).config
+    algorithm, actor, env = config.algorithm, config.actor, config.env
+    assert actor.model.activation == "tanh"
+
+    class Trunk(BaseFeaturesExtractor):
+        """The hidden layers that policy and value share."""
+
+        def __init__(self, observation_space: Space) -> None:
+            super().__init__(observation_space, actor.model.hidden_sizes[-1])
+            widths = [observation_space.shape[0], *actor.model.hidden_sizes]
+            layers = [(torch.nn.Linear(a, b), torch.nn.Tanh()) for a, b in zip(widths, widths[1:], strict=False)]
+            self.layers = torch.nn.Sequential(*(module for pair in layers for module in pair))
+
+        def forward(self, observations: torch.Tensor) -> torch.Tensor:
+            return self.layers(observations)
+
+    class EveryRolloutALap(BaseCallback):
+        """A lap reaches from the beginning of one rollout to that of the next, over the epochs between them."""
+
+        def _on_rollout_start(self) -> None:
+            turns.next({STEPS: env.num_envs * env.rollout_steps})
+
+        def _on_step(self) -> bool:
+            return True
+
+    kind = SubprocVecEnv if settings.processes else DummyVecEnv
+    envs = VecNormalize(
+        make_vec_env(env.id, env.num_envs, seed=config.runner.seed, vec_env_cls=kind),
+        clip_obs=env.clip_observations,
+        clip_reward=env.clip_rewards,
+        gamma=algorithm.gamma,
+    )
+    model = PPO(
+        "MlpPolicy",
+        envs,
+        learning_rate=actor.optim.lr,
+        n_steps=env.rollout_steps,
+        batch_size=config.data.mini_batch_size,
+        n_epochs=algorithm.ppo_epochs,
+        gamma=algorithm.gamma,
+        gae_lambda=algorithm.gae_lambda,
+        clip_range=algorithm.clip_ratio_high,
+        clip_range_vf=algorithm.value_clip,
+        normalize_advantage=algorithm.normalize_advantages,
+        ent_coef=algorithm.entropy_bonus,
+        vf_coef=algorithm.value_loss_scale,
+        max_grad_norm=actor.optim.clip_grad,
+        policy_kwargs={
+            "features_extractor_class": Trunk,
+            "net_arch": [],
+            "log_std_init": actor.model.initial_log_std,
+        },
+        seed=config.runner.seed,
+        device="cpu",
+    )
+    try:
+        model.learn(LONG_RUN * env.num_envs * env.rollout_steps, callback=EveryRolloutALap())
+    finally:
+        envs.close()
+
+
+def contestants(settings: argparse.Namespace, threads: int | None) -> dict[str, Entry]:
+    found = {}
+    for suffix, count in [("", threads)] if threads else [("", None), (", 1 thread", 1)]:
+        found[f"{OURS}{suffix}"] = Entry(ours, settings, count)
+        for where, processes in (("one process", False), ("process each", True)):
+            variant = argparse.Namespace(**vars(settings), processes=processes)
+            found[f"{SB3}, {where}{suffix}"] = Entry(stable_baselines, variant, count)
+    return found
+
+
+def best(laps: Mapping[str, Sequence[Lap]], library: str) -> str:
+    return max((name for name in laps if name.startswith(library)), key=lambda name: rate(laps[name], STEPS))
+
+
+def main() -> None:
+    parser = new_parser(__doc__, rounds=8)
+    parser.set_defaults(warm_up=2)
+    options = parser.parse_args()
+    settings = argparse.Namespace(rollout_steps=None)
+    if options.quick:
+        settings.rollout_steps, options.rounds, options.warm_up = 32, 2, 1
+
+    found = machine(("torch", "gymnasium", "mujoco", "numpy", "stable-baselines3"))
+    laps = race(contestants(settings, options.threads), options.warm_up, options.rounds)
+    config = load_config(str(CONFIG), overrides(settings)).config
+    env = config.env
+    print(f"\n{env.id}, {env.num_envs} environments, {env.rollout_steps} steps, {config.algorithm.ppo_epochs} epochs")
+    print(f"{'environment steps per second':<44} {'median':>8} {'seconds per PPO step':>21}")
+    for name, done in laps.items():
+        print(f"{name:<44} {rate(done, STEPS):8.0f} {statistics.median(lap.seconds for lap in done):21.2f}")
+        if name.startswith(OURS):
+            print_phases(done)
+    mine, theirs = best(laps, OURS), best(laps, SB3)
+    print_verdict(f"{mine} in multiples of {theirs}", ratios(laps[mine], laps[theirs], STEPS), TARGET)
+    write_json(options.json, {"benchmark": "embodied", "options": vars(options), "machine": found, "laps": laps})
+
+
+if __name__ == "__main__":
+    main()

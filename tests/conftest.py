@@ -1,0 +1,130 @@
+"""The real command, in this process or in one of its own, and a small config of each task."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+REASONING = """\
+runner:
+  task_type: reasoning
+  max_steps: 4
+  output_dir: out
+  logger_backends: []
+cluster:
+  component_placement:
+    actor,critic,rollout,reward: all
+data:
+  task: {type: digits, params: {operation: last, length: 2}}
+  train_size: 60
+  val_size: 8
+  train_batch_size: 8
+  mini_batch_size: 4
+  max_prompt_length: 8
+  max_response_length: 3
+  use_chat_template: false
+algorithm:
+  ppo_epochs: 2
+actor:
+  model:
+    random_init: {hidden_size: 32, num_layers: 2, num_heads: 2, intermediate_size: 64, max_positions: 16}
+    tokenizer: bytes
+  optim: {lr: 1.0e-3}
+critic:
+  use_critic_model: true
+  optim: {lr: 1.0e-3}
+reward:
+  num_workers: 1
+"""
+
+EMBODIED = """\
+runner:
+  task_type: embodied
+  max_steps: 4
+  output_dir: out
+  logger_backends: []
+cluster:
+  component_placement:
+    actor_critic,env,rollout: all
+algorithm:
+  loss_type: actor_critic
+  gamma: 0.99
+  ppo_epochs: 2
+data:
+  mini_batch_size: 16
+actor:
+  model: {hidden_sizes: [16, 16]}
+  optim: {lr: 1.0e-3}
+env:
+  id: CartPole-v1
+  num_envs: 4
+  rollout_steps: 16
+  evaluation: {episodes: 2}
+"""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended and what it wrote."""
+
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Ended]
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, with `reasoning.yaml` and `embodied.yaml`; runs write to `out`."""
+    (tmp_path / "reasoning.yaml").write_text(REASONING)
+    (tmp_path / "embodied.yaml").write_text(EMBODIED)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def command(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
+    """command("embodied.yaml", "runner.max_steps=2"): `platform-launch` in this process, which saves its start."""
+    from rl_platform.launch.cli import main
+
+    before = signal.getsignal(signal.SIGTERM)
+
+    def run(*arguments: str | Path) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["platform-launch", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        written = capsys.readouterr()
+        return Ended(int(ended.value.code or 0), written.out, written.err)
+
+    yield run
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def start(folder: Path) -> Iterator[Start]:
+    """start("embodied.yaml"): `platform-launch` as a process of its own, killed at the end if it still runs."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(*arguments: str | Path) -> subprocess.Popen[str]:
+        code = "from rl_platform.launch.cli import main; main()"
+        line = [sys.executable, "-c", code, *map(str, arguments)]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        pipe = subprocess.PIPE
+        started.append(subprocess.Popen(line, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True))
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()

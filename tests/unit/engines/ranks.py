@@ -1,0 +1,189 @@
+"""Training runs that one process and two gloo processes must finish with the same numbers. Not a test by itself.
+
+`python ranks.py RANK WORLD_SIZE FOLDER` is one of several processes; `run(FOLDER)` in a process of its own is the single
+one. Both save the states they reach into FOLDER and go on from the states the other kind has saved there.
+"""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from rl_platform.algorithms.losses import actor_critic_loss, actor_loss, critic_loss
+from rl_platform.config.algorithm import Algorithm
+from rl_platform.config.components import Optim
+from rl_platform.engines.training.base import MicroBatches
+from rl_platform.engines.training.fsdp import FSDPEngine
+from rl_platform.envs.embodied.spaces import ActionSpace
+from rl_platform.models.forward import EmbodiedActorCritic, TokenPolicy, TokenValues
+from rl_platform.models.language import LanguageModel
+from rl_platform.models.policy import ActorCriticPolicy
+from rl_platform.records import RolloutBatch
+
+KINDS = ("actor", "critic", "embodied")
+ALGORITHM = Algorithm(entropy_bonus=0.01, value_clip=0.5, loss_agg_func="seq-mean-token-mean")
+OPTIM = Optim(lr=1e-2, eps=1e-4, weight_decay=0.1, clip_grad=0.5)  # eps: noise of a vanishing gradient makes no step
+LENGTHS = (5, 17, 9, 3, 30, 6, 4)  # odd, so that two ranks get unequally many rows
+PLANS = (MicroBatches(), MicroBatches(rows=2), MicroBatches(tokens=36))
+
+
+def model(kind: str) -> nn.Module:
+    torch.manual_seed(7)
+    if kind == "embodied":
+        return EmbodiedActorCritic(ActorCriticPolicy((5,), ActionSpace("continuous", 3), (16, 16)))
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=31,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+    )
+    network = LlamaForCausalLM(config)
+    if kind == "actor":
+        return TokenPolicy(LanguageModel(network), temperature=0.8, entropy_gradient=True)
+    return TokenValues(LanguageModel(network, value_head=True))
+
+
+def engine(kind: str, optim: Optim = OPTIM) -> FSDPEngine:
+    return FSDPEngine(model(kind), optim, dtype=torch.float32, horizon=32, device=torch.device("cpu"))
+
+
+def loss(kind: str) -> Any:
+    function = {"actor": actor_loss, "critic": critic_loss, "embodied": actor_critic_loss}[kind]
+    return partial(function, algorithm=ALGORITHM)
+
+
+def batch(kind: str, seed: int = 0, lengths: tuple[int, ...] = LENGTHS) -> RolloutBatch:
+    """Random numbers in every field; the second row does not count."""
+    numbers = torch.Generator().manual_seed(seed)
+    rows = len(lengths)
+    shape = (rows, 1 if kind == "embodied" else max(lengths))
+    mask = torch.ones(shape, dtype=torch.bool)
+    inputs = {"observations": torch.randn(*shape, 5, generator=numbers), "actions": torch.randn(*shape, 3, generator=numbers)}
+    if kind != "embodied":
+        positions = torch.arange(shape[1])
+        mask = (positions >= 2) & (positions < torch.tensor(lengths)[:, None])
+        inputs = {"tokens": torch.randint(31, shape, generator=numbers), "lengths": torch.tensor(lengths)}
+    sample_mask = torch.ones(rows, dtype=torch.bool)
+    sample_mask[1:2] = False
+
+    def noise() -> Tensor:
+        return torch.randn(shape, generator=numbers)
+
+    return RolloutBatch(
+        inputs=inputs,
+        action_mask=mask,
+        sample_mask=sample_mask,
+        group_ids=torch.arange(rows),
+        rewards=noise(),
+        rollout_log_probs=noise(),
+        log_probs=noise() - 3,
+        values=noise(),
+        advantages=noise(),
+        returns=noise(),
+    )
+
+
+def outputs(trained: FSDPEngine, kind: str) -> dict[str, Tensor]:
+    found = trained.evaluate(batch(kind), MicroBatches(rows=2))
+    return {name: tensor for name, tensor in vars(found).items() if tensor is not None}
+
+
+def steps(trained: FSDPEngine, kind: str, first: int, last: int) -> list[dict[str, float] | None]:
+    """Optimizer steps, each with other data and other micro-batches; their metrics."""
+    found = []
+    for step in range(first, last):
+        metrics = trained.step(batch(kind, step), loss(kind), PLANS[step % len(PLANS)])
+        found.append(None if metrics is None else metrics.finalize())
+    return found
+
+
+def parameters(trained: FSDPEngine) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in trained.weights().items()}
+
+
+def run(folder: Path) -> dict[str, Any]:
+    """Everything the tests compare, by kind of model."""
+    found: dict[str, Any] = {}
+    for kind in KINDS:
+        trained = engine(kind)
+        report: dict[str, Any] = {"start": outputs(trained, kind)}
+        report["metrics"] = steps(trained, kind, 0, 3)
+        report["parameters"] = parameters(trained)
+        report["outputs"] = outputs(trained, kind)
+        state = trained.state_dict()
+        if trained.rank == 0:
+            torch.save(state, folder / f"{kind}-{trained.world_size}.pt")
+        report["few rows"] = trained.step(batch(kind, 3, (6, 4, 5)), loss(kind), MicroBatches(rows=1)).finalize()
+        report["one row"] = trained.step(batch(kind, 4, (6,)), loss(kind), MicroBatches()).finalize()
+        report["continued"] = parameters(trained)
+        found[kind] = report
+    return found
+
+
+def resumed(folder: Path, world_size: int) -> dict[str, Any]:
+    """Go on from what `world_size` ranks have saved."""
+    found = {}
+    for kind in KINDS:
+        trained = engine(kind)
+        outputs(trained, kind)
+        trained.load_state_dict(torch.load(folder / f"{kind}-{world_size}.pt"))
+        evaluated = outputs(trained, kind)
+        trained.step(batch(kind, 3, (6, 4, 5)), loss(kind), MicroBatches(rows=1))
+        trained.step(batch(kind, 4, (6,)), loss(kind), MicroBatches())
+        found[kind] = {"outputs": evaluated, "continued": parameters(trained)}
+    return found
+
+
+def poisoned(kind: str) -> dict[str, Any]:
+    """A step whose gradient is not finite in one row, so on one rank: what changed, and that training goes on after it."""
+    trained = engine(kind)
+    steps(trained, kind, 0, 2)
+    before = tensors(trained)
+    spoiled = batch(kind, 5)
+    spoiled.advantages[3] = spoiled.returns[3] = float("nan")
+    answer = trained.step(spoiled, loss(kind), MicroBatches(rows=2))
+    after = tensors(trained)
+    return {
+        "answer": answer,
+        "unchanged": len(before) == len(after) and all(torch.equal(*pair) for pair in zip(before, after, strict=True)),
+        "next": steps(trained, kind, 2, 3)[0],
+        "parameters": parameters(trained),
+    }
+
+
+def tensors(trained: FSDPEngine) -> list[Tensor]:
+    """This rank's own part of parameters and Adam state, copied."""
+    states = [value for state in trained.optimizer.state.values() for value in state.values()]
+    local = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in [*trained.parameters, *states]]
+    return [tensor.detach().clone() for tensor in local]
+
+
+def main(rank: int, world_size: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/rendezvous",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=60),
+    )
+    results = {"run": run(folder), "resumed": resumed(folder, 1), "poisoned": {kind: poisoned(kind) for kind in KINDS}}
+    torch.save(results, folder / f"rank{rank}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

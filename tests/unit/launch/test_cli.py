@@ -1,0 +1,184 @@
+"""The command line: what it refuses and how it says so, what it prints, its exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rl_platform.config import load_config
+from rl_platform.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    Deadline,
+    Diverged,
+    PlatformError,
+    Problem,
+    WorkerDied,
+    WorkerError,
+)
+from rl_platform.launch import cli
+
+HEAVY = {"torch", "ray", "transformers", "gymnasium", "megatron", "sglang"}
+
+
+def test_help(command):
+    ended = command("--help")
+    assert ended.code == 0
+    assert "KEY=VALUE" in ended.out
+    assert "--plan" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"), [([], "Missing argument 'config'"), (["a.yaml", "--nope"], "No such option: --nope")]
+)
+def test_wrong_usage(command, arguments: list[str], message: str):
+    ended = command(*arguments)
+    assert ended.code == 2
+    assert message in ended.err
+    assert "--help" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("nowhere.yaml", "No such file or directory"), (".", "Is a directory"), ("latin.yaml", "it is not UTF-8 text")],
+)
+def test_files_that_cannot_be_read(command, folder: Path, name: str, reason: str):
+    (folder / "latin.yaml").write_bytes("runner: {experiment_name: Prüfung}".encode("latin-1"))
+    ended = command(name)
+    assert ended.code == 2
+    assert f"{name}: config: the file cannot be read: {reason}" in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_problems_of_config_and_placement_are_told_together(command, folder: Path):
+    text = (folder / "reasoning.yaml").read_text().replace("actor,critic,rollout,reward: all", "actor,critc,rollout: 3")
+    (folder / "bad.yaml").write_text(text.replace("train_size", "traim_size"))
+    ended = command("bad.yaml", "algorithm.gamma=2", "cluster.component_placement.env=0-")
+    assert ended.code == 2
+    lines = [line for line in ended.err.splitlines() if not line.startswith("    ")]
+    assert lines == [
+        "6 problems:",
+        "bad.yaml:7: cluster.component_placement: reward without a place: reasoning needs actor, rollout and reward",
+        "bad.yaml:8: cluster.component_placement.actor,critc,rollout: no component is called 'critc'",
+        "bad.yaml:8: cluster.component_placement.actor,critc,rollout: node 3 does not exist: the cluster has 1 node",
+        "bad.yaml:11: data.traim_size: unknown key",
+        "command line: algorithm.gamma: out of range",
+        "command line: cluster.component_placement.env: a range needs both ends",
+    ]
+    assert "did you mean critic?" in ended.err
+
+
+def test_the_placement_is_checked_when_other_sections_cannot_be_read(command):
+    placed = "cluster.component_placement={'actor,critic,rollout,reward': 0-3}"
+    ended = command("reasoning.yaml", "runner.task_type=reasonning", "cluster.gpus_per_node=2", placed)
+    assert ended.code == 2
+    assert "command line: runner.task_type: not one of the allowed values" in ended.err
+    assert "accelerator 2 does not exist: the cluster has 2 accelerators" in ended.err
+
+
+def test_a_placement_on_a_cluster_that_cannot_be_trusted_is_not_judged(command):
+    placed = "cluster.component_placement={'actor,critic,rollout,reward': 0-3}"
+    ended = command("reasoning.yaml", "cluster.gpus_per_nod=4", placed)
+    assert "1 problem:" in ended.err
+    assert "did you mean cluster.gpus_per_node?" in ended.err
+
+
+@pytest.mark.parametrize("broken", ["runner.max_step=3", "cluster.component_placement.env=9"])
+def test_a_typo_is_answered_at_once_and_without_heavy_libraries(folder: Path, broken: str):
+    code = (
+        "import sys; from rl_platform.launch.cli import main\n"
+        f"sys.argv = ['platform-launch', 'embodied.yaml', {broken!r}]\n"
+        "try: main()\n"
+        f"finally: print(sorted({HEAVY!r} & sys.modules.keys()))"
+    )
+    began = time.monotonic()
+    ended = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert time.monotonic() - began < 3
+    assert ended.stdout.strip() == "[]"
+    assert "Traceback" not in ended.stderr
+
+
+def test_plan_starts_nothing(command, folder: Path):
+    ended = command("reasoning.yaml", "--plan", "cluster.gpus_per_node=2", "cluster.num_nodes=3")
+    assert ended.code == 0
+    assert "Cluster: 3 nodes, 6 GPUs" in ended.out
+    assert "rollout" in ended.out
+    assert not (folder / "out").exists()
+
+
+def test_plan_shows_what_cannot_run_yet(command):
+    ended = command("reasoning.yaml", "--plan", "rollout.backend=sglang", "cluster.gpus_per_node=1")
+    assert ended.code == 0
+    assert "no local runtime: rollout needs a process of its own" in ended.out
+
+
+def test_print_config_starts_nothing_and_loads_again(command, folder: Path):
+    ended = command("reasoning.yaml", "--print-config", "runner.seed=7")
+    assert ended.code == 0
+    assert yaml.safe_load(ended.out)["runner"]["seed"] == 7
+    (folder / "again.yaml").write_text(ended.out)
+    assert load_config(folder / "again.yaml").config == load_config("reasoning.yaml", ["runner.seed=7"]).config
+    assert not (folder / "out").exists()
+
+
+@pytest.fixture
+def fails(command, monkeypatch: pytest.MonkeyPatch) -> Callable:
+    """fails(error): how the command ends when the run raises it."""
+
+    def ended(error: BaseException):
+        def run(*_: object) -> None:
+            raise error
+
+        monkeypatch.setattr("rl_platform.launch.session.run", run)
+        return command("embodied.yaml")
+
+    return ended
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [(DataError, 65), (CheckpointError, 65), (Diverged, 70), (WorkerError, 70), (WorkerDied, 75), (Deadline, 75)],
+)
+def test_errors_for_the_user_have_their_exit_code_and_no_traceback(fails, kind: type[PlatformError], code: int):
+    error = kind("what went wrong")
+    error.add_note("what to do")
+    ended = fails(error)
+    assert ended.code == code
+    assert ended.err == f"{kind.__name__}: what went wrong\n    what to do\n"
+
+
+def test_a_bug_shows_its_traceback(fails):
+    error = KeyError("surprise")
+    error.add_note("the same command goes on from step 3")
+    ended = fails(error)
+    assert ended.code == 70
+    assert "KeyError: 'surprise'" in ended.err
+    assert "in run" in ended.err
+    assert "goes on from step 3" in ended.err
+    assert "This is a bug in rl-platform." in ended.err
+
+
+def test_problems_found_by_the_run_get_their_line_too(fails):
+    written, elsewhere = Problem("env.id", "not there"), Problem("reward.type", "not there", where="its own")
+    unwritten = Problem("env.evaluation.seed", "odd")
+    ended = fails(ConfigError([written, elsewhere, unwritten]))
+    assert ended.code == 2
+    assert "embodied.yaml:19: env.id: not there" in ended.err
+    assert "its own: reward.type: not there" in ended.err
+    assert "embodied.yaml:22: env.evaluation.seed: odd" in ended.err
+
+
+def test_load_gives_config_placement_and_inventory(folder: Path):
+    loaded, placement, inventory = cli.load("embodied.yaml", ["cluster.gpus_per_node=1"])
+    assert loaded.config.env.id == "CartPole-v1"
+    assert json.dumps(placement.components["env"][0].accelerators) == "[0]"
+    assert inventory.accelerators == 1

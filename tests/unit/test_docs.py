@@ -1,0 +1,81 @@
+"""README and docs: examples load, links lead somewhere, and what is typed exists."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rl_platform.config import load_config
+from rl_platform.config.schema import Config
+from rl_platform.placement.inventory import Inventory
+from rl_platform.placement.scheduler import schedule
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+EXAMPLE = re.compile(
+    r"^<!-- config(?:: changes (?P<base>\S+))? -->\n```yaml\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE
+)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def examples() -> list[Any]:
+    found = [(page, match) for page in PAGES for match in EXAMPLE.finditer(page.read_text(encoding="utf-8"))]
+    return [
+        pytest.param(
+            match["base"], match["text"], id=f"{page.name}:{match.string.count(chr(10), 0, match.start()) + 1}"
+        )
+        for page, match in found
+    ]
+
+
+def load(base: str | None, text: str, folder: Path) -> Config:
+    """A complete example as it stands; one that changes a shipped config is laid over that, key by key."""
+    if base is None:
+        path = folder / "example.yaml"
+        path.write_text(text, encoding="utf-8")
+        return load_config(path).config
+    sections = yaml.safe_load(text)
+    changes = [
+        f"{section}.{key}={json.dumps(value)}" for section, keys in sections.items() for key, value in keys.items()
+    ]
+    return load_config(ROOT / base, changes).config
+
+
+@pytest.mark.parametrize(("base", "text"), examples())
+def test_example_loads_and_its_placement_is_possible(base: str | None, text: str, tmp_path: Path) -> None:
+    config = load(base, text, tmp_path)
+    inventory = Inventory.declared(config.cluster.num_nodes, config.cluster.gpus_per_node or 0)
+    assert schedule(config.cluster, inventory).hosts
+
+
+def test_there_are_examples_for_both_tasks(tmp_path: Path) -> None:
+    complete = [parameter.values for parameter in examples() if parameter.values[0] is None]
+    assert {load(*values, tmp_path).runner.task_type for values in complete} == {"embodied", "reasoning"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in LINK.findall(page.read_text(encoding="utf-8")):
+        if "://" in link:
+            continue
+        target, _, anchor = link.partition("#")
+        file = (page.parent / target) if target else page
+        assert file.exists(), link
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}, link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_typed_configs_exist_and_take_their_overrides(page: Path) -> None:
+    for line in re.findall(r"platform-launch (configs/.*)", page.read_text(encoding="utf-8")):
+        words = shlex.split(line.partition("`")[0], comments=True)
+        overrides = [word for word in words[1:] if "=" in word]
+        if "algorithm.lam=0.9" not in overrides:  # the README's example of a refusal
+            assert load_config(ROOT / words[0], overrides)

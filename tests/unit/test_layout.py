@@ -1,0 +1,131 @@
+"""The layout: import directions, lazy heavy libraries, the folder mapping, sizes of files and functions."""
+
+from __future__ import annotations
+
+import ast
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = {"platform": "rl_platform", "envs": "rl_platform.envs", "launch": "rl_platform.launch"}
+
+# From the bottom up; a module imports its own level and those below.
+LEVELS = (
+    {"errors", "records", "checkpoint", "metrics", "rng"},
+    {"config"},
+    {"placement", "algorithms"},
+    {"runtime", "engines", "envs", "models"},
+    {"components"},
+    {"runners"},
+    {"launch"},
+)
+LEVEL = {area: number for number, areas in enumerate(LEVELS) for area in areas}
+LAZY = {"megatron": "engines/training/megatron.py", "sglang": "engines/rollout/sglang.py"}
+LONGEST_FILE, LONGEST_FUNCTION = 330, 60  # lines
+
+
+def source_files() -> list[Path]:
+    return sorted(path for folder in SOURCES for path in (ROOT / folder).rglob("*.py"))
+
+
+def area_of(path: Path) -> str:
+    """`platform/engines/rollout/base.py` -> engines, `platform/records.py` -> records, `envs/...` -> envs."""
+    folder, first, *_ = path.relative_to(ROOT).parts
+    return first.removesuffix(".py") if folder == "platform" else folder
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Absolute dotted names that are imported anywhere below `tree`, with their line."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((f"{'.' * node.level}{node.module or ''}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def at_import_time(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """The imports that run when the module itself is imported."""
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    lazy = {line for node in ast.walk(tree) if isinstance(node, functions) for _, line in imports(node)}
+    yield from ((name, line) for name, line in imports(tree) if line not in lazy)
+
+
+@pytest.mark.parametrize("path", source_files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_one_way(path: Path):
+    tree = ast.parse(path.read_text())
+    own = LEVEL[area_of(path)]
+    for name, line in imports(tree):
+        assert not name.startswith("."), f"{path}:{line}: relative import"
+        if name.startswith("rl_platform."):
+            area = name.split(".")[1]
+            assert LEVEL[area] <= own, f"{path}:{line}: {area_of(path)} must not import {area}"
+
+
+def test_areas_are_all_known():
+    assert {area_of(path) for path in source_files()} <= LEVEL.keys()
+
+
+def test_ray_is_imported_by_the_runtime_and_the_cluster_start_only():
+    allowed = {ROOT / "platform" / "runtime" / "ray.py", *(ROOT / "launch").glob("*.py")}
+    for path in source_files():
+        names = {name.split(".")[0] for name, _ in imports(ast.parse(path.read_text()))}
+        assert "ray" not in names or path in allowed, path
+
+
+@pytest.mark.parametrize("library", LAZY)
+def test_optional_engines_are_imported_by_their_engine_file_only_and_lazily_elsewhere(library: str):
+    for path in source_files():
+        names = {name.split(".")[0] for name, _ in at_import_time(ast.parse(path.read_text()))}
+        assert library not in names or path == ROOT / "platform" / LAZY[library], path
+
+
+def test_nobody_imports_by_folder_name():
+    """`envs.x` beside `rl_platform.envs.x` would be one file as two modules."""
+    ours = {"envs", "launch", *(f"platform.{area}" for area in LEVEL)}  # platform alone is the standard library's
+    files = [*source_files(), *(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
+    for path in files:
+        for name, line in imports(ast.parse(path.read_text())):
+            first, second, *_ = f"{name}.".split(".")
+            assert not {first, f"{first}.{second}"} & ours, f"{path}:{line}: {name}"
+
+
+def test_platform_is_the_standard_librarys_from_the_root_of_the_repository():
+    assert not (ROOT / "platform" / "__init__.py").exists()
+    command = [sys.executable, "-c", "import platform, sys; assert sys.path[0] == ''; print(platform.__file__)"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    assert Path(found) == Path(sysconfig.get_path("stdlib")) / "platform.py" == Path(platform.__file__)
+
+
+@pytest.mark.parametrize("path", source_files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_and_functions_stay_small(path: Path):
+    text = path.read_text()
+    assert len(text.splitlines()) <= LONGEST_FILE, "a file has one noun: this one may have two"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            lines = node.end_lineno - node.lineno + 1
+            assert lines <= LONGEST_FUNCTION, f"{node.name} has {lines} lines"
+
+
+def test_the_wheel_holds_every_module_under_its_import_name(tmp_path: Path):
+    tree = tmp_path / "tree"  # setuptools builds in the tree it is given
+    for folder in SOURCES:
+        shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tree)
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, tree]
+    subprocess.run(command, check=True, capture_output=True)
+    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
+        held = {name for name in wheel.namelist() if name.endswith(".py")}
+    expected = set()
+    for folder, package in SOURCES.items():
+        for path in (ROOT / folder).rglob("*.py"):
+            expected.add(f"{package.replace('.', '/')}/{path.relative_to(ROOT / folder)}")
+    assert held == expected
