@@ -112,17 +112,25 @@ def _threads(count: int | None) -> Iterator[None]:
 
 
 def _contestant(entry: Entry, connection: Connection) -> None:
-    try:
-        entry.run(Turns(connection), entry.settings)
-    except Exception:
-        traceback.print_exc()
+    """Runs in the contestant's process; what it prints is shown only if it fails."""
+    screen = os.dup(2)
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
+        for descriptor in (1, 2):
+            os.dup2(output.fileno(), descriptor)
+        try:
+            entry.run(Turns(connection), entry.settings)
+        except Exception:
+            traceback.print_exc()
+            output.seek(0)
+            os.write(screen, output.read().encode())
 
 
 def _lap(line: Connection, name: str) -> Lap:
     try:
         lap: Lap = line.recv()
     except EOFError:
-        raise SystemExit(f"{name} ended before the race did") from None
+        hint = "if it says nothing more, it was killed, for want of memory perhaps"
+        raise SystemExit(f"{name} ended before the race did ({hint})") from None
     return lap
 
 

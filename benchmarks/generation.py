@@ -25,7 +25,7 @@ from _common import Entry, Lap, Turns, machine, new_parser, print_verdict, race,
 
 from rl_platform.config.components import Model
 from rl_platform.config.schema import Data, Task
-from rl_platform.models.pretrained import model_folder, quiet_transformers
+from rl_platform.models.pretrained import model_folder
 from rl_platform.models.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -129,8 +129,7 @@ def causal_lm() -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    with quiet_transformers():
-        return AutoModelForCausalLM.from_pretrained(model_folder(MODEL), dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(model_folder(MODEL), dtype=torch.float32).eval()
 
 
 def padded(requests: Sequence[tuple[int, ...]]) -> tuple[Tensor, Tensor]:

@@ -14,12 +14,9 @@ which cannot leave it out: that ratio is printed, but it has no target.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
 import statistics
 import tempfile
-import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -99,7 +96,6 @@ def ours(turns: Turns, settings: argparse.Namespace) -> None:
 
 
 def trl(turns: Turns, settings: argparse.Namespace) -> None:
-    os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
     import torch
     from datasets import Dataset
     from transformers import (
@@ -110,8 +106,6 @@ def trl(turns: Turns, settings: argparse.Namespace) -> None:
         TrainerCallback,
     )
     from trl.experimental.ppo import PPOConfig, PPOTrainer
-
-    from rl_platform.models.pretrained import quiet_transformers
 
     prompts = same_prompts(settings)
     prompt_tokens = sum(map(len, prompts))
@@ -140,9 +134,8 @@ def trl(turns: Turns, settings: argparse.Namespace) -> None:
     def policy() -> Any:
         return AutoModelForCausalLM.from_pretrained(settings.model, dtype=torch.float32)
 
-    warnings.simplefilter("ignore")
     reward = FreeReward()
-    with quiet_transformers(), tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
         value = AutoModelForSequenceClassification.from_pretrained(settings.model, num_labels=1, dtype=torch.float32)
         arguments = PPOConfig(
             output_dir=folder,
@@ -180,8 +173,7 @@ def trl(turns: Turns, settings: argparse.Namespace) -> None:
             callbacks=[EveryStepALap()],
         )
         trainer.remove_callback(PrinterCallback)
-        with contextlib.redirect_stdout(None):
-            trainer.train()
+        trainer.train()
 
 
 def same_prompts(settings: argparse.Namespace) -> list[list[int]]:

@@ -35,14 +35,13 @@ class RunState:
     def __init__(self, config: Config, output_dir: Path, reporter: Reporter) -> None:
         self.store = CheckpointStore(output_dir / "checkpoints", config.runner.keep_checkpoints, fingerprint(config))
         self.reporter = reporter
-        self._max_steps = config.runner.max_steps
+        self._max_steps, self._resume = config.runner.max_steps, config.runner.resume
         self._mark = output_dir / FINISHED
         self.resume_from: Checkpoint | None = None
         if config.runner.resume == "auto":
             self.resume_from = self.store.latest()
         elif config.runner.resume != "never":
             self.resume_from = self.store.open(config.runner.resume)
-        self.saved = self.resume_from
 
     @property
     def finished(self) -> bool:
@@ -71,14 +70,16 @@ class RunState:
 
     def save(self, step: int, task: HasParts, ppo: Stateful) -> None:
         parts = {name: group.rank(0).state_dict().result() for name, group in task.parts().items()}
-        self.saved = self.store.save(step, parts | {"run": {"task": task.state_dict(), "ppo": ppo.state_dict()}})
-        self.reporter.note(f"checkpoint of step {step}: {self.saved.path}")
+        checkpoint = self.store.save(step, parts | {"run": {"task": task.state_dict(), "ppo": ppo.state_dict()}})
+        self.reporter.note(f"checkpoint of step {step}: {checkpoint.path}")
 
     def outlook(self) -> str:
-        """What starting the same command again would do after the run has been stopped."""
-        if self.saved is None:
-            return "no checkpoint was written yet (runner.save_interval): the same command starts over"
-        return f"the same command goes on from step {self.saved.step}: {self.saved.path}"
+        """How to go on after the run has been stopped; for messages."""
+        steps = self.store.steps()
+        again = "the same command" if self._resume == "auto" else "runner.resume=auto"
+        if not steps:
+            return f"no checkpoint was written yet (runner.save_interval): {again} starts over"
+        return f"{again} goes on from step {steps[-1]}"
 
 
 def fingerprint(config: Config) -> str:

@@ -1,4 +1,4 @@
-"""Bad input to the real command: files, models, rewards, folders, checkpoints. Each has its exit code and its reason."""
+"""Bad input to the real command: files, models, rewards, folders, checkpoints. Each has its exit code and reason."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rl_platform.metrics import read_metrics
 
 GOOD_LINE = '{"question": "1 + 1", "answer": "2"}\n'
 
-# What a reward function may do wrong. Rewards depend on the response alone, as scoring processes share nothing.
+# What a reward function may do wrong. Greedy responses may all be equal, answers are not.
 REWARDS = """
 import time
 
@@ -19,12 +19,12 @@ def never(response, answer, metadata):
     raise KeyError("my own mistake")
 
 def sometimes(response, answer, metadata):
-    if sum(response.encode()) % 2:
+    if sum((response + answer).encode()) % 2:
         raise KeyError("my own mistake")
     return 1.0
 
 def hangs(response, answer, metadata):
-    if sum(response.encode()) % 2:
+    if sum((response + answer).encode()) % 2:
         time.sleep(60)
     return 1.0
 """

@@ -39,7 +39,10 @@ class TrainingEngine(Protocol):
         """All parameters by name, unsharded, on every rank; the live ones where there is one rank."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Parameters and optimizer state by name, unsharded, whole on rank 0: any number of ranks can load it."""
+        """Parameters and optimizer state by name, unsharded, whole on rank 0: any number of ranks can load it.
+
+        May refer to live tensors: write it before the next step.
+        """
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state`. Rank 0's is used, whatever the other ranks are given."""

@@ -1,7 +1,7 @@
 """Training runs that one process and two gloo processes must finish with the same numbers. Not a test by itself.
 
-`python ranks.py RANK WORLD_SIZE FOLDER` is one of several processes; `run(FOLDER)` in a process of its own is the single
-one. Both save the states they reach into FOLDER and go on from the states the other kind has saved there.
+`python ranks.py RANK WORLD_SIZE FOLDER` is one of several processes; a test that calls `run(FOLDER)` is the single one.
+Both save the states they reach into FOLDER and go on from the states the other kind has saved there.
 """
 
 from __future__ import annotations
@@ -71,7 +71,10 @@ def batch(kind: str, seed: int = 0, lengths: tuple[int, ...] = LENGTHS) -> Rollo
     rows = len(lengths)
     shape = (rows, 1 if kind == "embodied" else max(lengths))
     mask = torch.ones(shape, dtype=torch.bool)
-    inputs = {"observations": torch.randn(*shape, 5, generator=numbers), "actions": torch.randn(*shape, 3, generator=numbers)}
+    inputs = {
+        "observations": torch.randn(*shape, 5, generator=numbers),
+        "actions": torch.randn(*shape, 3, generator=numbers),
+    }
     if kind != "embodied":
         positions = torch.arange(shape[1])
         mask = (positions >= 2) & (positions < torch.tensor(lengths)[:, None])
@@ -148,7 +151,7 @@ def resumed(folder: Path, world_size: int) -> dict[str, Any]:
 
 
 def poisoned(kind: str) -> dict[str, Any]:
-    """A step whose gradient is not finite in one row, so on one rank: what changed, and that training goes on after it."""
+    """A step that is not finite in one row, so on one rank: what it changed, and that training goes on after it."""
     trained = engine(kind)
     steps(trained, kind, 0, 2)
     before = tensors(trained)

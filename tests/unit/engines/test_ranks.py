@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -24,10 +23,13 @@ def results(ranks: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> dict
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("ranks")
     one: dict[Any, Any] = {"run": ranks.run(folder), "poisoned": {kind: ranks.poisoned(kind) for kind in ranks.KINDS}}
-    command = [sys.executable, "-W", "error::FutureWarning", ranks.__file__]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     processes = [
-        subprocess.Popen([*command, str(rank), "2", str(folder)], env=environment, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, ranks.__file__, str(rank), "2", str(folder)],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         for rank in range(2)
     ]
     try:

@@ -1,0 +1,138 @@
+"""A run that is stopped and started again ends in the state of one that was never stopped, bit for bit."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rl_platform.metrics import read_metrics
+
+STEPS = 8
+INTERVALS = (f"runner.max_steps={STEPS}", "runner.save_interval=2", "runner.val_check_interval=4")
+RUNS = {
+    "reasoning": (
+        "reasoning.yaml",
+        "cluster.component_placement={'actor,critic,reference,rollout,reward': all}",
+        "algorithm.use_kl_in_reward=true",
+        "algorithm.kl_ctrl={type: adaptive, kl_coef: 0.1, target_kl: 0.01, horizon: 100}",
+    ),
+    "CartPole": ("embodied.yaml",),
+    "HalfCheetah": (
+        "embodied.yaml",
+        "env.id=HalfCheetah-v5",
+        "env.max_episode_steps=20",  # so that episodes end, and not at the end of a rollout
+    ),
+}
+
+
+@pytest.fixture(params=RUNS)
+def arguments(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    return (*RUNS[request.param], *INTERVALS)
+
+
+@pytest.fixture
+def assert_equal(final_state, logged, differences) -> Callable[[str, str], None]:
+    def check(first: str, second: str) -> None:
+        states = [final_state(output_dir, STEPS) for output_dir in (first, second)]
+        assert "run" in states[0]
+        assert differences(*states) == []
+        assert differences(logged(first), logged(second)) == []
+
+    return check
+
+
+@pytest.fixture
+def kill_after_a_checkpoint(start):
+    """SIGKILL as soon as there is a checkpoint, wherever the run is then."""
+
+    def run(*arguments: str) -> None:
+        process: subprocess.Popen[str] = start(*arguments)
+        until = time.monotonic() + 120
+        while not list(Path("killed/checkpoints").glob("step-*")):
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < until
+            time.sleep(0.002)
+        process.kill()
+        assert process.wait() == -9
+
+    return run
+
+
+def test_stopped_by_max_steps(command, arguments: tuple[str, ...], assert_equal):
+    assert command(*arguments, "runner.output_dir=whole").code == 0
+    assert command(*arguments, "runner.output_dir=parts", f"runner.max_steps={STEPS // 2}").code == 0
+    ended = command(*arguments, "runner.output_dir=parts")
+    assert ended.code == 0
+    assert f"resumed from step {STEPS // 2}" in ended.out
+    assert_equal("whole", "parts")
+
+
+def test_stopped_by_sigkill(command, kill_after_a_checkpoint, arguments: tuple[str, ...], assert_equal):
+    arguments = (*arguments, "actor.optim.lr_schedule=cosine")
+    assert command(*arguments, "runner.output_dir=whole").code == 0
+    kill_after_a_checkpoint(*arguments, "runner.output_dir=killed")
+    ended = command(*arguments, "runner.output_dir=killed")
+    assert ended.code == 0
+    assert "resumed from step" in ended.out
+    assert_equal("whole", "killed")
+
+
+def test_two_runs_of_one_seed_are_equal_and_of_two_seeds_are_not(
+    command, arguments: tuple[str, ...], assert_equal, final_state, differences
+):
+    assert command(*arguments, "runner.output_dir=first").code == 0
+    assert command(*arguments, "runner.output_dir=second").code == 0
+    assert_equal("first", "second")
+    assert command(*arguments, "runner.output_dir=other", "runner.seed=2").code == 0
+    actors = [final_state(output_dir, STEPS)["actor"]["model"] for output_dir in ("first", "other")]
+    assert differences(*actors)
+
+
+def test_an_older_checkpoint_at_an_explicit_path(command, assert_equal):
+    arguments = (*RUNS["CartPole"], *INTERVALS, "runner.keep_checkpoints=10")
+    assert command(*arguments, "runner.output_dir=whole").code == 0
+    shutil.copytree("whole", "back")
+    ended = command(*arguments, "runner.output_dir=back", "runner.resume=back/checkpoints/step-00000004")
+    assert ended.code == 0
+    assert "resumed from step 4" in ended.out
+    assert_equal("whole", "back")
+
+
+def test_worker_processes_may_come_and_go(command, assert_equal):
+    arguments = (*RUNS["HalfCheetah"], *INTERVALS)
+    assert command(*arguments, "runner.output_dir=whole").code == 0
+    assert command(*arguments, "runner.output_dir=parts", "runner.max_steps=4", "env.num_workers=2").code == 0
+    assert command(*arguments, "runner.output_dir=parts").code == 0
+    assert_equal("whole", "parts")
+
+
+def test_the_same_command_again_after_the_end_does_nothing(command):
+    assert command("reasoning.yaml", "runner.max_steps=2").code == 0
+    before = {path: path.stat().st_mtime_ns for path in Path("out").rglob("*")}
+    ended = command("reasoning.yaml", "runner.max_steps=2")
+    assert ended.code == 0
+    assert "out holds a finished run of 2 steps" in ended.out
+    assert "raise runner.max_steps" in ended.out
+    assert {path: path.stat().st_mtime_ns for path in Path("out").rglob("*")} == before
+
+
+def test_a_run_killed_between_its_last_checkpoint_and_its_export_is_completed(command):
+    assert command("reasoning.yaml", "runner.max_steps=2").code == 0
+    shutil.rmtree("out/model")
+    Path("out/finished").unlink()
+    assert command("reasoning.yaml", "runner.max_steps=2").code == 0
+    assert Path("out/model/model.safetensors").exists()
+    assert [row["step"] for row in read_metrics("out")] == [0, 1, 2]
+
+
+def test_data_that_is_used_up_ends_the_run_for_good(command):
+    arguments = ("reasoning.yaml", "runner.max_steps=100", "runner.max_epochs=1", "data.train_size=24")
+    assert command(*arguments).code == 0
+    assert [row["step"] for row in read_metrics("out")] == [0, 1, 2, 3]
+    assert command(*arguments).code == 0
+    assert [row["step"] for row in read_metrics("out")] == [0, 1, 2, 3]

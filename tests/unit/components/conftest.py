@@ -1,0 +1,74 @@
+"""Configs, contexts and rollout batches for components that are constructed directly, without a runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from rl_platform.components.base import ComponentContext
+from rl_platform.config.schema import Config
+from rl_platform.records import RolloutBatch
+
+TINY = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "intermediate_size": 32, "max_positions": 32}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def context() -> Callable[..., ComponentContext]:
+    def build(name: str = "actor", rank: int = 0, world_size: int = 1) -> ComponentContext:
+        return ComponentContext(name=name, rank=rank, world_size=world_size, node=0, accelerators=(), seed=3)
+
+    return build
+
+
+@pytest.fixture
+def reasoning() -> Callable[..., Config]:
+    """`reasoning(algorithm={...})`: a config with tiny models; sections given are merged into the defaults here."""
+
+    def build(**sections: dict[str, Any]) -> Config:
+        model = {"random_init": TINY, "tokenizer": "bytes"}
+        defaults: dict[str, dict[str, Any]] = {
+            "runner": {"task_type": "reasoning", "max_steps": 10},
+            "cluster": {"component_placement": {"actor,critic,rollout,reward": "all"}},
+            "data": {"mini_batch_size": 4, "max_prompt_length": 8, "max_response_length": 8},
+            "actor": {"model": model, "optim": {"lr": 1e-2}},
+            "critic": {"use_critic_model": True, "optim": {"lr": 1e-2}},
+        }
+        return Config(**{name: defaults.get(name, {}) | sections.get(name, {}) for name in defaults | sections})
+
+    return build
+
+
+@pytest.fixture
+def token_batch() -> Callable[..., RolloutBatch]:
+    """Random sequences of bytes: two prompt tokens, then 1 to 6 sampled ones; estimates filled in."""
+
+    def build(rows: int = 8, seed: int = 0) -> RolloutBatch:
+        numbers = torch.Generator().manual_seed(seed)
+        lengths = torch.randint(3, 9, (rows,), generator=numbers)
+        shape, positions = (rows, 8), torch.arange(8)
+
+        def noise() -> torch.Tensor:
+            return torch.randn(shape, generator=numbers)
+
+        return RolloutBatch(
+            inputs={"tokens": torch.randint(256, shape, generator=numbers), "lengths": lengths},
+            action_mask=(positions >= 2) & (positions < lengths[:, None]),
+            sample_mask=torch.ones(rows, dtype=torch.bool),
+            group_ids=torch.arange(rows),
+            rewards=noise(),
+            rollout_log_probs=noise(),
+            log_probs=noise() - 5.5,
+            values=noise(),
+            advantages=noise(),
+            returns=noise(),
+        )
+
+    return build

@@ -1,0 +1,204 @@
+"""Actor, critic and reference: updates, what stops them, what they publish and save."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+import torch
+
+from rl_platform.components.actor import EmbodiedActor, LanguageActor
+from rl_platform.components.critic import LanguageCritic
+from rl_platform.components.learner import FAILURES_IN_A_ROW
+from rl_platform.components.reference import LanguageReference
+from rl_platform.config.schema import Config
+from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces
+from rl_platform.errors import Diverged
+from rl_platform.records import RolloutBatch
+
+NAN = float("nan")
+
+
+def spoiled(batch: RolloutBatch) -> RolloutBatch:
+    """Every loss on it is NaN."""
+    return replace(
+        batch, advantages=torch.full_like(batch.advantages, NAN), returns=torch.full_like(batch.returns, NAN)
+    )
+
+
+class TestUpdate:
+    def test_the_loss_falls(self, context, reasoning, token_batch) -> None:
+        critic = LanguageCritic(context("critic"), reasoning(algorithm={"critic_ppo_epochs": 3}))
+        batch = token_batch()
+        losses = [critic.update(batch, step)["critic/loss"] for step in range(5)]
+        assert losses[-1] < 0.8 * losses[0]
+
+    def test_equal_seeds_give_equal_updates_and_metrics(self, context, reasoning, token_batch) -> None:
+        config = reasoning(algorithm={"ppo_epochs": 2, "entropy_bonus": 0.01})
+        results = []
+        for _ in range(2):
+            actor = LanguageActor(context(), config)
+            results.append((actor.update(token_batch(), 0), actor.publish(1).state))
+        (metrics, weights), (other_metrics, other_weights) = results
+        assert metrics == other_metrics
+        assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
+        assert metrics["actor/skipped_updates"] == 0
+        assert metrics["actor/lr"] == 1e-2
+        assert metrics["actor/grad_norm"] > 0
+        assert metrics["actor/entropy"] > 0
+
+    def test_the_learning_rate_follows_the_steps(self, context, reasoning, token_batch) -> None:
+        optim = {"lr": 1e-2, "lr_schedule": "linear", "lr_warmup_steps": 2}
+        critic = LanguageCritic(context("critic"), reasoning(critic={"use_critic_model": True, "optim": optim}))
+        rates = [critic.update(token_batch(), step)["critic/lr"] for step in (0, 1, 2, 6)]
+        assert rates == pytest.approx([5e-3, 1e-2, 1e-2, 5e-3])
+
+    def test_mini_batches_without_rows_that_count_are_left_out(self, context, reasoning, token_batch) -> None:
+        batch = token_batch()
+        actor = LanguageActor(context(), reasoning())
+        before = {name: tensor.clone() for name, tensor in actor.publish(0).state.items()}
+        metrics = actor.update(replace(batch, sample_mask=torch.zeros(8, dtype=torch.bool)), 0)
+        assert metrics == {"actor/lr": 1e-2, "actor/skipped_updates": 0.0}
+        assert all(torch.equal(before[name], tensor) for name, tensor in actor.publish(0).state.items())
+
+
+class TestNotFinite:
+    """`mini_batch_size` 4 of 8 rows: two optimizer steps per update."""
+
+    def test_three_in_a_row_end_the_run(self, context, reasoning, token_batch) -> None:
+        assert FAILURES_IN_A_ROW == 3
+        actor = LanguageActor(context(), reasoning())
+        actor.update(token_batch(), 0)
+        before = {name: tensor.clone() for name, tensor in actor.publish(0).state.items()}
+        assert actor.update(spoiled(token_batch()), 1)["actor/skipped_updates"] == 2
+        with pytest.raises(Diverged, match=r"actor.*3 optimizer steps in a row.*PPO step 2.*actor\.optim\.lr"):
+            actor.update(spoiled(token_batch()), 2)
+        assert all(torch.equal(before[name], tensor) for name, tensor in actor.publish(0).state.items())
+
+    def test_one_good_step_starts_the_count_again(self, context, reasoning, token_batch) -> None:
+        critic = LanguageCritic(context("critic"), reasoning())
+        for step in range(3):
+            assert critic.update(spoiled(token_batch()), step)["critic/skipped_updates"] == 2
+            assert critic.update(token_batch(), step)["critic/skipped_updates"] == 0
+
+
+class TestModels:
+    def test_critic_values_start_at_zero(self, context, reasoning, token_batch) -> None:
+        values = LanguageCritic(context("critic"), reasoning()).evaluate(token_batch())["values"]
+        assert values.shape == (8, 8)
+        assert not values.any()
+
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_the_reference_is_the_actor_at_the_start(self, dtype, context, reasoning, token_batch) -> None:
+        model = reasoning().actor.model.model_dump() | {"dtype": dtype}
+        config = reasoning(algorithm={"use_kl_loss": True}, actor={"model": model, "optim": {"lr": 1e-2}})
+        actor, reference = LanguageActor(context(), config), LanguageReference(context("reference"), config)
+        batch = token_batch()
+        at_start = reference.evaluate(batch)["reference_log_probs"]
+        assert torch.equal(
+            at_start, actor.evaluate(batch)["log_probs"]
+        )  # so that no KL is measured where there is none
+        actor.update(replace(batch, reference_log_probs=at_start), 0)
+        assert not torch.equal(at_start, actor.evaluate(batch)["log_probs"])
+        assert torch.equal(at_start, reference.evaluate(batch)["reference_log_probs"])
+
+    def test_log_probs_are_at_the_sampling_temperature(self, context, reasoning, token_batch) -> None:
+        batch = token_batch()
+        one = LanguageActor(context(), reasoning()).evaluate(batch)["log_probs"]
+        hot = LanguageActor(context(), reasoning(rollout={"sampling": {"temperature": 1e6}})).evaluate(batch)[
+            "log_probs"
+        ]
+        uniform = torch.where(batch.action_mask, -torch.tensor(259.0).log(), 0.0)
+        torch.testing.assert_close(hot, uniform, rtol=0, atol=1e-4)
+        assert not torch.allclose(one, uniform, atol=1e-2)
+
+    def test_micro_batches_of_the_forward_change_nothing(self, context, reasoning, token_batch) -> None:
+        batch = token_batch()
+        whole, parts = (
+            LanguageActor(context(), reasoning(algorithm={"logprob_forward_micro_batch_size": rows})).evaluate(batch)
+            for rows in (None, 3)
+        )
+        torch.testing.assert_close(whole["log_probs"], parts["log_probs"], rtol=1e-5, atol=1e-5)
+
+    def test_state_of_one_is_the_state_of_the_other(self, context, reasoning, token_batch) -> None:
+        config = reasoning()
+        actor = LanguageActor(context(), config)
+        actor.update(token_batch(), 0)
+        other = LanguageActor(context(), config)
+        file = io.BytesIO()
+        torch.save(actor.state_dict(), file)
+        file.seek(0)
+        other.load_state_dict(torch.load(file))
+        assert other.update(token_batch(seed=1), 1) == actor.update(token_batch(seed=1), 1)
+        ours, theirs = actor.publish(2).state, other.publish(2).state
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+    def test_export(self, context, reasoning, token_batch, tmp_path) -> None:
+        from transformers import AutoModelForCausalLM
+
+        actor = LanguageActor(context(), reasoning())
+        actor.update(token_batch(), 0)
+        batch = token_batch()
+        expected = actor.evaluate(batch)["log_probs"][0]
+        loaded = AutoModelForCausalLM.from_pretrained(actor.export(str(tmp_path / "model")))
+        tokens = batch.inputs["tokens"][0, : int(batch.inputs["lengths"][0])]
+        found = loaded(tokens[None]).logits[0].log_softmax(-1)[1:-1].gather(1, tokens[2:, None]).squeeze(1)
+        torch.testing.assert_close(found, expected[2 : len(tokens)], rtol=1e-5, atol=1e-5)
+
+
+class TestEmbodied:
+    spaces = EnvSpaces((3,), ActionSpace("continuous", 2), (2,), (-1.0, -1.0), (1.0, 1.0))
+
+    def actor(self, context, **algorithm: object) -> EmbodiedActor:
+        config = Config(
+            runner={"task_type": "embodied"},
+            cluster={"component_placement": {"actor_critic,env,rollout": "all"}},
+            algorithm={"loss_type": "actor_critic", **algorithm},
+            data={"mini_batch_size": 8},
+            actor={"model": {"hidden_sizes": [8]}, "optim": {"lr": 1e-2}},
+            env={"id": "CartPole-v1"},
+        )
+        return EmbodiedActor(context(), config, self.spaces)
+
+    def batch(self) -> RolloutBatch:
+        numbers = torch.Generator().manual_seed(0)
+        shape = (2, 4)
+        mask, zeros = torch.ones(shape, dtype=torch.bool), torch.zeros(shape)
+        ends = torch.tensor([[False, True, False, True], [False, False, False, True]])
+        return RolloutBatch(
+            inputs={
+                "observations": torch.randn(*shape, 3, generator=numbers),
+                "actions": torch.randn(*shape, 2, generator=numbers),
+            },
+            action_mask=mask,
+            sample_mask=mask[:, 0],
+            group_ids=torch.arange(2),
+            rewards=zeros,
+            rollout_log_probs=zeros,
+            ends=ends,
+            bootstrapped=ends & torch.tensor([[True, False, True, True], [True] * 4]),
+            end_observations=torch.randn(*shape, 3, generator=numbers),
+        )
+
+    @pytest.mark.parametrize("rows", [None, 1])
+    def test_values_of_the_states_after_ends(self, rows, context) -> None:
+        actor, batch = self.actor(context, logprob_forward_micro_batch_size=rows), self.batch()
+        policy = actor.engine.model.model
+        torch.nn.init.normal_(policy.value_head.weight)
+        found = actor.evaluate(batch)
+        with torch.no_grad():
+            log_probs, _, values = policy.evaluate(
+                *(batch.inputs[n].flatten(0, 1) for n in ("observations", "actions"))
+            )
+            following = policy(batch.end_observations.flatten(0, 1))[1].view(2, 4)
+        torch.testing.assert_close(found["values"], values.view(2, 4))
+        torch.testing.assert_close(found["log_probs"], log_probs.view(2, 4))
+        torch.testing.assert_close(found["end_values"], torch.where(batch.bootstrapped, following, 0.0))
+        assert found["end_values"][0, 3] != 0
+        assert found["end_values"][0, 1] == 0
+
+    def test_no_end_needs_a_value(self, context) -> None:
+        batch = self.batch()
+        found = self.actor(context).evaluate(replace(batch, bootstrapped=torch.zeros(2, 4, dtype=torch.bool)))
+        assert not found["end_values"].any()

@@ -1,0 +1,61 @@
+"""The rollout component: every prompt and sample answered once, by whichever rank, with the same tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rl_platform.components.actor import LanguageActor
+from rl_platform.components.rollout import LanguageRollout
+from rl_platform.config.components import Sampling, ValSampling
+from rl_platform.errors import ConfigError
+from rl_platform.records import Prompt, Trajectory
+
+PROMPTS = [Prompt(index, text, "", tuple(text.encode())) for index, text in enumerate(["12+3", "7", "100-1", "5*5"])]
+
+
+class Sink(list):
+    """What a channel is to a component that only puts."""
+
+    put = list.append
+
+
+def generated(context: Any, config: Any, world_size: int = 1, sampling: Sampling | None = None) -> list[Trajectory]:
+    weights = LanguageActor(context(), config).publish(7)
+    sink = Sink()
+    for rank in range(world_size):
+        rollout = LanguageRollout(context("rollout", rank, world_size), config)
+        assert rollout.receive(weights) == 7
+        rollout.generate(PROMPTS, 3, sampling or config.rollout.sampling, "train", 4, sink)
+    return sorted(sink, key=lambda trajectory: (trajectory.prompt.index, trajectory.sample))
+
+
+def test_every_sample_of_every_prompt_once(context, reasoning) -> None:
+    found = generated(context, reasoning())
+    assert [(t.prompt.index, t.sample) for t in found] == [(index, sample) for index in range(4) for sample in range(3)]
+    for trajectory in found:
+        assert trajectory.weights_version == 7
+        assert 1 <= len(trajectory.token_ids) == len(trajectory.log_probs) <= 8
+    assert len({trajectory.token_ids for trajectory in found}) == 12
+
+
+@pytest.mark.parametrize("world_size", [2, 5, 13])
+def test_ranks_share_the_work_and_change_no_token(world_size: int, context, reasoning) -> None:
+    config = reasoning(rollout={"max_running_requests": 2})
+    alone, together = generated(context, reasoning()), generated(context, config, world_size)
+    assert [trajectory.token_ids for trajectory in alone] == [trajectory.token_ids for trajectory in together]
+
+
+def test_limits_of_training_and_validation(context, reasoning) -> None:
+    greedy = generated(context, reasoning(), sampling=ValSampling(max_new_tokens=2))
+    assert {len(trajectory.token_ids) for trajectory in greedy} <= {1, 2}
+    assert len({trajectory.token_ids for trajectory in greedy[:3]}) == 1  # samples of one prompt do not differ
+
+
+def test_lengths_that_the_model_does_not_read(context, reasoning) -> None:
+    config = reasoning(data={"mini_batch_size": 4, "max_prompt_length": 30, "max_response_length": 8})
+    with pytest.raises(ConfigError) as caught:
+        generated(context, config)
+    for word in ("data.max_prompt_length", "data.max_response_length", "38 tokens", "32"):
+        assert word in str(caught.value)

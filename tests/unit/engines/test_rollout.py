@@ -1,0 +1,237 @@
+"""What every rollout engine promises, checked on the torch engine against transformers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rl_platform.engines.rollout.base import Completion, Request
+from rl_platform.engines.rollout.torch import TorchRolloutEngine
+from rl_platform.models.language import LanguageModel
+from rl_platform.records import SamplingParams, Weights
+
+VOCABULARY = 47
+NEVER = VOCABULARY + 1  # an EOS id that no model can sample
+LENGTHS = (3, 11, 1, 7, 7, 20, 5, 2, 9, 14, 1, 6, 4)
+
+
+def causal_lm(kind: str = "llama", tied: bool = True) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+    make_config, make_model = {
+        "llama": (LlamaConfig, LlamaForCausalLM),
+        "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    }[kind]
+    torch.manual_seed(0)
+    config = make_config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=64,
+        tie_word_embeddings=tied,
+        initializer_range=0.3,  # distributions far from uniform
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    return make_model(config).eval()
+
+
+def state_of(plain: Any) -> dict[str, Tensor]:
+    """The weights of a transformers model as an actor publishes them: by reference."""
+    return {name: tensor.detach() for name, tensor in LanguageModel(plain).state_dict(keep_vars=True).items()}
+
+
+def engine_for(plain: Any, eos: Sequence[int] = (NEVER,), max_running: int = 64) -> TorchRolloutEngine:
+    engine = TorchRolloutEngine(copy.deepcopy(plain.config), eos, max_running, torch.device("cpu"))
+    engine.receive(Weights(0, state_of(plain)))
+    return engine
+
+
+def prompts(lengths: Sequence[int] = LENGTHS, shared: int = 0) -> list[Request]:
+    numbers = torch.Generator().manual_seed(4)
+    prefix = tuple(range(1, shared + 1))
+    return [
+        Request(index, prefix + tuple(torch.randint(VOCABULARY, (length,), generator=numbers).tolist()), 100 + index)
+        for index, length in enumerate(lengths)
+    ]
+
+
+def answers(engine: TorchRolloutEngine, requests: Sequence[Request], sampling: SamplingParams) -> dict[int, Completion]:
+    found: list[Completion] = []
+    engine.generate(requests, sampling, found.append)
+    assert sorted(completion.index for completion in found) == sorted(request.index for request in requests)
+    return {completion.index: completion for completion in found}
+
+
+def teacher_forced(plain: Any, request: Request, completion: Completion, temperature: float = 1.0) -> Tensor:
+    """Log-probabilities of the completion in one forward pass of transformers."""
+    plain.set_attn_implementation("eager")
+    tokens = torch.tensor([request.token_ids + completion.token_ids])
+    with torch.no_grad():
+        distribution = (plain(tokens).logits[0] / temperature).log_softmax(-1)
+    start = len(request.token_ids)
+    return distribution[start - 1 : -1].gather(1, tokens[0, start:, None]).squeeze(1)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize("shared", [0, 6])
+@pytest.mark.parametrize("tied", [True, False])
+def test_greedy_decoding_equals_transformers(kind: str, shared: int, tied: bool) -> None:
+    plain = causal_lm(kind, tied)
+    requests = prompts(shared=shared)
+    found = answers(engine_for(copy.deepcopy(plain), max_running=4), requests, SamplingParams(10, temperature=0.0))
+    for request in requests:
+        prompt = torch.tensor([request.token_ids])
+        options = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 10, "do_sample": False}
+        expected = plain.generate(prompt, **options)
+        assert found[request.index].token_ids == tuple(expected[0, len(request.token_ids) :].tolist())
+        assert found[request.index].finish_reason == "length"
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 0.0])
+def test_log_probs_equal_teacher_forced_ones(temperature: float) -> None:
+    plain = causal_lm()
+    requests = prompts(shared=3)
+    sampling = SamplingParams(12, temperature, top_p=0.9, top_k=20)
+    for index, completion in answers(engine_for(copy.deepcopy(plain), max_running=5), requests, sampling).items():
+        expected = teacher_forced(plain, requests[index], completion, temperature or 1.0)
+        torch.testing.assert_close(torch.tensor(completion.log_probs), expected, rtol=0, atol=1e-4)
+
+
+HOT = SamplingParams(16, temperature=1.3)
+SOME_STOP_EARLY = tuple(range(5))
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[int, Completion]:
+    """The answer to each request when it is the only one."""
+    engine = engine_for(causal_lm(), SOME_STOP_EARLY)
+    return {request.index: answers(engine, [request], HOT)[request.index] for request in prompts(LENGTHS * 2)}
+
+
+class TestIndependence:
+    """A response depends on its own request alone."""
+
+    @pytest.mark.parametrize("max_running", [1, 3, 64])
+    def test_of_the_number_of_slots(self, max_running: int, alone: dict[int, Completion]) -> None:
+        found = answers(engine_for(causal_lm(), SOME_STOP_EARLY, max_running), prompts(LENGTHS * 2), HOT)
+        lengths = {len(completion.token_ids) for completion in found.values()}
+        assert len(lengths) > 3, "responses of one length would exercise no slot twice"
+        for index, together in found.items():
+            assert (together.token_ids, together.finish_reason) == (alone[index].token_ids, alone[index].finish_reason)
+            assert together.log_probs == pytest.approx(alone[index].log_probs, abs=1e-4)
+
+    def test_of_the_order_of_requests(self) -> None:
+        engine = engine_for(causal_lm(), SOME_STOP_EARLY, 4)
+        requests = prompts()
+        forwards, backwards = (answers(engine, order, HOT) for order in (requests, requests[::-1]))
+        assert {i: c.token_ids for i, c in forwards.items()} == {i: c.token_ids for i, c in backwards.items()}
+
+    def test_equal_prompts_differ_by_their_seeds(self) -> None:
+        prompt = (5, 6, 7)
+        requests = [Request(0, prompt, 1), Request(1, prompt, 2), Request(2, prompt, 1)]
+        found = answers(engine_for(causal_lm()), requests, HOT)
+        assert found[0].token_ids == found[2].token_ids != found[1].token_ids
+
+    def test_prefills_of_limited_size(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        engine, requests = engine_for(causal_lm(), SOME_STOP_EARLY), prompts()
+        expected = answers(engine, requests, HOT)
+        monkeypatch.setattr("rl_platform.engines.rollout.torch.PREFILL_TOKENS", 8)  # some prompts are longer
+        found = answers(engine, requests, HOT)
+        assert {i: c.token_ids for i, c in found.items()} == {i: c.token_ids for i, c in expected.items()}
+
+
+class TestEnds:
+    def test_eos_as_first_token(self) -> None:
+        plain, requests = causal_lm(), prompts()
+        greedy = SamplingParams(5, temperature=0.0)
+        first = answers(engine_for(plain), requests, greedy)[3].token_ids[0]
+        completion = answers(engine_for(plain, (first,), max_running=2), requests, greedy)[3]
+        assert completion.token_ids == (first,)
+        assert len(completion.log_probs) == 1
+        assert completion.finish_reason == "stop"
+
+    def test_one_token(self) -> None:
+        plain, requests = causal_lm(), prompts()
+        found = answers(engine_for(plain, max_running=2), requests, SamplingParams(1, temperature=0.0))
+        assert {(len(c.token_ids), len(c.log_probs), c.finish_reason) for c in found.values()} == {(1, 1, "length")}
+
+    def test_eos_as_last_token_allowed_is_a_stop(self) -> None:
+        plain, requests = causal_lm(), prompts()
+        greedy = SamplingParams(4, temperature=0.0)
+        tokens = answers(engine_for(plain), requests, greedy)[5].token_ids
+        eos = next(token for token in tokens if tokens.index(token) > 0)
+        place = tokens.index(eos) + 1
+        completion = answers(engine_for(plain, (eos,)), requests, SamplingParams(place, temperature=0.0))[5]
+        assert (len(completion.token_ids), completion.finish_reason) == (place, "stop")
+
+    def test_nothing_to_do(self) -> None:
+        assert answers(engine_for(causal_lm()), [], SamplingParams(4)) == {}
+
+    def test_finished_responses_do_not_wait_for_others(self) -> None:
+        plain, requests = causal_lm(), prompts()
+        seen: list[int] = []
+
+        def stop_after_two(completion: Completion) -> None:
+            seen.append(completion.index)
+            if len(seen) == 2:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            engine_for(plain, max_running=1).generate(requests, SamplingParams(3), stop_after_two)
+        assert seen == [0, 1]
+
+
+class TestWeights:
+    greedy = SamplingParams(6, temperature=0.0)
+
+    @pytest.mark.parametrize("tied", [True, False])
+    @pytest.mark.parametrize("by", ["reference", "copy"])
+    def test_new_weights_are_used_by_every_layer(self, by: str, tied: bool) -> None:
+        plain, requests = causal_lm(tied=tied), prompts()
+        engine = engine_for(plain)
+        before = answers(engine, requests, self.greedy)
+        trainer = plain if by == "reference" else copy.deepcopy(plain)
+        for parameter in trainer.parameters():
+            parameter.data.add_(torch.randn_like(parameter), alpha=0.2)
+        engine.receive(Weights(1, state_of(trainer)))
+        assert engine.version == 1
+        after = answers(engine, requests, self.greedy)
+        assert after != before
+        for request in requests:
+            expected = teacher_forced(copy.deepcopy(trainer), request, after[request.index])
+            torch.testing.assert_close(torch.tensor(after[request.index].log_probs), expected, rtol=0, atol=1e-4)
+
+    def test_a_reference_takes_no_memory(self) -> None:
+        plain = causal_lm()
+        engine = engine_for(plain)
+        own = engine.model.state_dict(keep_vars=True)
+        assert all(own[name].data_ptr() == tensor.data_ptr() for name, tensor in state_of(plain).items())
+
+    def test_a_copy_does_not_touch_the_trainer(self) -> None:
+        plain = causal_lm()
+        engine, kept = engine_for(copy.deepcopy(plain)), copy.deepcopy(state_of(plain))
+        engine.receive(Weights(1, state_of(plain)))
+        answers(engine, prompts(), self.greedy)
+        assert all(torch.equal(kept[name], tensor) for name, tensor in state_of(plain).items())
+
+    def test_without_packed_matrices_the_result_is_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        plain, requests = causal_lm(), prompts()
+        packed = engine_for(plain)
+        monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+        unpacked = engine_for(plain)
+        assert not unpacked._packed
+        if not packed._packed:
+            pytest.skip("this build of torch has no oneDNN: there is nothing to compare")
+        assert len(packed._packed) == 2 * 7 + 1  # every matrix of both layers and the head
+        found, expected = (answers(engine, requests, self.greedy) for engine in (packed, unpacked))
+        assert {i: c.token_ids for i, c in found.items()} == {i: c.token_ids for i, c in expected.items()}
