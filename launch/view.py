@@ -156,7 +156,8 @@ class LiveView:
                 line.append(f"{label:<{_LABEL}}", "dim").append(f"{value:<{cell - _LABEL}}", "bold")
             lines.append(line)
         if history.rows:
-            times = {name[5:]: value for name, value in history.rows[-1].items() if name.startswith("time/")}
+            phases = (name for name in history.rows[-1] if name.startswith("time/") and "." not in name)
+            times = {name[5:]: history.rows[-1][name] for name in phases}
             times.pop("step", None)
             parts = [f"{name} {duration(value)}" for name, value in sorted(times.items(), key=lambda item: -item[1])]
             lines.append(Text.assemble((f"{'time':<{_LABEL}}", "dim"), "  ".join(parts)))

@@ -69,7 +69,8 @@ class RunState:
         return self.resume_from.step
 
     def save(self, step: int, task: HasParts, ppo: Stateful) -> None:
-        parts = {name: group.rank(0).state_dict().result() for name, group in task.parts().items()}
+        # reading sharded state takes all ranks; the first one has the whole
+        parts = {name: group.state_dict().wait()[0] for name, group in task.parts().items()}
         checkpoint = self.store.save(step, parts | {"run": {"task": task.state_dict(), "ppo": ppo.state_dict()}})
         self.reporter.note(f"checkpoint of step {step}: {checkpoint.path}")
 
