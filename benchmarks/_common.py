@@ -38,9 +38,10 @@ Build = Callable[[Config, Runtime, Reporter, Path, Placement], Task]
 
 
 class Lap(NamedTuple):
-    """Wall seconds of one lap, and numbers that the contestant gives with it: counts, seconds of phases."""
+    """Wall seconds of one lap, CPU seconds of the contestant's process without its children, and what it tells."""
 
     seconds: float
+    cpu_seconds: float
     numbers: Mapping[str, float]
 
 
@@ -49,17 +50,17 @@ class Turns:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._began: float | None = None
+        self._began = self._cpu_began = 0.0
 
     def next(self, numbers: Mapping[str, float] | None = None) -> None:
         """Report the lap that ends here and wait for the next turn. Raises SystemExit when the race is over."""
-        seconds = 0.0 if self._began is None else time.perf_counter() - self._began
-        self._connection.send(Lap(seconds, numbers or {}))
+        lap = Lap(time.perf_counter() - self._began, time.process_time() - self._cpu_began, numbers or {})
+        self._connection.send(lap)
         try:
             self._connection.recv()
         except EOFError:
             raise SystemExit from None
-        self._began = time.perf_counter()
+        self._began, self._cpu_began = time.perf_counter(), time.process_time()
 
 
 class Entry(NamedTuple):

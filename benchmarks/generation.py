@@ -157,11 +157,12 @@ def report(case: str, laps: dict[str, list[Lap]], settings: argparse.Namespace) 
             raise SystemExit(f"a lap did not generate {expected} tokens: the timings mean nothing")
     requests = settings.batch * (len(QUESTIONS) if settings.mixed else 1)
     print(f"\n{case}: {requests} requests, batch {settings.batch}, at most {settings.tokens} new tokens, float32")
-    print(f"{'':<26} {'tokens/s':>9} {'seconds':>8} {'tokens per response':>20}")
+    print(f"{'':<26} {'tokens/s':>9} {'seconds':>8} {'CPU seconds':>12} {'tokens per response':>20}")
     for name, done in laps.items():
         length = total(done, "tokens") / len(done) / requests
         seconds = statistics.median(lap.seconds for lap in done)
-        print(f"{name:<26} {rate(done, 'tokens'):9.1f} {seconds:8.2f} {length:20.1f}")
+        cpu = statistics.median(lap.cpu_seconds for lap in done)
+        print(f"{name:<26} {rate(done, 'tokens'):9.1f} {seconds:8.2f} {cpu:12.2f} {length:20.1f}")
     print_verdict("tokens/s in multiples of generate", ratios(laps[OURS], laps[TRANSFORMERS], "tokens"), TARGET)
 
 

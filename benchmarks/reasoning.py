@@ -235,11 +235,12 @@ def main() -> None:
 def report(own: str, laps: dict[str, list[Lap]], settings: argparse.Namespace) -> None:
     prompt_tokens = total(laps[TRL][-1:], "prompt_tokens")
     print(f"\n{settings.prompts} prompts ({prompt_tokens:g} tokens), {settings.tokens} new tokens each, float32")
-    print(f"{'seconds per PPO step':<28} {'median':>8} {'fastest':>8} {'slowest':>8}")
+    print(f"{'seconds per PPO step':<28} {'median':>8} {'fastest':>8} {'slowest':>8} {'CPU seconds':>12}")
     for name, done in laps.items():
         check(name, done, settings)
         seconds = [lap.seconds for lap in done]
-        print(f"{name:<28} {statistics.median(seconds):8.2f} {min(seconds):8.2f} {max(seconds):8.2f}")
+        cpu = statistics.median(lap.cpu_seconds for lap in done)
+        print(f"{name:<28} {statistics.median(seconds):8.2f} {min(seconds):8.2f} {max(seconds):8.2f} {cpu:12.2f}")
     print_phases(laps[own])
     found = ratios(laps[own], laps[TRL])
     if settings.reference:
