@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from rl_platform.errors import Deadline
 from rl_platform.runtime.channel import caller, clock_before
 from rl_platform.runtime.host import Progress
+from rl_platform.runtime.openmp import release_team
 
 OnProgress = Callable[[int, int, str], None]
 PROGRESS_INTERVAL_S = 0.25
@@ -159,6 +160,7 @@ class WorkerGroup:
 
     def _submit(self, method: str, /, *args: Any, **kwargs: Any) -> Handle:
         workers = list(self._workers.values())
+        release_team()  # the caller will wait while the ranks compute
         with self._order:
             futures = [worker.submit(method, args, kwargs) for worker in workers]
         return Handle(f"{self.name}.{method}", workers, futures, self._deadline_s)

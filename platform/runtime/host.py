@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from rl_platform.errors import ChannelClosed, PlatformError, WorkerDied, WorkerError
 from rl_platform.runtime.channel import waiting_on
+from rl_platform.runtime.openmp import release_team
 
 logger = logging.getLogger(__name__)
 
@@ -206,6 +207,7 @@ class RankThread:
         count, seconds = self._timings.get(call.method, (0, 0.0))
         self._timings[call.method] = (count + 1, seconds + time.monotonic() - start)
         self._current = None
+        release_team()
         if failure is None:
             call.future.set_result(result)
             return

@@ -1,0 +1,36 @@
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import os, threading
+import torch
+from rl_platform.runtime import ComponentSpec
+from rl_platform.runtime.group import Handle
+from rl_platform.runtime.host import ComponentContext, RankThread
+
+torch.set_num_threads(4)
+
+class Adder:
+    def __init__(self, context):
+        pass
+
+    def add(self):
+        return float(torch.ones(1 << 20).add(1.0)[0]), len(os.listdir("/proc/self/task"))
+
+context = ComponentContext("adder", 0, 1, 0, (), 0)
+rank = RankThread(context, ComponentSpec(Adder), lambda label, error: None)
+rank.construct().result()
+idle = len(os.listdir("/proc/self/task"))
+for _ in range(2):
+    result, computing = rank.submit("add", (), {}).result()
+    assert result == 2.0
+    print(computing - idle, len(os.listdir("/proc/self/task")) - idle)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="libgomp is what torch uses on Linux")
+def test_the_team_of_a_call_ends_with_it() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == ["3 0", "3 0"], done.stderr
