@@ -30,6 +30,7 @@ from rl_platform.placement.scheduler import Placement, schedule
 from rl_platform.runners.ppo import Task, train
 from rl_platform.runners.state import RunState
 from rl_platform.runtime import Runtime
+from rl_platform.runtime.cpu import keep_freed_memory
 from rl_platform.runtime.local import LocalRuntime
 
 LONG_RUN = 1_000_000  # steps or episodes: every race ends before
@@ -144,6 +145,7 @@ def train_ours(turns: Turns, config_path: str, overrides: Sequence[str], build: 
         output_dir = Path(folder)
         reporter = Reporters([RunLog(output_dir), _TurnReporter(turns)])
         reporter.start(RunInfo(config.runner.experiment_name, config.runner.task_type, output_dir, LONG_RUN))
+        keep_freed_memory()
         with LocalRuntime(placement, config.runner.deadline_s, config.runner.seed) as runtime:
             task = build(config, runtime, reporter, output_dir, placement)
             train(config, task, reporter, RunState(config, output_dir, reporter))

@@ -22,6 +22,7 @@ from rl_platform.placement.scheduler import Placement
 from rl_platform.runners.ppo import Task, train
 from rl_platform.runners.state import RunState
 from rl_platform.runtime import Runtime
+from rl_platform.runtime.cpu import keep_freed_memory
 from rl_platform.runtime.local import LocalRuntime
 
 
@@ -61,6 +62,7 @@ def _train(
     state: RunState,
     folder: Path,
 ) -> None:
+    keep_freed_memory()
     with LocalRuntime(placement, config.runner.deadline_s, config.runner.seed) as runtime:
         with reporter.phase("load"):
             task = _task(config, runtime, reporter, folder, world, placement)

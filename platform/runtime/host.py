@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from rl_platform.errors import ChannelClosed, PlatformError, WorkerDied, WorkerError
 from rl_platform.runtime.channel import waiting_on
-from rl_platform.runtime.openmp import release_team
+from rl_platform.runtime.cpu import release_team
 
 logger = logging.getLogger(__name__)
 
