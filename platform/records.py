@@ -101,6 +101,19 @@ class RolloutBatch:
         """The given rows (int64 indices), in that order, every field together."""
         return self._map(lambda tensor: tensor.index_select(0, rows))
 
+    def split(self, size: int) -> list[RolloutBatch]:
+        """The rows in their order, `size` at a time; the tensors are views."""
+        fields: dict[str, Any] = {name: getattr(self, name) for name in _TENSOR_FIELDS}
+        parts = {name: tensor.split(size) for name, tensor in fields.items() if tensor is not None}
+        inputs = {name: tensor.split(size) for name, tensor in self.inputs.items()}
+        return [
+            RolloutBatch(
+                inputs={name: tensors[index] for name, tensors in inputs.items()},
+                **{name: tensors[index] for name, tensors in parts.items()},
+            )
+            for index in range(len(parts["action_mask"]))
+        ]
+
     def to(self, device: torch.device) -> RolloutBatch:
         """Every field on `device`; the batch itself when it is there already."""
         return (

@@ -84,12 +84,15 @@ class RewardNormalizer:
         self._gamma = gamma
         self._clip = clip
 
-    def __call__(self, rewards: np.ndarray, ended: np.ndarray) -> np.ndarray:
-        """Count one step in and normalise it: rewards [N], ended [N] bool -> [N] float32."""
+    def __call__(self, rewards: np.ndarray, ended: np.ndarray, rows: slice = slice(None)) -> np.ndarray:
+        """Count one step of N environments in and normalise it: rewards [N], ended [N] bool -> [N] float32.
+
+        `rows`: which of all environments these are.
+        """
         # R_t = gamma R_{t-1} + r_t, from 0 in every episode
-        self._returns = self._returns * self._gamma + rewards
-        self._moments.update(self._returns)
-        self._returns[ended] = 0.0
+        returns = self._returns[rows] * self._gamma + rewards
+        self._moments.update(returns)
+        self._returns[rows] = np.where(ended, 0.0, returns)
         scaled = rewards / np.sqrt(self._moments.variance + _EPSILON)
         return np.clip(scaled, -self._clip, self._clip).astype(np.float32)
 

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import cloudpickle
 import numpy as np
@@ -26,6 +26,8 @@ from rl_platform.envs.embodied.block import Buffers, EnvBlock, EnvFailure
 from rl_platform.envs.embodied.spaces import ActionSpace, EnvDescription, EnvSpaces, find_spec, make_env, read_spaces
 from rl_platform.envs.embodied.worker import START_TIMEOUT_S, EnvWorker, cpu_shares, failure
 from rl_platform.errors import CheckpointError, ConfigError, Diverged, Problem
+
+Member = TypeVar("Member", EnvBlock, EnvWorker)
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,9 @@ class VectorEnv:
     num_workers: 0 steps them in this process, otherwise that many processes share them evenly, in order. A deadline
     can only be kept with workers: an environment that hangs in this process hangs it. After any error the environments
     are closed. `spaces`, `action_space`, `observation_shape` describe what travels.
+
+    stages: equal parts of the environments, each stepped without waiting for the others. `rows` are the slices of N
+    that they cover. It divides the number of environments and, if there are any, that of the workers.
     """
 
     def __init__(
@@ -80,6 +85,7 @@ class VectorEnv:
         step_timeout_s: float = 60.0,
         render_mode: str | None = None,
         worker_variables: Mapping[str, str] | None = None,
+        stages: int = 1,
     ) -> None:
         """Build the environments. `render_mode` is passed on to them, `worker_variables` to the processes' environment.
 
@@ -101,7 +107,8 @@ class VectorEnv:
         self._timeout_s = step_timeout_s
         self._seed = 0
         self._steps = 0
-        self._sent = False
+        self._under_way = [False] * stages
+        self.rows = [slice(first, last) for first, last in pairwise(_shares(num_envs, stages))]
         spec = find_spec(description)
         probe = make_env(description, spec)
         try:
@@ -110,14 +117,18 @@ class VectorEnv:
             probe.close()
         self._low = np.asarray(self.spaces.action_low, np.float32)
         self._high = np.asarray(self.spaces.action_high, np.float32)
-        self._block: EnvBlock | None = None
+        self._blocks: list[EnvBlock] = []
         self._workers: list[EnvWorker] = []
-        self._bounds = np.linspace(0, num_envs, max(num_workers, 1) + 1).astype(int).tolist()
         self._close = weakref.finalize(self, _shut_down, self._workers)
         if num_workers == 0:
+            self._bounds = _shares(num_envs, stages)
             self._buffers = Buffers(num_envs, self.spaces)
-            self._block = EnvBlock(description, spec, self.spaces, self._buffers, 0, num_envs, 0, render_mode)
+            self._blocks = [
+                EnvBlock(description, spec, self.spaces, self._buffers, first, last, index, render_mode)
+                for index, (first, last) in enumerate(pairwise(self._bounds))
+            ]
         else:
+            self._bounds = _shares(num_envs, num_workers)
             self._start_workers(cloudpickle.dumps(spec), render_mode, dict(worker_variables or {}))
 
     def _start_workers(self, spec: bytes, render_mode: str | None, variables: dict[str, str]) -> None:
@@ -132,8 +143,7 @@ class VectorEnv:
                 self._workers.append(worker)
                 worker.start(self.description, spec, self.spaces, self.num_envs, render_mode)
         with self._closing_on_error():
-            for worker in self._workers:
-                worker.wait("start", START_TIMEOUT_S, self._buffers)
+            self._wait_for(self._workers, "start", START_TIMEOUT_S)
 
     @property
     def action_space(self) -> ActionSpace:
@@ -165,47 +175,50 @@ class VectorEnv:
         self.send(actions)
         return self.receive()
 
-    def send(self, actions: np.ndarray) -> None:
-        """Start a step; workers begin at once, without workers `receive` does the stepping.
+    def send(self, actions: np.ndarray, stage: int = 0) -> None:
+        """Start a step of one stage; workers begin at once, without workers `receive` does the stepping.
 
-        actions [N,A] floats, clipped here to the bounds of the action space, or [N] integers. Raises Diverged for
-        actions that are not finite.
+        actions [N,A] floats, clipped here to the bounds of the action space, or [N] integers, for the stage's
+        environments. Raises Diverged for actions that are not finite.
         """
-        assert not self._sent, "receive() the step that is under way first"
+        assert not self._under_way[stage], "receive() the step that is under way first"
+        rows = self.rows[stage]
         if self.spaces.action.kind == "continuous":
             if not np.isfinite(actions).all():
-                bad = np.flatnonzero(~np.isfinite(actions).all(axis=1)).tolist()
+                bad = (np.flatnonzero(~np.isfinite(actions).all(axis=1)) + rows.start).tolist()
                 raise Diverged(f"the policy's actions for environments {bad} ({self.description.id}) are not finite")
-            np.clip(actions, self._low, self._high, out=self._buffers.actions, casting="same_kind")
+            np.clip(actions, self._low, self._high, out=self._buffers.actions[rows], casting="same_kind")
         else:
-            self._buffers.actions[:] = actions
-        self._sent = True
+            self._buffers.actions[rows] = actions
+        self._under_way[stage] = True
         with self._closing_on_error():
-            for worker in self._workers:
+            for worker in self._part(self._workers, stage):
                 worker.send_step()
 
-    def receive(self) -> StepResult:
-        """Finish the step begun by `send`.
+    def receive(self, stage: int = 0) -> StepResult:
+        """Finish the step of one stage begun by `send`; N is the number of its environments.
 
         Raises WorkerDied, Deadline (both name environment and worker) or WorkerError with an environment's traceback.
         """
-        assert self._sent, "send() actions first"
+        assert self._under_way[stage], "send() actions first"
         with self._closing_on_error():
-            if self._block is not None:
-                self._block.step()
-            self._wait_for_all("step")
-        self._sent = False
+            for block in self._part(self._blocks, stage):
+                block.step()
+            self._wait_for(self._part(self._workers, stage), "step", self._timeout_s)
+        self._under_way[stage] = False
         self._steps += 1
-        buffers = self._buffers
-        terminated, truncated = buffers.terminated.copy(), buffers.truncated.copy()
-        invalid = buffers.invalid.copy()
-        ended = np.flatnonzero(terminated | truncated)
+        buffers, rows = self._buffers, self.rows[stage]
+        terminated, truncated = buffers.terminated[rows].copy(), buffers.truncated[rows].copy()
+        invalid = buffers.invalid[rows].copy()
+        ended = np.flatnonzero(terminated | truncated) + rows.start
         episodes = [
-            EpisodeStats(int(i), float(buffers.returns[i]), int(buffers.lengths[i])) for i in ended if not invalid[i]
+            EpisodeStats(int(i), float(buffers.returns[i]), int(buffers.lengths[i]))
+            for i in ended
+            if not buffers.invalid[i]
         ]
         return StepResult(
-            observations=buffers.observations.copy(),
-            rewards=buffers.rewards.copy(),
+            observations=buffers.observations[rows].copy(),
+            rewards=buffers.rewards[rows].copy(),
             terminated=terminated,
             truncated=truncated,
             invalid=invalid,
@@ -216,8 +229,8 @@ class VectorEnv:
     def render(self) -> np.ndarray:
         """Frame of the first environment, [height, width, 3] uint8; needs render_mode="rgb_array"."""
         with self._closing_on_error():
-            if self._block is not None:
-                return self._block.render()
+            if self._blocks:
+                return self._blocks[0].render()
             self._workers[0].command("render")
             frame: np.ndarray = self._workers[0].wait("render", self._timeout_s, self._buffers)
             return frame
@@ -228,7 +241,7 @@ class VectorEnv:
         The number of workers may change between runs, the environments may not. An environment that cannot be saved is
         named in a warning; a resumed run starts a new episode for it.
         """
-        assert not self._sent, "receive() the step that is under way first"
+        assert not any(self._under_way), "receive() the step that is under way first"
         return {
             "id": self.description.id,
             "num_envs": self.num_envs,
@@ -255,22 +268,28 @@ class VectorEnv:
     def close(self) -> None:
         """End the worker processes and close the environments; twice is fine."""
         self._close()
-        if self._block is not None:
-            self._block.close()
-            self._block = None
+        for block in self._blocks:
+            block.close()
+        self._blocks.clear()
 
     def _call(self, method: str, *per_env: list[Any]) -> list[Any]:
         """Call a method of every EnvBlock with its part of each list; returns the joined results."""
+        shares = [[values[first:last] for values in per_env] for first, last in pairwise(self._bounds)]
         with self._closing_on_error():
-            if self._block is not None:
-                return getattr(self._block, method)(*per_env) or []
-            for worker, (first, last) in zip(self._workers, pairwise(self._bounds), strict=True):
-                worker.command(method, *(values[first:last] for values in per_env))
-            return [value for part in self._wait_for_all(method) for value in part or ()]
+            for worker, share in zip(self._workers, shares, strict=False):
+                worker.command(method, *share)
+            found = [getattr(block, method)(*share) for block, share in zip(self._blocks, shares, strict=False)]
+            found += self._wait_for(self._workers, method, self._timeout_s)
+            return [value for part in found for value in part or ()]
 
-    def _wait_for_all(self, doing: str) -> list[Any]:
-        deadline = time.monotonic() + self._timeout_s
-        return [worker.wait(doing, max(deadline - time.monotonic(), 0.0), self._buffers) for worker in self._workers]
+    def _wait_for(self, workers: Sequence[EnvWorker], doing: str, timeout_s: float) -> list[Any]:
+        deadline = time.monotonic() + timeout_s
+        return [worker.wait(doing, max(deadline - time.monotonic(), 0.0), self._buffers) for worker in workers]
+
+    def _part(self, members: list[Member], stage: int) -> list[Member]:
+        """The blocks or workers of a stage."""
+        size = len(members) // len(self.rows)
+        return members[stage * size : (stage + 1) * size]
 
     @contextlib.contextmanager
     def _closing_on_error(self) -> Iterator[None]:
@@ -284,6 +303,11 @@ class VectorEnv:
         except BaseException:
             self.close()
             raise
+
+
+def _shares(total: int, parts: int) -> list[int]:
+    """Bounds of `parts` equal shares."""
+    return np.linspace(0, total, parts + 1).astype(int).tolist()
 
 
 def _shut_down(workers: list[EnvWorker]) -> None:

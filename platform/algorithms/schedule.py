@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from rl_platform.errors import ConfigError, Problem
+from rl_platform.records import RolloutBatch
 
 
-def mini_batches(rows: int, size: int, generator: torch.Generator) -> list[Tensor]:
-    """One epoch: every row index once, shuffled by `generator`, in rows / size int64 tensors of `size` indices.
+def mini_batches(batch: RolloutBatch, size: int, generator: torch.Generator) -> list[RolloutBatch]:
+    """One epoch: every row of the batch once, shuffled by `generator`, in mini-batches of `size` rows.
 
-    Raises ConfigError if `size` does not divide `rows`: a smaller last mini-batch would weigh its rows more.
+    Raises ConfigError if `size` does not divide the rows: a smaller last mini-batch would weigh its rows more.
     """
+    rows = len(batch)
     if rows % size:
         divisors = [d for d in range(1, rows + 1) if rows % d == 0]
         nearest = min(divisors, key=lambda d: (abs(d - size), -d))
@@ -24,4 +25,4 @@ def mini_batches(rows: int, size: int, generator: torch.Generator) -> list[Tenso
             hint=f"the nearest is {nearest}",
         )
         raise ConfigError([problem])
-    return list(torch.split(torch.randperm(rows, generator=generator), size))
+    return batch.select(torch.randperm(rows, generator=generator)).split(size)

@@ -27,7 +27,13 @@ class Environment:
     def __init__(self, context: ComponentContext, config: Config) -> None:
         self.context, self.env = context, config.env
         self.description = EnvDescription(self.env.id, self.env.kwargs, self.env.max_episode_steps)
-        self.envs = VectorEnv(self.description, self.env.num_envs, self.env.num_workers, self.env.step_timeout_s)
+        self.envs = VectorEnv(
+            self.description,
+            self.env.num_envs,
+            self.env.num_workers,
+            self.env.step_timeout_s,
+            stages=self.env.pipeline_stages,
+        )
         self.observation_normalizer = (
             ObservationNormalizer(self.envs.observation_shape, self.env.clip_observations)
             if self.env.normalize_observations
@@ -44,18 +50,29 @@ class Environment:
     def collect(
         self, step: int, to_policy: Channel[Observations], from_policy: Channel[Actions]
     ) -> tuple[RolloutBatch, dict[str, float]]:
-        """`env.rollout_steps` steps of every environment: one row each, and metrics of the episodes that ended."""
-        rollout = _Recording(self.env.num_envs, self.env.rollout_steps, self.envs.spaces)
-        for position in range(self.env.rollout_steps):
-            self.context.progress.update(position, self.env.rollout_steps, "steps")
-            to_policy.put(Observations(self.observations, ("act", step, position)))
-            actions = from_policy.get()
-            result = self.envs.step(actions.array)
-            rewards = self.reward_normalizer(result.rewards, result.ended) if self.reward_normalizer else result.rewards
-            rollout.add(
-                position, self.observations, actions, rewards, result, self._normalized(result.final_observations)
-            )
-            self.observations = self._seen(result.observations)
+        """`env.rollout_steps` steps of every environment: one row each, and metrics of the episodes that ended.
+
+        The policy answers one stage's observations while the environments of the others are stepped. Stages take
+        turns in a fixed order, so what is collected does not depend on timing.
+        """
+        steps, stages = self.env.rollout_steps, list(enumerate(self.envs.rows))
+        rollout = _Recording(self.env.num_envs, steps, self.envs.spaces)
+        for stage, rows in stages:
+            to_policy.put(Observations(self.observations[rows].copy(), ("act", step, 0, stage)))
+        for position in range(steps):
+            self.context.progress.update(position, steps, "steps")
+            chosen = []
+            for stage, _ in stages:
+                chosen.append(from_policy.get())
+                self.envs.send(chosen[stage].array, stage)
+            for stage, rows in stages:
+                result = self.envs.receive(stage)
+                rewards = self._rewards(result, rows)
+                finals = self._normalized(result.final_observations)
+                rollout.add((rows, position), self.observations[rows], chosen[stage], rewards, result, finals)
+                self.observations[rows] = observations = self._seen(result.observations)
+                if position + 1 < steps:
+                    to_policy.put(Observations(observations, ("act", step, position + 1, stage)))
         return rollout.finish(self.observations), rollout.metrics()
 
     def evaluate(
@@ -84,7 +101,10 @@ class Environment:
 
     def state_dict(self) -> dict[str, Any]:
         """Simulation, normalisers and the observations that await an action."""
-        state: dict[str, Any] = {"envs": self.envs.state_dict(), "observations": torch.from_numpy(self.observations)}
+        state: dict[str, Any] = {
+            "envs": self.envs.state_dict(),
+            "observations": torch.from_numpy(self.observations.copy()),
+        }
         if self.observation_normalizer:
             state["observation_normalizer"] = self.observation_normalizer.state_dict()
         if self.reward_normalizer:
@@ -93,7 +113,7 @@ class Environment:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.envs.load_state_dict(state["envs"])
-        self.observations = state["observations"].numpy()
+        self.observations = state["observations"].numpy().copy()
         if self.observation_normalizer:
             self.observation_normalizer.load_state_dict(state["observation_normalizer"])
         if self.reward_normalizer:
@@ -101,6 +121,9 @@ class Environment:
 
     def close(self) -> None:
         self.envs.close()
+
+    def _rewards(self, result: StepResult, rows: slice) -> np.ndarray:
+        return self.reward_normalizer(result.rewards, result.ended, rows) if self.reward_normalizer else result.rewards
 
     def _seen(self, observations: np.ndarray) -> np.ndarray:
         """Normalised observations, after counting them into the statistics."""
@@ -128,18 +151,20 @@ class _Recording:
 
     def add(
         self,
-        t: int,
+        where: tuple[slice, int],
         observations: np.ndarray,
         actions: Actions,
         rewards: np.ndarray,
         result: StepResult,
         final_observations: np.ndarray,
     ) -> None:
-        self.observations[:, t] = observations
-        self.actions[:, t], self.log_probs[:, t] = actions.array, actions.log_probs
-        self.rewards[:, t] = rewards
-        self.ends[:, t], self.invalid[:, t], self.terminated[:, t] = result.ended, result.invalid, result.terminated
-        self.end_observations[result.ended, t] = final_observations
+        """One step at `where`: environments and position."""
+        self.observations[where] = observations
+        self.actions[where], self.log_probs[where] = actions.array, actions.log_probs
+        self.rewards[where] = rewards
+        self.ends[where], self.invalid[where], self.terminated[where] = result.ended, result.invalid, result.terminated
+        if len(final_observations):
+            self.end_observations[where][result.ended] = final_observations
         self.returns += [episode.return_ for episode in result.episodes]
         self.lengths += [episode.length for episode in result.episodes]
 

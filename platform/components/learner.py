@@ -64,10 +64,9 @@ class Learner:
         total = self.epochs * (len(batch) // size)
         for epoch in range(self.epochs):
             order = generator(self.context.seed, self.kind, step, epoch)
-            for rows in mini_batches(len(batch), size, order):
+            for mini_batch in mini_batches(batch, size, order):
                 self.context.progress.update(done, total, "mini-batches")
                 done += 1
-                mini_batch = batch.select(rows)
                 if not bool(mini_batch.mask.any()):
                     continue
                 found = self.engine.step(mini_batch, self.loss, self.training_micro_batches)

@@ -15,6 +15,7 @@ from rl_platform.errors import ChannelClosed
 from rl_platform.records import Weights
 from rl_platform.rng import derive_seed
 from rl_platform.runtime.channel import Channel
+from rl_platform.runtime.cpu import compute_alone
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class PolicyRollout:
         self.rows = config.algorithm.rollout_micro_batch_size
         self.generator = torch.Generator(self.device)
         self.version = -1
+        if self.device.type == "cpu":
+            compute_alone()  # a few rows: a team would cost more than it saves, and the simulation needs the cores
 
     def receive(self, weights: Weights) -> int:
         """Act with these weights from now on; returns their version."""

@@ -215,6 +215,10 @@ class _Rules:
         elif env.num_workers and env.num_envs % env.num_workers:
             message = f"{env.num_envs} environments (env.num_envs) cannot be shared equally by these processes"
             self.fail("env.num_workers", message, "env.num_envs", "runner.task_type")
+        for key in ("num_envs", "num_workers"):
+            if getattr(env, key) % env.pipeline_stages:
+                message = f"these stages cannot share the {getattr(env, key)} of env.{key} equally"
+                self.fail("env.pipeline_stages", message, f"env.{key}", "runner.task_type")
         if self.config.actor.training_backend == "megatron":
             message = "Megatron trains transformers only, an embodied policy is a small network"
             self.fail("actor.training_backend", message, "runner.task_type", hint="actor.training_backend: fsdp")

@@ -147,6 +147,11 @@ class Env(Section):
     kwargs: dict[str, Any] = Field(default_factory=dict, description="passed to gymnasium.make")
     num_envs: int = Field(default=8, ge=1, description="environments stepped together")
     num_workers: int = Field(default=0, ge=0, description="processes that step the environments; 0: this one")
+    pipeline_stages: int = Field(
+        default=1,
+        ge=1,
+        description="equal parts of the environments: the policy acts for one while the others are stepped",
+    )
     rollout_steps: int = Field(default=128, ge=1, description="steps per environment and PPO step")
     max_episode_steps: int | None = Field(default=None, ge=1, description="null: as registered")
     normalize_observations: bool = Field(default=True, description="running mean and variance, saved with checkpoints")

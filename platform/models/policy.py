@@ -52,24 +52,28 @@ class ActorCriticPolicy(nn.Module):
 
     def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         """observations [B,...] -> Gaussian means or logits [B,A], values [B]."""
-        features = self.backbone(observations.reshape(observations.shape[0], self.observation_size))
+        features = self._features(observations)
         return self.policy_head(features), self.value_head(features).squeeze(-1)
+
+    def _features(self, observations: Tensor) -> Tensor:
+        features: Tensor = self.backbone(observations.reshape(observations.shape[0], self.observation_size))
+        return features
 
     @torch.no_grad()
     def act(
         self, observations: Tensor, generator: torch.Generator | None = None, deterministic: bool = False
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor]:
         """Choose actions; `deterministic` takes the mean or the most likely choice.
 
-        observations [N,...] float32 -> actions [N,A] float32 (not clipped) or [N] int64, log_probs [N], values [N].
+        observations [N,...] float32 -> actions [N,A] float32 (not clipped) or [N] int64, log_probs [N].
         """
-        head, values = self(observations)
+        head = self.policy_head(self._features(observations))
         if self.action_space.kind == "continuous":
             noise = torch.zeros_like(head)
             if not deterministic:
                 noise.normal_(generator=generator)
             actions = torch.addcmul(head, noise, self.log_std.exp())
-            return actions, self._gaussian_log_probs(noise), values
+            return actions, self._gaussian_log_probs(noise)
         log_probs = head.log_softmax(-1)
         if deterministic:
             choices = log_probs.argmax(-1, keepdim=True)
@@ -77,7 +81,7 @@ class ActorCriticPolicy(nn.Module):
             # exponential races: argmax of p / Exp(1) is distributed as p
             races = torch.empty_like(log_probs).exponential_(generator=generator)
             choices = (log_probs - races.log()).argmax(-1, keepdim=True)
-        return choices.squeeze(-1), log_probs.gather(-1, choices).squeeze(-1), values
+        return choices.squeeze(-1), log_probs.gather(-1, choices).squeeze(-1)
 
     def evaluate(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probabilities of given actions, with gradients.

@@ -83,8 +83,9 @@ class EmbodiedTask:
     @contextmanager
     def _policy_at_work(self) -> Iterator[tuple[Channel[Any], Channel[Any]]]:
         """Channels to and from the rollout, which answers until the block ends."""
-        to_policy = self.runtime.channel("observations", 2, ["env"], ["rollout"])
-        from_policy = self.runtime.channel("actions", 2, ["rollout"], ["env"])
+        stages = self.config.env.pipeline_stages  # each has one message under way
+        to_policy = self.runtime.channel("observations", stages, ["env"], ["rollout"])
+        from_policy = self.runtime.channel("actions", stages, ["rollout"], ["env"])
         serving = self.groups["rollout"].serve(to_policy, from_policy)
         yield to_policy, from_policy
         to_policy.close()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 
 _PAUSE_SOFT = 1  # omp_pause_soft of OpenMP 5.0: the next parallel region builds the team anew
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8  # options of mallopt(3)
@@ -26,6 +27,18 @@ def keep_freed_memory() -> None:
     mallopt(_M_ARENA_MAX, 1)  # only the main arena can grow beyond 64 MiB
     mallopt(_M_MMAP_MAX, 0)
     mallopt(_M_TRIM_THRESHOLD, _MOST_KEPT)
+
+
+def compute_alone() -> None:
+    """The calling thread computes without a team from now on; others are not concerned."""
+    import torch
+
+    # This sets the calling thread's number, and that of every thread that has not computed yet: the latter is undone.
+    usual = torch.get_num_threads()
+    torch.set_num_threads(1)
+    restore = threading.Thread(target=torch.set_num_threads, args=(usual,))
+    restore.start()
+    restore.join()
 
 
 def release_team() -> None:

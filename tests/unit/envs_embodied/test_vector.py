@@ -157,7 +157,7 @@ def test_physics_that_diverges_is_invalid_although_its_numbers_are_finite(make, 
     state = envs.state_dict()
     broken = make("HalfCheetah-v5", 1, 0)
     broken.reset([0])
-    broken._block._envs[0].unwrapped.data.qvel[3] = 1e12  # MuJoCo resets such a state by itself
+    broken._blocks[0]._envs[0].unwrapped.data.qvel[3] = 1e12  # MuJoCo resets such a state by itself
     result = broken.step(_actions(broken))
     assert result.invalid.tolist() == [True]
     assert np.isfinite(result.observations).all()

@@ -34,3 +34,28 @@ for _ in range(2):
 def test_the_team_of_a_call_ends_with_it() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines() == ["3 0", "3 0"], done.stderr
+
+
+ALONE = """
+import threading
+import torch
+from rl_platform.runtime.cpu import compute_alone
+
+torch.set_num_threads(3)
+found = []
+
+def alone():
+    compute_alone()
+    found.append(torch.get_num_threads())
+
+for function in (alone, lambda: found.append(torch.get_num_threads())):
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+print(*found, torch.get_num_threads())
+"""
+
+
+def test_only_the_thread_that_asks_computes_alone() -> None:
+    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["1", "3", "3"], done.stderr
