@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rl_platform.envs.embodied import snapshot
+from rl_platform.envs.embodied.native import NativeStepper, set_elapsed
 from rl_platform.envs.embodied.spaces import EnvDescription, EnvSpaces, make_env
 
 if TYPE_CHECKING:
@@ -91,7 +92,10 @@ def _aligned(size: int) -> int:
 
 
 class EnvBlock:
-    """Environments first..last-1, stepped in order. Every method may raise EnvFailure."""
+    """Environments first..last-1, stepped in order, or natively in `threads` threads where their kind is known.
+
+    Every method may raise EnvFailure.
+    """
 
     def __init__(
         self,
@@ -103,8 +107,10 @@ class EnvBlock:
         last: int,
         worker: int,
         render_mode: str | None = None,
+        threads: int = 1,
     ) -> None:
         self._envs = [make_env(description, spec, render_mode) for _ in range(first, last)]
+        self._native = NativeStepper.of(self._envs, threads)
         self._first = first
         self._spaces = spaces
         rows = slice(first, last)
@@ -132,13 +138,30 @@ class EnvBlock:
 
     def step(self) -> None:
         """One step of every environment with the actions in the buffers; what ended is reset in the same step."""
+        self._invalid[:] = False
+        if self._native is not None:
+            self._finals[:], self._rewards[:], self._terminated[:], self._truncated[:] = self._native.step(
+                self._actions, self._lengths
+            )
+        else:
+            self._step_each()
+        self._invalidate()
+        self._returns += self._rewards
+        self._lengths += 1
+        self._observations[:] = self._finals
+        if (ended := self._terminated | self._truncated).any():
+            self._ended_returns[ended] = self._returns[ended]
+            self._ended_lengths[ended] = self._lengths[ended]
+            for i in np.flatnonzero(ended):
+                self._reset_one(int(i), None)
+
+    def _step_each(self) -> None:
         if self._spaces.action.kind == "continuous":
             actions = list(self._actions.reshape(-1, *self._spaces.action_shape).copy())
         else:
             actions = [np.int64(choice) for choice in self._actions + self._spaces.action_start]
         terminated, truncated, rewards = self._terminated, self._truncated, self._rewards
         finals, busy, first = self._shaped_finals, self._busy, self._first
-        self._invalid[:] = False
         i = 0
         try:
             for i, env in enumerate(self._envs):
@@ -146,15 +169,6 @@ class EnvBlock:
                 finals[i], rewards[i], terminated[i], truncated[i], _ = env.step(actions[i])
         except Exception as error:
             raise EnvFailure(first + i, "step", traceback.format_exc()) from error
-        self._invalidate()
-        self._returns += rewards
-        self._lengths += 1
-        self._observations[:] = self._finals
-        if (ended := terminated | truncated).any():
-            self._ended_returns[ended] = self._returns[ended]
-            self._ended_lengths[ended] = self._lengths[ended]
-            for i in np.flatnonzero(ended):
-                self._reset_one(int(i), None)
 
     def _invalidate(self) -> None:
         """End the episodes whose last step gave a number that is not finite, or whose physics had to start over."""
@@ -194,6 +208,8 @@ class EnvBlock:
         """State of each environment and its running episode."""
         states = []
         for i, env in enumerate(self._envs):
+            if self._native is not None:
+                set_elapsed(env, int(self._lengths[i]))
             try:
                 state = snapshot.save(env)
             except snapshot.CannotSave as error:
@@ -221,6 +237,8 @@ class EnvBlock:
             self._returns[i], self._lengths[i] = returned, length
 
     def close(self) -> None:
+        if self._native is not None:
+            self._native.close()
         for env in self._envs:
             env.close()
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from rl_platform.envs.embodied.block import Buffers, EnvBlock, EnvFailure
 from rl_platform.envs.embodied.spaces import ActionSpace, EnvDescription, EnvSpaces, find_spec, make_env, read_spaces
-from rl_platform.envs.embodied.worker import START_TIMEOUT_S, EnvWorker, cpu_shares, failure
+from rl_platform.envs.embodied.worker import START_TIMEOUT_S, EnvWorker, cpu_count, cpu_shares, failure
 from rl_platform.errors import CheckpointError, ConfigError, Diverged, Problem
 
 Member = TypeVar("Member", EnvBlock, EnvWorker)
@@ -124,7 +124,7 @@ class VectorEnv:
             self._bounds = _shares(num_envs, stages)
             self._buffers = Buffers(num_envs, self.spaces)
             self._blocks = [
-                EnvBlock(description, spec, self.spaces, self._buffers, first, last, index, render_mode)
+                EnvBlock(description, spec, self.spaces, self._buffers, first, last, index, render_mode, cpu_count())
                 for index, (first, last) in enumerate(pairwise(self._bounds))
             ]
         else:

@@ -134,6 +134,11 @@ class EnvWorker:
             self.process.wait()
 
 
+def cpu_count() -> int:
+    """CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def cpu_shares(num_workers: int) -> list[set[int]]:
     """Disjoint sets of this process's CPUs, one per worker; empty where there are too few, and on macOS.
 

@@ -93,6 +93,22 @@ def collect(choice: int, **env):
         environment.close()
 
 
+@pytest.mark.parametrize("num_workers", [0, 4])
+def test_stages_change_neither_what_is_collected_nor_its_order(num_workers):
+    settings = {"num_envs": 4, "num_workers": num_workers, "normalize_rewards": True}
+    (whole, metrics, asked), (staged, staged_metrics, staged_asked) = (
+        collect(choice=1, pipeline_stages=stages, **settings) for stages in (1, 2)
+    )
+    for name in ("ends", "bootstrapped", "end_observations", "action_mask", "rollout_log_probs"):
+        assert torch.equal(getattr(whole, name), getattr(staged, name)), name
+    assert torch.equal(whole.inputs["observations"], staged.inputs["observations"])
+    assert torch.allclose(whole.rewards, staged.rewards, rtol=0.5)  # the running deviation grows in smaller steps
+    assert metrics == staged_metrics
+    assert [len(observations.array) for observations in asked.asked] == [4] * 7
+    assert [len(observations.array) for observations in staged_asked.asked] == [2] * 14
+    assert len({observations.draw for observations in staged_asked.asked}) == 14
+
+
 def test_terminated_episodes_are_worth_nothing_after_their_end():
     batch, metrics, _ = collect(choice=1)
     assert batch.ends[0].tolist() == [False, False, True, False, False, True, True]
