@@ -3,8 +3,9 @@
 Both follow configs/embodied/ppo.yaml: environment and number of environments, steps per rollout, epochs, mini-batch,
 one tanh trunk with a policy head and a value head, running normalisation of observations and rewards, episode
 statistics, clipped policy and value losses, Adam, gradient clipping, on the CPU. A lap is one PPO step: a rollout and
-its epochs. Stable-Baselines3 runs with its environments in one process and in one process each, both sides with their
-default number of threads and with one; the best of each side counts. Not covered: learning curves, evaluation.
+its epochs. Both sides run with their default number of threads and with one, Stable-Baselines3 with its environments in
+one process and, where there are few enough for a process each, with those too; the best of each side counts.
+Not covered: learning curves, evaluation.
 
     python benchmarks/embodied.py [--rounds 8] [--warm-up 2] [--quick] [--json FILE]
 """
@@ -42,6 +43,7 @@ CONFIG = Path(__file__).parents[1] / "configs/embodied/ppo.yaml"
 TARGET = 1.5
 OURS, SB3 = "rl_platform", "Stable-Baselines3"
 STEPS = "perf/env_steps"
+MOST_PROCESSES = 16  # of Stable-Baselines3: one per environment, and each takes a few hundred MB
 
 
 def overrides(settings: argparse.Namespace) -> list[str]:
@@ -132,10 +134,14 @@ def stable_baselines(turns: Turns, settings: argparse.Namespace) -> None:
 
 
 def contestants(settings: argparse.Namespace, threads: int | None) -> dict[str, Entry]:
+    num_envs = load_config(str(CONFIG), overrides(settings)).config.env.num_envs
+    places = [("one process", False)]
+    if num_envs <= MOST_PROCESSES:
+        places.append(("process each", True))
     found = {}
     for suffix, count in [("", threads)] if threads else [("", None), (", 1 thread", 1)]:
         found[f"{OURS}{suffix}"] = Entry(ours, settings, count)
-        for where, processes in (("one process", False), ("process each", True)):
+        for where, processes in places:
             variant = argparse.Namespace(**vars(settings), processes=processes)
             found[f"{SB3}, {where}{suffix}"] = Entry(stable_baselines, variant, count)
     return found

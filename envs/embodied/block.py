@@ -129,7 +129,7 @@ class EnvBlock:
         # views with the environments' own shape, so that writing flattens
         self._shaped_observations = self._observations.reshape(-1, *spaces.observation_shape)
         self._shaped_finals = self._finals.reshape(-1, *spaces.observation_shape)
-        self._mujoco_data = [_mujoco_data(env) for env in self._envs]
+        self._physics_failures = [counters for env in self._envs if (counters := _physics_failures(env)) is not None]
 
     def reset(self, seeds: list[int]) -> None:
         """Start an episode in every environment, seeded by its entry of `seeds`."""
@@ -175,10 +175,8 @@ class EnvBlock:
         invalid = self._invalid
         if not (np.isfinite(self._finals).all() and np.isfinite(self._rewards).all()):
             invalid |= ~(np.isfinite(self._finals).all(axis=1) & np.isfinite(self._rewards))
-        for i, data in enumerate(self._mujoco_data):
-            # MuJoCo resets an exploding state by itself; only these counters tell (BADQPOS, BADQVEL, BADQACC)
-            if data is not None and data.warning.number[3:6].any():
-                invalid[i] = True
+        if self._physics_failures:
+            invalid |= np.concatenate(self._physics_failures).reshape(len(invalid), -1).any(axis=1)
         if invalid.any():
             self._finals[invalid] = self._observations[invalid]
             self._rewards[invalid] = 0.0
@@ -243,8 +241,11 @@ class EnvBlock:
             env.close()
 
 
-def _mujoco_data(env: Any) -> Any:
-    """The physics state of a MuJoCo environment, None for others."""
+def _physics_failures(env: Any) -> np.ndarray | None:
+    """Live counters of states that MuJoCo found bad and reset by itself, which nothing else tells; None for others."""
     data = getattr(env.unwrapped, "data", None)
     mujoco = sys.modules.get("mujoco")
-    return data if mujoco is not None and isinstance(data, mujoco.MjData) else None
+    if mujoco is None or not isinstance(data, mujoco.MjData):
+        return None
+    counters: np.ndarray = data.warning.number[3:6]  # BADQPOS, BADQVEL, BADQACC
+    return counters

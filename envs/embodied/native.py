@@ -56,17 +56,20 @@ class NativeStepper:
 
         Returns observations [N,D], rewards, terminated and truncated [N], as `Env.step` gives them.
         """
-        before = Positions(np.stack(self._qpos), np.stack(self._qvel))
+        before = self._positions()
         others = [self._pool.submit(self._simulate, share, actions) for share in self._shares[1:]] if self._pool else ()
         self._simulate(self._shares[0], actions)
         for other in others:
             other.result()
-        after = Positions(np.stack(self._qpos), np.stack(self._qvel))
-        return *self._task(before, after, actions), lengths + 1 >= self._limits
+        return *self._task(before, self._positions(), actions), lengths + 1 >= self._limits
 
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown()
+
+    def _positions(self) -> Positions:
+        rows = len(self._qpos)
+        return Positions(np.concatenate(self._qpos).reshape(rows, -1), np.concatenate(self._qvel).reshape(rows, -1))
 
     def _simulate(self, share: tuple[int, int], actions: np.ndarray) -> None:
         mj_step, frame_skip, ctrl = self._mj_step, self._frame_skip, self._ctrl

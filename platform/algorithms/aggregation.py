@@ -20,17 +20,22 @@ class Denominators:
     """What the losses of one mini-batch are divided by.
 
     tokens: active positions; sequences: rows with at least one; horizon: constant H of seq-mean-token-sum-norm, never
-    the padded width. A rank that sees a part of the mini-batch only adds up `tokens` and `sequences` over the ranks.
+    the padded width; full: every position is active, so there is nothing to guard and a third of the small operations
+    can be left out. A rank that sees a part of the mini-batch only adds up `tokens` and `sequences` over the ranks.
     """
 
     tokens: float
     sequences: float
     horizon: float
+    full: bool = False
 
     @classmethod
     def of(cls, mask: Tensor, horizon: float) -> Denominators:
         """Counted on the mask [B,T] bool of a whole mini-batch."""
-        return cls(float(mask.sum()), float(mask.any(dim=1).sum()), float(horizon))
+        tokens = int(mask.sum())
+        full = tokens == mask.numel()
+        sequences = len(mask) if full else int(mask.any(dim=1).sum())
+        return cls(float(tokens), float(sequences), float(horizon), full)
 
 
 def aggregate(
@@ -63,11 +68,3 @@ def aggregate(
 def select(x: Tensor, mask: Tensor | None) -> Tensor:
     """`x` with 0 outside `mask`, whatever stood there; gradients are 0 there too. None: `x` itself."""
     return x if mask is None else torch.where(mask, x, 0.0)
-
-
-def without_full(mask: Tensor) -> Tensor | None:
-    """None if every position is active: nothing to guard, and a third of the small operations saved.
-
-    Asked on the CPU only; on a device the answer would make the host wait.
-    """
-    return None if mask.device.type == "cpu" and bool(mask.all()) else mask

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rl_platform.algorithms.aggregation import Denominators, aggregate, select, without_full
+from rl_platform.algorithms.aggregation import Denominators, aggregate, select
 from rl_platform.algorithms.kl import kl_estimate
-from rl_platform.algorithms.metrics import Metrics, Sums
+from rl_platform.algorithms.metrics import Metrics, Names, Sums
 from rl_platform.config.algorithm import Algorithm
 from rl_platform.records import RolloutBatch
 
@@ -56,8 +56,10 @@ def policy_loss(
         losing = cost > 0  # A < 0
         # The maximum above is -A rho with rho clamped on the side that the sign of A makes harmful:
         # from above at 1 + clip_high where A >= 0, to [1 - clip_low, dual_clip] where A < 0.
-        lower = torch.where(losing, _log_bound(1.0 - clip_low), -LOG_RATIO_LIMIT)
-        upper = torch.where(losing, _log_bound(dual_clip or math.inf), _log_bound(1.0 + clip_high))
+        lower = torch.full_like(cost, -LOG_RATIO_LIMIT).masked_fill_(losing, _log_bound(1.0 - clip_low))
+        upper = torch.full_like(cost, _log_bound(1.0 + clip_high)).masked_fill_(
+            losing, _log_bound(dual_clip or math.inf)
+        )
     loss = cost * log_ratio.clamp(lower, upper).exp()
     with torch.no_grad():
         above = log_ratio > upper
@@ -74,25 +76,24 @@ def _log_bound(ratio: float) -> float:
 def _policy_metrics(log_ratio: Tensor, mask: Tensor | None, high: Tensor, low: Tensor, dual: Tensor | None) -> Metrics:
     """`log_ratio` is 0, the clip flags are False outside `mask`."""
     ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-    rows = {
+    ratios = {
         "actor/ratio_mean": select(ratio, mask),
         "actor/approx_kl": -log_ratio,  # mean(log pi_old - log pi)
-        "actor/clip_frac": high | low,
-        "actor/clip_frac_high": high,
-        "actor/clip_frac_low": low,
     }
+    clipped = {"actor/clip_frac": high | low, "actor/clip_frac_high": high, "actor/clip_frac_low": low}
     if dual is not None:
-        rows["actor/dual_clip_frac"] = dual
+        clipped["actor/dual_clip_frac"] = dual
     return Metrics(
-        means={tuple(rows): _sums(list(rows.values()), mask)},
+        means=_sums(ratios, mask) | _sums(clipped, mask),
         minima={"actor/ratio_min": (ratio if mask is None else torch.where(mask, ratio, math.inf)).amin()},
         maxima={"actor/ratio_max": (ratio if mask is None else torch.where(mask, ratio, -math.inf)).amax()},
     )
 
 
-def _sums(rows: list[Tensor], mask: Tensor | None) -> Sums:
-    """Sums of some [B,T] tensors that are 0 outside `mask`, and the number of active positions."""
-    return Sums(torch.stack(rows).sum(dim=(1, 2)), _active(rows[0], mask))
+def _sums(rows: dict[str, Tensor], mask: Tensor | None) -> dict[Names, Sums]:
+    """Sums of some [B,T] tensors of one type that are 0 outside `mask`, over the number of active positions."""
+    values = list(rows.values())
+    return {tuple(rows): Sums(torch.stack(values).sum(dim=(1, 2)), _active(values[0], mask))}
 
 
 def _active(like: Tensor, mask: Tensor | None) -> Tensor | float:
@@ -115,19 +116,19 @@ def value_loss(
     """
     values, returns = select(values, mask), select(returns, mask)
     error = values - returns
-    rows = {"critic/predicted_values_mean": values.detach()}
+    means = _sums({"critic/predicted_values_mean": values.detach()}, mask)
     if clip is not None:
         with torch.no_grad():
             old_values = select(old_values, mask)
             clipped_error = values.clamp(old_values - clip, old_values + clip) - returns
             clipped = clipped_error.abs() > error.abs()  # phi grows with |e|, so the larger |e| is the larger loss
-            rows["critic/clip_frac"] = clipped
+            means |= _sums({"critic/clip_frac": clipped}, mask)
         error = torch.where(clipped, clipped_error, error)
     if huber_delta is None:
         loss = 0.5 * error.square()
     else:
         loss = F.huber_loss(error, torch.zeros_like(error), reduction="none", delta=huber_delta)
-    return loss, Metrics(means={tuple(rows): _sums(list(rows.values()), mask)})
+    return loss, Metrics(means=means)
 
 
 def actor_loss(
@@ -138,24 +139,29 @@ def actor_loss(
     `batch` needs log_probs and advantages, and reference_log_probs with `use_kl_loss`; `outputs` log_probs, and entropy
     with an `entropy_bonus`.
     """
-    return _actor_loss(outputs, batch, without_full(batch.mask), denominators, algorithm)
+    return _actor_loss(outputs, batch, _mask(batch, denominators), denominators, algorithm)
 
 
 def critic_loss(
     outputs: ModelOutputs, batch: RolloutBatch, denominators: Denominators, algorithm: Algorithm
 ) -> tuple[Tensor, Metrics]:
     """value_loss_scale * value loss of a micro-batch. `batch` needs values and returns, `outputs` values."""
-    return _critic_loss(outputs, batch, without_full(batch.mask), denominators, algorithm)
+    return _critic_loss(outputs, batch, _mask(batch, denominators), denominators, algorithm)
 
 
 def actor_critic_loss(
     outputs: ModelOutputs, batch: RolloutBatch, denominators: Denominators, algorithm: Algorithm
 ) -> tuple[Tensor, Metrics]:
     """`actor_loss` + `critic_loss`, for a model with policy and value heads and one backward."""
-    mask = without_full(batch.mask)
+    mask = _mask(batch, denominators)
     actor, actor_metrics = _actor_loss(outputs, batch, mask, denominators, algorithm)
     critic, critic_metrics = _critic_loss(outputs, batch, mask, denominators, algorithm)
     return actor + critic, actor_metrics.merge(critic_metrics)
+
+
+def _mask(batch: RolloutBatch, denominators: Denominators) -> Tensor | None:
+    """[B,T] bool; None where there is nothing to guard."""
+    return None if denominators.full else batch.mask
 
 
 def _actor_loss(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.evaluate import evaluate
 from rl_platform.envs.embodied.normalize import ObservationNormalizer, RewardNormalizer
 from rl_platform.envs.embodied.spaces import EnvDescription, EnvSpaces
-from rl_platform.envs.embodied.vector import StepResult, VectorEnv
+from rl_platform.envs.embodied.vector import EpisodeStats, StepResult, VectorEnv
 from rl_platform.envs.embodied.video import record_video
 from rl_platform.records import RolloutBatch
 from rl_platform.rng import derive_seed
 from rl_platform.runtime.channel import Channel
+
+RECENT_EPISODES = 100  # the last of them are what `episode/return` and `episode/length` are means of
 
 
 class Environment:
@@ -44,6 +47,7 @@ class Environment:
             if self.env.normalize_rewards
             else None
         )
+        self.recent: deque[tuple[float, int]] = deque(maxlen=RECENT_EPISODES)  # returns and lengths
         seed = derive_seed(context.seed, "env") % 2**31
         self.observations = self._seen(self.envs.reset(range(seed, seed + self.env.num_envs)))
 
@@ -73,7 +77,7 @@ class Environment:
                 self.observations[rows] = observations = self._seen(result.observations)
                 if position + 1 < steps:
                     to_policy.put(Observations(observations, ("act", step, position + 1, stage)))
-        return rollout.finish(self.observations), rollout.metrics()
+        return rollout.finish(self.observations), self._metrics(rollout)
 
     def evaluate(
         self, step: int, video: str | None, to_policy: Channel[Observations], from_policy: Channel[Actions]
@@ -104,6 +108,7 @@ class Environment:
         state: dict[str, Any] = {
             "envs": self.envs.state_dict(),
             "observations": torch.from_numpy(self.observations.copy()),
+            "recent_episodes": list(self.recent),
         }
         if self.observation_normalizer:
             state["observation_normalizer"] = self.observation_normalizer.state_dict()
@@ -114,6 +119,7 @@ class Environment:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.envs.load_state_dict(state["envs"])
         self.observations = state["observations"].numpy().copy()
+        self.recent = deque(state["recent_episodes"], maxlen=RECENT_EPISODES)
         if self.observation_normalizer:
             self.observation_normalizer.load_state_dict(state["observation_normalizer"])
         if self.reward_normalizer:
@@ -121,6 +127,17 @@ class Environment:
 
     def close(self) -> None:
         self.envs.close()
+
+    def _metrics(self, rollout: _Recording) -> dict[str, float]:
+        self.recent.extend((episode.return_, episode.length) for episode in rollout.episodes)
+        found = {
+            "episode/count": float(len(rollout.episodes)),
+            "episode/invalid": float(rollout.invalid.sum()),
+            "perf/env_steps": float(rollout.ends.size),
+        }
+        if self.recent:
+            found["episode/return"], found["episode/length"] = (float(mean) for mean in np.mean(self.recent, axis=0))
+        return found
 
     def _rewards(self, result: StepResult, rows: slice) -> np.ndarray:
         return self.reward_normalizer(result.rewards, result.ended, rows) if self.reward_normalizer else result.rewards
@@ -146,8 +163,7 @@ class _Recording:
         self.actions = np.zeros((*shape, spaces.action.size), np.float32) if continuous else np.zeros(shape, np.int64)
         self.log_probs, self.rewards = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
         self.ends, self.invalid, self.terminated = (np.zeros(shape, bool) for _ in range(3))
-        self.returns: list[float] = []
-        self.lengths: list[int] = []
+        self.episodes: list[EpisodeStats] = []
 
     def add(
         self,
@@ -165,8 +181,7 @@ class _Recording:
         self.ends[where], self.invalid[where], self.terminated[where] = result.ended, result.invalid, result.terminated
         if len(final_observations):
             self.end_observations[where][result.ended] = final_observations
-        self.returns += [episode.return_ for episode in result.episodes]
-        self.lengths += [episode.length for episode in result.episodes]
+        self.episodes += result.episodes
 
     def finish(self, next_observations: np.ndarray) -> RolloutBatch:
         """The batch; a row that ends in the middle of an episode continues with `next_observations`."""
@@ -186,9 +201,3 @@ class _Recording:
             bootstrapped=torch.from_numpy(self.ends & ~self.terminated),
             end_observations=torch.from_numpy(self.end_observations),
         )
-
-    def metrics(self) -> dict[str, float]:
-        found = {"episode/count": float(len(self.returns)), "episode/invalid": float(self.invalid.sum())}
-        if self.returns:
-            found |= {"episode/return": float(np.mean(self.returns)), "episode/length": float(np.mean(self.lengths))}
-        return found | {"perf/env_steps": float(self.ends.size)}

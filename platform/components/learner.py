@@ -62,12 +62,13 @@ class Learner:
         size = self.config.data.mini_batch_size
         metrics, skipped, done = Metrics(), 0, 0
         total = self.epochs * (len(batch) // size)
+        some_masked = not bool(batch.mask.all())
         for epoch in range(self.epochs):
             order = generator(self.context.seed, self.kind, step, epoch)
             for mini_batch in mini_batches(batch, size, order):
                 self.context.progress.update(done, total, "mini-batches")
                 done += 1
-                if not bool(mini_batch.mask.any()):
+                if some_masked and not bool(mini_batch.mask.any()):
                     continue
                 found = self.engine.step(mini_batch, self.loss, self.training_micro_batches)
                 if found is None:
@@ -89,10 +90,11 @@ class Learner:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        return self.engine.state_dict()
+        return self.engine.state_dict() | {"failures": self.failures}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.engine.load_state_dict(state)
+        self.failures = state["failures"]
 
     def publish(self, version: int) -> Weights:
         """The parameters under the model's own names, by reference in one process. `version`: updates so far."""

@@ -59,7 +59,7 @@ class FSDPEngine:
             part = _part(mini_batch, rows).to(self.device)
             with self.precision:
                 outputs = self.model(part, entropy=True)
-            part_loss, part_metrics = loss(outputs, part, denominators)
+            part_loss, part_metrics = loss(outputs, part, denominators if rows else replace(denominators, full=False))
             (part_loss * self.world_size if self.world_size > 1 else part_loss).backward()
             metrics, total = metrics.merge(part_metrics), total + part_loss.detach()
         if self.world_size > 1:

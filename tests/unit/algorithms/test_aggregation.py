@@ -18,6 +18,8 @@ SPLITS = [[[0, 1, 2, 3]], [[0, 1], [2, 3]], [[0], [1], [2], [3]], [[3, 0, 2], [1
 
 def test_denominators_count_the_whole_mini_batch() -> None:
     assert Denominators.of(MASK, horizon=4) == Denominators(tokens=7.0, sequences=3.0, horizon=4.0)
+    everything = Denominators.of(torch.ones_like(MASK), horizon=4)
+    assert everything == Denominators(MASK.numel(), len(MASK), horizon=4.0, full=True)
 
 
 @pytest.mark.parametrize("mode", GOLDENS)

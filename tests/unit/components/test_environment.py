@@ -118,6 +118,20 @@ def test_terminated_episodes_are_worth_nothing_after_their_end():
     assert metrics["episode/length"] == 3.0
 
 
+def test_the_return_is_known_between_the_ends_of_episodes_and_after_a_restart():
+    policy = AlwaysChooses(1)
+    first, second = (Environment(context("env"), config(rollout_steps=1)) for _ in range(2))
+    try:
+        metrics = [first.collect(step, policy, policy)[1] for step in range(4)]
+        assert [found["episode/count"] > 0 for found in metrics] == [False, False, True, False]
+        assert [found.get("episode/return") for found in metrics] == [None, None, 6.0, 6.0]
+        second.load_state_dict(first.state_dict())
+        assert second.collect(4, policy, policy)[1]["episode/return"] == 6.0
+    finally:
+        first.close()
+        second.close()
+
+
 def test_truncated_episodes_continue_with_their_last_observation_not_the_reset_one():
     batch, _, _ = collect(choice=0)
     assert batch.ends[0].tolist() == [False, False, False, False, True, False, True]
