@@ -185,4 +185,29 @@ def _equivalent(answer: str, response: str) -> float:
     gold = parse(answer if "$" in answer or "\\boxed" in answer else f"\\boxed{{{answer}}}", parsing_timeout=None)
     if not gold:
         raise ValueError(f"math-verify cannot read the expected answer {answer!r}")
-    return float(verify(gold, parse(response, parsing_timeout=None), timeout_seconds=None))
+    given = parse(response, parsing_timeout=None)
+    if not (given and _worked_out(gold[0], given)):
+        return 0.0
+    return float(verify(gold, given, timeout_seconds=None))
+
+
+_DIVISION = re.compile(r"/|\u00f7|\\[dt]?frac|\\div")
+_QUOTIENT = re.compile(r"[-+]?[\d.,]+ */ *[\d.,]+|[-+]?[\d.,]+ *\\?%?")
+
+
+def _worked_out(gold: Any, given: list[Any]) -> bool:
+    """Whether the answer is a number where a number is expected, and not a calculation that has it as its result.
+
+    `(34 - 54)` is equal to -20, but whoever repeats a question has not answered it, and training would soon find out.
+    `given`: the expression that math-verify read, and the text it read that from, if both are known.
+    """
+    from sympy import Equality, Integer, Number
+
+    if parse_number(str(gold)) is None:
+        return True
+    expression, text = given[0], str(given[-1])
+    if isinstance(expression, Equality):
+        expression, text = expression.rhs, text.rpartition("=")[2]
+    if isinstance(gold, Integer):
+        return isinstance(expression, Number) and not _DIVISION.search(text)
+    return isinstance(expression, Number) or _QUOTIENT.fullmatch(text.strip()) is not None

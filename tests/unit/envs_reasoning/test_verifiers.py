@@ -96,6 +96,32 @@ def test_task_verifier_of_jsonl(response: str, answer: str, score: float) -> Non
     assert JSONL(item(response, answer)) == score
 
 
+@pytest.mark.parametrize(
+    ("response", "answer", "score"),
+    [
+        (" (34 - 54)", "-20", 0.0),
+        (" 34 - 54", "-20", 0.0),
+        (r"\boxed{34 - 54}", "-20", 0.0),
+        ("$2 \\cdot 10$", "20", 0.0),
+        (r"\boxed{\frac{6}{2}}", "3", 0.0),
+        (r"\boxed{6 \div 2}", "3", 0.0),
+        ("6/2", "3", 0.0),
+        (r"$\sqrt{4}$", "2", 0.0),
+        ("1/4 + 1/4", "1/2", 0.0),
+        ("34 - 54 = -20", "-20", 1.0),
+        ("$34 - 54 = -20$", "-20", 1.0),
+        (" -20.", "-20", 1.0),
+        ("20.0", "20", 1.0),
+        ("$-20$", "-20", 1.0),
+        ("2/4", "1/2", 1.0),
+        (r"\boxed{50\%}", "1/2", 1.0),
+        (r"$\sqrt{8}$", r"$2\sqrt{2}$", 1.0),
+    ],
+)
+def test_a_calculation_is_not_the_number_it_leads_to(response: str, answer: str, score: float) -> None:
+    assert MATH(item(response, answer)) == score
+
+
 def test_an_expected_answer_that_cannot_be_read_is_no_zero() -> None:
     with pytest.raises(ValueError, match="cannot read the expected answer"):
         MATH(item("1", "   "))
