@@ -82,6 +82,7 @@ def overrides(settings: argparse.Namespace) -> list[str]:
         f"actor={micro_batch % settings.prompts}, model: {{path: {settings.model}}}}}",
         f"critic={micro_batch % settings.prompts}, use_critic_model: true}}",
         f"rollout.max_running_requests={settings.prompts}",
+        "rollout.sampling={temperature: 1.0}",
     ]
 
 
