@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 from rl_platform.config.algorithm import Algorithm
+from rl_platform.config.estimators import ESTIMATORS, estimator_of
 
 DENOMINATORS = {
     "token-mean": "active positions of the mini-batch",
@@ -19,14 +20,22 @@ DENOMINATORS = {
 
 
 def algorithm_card(
-    algorithm: Algorithm, *, rows_per_rollout: int, mini_batch_size: int, task_type: Literal["embodied", "reasoning"]
+    algorithm: Algorithm,
+    *,
+    rows_per_rollout: int,
+    mini_batch_size: int,
+    task_type: Literal["embodied", "reasoning"],
+    has_values: bool = True,
 ) -> list[tuple[str, str]]:
-    """(topic, what holds) in reading order. Rows are sequences (reasoning) or transitions (embodied)."""
+    """(topic, what holds) in reading order. Rows are sequences (reasoning) or transitions (embodied).
+
+    `has_values`: a value function is trained, as a head on the policy or as a critic.
+    """
     steps = rows_per_rollout // mini_batch_size
     return [
         ("advantages", _advantages(algorithm)),
         ("policy loss", _policy_loss(algorithm)),
-        ("value loss", _value_loss(algorithm)),
+        ("value loss", _value_loss(algorithm) if has_values else "none: there is no critic"),
         ("loss is divided by", _denominators(algorithm)),
         ("KL to the reference", _kl(algorithm)),
         (
@@ -35,18 +44,60 @@ def algorithm_card(
             if task_type == "reasoning"
             else "recorded during the rollout by the same model",
         ),
-        *_optimizer_steps(algorithm, steps, mini_batch_size, "transitions" if task_type == "embodied" else "sequences"),
-        ("critic warm-up", _warm_up(algorithm)),
+        *(
+            (topic, text)
+            for topic, text in (
+                *_optimizer_steps(
+                    algorithm, steps, mini_batch_size, "transitions" if task_type == "embodied" else "sequences"
+                ),
+                ("critic warm-up", _warm_up(algorithm)),
+            )
+            if has_values or not topic.startswith("critic")
+        ),
     ]
 
 
 def _advantages(algorithm: Algorithm) -> str:
+    whitens = estimator_of(algorithm.adv_type).whitens
     whitening = (
         "whitened over all active positions of the rollout batch (unbiased variance)"
-        if algorithm.normalize_advantages
+        if (algorithm.normalize_advantages if whitens is None else whitens)
         else "not whitened"
     )
-    return f"gae, gamma {algorithm.gamma:g}, lambda {algorithm.gae_lambda:g}, masks carried forward; {whitening}"
+    return f"{_estimator(algorithm)}; {whitening}"
+
+
+def _estimator(algorithm: Algorithm) -> str:
+    name = algorithm.adv_type
+    if name not in ESTIMATORS:
+        return f"{name}, a function of your own"
+    return (
+        f"{name}, "
+        + {
+            "gae": f"gamma {algorithm.gamma:g}, {_lambdas(algorithm)}, masks carried forward",
+            "grpo": "score minus mean of the group"
+            + (
+                ", divided by its unbiased deviation + 1e-6"
+                if algorithm.grpo_std_normalization
+                else ", not divided by it"
+            ),
+            "rloo": "score minus mean of the other samples of the group",
+            "reinforce_plus_plus": f"reward to go, gamma {algorithm.gamma:g}, masks carried forward",
+            "reinforce_plus_plus_baseline": "score minus mean of the group",
+            "raw": "the score itself",
+        }[name]
+    )
+
+
+def _lambdas(algorithm: Algorithm) -> str:
+    policy, value = algorithm.gae_lambda_policy, algorithm.gae_lambda_value
+    plain = f"{algorithm.gae_lambda:g}"
+    if policy is None and value is None and not algorithm.length_adaptive_alpha:
+        return f"lambda {plain}"
+    of_policy = plain if policy is None else f"{policy:g}"
+    if algorithm.length_adaptive_alpha:
+        of_policy = f"1 - 1 / ({algorithm.length_adaptive_alpha:g} length)"
+    return f"lambda {of_policy} for advantages and {plain if value is None else f'{value:g}'} for returns"
 
 
 def _policy_loss(algorithm: Algorithm) -> str:

@@ -33,11 +33,9 @@ def rollout_metrics(batch: RolloutBatch) -> dict[str, float]:
     if batch.advantages is not None:
         result |= _spread("adv", batch.advantages, mask, "/")
         result["adv/std"] = float(masked_var(batch.advantages, mask).sqrt())
-    if batch.returns is not None:
-        result |= _spread("critic/returns", batch.returns, mask)
-    if batch.values is not None:
-        result |= _spread("critic/values", batch.values, mask)
     if batch.returns is not None and batch.values is not None:
+        result |= _spread("critic/returns", batch.returns, mask)
+        result |= _spread("critic/values", batch.values, mask)
         explained, valid = explained_variance(batch.returns, batch.values, mask)
         result |= {"critic/explained_var": explained, "critic/explained_var_valid": float(valid)}
     if batch.log_probs is not None:

@@ -24,9 +24,25 @@ class KLControl(Section):
 class Algorithm(Section):
     """`algorithm`: estimator, losses and schedule of PPO."""
 
-    adv_type: Literal["gae"] = Field(default="gae", description="advantage estimator")
+    adv_type: str = Field(
+        default="gae",
+        description="advantage estimator: gae, grpo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline, raw, "
+        "or module:function",
+    )
     gamma: float = Field(default=1.0, ge=0, le=1, description="discount")
     gae_lambda: float = Field(default=0.95, ge=0, le=1, description="GAE lambda")
+    gae_lambda_policy: float | None = Field(
+        default=None, ge=0, le=1, description="lambda of the advantages; null: gae_lambda"
+    )
+    gae_lambda_value: float | None = Field(
+        default=None, ge=0, le=1, description="lambda of the critic's returns; null: gae_lambda"
+    )
+    length_adaptive_alpha: float = Field(
+        default=0.0, ge=0, description="lambda of the advantages by response length, 1 - 1 / (alpha length); 0: off"
+    )
+    grpo_std_normalization: bool = Field(
+        default=True, description="grpo: divide by the deviation of the group; false: Dr. GRPO"
+    )
     normalize_advantages: bool = Field(default=True, description="whiten advantages over the whole rollout batch")
     group_size: int = Field(default=1, ge=1, description="samples per prompt")
 

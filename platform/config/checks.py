@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from rl_platform.config.components import Model, Optim, Sampling
-from rl_platform.config.effects import CRITIC_ESTIMATORS, idle_keys
+from rl_platform.config.effects import idle_keys
+from rl_platform.config.estimators import check_estimator, estimator_of
 from rl_platform.config.explain import show
 from rl_platform.config.schema import Config
 from rl_platform.config.suggest import nearest
@@ -38,6 +39,7 @@ def check(
     `doubtful`, which hold a default because what was written is wrong, are not judged."""
     rules = _Rules(config, where, doubtful)
     rules.losses()
+    check_estimator(config, rules.fail)
     rules.kl()
     rules.placement()
     rules.schedule()
@@ -81,7 +83,7 @@ class _Rules:
                 "reasoning": "the values of a language model come from a separate critic",
             }[task]
             self.fail(loss, f"{task} training needs {fitting}: {reason}", "runner.task_type", hint=f"{loss}: {fitting}")
-        elif fitting == "actor" and algorithm.adv_type in CRITIC_ESTIMATORS and not critic.use_critic_model:
+        elif fitting == "actor" and estimator_of(algorithm.adv_type).values and not critic.use_critic_model:
             message = (
                 f"adv_type {algorithm.adv_type} with loss_type actor needs values, which only a critic model gives"
             )

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from rl_platform.config.estimators import estimator_of, idle_estimator_keys
 from rl_platform.config.schema import Config
-
-CRITIC_ESTIMATORS = frozenset({"gae"})  # advantage estimators that need values
 
 _PROMPTS = (
     "task",
@@ -40,7 +39,8 @@ def has_values(config: Config) -> bool:
 def idle_keys(config: Config) -> list[Idle]:
     """All keys and sections without effect in this config. A section may be listed beside keys inside it."""
     task = _embodied(config) if config.runner.task_type == "embodied" else _reasoning(config)
-    return [*task, *_losses(config), *_kl(config), *_optimizers(config)]
+    estimator = (Idle(*found) for found in idle_estimator_keys(config))
+    return [*task, *_losses(config), *estimator, *_kl(config), *_optimizers(config)]
 
 
 def _embodied(config: Config) -> Iterator[Idle]:
@@ -82,7 +82,7 @@ def _reasoning(config: Config) -> Iterator[Idle]:
 
 
 def _losses(config: Config) -> Iterator[Idle]:
-    algorithm, estimator = config.algorithm, ("algorithm.adv_type",)
+    algorithm = config.algorithm
     if algorithm.loss_agg_func != "seq-mean-token-sum-norm":
         reason = "only algorithm.loss_agg_func seq-mean-token-sum-norm divides by it"
         yield Idle("algorithm.loss_agg_horizon", reason, ("algorithm.loss_agg_func",))
@@ -91,11 +91,10 @@ def _losses(config: Config) -> Iterator[Idle]:
         for key in (*(f"critic.{name}" for name in _CRITIC), *separate):
             reason = "there is no separate critic, critic.use_critic_model is false"
             yield Idle(key, reason, ("critic.use_critic_model", "algorithm.loss_type"))
-    if algorithm.adv_type not in CRITIC_ESTIMATORS:
-        yield Idle("algorithm.gae_lambda", f"adv_type {algorithm.adv_type} has no lambda", estimator)
-        if not has_values(config):
-            for name in ("value_clip", "huber_delta", "value_loss_scale"):
-                yield Idle(f"algorithm.{name}", f"adv_type {algorithm.adv_type} trains no values", estimator)
+    if not estimator_of(algorithm.adv_type).values and not has_values(config):
+        for name in ("value_clip", "huber_delta", "value_loss_scale"):
+            reason = f"adv_type {algorithm.adv_type} without a critic trains no values"
+            yield Idle(f"algorithm.{name}", reason, ("algorithm.adv_type", "critic.use_critic_model"))
 
 
 def _kl(config: Config) -> Iterator[Idle]:

@@ -55,6 +55,10 @@ _TABLES: dict[str, str] = {
         adv_estimator.name | algorithm.adv_type
         adv_estimator.gae_lambda | algorithm.gae_lambda
         adv_estimator.normalize_advantages | algorithm.normalize_advantages
+        adv_estimator.gae_lambda_policy | algorithm.gae_lambda_policy
+        adv_estimator.gae_lambda_value | algorithm.gae_lambda_value
+        adv_estimator.length_adaptive_alpha | algorithm.length_adaptive_alpha
+        adv_estimator.normalize_rewards | algorithm.grpo_std_normalization
         gae_gamma | algorithm.gamma
         num_prompts_per_step | data.train_batch_size
         num_generations_per_prompt | algorithm.group_size
@@ -100,6 +104,7 @@ _TABLES: dict[str, str] = {
     "verl": f"""
         lam | algorithm.gae_lambda
         adv_estimator | algorithm.adv_type
+        norm_adv_by_std_in_grpo | algorithm.grpo_std_normalization
         clip_ratio | algorithm.clip_ratio_low algorithm.clip_ratio_high | {_EPSILON}
         cliprange | algorithm.clip_ratio_low algorithm.clip_ratio_high | {_EPSILON}
         actor.clip_ratio_low | algorithm.clip_ratio_low
@@ -158,6 +163,7 @@ _TABLES: dict[str, str] = {
     "slime": f"""
         lambd | algorithm.gae_lambda
         advantage_estimator | algorithm.adv_type
+        disable_grpo_std_normalization | algorithm.grpo_std_normalization | true there is false here
         eps_clip | algorithm.clip_ratio_low algorithm.clip_ratio_high | the lower side; the upper one is eps_clip_high
         eps_clip_high | algorithm.clip_ratio_high
         eps_clip_c | algorithm.clip_ratio_c

@@ -29,7 +29,8 @@ Metrics = dict[str, float]
 
 @dataclass(frozen=True)
 class Learners:
-    """The worker groups that hold models. critic None: values come from the actor; reference None: no KL terms."""
+    """The worker groups that hold models. critic None: values come from the actor, or the estimator needs none;
+    reference None: no KL terms."""
 
     actor: WorkerGroup
     critic: WorkerGroup | None = None

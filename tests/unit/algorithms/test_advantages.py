@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rl_platform.algorithms.advantages import advantages, gae
+from rl_platform.algorithms.advantages import advantages
+from rl_platform.algorithms.gae import gae
 from rl_platform.algorithms.rewards import place_outcome_rewards
 from rl_platform.algorithms.statistics import whiten
 from rl_platform.config.algorithm import Algorithm

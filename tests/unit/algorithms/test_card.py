@@ -47,6 +47,9 @@ def test_reasoning_card() -> None:
     [
         {"gamma": 0.5},
         {"gae_lambda": 0.5},
+        {"gae_lambda_policy": 0.5},
+        {"gae_lambda_value": 0.5},
+        {"length_adaptive_alpha": 0.05},
         {"normalize_advantages": False},
         {"loss_type": "actor_critic"},
         {"loss_agg_func": "seq-mean-token-mean"},
@@ -71,3 +74,27 @@ def test_every_choice_shows(change: dict[str, object]) -> None:
         for keys in ({}, change)
     )
     assert plain != changed
+
+
+@pytest.mark.parametrize("adv_type", ["grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "raw"])
+def test_without_critic(adv_type: str) -> None:
+    def card(**keys: object) -> dict[str, str]:
+        algorithm = Algorithm(adv_type=adv_type, **keys)
+        parts = algorithm_card(
+            algorithm, rows_per_rollout=128, mini_batch_size=64, task_type="reasoning", has_values=False
+        )
+        return dict(parts)
+
+    assert card()["advantages"].startswith(f"{adv_type}, ")
+    assert card()["value loss"] == "none: there is no critic"
+    assert not {"critic steps per rollout", "critic warm-up"} & card().keys()
+    whitened = adv_type not in ("grpo", "rloo")
+    assert card()["advantages"].endswith("; not whitened") != whitened
+    if adv_type == "grpo":
+        assert card() != card(grpo_std_normalization=False)
+
+
+def test_decoupled_lambdas() -> None:
+    algorithm = Algorithm(gae_lambda_value=1.0, length_adaptive_alpha=0.05)
+    card = dict(algorithm_card(algorithm, rows_per_rollout=128, mini_batch_size=64, task_type="reasoning"))
+    assert "lambda 1 - 1 / (0.05 length) for advantages and 1 for returns" in card["advantages"]

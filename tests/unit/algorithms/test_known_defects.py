@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rl_platform.algorithms.advantages import gae
 from rl_platform.algorithms.aggregation import Denominators, aggregate
 from rl_platform.algorithms.card import algorithm_card
+from rl_platform.algorithms.gae import gae
 from rl_platform.algorithms.kl import AdaptiveKLController, kl_estimate
 from rl_platform.algorithms.losses import value_loss
 from rl_platform.algorithms.rewards import penalize_kl, place_outcome_rewards

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rl_platform.algorithms.advantages import gae
+from rl_platform.algorithms.gae import gae
 from rl_platform.algorithms.rewards import penalize_kl, place_outcome_rewards
 
 

@@ -14,11 +14,20 @@ PLACED = "cluster.component_placement"
 REASONING = f"{PLACED}={{'actor,critic,rollout,reward,reference': all}}"
 TINY = "actor.model={random_init: {}, tokenizer: bytes}"
 
+NO_CRITIC = ["critic.use_critic_model=false", f"{PLACED}={{'actor,rollout,reward': all}}"]
+
 BROKEN = [
     # task, overrides, key, part of the reason
     ("embodied", ["algorithm.loss_type=actor"], "algorithm.loss_type", "its own backbone"),
     ("reasoning", ["algorithm.loss_type=actor_critic"], "algorithm.loss_type", "separate critic"),
     ("reasoning", ["critic.use_critic_model=false"], "critic.use_critic_model", "needs values"),
+    ("reasoning", ["algorithm.adv_type=grop", "algorithm.gae_lambda=0.5"], "algorithm.adv_type", "module:function"),
+    ("embodied", ["algorithm.adv_type=raw"], "algorithm.adv_type", "gae only"),
+    ("embodied", ["algorithm.adv_type=mine:estimate"], "algorithm.adv_type", "gae only"),
+    ("embodied", ["algorithm.length_adaptive_alpha=0.05"], "algorithm.length_adaptive_alpha", "several episodes"),
+    ("reasoning", [*NO_CRITIC, "algorithm.adv_type=grpo"], "algorithm.group_size", "at least 2"),
+    ("reasoning", [*NO_CRITIC, "algorithm.adv_type=rloo"], "algorithm.group_size", "at least 2"),
+    ("reasoning", ["algorithm.adv_type=raw"], "critic.use_critic_model", "never asked"),
     ("embodied", ["critic.use_critic_model=true"], "critic.use_critic_model", "a second critic is not used"),
     (
         "reasoning",
@@ -96,6 +105,14 @@ PASSES = [
     ("reasoning", [REASONING, "algorithm.use_kl_loss=true", "algorithm.kl_loss_type=k2", "reference.group_name=r"]),
     ("reasoning", [REASONING, "algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl={type: adaptive, horizon: 9}"]),
     ("reasoning", ["algorithm.group_size=2", "data.train_batch_size=32"]),
+    ("reasoning", [*NO_CRITIC, "algorithm={adv_type: grpo, group_size: 8, grpo_std_normalization: false}"]),
+    ("reasoning", [*NO_CRITIC, "algorithm={adv_type: rloo, group_size: 2, normalize_advantages: false}"]),
+    ("reasoning", [*NO_CRITIC, "algorithm={adv_type: reinforce_plus_plus, gamma: 0.9, normalize_advantages: true}"]),
+    ("reasoning", [*NO_CRITIC, "algorithm={adv_type: raw, normalize_advantages: true}"]),
+    ("reasoning", [*NO_CRITIC, "algorithm={adv_type: 'my.mine:estimate', gae_lambda: 0.5, gamma: 0.9}"]),
+    ("reasoning", ["algorithm={adv_type: 'mine:estimate', value_clip: 0.2}"]),
+    ("reasoning", ["algorithm={gae_lambda_value: 1, length_adaptive_alpha: 0.05}"]),
+    ("embodied", ["algorithm={loss_type: actor_critic, gae_lambda: 0.9, gae_lambda_value: 1}"]),
     ("reasoning", ["reward.type=my_package.rewards:score", "actor.max_tokens_per_micro_batch=320"]),
     ("reasoning", [TINY, "critic.model.path=other", "rollout.sampling.max_new_tokens=64"]),
     ("reasoning", ["data.task={type: jsonl, path: x, prompt_column: q}"]),
@@ -123,6 +140,52 @@ WITHOUT_EFFECT = [
     ("embodied", "actor.model.path=x", "actor.model.path"),
     ("embodied", "actor.max_tokens_per_micro_batch=999", "actor.max_tokens_per_micro_batch"),
 ]
+
+
+WITHOUT_CRITIC = [
+    ("grpo", "gamma: 0.9", "algorithm.gamma"),
+    ("grpo", "gae_lambda: 0.9", "algorithm.gae_lambda"),
+    ("grpo", "gae_lambda_policy: 0.9", "algorithm.gae_lambda_policy"),
+    ("grpo", "gae_lambda_value: 0.9", "algorithm.gae_lambda_value"),
+    ("grpo", "length_adaptive_alpha: 0.05", "algorithm.length_adaptive_alpha"),
+    ("grpo", "normalize_advantages: true", "algorithm.normalize_advantages"),
+    ("rloo", "grpo_std_normalization: true", "algorithm.grpo_std_normalization"),
+    ("raw", "value_clip: 0.2", "algorithm.value_clip"),
+    ("raw", "huber_delta: 1", "algorithm.huber_delta"),
+    ("raw", "value_loss_scale: 1", "algorithm.value_loss_scale"),
+    ("raw", "critic_ppo_epochs: 2", "algorithm.critic_ppo_epochs"),
+    ("raw", "policy_training_start_step: 2", "algorithm.policy_training_start_step"),
+    ("reinforce_plus_plus", "normalize_advantages: false", "algorithm.normalize_advantages"),
+    ("reinforce_plus_plus_baseline", "gamma: 0.9", "algorithm.gamma"),
+    ("'mine:estimate'", "value_clip: 0.2", "algorithm.value_clip"),
+]
+
+
+@pytest.mark.parametrize(("name", "entry", "key"), WITHOUT_CRITIC)
+def test_an_estimator_without_critic_refuses_what_it_does_not_read(
+    problems: Any, name: str, entry: str, key: str
+) -> None:
+    (problem,) = problems("reasoning", *NO_CRITIC, f"algorithm={{adv_type: {name}, group_size: 8, {entry}}}").values()
+    assert problem.key == key
+    assert "has no effect here" in problem.message
+
+
+def test_an_estimator_without_critic_refuses_the_section_of_the_critic(problems: Any) -> None:
+    overrides = [*NO_CRITIC, "algorithm.adv_type=raw", "critic={use_critic_model: false, optim: {lr: 0.1}}"]
+    assert list(problems("reasoning", *overrides)) == ["critic.optim"]
+
+
+def test_lambdas_that_are_overruled_are_refused(problems: Any) -> None:
+    both = "algorithm={gae_lambda: 0.9, gae_lambda_policy: 0.8, gae_lambda_value: 1}"
+    assert list(problems("reasoning", both)) == ["algorithm.gae_lambda"]
+    adaptive = "algorithm={gae_lambda_policy: 0.8, length_adaptive_alpha: 0.05}"
+    assert list(problems("reasoning", adaptive)) == ["algorithm.gae_lambda_policy"]
+
+
+def test_a_misspelt_estimator_is_answered_with_the_nearest(problems: Any) -> None:
+    (problem,) = problems("reasoning", "algorithm.adv_type=reinforce++").values()
+    assert "grpo, rloo, reinforce_plus_plus" in problem.message
+    assert problem.hint == "did you mean reinforce_plus_plus?"
 
 
 @pytest.mark.parametrize(("task", "overrides", "key", "reason"), BROKEN)
