@@ -71,6 +71,7 @@ class RolloutBatch:
     update. values [B,T]: V of the state before the action. ends [B,T] bool: the episode (or the rollout) ends after
     this position; bootstrapped [B,T] bool: such an end that did not terminate the episode; end_observations [B,T,...]:
     what was seen after it; end_values [B,T]: the value of that state, 0 elsewhere. All four None: one episode per row.
+    loss_weights [B,T]: factors on the policy loss, finite everywhere; None: all 1.
     """
 
     inputs: dict[str, Tensor]
@@ -88,6 +89,7 @@ class RolloutBatch:
     values: Tensor | None = None
     advantages: Tensor | None = None
     returns: Tensor | None = None
+    loss_weights: Tensor | None = None
 
     def __len__(self) -> int:
         return self.action_mask.shape[0]

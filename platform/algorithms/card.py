@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from rl_platform.config.algorithm import Algorithm
+from rl_platform.config.algorithm import PFPPO, Algorithm
 from rl_platform.config.estimators import ESTIMATORS, estimator_of
 
 DENOMINATORS = {
@@ -44,6 +44,7 @@ def algorithm_card(
             if task_type == "reasoning"
             else "recorded during the rollout by the same model",
         ),
+        *_rows(algorithm),
         *(
             (topic, text)
             for topic, text in (
@@ -54,6 +55,7 @@ def algorithm_card(
             )
             if has_values or not topic.startswith("critic")
         ),
+        *_early_stop(algorithm),
     ]
 
 
@@ -129,6 +131,47 @@ def _kl(algorithm: Algorithm) -> str:
             f"in the actor loss: {algorithm.kl_loss_type}, coefficient {algorithm.kl_loss_coef:g}, its plain gradient"
         )
     return "; ".join(parts) or "none"
+
+
+def _rows(algorithm: Algorithm) -> list[tuple[str, str]]:
+    """Nothing where each row of the rollout is trained on alike."""
+    found = []
+    if (sampling := algorithm.dynamic_sampling) is not None:
+        then = {
+            "error": "then the run ends",
+            "train_partial": "then the step is smaller",
+            "fill_with_rejected": "then others fill the step",
+        }
+        text = (
+            f"only groups of {algorithm.group_size} whose metrics differ by more than {sampling.tolerance:g}; "
+            f"up to {sampling.max_rounds} rounds of prompts, {then[sampling.on_exhausted]}; "
+            f"surplus groups are {'first in the next step' if sampling.surplus == 'carry' else 'dropped'}"
+        )
+        found.append(("dynamic sampling", text))
+    if algorithm.use_pf_ppo:
+        found.append(("PF-PPO", _pf_ppo(algorithm.pf_ppo)))
+    return found
+
+
+def _pf_ppo(options: PFPPO) -> str:
+    text = {
+        "pow": f"|reward|^{options.power:g} (rewards of 0 and 1: successes only)",
+        "max_min": "1 for the highest and the lowest reward, 0 for the others",
+        "max_random": "0.4 for the highest reward, 0.1 for the others",
+    }[options.method]
+    if options.mode == "weight":
+        return f"policy loss of a row times {text}, mean 1; value loss as without"
+    return f"as many rows drawn anew with weights {text}, for actor and critic"
+
+
+def _early_stop(algorithm: Algorithm) -> list[tuple[str, str]]:
+    if algorithm.target_kl is None:
+        return []
+    who = "actor's and critic's" if algorithm.loss_type == "actor_critic" else "actor's"
+    text = (
+        f"the {who} update ends after a mini-batch whose mean k3 to the rollout policy exceeds {algorithm.target_kl:g}"
+    )
+    return [("early stop", text)]
 
 
 def _optimizer_steps(algorithm: Algorithm, steps: int, size: int, unit: str) -> list[tuple[str, str]]:

@@ -68,6 +68,16 @@ def policy_loss(
         return loss, _policy_metrics(log_ratio, mask, high, low, dual)
 
 
+@torch.no_grad()
+def drift_metrics(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor | None) -> Metrics:
+    """`actor/approx_kl_k3`, the mean of rho - 1 - log rho >= 0 over active positions: how far the policy has moved.
+
+    An estimate of KL(pi_old || pi) with little variance (Schulman, "Approximating KL divergence", 2020).
+    """
+    log_ratio = select(log_probs - old_log_probs, mask).clamp(max=LOG_RATIO_LIMIT)
+    return Metrics(means=_sums({"actor/approx_kl_k3": torch.expm1(log_ratio) - log_ratio}, mask))
+
+
 def _log_bound(ratio: float) -> float:
     """log(ratio), within the limits of the exponent."""
     return -LOG_RATIO_LIMIT if ratio <= 0 else min(max(math.log(ratio), -LOG_RATIO_LIMIT), LOG_RATIO_LIMIT)
@@ -179,6 +189,10 @@ def _actor_loss(
         algorithm.clip_ratio_high,
         algorithm.clip_ratio_c,
     )
+    if batch.loss_weights is not None:
+        per_token = per_token * batch.loss_weights
+    if algorithm.target_kl is not None:
+        metrics = metrics.merge(drift_metrics(outputs.log_probs, batch.log_probs, mask))
     loss = aggregate(per_token, mask, denominators, algorithm.loss_agg_func)
     terms = {"actor/pg_loss": loss}
     if outputs.entropy is not None:

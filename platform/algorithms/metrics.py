@@ -45,6 +45,13 @@ class Metrics:
             _merge(self.maxima, other.maxima, torch.maximum),
         )
 
+    def mean(self, name: str) -> float | None:
+        """One of the means; None if it was measured on nothing. Waits for the device."""
+        for names, sums in self.means.items():
+            if name in names and (count := float(sums.count)) > 0:
+                return float(sums.total[names.index(name)]) / count
+        return None
+
     def finalize(self) -> dict[str, float]:
         """Numbers for the log. What was measured on nothing (count 0, infinite extremum) is left out."""
         result: dict[str, float] = {}

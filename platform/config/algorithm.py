@@ -21,6 +21,31 @@ class KLControl(Section):
     target_kl: float = Field(default=0.1, gt=0, description="adaptive: the KL aimed at")
 
 
+class PFPPO(Section):
+    """`algorithm.pf_ppo`: which rows of a rollout PF-PPO trains on, by the task reward of each."""
+
+    method: Literal["pow", "max_min", "max_random"] = Field(
+        default="pow", description="weight of a row: |reward|^power; only the best and the worst; mostly the best"
+    )
+    power: float = Field(default=2.0, gt=0, description="pow: the exponent")
+    mode: Literal["resample", "weight"] = Field(
+        default="resample", description="draw rows anew with these weights, or multiply the policy loss by them"
+    )
+
+
+class DynamicSampling(Section):
+    """`algorithm.dynamic_sampling`: only groups whose samples differ are trained on, others are generated instead."""
+
+    tolerance: float = Field(default=1e-6, ge=0, description="a group is kept if its metrics differ by more than this")
+    max_rounds: int = Field(default=10, ge=1, description="batches of prompts generated for one step at most")
+    on_exhausted: Literal["error", "train_partial", "fill_with_rejected"] = Field(
+        default="error", description="what happens when max_rounds did not give enough groups"
+    )
+    surplus: Literal["carry", "drop"] = Field(
+        default="carry", description="kept groups beyond the step's: first of the next step, or dropped"
+    )
+
+
 class Algorithm(Section):
     """`algorithm`: estimator, losses and schedule of PPO."""
 
@@ -69,6 +94,15 @@ class Algorithm(Section):
     ppo_epochs: int = Field(default=1, ge=1, description="passes over the rollout batch for the actor")
     critic_ppo_epochs: int | None = Field(default=None, ge=1, description="passes for the critic; null: as ppo_epochs")
     policy_training_start_step: int = Field(default=0, ge=0, description="steps that train only the critic")
+    target_kl: float | None = Field(
+        default=None, gt=0, description="a mini-batch that drifted further ends the actor's update; null: off"
+    )
+
+    use_pf_ppo: bool = Field(default=False, description="resample or weight rows by their reward before the update")
+    pf_ppo: PFPPO = Field(default_factory=PFPPO, description="how")
+    dynamic_sampling: DynamicSampling | None = Field(
+        default=None, description="generate until enough groups have samples that differ; null: off"
+    )
 
     use_kl_in_reward: bool = Field(default=False, description="subtract a KL penalty to the reference from the reward")
     kl_penalty: KLEstimator = Field(default="k1", description="its estimator")

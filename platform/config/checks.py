@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
+from rl_platform.config.batch_rules import broken_batch_rules
 from rl_platform.config.components import Model, Optim, Sampling
 from rl_platform.config.effects import idle_keys
 from rl_platform.config.estimators import check_estimator, estimator_of
@@ -43,6 +44,8 @@ def check(
     rules.kl()
     rules.placement()
     rules.schedule()
+    for key, message, involved, hint in broken_batch_rules(config):
+        rules.fail(key, message, *involved, hint=hint)
     rules.trainable("actor")
     if config.critic.use_critic_model:
         rules.trainable("critic")

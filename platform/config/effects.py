@@ -40,7 +40,7 @@ def idle_keys(config: Config) -> list[Idle]:
     """All keys and sections without effect in this config. A section may be listed beside keys inside it."""
     task = _embodied(config) if config.runner.task_type == "embodied" else _reasoning(config)
     estimator = (Idle(*found) for found in idle_estimator_keys(config))
-    return [*task, *_losses(config), *estimator, *_kl(config), *_optimizers(config)]
+    return [*task, *_losses(config), *estimator, *_kl(config), *_batches(config), *_optimizers(config)]
 
 
 def _embodied(config: Config) -> Iterator[Idle]:
@@ -111,6 +111,25 @@ def _kl(config: Config) -> Iterator[Idle]:
             yield Idle(f"algorithm.{name}", f"{loss} is off", (loss,))
     if not algorithm.needs_reference:
         yield Idle("reference", f"no KL term is on ({reward}, {loss})", (reward, loss))
+
+
+def _batches(config: Config) -> Iterator[Idle]:
+    algorithm, embodied = config.algorithm, config.runner.task_type == "embodied"
+    if embodied:
+        yield Idle("algorithm.dynamic_sampling", "embodied training has no prompts to sample")
+    if not algorithm.use_pf_ppo:
+        yield Idle("algorithm.pf_ppo", "algorithm.use_pf_ppo is off", ("algorithm.use_pf_ppo",))
+    elif algorithm.pf_ppo.method != "pow":
+        method = "algorithm.pf_ppo.method"
+        yield Idle("algorithm.pf_ppo.power", f"only {method} pow has an exponent", (method,))
+    sizes = ("data.train_batch_size", "algorithm.group_size")
+    rows = config.data.train_batch_size * algorithm.group_size
+    if embodied:
+        sizes, rows = ("env.num_envs", "env.rollout_steps"), config.env.num_envs * config.env.rollout_steps
+    if algorithm.ppo_epochs == 1 and rows <= config.data.mini_batch_size:
+        reason = "a rollout is one optimizer step (algorithm.ppo_epochs, data.mini_batch_size): none is left to skip"
+        switches = ("algorithm.ppo_epochs", "data.mini_batch_size", *sizes, "runner.task_type")
+        yield Idle("algorithm.target_kl", reason, switches)
 
 
 def _optimizers(config: Config) -> Iterator[Idle]:

@@ -65,6 +65,8 @@ _TABLES: dict[str, str] = {
         max_num_steps | runner.max_steps
         max_num_epochs | runner.max_epochs
         val_period | runner.val_check_interval
+        use_dynamic_sampling | algorithm.dynamic_sampling | a section that is there is switched on
+        dynamic_sampling_max_gen_batches | algorithm.dynamic_sampling.max_rounds
         max_val_samples | data.val_size
         ratio_clip_min | algorithm.clip_ratio_low
         ratio_clip_max | algorithm.clip_ratio_high
@@ -117,6 +119,10 @@ _TABLES: dict[str, str] = {
         critic.ppo_micro_batch_size_per_gpu | critic.micro_batch_size
         actor.ppo_max_token_len_per_gpu | actor.max_tokens_per_micro_batch
         critic.ppo_max_token_len_per_gpu | critic.max_tokens_per_micro_batch
+        pf_ppo.reweight_method | algorithm.pf_ppo.method
+        pf_ppo.weight_pow | algorithm.pf_ppo.power
+        filter_groups | algorithm.dynamic_sampling | a section that is there is switched on
+        filter_groups.max_num_gen_batches | algorithm.dynamic_sampling.max_rounds
         use_dynamic_bsz | actor.max_tokens_per_micro_batch critic.max_tokens_per_micro_batch | a token budget
         log_prob_micro_batch_size_per_gpu | algorithm.logprob_forward_micro_batch_size
         actor.ppo_epochs | algorithm.ppo_epochs
@@ -172,6 +178,7 @@ _TABLES: dict[str, str] = {
         calculate_per_token_loss | algorithm.loss_agg_func | token-mean here; without it seq-mean-token-mean
         n_samples_per_prompt | algorithm.group_size
         rollout_batch_size | data.train_batch_size
+        dynamic_sampling_filter_path | algorithm.dynamic_sampling | max - min of the metric; no filter of your own
         global_batch_size | data.mini_batch_size
         max_tokens_per_gpu | actor.max_tokens_per_micro_batch
         num_rollout | runner.max_steps

@@ -22,6 +22,7 @@ class TokenPolicy(nn.Module):
         super().__init__()
         self.entropy_gradient = entropy_gradient
         self.model = model
+        self.hidden_size: int = model.config.hidden_size
         self.temperature = temperature
 
     def forward(self, batch: RolloutBatch, *, entropy: bool = False) -> ModelOutputs:
@@ -41,6 +42,7 @@ class TokenValues(nn.Module):
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()
         self.model = model
+        self.hidden_size: int = model.config.hidden_size
 
     def forward(self, batch: RolloutBatch, *, entropy: bool = False) -> ModelOutputs:
         packed, rows, columns = _packed(batch)

@@ -1,7 +1,7 @@
 """The PPO loop that embodied and reasoning runs share.
 
     sync weights -> collect (generate and score, or act and simulate) -> [reference log-probs] -> log-probs -> values
-                 -> advantages and returns -> critic epochs -> actor epochs -> validate, log, checkpoint
+                 -> advantages and returns -> [PF-PPO] -> critic epochs -> actor epochs -> validate, log, checkpoint
 
 What differs between the tasks is behind `Task`; where components run is the runtime's business.
 """
@@ -14,12 +14,14 @@ from typing import Any, Protocol
 
 from rl_platform.algorithms.advantages import advantages
 from rl_platform.algorithms.kl import kl_controller, sequence_mean_kl
+from rl_platform.algorithms.pf_ppo import apply_pf_ppo, row_scores
 from rl_platform.algorithms.rewards import penalize_kl
 from rl_platform.algorithms.summary import rollout_metrics
 from rl_platform.config.schema import Config
 from rl_platform.errors import Diverged
 from rl_platform.metrics import Reporter
 from rl_platform.records import RolloutBatch
+from rl_platform.rng import generator
 from rl_platform.runners.state import RunState
 from rl_platform.runners.timings import ComponentTimings
 from rl_platform.runtime.group import Handle, WorkerGroup
@@ -105,6 +107,7 @@ class PPO:
 
     def __init__(self, config: Config, learners: Learners, reporter: Reporter) -> None:
         self.algorithm, self.learners, self.reporter = config.algorithm, learners, reporter
+        self.seed = config.runner.seed
         self.kl_controller = kl_controller(config.algorithm.kl_ctrl)
 
     def trains_actor(self, step: int) -> bool:
@@ -116,8 +119,12 @@ class PPO:
             raise Diverged(
                 f"step {step}: no action of the rollout counts (all were masked out), so there is nothing to learn from"
             )
+        scores = row_scores(batch.rewards, batch.mask) if self.algorithm.use_pf_ppo else None  # without a KL penalty
         batch, metrics = self._estimate(batch)
         metrics |= rollout_metrics(batch)
+        if scores is not None:
+            batch, found = apply_pf_ppo(batch, scores, self.algorithm.pf_ppo, generator(self.seed, "pf_ppo", step))
+            metrics |= found
         if batch.ends is not None:
             batch = batch.flatten()
         actor, critic = self.learners.actor, self.learners.critic

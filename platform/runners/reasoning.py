@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from rl_platform.algorithms.dynamic_sampling import DynamicSampler
 from rl_platform.algorithms.rewards import place_outcome_rewards
 from rl_platform.components.actor import LanguageActor
 from rl_platform.components.critic import LanguageCritic
@@ -42,6 +44,8 @@ class ReasoningTask:
             if count:
                 reporter.note(f"{count} {what} prompts are longer than data.max_prompt_length and were left out")
         self.validation = validation.prompts
+        self.prompts = {prompt.index: prompt for prompt in train.prompts}
+        self.sampler = dynamic_sampler(config)
         self.loader = PromptLoader(train.prompts, config.data.train_batch_size, config.runner.seed, config.data.shuffle)
 
         components: dict[str, type] = {"actor": LanguageActor, "rollout": LanguageRollout, "reward": Reward}
@@ -57,13 +61,20 @@ class ReasoningTask:
         self.groups["rollout"].receive(weights).wait()
 
     def collect(self, step: int) -> tuple[RolloutBatch, dict[str, float]]:
-        prompts = self.loader.next_batch()
+        metrics: dict[str, float] = {}
         with self.reporter.phase("generate"):
-            trajectories = self._generate(
-                prompts, self.config.algorithm.group_size, self.config.rollout.sampling, "train", step
-            )
+            if self.sampler is None:
+                trajectories = self._round(step, 0)
+            else:
+                trajectories, metrics = self.sampler.fill(step, partial(self._round, step))
         self.reporter.samples(step + 1, _samples(trajectories[: self.config.runner.log_samples]))
-        return rollout_batch(trajectories, self.tokenizer.pad_token_id), trajectory_metrics(trajectories)
+        return rollout_batch(trajectories, self.tokenizer.pad_token_id), trajectory_metrics(trajectories) | metrics
+
+    def _round(self, step: int, number: int) -> list[Trajectory]:
+        """Scored responses to the next batch of prompts. Rounds of one step draw unlike random numbers."""
+        purpose = f"train-{number}" if number else "train"
+        samples, sampling = self.config.algorithm.group_size, self.config.rollout.sampling
+        return self._generate(self.loader.next_batch(), samples, sampling, purpose, step)
 
     def validate(self, step: int) -> dict[str, float]:
         trajectories = self._generate(self.validation, 1, self.config.rollout.val_sampling, "validate", step)
@@ -82,10 +93,13 @@ class ReasoningTask:
         return {name: self.groups[name] for name in ("actor", "critic") if name in self.groups}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"loader": self.loader.state_dict()}
+        state = {"loader": self.loader.state_dict()}
+        return state if self.sampler is None else state | {"dynamic_sampling": self.sampler.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.loader.load_state_dict(state["loader"])
+        if self.sampler is not None and "dynamic_sampling" in state:
+            self.sampler.load_state_dict(state["dynamic_sampling"], self.prompts)
 
     def finish(self) -> None:
         """Write the trained model as a Hugging Face folder."""
@@ -112,6 +126,13 @@ class ReasoningTask:
         scored.close()
         place = {prompt.index: position for position, prompt in enumerate(prompts)}
         return sorted(trajectories, key=lambda trajectory: (place[trajectory.prompt.index], trajectory.sample))
+
+
+def dynamic_sampler(config: Config) -> DynamicSampler | None:
+    options, data = config.algorithm.dynamic_sampling, config.data
+    if options is None:
+        return None
+    return DynamicSampler(options, data.train_batch_size, config.algorithm.group_size, data.mini_batch_size)
 
 
 def rollout_batch(trajectories: Sequence[Trajectory], pad_token_id: int) -> RolloutBatch:

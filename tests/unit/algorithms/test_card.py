@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from rl_platform.algorithms.card import algorithm_card
-from rl_platform.config.algorithm import Algorithm, KLControl
+from rl_platform.config.algorithm import PFPPO, Algorithm, DynamicSampling, KLControl
 
 
 def test_embodied_card() -> None:
@@ -65,6 +65,9 @@ def test_reasoning_card() -> None:
         {"policy_training_start_step": 1},
         {"use_kl_in_reward": True},
         {"use_kl_loss": True},
+        {"target_kl": 0.01},
+        {"use_pf_ppo": True},
+        {"dynamic_sampling": DynamicSampling()},
     ],
     ids=lambda change: next(iter(change)),
 )
@@ -98,3 +101,32 @@ def test_decoupled_lambdas() -> None:
     algorithm = Algorithm(gae_lambda_value=1.0, length_adaptive_alpha=0.05)
     card = dict(algorithm_card(algorithm, rows_per_rollout=128, mini_batch_size=64, task_type="reasoning"))
     assert "lambda 1 - 1 / (0.05 length) for advantages and 1 for returns" in card["advantages"]
+def test_choice_of_rows() -> None:
+    algorithm = Algorithm(
+        use_pf_ppo=True,
+        dynamic_sampling=DynamicSampling(max_rounds=3, on_exhausted="train_partial"),
+        group_size=4,
+        target_kl=0.02,
+    )
+    card = dict(algorithm_card(algorithm, rows_per_rollout=256, mini_batch_size=64, task_type="reasoning"))
+    assert card["PF-PPO"].endswith("|reward|^2 (rewards of 0 and 1: successes only), for actor and critic")
+    for words in ("groups of 4", "up to 3 rounds", "the step is smaller", "first in the next step"):
+        assert words in card["dynamic sampling"]
+    assert card["early stop"].startswith("the actor's update ends")
+    assert card["early stop"].endswith("exceeds 0.02")
+
+
+@pytest.mark.parametrize(
+    "change", [{"method": "max_min"}, {"method": "max_random"}, {"power": 3.0}, {"mode": "weight"}]
+)
+def test_every_choice_of_pf_ppo_shows(change: dict[str, object]) -> None:
+    plain, changed = (
+        algorithm_card(
+            Algorithm(use_pf_ppo=True, pf_ppo=PFPPO(**keys)),
+            rows_per_rollout=128,
+            mini_batch_size=64,
+            task_type="reasoning",
+        )
+        for keys in ({}, change)
+    )
+    assert plain != changed

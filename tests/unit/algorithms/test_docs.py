@@ -5,15 +5,16 @@ from typing import get_args
 
 import pytest
 
-from rl_platform.config.algorithm import Algorithm, KLControl, KLEstimator, LossAggregation
+from rl_platform.config.algorithm import PFPPO, Algorithm, KLEstimator, LossAggregation
+from rl_platform.config.describe import choices, section_of, walk
 from rl_platform.config.estimators import ESTIMATORS
 
 TEXT = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text(encoding="utf-8")
 
 
-FIELDS = {name: field for name, field in Algorithm.model_fields.items() if name != "kl_ctrl"}
-FIELDS |= {f"kl_ctrl.{name}": field for name, field in KLControl.model_fields.items()}
-CHOICES = [*get_args(KLEstimator), *get_args(LossAggregation), *ESTIMATORS]
+FIELDS = {path: field for path, field in walk(Algorithm) if section_of(field.annotation) is None}
+METHODS = choices(PFPPO.model_fields["method"].annotation)
+CHOICES = [*get_args(KLEstimator), *get_args(LossAggregation), *METHODS, *ESTIMATORS]
 
 
 @pytest.mark.parametrize("key", FIELDS)

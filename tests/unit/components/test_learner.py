@@ -202,3 +202,59 @@ class TestEmbodied:
         batch = self.batch()
         found = self.actor(context).evaluate(replace(batch, bootstrapped=torch.zeros(2, 4, dtype=torch.bool)))
         assert not found["end_values"].any()
+
+
+class TestTargetKL:
+    """8 rows in mini-batches of 4 and 3 epochs: 6 optimizer steps, in the first of which nothing has moved."""
+
+    def update(self, context, config, batch: RolloutBatch, kind: type = LanguageActor) -> dict[str, float]:
+        learner = kind(context(), config)
+        if kind is LanguageActor:
+            batch = replace(batch, **learner.evaluate(batch))
+        return learner.update(batch, 0)
+
+    def test_the_rest_is_skipped_after_too_long_a_step(self, context, reasoning, token_batch) -> None:
+        config = reasoning(algorithm={"ppo_epochs": 3, "target_kl": 1e-6})
+        metrics = self.update(context, config, token_batch())
+        assert metrics["actor/early_stopped"] == 1
+        assert metrics["actor/optimizer_steps"] == 2
+        assert metrics["actor/approx_kl_k3"] > 1e-6
+
+    def test_a_bound_that_is_never_reached_changes_nothing(self, context, reasoning, token_batch) -> None:
+        bounded = self.update(context, reasoning(algorithm={"ppo_epochs": 3, "target_kl": 1e6}), token_batch())
+        free = self.update(context, reasoning(algorithm={"ppo_epochs": 3}), token_batch())
+        assert bounded.pop("actor/early_stopped") == 0
+        assert bounded.pop("actor/optimizer_steps") == 6
+        assert bounded.pop("actor/approx_kl_k3") >= 0
+        assert bounded == free
+
+    def test_the_metric_is_k3_of_the_old_policy_over_active_positions(self, context, reasoning, token_batch) -> None:
+        """One optimizer step, so that the policy measured is the one before the update."""
+        config = reasoning(algorithm={"target_kl": 1e6}, data={"mini_batch_size": 8, "max_response_length": 8})
+        batch = token_batch()
+        actor = LanguageActor(context(), config)
+        log_ratio = (actor.evaluate(batch)["log_probs"] - batch.log_probs)[batch.mask]
+        expected = float((log_ratio.exp() - 1 - log_ratio).mean())
+        assert actor.update(batch, 0)["actor/approx_kl_k3"] == pytest.approx(expected, rel=1e-4)
+
+    def test_masked_positions_do_not_count(self, context, reasoning, token_batch) -> None:
+        config = reasoning(algorithm={"ppo_epochs": 3, "target_kl": 1e6})
+        batch = token_batch()
+        spoilt = replace(batch, log_probs=torch.where(batch.mask, batch.log_probs, NAN))
+        found = [LanguageActor(context(), config).update(b, 0)["actor/approx_kl_k3"] for b in (batch, spoilt)]
+        assert found[0] == found[1]
+
+    def test_a_critic_of_its_own_goes_on(self, context, reasoning, token_batch) -> None:
+        config = reasoning(algorithm={"ppo_epochs": 3, "target_kl": 1e-6})
+        metrics = self.update(context, config, token_batch(), LanguageCritic)
+        assert "actor/early_stopped" not in metrics
+        assert metrics == self.update(context, reasoning(algorithm={"ppo_epochs": 3}), token_batch(), LanguageCritic)
+
+    def test_embodied(self, context) -> None:
+        embodied = TestEmbodied()
+        actor = embodied.actor(context, ppo_epochs=5, target_kl=1e-9)
+        batch = embodied.batch()
+        batch = replace(batch, **actor.evaluate(batch), advantages=torch.randn(2, 4), returns=torch.randn(2, 4))
+        metrics = actor.update(batch.flatten(), 0)
+        assert metrics["actor/early_stopped"] == 1
+        assert metrics["actor/optimizer_steps"] == 2  # of 5, one per epoch

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rl_platform.config.batch_rules import broken_batch_rules
 from rl_platform.config.describe import field_at, walk
 from rl_platform.config.effects import idle_keys
 
@@ -49,6 +50,14 @@ BROKEN = [
     ("embodied", ["actor.optim.lr_warmup_steps=100"], "actor.optim.lr_warmup_steps", "never end"),
     ("embodied", ["actor.optim={lr_schedule: linear, min_lr: 1}"], "actor.optim.min_lr", "lies above its start"),
     ("reasoning", ["algorithm.policy_training_start_step=100"], "algorithm.policy_training_start_step", "never train"),
+    ("embodied", ["algorithm.use_pf_ppo=true"], "algorithm.use_pf_ppo", "whole responses"),
+    ("reasoning", ["algorithm.dynamic_sampling={}"], "algorithm.dynamic_sampling", "one sample per prompt never does"),
+    (
+        "reasoning",
+        ["algorithm.dynamic_sampling={}", "algorithm.group_size=2", "rollout.sampling.temperature=0"],
+        "algorithm.dynamic_sampling",
+        "greedy",
+    ),
     ("embodied", ["runner.resume=nowhere"], "runner.resume", "no checkpoint"),
     ("reasoning", [REASONING], f"{PLACED}.actor,critic,rollout,reward,reference", "no KL term is on"),
     ("reasoning", ["algorithm.use_kl_loss=true"], PLACED, "reference without a place"),
@@ -116,9 +125,18 @@ PASSES = [
     ("reasoning", ["reward.type=my_package.rewards:score", "actor.max_tokens_per_micro_batch=320"]),
     ("reasoning", [TINY, "critic.model.path=other", "rollout.sampling.max_new_tokens=64"]),
     ("reasoning", ["data.task={type: jsonl, path: x, prompt_column: q}"]),
+    ("reasoning", ["algorithm.dynamic_sampling={max_rounds: 3, surplus: drop}", "algorithm.group_size=2"]),
+    ("reasoning", ["algorithm.use_pf_ppo=true", "algorithm.pf_ppo={power: 3, mode: weight}"]),
+    ("reasoning", ["algorithm.target_kl=0.1", "algorithm.ppo_epochs=2"]),
+    ("reasoning", ["algorithm.target_kl=0.1", "data.mini_batch_size=32"]),
+    ("embodied", ["algorithm.target_kl=0.1"]),
 ]
 
 WITHOUT_EFFECT = [
+    ("reasoning", "algorithm.pf_ppo.power=3", "algorithm.pf_ppo"),
+    ("reasoning", "algorithm.target_kl=0.1", "algorithm.target_kl"),
+    ("embodied", "algorithm.dynamic_sampling={}", "algorithm.dynamic_sampling"),
+    ("embodied", "algorithm.pf_ppo.mode=weight", "algorithm.pf_ppo"),
     ("reasoning", "env.num_envs=8", "env"),
     ("reasoning", "actor.model.hidden_sizes=[8]", "actor.model.hidden_sizes"),
     ("reasoning", "data.task.name=x", "data.task.name"),
@@ -214,6 +232,38 @@ def test_switched_off_parts_of_normalisation_and_kl(problems: Any) -> None:
     on = ["algorithm.use_kl_in_reward=true", REASONING]
     assert list(problems("reasoning", *on, "algorithm.kl_ctrl.horizon=5")) == ["algorithm.kl_ctrl.horizon"]
     assert list(problems("reasoning", *on, "algorithm.kl_ctrl.kl_coef=5")) == []
+
+
+def test_switched_off_parts_of_pf_ppo(problems: Any) -> None:
+    on = ["algorithm.use_pf_ppo=true", "algorithm.pf_ppo.method=max_min"]
+    assert list(problems("reasoning", *on)) == []
+    assert list(problems("reasoning", *on, "algorithm.pf_ppo.power=3")) == ["algorithm.pf_ppo.power"]
+
+
+def test_pf_ppo_breaks_up_groups(load: Any) -> None:
+    config = load("reasoning", "algorithm.use_pf_ppo=true").config
+    grouped = config.algorithm.model_copy(update={"adv_type": "grpo"})
+    (broken,) = broken_batch_rules(config.model_copy(update={"algorithm": grouped}))
+    assert broken.key == "algorithm.use_pf_ppo"
+    assert "break up groups" in broken.message
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("algorithm.pf_ppo.power=0", "above 0"),
+        ("algorithm.pf_ppo.method=best", "max_random"),
+        ("algorithm.dynamic_sampling.max_rounds=0", "at least 1"),
+        ("algorithm.dynamic_sampling.tolerance=-1", "at least 0"),
+        ("algorithm.dynamic_sampling.on_exhausted=stop", "fill_with_rejected"),
+        ("algorithm.dynamic_sampling.surplus=keep", "carry"),
+        ("algorithm.target_kl=0", "above 0"),
+    ],
+)
+def test_values_out_of_range(problems: Any, override: str, words: str) -> None:
+    switches = ["algorithm.use_pf_ppo=true", "algorithm.group_size=2", "algorithm.ppo_epochs=2"]
+    found = problems("reasoning", *switches, override)[override.partition("=")[0]]
+    assert words in found.allowed
 
 
 def test_a_misspelt_switch_is_not_followed_by_guesses(problems: Any) -> None:
