@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rl_platform.algorithms.aggregation import Denominators, aggregate, select
-from rl_platform.algorithms.kl import kl_estimate
+from rl_platform.algorithms.kl import kl_loss_estimate
 from rl_platform.algorithms.metrics import Metrics, Names, Sums
 from rl_platform.config.algorithm import Algorithm
 from rl_platform.records import RolloutBatch
@@ -190,7 +190,14 @@ def _actor_loss(
         loss = loss - bonus * entropy if bonus else loss
     if algorithm.use_kl_loss:
         assert batch.reference_log_probs is not None
-        kl = kl_estimate(outputs.log_probs, batch.reference_log_probs, mask, algorithm.kl_loss_type)
+        kl = kl_loss_estimate(
+            outputs.log_probs,
+            batch.log_probs,
+            batch.reference_log_probs,
+            mask,
+            algorithm.kl_loss_type,
+            algorithm.kl_loss_grad,
+        )
         terms["actor/kl_loss"] = aggregate(kl, mask, denominators, algorithm.loss_agg_func)
         loss = loss + algorithm.kl_loss_coef * terms["actor/kl_loss"]
     terms["actor/loss"] = loss

@@ -9,6 +9,11 @@ from pydantic import Field
 from rl_platform.config.base import Section
 
 KLEstimator = Literal["k1", "kl", "abs", "k2", "mse", "k3", "low_var_kl"]
+# In a loss the estimator may have a '+': its own value with the gradient of k2.
+KLLossEstimator = Literal[
+    "k1", "kl", "abs", "k2", "mse", "k3", "low_var_kl", "k1+", "kl+", "abs+", "k3+", "low_var_kl+"
+]
+KLGradient = Literal["path", "k2", "score"]
 LossAggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
 
@@ -59,7 +64,11 @@ class Algorithm(Section):
     kl_ctrl: KLControl = Field(default_factory=KLControl, description="its coefficient")
     use_kl_loss: bool = Field(default=False, description="add a KL term to the actor loss")
     kl_loss_coef: float = Field(default=0.001, ge=0, description="its coefficient")
-    kl_loss_type: KLEstimator = Field(default="k3", description="its estimator")
+    kl_loss_type: KLLossEstimator = Field(default="k3", description="its estimator; + has the gradient of k2")
+    kl_loss_grad: KLGradient = Field(
+        default="path", description="its gradient: the estimator's own, that of k2 (as +), or of its expectation"
+    )
+    allow_both_kl: bool = Field(default=False, description="accept the KL in the reward and in the loss at once")
 
     rollout_micro_batch_size: int | None = Field(
         default=None, ge=1, description="rows per forward of the rollout policy; null: all that wait"

@@ -98,8 +98,10 @@ class _Rules:
     def kl(self) -> None:
         algorithm = self.config.algorithm
         reward, loss, task = "algorithm.use_kl_in_reward", "algorithm.use_kl_loss", "runner.task_type"
-        if algorithm.use_kl_in_reward and algorithm.use_kl_loss:
-            self.fail(loss, "the KL is already in the reward; in both places it would count twice", reward)
+        both = "algorithm.allow_both_kl"
+        if algorithm.use_kl_in_reward and algorithm.use_kl_loss and not algorithm.allow_both_kl:
+            message = "the KL is already in the reward; in both places it would count twice"
+            self.fail(loss, message, reward, both, hint=f"if you want that: {both}: true")
         if algorithm.use_kl_in_reward and algorithm.kl_ctrl.type == "adaptive" and algorithm.kl_ctrl.kl_coef == 0:
             message = "an adaptive coefficient is multiplied at each step: from 0 it never moves"
             self.fail("algorithm.kl_ctrl.kl_coef", message, "algorithm.kl_ctrl.type", reward)

@@ -108,8 +108,13 @@ def _kl(config: Config) -> Iterator[Idle]:
         for name in ("horizon", "target_kl"):
             yield Idle(f"algorithm.kl_ctrl.{name}", f"only {control} adaptive reacts to the KL", (control,))
     if not algorithm.use_kl_loss:
-        for name in ("kl_loss_coef", "kl_loss_type"):
+        for name in ("kl_loss_coef", "kl_loss_type", "kl_loss_grad"):
             yield Idle(f"algorithm.{name}", f"{loss} is off", (loss,))
+    elif algorithm.kl_loss_type.endswith("+"):
+        kind = "algorithm.kl_loss_type"
+        yield Idle("algorithm.kl_loss_grad", f"the + of {kind} says it: the gradient is that of k2", (kind,))
+    if not (algorithm.use_kl_in_reward and algorithm.use_kl_loss):
+        yield Idle("algorithm.allow_both_kl", f"{reward} and {loss} are not both on", (reward, loss))
     if not algorithm.needs_reference:
         yield Idle("reference", f"no KL term is on ({reward}, {loss})", (reward, loss))
 

@@ -163,6 +163,7 @@ _TABLES: dict[str, str] = {
         eps_clip_c | algorithm.clip_ratio_c
         entropy_coef | algorithm.entropy_bonus
         num_critic_only_steps | algorithm.policy_training_start_step
+        use_unbiased_kl | algorithm.kl_loss_grad | true there is score here
         calculate_per_token_loss | algorithm.loss_agg_func | token-mean here; without it seq-mean-token-mean
         n_samples_per_prompt | algorithm.group_size
         rollout_batch_size | data.train_batch_size

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from rl_platform.algorithms.card import algorithm_card
@@ -40,6 +42,23 @@ def test_reasoning_card() -> None:
     assert "in the actor loss: k3" in card["KL to the reference"]
     assert card["old log-probs"].startswith("recomputed")
     assert card["critic warm-up"].startswith("exactly 3 PPO steps")
+
+
+def test_the_gradient_of_the_kl_loss_is_told() -> None:
+    def kl(**keys: Any) -> str:
+        algorithm = Algorithm(use_kl_loss=True, kl_loss_coef=0.5, **keys)
+        return dict(algorithm_card(algorithm, rows_per_rollout=64, mini_batch_size=64, task_type="reasoning"))[
+            "KL to the reference"
+        ]
+
+    assert kl() == "in the actor loss: k3, coefficient 0.5, its plain gradient"
+    assert (
+        kl(kl_loss_type="k3+")
+        == kl(kl_loss_grad="k2")
+        == "in the actor loss: k3, coefficient 0.5, with the gradient of k2"
+    )
+    assert "times the ratio to the old policy" in kl(kl_loss_grad="score")
+    assert kl(use_kl_in_reward=True, allow_both_kl=True).endswith("; both on purpose")
 
 
 @pytest.mark.parametrize(

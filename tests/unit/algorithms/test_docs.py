@@ -5,14 +5,14 @@ from typing import get_args
 
 import pytest
 
-from rl_platform.config.algorithm import Algorithm, KLControl, KLEstimator, LossAggregation
+from rl_platform.config.algorithm import Algorithm, KLControl, KLGradient, KLLossEstimator, LossAggregation
 
 TEXT = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text(encoding="utf-8")
 
 
 FIELDS = {name: field for name, field in Algorithm.model_fields.items() if name != "kl_ctrl"}
 FIELDS |= {f"kl_ctrl.{name}": field for name, field in KLControl.model_fields.items()}
-CHOICES = [*get_args(KLEstimator), *get_args(LossAggregation)]
+CHOICES = [*get_args(KLLossEstimator), *get_args(KLGradient), *get_args(LossAggregation)]
 
 
 @pytest.mark.parametrize("key", FIELDS)

@@ -118,6 +118,15 @@ def test_kl_in_reward_does_not_count_observation_tokens() -> None:
     assert torch.equal(penalized, rewards)
 
 
+def test_plus_names_of_the_kl_loss_are_implemented() -> None:
+    """Value of the estimator, gradient of k2; a suffix that is not stripped ends in an error."""
+    log_probs = torch.tensor([[-3.0]], requires_grad=True)
+    for name, value in (("k1+", -3.0), ("k3+", 16.085537), ("low_var_kl+", 16.085537)):
+        kl = kl_estimate(log_probs, torch.zeros(1, 1), None, name)
+        (gradient,) = torch.autograd.grad(kl.sum(), log_probs)
+        assert (kl.item(), gradient.item()) == pytest.approx((value, -3.0))
+
+
 def test_k3_as_a_loss_still_holds_back_the_tokens_that_drifted_most() -> None:
     """With an output clip at 10 the gradient would be zero beyond a drift of -2.6."""
     log_probs = torch.tensor([[-4.0]], requires_grad=True)

@@ -51,6 +51,18 @@ BROKEN = [
     ),
     (
         "reasoning",
+        [REASONING, "algorithm.use_kl_loss=true", "algorithm.kl_loss_type=k3+", "algorithm.kl_loss_grad=score"],
+        "algorithm.kl_loss_grad",
+        "the gradient is that of k2",
+    ),
+    (
+        "reasoning",
+        [REASONING, "algorithm.use_kl_loss=true", "algorithm.allow_both_kl=true"],
+        "algorithm.allow_both_kl",
+        "not both on",
+    ),
+    (
+        "reasoning",
         [REASONING, "algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl={type: adaptive, kl_coef: 0}"],
         "algorithm.kl_ctrl.kl_coef",
         "never moves",
@@ -95,6 +107,11 @@ PASSES = [
     ("embodied", ["critic.use_critic_model=false", "data.task=null", "algorithm.loss_agg_horizon=null"]),
     ("reasoning", [REASONING, "algorithm.use_kl_loss=true", "algorithm.kl_loss_type=k2", "reference.group_name=r"]),
     ("reasoning", [REASONING, "algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl={type: adaptive, horizon: 9}"]),
+    (
+        "reasoning",
+        [REASONING, "algorithm={use_kl_in_reward: true, use_kl_loss: true, allow_both_kl: true, kl_loss_grad: score}"],
+    ),
+    ("reasoning", [REASONING, "algorithm.use_kl_loss=true", "algorithm.kl_loss_type=low_var_kl+"]),
     ("reasoning", ["algorithm.group_size=2", "data.train_batch_size=32"]),
     ("reasoning", ["reward.type=my_package.rewards:score", "actor.max_tokens_per_micro_batch=320"]),
     ("reasoning", [TINY, "critic.model.path=other", "rollout.sampling.max_new_tokens=64"]),
@@ -109,6 +126,7 @@ WITHOUT_EFFECT = [
     ("reasoning", "algorithm.kl_ctrl.kl_coef=0.1", "algorithm.kl_ctrl"),
     ("reasoning", "algorithm.kl_penalty=k1", "algorithm.kl_penalty"),
     ("reasoning", "algorithm.kl_loss_coef=0.1", "algorithm.kl_loss_coef"),
+    ("reasoning", "algorithm.kl_loss_grad=k2", "algorithm.kl_loss_grad"),
     ("reasoning", "algorithm.loss_agg_horizon=9", "algorithm.loss_agg_horizon"),
     ("reasoning", "critic.optim.min_lr=0", "critic.optim.min_lr"),
     ("embodied", "data.task.type=digits", "data.task"),
