@@ -30,6 +30,7 @@ def algorithm_card(
     steps = rows_per_rollout // mini_batch_size
     return [
         ("advantages", _advantages(algorithm)),
+        *([("rewards", _rewards(algorithm))] if task_type == "reasoning" else []),
         ("policy loss", _policy_loss(algorithm)),
         ("value loss", _value_loss(algorithm)),
         ("loss is divided by", _denominators(algorithm)),
@@ -70,6 +71,24 @@ def _value_loss(algorithm: Algorithm) -> str:
 def _denominators(algorithm: Algorithm) -> str:
     horizon = "(longest response)" if algorithm.loss_agg_horizon is None else str(algorithm.loss_agg_horizon)
     return f"{algorithm.loss_agg_func}: {DENOMINATORS[algorithm.loss_agg_func].format(horizon=horizon)}"
+
+
+def _rewards(algorithm: Algorithm) -> str:
+    scaling, overlong = algorithm.reward_scaling, algorithm.overlong
+    parts = ["the score"]
+    if scaling is not None:
+        source, target = (scaling.source_min, scaling.source_max), (scaling.target_min, scaling.target_max)
+        parts.append("clipped to [{:g}, {:g}] and mapped to [{:g}, {:g}]".format(*source, *target))
+    if overlong.stop_properly_coef is not None:
+        parts.append(f"times {overlong.stop_properly_coef:g} if truncated")
+    if overlong.buffer_length is not None:
+        limit = "the longest response" if overlong.max_length is None else f"{overlong.max_length} tokens"
+        parts.append(f"minus up to {overlong.penalty:g} over the last {overlong.buffer_length} tokens before {limit}")
+    if overlong.filter:
+        parts.append("truncated responses do not count")
+    if algorithm.reward_whitening:
+        parts.append("scaled to unit variance over the rollout batch, the mean kept")
+    return ", ".join([*parts, "on the last action of the response"])
 
 
 def _kl(algorithm: Algorithm) -> str:

@@ -26,6 +26,29 @@ class KLControl(Section):
     target_kl: float = Field(default=0.1, gt=0, description="adaptive: the KL aimed at")
 
 
+class RewardScaling(Section):
+    """`algorithm.reward_scaling`: a linear map of scores; those outside the source range are clipped and counted."""
+
+    source_min: float = Field(default=0.0, description="score that becomes target_min")
+    source_max: float = Field(default=1.0, description="score that becomes target_max")
+    target_min: float = Field(default=-1.0, description="lowest reward")
+    target_max: float = Field(default=1.0, description="highest reward")
+
+
+class Overlong(Section):
+    """`algorithm.overlong`: what happens to responses that are too long, or are cut at the length limit."""
+
+    buffer_length: int | None = Field(
+        default=None, ge=1, description="soft punishment over the last tokens before max_length; null: off"
+    )
+    penalty: float = Field(default=1.0, gt=0, description="soft punishment at max_length and beyond")
+    max_length: int | None = Field(default=None, ge=1, description="where it is full; null: data.max_response_length")
+    stop_properly_coef: float | None = Field(
+        default=None, ge=0, lt=1, description="factor on rewards of truncated responses; null: off"
+    )
+    filter: bool = Field(default=False, description="truncated responses do not count")
+
+
 class Algorithm(Section):
     """`algorithm`: estimator, losses and schedule of PPO."""
 
@@ -69,6 +92,10 @@ class Algorithm(Section):
         default="path", description="its gradient: the estimator's own, that of k2 (as +), or of its expectation"
     )
     allow_both_kl: bool = Field(default=False, description="accept the KL in the reward and in the loss at once")
+
+    reward_scaling: RewardScaling | None = Field(default=None, description="map scores to another range; null: off")
+    overlong: Overlong = Field(default_factory=Overlong, description="rewards of long and truncated responses")
+    reward_whitening: bool = Field(default=False, description="scale rewards to unit variance over the rollout batch")
 
     rollout_micro_batch_size: int | None = Field(
         default=None, ge=1, description="rows per forward of the rollout policy; null: all that wait"

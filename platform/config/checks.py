@@ -14,6 +14,7 @@ from typing import Any
 from rl_platform.config.components import Model, Optim, Sampling
 from rl_platform.config.effects import CRITIC_ESTIMATORS, idle_keys
 from rl_platform.config.explain import show
+from rl_platform.config.reward_rules import broken_reward_rules
 from rl_platform.config.schema import Config
 from rl_platform.config.suggest import nearest
 from rl_platform.errors import Problem
@@ -48,6 +49,8 @@ def check(
         rules.embodied()
     else:
         rules.reasoning()
+        for broken in broken_reward_rules(config):
+            rules.fail(broken.key, broken.message, *broken.involved, hint=broken.hint)
     rules.without_effect(written)
     return rules.problems
 

@@ -40,7 +40,7 @@ def has_values(config: Config) -> bool:
 def idle_keys(config: Config) -> list[Idle]:
     """All keys and sections without effect in this config. A section may be listed beside keys inside it."""
     task = _embodied(config) if config.runner.task_type == "embodied" else _reasoning(config)
-    return [*task, *_losses(config), *_kl(config), *_optimizers(config)]
+    return [*task, *_losses(config), *_kl(config), *_rewards(config), *_optimizers(config)]
 
 
 def _embodied(config: Config) -> Iterator[Idle]:
@@ -49,6 +49,9 @@ def _embodied(config: Config) -> Iterator[Idle]:
     for name in ("backend", "sampling", "val_sampling", "max_running_requests"):
         yield Idle(f"rollout.{name}", "embodied policies choose actions and generate no text")
     yield Idle("reward", "embodied rewards come from the environment")
+    yield Idle("algorithm.reward_scaling", "it maps the scores of responses; see env.normalize_rewards")
+    yield Idle("algorithm.reward_whitening", "it scales the scores of responses; see env.normalize_rewards")
+    yield Idle("algorithm.overlong", "embodied episodes have no responses with a length")
     for name in ("max_epochs", "log_samples"):
         yield Idle(f"runner.{name}", "embodied training has no data set and no texts")
     for name in ("path", "random_init", "tokenizer"):
@@ -117,6 +120,13 @@ def _kl(config: Config) -> Iterator[Idle]:
         yield Idle("algorithm.allow_both_kl", f"{reward} and {loss} are not both on", (reward, loss))
     if not algorithm.needs_reference:
         yield Idle("reference", f"no KL term is on ({reward}, {loss})", (reward, loss))
+
+
+def _rewards(config: Config) -> Iterator[Idle]:
+    if config.algorithm.overlong.buffer_length is None:
+        switch = "algorithm.overlong.buffer_length"
+        for name in ("penalty", "max_length"):
+            yield Idle(f"algorithm.overlong.{name}", f"{switch} is null: no soft punishment", (switch,))
 
 
 def _optimizers(config: Config) -> Iterator[Idle]:

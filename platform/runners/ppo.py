@@ -113,7 +113,8 @@ class PPO:
         """All of PPO step `step` (from 0) after collection. Raises Diverged when no action in the batch counts."""
         if not bool(batch.mask.any()):
             raise Diverged(
-                f"step {step}: no action of the rollout counts (all were masked out), so there is nothing to learn from"
+                f"step {step}: no action of the rollout counts, so there is nothing to learn from: all responses were "
+                "masked out, without a score or truncated (algorithm.overlong.filter)"
             )
         batch, metrics = self._estimate(batch)
         metrics |= rollout_metrics(batch)

@@ -44,6 +44,20 @@ def test_reasoning_card() -> None:
     assert card["critic warm-up"].startswith("exactly 3 PPO steps")
 
 
+def test_rewards_are_told_in_their_order() -> None:
+    def rewards(**keys: Any) -> str:
+        card = algorithm_card(Algorithm(**keys), rows_per_rollout=64, mini_batch_size=64, task_type="reasoning")
+        return dict(card)["rewards"]
+
+    assert rewards() == "the score, on the last action of the response"
+    assert rewards(reward_scaling={}, overlong={"buffer_length": 64, "filter": True}, reward_whitening=True) == (
+        "the score, clipped to [0, 1] and mapped to [-1, 1], minus up to 1 over the last 64 tokens before the longest "
+        "response, truncated responses do not count, scaled to unit variance over the rollout batch, the mean kept, "
+        "on the last action of the response"
+    )
+    assert "times 0.5 if truncated" in rewards(overlong={"stop_properly_coef": 0.5})
+
+
 def test_the_gradient_of_the_kl_loss_is_told() -> None:
     def kl(**keys: Any) -> str:
         algorithm = Algorithm(use_kl_loss=True, kl_loss_coef=0.5, **keys)
@@ -81,6 +95,11 @@ def test_the_gradient_of_the_kl_loss_is_told() -> None:
         {"policy_training_start_step": 1},
         {"use_kl_in_reward": True},
         {"use_kl_loss": True},
+        {"reward_scaling": {}},
+        {"reward_whitening": True},
+        {"overlong": {"buffer_length": 64}},
+        {"overlong": {"stop_properly_coef": 0.5}},
+        {"overlong": {"filter": True}},
     ],
     ids=lambda change: next(iter(change)),
 )

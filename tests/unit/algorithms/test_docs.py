@@ -5,13 +5,16 @@ from typing import get_args
 
 import pytest
 
-from rl_platform.config.algorithm import Algorithm, KLControl, KLGradient, KLLossEstimator, LossAggregation
+from rl_platform.config.algorithm import Algorithm, KLGradient, KLLossEstimator, LossAggregation
+from rl_platform.config.describe import section_of, walk
 
 TEXT = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text(encoding="utf-8")
 
 
-FIELDS = {name: field for name, field in Algorithm.model_fields.items() if name != "kl_ctrl"}
-FIELDS |= {f"kl_ctrl.{name}": field for name, field in KLControl.model_fields.items()}
+# A section that is on by being there has a row of its own, one that is always there has only those of its keys.
+FIELDS = {
+    name: field for name, field in walk(Algorithm) if section_of(field.annotation) is None or field.default is None
+}
 CHOICES = [*get_args(KLLossEstimator), *get_args(KLGradient), *get_args(LossAggregation)]
 
 
