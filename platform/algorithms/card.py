@@ -17,6 +17,7 @@ DENOMINATORS = {
     "seq-mean-token-sum-norm": "sequences of the mini-batch with an active position, times the horizon {horizon}",
 }
 KL_GRADIENTS = {
+    "full": "over the whole vocabulary",
     "path": "its plain gradient",
     "k2": "with the gradient of k2",
     "score": "times the ratio to the old policy: the gradient of its expectation",
@@ -98,9 +99,9 @@ def _kl(algorithm: Algorithm) -> str:
         adaptive = f", adaptive to {control.target_kl:g}" if control.type == "adaptive" else ""
         parts.append(f"in the reward: {algorithm.kl_penalty}, coefficient {control.kl_coef:g}{adaptive}")
     if algorithm.use_kl_loss:
-        gradient = "k2" if algorithm.kl_loss_type.endswith("+") else algorithm.kl_loss_grad
-        name, coefficient = algorithm.kl_loss_type.removesuffix("+"), algorithm.kl_loss_coef
-        parts.append(f"in the actor loss: {name}, coefficient {coefficient:g}, {KL_GRADIENTS[gradient]}")
+        kind, coefficient = algorithm.kl_loss_type, algorithm.kl_loss_coef
+        gradient = KL_GRADIENTS["full" if kind == "full" else "k2" if kind.endswith("+") else algorithm.kl_loss_grad]
+        parts.append(f"in the actor loss: {kind.removesuffix('+')}, coefficient {coefficient:g}, {gradient}")
     if len(parts) > 1 and algorithm.allow_both_kl:
         parts.append("both on purpose")
     return "; ".join(parts) or "none"

@@ -81,6 +81,16 @@ def kl_loss_estimate(
             return log_ratio.clamp(-EXPONENT_LIMIT, EXPONENT_LIMIT).exp() * kl
 
 
+def full_kl(logits: Tensor, reference_logits: Tensor) -> Tensor:
+    """KL(pi || pi_ref) = sum_v pi(v) (log pi(v) - log pi_ref(v)) [K] from logits [K,V], with gradient to `logits`.
+
+    Both are divided by the same temperature beforehand. In logit v the gradient is
+    pi(v) (log pi(v) - log pi_ref(v) - KL).
+    """
+    log_probs, reference = logits.log_softmax(dim=-1), reference_logits.log_softmax(dim=-1)
+    return (log_probs.exp() * (log_probs - reference)).sum(dim=-1)
+
+
 def sequence_mean_kl(kl: Tensor, mask: Tensor) -> float:
     """Mean over the rows with an action of each row's mean K, for the adaptive controller. `kl`, `mask` [B,T]."""
     lengths = mask.sum(dim=1)

@@ -10,9 +10,10 @@ from rl_platform.config.base import Section
 
 KLEstimator = Literal["k1", "kl", "abs", "k2", "mse", "k3", "low_var_kl"]
 # In a loss the estimator may have a '+': its own value with the gradient of k2.
-KLLossEstimator = Literal[
-    "k1", "kl", "abs", "k2", "mse", "k3", "low_var_kl", "k1+", "kl+", "abs+", "k3+", "low_var_kl+"
-]
+KLLossEstimator = Literal[KLEstimator, "k1+", "kl+", "abs+", "k3+", "low_var_kl+"]
+# full: no estimate from the sampled token, but the sum over the vocabulary
+KLPenalty = Literal[KLEstimator, "full"]
+KLLossType = Literal[KLLossEstimator, "full"]
 KLGradient = Literal["path", "k2", "score"]
 LossAggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
@@ -83,11 +84,11 @@ class Algorithm(Section):
     policy_training_start_step: int = Field(default=0, ge=0, description="steps that train only the critic")
 
     use_kl_in_reward: bool = Field(default=False, description="subtract a KL penalty to the reference from the reward")
-    kl_penalty: KLEstimator = Field(default="k1", description="its estimator")
+    kl_penalty: KLPenalty = Field(default="k1", description="its estimator")
     kl_ctrl: KLControl = Field(default_factory=KLControl, description="its coefficient")
     use_kl_loss: bool = Field(default=False, description="add a KL term to the actor loss")
     kl_loss_coef: float = Field(default=0.001, ge=0, description="its coefficient")
-    kl_loss_type: KLLossEstimator = Field(default="k3", description="its estimator; + has the gradient of k2")
+    kl_loss_type: KLLossType = Field(default="k3", description="its estimator; + has the gradient of k2")
     kl_loss_grad: KLGradient = Field(
         default="path", description="its gradient: the estimator's own, that of k2 (as +), or of its expectation"
     )
@@ -107,6 +108,14 @@ class Algorithm(Section):
     @property
     def critic_epochs(self) -> int:
         return self.critic_ppo_epochs if self.critic_ppo_epochs is not None else self.ppo_epochs
+
+    @property
+    def full_kl_in_reward(self) -> bool:
+        return self.use_kl_in_reward and self.kl_penalty == "full"
+
+    @property
+    def full_kl_in_loss(self) -> bool:
+        return self.use_kl_loss and self.kl_loss_type == "full"
 
     @property
     def needs_reference(self) -> bool:

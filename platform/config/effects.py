@@ -116,6 +116,9 @@ def _kl(config: Config) -> Iterator[Idle]:
     elif algorithm.kl_loss_type.endswith("+"):
         kind = "algorithm.kl_loss_type"
         yield Idle("algorithm.kl_loss_grad", f"the + of {kind} says it: the gradient is that of k2", (kind,))
+    elif algorithm.kl_loss_type == "full":
+        kind = "algorithm.kl_loss_type"
+        yield Idle("algorithm.kl_loss_grad", f"{kind} full has one gradient, the exact one", (kind,))
     if not (algorithm.use_kl_in_reward and algorithm.use_kl_loss):
         yield Idle("algorithm.allow_both_kl", f"{reward} and {loss} are not both on", (reward, loss))
     if not algorithm.needs_reference:

@@ -131,8 +131,8 @@ class PPO:
         """The batch with log-probs, values, advantages and returns."""
         metrics: Metrics = {}
         for name, group in (
+            ("reference", self.learners.reference),  # first: a full KL is measured by the actor, from its states
             ("log-probs", self.learners.actor),
-            ("reference", self.learners.reference),
             ("values", self.learners.critic),
         ):
             if group is not None:
@@ -147,11 +147,14 @@ class PPO:
                 batch.mask,
                 coefficient,
                 self.algorithm.kl_penalty,
+                batch.full_kl,
             )
             batch = replace(batch, rewards=rewards)
             measured = sequence_mean_kl(kl, batch.mask)
             self.kl_controller.update(measured, len(batch))
             metrics |= {"reward/kl": measured, "reward/kl_coef": coefficient}
+        if not self.algorithm.full_kl_in_loss:
+            batch = replace(batch, reference_states=None)  # large, and the updates would compare to it for nothing
         with self.reporter.phase("advantages"):
             estimated, returns = advantages(batch, self.algorithm)
         return replace(batch, advantages=estimated, returns=returns), metrics

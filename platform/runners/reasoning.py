@@ -52,6 +52,9 @@ class ReasoningTask:
         if config.algorithm.needs_reference:
             components["reference"] = LanguageReference
         self.groups = runtime.start({name: ComponentSpec(cls, {"config": config}) for name, cls in components.items()})
+        if config.algorithm.full_kl_in_reward or config.algorithm.full_kl_in_loss:
+            head = self.groups["reference"].head().wait()[0]
+            self.groups["actor"].receive_reference_head(head).wait()
         self.warned_of_clipped_scores = False
         self.learners = Learners(self.groups["actor"], self.groups.get("critic"), self.groups.get("reference"))
 

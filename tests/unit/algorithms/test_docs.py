@@ -5,7 +5,7 @@ from typing import get_args
 
 import pytest
 
-from rl_platform.config.algorithm import Algorithm, KLGradient, KLLossEstimator, LossAggregation
+from rl_platform.config.algorithm import Algorithm, KLGradient, KLLossType, LossAggregation
 from rl_platform.config.describe import section_of, walk
 
 TEXT = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text(encoding="utf-8")
@@ -15,7 +15,7 @@ TEXT = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text(encoding
 FIELDS = {
     name: field for name, field in walk(Algorithm) if section_of(field.annotation) is None or field.default is None
 }
-CHOICES = [*get_args(KLLossEstimator), *get_args(KLGradient), *get_args(LossAggregation)]
+CHOICES = [*get_args(KLLossType), *get_args(KLGradient), *get_args(LossAggregation)]
 
 
 @pytest.mark.parametrize("key", FIELDS)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rl_platform.algorithms.kl import (
     AdaptiveKLController,
     FixedKLController,
+    full_kl,
     kl_controller,
     kl_estimate,
     kl_loss_estimate,
@@ -163,6 +164,26 @@ def test_the_score_form_is_right_off_policy_too(estimator: str) -> None:
     expectation.backward()
     torch.testing.assert_close(expectation.item(), 0.266217, rtol=0, atol=1e-6)
     torch.testing.assert_close(logits.grad, torch.tensor(OF_KL, dtype=torch.float64), rtol=0, atol=1e-6)
+
+
+def test_full_kl() -> None:
+    logits = torch.tensor([[2.0, 1.0, 0.0], [5.0, 5.0, 5.0]], requires_grad=True)
+    kl = full_kl(logits, torch.tensor([[1.0, 1.0, 1.0], [-3.0, -3.0, -3.0]]))
+    kl.sum().backward()
+    torch.testing.assert_close(kl.detach(), torch.tensor([0.266217, 0.0]), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(logits.grad, torch.tensor([OF_KL, [0.0] * 3]), rtol=1e-5, atol=1e-6)
+    other_way = full_kl(torch.ones(1, 3), torch.tensor([[2.0, 1.0, 0.0]]))
+    assert other_way.item() == pytest.approx(0.308994, rel=1e-5)
+
+
+@given(st.integers(0, 10_000))
+def test_full_kl_is_what_the_sampled_estimators_estimate(seed: int) -> None:
+    logits, reference = torch.randn(2, 4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    exact = full_kl(logits, reference)
+    log_probs = logits.log_softmax(-1)
+    for estimator in ("k1", "k3"):
+        kl = kl_estimate(log_probs, reference.log_softmax(-1), None, estimator)
+        torch.testing.assert_close((log_probs.exp() * kl).sum(-1), exact)
 
 
 def test_mean_over_sequences_of_the_means_over_tokens() -> None:

@@ -279,6 +279,16 @@ def test_gradient_of_the_kl_term(keys: dict[str, Any], gradient: float) -> None:
     assert (found[1] - found[0])[0, 2].item() == pytest.approx(gradient / 6, rel=1e-4)
 
 
+def test_full_kl_of_the_model_is_a_term_of_the_loss() -> None:
+    log_probs, batch = end_to_end()
+    kl = torch.full((3, 4), 0.5).masked_fill(~batch.mask, math.nan).requires_grad_()
+    algorithm = Algorithm(use_kl_loss=True, kl_loss_coef=0.1, kl_loss_type="full")
+    loss, metrics = actor_loss(ModelOutputs(log_probs, full_kl=kl), batch, Denominators.of(batch.mask, 4), algorithm)
+    loss.backward()
+    torch.testing.assert_close(kl.grad, 0.1 / 6 * batch.mask.float())
+    assert metrics.finalize()["actor/kl_loss"] == pytest.approx(0.5)
+
+
 def test_actor_critic_is_the_sum_of_both() -> None:
     outputs, batch = random_case(1)
     algorithm, denominators = Algorithm(**ALL_TERMS), Denominators.of(batch.mask, 5)

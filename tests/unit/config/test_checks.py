@@ -57,6 +57,12 @@ BROKEN = [
     ),
     (
         "reasoning",
+        [REASONING, "algorithm={use_kl_loss: true, kl_loss_type: full, kl_loss_grad: k2}"],
+        "algorithm.kl_loss_grad",
+        "the exact one",
+    ),
+    (
+        "reasoning",
         [REASONING, "algorithm.use_kl_loss=true", "algorithm.allow_both_kl=true"],
         "algorithm.allow_both_kl",
         "not both on",
@@ -182,6 +188,7 @@ PASSES = [
     ("reasoning", [REASONING, "algorithm.use_kl_loss=true", "algorithm.kl_loss_type=low_var_kl+"]),
     ("reasoning", ["algorithm.group_size=2", "data.train_batch_size=32"]),
     ("reasoning", ["algorithm.reward_scaling={}", "algorithm.reward_whitening=true"]),
+    ("reasoning", [REASONING, "algorithm={use_kl_loss: true, kl_loss_type: full}"]),
     ("reasoning", ["algorithm.overlong={buffer_length: 16, max_length: 48, penalty: 0.5, filter: true}"]),
     ("reasoning", ["algorithm.overlong.stop_properly_coef=0", "algorithm.reward_scaling.target_min=0"]),
     (

@@ -47,11 +47,16 @@ class Silent:
         return nullcontext()
 
 
-def make_ppo(**kl_ctrl: Any) -> PPO:
+def make_ppo(kl_penalty: str = "k1", **kl_ctrl: Any) -> PPO:
     config = Config(
         runner={"task_type": "reasoning"},
         cluster={"component_placement": {"actor,critic,rollout,reward,reference": "all"}},
-        algorithm={"use_kl_in_reward": True, "kl_ctrl": kl_ctrl, "gae_lambda": 1.0},
+        algorithm={
+            "use_kl_in_reward": True,
+            "kl_penalty": kl_penalty,
+            "kl_ctrl": kl_ctrl,
+            "gae_lambda": 1.0,
+        },
     )
     learners = Learners(
         actor=Group(log_probs=torch.full(SHAPE, -1.0)),
@@ -83,6 +88,16 @@ def test_a_rollout_uses_the_coefficient_from_before_its_own_kl() -> None:
     assert second["reward/kl_coef"] == pytest.approx(0.1 * (1 + 0.2 * 2 / 10))
     (trained, _) = ppo.learners.critic.trained_on
     torch.testing.assert_close(trained.returns[0], torch.tensor([0.91, 0.94, 0.97]))
+
+
+def test_a_full_kl_comes_from_the_actor_and_the_states_of_the_reference_go_no_further() -> None:
+    ppo = make_ppo(kl_penalty="full", kl_coef=0.1)
+    ppo.learners.reference.fields["reference_states"] = torch.zeros(*SHAPE, 4)
+    ppo.learners.actor.fields["full_kl"] = torch.full(SHAPE, 0.2)
+    assert ppo.update(make_batch(), 0)["reward/kl"] == pytest.approx(0.2)
+    (trained,) = ppo.learners.actor.trained_on
+    torch.testing.assert_close(trained.rewards[0], torch.tensor([-0.02, -0.02, 0.98]))
+    assert trained.reference_states is None
 
 
 def test_the_adaptive_coefficient_survives_a_checkpoint_of_the_runner() -> None:
