@@ -17,6 +17,12 @@ DENOMINATORS = {
     "seq-mean-token-mean": "length of each sequence, then sequences of the mini-batch with an active position",
     "seq-mean-token-sum-norm": "sequences of the mini-batch with an active position, times the horizon {horizon}",
 }
+KL_GRADIENTS = {
+    "full": "over the whole vocabulary",
+    "path": "its plain gradient",
+    "k2": "with the gradient of k2",
+    "score": "times the ratio to the old policy: the gradient of its expectation",
+}
 
 
 def algorithm_card(
@@ -34,6 +40,7 @@ def algorithm_card(
     steps = rows_per_rollout // mini_batch_size
     return [
         ("advantages", _advantages(algorithm)),
+        *([("rewards", _rewards(algorithm))] if task_type == "reasoning" else []),
         ("policy loss", _policy_loss(algorithm)),
         ("value loss", _value_loss(algorithm) if has_values else "none: there is no critic"),
         ("loss is divided by", _denominators(algorithm)),
@@ -120,6 +127,24 @@ def _denominators(algorithm: Algorithm) -> str:
     return f"{algorithm.loss_agg_func}: {DENOMINATORS[algorithm.loss_agg_func].format(horizon=horizon)}"
 
 
+def _rewards(algorithm: Algorithm) -> str:
+    scaling, overlong = algorithm.reward_scaling, algorithm.overlong
+    parts = ["the score"]
+    if scaling is not None:
+        source, target = (scaling.source_min, scaling.source_max), (scaling.target_min, scaling.target_max)
+        parts.append("clipped to [{:g}, {:g}] and mapped to [{:g}, {:g}]".format(*source, *target))
+    if overlong.stop_properly_coef is not None:
+        parts.append(f"times {overlong.stop_properly_coef:g} if truncated")
+    if overlong.buffer_length is not None:
+        limit = "the longest response" if overlong.max_length is None else f"{overlong.max_length} tokens"
+        parts.append(f"minus up to {overlong.penalty:g} over the last {overlong.buffer_length} tokens before {limit}")
+    if overlong.filter:
+        parts.append("truncated responses do not count")
+    if algorithm.reward_whitening:
+        parts.append("scaled to unit variance over the rollout batch, the mean kept")
+    return ", ".join([*parts, "on the last action of the response"])
+
+
 def _kl(algorithm: Algorithm) -> str:
     parts = []
     if algorithm.use_kl_in_reward:
@@ -127,9 +152,11 @@ def _kl(algorithm: Algorithm) -> str:
         adaptive = f", adaptive to {control.target_kl:g}" if control.type == "adaptive" else ""
         parts.append(f"in the reward: {algorithm.kl_penalty}, coefficient {control.kl_coef:g}{adaptive}")
     if algorithm.use_kl_loss:
-        parts.append(
-            f"in the actor loss: {algorithm.kl_loss_type}, coefficient {algorithm.kl_loss_coef:g}, its plain gradient"
-        )
+        kind, coefficient = algorithm.kl_loss_type, algorithm.kl_loss_coef
+        gradient = KL_GRADIENTS["full" if kind == "full" else "k2" if kind.endswith("+") else algorithm.kl_loss_grad]
+        parts.append(f"in the actor loss: {kind.removesuffix('+')}, coefficient {coefficient:g}, {gradient}")
+    if len(parts) > 1 and algorithm.allow_both_kl:
+        parts.append("both on purpose")
     return "; ".join(parts) or "none"
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rl_platform.algorithms.aggregation import Denominators, aggregate, select
-from rl_platform.algorithms.kl import kl_estimate
+from rl_platform.algorithms.kl import kl_loss_estimate
 from rl_platform.algorithms.metrics import Metrics, Names, Sums
 from rl_platform.config.algorithm import Algorithm
 from rl_platform.records import RolloutBatch
@@ -27,12 +27,15 @@ LOG_RATIO_LIMIT = 20.0
 class ModelOutputs:
     """What a training forward gives for a micro-batch, each [B,T] with gradient; None: the model was not asked for it.
 
-    log_probs: of the chosen action or token; entropy: of the distribution it came from; values: of the state before.
+    log_probs: of the chosen action or token; entropy: of the distribution it came from; values: of the state before;
+    full_kl: of that distribution to the reference's. states [B,T,H]: what a reference hands over for the full KL.
     """
 
     log_probs: Tensor | None = None
     entropy: Tensor | None = None
     values: Tensor | None = None
+    full_kl: Tensor | None = None
+    states: Tensor | None = None
 
 
 def policy_loss(
@@ -146,8 +149,8 @@ def actor_loss(
 ) -> tuple[Tensor, Metrics]:
     """Policy loss - entropy_bonus * entropy + kl_loss_coef * KL of a micro-batch: its part of the mini-batch's loss.
 
-    `batch` needs log_probs and advantages, and reference_log_probs with `use_kl_loss`; `outputs` log_probs, and entropy
-    with an `entropy_bonus`.
+    `batch` needs log_probs and advantages, and reference_log_probs with `use_kl_loss`; `outputs` log_probs, entropy
+    with an `entropy_bonus`, and full_kl with `kl_loss_type: full`.
     """
     return _actor_loss(outputs, batch, _mask(batch, denominators), denominators, algorithm)
 
@@ -203,12 +206,29 @@ def _actor_loss(
         terms["actor/entropy"] = entropy
         loss = loss - bonus * entropy if bonus else loss
     if algorithm.use_kl_loss:
-        assert batch.reference_log_probs is not None
-        kl = kl_estimate(outputs.log_probs, batch.reference_log_probs, mask, algorithm.kl_loss_type)
+        kl = _kl_term(outputs, batch, mask, algorithm)
         terms["actor/kl_loss"] = aggregate(kl, mask, denominators, algorithm.loss_agg_func)
         loss = loss + algorithm.kl_loss_coef * terms["actor/kl_loss"]
     terms["actor/loss"] = loss
     return loss, metrics.merge(_loss_metrics(terms, per_token, mask, denominators))
+
+
+def _kl_term(outputs: ModelOutputs, batch: RolloutBatch, mask: Tensor | None, algorithm: Algorithm) -> Tensor:
+    """[B,T], 0 outside `mask`."""
+    if algorithm.kl_loss_type == "full":
+        assert outputs.full_kl is not None
+        return select(outputs.full_kl, mask)
+    assert outputs.log_probs is not None
+    assert batch.log_probs is not None
+    assert batch.reference_log_probs is not None
+    return kl_loss_estimate(
+        outputs.log_probs,
+        batch.log_probs,
+        batch.reference_log_probs,
+        mask,
+        algorithm.kl_loss_type,
+        algorithm.kl_loss_grad,
+    )
 
 
 def _critic_loss(

@@ -9,6 +9,12 @@ from pydantic import Field
 from rl_platform.config.base import Section
 
 KLEstimator = Literal["k1", "kl", "abs", "k2", "mse", "k3", "low_var_kl"]
+# In a loss the estimator may have a '+': its own value with the gradient of k2.
+KLLossEstimator = Literal[KLEstimator, "k1+", "kl+", "abs+", "k3+", "low_var_kl+"]
+# full: no estimate from the sampled token, but the sum over the vocabulary
+KLPenalty = Literal[KLEstimator, "full"]
+KLLossType = Literal[KLLossEstimator, "full"]
+KLGradient = Literal["path", "k2", "score"]
 LossAggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
 
@@ -44,6 +50,29 @@ class DynamicSampling(Section):
     surplus: Literal["carry", "drop"] = Field(
         default="carry", description="kept groups beyond the step's: first of the next step, or dropped"
     )
+
+
+class RewardScaling(Section):
+    """`algorithm.reward_scaling`: a linear map of scores; those outside the source range are clipped and counted."""
+
+    source_min: float = Field(default=0.0, description="score that becomes target_min")
+    source_max: float = Field(default=1.0, description="score that becomes target_max")
+    target_min: float = Field(default=-1.0, description="lowest reward")
+    target_max: float = Field(default=1.0, description="highest reward")
+
+
+class Overlong(Section):
+    """`algorithm.overlong`: what happens to responses that are too long, or are cut at the length limit."""
+
+    buffer_length: int | None = Field(
+        default=None, ge=1, description="soft punishment over the last tokens before max_length; null: off"
+    )
+    penalty: float = Field(default=1.0, gt=0, description="soft punishment at max_length and beyond")
+    max_length: int | None = Field(default=None, ge=1, description="where it is full; null: data.max_response_length")
+    stop_properly_coef: float | None = Field(
+        default=None, ge=0, lt=1, description="factor on rewards of truncated responses; null: off"
+    )
+    filter: bool = Field(default=False, description="truncated responses do not count")
 
 
 class Algorithm(Section):
@@ -105,11 +134,19 @@ class Algorithm(Section):
     )
 
     use_kl_in_reward: bool = Field(default=False, description="subtract a KL penalty to the reference from the reward")
-    kl_penalty: KLEstimator = Field(default="k1", description="its estimator")
+    kl_penalty: KLPenalty = Field(default="k1", description="its estimator")
     kl_ctrl: KLControl = Field(default_factory=KLControl, description="its coefficient")
     use_kl_loss: bool = Field(default=False, description="add a KL term to the actor loss")
     kl_loss_coef: float = Field(default=0.001, ge=0, description="its coefficient")
-    kl_loss_type: KLEstimator = Field(default="k3", description="its estimator")
+    kl_loss_type: KLLossType = Field(default="k3", description="its estimator; + has the gradient of k2")
+    kl_loss_grad: KLGradient = Field(
+        default="path", description="its gradient: the estimator's own, that of k2 (as +), or of its expectation"
+    )
+    allow_both_kl: bool = Field(default=False, description="accept the KL in the reward and in the loss at once")
+
+    reward_scaling: RewardScaling | None = Field(default=None, description="map scores to another range; null: off")
+    overlong: Overlong = Field(default_factory=Overlong, description="rewards of long and truncated responses")
+    reward_whitening: bool = Field(default=False, description="scale rewards to unit variance over the rollout batch")
 
     rollout_micro_batch_size: int | None = Field(
         default=None, ge=1, description="rows per forward of the rollout policy; null: all that wait"
@@ -121,6 +158,14 @@ class Algorithm(Section):
     @property
     def critic_epochs(self) -> int:
         return self.critic_ppo_epochs if self.critic_ppo_epochs is not None else self.ppo_epochs
+
+    @property
+    def full_kl_in_reward(self) -> bool:
+        return self.use_kl_in_reward and self.kl_penalty == "full"
+
+    @property
+    def full_kl_in_loss(self) -> bool:
+        return self.use_kl_loss and self.kl_loss_type == "full"
 
     @property
     def needs_reference(self) -> bool:

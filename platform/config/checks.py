@@ -16,6 +16,7 @@ from rl_platform.config.components import Model, Optim, Sampling
 from rl_platform.config.effects import idle_keys
 from rl_platform.config.estimators import check_estimator, estimator_of
 from rl_platform.config.explain import show
+from rl_platform.config.reward_rules import broken_reward_rules
 from rl_platform.config.schema import Config
 from rl_platform.config.suggest import nearest
 from rl_platform.errors import Problem
@@ -53,6 +54,8 @@ def check(
         rules.embodied()
     else:
         rules.reasoning()
+        for broken in broken_reward_rules(config):
+            rules.fail(broken.key, broken.message, *broken.involved, hint=broken.hint)
     rules.without_effect(written)
     return rules.problems
 
@@ -103,8 +106,10 @@ class _Rules:
     def kl(self) -> None:
         algorithm = self.config.algorithm
         reward, loss, task = "algorithm.use_kl_in_reward", "algorithm.use_kl_loss", "runner.task_type"
-        if algorithm.use_kl_in_reward and algorithm.use_kl_loss:
-            self.fail(loss, "the KL is already in the reward; in both places it would count twice", reward)
+        both = "algorithm.allow_both_kl"
+        if algorithm.use_kl_in_reward and algorithm.use_kl_loss and not algorithm.allow_both_kl:
+            message = "the KL is already in the reward; in both places it would count twice"
+            self.fail(loss, message, reward, both, hint=f"if you want that: {both}: true")
         if algorithm.use_kl_in_reward and algorithm.kl_ctrl.type == "adaptive" and algorithm.kl_ctrl.kl_coef == 0:
             message = "an adaptive coefficient is multiplied at each step: from 0 it never moves"
             self.fail("algorithm.kl_ctrl.kl_coef", message, "algorithm.kl_ctrl.type", reward)

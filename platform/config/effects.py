@@ -40,7 +40,8 @@ def idle_keys(config: Config) -> list[Idle]:
     """All keys and sections without effect in this config. A section may be listed beside keys inside it."""
     task = _embodied(config) if config.runner.task_type == "embodied" else _reasoning(config)
     estimator = (Idle(*found) for found in idle_estimator_keys(config))
-    return [*task, *_losses(config), *estimator, *_kl(config), *_batches(config), *_optimizers(config)]
+    parts = (_losses(config), estimator, _kl(config), _rewards(config), _batches(config), _optimizers(config))
+    return [*task, *(idle for part in parts for idle in part)]
 
 
 def _embodied(config: Config) -> Iterator[Idle]:
@@ -49,6 +50,9 @@ def _embodied(config: Config) -> Iterator[Idle]:
     for name in ("backend", "sampling", "val_sampling", "max_running_requests"):
         yield Idle(f"rollout.{name}", "embodied policies choose actions and generate no text")
     yield Idle("reward", "embodied rewards come from the environment")
+    yield Idle("algorithm.reward_scaling", "it maps the scores of responses; see env.normalize_rewards")
+    yield Idle("algorithm.reward_whitening", "it scales the scores of responses; see env.normalize_rewards")
+    yield Idle("algorithm.overlong", "embodied episodes have no responses with a length")
     for name in ("max_epochs", "log_samples"):
         yield Idle(f"runner.{name}", "embodied training has no data set and no texts")
     for name in ("path", "random_init", "tokenizer"):
@@ -107,8 +111,16 @@ def _kl(config: Config) -> Iterator[Idle]:
         for name in ("horizon", "target_kl"):
             yield Idle(f"algorithm.kl_ctrl.{name}", f"only {control} adaptive reacts to the KL", (control,))
     if not algorithm.use_kl_loss:
-        for name in ("kl_loss_coef", "kl_loss_type"):
+        for name in ("kl_loss_coef", "kl_loss_type", "kl_loss_grad"):
             yield Idle(f"algorithm.{name}", f"{loss} is off", (loss,))
+    elif algorithm.kl_loss_type.endswith("+"):
+        kind = "algorithm.kl_loss_type"
+        yield Idle("algorithm.kl_loss_grad", f"the + of {kind} says it: the gradient is that of k2", (kind,))
+    elif algorithm.kl_loss_type == "full":
+        kind = "algorithm.kl_loss_type"
+        yield Idle("algorithm.kl_loss_grad", f"{kind} full has one gradient, the exact one", (kind,))
+    if not (algorithm.use_kl_in_reward and algorithm.use_kl_loss):
+        yield Idle("algorithm.allow_both_kl", f"{reward} and {loss} are not both on", (reward, loss))
     if not algorithm.needs_reference:
         yield Idle("reference", f"no KL term is on ({reward}, {loss})", (reward, loss))
 
@@ -130,6 +142,13 @@ def _batches(config: Config) -> Iterator[Idle]:
         reason = "a rollout is one optimizer step (algorithm.ppo_epochs, data.mini_batch_size): none is left to skip"
         switches = ("algorithm.ppo_epochs", "data.mini_batch_size", *sizes, "runner.task_type")
         yield Idle("algorithm.target_kl", reason, switches)
+
+
+def _rewards(config: Config) -> Iterator[Idle]:
+    if config.algorithm.overlong.buffer_length is None:
+        switch = "algorithm.overlong.buffer_length"
+        for name in ("penalty", "max_length"):
+            yield Idle(f"algorithm.overlong.{name}", f"{switch} is null: no soft punishment", (switch,))
 
 
 def _optimizers(config: Config) -> Iterator[Idle]:

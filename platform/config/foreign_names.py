@@ -72,6 +72,11 @@ _TABLES: dict[str, str] = {
         ratio_clip_max | algorithm.clip_ratio_high
         ratio_clip_c | algorithm.clip_ratio_c
         token_level_loss | algorithm.loss_agg_func | true there is token-mean here, false is seq-mean-token-mean
+        overlong_buffer_length | algorithm.overlong.buffer_length
+        overlong_buffer_penalty | algorithm.overlong.penalty
+        overlong_filtering | algorithm.overlong.filter
+        stop_properly_penalty_coef | algorithm.overlong.stop_properly_coef
+        reward_shaping.max_response_length | algorithm.overlong.max_length
         reference_policy_kl_penalty | algorithm.kl_loss_coef algorithm.kl_ctrl.kl_coef | loss or reward
         reference_policy_kl_type | algorithm.kl_loss_type algorithm.kl_penalty | loss or reward
         value_loss_fn.cliprange | algorithm.value_clip
@@ -130,6 +135,9 @@ _TABLES: dict[str, str] = {
         actor.use_kl_loss | algorithm.use_kl_loss
         actor.kl_loss_coef | algorithm.kl_loss_coef
         actor.kl_loss_type | algorithm.kl_loss_type
+        overlong_buffer_cfg.len | algorithm.overlong.buffer_length
+        overlong_buffer_cfg.penalty_factor | algorithm.overlong.penalty
+        max_resp_len | algorithm.overlong.max_length
         entropy_coeff | algorithm.entropy_bonus
         loss_agg_mode | algorithm.loss_agg_func
         loss_scale_factor | algorithm.loss_agg_horizon
@@ -175,6 +183,7 @@ _TABLES: dict[str, str] = {
         eps_clip_c | algorithm.clip_ratio_c
         entropy_coef | algorithm.entropy_bonus
         num_critic_only_steps | algorithm.policy_training_start_step
+        use_unbiased_kl | algorithm.kl_loss_grad | true there is score here
         calculate_per_token_loss | algorithm.loss_agg_func | token-mean here; without it seq-mean-token-mean
         n_samples_per_prompt | algorithm.group_size
         rollout_batch_size | data.train_batch_size
@@ -213,6 +222,7 @@ _TABLES: dict[str, str] = {
         vf_coef | algorithm.value_loss_scale
         whiten_advantages | algorithm.normalize_advantages
         kl_estimator | algorithm.kl_penalty
+        whiten_rewards | algorithm.reward_whitening | of tokens there, of responses here
         per_device_train_batch_size | actor.micro_batch_size
         response_length | data.max_response_length
         sft_model_path | actor.model.path

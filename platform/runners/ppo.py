@@ -117,7 +117,8 @@ class PPO:
         """All of PPO step `step` (from 0) after collection. Raises Diverged when no action in the batch counts."""
         if not bool(batch.mask.any()):
             raise Diverged(
-                f"step {step}: no action of the rollout counts (all were masked out), so there is nothing to learn from"
+                f"step {step}: no action of the rollout counts, so there is nothing to learn from: all responses were "
+                "masked out, without a score or truncated (algorithm.overlong.filter)"
             )
         scores = row_scores(batch.rewards, batch.mask) if self.algorithm.use_pf_ppo else None  # without a KL penalty
         batch, metrics = self._estimate(batch)
@@ -138,8 +139,8 @@ class PPO:
         """The batch with log-probs, values, advantages and returns."""
         metrics: Metrics = {}
         for name, group in (
+            ("reference", self.learners.reference),  # first: a full KL is measured by the actor, from its states
             ("log-probs", self.learners.actor),
-            ("reference", self.learners.reference),
             ("values", self.learners.critic),
         ):
             if group is not None:
@@ -154,11 +155,14 @@ class PPO:
                 batch.mask,
                 coefficient,
                 self.algorithm.kl_penalty,
+                batch.full_kl,
             )
             batch = replace(batch, rewards=rewards)
             measured = sequence_mean_kl(kl, batch.mask)
             self.kl_controller.update(measured, len(batch))
             metrics |= {"reward/kl": measured, "reward/kl_coef": coefficient}
+        if not self.algorithm.full_kl_in_loss:
+            batch = replace(batch, reference_states=None)  # large, and the updates would compare to it for nothing
         with self.reporter.phase("advantages"):
             estimated, returns = advantages(batch, self.algorithm)
         return replace(batch, advantages=estimated, returns=returns), metrics

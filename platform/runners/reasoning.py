@@ -11,11 +11,13 @@ import torch
 
 from rl_platform.algorithms.dynamic_sampling import DynamicSampler
 from rl_platform.algorithms.rewards import place_outcome_rewards
+from rl_platform.algorithms.shaping import ShapedRewards, shape_rewards
 from rl_platform.components.actor import LanguageActor
 from rl_platform.components.critic import LanguageCritic
 from rl_platform.components.reference import LanguageReference
 from rl_platform.components.reward import Reward
 from rl_platform.components.rollout import LanguageRollout
+from rl_platform.config.algorithm import Algorithm
 from rl_platform.config.components import Sampling
 from rl_platform.config.schema import Config
 from rl_platform.envs.reasoning.prompts import PromptLoader, build_prompts
@@ -54,6 +56,10 @@ class ReasoningTask:
         if config.algorithm.needs_reference:
             components["reference"] = LanguageReference
         self.groups = runtime.start({name: ComponentSpec(cls, {"config": config}) for name, cls in components.items()})
+        if config.algorithm.full_kl_in_reward or config.algorithm.full_kl_in_loss:
+            head = self.groups["reference"].head().wait()[0]
+            self.groups["actor"].receive_reference_head(head).wait()
+        self.warned_of_clipped_scores = False
         self.learners = Learners(self.groups["actor"], self.groups.get("critic"), self.groups.get("reference"))
 
     def sync_weights(self, version: int) -> None:
@@ -68,7 +74,10 @@ class ReasoningTask:
             else:
                 trajectories, metrics = self.sampler.fill(step, partial(self._round, step))
         self.reporter.samples(step + 1, _samples(trajectories[: self.config.runner.log_samples]))
-        return rollout_batch(trajectories, self.tokenizer.pad_token_id), trajectory_metrics(trajectories) | metrics
+        shaped = shaped_rewards(trajectories, self.config.algorithm, self.config.data.max_response_length)
+        self._warn_of_clipped_scores(int(shaped.metrics.get("reward/out_of_range", 0)))
+        batch = rollout_batch(trajectories, shaped, self.tokenizer.pad_token_id)
+        return batch, trajectory_metrics(trajectories) | shaped.metrics | metrics
 
     def _round(self, step: int, number: int) -> list[Trajectory]:
         """Scored responses to the next batch of prompts. Rounds of one step draw unlike random numbers."""
@@ -107,6 +116,14 @@ class ReasoningTask:
             folder = self.groups["actor"].rank(0).export(str(self.output_dir / "model")).result()
         self.reporter.note(f"trained model, loadable by transformers: {folder}")
 
+    def _warn_of_clipped_scores(self, count: int) -> None:
+        if count and not self.warned_of_clipped_scores:
+            self.warned_of_clipped_scores = True
+            self.reporter.note(
+                f"{count} scores of a rollout were clipped: they lie outside algorithm.reward_scaling.source_min and "
+                "source_max. The metric reward/out_of_range counts them in every step"
+            )
+
     def _generate(
         self, prompts: Sequence[Prompt], samples: int, sampling: Sampling, purpose: str, step: int
     ) -> list[Trajectory]:
@@ -135,8 +152,20 @@ def dynamic_sampler(config: Config) -> DynamicSampler | None:
     return DynamicSampler(options, data.train_batch_size, config.algorithm.group_size, data.mini_batch_size)
 
 
-def rollout_batch(trajectories: Sequence[Trajectory], pad_token_id: int) -> RolloutBatch:
-    """One row per trajectory, right-padded. Responses without a score stay in the batch, masked out."""
+def shaped_rewards(trajectories: Sequence[Trajectory], algorithm: Algorithm, longest_response: int) -> ShapedRewards:
+    """The rewards to train on, one per trajectory; `Trajectory.reward` and `metric` stay what the verifier gave."""
+    return shape_rewards(
+        scores=torch.tensor([trajectory.reward for trajectory in trajectories]),
+        scored=torch.tensor([trajectory.valid for trajectory in trajectories]),
+        lengths=torch.tensor([len(trajectory.token_ids) for trajectory in trajectories]),
+        truncated=torch.tensor([trajectory.finish_reason == "length" for trajectory in trajectories]),
+        algorithm=algorithm,
+        longest_response=longest_response,
+    )
+
+
+def rollout_batch(trajectories: Sequence[Trajectory], shaped: ShapedRewards, pad_token_id: int) -> RolloutBatch:
+    """One row per trajectory, right-padded. Responses without a score or filtered stay in the batch, masked out."""
     rows = [trajectory.prompt.token_ids + trajectory.token_ids for trajectory in trajectories]
     shape = (len(rows), max(len(row) for row in rows))
     tokens = torch.full(shape, pad_token_id, dtype=torch.int64)
@@ -150,9 +179,9 @@ def rollout_batch(trajectories: Sequence[Trajectory], pad_token_id: int) -> Roll
     return RolloutBatch(
         inputs={"tokens": tokens, "lengths": torch.tensor([len(row) for row in rows])},
         action_mask=action_mask,
-        sample_mask=torch.tensor([trajectory.valid for trajectory in trajectories]),
+        sample_mask=shaped.sample_mask,
         group_ids=torch.tensor([trajectory.prompt.index for trajectory in trajectories]),
-        rewards=place_outcome_rewards(torch.tensor([trajectory.reward for trajectory in trajectories]), action_mask),
+        rewards=place_outcome_rewards(shaped.rewards, action_mask),
         rollout_log_probs=log_probs,
     )
 

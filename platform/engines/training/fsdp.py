@@ -134,7 +134,8 @@ def evaluate(
         outputs = model(_part(batch, rows).to(device))
         for name, tensor in vars(outputs).items():
             if tensor is not None:
-                whole = found.setdefault(name, torch.zeros(batch.action_mask.shape, device=device))
+                shape = (*batch.action_mask.shape, *tensor.shape[2:])
+                whole = found.setdefault(name, torch.zeros(shape, device=device))
                 whole[torch.tensor(rows, dtype=torch.int64)] = tensor[: len(rows)].float()
     if world_size > 1:
         for tensor in found.values():

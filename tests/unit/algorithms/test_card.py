@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from rl_platform.algorithms.card import algorithm_card
@@ -42,6 +44,37 @@ def test_reasoning_card() -> None:
     assert card["critic warm-up"].startswith("exactly 3 PPO steps")
 
 
+def test_rewards_are_told_in_their_order() -> None:
+    def rewards(**keys: Any) -> str:
+        card = algorithm_card(Algorithm(**keys), rows_per_rollout=64, mini_batch_size=64, task_type="reasoning")
+        return dict(card)["rewards"]
+
+    assert rewards() == "the score, on the last action of the response"
+    assert rewards(reward_scaling={}, overlong={"buffer_length": 64, "filter": True}, reward_whitening=True) == (
+        "the score, clipped to [0, 1] and mapped to [-1, 1], minus up to 1 over the last 64 tokens before the longest "
+        "response, truncated responses do not count, scaled to unit variance over the rollout batch, the mean kept, "
+        "on the last action of the response"
+    )
+    assert "times 0.5 if truncated" in rewards(overlong={"stop_properly_coef": 0.5})
+
+
+def test_the_gradient_of_the_kl_loss_is_told() -> None:
+    def kl(**keys: Any) -> str:
+        algorithm = Algorithm(use_kl_loss=True, kl_loss_coef=0.5, **keys)
+        return dict(algorithm_card(algorithm, rows_per_rollout=64, mini_batch_size=64, task_type="reasoning"))[
+            "KL to the reference"
+        ]
+
+    assert kl() == "in the actor loss: k3, coefficient 0.5, its plain gradient"
+    assert (
+        kl(kl_loss_type="k3+")
+        == kl(kl_loss_grad="k2")
+        == "in the actor loss: k3, coefficient 0.5, with the gradient of k2"
+    )
+    assert "times the ratio to the old policy" in kl(kl_loss_grad="score")
+    assert kl(use_kl_in_reward=True, allow_both_kl=True).endswith("; both on purpose")
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -68,6 +101,11 @@ def test_reasoning_card() -> None:
         {"target_kl": 0.01},
         {"use_pf_ppo": True},
         {"dynamic_sampling": DynamicSampling()},
+        {"reward_scaling": {}},
+        {"reward_whitening": True},
+        {"overlong": {"buffer_length": 64}},
+        {"overlong": {"stop_properly_coef": 0.5}},
+        {"overlong": {"filter": True}},
     ],
     ids=lambda change: next(iter(change)),
 )
@@ -101,6 +139,8 @@ def test_decoupled_lambdas() -> None:
     algorithm = Algorithm(gae_lambda_value=1.0, length_adaptive_alpha=0.05)
     card = dict(algorithm_card(algorithm, rows_per_rollout=128, mini_batch_size=64, task_type="reasoning"))
     assert "lambda 1 - 1 / (0.05 length) for advantages and 1 for returns" in card["advantages"]
+
+
 def test_choice_of_rows() -> None:
     algorithm = Algorithm(
         use_pf_ppo=True,

@@ -5,16 +5,19 @@ from typing import get_args
 
 import pytest
 
-from rl_platform.config.algorithm import PFPPO, Algorithm, KLEstimator, LossAggregation
+from rl_platform.config.algorithm import PFPPO, Algorithm, KLGradient, KLLossType, LossAggregation
 from rl_platform.config.describe import choices, section_of, walk
 from rl_platform.config.estimators import ESTIMATORS
 
 TEXT = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text(encoding="utf-8")
 
 
-FIELDS = {path: field for path, field in walk(Algorithm) if section_of(field.annotation) is None}
+# A section that is on by being there has a row of its own, one that is always there has only those of its keys.
+FIELDS = {
+    name: field for name, field in walk(Algorithm) if section_of(field.annotation) is None or field.default is None
+}
 METHODS = choices(PFPPO.model_fields["method"].annotation)
-CHOICES = [*get_args(KLEstimator), *get_args(LossAggregation), *METHODS, *ESTIMATORS]
+CHOICES = [*get_args(KLLossType), *get_args(KLGradient), *get_args(LossAggregation), *METHODS, *ESTIMATORS]
 
 
 @pytest.mark.parametrize("key", FIELDS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -255,6 +256,37 @@ def test_entropy_without_a_bonus_is_measured_but_not_differentiated() -> None:
     plain, plain_metrics = actor_loss(ModelOutputs(log_probs), batch, denominators, Algorithm())
     assert plain.item() == loss.item()
     assert "actor/entropy" not in plain_metrics.finalize()
+
+
+@pytest.mark.parametrize(
+    ("keys", "gradient"),
+    [
+        ({}, 1 - math.exp(-0.4)),
+        ({"kl_loss_type": "k3+"}, 0.4),
+        ({"kl_loss_grad": "k2"}, 0.4),
+        ({"kl_loss_type": "k1", "kl_loss_grad": "score"}, math.exp(0.05) * (0.4 + 1)),
+    ],
+    ids=["plain", "plus", "k2", "score"],
+)
+def test_gradient_of_the_kl_term(keys: dict[str, Any], gradient: float) -> None:
+    """On the third token of row 0: drift 0.4 from the reference, 0.05 from the old policy."""
+    log_probs, batch = end_to_end()
+    found = []
+    for coefficient in (0.0, 1.0):
+        algorithm = Algorithm(use_kl_loss=True, kl_loss_coef=coefficient, **keys)
+        loss, _ = actor_loss(ModelOutputs(log_probs), batch, Denominators.of(batch.mask, 4), algorithm)
+        found.append(torch.autograd.grad(loss, log_probs)[0])
+    assert (found[1] - found[0])[0, 2].item() == pytest.approx(gradient / 6, rel=1e-4)
+
+
+def test_full_kl_of_the_model_is_a_term_of_the_loss() -> None:
+    log_probs, batch = end_to_end()
+    kl = torch.full((3, 4), 0.5).masked_fill(~batch.mask, math.nan).requires_grad_()
+    algorithm = Algorithm(use_kl_loss=True, kl_loss_coef=0.1, kl_loss_type="full")
+    loss, metrics = actor_loss(ModelOutputs(log_probs, full_kl=kl), batch, Denominators.of(batch.mask, 4), algorithm)
+    loss.backward()
+    torch.testing.assert_close(kl.grad, 0.1 / 6 * batch.mask.float())
+    assert metrics.finalize()["actor/kl_loss"] == pytest.approx(0.5)
 
 
 def test_actor_critic_is_the_sum_of_both() -> None:

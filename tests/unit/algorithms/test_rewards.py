@@ -15,6 +15,14 @@ def test_outcome_goes_to_the_last_action() -> None:
     assert torch.equal(rewards, expected)
 
 
+def test_full_kl_in_reward_is_the_one_given() -> None:
+    mask, zeros = torch.tensor([[True, False, True]]), torch.zeros(1, 3)
+    full_kl = torch.tensor([[0.5, float("nan"), 0.25]])
+    penalized, kl = penalize_kl(zeros, zeros, zeros, mask, 0.1, "full", full_kl)
+    torch.testing.assert_close(kl, torch.tensor([[0.5, 0.0, 0.25]]))
+    torch.testing.assert_close(penalized, torch.tensor([[-0.05, 0.0, -0.025]]))
+
+
 @pytest.mark.parametrize(
     ("estimator", "kl", "rewards", "to_go", "mean"),
     [

@@ -8,13 +8,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from rl_platform.algorithms.kl import full_kl
 from rl_platform.components.actor import EmbodiedActor, LanguageActor
 from rl_platform.components.critic import LanguageCritic
 from rl_platform.components.learner import FAILURES_IN_A_ROW
 from rl_platform.components.reference import LanguageReference
 from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces
-from rl_platform.errors import Diverged
+from rl_platform.errors import ConfigError, Diverged
 from rl_platform.records import RolloutBatch
 
 NAN = float("nan")
@@ -102,6 +103,41 @@ class TestModels:
         actor.update(replace(batch, reference_log_probs=at_start), 0)
         assert not torch.equal(at_start, actor.evaluate(batch)["log_probs"])
         assert torch.equal(at_start, reference.evaluate(batch)["reference_log_probs"])
+
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_full_kl_to_the_reference(self, dtype, context, reasoning, token_batch) -> None:
+        """Equal to the sum over the vocabulary, 0 at the start, and held back as a term of the loss."""
+        keys = {"kl_loss_type": "full", "kl_penalty": "full", "allow_both_kl": True, "ppo_epochs": 4}
+        keys |= {"use_kl_loss": True, "use_kl_in_reward": True}
+        model = reasoning().actor.model.model_dump() | {"dtype": dtype}
+        drift = []
+        for coefficient in (0.0, 10.0):
+            config = reasoning(
+                algorithm=keys | {"kl_loss_coef": coefficient}, actor={"model": model, "optim": {"lr": 1e-2}}
+            )
+            actor, reference = LanguageActor(context(), config), LanguageReference(context("reference"), config)
+            actor.receive_reference_head(reference.head())
+            batch = replace(token_batch(), **reference.evaluate(token_batch()))
+            at_start = actor.evaluate(batch)
+            torch.testing.assert_close(at_start["full_kl"], torch.zeros(8, 8), rtol=0, atol=1e-4)
+            batch = replace(batch, log_probs=at_start["log_probs"])
+            assert "actor/kl_loss" in actor.update(batch, 0)
+            found = actor.evaluate(batch)["full_kl"]
+            drift.append(found[batch.action_mask].mean().item())
+            if dtype == "float32":
+                actor.engine.model.keep_states = True
+                logits = actor.outputs(batch).states @ actor.engine.model.model.head.weight.detach().T
+                expected = full_kl(logits, batch.reference_states @ reference.head().T)
+                torch.testing.assert_close(found, torch.where(batch.action_mask, expected, 0.0), rtol=1e-4, atol=1e-5)
+        assert drift[1] < 0.5 * drift[0]
+
+    def test_the_reference_hands_over_states_only_for_a_full_kl(self, context, reasoning, token_batch) -> None:
+        reference = LanguageReference(context("reference"), reasoning(algorithm={"use_kl_loss": True}))
+        assert list(reference.evaluate(token_batch())) == ["reference_log_probs"]
+
+    def test_a_reference_with_another_vocabulary_is_refused(self, context, reasoning) -> None:
+        with pytest.raises(ConfigError, match=r"reference\.model.*the reference has 7 of them, the actor 2"):
+            LanguageActor(context(), reasoning()).receive_reference_head(torch.zeros(7, 16))
 
     def test_log_probs_are_at_the_sampling_temperature(self, context, reasoning, token_batch) -> None:
         batch = token_batch()
