@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from rl_platform.config.effects import CRITIC_ESTIMATORS
+from rl_platform.config.estimators import estimator_of
 from rl_platform.config.schema import Config
 
 _PF_PPO, _DYNAMIC = "algorithm.use_pf_ppo", "algorithm.dynamic_sampling"
@@ -26,7 +26,7 @@ def broken_batch_rules(config: Config) -> Iterator[Broken]:
     if algorithm.use_pf_ppo and embodied:
         message = "PF-PPO weighs whole responses by their reward; a transition's reward does not say how good it was"
         yield Broken(_PF_PPO, message, ("runner.task_type",))
-    if algorithm.use_pf_ppo and algorithm.adv_type not in CRITIC_ESTIMATORS:
+    if algorithm.use_pf_ppo and estimator_of(algorithm.adv_type).groups:
         message = f"adv_type {algorithm.adv_type} compares the samples of a group, and rows drawn anew break up groups"
         yield Broken(_PF_PPO, message, ("algorithm.adv_type",), "algorithm.adv_type: gae")
     if algorithm.dynamic_sampling is None or embodied:
