@@ -178,3 +178,10 @@ def check_estimator(config: Config) -> None:
     from rl_platform.algorithms.advantages import estimator
 
     estimator(config.algorithm.adv_type)
+
+
+def check_policy_loss(config: Config) -> None:
+    """Raises ConfigError when the user's policy loss cannot be imported."""
+    from rl_platform.algorithms.policy_losses import policy_loss_function
+
+    policy_loss_function(config.algorithm.policy_loss)

@@ -14,7 +14,14 @@ from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.spaces import EnvDescription, EnvSpaces, make_env, read_spaces
 from rl_platform.envs.reasoning.question import Split
 from rl_platform.envs.reasoning.tasks import build_questions
-from rl_platform.launch.preflight import check_cheap, check_estimator, check_models, check_reward, output_folder
+from rl_platform.launch.preflight import (
+    check_cheap,
+    check_estimator,
+    check_models,
+    check_policy_loss,
+    check_reward,
+    output_folder,
+)
 from rl_platform.launch.view import terminal_view
 from rl_platform.metrics import Reporter, Reporters, RunInfo, RunLog
 from rl_platform.placement.inventory import Inventory
@@ -31,6 +38,7 @@ def run(loaded: LoadedConfig, config_path: str, placement: Placement, inventory:
     """Start or continue the run and stay until it ends. Errors are PlatformErrors with an exit code."""
     config = loaded.config
     check_cheap(config, placement)
+    check_policy_loss(config)
     world: EnvSpaces | Split
     if config.runner.task_type == "embodied":
         world, checkpoint_bytes = _spaces(config), 0

@@ -42,6 +42,7 @@ def algorithm_card(
         ("advantages", _advantages(algorithm)),
         *([("rewards", _rewards(algorithm))] if task_type == "reasoning" else []),
         ("policy loss", _policy_loss(algorithm)),
+        ("rollout mismatch", _mismatch(algorithm)),
         ("value loss", _value_loss(algorithm) if has_values else "none: there is no critic"),
         ("loss is divided by", _denominators(algorithm)),
         ("KL to the reference", _kl(algorithm)),
@@ -110,9 +111,36 @@ def _lambdas(algorithm: Algorithm) -> str:
 
 
 def _policy_loss(algorithm: Algorithm) -> str:
+    bounds = f"[{1 - algorithm.clip_ratio_low:g}, {1 + algorithm.clip_ratio_high:g}]"
     dual = f", dual clip {algorithm.clip_ratio_c:g}" if algorithm.clip_ratio_c is not None else ""
-    entropy = f"; entropy bonus {algorithm.entropy_bonus:g}" if algorithm.entropy_bonus else "; no entropy bonus"
-    return f"ratio clipped to [{1 - algorithm.clip_ratio_low:g}, {1 + algorithm.clip_ratio_high:g}]{dual}{entropy}"
+    text = {
+        "ppo_clip": f"ratio clipped to {bounds}{dual}",
+        "gspo": f"one ratio per sequence (geometric mean), clipped to {bounds}{dual}",
+        "cispo": f"-A log-prob, weighted by the ratio clipped to {bounds}",
+        "reinforce": "-A log-prob, without a ratio",
+    }.get(algorithm.policy_loss, f"the function {algorithm.policy_loss}")
+    text += f"; entropy bonus {algorithm.entropy_bonus:g}" if algorithm.entropy_bonus else "; no entropy bonus"
+    if algorithm.positive_nll_coef:
+        text += f"; + {algorithm.positive_nll_coef:g} * negative log-likelihood of correct responses, per token of them"
+    return text
+
+
+def _mismatch(algorithm: Algorithm) -> str:
+    correction = algorithm.rollout_is
+    if correction is None:
+        return "measured, not corrected"
+    parts = []
+    if correction.mode is not None:
+        ratio = (
+            "geometric mean of the sequence" if correction.mode == "sequence_mask" else f"ratio per {correction.level}"
+        )
+        bounds = f"[{correction.low:g}, {'inf' if correction.high is None else f'{correction.high:g}'}]"
+        outside = {"truncate": "cut to it", "icepop": "weight 0", "sequence_mask": "the sequence has weight 0"}
+        text = f"{ratio} (training over rollout), outside {bounds} {outside[correction.mode]}"
+        parts.append(text + (", divided by the mean weight" if correction.batch_normalize else ""))
+    if (reject := correction.reject) is not None:
+        parts.append(f"every {reject.level} with {reject.stat} above {reject.threshold:g} has weight 0")
+    return "; ".join(parts) + "; on the policy loss only, denominators unchanged"
 
 
 def _value_loss(algorithm: Algorithm) -> str:

@@ -72,3 +72,13 @@ def _merge(
     for key, value in right.items():
         merged[key] = combine(left[key], value) if key in left else value
     return merged
+
+
+def position_sums(rows: dict[str, Tensor], count: Tensor | float) -> dict[Names, Sums]:
+    """Sums of some [B,T] tensors of one type, all over `count`, that of the active positions: they are 0 elsewhere."""
+    return {tuple(rows): Sums(torch.stack(list(rows.values())).sum(dim=(1, 2)), count)}
+
+
+def active_positions(like: Tensor, mask: Tensor | None) -> Tensor | float:
+    """How many positions of a tensor [B,T] count; `mask` None: all."""
+    return float(like.numel()) if mask is None else mask.sum()

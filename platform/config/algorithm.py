@@ -17,6 +17,8 @@ KLLossType = Literal[KLLossEstimator, "full"]
 KLGradient = Literal["path", "k2", "score"]
 LossAggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
+POLICY_LOSSES = ("ppo_clip", "reinforce", "gspo", "cispo")
+
 
 class KLControl(Section):
     """`algorithm.kl_ctrl`: the coefficient of the KL penalty in the reward."""
@@ -75,6 +77,31 @@ class Overlong(Section):
     filter: bool = Field(default=False, description="truncated responses do not count")
 
 
+class Rejection(Section):
+    """`algorithm.rollout_is.reject`: what is left out of the policy loss because the two engines disagree too much."""
+
+    stat: Literal["k1", "k2", "k3"] = Field(default="k3", description="estimate of KL(rollout || training)")
+    level: Literal["token", "sequence"] = Field(
+        default="sequence", description="each token by its own, or whole sequences by their mean"
+    )
+    threshold: float = Field(gt=0, description="above it a token or sequence gets weight 0")
+
+
+class RolloutIS(Section):
+    """`algorithm.rollout_is`: weights on the policy loss where rollout and training engine give other log-probs."""
+
+    mode: Literal["truncate", "icepop", "sequence_mask"] | None = Field(
+        default="truncate",
+        description="what happens outside [low, high]: cut to it (TIS), weight 0, or whole sequences weight 0 by their "
+        "geometric mean; null: no weights, only reject",
+    )
+    level: Literal["token", "sequence"] = Field(default="token", description="a ratio per token, or their product")
+    low: float = Field(default=0.0, ge=0, le=1, description="lower bound of the weights")
+    high: float | None = Field(default=2.0, ge=1, description="upper bound of the weights; null: none")
+    batch_normalize: bool = Field(default=False, description="divide by the mean weight of the rollout batch")
+    reject: Rejection | None = Field(default=None, description="null: nothing is rejected")
+
+
 class Algorithm(Section):
     """`algorithm`: estimator, losses and schedule of PPO."""
 
@@ -104,6 +131,11 @@ class Algorithm(Section):
         default="actor",
         description="actor_critic (embodied): one shared model and backward; actor (reasoning): separate critic",
     )
+    policy_loss: str = Field(
+        default="ppo_clip",
+        min_length=1,
+        description="ppo_clip, reinforce, gspo (sequence ratio), cispo (clipped weight), or module:function",
+    )
     loss_agg_func: LossAggregation = Field(default="token-mean", description="how per-token losses become one number")
     loss_agg_horizon: int | None = Field(
         default=None, ge=1, description="constant H of seq-mean-token-sum-norm; null: the longest response allowed"
@@ -119,6 +151,12 @@ class Algorithm(Section):
     )
     value_loss_scale: float = Field(default=1.0, gt=0, description="factor on the value loss")
     entropy_bonus: float = Field(default=0.0, ge=0, description="coefficient of the entropy bonus")
+    positive_nll_coef: float = Field(
+        default=0.0, ge=0, description="coefficient of the negative log-likelihood of correct responses; 0: off"
+    )
+    rollout_is: RolloutIS | None = Field(
+        default=None, description="correction for the mismatch of rollout and training log-probs; null: off"
+    )
 
     ppo_epochs: int = Field(default=1, ge=1, description="passes over the rollout batch for the actor")
     critic_ppo_epochs: int | None = Field(default=None, ge=1, description="passes for the critic; null: as ppo_epochs")

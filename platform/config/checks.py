@@ -16,6 +16,7 @@ from rl_platform.config.components import Model, Optim, Sampling
 from rl_platform.config.effects import idle_keys
 from rl_platform.config.estimators import check_estimator, estimator_of
 from rl_platform.config.explain import show
+from rl_platform.config.policy_loss_checks import broken_policy_loss_rules
 from rl_platform.config.reward_rules import broken_reward_rules
 from rl_platform.config.schema import Config
 from rl_platform.config.suggest import nearest
@@ -42,6 +43,8 @@ def check(
     rules = _Rules(config, where, doubtful)
     rules.losses()
     check_estimator(config, rules.fail)
+    for rule in broken_policy_loss_rules(config):
+        rules.fail(rule.key, rule.message, *rule.involved, hint=rule.hint)
     rules.kl()
     rules.placement()
     rules.schedule()

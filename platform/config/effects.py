@@ -40,7 +40,8 @@ def idle_keys(config: Config) -> list[Idle]:
     """All keys and sections without effect in this config. A section may be listed beside keys inside it."""
     task = _embodied(config) if config.runner.task_type == "embodied" else _reasoning(config)
     estimator = (Idle(*found) for found in idle_estimator_keys(config))
-    parts = (_losses(config), estimator, _kl(config), _rewards(config), _batches(config), _optimizers(config))
+    losses = (_losses(config), _policy_loss(config), _kl(config))
+    parts = (*losses, estimator, _rewards(config), _batches(config), _optimizers(config))
     return [*task, *(idle for part in parts for idle in part)]
 
 
@@ -99,6 +100,23 @@ def _losses(config: Config) -> Iterator[Idle]:
         for name in ("value_clip", "huber_delta", "value_loss_scale"):
             reason = f"adv_type {algorithm.adv_type} without a critic trains no values"
             yield Idle(f"algorithm.{name}", reason, ("algorithm.adv_type", "critic.use_critic_model"))
+
+
+def _policy_loss(config: Config) -> Iterator[Idle]:
+    kind, switch = config.algorithm.policy_loss, ("algorithm.policy_loss",)
+    if kind == "reinforce":
+        for name in ("clip_ratio_low", "clip_ratio_high"):
+            yield Idle(f"algorithm.{name}", "policy_loss reinforce has no ratio to clip", switch)
+    if kind in ("reinforce", "cispo"):
+        reason = f"policy_loss {kind} weighs log-probs, whose loss has no bound that a dual clip could set"
+        yield Idle("algorithm.clip_ratio_c", reason, switch)
+    correction, section = config.algorithm.rollout_is, "algorithm.rollout_is"
+    if correction is not None and correction.mode is None:
+        for name in ("level", "low", "high", "batch_normalize"):
+            yield Idle(f"{section}.{name}", f"{section}.mode is null, so there are no weights", (f"{section}.mode",))
+    elif correction is not None and correction.mode == "sequence_mask":
+        reason = "mode sequence_mask judges sequences and keeps the ratios of their tokens"
+        yield Idle(f"{section}.level", reason, (f"{section}.mode",))
 
 
 def _kl(config: Config) -> Iterator[Idle]:

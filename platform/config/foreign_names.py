@@ -71,6 +71,11 @@ _TABLES: dict[str, str] = {
         ratio_clip_min | algorithm.clip_ratio_low
         ratio_clip_max | algorithm.clip_ratio_high
         ratio_clip_c | algorithm.clip_ratio_c
+        positive_example_nll_weight | algorithm.positive_nll_coef
+        use_importance_sampling_correction | algorithm.rollout_is
+        truncated_importance_sampling_type | algorithm.rollout_is.mode | tis there is truncate here
+        truncated_importance_sampling_ratio | algorithm.rollout_is.high
+        truncated_importance_sampling_ratio_min | algorithm.rollout_is.low
         token_level_loss | algorithm.loss_agg_func | true there is token-mean here, false is seq-mean-token-mean
         overlong_buffer_length | algorithm.overlong.buffer_length
         overlong_buffer_penalty | algorithm.overlong.penalty
@@ -117,6 +122,13 @@ _TABLES: dict[str, str] = {
         actor.clip_ratio_low | algorithm.clip_ratio_low
         actor.clip_ratio_high | algorithm.clip_ratio_high
         actor.clip_ratio_c | algorithm.clip_ratio_c
+        policy_loss.loss_mode | algorithm.policy_loss
+        rollout_correction | algorithm.rollout_is
+        rollout_correction.rollout_is | algorithm.rollout_is.level
+        rollout_is_threshold | algorithm.rollout_is.high algorithm.rollout_is.low
+        rollout_is_batch_normalize | algorithm.rollout_is.batch_normalize
+        rollout_rs | algorithm.rollout_is.reject
+        rollout_rs_threshold | algorithm.rollout_is.reject.threshold | of the KL here, of the ratio for k1 there
         cliprange_value | algorithm.value_clip
         critic_warmup | algorithm.policy_training_start_step | K means K-1 critic-only steps there, exactly K here
         ppo_mini_batch_size | data.mini_batch_size | prompts there, sequences here: multiply by algorithm.group_size
@@ -181,6 +193,9 @@ _TABLES: dict[str, str] = {
         eps_clip | algorithm.clip_ratio_low algorithm.clip_ratio_high | the lower side; the upper one is eps_clip_high
         eps_clip_high | algorithm.clip_ratio_high
         eps_clip_c | algorithm.clip_ratio_c
+        use_tis | algorithm.rollout_is
+        tis_clip | algorithm.rollout_is.high
+        tis_clip_low | algorithm.rollout_is.low
         entropy_coef | algorithm.entropy_bonus
         num_critic_only_steps | algorithm.policy_training_start_step
         use_unbiased_kl | algorithm.kl_loss_grad | true there is score here

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from rl_platform.algorithms.advantages import advantages
 from rl_platform.algorithms.kl import kl_controller, sequence_mean_kl
+from rl_platform.algorithms.mismatch import mismatch_weights
 from rl_platform.algorithms.pf_ppo import apply_pf_ppo, row_scores
 from rl_platform.algorithms.rewards import penalize_kl
 from rl_platform.algorithms.summary import rollout_metrics
@@ -123,6 +124,10 @@ class PPO:
         scores = row_scores(batch.rewards, batch.mask) if self.algorithm.use_pf_ppo else None  # without a KL penalty
         batch, metrics = self._estimate(batch)
         metrics |= rollout_metrics(batch)
+        if (correction := self.algorithm.rollout_is) is not None:
+            weights, measured = mismatch_weights(batch.log_probs, batch.rollout_log_probs, batch.mask, correction)
+            batch = replace(batch, loss_weights=weights)
+            metrics |= measured
         if scores is not None:
             batch, found = apply_pf_ppo(batch, scores, self.algorithm.pf_ppo, generator(self.seed, "pf_ppo", step))
             metrics |= found

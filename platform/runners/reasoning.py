@@ -183,6 +183,7 @@ def rollout_batch(trajectories: Sequence[Trajectory], shaped: ShapedRewards, pad
         group_ids=torch.tensor([trajectory.prompt.index for trajectory in trajectories]),
         rewards=place_outcome_rewards(shaped.rewards, action_mask),
         rollout_log_probs=log_probs,
+        correct=torch.tensor([trajectory.metric > 0 for trajectory in trajectories]),
     )
 
 

@@ -54,7 +54,7 @@ class FSDPEngine:
         return outputs
 
     def step(self, mini_batch: RolloutBatch, loss: Loss, micro_batches: MicroBatches) -> Metrics | None:
-        denominators = Denominators.of(mini_batch.mask, self.horizon)
+        denominators = Denominators.of(mini_batch.mask, self.horizon, mini_batch.correct)
         metrics, total = Metrics(), torch.zeros((), device=self.device)
         for rows in shares(mini_batch, micro_batches, self.rank, self.world_size, _hidden_size(self.model)):
             part = _part(mini_batch, rows).to(self.device)

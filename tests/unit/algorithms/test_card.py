@@ -93,6 +93,13 @@ def test_the_gradient_of_the_kl_loss_is_told() -> None:
         {"huber_delta": 1.0},
         {"value_loss_scale": 0.5},
         {"entropy_bonus": 0.01},
+        {"policy_loss": "gspo"},
+        {"policy_loss": "cispo"},
+        {"policy_loss": "reinforce"},
+        {"policy_loss": "mine:loss"},
+        {"positive_nll_coef": 0.1},
+        {"rollout_is": {}},
+        {"rollout_is": {"mode": None, "reject": {"threshold": 0.1}}},
         {"ppo_epochs": 2},
         {"critic_ppo_epochs": 2},
         {"policy_training_start_step": 1},
@@ -170,3 +177,21 @@ def test_every_choice_of_pf_ppo_shows(change: dict[str, object]) -> None:
         for keys in ({}, change)
     )
     assert plain != changed
+
+
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        ({}, "ratio per token (training over rollout), outside [0, 2] cut to it"),
+        ({"level": "sequence", "mode": "icepop", "high": None}, "ratio per sequence (training over rollout), outside"),
+        ({"mode": "icepop", "high": None}, "outside [0, inf] weight 0"),
+        ({"mode": "sequence_mask"}, "geometric mean of the sequence"),
+        ({"batch_normalize": True}, "divided by the mean weight"),
+        ({"reject": {"threshold": 0.1, "level": "token"}}, "every token with k3 above 0.1 has weight 0"),
+    ],
+    ids=str,
+)
+def test_mismatch_correction(keys: dict[str, object], text: str) -> None:
+    algorithm = Algorithm.model_validate({"rollout_is": keys})
+    card = dict(algorithm_card(algorithm, rows_per_rollout=64, mini_batch_size=64, task_type="reasoning"))
+    assert text in card["rollout mismatch"]

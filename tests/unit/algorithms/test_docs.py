@@ -5,7 +5,14 @@ from typing import get_args
 
 import pytest
 
-from rl_platform.config.algorithm import PFPPO, Algorithm, KLGradient, KLLossType, LossAggregation
+from rl_platform.config.algorithm import (
+    PFPPO,
+    POLICY_LOSSES,
+    Algorithm,
+    KLGradient,
+    KLLossType,
+    LossAggregation,
+)
 from rl_platform.config.describe import choices, section_of, walk
 from rl_platform.config.estimators import ESTIMATORS
 
@@ -17,12 +24,13 @@ FIELDS = {
     name: field for name, field in walk(Algorithm) if section_of(field.annotation) is None or field.default is None
 }
 METHODS = choices(PFPPO.model_fields["method"].annotation)
-CHOICES = [*get_args(KLLossType), *get_args(KLGradient), *get_args(LossAggregation), *METHODS, *ESTIMATORS]
+ENUMERATIONS = (KLLossType, KLGradient, LossAggregation)
+CHOICES = [*(name for kind in ENUMERATIONS for name in get_args(kind)), *METHODS, *ESTIMATORS, *POLICY_LOSSES]
 
 
 @pytest.mark.parametrize("key", FIELDS)
 def test_every_key_is_documented_with_its_default(key: str) -> None:
-    default = FIELDS[key].default
+    default = "required" if FIELDS[key].is_required() else FIELDS[key].default
     if default is None or isinstance(default, bool):
         text = {None: "null", True: "true", False: "false"}[default]
     else:

@@ -10,12 +10,15 @@ from rl_platform.algorithms.card import algorithm_card
 from rl_platform.algorithms.gae import gae
 from rl_platform.algorithms.kl import AdaptiveKLController, kl_estimate
 from rl_platform.algorithms.losses import value_loss
+from rl_platform.algorithms.policy_losses import positive_nll
 from rl_platform.algorithms.rewards import penalize_kl, place_outcome_rewards
 from rl_platform.algorithms.shaping import overlong_penalty
 from rl_platform.algorithms.statistics import masked_var, whiten
 from rl_platform.config.algorithm import Algorithm
 from rl_platform.config.reward_rules import broken_reward_rules
 from rl_platform.config.schema import Config
+from rl_platform.records import Prompt, Trajectory
+from rl_platform.runners.reasoning import rollout_batch
 
 LOSS = torch.tensor([[1.0, 0, 0, 0], [2, 2, 2, 2], [3, 3, 0, 0], [9, 9, 9, 9]])
 MASK = torch.tensor([[1, 0, 0, 0], [1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0]], dtype=torch.bool)
@@ -136,6 +139,29 @@ def test_k3_as_a_loss_still_holds_back_the_tokens_that_drifted_most() -> None:
     kl_estimate(log_probs, torch.zeros(1, 1), None, "k3").sum().backward()
     assert log_probs.grad is not None
     assert log_probs.grad.item() < -50
+
+
+def test_positive_examples_are_not_weighed_by_the_number_of_micro_batches() -> None:
+    """Normalised where it is computed, the term below would be 3 with single rows instead of 5/3."""
+    log_probs = -torch.tensor([[1.0, 0.0], [2.0, 2.0], [4.0, 0.0]])
+    mask = torch.tensor([[True, False], [True, True], [True, False]])
+    correct = torch.tensor([True, True, False])
+    denominators = Denominators.of(mask, 2, correct)
+    for size in (1, 2, 3):
+        parts = zip(log_probs.split(size), correct.split(size), mask.split(size), strict=True)
+        assert sum(float(positive_nll(*part, denominators)) for part in parts) == pytest.approx(5 / 3)
+
+
+def test_a_correct_answer_with_a_shaped_reward_of_zero_is_still_correct() -> None:
+    """Correctness is the task's metric; the reward may have been shaped."""
+    prompt = Prompt(0, "", "", (1, 2))
+    trajectories = [
+        Trajectory(prompt, sample, (3,), (-1.0,), "length", 0, reward=reward, metric=metric)
+        for sample, (reward, metric) in enumerate([(0.0, 1.0), (0.1, 0.0), (-1.0, 1.0)])
+    ]
+    found = rollout_batch(trajectories, pad_token_id=0).correct
+    assert found is not None
+    assert found.tolist() == [True, False, True]
 
 
 def test_warm_up_of_k_steps_is_not_described_as_k_minus_1() -> None:

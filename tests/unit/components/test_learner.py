@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rl_platform.algorithms.kl import full_kl
+from rl_platform.algorithms.mismatch import mismatch_weights
 from rl_platform.components.actor import EmbodiedActor, LanguageActor
 from rl_platform.components.critic import LanguageCritic
 from rl_platform.components.learner import FAILURES_IN_A_ROW
@@ -84,7 +85,53 @@ class TestNotFinite:
             assert critic.update(token_batch(), step)["critic/skipped_updates"] == 0
 
 
+class TestPolicyLoss:
+    """Every key of the policy loss reaches the parameters, the same ones for every micro-batch size."""
+
+    @pytest.mark.parametrize(
+        "keys",
+        [
+            {"policy_loss": "reinforce"},
+            {"policy_loss": "gspo", "loss_agg_func": "seq-mean-token-mean"},
+            {"policy_loss": "cispo"},
+            {"positive_nll_coef": 0.5},
+            {"rollout_is": {"mode": "icepop"}},
+        ],
+        ids=str,
+    )
+    def test_acts_and_does_not_depend_on_micro_batches(self, keys, context, reasoning, token_batch) -> None:
+        batch = replace(token_batch(), correct=torch.arange(8) % 2 == 0)
+        base = {"ppo_epochs": 2, "loss_agg_func": keys.get("loss_agg_func", "token-mean")}
+
+        def trained(algorithm: dict[str, object], rows: int | None = None) -> torch.Tensor:
+            config = reasoning(algorithm=base | algorithm)
+            config = config.model_copy(update={"actor": config.actor.model_copy(update={"micro_batch_size": rows})})
+            used = batch
+            if (correction := config.algorithm.rollout_is) is not None:
+                weights, _ = mismatch_weights(batch.log_probs, batch.rollout_log_probs - 5.5, batch.mask, correction)
+                used = replace(batch, loss_weights=weights)
+            actor = LanguageActor(context(), config)
+            actor.update(used, 0)
+            return torch.cat([tensor.flatten() for tensor in actor.publish(1).state.values()])
+
+        plain, whole = trained({}), trained(keys)
+        assert not torch.allclose(plain, whole, atol=1e-4)
+        for rows in (1, 2):
+            torch.testing.assert_close(trained(keys, rows), whole, rtol=1e-4, atol=2e-4)
+
+
 class TestModels:
+    def test_critic_starts_near_zero_and_its_loss_is_that_of_guessing_zero(
+        self, context, reasoning, token_batch
+    ) -> None:
+        """A head of the usual size would give values of several units and gradients in the hundreds."""
+        batch = token_batch()
+        critic = LanguageCritic(context("critic"), reasoning(data={"mini_batch_size": 8}))
+        values = critic.evaluate(batch)["values"]
+        assert values[batch.mask].abs().mean() < 0.05
+        loss = critic.update(replace(batch, values=values), 0)["critic/loss"]
+        assert loss <= 0.5 * batch.returns[batch.mask].square().mean().item() * 1.01
+
     def test_critic_values_start_at_zero(self, context, reasoning, token_batch) -> None:
         values = LanguageCritic(context("critic"), reasoning()).evaluate(token_batch())["values"]
         assert values.shape == (8, 8)
