@@ -5,7 +5,6 @@ What a single key accepts is said by the schema. Whether the resources of a plac
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
@@ -16,8 +15,9 @@ from rl_platform.config.components import Model, Optim, Sampling
 from rl_platform.config.effects import idle_keys
 from rl_platform.config.estimators import check_estimator, estimator_of
 from rl_platform.config.explain import show
-from rl_platform.config.policy_loss_checks import broken_policy_loss_rules
+from rl_platform.config.policy_loss_rules import broken_policy_loss_rules
 from rl_platform.config.reward_rules import broken_reward_rules
+from rl_platform.config.rules import FUNCTION, BrokenRule
 from rl_platform.config.schema import Config
 from rl_platform.config.suggest import nearest
 from rl_platform.errors import Problem
@@ -32,7 +32,6 @@ _PARTS = (  # keys that decide which components a run has
     "algorithm.use_kl_loss",
 )
 _REWARD_TYPES = ("task", "math_verify", "exact_match")
-_REWARD_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 def check(
@@ -43,13 +42,11 @@ def check(
     rules = _Rules(config, where, doubtful)
     rules.losses()
     check_estimator(config, rules.fail)
-    for rule in broken_policy_loss_rules(config):
-        rules.fail(rule.key, rule.message, *rule.involved, hint=rule.hint)
     rules.kl()
     rules.placement()
     rules.schedule()
-    for key, message, involved, hint in broken_batch_rules(config):
-        rules.fail(key, message, *involved, hint=hint)
+    rules.report(broken_policy_loss_rules(config))
+    rules.report(broken_batch_rules(config))
     rules.trainable("actor")
     if config.critic.use_critic_model:
         rules.trainable("critic")
@@ -57,8 +54,7 @@ def check(
         rules.embodied()
     else:
         rules.reasoning()
-        for broken in broken_reward_rules(config):
-            rules.fail(broken.key, broken.message, *broken.involved, hint=broken.hint)
+        rules.report(broken_reward_rules(config))
     rules.without_effect(written)
     return rules.problems
 
@@ -77,6 +73,10 @@ class _Rules:
         )
         if not any(doubted):
             self.problems.append(Problem(key, message, self.where(key), show(self._value(key)), hint=hint))
+
+    def report(self, broken: Iterable[BrokenRule]) -> None:
+        for rule in broken:
+            self.fail(rule.key, rule.message, *rule.involved, hint=rule.hint)
 
     def _value(self, key: str) -> Any:
         return _get(self.config.model_dump(mode="json"), key)
@@ -255,7 +255,7 @@ class _Rules:
             if sampling.max_new_tokens is not None and sampling.max_new_tokens > data.max_response_length:
                 message = f"responses are cut at data.max_response_length, {data.max_response_length} tokens"
                 self.fail(f"rollout.{name}.max_new_tokens", message, "data.max_response_length", task)
-        if config.reward.type not in _REWARD_TYPES and not _REWARD_FUNCTION.fullmatch(config.reward.type):
+        if config.reward.type not in _REWARD_TYPES and not FUNCTION.fullmatch(config.reward.type):
             close = nearest(config.reward.type, _REWARD_TYPES)
             message = f"neither one of {', '.join(_REWARD_TYPES)} nor a function written as module:function"
             self.fail("reward.type", message, task, hint=f"did you mean {close}?" if close else "")

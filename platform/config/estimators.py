@@ -5,14 +5,13 @@ The formulas are in `algorithms/`. A user's own estimator, written as module:fun
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from rl_platform.config.rules import FUNCTION
 from rl_platform.config.schema import Config
 from rl_platform.config.suggest import nearest
 
-FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 TYPE = "algorithm.adv_type"
 
 

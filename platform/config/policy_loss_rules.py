@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from rl_platform.config.algorithm import POLICY_LOSSES
+from rl_platform.config.rules import FUNCTION, BrokenRule
 from rl_platform.config.schema import Config
 from rl_platform.config.suggest import nearest
 
-_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _KIND, _TASK, _CORRECTION = "algorithm.policy_loss", "runner.task_type", "algorithm.rollout_is"
-
-
-class BrokenRule(NamedTuple):
-    """What is wrong with `key`, and the other keys that take part."""
-
-    key: str
-    message: str
-    involved: tuple[str, ...] = ()
-    hint: str = ""
 
 
 def broken_policy_loss_rules(config: Config) -> Iterator[BrokenRule]:
@@ -35,7 +24,7 @@ def broken_policy_loss_rules(config: Config) -> Iterator[BrokenRule]:
 def _kind(config: Config) -> Iterator[BrokenRule]:
     algorithm = config.algorithm
     kind = algorithm.policy_loss
-    if kind not in POLICY_LOSSES and not _FUNCTION.fullmatch(kind):
+    if kind not in POLICY_LOSSES and not FUNCTION.fullmatch(kind):
         close = nearest(kind, POLICY_LOSSES)
         message = f"neither one of {', '.join(POLICY_LOSSES)} nor a function written as module:function"
         yield BrokenRule(_KIND, message, hint=f"did you mean {close}?" if close else "")
