@@ -38,7 +38,7 @@ def ppo_clip(
     """`clipped_surrogate` of the ratio of every position."""
     log_ratio = select(log_probs.detach() - old_log_probs, mask)
     loss, gradient, metrics = clipped_surrogate(log_ratio, advantages, mask, algorithm)
-    return _KnownGradient.apply(log_probs, loss, gradient), metrics
+    return _with_gradient(log_probs, loss, gradient), metrics
 
 
 def gspo(
@@ -52,7 +52,7 @@ def gspo(
     lengths = log_ratio.shape[1] if mask is None else mask.sum(dim=1, keepdim=True).clamp(min=1)
     row_means = (log_ratio.sum(dim=1, keepdim=True) / lengths).expand_as(log_ratio)
     loss, gradient, metrics = clipped_surrogate(select(row_means.detach(), mask), advantages, mask, algorithm)
-    return _KnownGradient.apply(row_means, loss, gradient), metrics
+    return _with_gradient(row_means, loss, gradient), metrics
 
 
 def cispo(
@@ -188,6 +188,11 @@ class _KnownGradient(torch.autograd.Function):
     def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor, None, None]:
         (gradient,) = ctx.saved_tensors
         return incoming[0] * gradient, None, None
+
+
+def _with_gradient(variable: Tensor, loss: Tensor, gradient: Tensor) -> Tensor:
+    found: Tensor = _KnownGradient.apply(variable, loss, gradient)  # type: ignore[no-untyped-call]
+    return found
 
 
 def _clipped(high: Tensor, low: Tensor) -> dict[str, Tensor]:

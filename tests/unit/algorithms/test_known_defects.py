@@ -18,7 +18,7 @@ from rl_platform.config.algorithm import Algorithm
 from rl_platform.config.reward_rules import broken_reward_rules
 from rl_platform.config.schema import Config
 from rl_platform.records import Prompt, Trajectory
-from rl_platform.runners.reasoning import rollout_batch
+from rl_platform.runners.reasoning import rollout_batch, shaped_rewards
 
 LOSS = torch.tensor([[1.0, 0, 0, 0], [2, 2, 2, 2], [3, 3, 0, 0], [9, 9, 9, 9]])
 MASK = torch.tensor([[1, 0, 0, 0], [1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0]], dtype=torch.bool)
@@ -159,7 +159,8 @@ def test_a_correct_answer_with_a_shaped_reward_of_zero_is_still_correct() -> Non
         Trajectory(prompt, sample, (3,), (-1.0,), "length", 0, reward=reward, metric=metric)
         for sample, (reward, metric) in enumerate([(0.0, 1.0), (0.1, 0.0), (-1.0, 1.0)])
     ]
-    found = rollout_batch(trajectories, pad_token_id=0).correct
+    shaped = shaped_rewards(trajectories, Algorithm(), longest_response=1)
+    found = rollout_batch(trajectories, shaped, pad_token_id=0).correct
     assert found is not None
     assert found.tolist() == [True, False, True]
 
