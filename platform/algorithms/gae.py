@@ -41,7 +41,8 @@ def gae(
     # G_t = r_t + gamma y_{t+1}, hence y_t = (1 - lam) V_t + lam r_t + gamma lam y_{t+1}; y is carried on where masked.
     if ends is not None and end_values is not None:
         return _stepwise(rewards, values, mask, gamma, lam, ends, end_values)
-    longest = int(mask.sum(dim=1).max()) if mask.numel() else 0
+    # counted as bytes: a sum of bools makes a copy in int64 first
+    longest = int(mask.view(torch.int8).sum(dim=1, dtype=torch.int32).max()) if mask.numel() else 0
     if longest < LONG_ROW:
         return _stepwise(rewards, values, mask, gamma, lam)
     return _in_chunks(rewards, values, mask, gamma, lam, longest)
