@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rl_platform.algorithms.recurrence import bit_mask, chunked_scan, keep, reverse_scan, triangles
+from rl_platform.algorithms.recurrence import CHUNK, bit_mask, chunked_scan, keep, reverse_scan, triangles
 
 LONG_ROW = 128  # active positions from which chunks are faster than steps
 BLOCK = 2**18  # positions of the rows computed together: what a block needs stays in the cache
@@ -41,7 +41,8 @@ def gae(
     # G_t = r_t + gamma y_{t+1}, hence y_t = (1 - lam) V_t + lam r_t + gamma lam y_{t+1}; y is carried on where masked.
     if ends is not None and end_values is not None:
         return _stepwise(rewards, values, mask, gamma, lam, ends, end_values)
-    longest = int(mask.sum(dim=1).max()) if mask.numel() else 0
+    # counted as bytes: a sum of bools makes a copy in int64 first
+    longest = int(mask.view(torch.int8).sum(dim=1, dtype=torch.int32).max()) if mask.numel() else 0
     if longest < LONG_ROW:
         return _stepwise(rewards, values, mask, gamma, lam)
     return _in_chunks(rewards, values, mask, gamma, lam, longest)
@@ -99,22 +100,26 @@ def _stepwise(
 def _in_chunks(
     rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float | Tensor, longest: int
 ) -> tuple[Tensor, Tensor]:
-    """Active positions are moved together, so that the factor is the same everywhere, a block of rows at a time."""
+    """Active positions are moved together, so that a row has one factor throughout; a block of rows at a time."""
     estimated, returns = torch.empty_like(values), torch.empty_like(values)
+    weight = _column(lam, values)
+    shared = weight.dim() == 0  # by all rows
+    factor = gamma * (weight if shared else weight[:, 0]).double()
+    width = -(-(longest + 2) // CHUNK) * CHUNK  # slot 0 and the one behind the last stay empty
+    levels = triangles(factor, width, values.dtype) if shared else []
     rows = max(1, BLOCK // mask.shape[1])
-    per_row = _column(lam, values)
     for start in range(0, len(mask), rows):
         block = slice(start, start + rows)
-        weight = per_row if per_row.dim() == 0 else per_row[block]
-        if start == 0 or weight.dim():
-            factor = (gamma * weight.double()).squeeze(-1) if weight.dim() else gamma * weight.double()
-            levels = triangles(factor, longest + 2, values.dtype)
+        if not shared:
+            levels = triangles(factor[block], width, values.dtype)
         bits = bit_mask(mask[block], values.dtype)
         reward, value = keep(rewards[block], bits), keep(values[block], bits)
         slots = mask[block].cumsum(dim=1)  # of an active position: its place among them, from 1
-        packed = value.new_zeros(len(slots), longest + 2)
-        packed.scatter_add_(1, slots, torch.lerp(value, reward, weight))  # masked positions add 0
-        following = chunked_scan(packed, factor, levels)[:, 1:].gather(1, slots)
+        packed = value.new_zeros(len(slots), width)
+        # scatter_add_: a masked position shares the slot of the active one before it, and adds 0
+        packed.scatter_add_(1, slots, torch.lerp(value, reward, weight if shared else weight[block]))
+        scanned = chunked_scan(packed, factor if shared else factor[block], levels)
+        following = scanned[:, 1:].gather(1, slots)
         torch.add(reward, keep(following, bits), alpha=gamma, out=returns[block])
         torch.sub(returns[block], value, out=estimated[block])
     return estimated, returns

@@ -52,8 +52,8 @@ def idle_estimator_keys(config: Config) -> Iterator[tuple[str, str, tuple[str, .
     chosen = ESTIMATORS[name]
     for key in dict.fromkeys(key for estimator in ESTIMATORS.values() for key in estimator.keys):
         if key not in chosen.keys:
-            users = " and ".join(other for other, estimator in ESTIMATORS.items() if key in estimator.keys)
-            yield f"algorithm.{key}", f"adv_type {name} does not read it, only {users} does", (TYPE,)
+            readers = ", ".join(other for other, estimator in ESTIMATORS.items() if key in estimator.keys)
+            yield f"algorithm.{key}", f"adv_type {name} does not read it (read by {readers})", (TYPE,)
     if chosen.whitens is not None and algorithm.normalize_advantages != chosen.whitens:
         reason = "always whitens" if chosen.whitens else "compares within groups and never whitens"
         yield "algorithm.normalize_advantages", f"adv_type {name} {reason}", (TYPE,)
