@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from rl_platform.algorithms.aggregation import Denominators, aggregate, select
 from rl_platform.algorithms.kl import kl_loss_estimate
-from rl_platform.algorithms.metrics import Metrics, Sums, active_positions, position_sums
+from rl_platform.algorithms.metrics import Metrics, active_positions, over
 from rl_platform.algorithms.policy_losses import LOG_RATIO_LIMIT, policy_loss_function, positive_nll
 from rl_platform.config.algorithm import Algorithm
 from rl_platform.records import RolloutBatch
@@ -44,8 +44,8 @@ def drift_metrics(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor | None)
     An estimate of KL(pi_old || pi) with little variance (Schulman, "Approximating KL divergence", 2020).
     """
     log_ratio = select(log_probs - old_log_probs, mask).clamp(max=LOG_RATIO_LIMIT)
-    drift = {"actor/approx_kl_k3": torch.expm1(log_ratio) - log_ratio}
-    return Metrics(means=position_sums(drift, active_positions(log_ratio, mask)))
+    drift = torch.expm1(log_ratio) - log_ratio
+    return Metrics(means=over(active_positions(log_ratio, mask), {"actor/approx_kl_k3": drift.sum()}))
 
 
 def value_loss(
@@ -65,15 +65,15 @@ def value_loss(
     values, returns = select(values, mask), select(returns, mask)
     error = values - returns
     count = active_positions(values, mask)
-    means = position_sums({"critic/predicted_values_mean": values.detach()}, count)
+    means = over(count, {"critic/predicted_values_mean": values.detach().sum()})
     if clip is not None:
         with torch.no_grad():
             old_values = select(old_values, mask)
             clipped_values = values.clamp(old_values - clip, old_values + clip)
             clipped_error = clipped_values - returns
             clipped = clipped_error.abs() > error.abs()  # phi grows with |e|, so the larger |e| is the larger loss
-            moved = clipped_values != values
-            means |= position_sums({"critic/clip_frac": clipped, "critic/out_of_range_frac": moved}, count)
+            flags = {"critic/clip_frac": clipped, "critic/out_of_range_frac": clipped_values != values}
+            means |= over(count, {name: torch.count_nonzero(flag) for name, flag in flags.items()})
         error = torch.where(clipped, clipped_error, error)
     if huber_delta is None:
         loss = 0.5 * error.square()
@@ -186,4 +186,4 @@ def _critic_loss(
 def _loss_metrics(terms: dict[str, Tensor], like: Tensor, mask: Tensor | None, denominators: Denominators) -> Metrics:
     """Parts of mini-batch losses, counted as the share of the mini-batch they cover: the mean is over mini-batches."""
     share = active_positions(like, mask) / max(denominators.tokens, 1.0)
-    return Metrics(means={tuple(terms): Sums(torch.stack([term.detach() for term in terms.values()]), share)})
+    return Metrics(means=over(share, {name: term.detach() for name, term in terms.items()}))

@@ -74,11 +74,11 @@ def _merge(
     return merged
 
 
-def position_sums(rows: dict[str, Tensor], count: Tensor | float) -> dict[Names, Sums]:
-    """Sums of some [B,T] tensors of one type, all over `count`, that of the active positions: they are 0 elsewhere."""
-    return {tuple(rows): Sums(torch.stack(list(rows.values())).sum(dim=(1, 2)), count)}
+def over(count: Tensor | float, totals: dict[str, Tensor]) -> dict[Names, Sums]:
+    """Some scalars of one type, to be divided by `count` in the end."""
+    return {tuple(totals): Sums(torch.stack(list(totals.values())), count)}
 
 
 def active_positions(like: Tensor, mask: Tensor | None) -> Tensor | float:
     """How many positions of a tensor [B,T] count; `mask` None: all."""
-    return float(like.numel()) if mask is None else mask.sum()
+    return float(like.numel()) if mask is None else torch.count_nonzero(mask)

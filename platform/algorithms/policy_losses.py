@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rl_platform.algorithms.aggregation import Denominators, select
-from rl_platform.algorithms.metrics import Metrics, active_positions, position_sums
+from rl_platform.algorithms.metrics import Metrics, active_positions, over
 from rl_platform.config.algorithm import Algorithm
 from rl_platform.errors import ConfigError, Problem
 
@@ -67,7 +67,7 @@ def cispo(
         log_ratio = select(log_probs - old_log_probs, mask)
         ratio = log_ratio.exp()
         bounded = ratio.clamp(1.0 - algorithm.clip_ratio_low, min(1.0 + algorithm.clip_ratio_high, LARGEST_RATIO))
-        clipped = _clipped(ratio > bounded, ratio < bounded)
+        clipped = _clip_counts(ratio > bounded, ratio < bounded)
         metrics = _metrics(log_ratio, ratio, clipped, mask)
         weight = select(-advantages, mask) * bounded
     return weight * select(log_probs, mask), metrics
@@ -169,15 +169,19 @@ def clipped_surrogate(
     loss = cost * bounded
     above, below = ratio > bounded, ratio < bounded
     gradient = torch.where(above | below, 0.0, loss)
-    clipped = _clipped(above & (cost < 0), below & losing)
+    clipped = _clip_counts(above & (cost < 0), below & losing)
     if dual_clip is not None:
-        clipped["actor/dual_clip_frac"] = above & losing
+        clipped["actor/dual_clip_frac"] = torch.count_nonzero(above & losing)
     return loss, gradient, _metrics(log_ratio, ratio, clipped, mask)
 
 
-class _KnownGradient(torch.autograd.Function):
-    """`loss` as a function of `variable`, of the same shape, with the given derivative of each by its own."""
+def _with_gradient(variable: Tensor, loss: Tensor, gradient: Tensor) -> Tensor:
+    """`loss` as a function of `variable`; all of one shape, the derivative of each element by its own is given."""
+    result: Tensor = _KnownGradient.apply(variable, loss, gradient)  # type: ignore[no-untyped-call]
+    return result
 
+
+class _KnownGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, variable: Tensor, loss: Tensor, gradient: Tensor) -> Tensor:
         ctx.save_for_backward(gradient)
@@ -195,20 +199,20 @@ def _with_gradient(variable: Tensor, loss: Tensor, gradient: Tensor) -> Tensor:
     return found
 
 
-def _clipped(high: Tensor, low: Tensor) -> dict[str, Tensor]:
-    return {"actor/clip_frac": high | low, "actor/clip_frac_high": high, "actor/clip_frac_low": low}
+def _clip_counts(high: Tensor, low: Tensor) -> dict[str, Tensor]:
+    """Of flags [B,T] that are False outside the mask, and never both True."""
+    above, below = torch.count_nonzero(high), torch.count_nonzero(low)
+    return {"actor/clip_frac": above + below, "actor/clip_frac_high": above, "actor/clip_frac_low": below}
 
 
 def _metrics(log_ratio: Tensor, ratio: Tensor, clipped: dict[str, Tensor], mask: Tensor | None) -> Metrics:
-    """`log_ratio` is 0, the `clipped` flags are False outside `mask`."""
+    """`log_ratio` is 0 outside `mask`; `clipped`: numbers of positions."""
     ratio = ratio.clamp(SMALLEST_RATIO, LARGEST_RATIO)
     active = select(ratio, mask)
     count = active_positions(ratio, mask)
-    sums = position_sums(
-        {"actor/ratio_mean": active, "actor/approx_kl": -log_ratio}, count
-    )  # mean(log pi_old - log pi)
+    sums = {"actor/ratio_mean": active.sum(), "actor/approx_kl": -log_ratio.sum()}  # mean(log pi_old - log pi)
     return Metrics(
-        means=sums | position_sums(clipped, count) if clipped else sums,
+        means=over(count, sums) | over(count, clipped) if clipped else over(count, sums),
         minima={"actor/ratio_min": (ratio if mask is None else torch.where(mask, ratio, math.inf)).amin()},
         maxima={"actor/ratio_max": active.amax()},  # ratios are positive, the zeros outside do not matter
     )
