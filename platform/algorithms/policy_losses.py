@@ -194,11 +194,6 @@ class _KnownGradient(torch.autograd.Function):
         return incoming[0] * gradient, None, None
 
 
-def _with_gradient(variable: Tensor, loss: Tensor, gradient: Tensor) -> Tensor:
-    found: Tensor = _KnownGradient.apply(variable, loss, gradient)  # type: ignore[no-untyped-call]
-    return found
-
-
 def _clip_counts(high: Tensor, low: Tensor) -> dict[str, Tensor]:
     """Of flags [B,T] that are False outside the mask, and never both True."""
     above, below = torch.count_nonzero(high), torch.count_nonzero(low)
