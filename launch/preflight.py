@@ -171,3 +171,17 @@ def check_reward(config: Config) -> None:
     spec = verifier_spec(config)
     if not spec.built_in:
         ScoringPool(spec, num_workers=1, timeout_s=config.reward.timeout_s).close()
+
+
+def check_estimator(config: Config) -> None:
+    """Raises ConfigError when the user's advantage estimator cannot be imported."""
+    from rl_platform.algorithms.advantages import estimator
+
+    estimator(config.algorithm.adv_type)
+
+
+def check_policy_loss(config: Config) -> None:
+    """Raises ConfigError when the user's policy loss cannot be imported."""
+    from rl_platform.algorithms.policy_losses import policy_loss_function
+
+    policy_loss_function(config.algorithm.policy_loss)

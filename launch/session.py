@@ -9,11 +9,19 @@ from pathlib import Path
 
 from rl_platform.algorithms.card import algorithm_card
 from rl_platform.config import LoadedConfig
+from rl_platform.config.effects import has_values
 from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.spaces import EnvDescription, EnvSpaces, make_env, read_spaces
 from rl_platform.envs.reasoning.question import Split
 from rl_platform.envs.reasoning.tasks import build_questions
-from rl_platform.launch.preflight import check_cheap, check_models, check_reward, output_folder
+from rl_platform.launch.preflight import (
+    check_cheap,
+    check_estimator,
+    check_models,
+    check_policy_loss,
+    check_reward,
+    output_folder,
+)
 from rl_platform.launch.view import terminal_view
 from rl_platform.metrics import Reporter, Reporters, RunInfo, RunLog
 from rl_platform.placement.inventory import Inventory
@@ -30,12 +38,14 @@ def run(loaded: LoadedConfig, config_path: str, placement: Placement, inventory:
     """Start or continue the run and stay until it ends. Errors are PlatformErrors with an exit code."""
     config = loaded.config
     check_cheap(config, placement)
+    check_policy_loss(config)
     world: EnvSpaces | Split
     if config.runner.task_type == "embodied":
         world, checkpoint_bytes = _spaces(config), 0
     else:
         world = build_questions(config.data, config.runner.seed)
         check_reward(config)
+        check_estimator(config)
         checkpoint_bytes = check_models(config, placement, inventory)
     with output_folder(config, loaded.resolved_yaml()) as folder, _reporting(config, folder) as reporter:
         state = RunState(config, folder, reporter)
@@ -79,6 +89,7 @@ def card(config: Config) -> list[tuple[str, str]]:
         rows_per_rollout=rows,
         mini_batch_size=config.data.mini_batch_size,
         task_type=config.runner.task_type,
+        has_values=has_values(config),
     )
 
 

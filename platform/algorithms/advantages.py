@@ -1,4 +1,4 @@
-"""Advantage estimators: from rewards and values of one whole rollout batch to advantages and returns, without gradient.
+"""Advantage estimators: from the rewards of one whole rollout batch to advantages and returns, without gradient.
 
 They run once per rollout batch, before the first update, and their results are frozen for all epochs. Masks are carried
 forward: a position that the policy did not choose costs no discount and contributes no temporal-difference error.
@@ -6,99 +6,60 @@ forward: a position that the policy did not choose costs no discount and contrib
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
+from rl_platform.algorithms.gae import decoupled_gae, length_adaptive_lambda
+from rl_platform.algorithms.groups import group_baseline, grpo, raw, reward_to_go, rloo
 from rl_platform.algorithms.statistics import whiten
+from rl_platform.algorithms.user_function import Estimate, first_not_finite, load_estimator
 from rl_platform.config.algorithm import Algorithm
+from rl_platform.config.estimators import estimator_of
+from rl_platform.errors import Diverged
 from rl_platform.records import RolloutBatch
 
 
-def advantages(batch: RolloutBatch, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
-    """Advantages and returns [B,T] of the batch, exactly 0 outside `batch.mask`.
+def advantages(batch: RolloutBatch, algorithm: Algorithm) -> tuple[Tensor, Tensor | None]:
+    """Advantages and returns [B,T] of the batch, exactly 0 outside `batch.mask`; returns None: there is no critic.
 
-    `algorithm.normalize_advantages` whitens the advantages over all active positions of the batch; returns never are.
+    Advantages are whitened over all active positions of the batch where the estimator says so, else where
+    `algorithm.normalize_advantages` does; returns never are. Raises Diverged for rewards or values that are not finite.
     """
-    assert batch.values is not None, "advantages need batch.values"
-    match algorithm.adv_type:
-        case "gae":
-            estimated, returns = gae(
-                batch.rewards,
-                batch.values,
-                batch.mask,
-                algorithm.gamma,
-                algorithm.gae_lambda,
-                batch.ends,
-                batch.end_values,
-            )
-    if algorithm.normalize_advantages:
+    for name, tensor in (("rewards", batch.rewards), ("values", batch.values)):
+        wrong = None if tensor is None else first_not_finite(tensor, batch.mask)
+        if tensor is not None and wrong is not None:
+            raise Diverged(f"{name} of the rollout are not finite, first {name}{list(wrong)} = {tensor[wrong].item()}")
+    estimated, returns = estimator(algorithm.adv_type)(batch, algorithm)
+    whitens = estimator_of(algorithm.adv_type).whitens
+    if algorithm.normalize_advantages if whitens is None else whitens:
         estimated = whiten(estimated, batch.mask)
     return estimated, returns
 
 
-@torch.no_grad()
-def gae(
-    rewards: Tensor,
-    values: Tensor,
-    mask: Tensor,
-    gamma: float,
-    lam: float | Tensor,
-    ends: Tensor | None = None,
-    end_values: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation with masks carried forward; every tensor [B,T]. Returns (advantages, returns).
-
-    Scanning each row from its end with v_next = 0 and g = 0:
-
-        where ends_t:  v_next = end_values_t, g = 0
-        where mask_t:  g = r_t + gamma v_next - V_t + gamma lam g;  A_t = g;  v_next = V_t
-        elsewhere:     both carried on unchanged, A_t = 0
-
-    and returns = (A + V) * mask. Equal to the textbook recursion (Schulman et al. 2016) on the active positions alone.
-    `lam` is a number or one per row [B]. `ends`, `end_values`: an episode or the rollout ends after this position, and
-    the value of the state that follows (0 if the episode terminated); None: one episode per row, worth 0 after its end.
-    Values outside `mask`, and end values where nothing ends, may be anything.
-    """
-    active = mask.t()
-    rewards, values = (torch.where(active, x.t(), 0.0) for x in (rewards, values))
-    if ends is None or end_values is None:
-        continues, after_end = None, None
-    else:
-        continues, after_end = ~ends.t(), torch.where(ends.t(), end_values.t(), 0.0)
-
-    following = _following_values(values, active, continues, after_end)
-    # delta_t = r_t + gamma v_next - V_t
-    deltas = torch.where(active, rewards + gamma * following - values, 0.0)
-    # g_t = delta_t + gamma lam g_{t+1}: factor 1 where masked out, 0 where an episode ends
-    factors = torch.where(active, torch.as_tensor(gamma * lam, dtype=values.dtype, device=values.device), 1.0)
-    if continues is not None:
-        factors = factors * continues
-    carried = _reverse_scan(deltas, factors)
-
-    estimated = torch.where(active, carried, 0.0).t().contiguous()
-    return estimated, estimated + values.t()
+def estimator(adv_type: str) -> Estimate:
+    """The function behind `algorithm.adv_type`. Raises ConfigError for a user's function that cannot be imported."""
+    return FUNCTIONS.get(adv_type) or load_estimator(adv_type)
 
 
-def _following_values(values: Tensor, active: Tensor, continues: Tensor | None, after_end: Tensor | None) -> Tensor:
-    """v_next [T,B]: the value of the next action's state, or what follows the end of the episode."""
-    if bool(active.all()):
-        carried = values
-    else:  # c_t = V_t where active, else the end value if the episode ends here, else c_{t+1}
-        start = values if after_end is None else torch.where(active, values, after_end)
-        passes = ~active if continues is None else ~active & continues
-        carried = _reverse_scan(start, passes.to(values.dtype))
-    following = torch.cat((carried[1:], torch.zeros_like(carried[:1])))
-    if continues is not None and after_end is not None:
-        following = torch.where(continues, following, after_end)
-    return following
+def _gae(batch: RolloutBatch, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
+    assert batch.values is not None, "gae needs batch.values"
+    mask = batch.mask
+    lam_policy: float | Tensor = _or(algorithm.gae_lambda_policy, algorithm.gae_lambda)
+    if algorithm.length_adaptive_alpha > 0:
+        lam_policy = length_adaptive_lambda(mask, algorithm.length_adaptive_alpha)
+    lam_value = _or(algorithm.gae_lambda_value, algorithm.gae_lambda)
+    boundaries = batch.ends, batch.end_values
+    return decoupled_gae(batch.rewards, batch.values, mask, algorithm.gamma, lam_policy, lam_value, *boundaries)
 
 
-def _reverse_scan(terms: Tensor, factors: Tensor) -> Tensor:
-    """x_t = terms_t + factors_t * x_{t+1} over the first dimension of [T,B], x_T = 0: one operation per step."""
-    result = terms.contiguous().clone()
-    columns = result.unbind(0)
-    for column, factor, following in zip(
-        reversed(columns[:-1]), reversed(factors.contiguous().unbind(0)[:-1]), reversed(columns[1:]), strict=True
-    ):
-        column.addcmul_(factor, following)
-    return result
+def _or(number: float | None, default: float) -> float:
+    return default if number is None else number
+
+
+FUNCTIONS: dict[str, Estimate] = {
+    "gae": _gae,
+    "grpo": lambda b, a: (grpo(b.rewards, b.mask, b.group_ids, a.grpo_std_normalization), None),
+    "rloo": lambda b, _: (rloo(b.rewards, b.mask, b.group_ids), None),
+    "reinforce_plus_plus": lambda b, a: (reward_to_go(b.rewards, b.mask, a.gamma), None),
+    "reinforce_plus_plus_baseline": lambda b, _: (group_baseline(b.rewards, b.mask, b.group_ids), None),
+    "raw": lambda b, _: (raw(b.rewards, b.mask), None),
+}

@@ -21,21 +21,24 @@ class Denominators:
 
     tokens: active positions; sequences: rows with at least one; horizon: constant H of seq-mean-token-sum-norm, never
     the padded width; full: every position is active, so there is nothing to guard and a third of the small operations
-    can be left out. A rank that sees a part of the mini-batch only adds up `tokens` and `sequences` over the ranks.
+    can be left out; correct_tokens: active positions of correct rows. A rank that sees a part of the mini-batch only
+    adds up `tokens`, `sequences` and `correct_tokens` over the ranks.
     """
 
     tokens: float
     sequences: float
     horizon: float
     full: bool = False
+    correct_tokens: float = 0.0
 
     @classmethod
-    def of(cls, mask: Tensor, horizon: float) -> Denominators:
-        """Counted on the mask [B,T] bool of a whole mini-batch."""
+    def of(cls, mask: Tensor, horizon: float, correct: Tensor | None = None) -> Denominators:
+        """Counted on the mask [B,T] bool of a whole mini-batch, and on its `correct` [B] bool where rows are judged."""
         tokens = int(mask.sum())
         full = tokens == mask.numel()
         sequences = len(mask) if full else int(mask.any(dim=1).sum())
-        return cls(float(tokens), float(sequences), float(horizon), full)
+        correct_tokens = 0 if correct is None else int((mask & correct[:, None]).sum())
+        return cls(float(tokens), float(sequences), float(horizon), full, float(correct_tokens))
 
 
 def aggregate(
@@ -44,13 +47,15 @@ def aggregate(
     denominators: Denominators,
     mode: LossAggregation,
     sequence_lengths: Tensor | None = None,
+    zero_outside: bool = False,
 ) -> Tensor:
     """The part of the mini-batch's loss that lies in these positions [B,T], as scalar with gradient.
 
     `mask` None: every position counts. `sequence_lengths` [B]: active positions of each whole row, where the rows here
-    are cut; None: counted from `mask`. Nothing active gives 0 that still has a graph, so that every rank runs backward.
+    are cut; None: counted from `mask`. `zero_outside`: losses and their gradients are 0 outside the mask as they come.
+    Nothing active gives 0 that still has a graph, so that every rank runs backward.
     """
-    loss = select(per_token_loss, mask)
+    loss = per_token_loss if zero_outside else select(per_token_loss, mask)
     tokens, sequences = max(denominators.tokens, 1.0), max(denominators.sequences, 1.0)
     match mode:
         case "token-mean":

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from rl_platform.config.algorithm import Algorithm
+from rl_platform.config.algorithm import PFPPO, Algorithm
+from rl_platform.config.estimators import ESTIMATORS, estimator_of
 
 DENOMINATORS = {
     "token-mean": "active positions of the mini-batch",
@@ -16,17 +17,33 @@ DENOMINATORS = {
     "seq-mean-token-mean": "length of each sequence, then sequences of the mini-batch with an active position",
     "seq-mean-token-sum-norm": "sequences of the mini-batch with an active position, times the horizon {horizon}",
 }
+KL_GRADIENTS = {
+    "full": "over the whole vocabulary",
+    "path": "its plain gradient",
+    "k2": "with the gradient of k2",
+    "score": "times the ratio to the old policy: the gradient of its expectation",
+}
 
 
 def algorithm_card(
-    algorithm: Algorithm, *, rows_per_rollout: int, mini_batch_size: int, task_type: Literal["embodied", "reasoning"]
+    algorithm: Algorithm,
+    *,
+    rows_per_rollout: int,
+    mini_batch_size: int,
+    task_type: Literal["embodied", "reasoning"],
+    has_values: bool = True,
 ) -> list[tuple[str, str]]:
-    """(topic, what holds) in reading order. Rows are sequences (reasoning) or transitions (embodied)."""
+    """(topic, what holds) in reading order. Rows are sequences (reasoning) or transitions (embodied).
+
+    `has_values`: a value function is trained, as a head on the policy or as a critic.
+    """
     steps = rows_per_rollout // mini_batch_size
     return [
         ("advantages", _advantages(algorithm)),
+        *([("rewards", _rewards(algorithm))] if task_type == "reasoning" else []),
         ("policy loss", _policy_loss(algorithm)),
-        ("value loss", _value_loss(algorithm)),
+        ("rollout mismatch", _mismatch(algorithm)),
+        ("value loss", _value_loss(algorithm) if has_values else "none: there is no critic"),
         ("loss is divided by", _denominators(algorithm)),
         ("KL to the reference", _kl(algorithm)),
         (
@@ -35,24 +52,95 @@ def algorithm_card(
             if task_type == "reasoning"
             else "recorded during the rollout by the same model",
         ),
-        *_optimizer_steps(algorithm, steps, mini_batch_size, "transitions" if task_type == "embodied" else "sequences"),
-        ("critic warm-up", _warm_up(algorithm)),
+        *_rows(algorithm),
+        *(
+            (topic, text)
+            for topic, text in (
+                *_optimizer_steps(
+                    algorithm, steps, mini_batch_size, "transitions" if task_type == "embodied" else "sequences"
+                ),
+                ("critic warm-up", _warm_up(algorithm)),
+            )
+            if has_values or not topic.startswith("critic")
+        ),
+        *_early_stop(algorithm),
     ]
 
 
 def _advantages(algorithm: Algorithm) -> str:
+    whitens = estimator_of(algorithm.adv_type).whitens
     whitening = (
         "whitened over all active positions of the rollout batch (unbiased variance)"
-        if algorithm.normalize_advantages
+        if (algorithm.normalize_advantages if whitens is None else whitens)
         else "not whitened"
     )
-    return f"gae, gamma {algorithm.gamma:g}, lambda {algorithm.gae_lambda:g}, masks carried forward; {whitening}"
+    return f"{_estimator(algorithm)}; {whitening}"
+
+
+def _estimator(algorithm: Algorithm) -> str:
+    name = algorithm.adv_type
+    if name not in ESTIMATORS:
+        return f"{name}, a function of your own"
+    return (
+        f"{name}, "
+        + {
+            "gae": f"gamma {algorithm.gamma:g}, {_lambdas(algorithm)}, masks carried forward",
+            "grpo": "score minus mean of the group"
+            + (
+                ", divided by its unbiased deviation + 1e-6"
+                if algorithm.grpo_std_normalization
+                else ", not divided by it"
+            ),
+            "rloo": "score minus mean of the other samples of the group",
+            "reinforce_plus_plus": f"reward to go, gamma {algorithm.gamma:g}, masks carried forward",
+            "reinforce_plus_plus_baseline": "score minus mean of the group",
+            "raw": "the score itself",
+        }[name]
+    )
+
+
+def _lambdas(algorithm: Algorithm) -> str:
+    policy, value = algorithm.gae_lambda_policy, algorithm.gae_lambda_value
+    plain = f"{algorithm.gae_lambda:g}"
+    if policy is None and value is None and not algorithm.length_adaptive_alpha:
+        return f"lambda {plain}"
+    of_policy = plain if policy is None else f"{policy:g}"
+    if algorithm.length_adaptive_alpha:
+        of_policy = f"1 - 1 / ({algorithm.length_adaptive_alpha:g} length)"
+    return f"lambda {of_policy} for advantages and {plain if value is None else f'{value:g}'} for returns"
 
 
 def _policy_loss(algorithm: Algorithm) -> str:
+    bounds = f"[{1 - algorithm.clip_ratio_low:g}, {1 + algorithm.clip_ratio_high:g}]"
     dual = f", dual clip {algorithm.clip_ratio_c:g}" if algorithm.clip_ratio_c is not None else ""
-    entropy = f"; entropy bonus {algorithm.entropy_bonus:g}" if algorithm.entropy_bonus else "; no entropy bonus"
-    return f"ratio clipped to [{1 - algorithm.clip_ratio_low:g}, {1 + algorithm.clip_ratio_high:g}]{dual}{entropy}"
+    text = {
+        "ppo_clip": f"ratio clipped to {bounds}{dual}",
+        "gspo": f"one ratio per sequence (geometric mean), clipped to {bounds}{dual}",
+        "cispo": f"-A log-prob, weighted by the ratio clipped to {bounds}",
+        "reinforce": "-A log-prob, without a ratio",
+    }.get(algorithm.policy_loss, f"the function {algorithm.policy_loss}")
+    text += f"; entropy bonus {algorithm.entropy_bonus:g}" if algorithm.entropy_bonus else "; no entropy bonus"
+    if algorithm.positive_nll_coef:
+        text += f"; + {algorithm.positive_nll_coef:g} * negative log-likelihood of correct responses, per token of them"
+    return text
+
+
+def _mismatch(algorithm: Algorithm) -> str:
+    correction = algorithm.rollout_is
+    if correction is None:
+        return "measured, not corrected"
+    parts = []
+    if correction.mode is not None:
+        ratio = (
+            "geometric mean of the sequence" if correction.mode == "sequence_mask" else f"ratio per {correction.level}"
+        )
+        bounds = f"[{correction.low:g}, {'inf' if correction.high is None else f'{correction.high:g}'}]"
+        outside = {"truncate": "cut to it", "icepop": "weight 0", "sequence_mask": "the sequence has weight 0"}
+        text = f"{ratio} (training over rollout), outside {bounds} {outside[correction.mode]}"
+        parts.append(text + (", divided by the mean weight" if correction.batch_normalize else ""))
+    if (reject := correction.reject) is not None:
+        parts.append(f"every {reject.level} with {reject.stat} above {reject.threshold:g} has weight 0")
+    return "; ".join(parts) + "; on the policy loss only, denominators unchanged"
 
 
 def _value_loss(algorithm: Algorithm) -> str:
@@ -67,6 +155,24 @@ def _denominators(algorithm: Algorithm) -> str:
     return f"{algorithm.loss_agg_func}: {DENOMINATORS[algorithm.loss_agg_func].format(horizon=horizon)}"
 
 
+def _rewards(algorithm: Algorithm) -> str:
+    scaling, overlong = algorithm.reward_scaling, algorithm.overlong
+    parts = ["the score"]
+    if scaling is not None:
+        source, target = (scaling.source_min, scaling.source_max), (scaling.target_min, scaling.target_max)
+        parts.append("clipped to [{:g}, {:g}] and mapped to [{:g}, {:g}]".format(*source, *target))
+    if overlong.stop_properly_coef is not None:
+        parts.append(f"times {overlong.stop_properly_coef:g} if truncated")
+    if overlong.buffer_length is not None:
+        limit = "the longest response" if overlong.max_length is None else f"{overlong.max_length} tokens"
+        parts.append(f"minus up to {overlong.penalty:g} over the last {overlong.buffer_length} tokens before {limit}")
+    if overlong.filter:
+        parts.append("truncated responses do not count")
+    if algorithm.reward_whitening:
+        parts.append("scaled to unit variance over the rollout batch, the mean kept")
+    return ", ".join([*parts, "on the last action of the response"])
+
+
 def _kl(algorithm: Algorithm) -> str:
     parts = []
     if algorithm.use_kl_in_reward:
@@ -74,10 +180,53 @@ def _kl(algorithm: Algorithm) -> str:
         adaptive = f", adaptive to {control.target_kl:g}" if control.type == "adaptive" else ""
         parts.append(f"in the reward: {algorithm.kl_penalty}, coefficient {control.kl_coef:g}{adaptive}")
     if algorithm.use_kl_loss:
-        parts.append(
-            f"in the actor loss: {algorithm.kl_loss_type}, coefficient {algorithm.kl_loss_coef:g}, its plain gradient"
-        )
+        kind, coefficient = algorithm.kl_loss_type, algorithm.kl_loss_coef
+        gradient = KL_GRADIENTS["full" if kind == "full" else "k2" if kind.endswith("+") else algorithm.kl_loss_grad]
+        parts.append(f"in the actor loss: {kind.removesuffix('+')}, coefficient {coefficient:g}, {gradient}")
+    if len(parts) > 1 and algorithm.allow_both_kl:
+        parts.append("both on purpose")
     return "; ".join(parts) or "none"
+
+
+def _rows(algorithm: Algorithm) -> list[tuple[str, str]]:
+    """Nothing where each row of the rollout is trained on alike."""
+    found = []
+    if (sampling := algorithm.dynamic_sampling) is not None:
+        then = {
+            "error": "then the run ends",
+            "train_partial": "then the step is smaller",
+            "fill_with_rejected": "then others fill the step",
+        }
+        text = (
+            f"only groups of {algorithm.group_size} whose metrics differ by more than {sampling.tolerance:g}; "
+            f"up to {sampling.max_rounds} rounds of prompts, {then[sampling.on_exhausted]}; "
+            f"surplus groups are {'first in the next step' if sampling.surplus == 'carry' else 'dropped'}"
+        )
+        found.append(("dynamic sampling", text))
+    if algorithm.use_pf_ppo:
+        found.append(("PF-PPO", _pf_ppo(algorithm.pf_ppo)))
+    return found
+
+
+def _pf_ppo(options: PFPPO) -> str:
+    text = {
+        "pow": f"|reward|^{options.power:g} (rewards of 0 and 1: successes only)",
+        "max_min": "1 for the highest and the lowest reward, 0 for the others",
+        "max_random": "0.4 for the highest reward, 0.1 for the others",
+    }[options.method]
+    if options.mode == "weight":
+        return f"policy loss of a row times {text}, mean 1; value loss as without"
+    return f"as many rows drawn anew with weights {text}, for actor and critic"
+
+
+def _early_stop(algorithm: Algorithm) -> list[tuple[str, str]]:
+    if algorithm.target_kl is None:
+        return []
+    who = "actor's and critic's" if algorithm.loss_type == "actor_critic" else "actor's"
+    text = (
+        f"the {who} update ends after a mini-batch whose mean k3 to the rollout policy exceeds {algorithm.target_kl:g}"
+    )
+    return [("early stop", text)]
 
 
 def _optimizer_steps(algorithm: Algorithm, steps: int, size: int, unit: str) -> list[tuple[str, str]]:

@@ -1,8 +1,9 @@
 """KL divergence to the reference policy: per-token estimators and the coefficient's controllers.
 
 With d = log pi - log pi_ref of a sampled token (Schulman, "Approximating KL divergence"):
-k1 = d, abs = |d|, k2 = d^2 / 2, k3 = exp(-d) - 1 + d. Gradients are the plain ones of these expressions: as a loss term
-the gradient of k1 is zero in expectation, and that of k3 is the one of KL(ref || pi).
+k1 = d, abs = |d|, k2 = d^2 / 2, k3 = exp(-d) - 1 + d. Differentiated as they stand and averaged over samples, k1 has
+gradient zero and k3 that of KL(ref || pi); k2 has the gradient of KL(pi || ref), and so do the straight-through forms
+with a '+' and the score-function form of `kl_loss_estimate`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rl_platform.algorithms.aggregation import select
-from rl_platform.config.algorithm import KLControl, KLEstimator
+from rl_platform.config.algorithm import KLControl, KLGradient, KLLossEstimator
 from rl_platform.errors import CheckpointError
 
 EXPONENT_LIMIT = 20.0  # |d| beyond this would overflow or drown everything else
@@ -22,27 +23,72 @@ def kl_estimate(
     log_probs: Tensor,
     reference_log_probs: Tensor,
     mask: Tensor | None,
-    estimator: KLEstimator,
+    estimator: KLLossEstimator,
     output_clip: float | None = None,
 ) -> Tensor:
     """Per-position KL estimate [B,T] with gradient to `log_probs`, 0 outside `mask` [B,T] bool (None: all positions).
+
+    An estimator with a '+' has the value of the one without and the gradient of k2.
 
     `output_clip` bounds k3 from above. Its gradient is zero beyond: right for rewards and metrics, wrong for a loss,
     where the tokens that drifted most would no longer be held back.
     """
     difference = select(log_probs - reference_log_probs, mask)
     match estimator:
-        case "k1" | "kl":
-            return difference
-        case "abs":
-            return difference.abs()
+        case "k1" | "kl" | "k1+" | "kl+":
+            estimate = difference
+        case "abs" | "abs+":
+            estimate = difference.abs()
         case "k2" | "mse":
-            return 0.5 * difference.square()
-        case "k3" | "low_var_kl":
+            estimate = 0.5 * difference.square()
+        case "k3" | "low_var_kl" | "k3+" | "low_var_kl+":
             # expm1 keeps the digits that exp(-d) - 1 loses near d = 0; below -20 the exponential is cut.
             opposite = (-difference).clamp(max=EXPONENT_LIMIT)
             estimate = torch.expm1(opposite) - opposite
-            return estimate if output_clip is None else estimate.clamp(max=output_clip)
+            estimate = estimate if output_clip is None else estimate.clamp(max=output_clip)
+    return _with_gradient_of_k2(estimate, difference) if estimator.endswith("+") else estimate
+
+
+def _with_gradient_of_k2(estimate: Tensor, difference: Tensor) -> Tensor:
+    """stop(K) + k2 - stop(k2), in an order in which the value is K exactly."""
+    k2 = 0.5 * difference.square()
+    return estimate.detach() + (k2 - k2.detach())
+
+
+def kl_loss_estimate(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    reference_log_probs: Tensor,
+    mask: Tensor | None,
+    estimator: KLLossEstimator,
+    gradient: KLGradient,
+) -> Tensor:
+    """Per-position KL term of a loss [B,T], 0 outside `mask` [B,T] bool (None: all positions).
+
+    path: the estimator as it stands. k2: its value with the gradient of k2. score: rho K with rho = pi / pi_old, the
+    policy gradient of the expected K, off-policy too; in the first update rho is 1 and the form is
+    exp(log pi - stop(log pi)) K. `old_log_probs` are those of the weights that the batch was sampled with. No output
+    clip: see `kl_estimate`.
+    """
+    kl = kl_estimate(log_probs, reference_log_probs, mask, estimator)
+    match gradient:
+        case "path":
+            return kl
+        case "k2":
+            return _with_gradient_of_k2(kl, select(log_probs - reference_log_probs, mask))
+        case "score":
+            log_ratio = select(log_probs - old_log_probs, mask)
+            return log_ratio.clamp(-EXPONENT_LIMIT, EXPONENT_LIMIT).exp() * kl
+
+
+def full_kl(logits: Tensor, reference_logits: Tensor) -> Tensor:
+    """KL(pi || pi_ref) = sum_v pi(v) (log pi(v) - log pi_ref(v)) [K] from logits [K,V], with gradient to `logits`.
+
+    Both are divided by the same temperature beforehand. In logit v the gradient is
+    pi(v) (log pi(v) - log pi_ref(v) - KL).
+    """
+    log_probs, reference = logits.log_softmax(dim=-1), reference_logits.log_softmax(dim=-1)
+    return (log_probs.exp() * (log_probs - reference)).sum(dim=-1)
 
 
 def sequence_mean_kl(kl: Tensor, mask: Tensor) -> float:

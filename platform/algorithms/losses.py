@@ -1,13 +1,13 @@
-"""PPO losses: clipped policy loss, clipped value loss, entropy and KL terms, and the sums that engines call.
+"""PPO losses: clipped value loss, and the sums of policy, value, entropy, KL and likelihood terms that engines call.
 
-`policy_loss` and `value_loss` give one number per position; `actor_loss`, `critic_loss` and `actor_critic_loss` add the
-terms up for a micro-batch, with denominators of its whole mini-batch. Embodied and reasoning runs call the same
-functions. Positions outside the mask may hold anything: they change neither losses nor gradients.
+`value_loss` gives one number per position, as the functions of policy_losses.py do; `actor_loss`, `critic_loss` and
+`actor_critic_loss` add the terms up for a micro-batch, with denominators of its whole mini-batch. Embodied and
+reasoning runs call the same functions. Positions outside the mask may hold anything: they change neither losses nor
+gradients.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -15,89 +15,37 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rl_platform.algorithms.aggregation import Denominators, aggregate, select
-from rl_platform.algorithms.kl import kl_estimate
-from rl_platform.algorithms.metrics import Metrics, Names, Sums
+from rl_platform.algorithms.kl import kl_loss_estimate
+from rl_platform.algorithms.metrics import Metrics, active_positions, over
+from rl_platform.algorithms.policy_losses import LOG_RATIO_LIMIT, policy_loss_function, positive_nll
 from rl_platform.config.algorithm import Algorithm
 from rl_platform.records import RolloutBatch
-
-LOG_RATIO_LIMIT = 20.0
 
 
 @dataclass(frozen=True)
 class ModelOutputs:
     """What a training forward gives for a micro-batch, each [B,T] with gradient; None: the model was not asked for it.
 
-    log_probs: of the chosen action or token; entropy: of the distribution it came from; values: of the state before.
+    log_probs: of the chosen action or token; entropy: of the distribution it came from; values: of the state before;
+    full_kl: of that distribution to the reference's. states [B,T,H]: what a reference hands over for the full KL.
     """
 
     log_probs: Tensor | None = None
     entropy: Tensor | None = None
     values: Tensor | None = None
+    full_kl: Tensor | None = None
+    states: Tensor | None = None
 
 
-def policy_loss(
-    log_probs: Tensor,
-    old_log_probs: Tensor,
-    advantages: Tensor,
-    mask: Tensor | None,
-    clip_low: float,
-    clip_high: float,
-    dual_clip: float | None = None,
-) -> tuple[Tensor, Metrics]:
-    """Clipped surrogate with asymmetric and dual clip, per position [B,T], to be minimised. `mask` None: all positions.
+@torch.no_grad()
+def drift_metrics(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor | None) -> Metrics:
+    """`actor/approx_kl_k3`, the mean of rho - 1 - log rho >= 0 over active positions: how far the policy has moved.
 
-    max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)), and at most -A dual_clip where A < 0 (dual_clip > 1), with
-    rho = exp(log_probs - old_log_probs), the exponent limited to +-20. PPO (Schulman et al. 2017), asymmetric clip
-    (DAPO), dual clip (Ye et al. 2020). Gradient flows to `log_probs` only.
+    An estimate of KL(pi_old || pi) with little variance (Schulman, "Approximating KL divergence", 2020).
     """
-    log_ratio = select(log_probs - old_log_probs, mask)
-    with torch.no_grad():
-        cost = select(-advantages, mask)
-        losing = cost > 0  # A < 0
-        # The maximum above is -A rho with rho clamped on the side that the sign of A makes harmful:
-        # from above at 1 + clip_high where A >= 0, to [1 - clip_low, dual_clip] where A < 0.
-        lower = torch.full_like(cost, -LOG_RATIO_LIMIT).masked_fill_(losing, _log_bound(1.0 - clip_low))
-        upper = torch.full_like(cost, _log_bound(1.0 + clip_high)).masked_fill_(
-            losing, _log_bound(dual_clip or math.inf)
-        )
-    loss = cost * log_ratio.clamp(lower, upper).exp()
-    with torch.no_grad():
-        above = log_ratio > upper
-        high, low = above & (cost < 0), (log_ratio < lower) & losing
-        dual = above & losing if dual_clip is not None else None
-        return loss, _policy_metrics(log_ratio, mask, high, low, dual)
-
-
-def _log_bound(ratio: float) -> float:
-    """log(ratio), within the limits of the exponent."""
-    return -LOG_RATIO_LIMIT if ratio <= 0 else min(max(math.log(ratio), -LOG_RATIO_LIMIT), LOG_RATIO_LIMIT)
-
-
-def _policy_metrics(log_ratio: Tensor, mask: Tensor | None, high: Tensor, low: Tensor, dual: Tensor | None) -> Metrics:
-    """`log_ratio` is 0, the clip flags are False outside `mask`."""
-    ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-    ratios = {
-        "actor/ratio_mean": select(ratio, mask),
-        "actor/approx_kl": -log_ratio,  # mean(log pi_old - log pi)
-    }
-    clipped = {"actor/clip_frac": high | low, "actor/clip_frac_high": high, "actor/clip_frac_low": low}
-    if dual is not None:
-        clipped["actor/dual_clip_frac"] = dual
-    return Metrics(
-        means=_sums(ratios, mask) | _sums(clipped, mask),
-        minima={"actor/ratio_min": (ratio if mask is None else torch.where(mask, ratio, math.inf)).amin()},
-        maxima={"actor/ratio_max": (ratio if mask is None else torch.where(mask, ratio, -math.inf)).amax()},
-    )
-
-
-def _sums(rows: dict[str, Tensor], mask: Tensor | None) -> dict[Names, Sums]:
-    """Sums of some [B,T] tensors of one type that are 0 outside `mask`, over the number of active positions."""
-    values = list(rows.values())
-    return {tuple(rows): Sums(torch.stack(values).sum(dim=(1, 2)), _active(values[0], mask))}
-
-
-def _active(like: Tensor, mask: Tensor | None) -> Tensor | float:
-    return float(like.numel()) if mask is None else mask.sum()
+    log_ratio = select(log_probs - old_log_probs, mask).clamp(max=LOG_RATIO_LIMIT)
+    drift = torch.expm1(log_ratio) - log_ratio
+    return Metrics(means=over(active_positions(log_ratio, mask), {"actor/approx_kl_k3": drift.sum()}))
 
 
 def value_loss(
@@ -116,13 +64,16 @@ def value_loss(
     """
     values, returns = select(values, mask), select(returns, mask)
     error = values - returns
-    means = _sums({"critic/predicted_values_mean": values.detach()}, mask)
+    count = active_positions(values, mask)
+    means = over(count, {"critic/predicted_values_mean": values.detach().sum()})
     if clip is not None:
         with torch.no_grad():
             old_values = select(old_values, mask)
-            clipped_error = values.clamp(old_values - clip, old_values + clip) - returns
+            clipped_values = values.clamp(old_values - clip, old_values + clip)
+            clipped_error = clipped_values - returns
             clipped = clipped_error.abs() > error.abs()  # phi grows with |e|, so the larger |e| is the larger loss
-            means |= _sums({"critic/clip_frac": clipped}, mask)
+            flags = {"critic/clip_frac": clipped, "critic/out_of_range_frac": clipped_values != values}
+            means |= over(count, {name: torch.count_nonzero(flag) for name, flag in flags.items()})
         error = torch.where(clipped, clipped_error, error)
     if huber_delta is None:
         loss = 0.5 * error.square()
@@ -134,10 +85,12 @@ def value_loss(
 def actor_loss(
     outputs: ModelOutputs, batch: RolloutBatch, denominators: Denominators, algorithm: Algorithm
 ) -> tuple[Tensor, Metrics]:
-    """Policy loss - entropy_bonus * entropy + kl_loss_coef * KL of a micro-batch: its part of the mini-batch's loss.
+    """Policy loss - entropy_bonus * entropy + kl_loss_coef * KL + positive_nll_coef * NLL of correct rows, of a
+    micro-batch: its part of the mini-batch's loss.
 
-    `batch` needs log_probs and advantages, and reference_log_probs with `use_kl_loss`; `outputs` log_probs, and entropy
-    with an `entropy_bonus`.
+    `batch` needs log_probs and advantages, reference_log_probs with `use_kl_loss`, correct with a `positive_nll_coef`;
+    its loss_weights, if it has them, multiply the policy loss of every position and nothing else. `outputs` needs
+    log_probs, entropy with an `entropy_bonus`, and full_kl with `kl_loss_type: full`.
     """
     return _actor_loss(outputs, batch, _mask(batch, denominators), denominators, algorithm)
 
@@ -170,16 +123,13 @@ def _actor_loss(
     assert outputs.log_probs is not None
     assert batch.log_probs is not None
     assert batch.advantages is not None
-    per_token, metrics = policy_loss(
-        outputs.log_probs,
-        batch.log_probs,
-        batch.advantages,
-        mask,
-        algorithm.clip_ratio_low,
-        algorithm.clip_ratio_high,
-        algorithm.clip_ratio_c,
-    )
-    loss = aggregate(per_token, mask, denominators, algorithm.loss_agg_func)
+    policy_loss = policy_loss_function(algorithm.policy_loss)
+    per_token, metrics = policy_loss(outputs.log_probs, batch.log_probs, batch.advantages, mask, algorithm)
+    if batch.loss_weights is not None:
+        per_token = per_token * select(batch.loss_weights, mask)
+    if algorithm.target_kl is not None:
+        metrics = metrics.merge(drift_metrics(outputs.log_probs, batch.log_probs, mask))
+    loss = aggregate(per_token, mask, denominators, algorithm.loss_agg_func, zero_outside=True)
     terms = {"actor/pg_loss": loss}
     if outputs.entropy is not None:
         bonus = algorithm.entropy_bonus
@@ -189,12 +139,33 @@ def _actor_loss(
         terms["actor/entropy"] = entropy
         loss = loss - bonus * entropy if bonus else loss
     if algorithm.use_kl_loss:
-        assert batch.reference_log_probs is not None
-        kl = kl_estimate(outputs.log_probs, batch.reference_log_probs, mask, algorithm.kl_loss_type)
+        kl = _kl_term(outputs, batch, mask, algorithm)
         terms["actor/kl_loss"] = aggregate(kl, mask, denominators, algorithm.loss_agg_func)
         loss = loss + algorithm.kl_loss_coef * terms["actor/kl_loss"]
+    if algorithm.positive_nll_coef:
+        assert batch.correct is not None
+        terms["actor/positive_nll"] = positive_nll(outputs.log_probs, batch.correct, mask, denominators)
+        loss = loss + algorithm.positive_nll_coef * terms["actor/positive_nll"]
     terms["actor/loss"] = loss
     return loss, metrics.merge(_loss_metrics(terms, per_token, mask, denominators))
+
+
+def _kl_term(outputs: ModelOutputs, batch: RolloutBatch, mask: Tensor | None, algorithm: Algorithm) -> Tensor:
+    """[B,T], 0 outside `mask`."""
+    if algorithm.kl_loss_type == "full":
+        assert outputs.full_kl is not None
+        return select(outputs.full_kl, mask)
+    assert outputs.log_probs is not None
+    assert batch.log_probs is not None
+    assert batch.reference_log_probs is not None
+    return kl_loss_estimate(
+        outputs.log_probs,
+        batch.log_probs,
+        batch.reference_log_probs,
+        mask,
+        algorithm.kl_loss_type,
+        algorithm.kl_loss_grad,
+    )
 
 
 def _critic_loss(
@@ -206,11 +177,13 @@ def _critic_loss(
     per_token, metrics = value_loss(
         outputs.values, batch.values, batch.returns, mask, algorithm.value_clip, algorithm.huber_delta
     )
-    loss = algorithm.value_loss_scale * aggregate(per_token, mask, denominators, algorithm.loss_agg_func)
+    loss = algorithm.value_loss_scale * aggregate(
+        per_token, mask, denominators, algorithm.loss_agg_func, zero_outside=True
+    )
     return loss, metrics.merge(_loss_metrics({"critic/loss": loss}, per_token, mask, denominators))
 
 
 def _loss_metrics(terms: dict[str, Tensor], like: Tensor, mask: Tensor | None, denominators: Denominators) -> Metrics:
     """Parts of mini-batch losses, counted as the share of the mini-batch they cover: the mean is over mini-batches."""
-    share = _active(like, mask) / max(denominators.tokens, 1.0)
-    return Metrics(means={tuple(terms): Sums(torch.stack([term.detach() for term in terms.values()]), share)})
+    share = active_positions(like, mask) / max(denominators.tokens, 1.0)
+    return Metrics(means=over(share, {name: term.detach() for name, term in terms.items()}))

@@ -45,6 +45,13 @@ class Metrics:
             _merge(self.maxima, other.maxima, torch.maximum),
         )
 
+    def mean(self, name: str) -> float | None:
+        """One of the means; None if it was measured on nothing. Waits for the device."""
+        for names, sums in self.means.items():
+            if name in names and (count := float(sums.count)) > 0:
+                return float(sums.total[names.index(name)]) / count
+        return None
+
     def finalize(self) -> dict[str, float]:
         """Numbers for the log. What was measured on nothing (count 0, infinite extremum) is left out."""
         result: dict[str, float] = {}
@@ -65,3 +72,13 @@ def _merge(
     for key, value in right.items():
         merged[key] = combine(left[key], value) if key in left else value
     return merged
+
+
+def over(count: Tensor | float, totals: dict[str, Tensor]) -> dict[Names, Sums]:
+    """Some scalars of one type, to be divided by `count` in the end."""
+    return {tuple(totals): Sums(torch.stack(list(totals.values())), count)}
+
+
+def active_positions(like: Tensor, mask: Tensor | None) -> Tensor | float:
+    """How many positions of a tensor [B,T] count; `mask` None: all."""
+    return float(like.numel()) if mask is None else torch.count_nonzero(mask)

@@ -8,8 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rl_platform.algorithms.aggregation import select
 from rl_platform.algorithms.kl import kl_estimate
-from rl_platform.config.algorithm import KLEstimator
+from rl_platform.config.algorithm import KLPenalty
 
 KL_REWARD_OUTPUT_CLIP = 10.0
 
@@ -33,12 +34,18 @@ def penalize_kl(
     reference_log_probs: Tensor,
     mask: Tensor,
     coefficient: float,
-    estimator: KLEstimator,
+    estimator: KLPenalty,
+    full_kl: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """rewards_t - coefficient * K_t on the positions of `mask`; all tensors [B,T].
 
-    `log_probs` are those of the training engine before the update. Returns the new rewards and K (0 outside `mask`).
+    `log_probs` are those of the training engine before the update; `full_kl` [B,T] is K for the estimator full.
+    Returns the new rewards and K (0 outside `mask`).
     Advantages and the critic's returns must both be built from these rewards.
     """
-    kl = kl_estimate(log_probs, reference_log_probs, mask, estimator, output_clip=KL_REWARD_OUTPUT_CLIP)
+    if estimator == "full":
+        assert full_kl is not None
+        kl = select(full_kl, mask)
+    else:
+        kl = kl_estimate(log_probs, reference_log_probs, mask, estimator, output_clip=KL_REWARD_OUTPUT_CLIP)
     return rewards - coefficient * kl, kl

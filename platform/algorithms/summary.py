@@ -9,10 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rl_platform.algorithms.mismatch import mismatch_metrics, token_mismatch_metrics
 from rl_platform.algorithms.statistics import explained_variance, masked_mean, masked_var
 from rl_platform.records import RolloutBatch
-
-EXPONENT_LIMIT = 20.0
 
 
 @torch.no_grad()
@@ -33,31 +32,16 @@ def rollout_metrics(batch: RolloutBatch) -> dict[str, float]:
     if batch.advantages is not None:
         result |= _spread("adv", batch.advantages, mask, "/")
         result["adv/std"] = float(masked_var(batch.advantages, mask).sqrt())
-    if batch.returns is not None:
-        result |= _spread("critic/returns", batch.returns, mask)
-    if batch.values is not None:
-        result |= _spread("critic/values", batch.values, mask)
     if batch.returns is not None and batch.values is not None:
+        result |= _spread("critic/returns", batch.returns, mask)
+        result |= _spread("critic/values", batch.values, mask)
         explained, valid = explained_variance(batch.returns, batch.values, mask)
         result |= {"critic/explained_var": explained, "critic/explained_var_valid": float(valid)}
     if batch.log_probs is not None:
         result |= mismatch_metrics(batch.log_probs, batch.rollout_log_probs, mask)
+        if batch.ends is None:
+            result |= token_mismatch_metrics(batch.log_probs, batch.rollout_log_probs, mask)
     return result
-
-
-def mismatch_metrics(log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor) -> dict[str, float]:
-    """How far training engine and rollout engine disagree on the same tokens, with u = log_probs - rollout_log_probs.
-
-    prob_error = mean exp|u| (1 is perfect; above 1.05 look into it), abs_logp = mean |u|, kl = mean(-u) and
-    k3 = mean(exp(u) - 1 - u), two estimates of KL(rollout || training).
-    """
-    u = (log_probs.float() - rollout_log_probs).clamp(-EXPONENT_LIMIT, EXPONENT_LIMIT)
-    return {
-        "mismatch/prob_error": float(masked_mean(u.abs().exp(), mask)),
-        "mismatch/abs_logp": float(masked_mean(u.abs(), mask)),
-        "mismatch/kl": float(masked_mean(-u, mask)),
-        "mismatch/k3": float(masked_mean(torch.expm1(u) - u, mask)),
-    }
 
 
 def _spread(name: str, x: Tensor, mask: Tensor, separator: str = "_") -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from rl_platform.components.base import ComponentContext
 from rl_platform.components.learner import Learner, present
 from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.spaces import EnvSpaces
+from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.build import language_model, token_temperature
 from rl_platform.models.forward import EmbodiedActorCritic, TokenPolicy
 from rl_platform.models.policy import ActorCriticPolicy
@@ -35,8 +37,23 @@ class LanguageActor(Learner):
         super().__init__(context, config, config.actor, model, loss, "actor", config.algorithm.ppo_epochs)
 
     def evaluate(self, batch: RolloutBatch) -> dict[str, Tensor]:
-        """The batch's `log_probs` [B,T] under the policy as it is now."""
-        return {"log_probs": present(self.outputs(batch).log_probs)}
+        """The batch's `log_probs` [B,T] under the policy as it is now, and `full_kl` [B,T] if the reward needs it."""
+        full_kl = self.config.algorithm.full_kl_in_reward
+        outputs = self.outputs(batch if full_kl else replace(batch, reference_states=None))
+        fields = {"log_probs": present(outputs.log_probs)}
+        return fields | ({"full_kl": present(outputs.full_kl)} if full_kl else {})
+
+    def receive_reference_head(self, head: Tensor) -> None:
+        """The reference's output matrix [vocabulary, H], once before the first batch of a run with a `full` KL.
+
+        Raises ConfigError if the reference has another vocabulary.
+        """
+        policy = self.engine.model
+        own = policy.model.head.weight.shape[0]
+        if head.shape[0] != own:
+            message = f"a full KL compares all tokens: the reference has {head.shape[0]} of them, the actor {own}"
+            raise ConfigError([Problem("reference.model", message, allowed="a model with the actor's vocabulary")])
+        policy.reference_head = head.detach().to(self.device)
 
     def export(self, folder: str) -> str:
         """Write the model and its tokenizer as a Hugging Face folder that transformers loads."""

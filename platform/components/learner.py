@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -49,6 +50,7 @@ class Learner:
         self.training_micro_batches = MicroBatches(section.micro_batch_size, section.max_tokens_per_micro_batch)
         forward_rows = config.algorithm.logprob_forward_micro_batch_size
         self.forward_micro_batches = MicroBatches(forward_rows) if forward_rows else self.training_micro_batches
+        self.target_kl = config.algorithm.target_kl if kind == "actor" else None
         self.failures = 0
 
     def outputs(self, batch: RolloutBatch) -> ModelOutputs:
@@ -60,25 +62,35 @@ class Learner:
         rate = learning_rate(self.section.optim, step, self.config.runner.max_steps)
         self.engine.set_learning_rate(rate)
         size = self.config.data.mini_batch_size
-        metrics, skipped, done = Metrics(), 0, 0
+        metrics, skipped, steps, done = Metrics(), 0, 0, 0
         total = self.epochs * (len(batch) // size)
         some_masked = not bool(batch.mask.all())
-        for epoch in range(self.epochs):
-            order = generator(self.context.seed, self.kind, step, epoch)
-            for mini_batch in mini_batches(batch, size, order):
-                self.context.progress.update(done, total, "mini-batches")
-                done += 1
-                if some_masked and not bool(mini_batch.mask.any()):
-                    continue
-                found = self.engine.step(mini_batch, self.loss, self.training_micro_batches)
-                if found is None:
-                    skipped += 1
-                    self._count_failure(step, epoch)
-                else:
-                    self.failures = 0
-                    metrics = metrics.merge(found)
+        for epoch, mini_batch in self._mini_batches(batch, size, step):
+            self.context.progress.update(done, total, "mini-batches")
+            done += 1
+            if some_masked and not bool(mini_batch.mask.any()):
+                continue
+            found = self.engine.step(mini_batch, self.loss, self.training_micro_batches)
+            if found is None:
+                skipped += 1
+                self._count_failure(step, epoch)
+                continue
+            self.failures = 0
+            steps += 1
+            metrics = metrics.merge(found)
+            if self.target_kl is not None and (found.mean("actor/approx_kl_k3") or 0.0) > self.target_kl:
+                break  # on every rank: the metrics are those of all ranks together
         named = {name if "/" in name else f"{self.kind}/{name}": value for name, value in metrics.finalize().items()}
-        return named | {f"{self.kind}/lr": rate, f"{self.kind}/skipped_updates": float(skipped)}
+        named |= {f"{self.kind}/lr": rate, f"{self.kind}/skipped_updates": float(skipped)}
+        if self.target_kl is not None:
+            named |= {"actor/early_stopped": float(done < total), "actor/optimizer_steps": float(steps)}
+        return named
+
+    def _mini_batches(self, batch: RolloutBatch, size: int, step: int) -> Iterator[tuple[int, RolloutBatch]]:
+        """Every epoch's mini-batches, with the number of the epoch."""
+        for epoch in range(self.epochs):
+            for mini_batch in mini_batches(batch, size, generator(self.context.seed, self.kind, step, epoch)):
+                yield epoch, mini_batch
 
     def _count_failure(self, step: int, epoch: int) -> None:
         self.failures += 1

@@ -21,14 +21,21 @@ class LanguageReference:
     def __init__(self, context: ComponentContext, config: Config) -> None:
         section = config.reference.model or config.actor.model
         self.device = torch.device("cuda", context.accelerators[0]) if context.accelerators else torch.device("cpu")
-        model = TokenPolicy(language_model(config, section, context.seed), token_temperature(config))
+        self.full_kl = config.algorithm.full_kl_in_reward or config.algorithm.full_kl_in_loss
+        language = language_model(config, section, context.seed)
+        model = TokenPolicy(language, token_temperature(config), keep_states=self.full_kl)
         self.model = model.requires_grad_(False).to(self.device)
         self.precision = autocast(self.device, getattr(torch, section.dtype))
         rows = config.algorithm.logprob_forward_micro_batch_size or config.actor.micro_batch_size
         self.micro_batches = MicroBatches(rows, None if rows else config.actor.max_tokens_per_micro_batch)
 
     def evaluate(self, batch: RolloutBatch) -> dict[str, Tensor]:
-        """The batch's `reference_log_probs` [B,T]."""
+        """The batch's `reference_log_probs` [B,T], and `reference_states` [B,T,H] if a KL is `full`."""
         with self.precision:
             outputs = evaluate(self.model, batch, self.micro_batches, self.device)
-        return {"reference_log_probs": present(outputs.log_probs)}
+        fields = {"reference_log_probs": present(outputs.log_probs)}
+        return fields | ({"reference_states": present(outputs.states)} if self.full_kl else {})
+
+    def head(self) -> Tensor:
+        """The output matrix [vocabulary, H], which makes logits of `reference_states`; by reference in one process."""
+        return self.model.model.head.weight

@@ -5,15 +5,19 @@ What a single key accepts is said by the schema. Whether the resources of a plac
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
+from rl_platform.config.batch_rules import broken_batch_rules
 from rl_platform.config.components import Model, Optim, Sampling
-from rl_platform.config.effects import CRITIC_ESTIMATORS, idle_keys
+from rl_platform.config.effects import idle_keys
+from rl_platform.config.estimators import check_estimator, estimator_of
 from rl_platform.config.explain import show
+from rl_platform.config.policy_loss_rules import broken_policy_loss_rules
+from rl_platform.config.reward_rules import broken_reward_rules
+from rl_platform.config.rules import FUNCTION, BrokenRule
 from rl_platform.config.schema import Config
 from rl_platform.config.suggest import nearest
 from rl_platform.errors import Problem
@@ -28,7 +32,6 @@ _PARTS = (  # keys that decide which components a run has
     "algorithm.use_kl_loss",
 )
 _REWARD_TYPES = ("task", "math_verify", "exact_match")
-_REWARD_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 def check(
@@ -38,9 +41,12 @@ def check(
     `doubtful`, which hold a default because what was written is wrong, are not judged."""
     rules = _Rules(config, where, doubtful)
     rules.losses()
+    check_estimator(config, rules.fail)
     rules.kl()
     rules.placement()
     rules.schedule()
+    rules.report(broken_policy_loss_rules(config))
+    rules.report(broken_batch_rules(config))
     rules.trainable("actor")
     if config.critic.use_critic_model:
         rules.trainable("critic")
@@ -48,6 +54,7 @@ def check(
         rules.embodied()
     else:
         rules.reasoning()
+        rules.report(broken_reward_rules(config))
     rules.without_effect(written)
     return rules.problems
 
@@ -67,6 +74,10 @@ class _Rules:
         if not any(doubted):
             self.problems.append(Problem(key, message, self.where(key), show(self._value(key)), hint=hint))
 
+    def report(self, broken: Iterable[BrokenRule]) -> None:
+        for rule in broken:
+            self.fail(rule.key, rule.message, *rule.involved, hint=rule.hint)
+
     def _value(self, key: str) -> Any:
         return _get(self.config.model_dump(mode="json"), key)
 
@@ -81,7 +92,7 @@ class _Rules:
                 "reasoning": "the values of a language model come from a separate critic",
             }[task]
             self.fail(loss, f"{task} training needs {fitting}: {reason}", "runner.task_type", hint=f"{loss}: {fitting}")
-        elif fitting == "actor" and algorithm.adv_type in CRITIC_ESTIMATORS and not critic.use_critic_model:
+        elif fitting == "actor" and estimator_of(algorithm.adv_type).values and not critic.use_critic_model:
             message = (
                 f"adv_type {algorithm.adv_type} with loss_type actor needs values, which only a critic model gives"
             )
@@ -98,8 +109,10 @@ class _Rules:
     def kl(self) -> None:
         algorithm = self.config.algorithm
         reward, loss, task = "algorithm.use_kl_in_reward", "algorithm.use_kl_loss", "runner.task_type"
-        if algorithm.use_kl_in_reward and algorithm.use_kl_loss:
-            self.fail(loss, "the KL is already in the reward; in both places it would count twice", reward)
+        both = "algorithm.allow_both_kl"
+        if algorithm.use_kl_in_reward and algorithm.use_kl_loss and not algorithm.allow_both_kl:
+            message = "the KL is already in the reward; in both places it would count twice"
+            self.fail(loss, message, reward, both, hint=f"if you want that: {both}: true")
         if algorithm.use_kl_in_reward and algorithm.kl_ctrl.type == "adaptive" and algorithm.kl_ctrl.kl_coef == 0:
             message = "an adaptive coefficient is multiplied at each step: from 0 it never moves"
             self.fail("algorithm.kl_ctrl.kl_coef", message, "algorithm.kl_ctrl.type", reward)
@@ -242,7 +255,7 @@ class _Rules:
             if sampling.max_new_tokens is not None and sampling.max_new_tokens > data.max_response_length:
                 message = f"responses are cut at data.max_response_length, {data.max_response_length} tokens"
                 self.fail(f"rollout.{name}.max_new_tokens", message, "data.max_response_length", task)
-        if config.reward.type not in _REWARD_TYPES and not _REWARD_FUNCTION.fullmatch(config.reward.type):
+        if config.reward.type not in _REWARD_TYPES and not FUNCTION.fullmatch(config.reward.type):
             close = nearest(config.reward.type, _REWARD_TYPES)
             message = f"neither one of {', '.join(_REWARD_TYPES)} nor a function written as module:function"
             self.fail("reward.type", message, task, hint=f"did you mean {close}?" if close else "")

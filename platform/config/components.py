@@ -79,7 +79,9 @@ class Actor(Trainable):
 class Critic(Trainable):
     """`critic`: the separate value model."""
 
-    use_critic_model: bool = Field(default=False, description="train a value model (loss_type: actor needs it for gae)")
+    use_critic_model: bool = Field(
+        default=False, description="train a value model: gae needs it with loss_type actor, other adv_types refuse it"
+    )
     model: Model | None = Field(default=None, description="null: starts from the actor's model")
 
 

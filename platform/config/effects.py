@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from rl_platform.config.estimators import estimator_of, idle_estimator_keys
 from rl_platform.config.schema import Config
-
-CRITIC_ESTIMATORS = frozenset({"gae"})  # advantage estimators that need values
 
 _PROMPTS = (
     "task",
@@ -40,7 +39,10 @@ def has_values(config: Config) -> bool:
 def idle_keys(config: Config) -> list[Idle]:
     """All keys and sections without effect in this config. A section may be listed beside keys inside it."""
     task = _embodied(config) if config.runner.task_type == "embodied" else _reasoning(config)
-    return [*task, *_losses(config), *_kl(config), *_optimizers(config)]
+    estimator = (Idle(*found) for found in idle_estimator_keys(config))
+    losses = (_losses(config), _policy_loss(config), _kl(config))
+    parts = (*losses, estimator, _rewards(config), _batches(config), _optimizers(config))
+    return [*task, *(idle for part in parts for idle in part)]
 
 
 def _embodied(config: Config) -> Iterator[Idle]:
@@ -49,6 +51,9 @@ def _embodied(config: Config) -> Iterator[Idle]:
     for name in ("backend", "sampling", "val_sampling", "max_running_requests"):
         yield Idle(f"rollout.{name}", "embodied policies choose actions and generate no text")
     yield Idle("reward", "embodied rewards come from the environment")
+    yield Idle("algorithm.reward_scaling", "it maps the scores of responses; see env.normalize_rewards")
+    yield Idle("algorithm.reward_whitening", "it scales the scores of responses; see env.normalize_rewards")
+    yield Idle("algorithm.overlong", "embodied episodes have no responses with a length")
     for name in ("max_epochs", "log_samples"):
         yield Idle(f"runner.{name}", "embodied training has no data set and no texts")
     for name in ("path", "random_init", "tokenizer"):
@@ -82,7 +87,7 @@ def _reasoning(config: Config) -> Iterator[Idle]:
 
 
 def _losses(config: Config) -> Iterator[Idle]:
-    algorithm, estimator = config.algorithm, ("algorithm.adv_type",)
+    algorithm = config.algorithm
     if algorithm.loss_agg_func != "seq-mean-token-sum-norm":
         reason = "only algorithm.loss_agg_func seq-mean-token-sum-norm divides by it"
         yield Idle("algorithm.loss_agg_horizon", reason, ("algorithm.loss_agg_func",))
@@ -91,11 +96,27 @@ def _losses(config: Config) -> Iterator[Idle]:
         for key in (*(f"critic.{name}" for name in _CRITIC), *separate):
             reason = "there is no separate critic, critic.use_critic_model is false"
             yield Idle(key, reason, ("critic.use_critic_model", "algorithm.loss_type"))
-    if algorithm.adv_type not in CRITIC_ESTIMATORS:
-        yield Idle("algorithm.gae_lambda", f"adv_type {algorithm.adv_type} has no lambda", estimator)
-        if not has_values(config):
-            for name in ("value_clip", "huber_delta", "value_loss_scale"):
-                yield Idle(f"algorithm.{name}", f"adv_type {algorithm.adv_type} trains no values", estimator)
+    if not estimator_of(algorithm.adv_type).values and not has_values(config):
+        for name in ("value_clip", "huber_delta", "value_loss_scale"):
+            reason = f"adv_type {algorithm.adv_type} without a critic trains no values"
+            yield Idle(f"algorithm.{name}", reason, ("algorithm.adv_type", "critic.use_critic_model"))
+
+
+def _policy_loss(config: Config) -> Iterator[Idle]:
+    kind, switch = config.algorithm.policy_loss, ("algorithm.policy_loss",)
+    if kind == "reinforce":
+        for name in ("clip_ratio_low", "clip_ratio_high"):
+            yield Idle(f"algorithm.{name}", "policy_loss reinforce has no ratio to clip", switch)
+    if kind in ("reinforce", "cispo"):
+        reason = f"policy_loss {kind} weighs log-probs, whose loss has no bound that a dual clip could set"
+        yield Idle("algorithm.clip_ratio_c", reason, switch)
+    correction, section = config.algorithm.rollout_is, "algorithm.rollout_is"
+    if correction is not None and correction.mode is None:
+        for name in ("level", "low", "high", "batch_normalize"):
+            yield Idle(f"{section}.{name}", f"{section}.mode is null, so there are no weights", (f"{section}.mode",))
+    elif correction is not None and correction.mode == "sequence_mask":
+        reason = "mode sequence_mask judges sequences and keeps the ratios of their tokens"
+        yield Idle(f"{section}.level", reason, (f"{section}.mode",))
 
 
 def _kl(config: Config) -> Iterator[Idle]:
@@ -108,10 +129,44 @@ def _kl(config: Config) -> Iterator[Idle]:
         for name in ("horizon", "target_kl"):
             yield Idle(f"algorithm.kl_ctrl.{name}", f"only {control} adaptive reacts to the KL", (control,))
     if not algorithm.use_kl_loss:
-        for name in ("kl_loss_coef", "kl_loss_type"):
+        for name in ("kl_loss_coef", "kl_loss_type", "kl_loss_grad"):
             yield Idle(f"algorithm.{name}", f"{loss} is off", (loss,))
+    elif algorithm.kl_loss_type.endswith("+"):
+        kind = "algorithm.kl_loss_type"
+        yield Idle("algorithm.kl_loss_grad", f"the + of {kind} says it: the gradient is that of k2", (kind,))
+    elif algorithm.kl_loss_type == "full":
+        kind = "algorithm.kl_loss_type"
+        yield Idle("algorithm.kl_loss_grad", f"{kind} full has one gradient, the exact one", (kind,))
+    if not (algorithm.use_kl_in_reward and algorithm.use_kl_loss):
+        yield Idle("algorithm.allow_both_kl", f"{reward} and {loss} are not both on", (reward, loss))
     if not algorithm.needs_reference:
         yield Idle("reference", f"no KL term is on ({reward}, {loss})", (reward, loss))
+
+
+def _batches(config: Config) -> Iterator[Idle]:
+    algorithm, embodied = config.algorithm, config.runner.task_type == "embodied"
+    if embodied:
+        yield Idle("algorithm.dynamic_sampling", "embodied training has no prompts to sample")
+    if not algorithm.use_pf_ppo:
+        yield Idle("algorithm.pf_ppo", "algorithm.use_pf_ppo is off", ("algorithm.use_pf_ppo",))
+    elif algorithm.pf_ppo.method != "pow":
+        method = "algorithm.pf_ppo.method"
+        yield Idle("algorithm.pf_ppo.power", f"only {method} pow has an exponent", (method,))
+    sizes = ("data.train_batch_size", "algorithm.group_size")
+    rows = config.data.train_batch_size * algorithm.group_size
+    if embodied:
+        sizes, rows = ("env.num_envs", "env.rollout_steps"), config.env.num_envs * config.env.rollout_steps
+    if algorithm.ppo_epochs == 1 and rows <= config.data.mini_batch_size:
+        reason = "a rollout is one optimizer step (algorithm.ppo_epochs, data.mini_batch_size): none is left to skip"
+        switches = ("algorithm.ppo_epochs", "data.mini_batch_size", *sizes, "runner.task_type")
+        yield Idle("algorithm.target_kl", reason, switches)
+
+
+def _rewards(config: Config) -> Iterator[Idle]:
+    if config.algorithm.overlong.buffer_length is None:
+        switch = "algorithm.overlong.buffer_length"
+        for name in ("penalty", "max_length"):
+            yield Idle(f"algorithm.overlong.{name}", f"{switch} is null: no soft punishment", (switch,))
 
 
 def _optimizers(config: Config) -> Iterator[Idle]:

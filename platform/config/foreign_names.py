@@ -55,17 +55,33 @@ _TABLES: dict[str, str] = {
         adv_estimator.name | algorithm.adv_type
         adv_estimator.gae_lambda | algorithm.gae_lambda
         adv_estimator.normalize_advantages | algorithm.normalize_advantages
+        adv_estimator.gae_lambda_policy | algorithm.gae_lambda_policy
+        adv_estimator.gae_lambda_value | algorithm.gae_lambda_value
+        adv_estimator.length_adaptive_alpha | algorithm.length_adaptive_alpha
+        adv_estimator.normalize_rewards | algorithm.grpo_std_normalization
         gae_gamma | algorithm.gamma
         num_prompts_per_step | data.train_batch_size
         num_generations_per_prompt | algorithm.group_size
         max_num_steps | runner.max_steps
         max_num_epochs | runner.max_epochs
         val_period | runner.val_check_interval
+        use_dynamic_sampling | algorithm.dynamic_sampling | a section that is there is switched on
+        dynamic_sampling_max_gen_batches | algorithm.dynamic_sampling.max_rounds
         max_val_samples | data.val_size
         ratio_clip_min | algorithm.clip_ratio_low
         ratio_clip_max | algorithm.clip_ratio_high
         ratio_clip_c | algorithm.clip_ratio_c
+        positive_example_nll_weight | algorithm.positive_nll_coef
+        use_importance_sampling_correction | algorithm.rollout_is
+        truncated_importance_sampling_type | algorithm.rollout_is.mode | tis there is truncate here
+        truncated_importance_sampling_ratio | algorithm.rollout_is.high
+        truncated_importance_sampling_ratio_min | algorithm.rollout_is.low
         token_level_loss | algorithm.loss_agg_func | true there is token-mean here, false is seq-mean-token-mean
+        overlong_buffer_length | algorithm.overlong.buffer_length
+        overlong_buffer_penalty | algorithm.overlong.penalty
+        overlong_filtering | algorithm.overlong.filter
+        stop_properly_penalty_coef | algorithm.overlong.stop_properly_coef
+        reward_shaping.max_response_length | algorithm.overlong.max_length
         reference_policy_kl_penalty | algorithm.kl_loss_coef algorithm.kl_ctrl.kl_coef | loss or reward
         reference_policy_kl_type | algorithm.kl_loss_type algorithm.kl_penalty | loss or reward
         value_loss_fn.cliprange | algorithm.value_clip
@@ -100,11 +116,19 @@ _TABLES: dict[str, str] = {
     "verl": f"""
         lam | algorithm.gae_lambda
         adv_estimator | algorithm.adv_type
+        norm_adv_by_std_in_grpo | algorithm.grpo_std_normalization
         clip_ratio | algorithm.clip_ratio_low algorithm.clip_ratio_high | {_EPSILON}
         cliprange | algorithm.clip_ratio_low algorithm.clip_ratio_high | {_EPSILON}
         actor.clip_ratio_low | algorithm.clip_ratio_low
         actor.clip_ratio_high | algorithm.clip_ratio_high
         actor.clip_ratio_c | algorithm.clip_ratio_c
+        policy_loss.loss_mode | algorithm.policy_loss
+        rollout_correction | algorithm.rollout_is
+        rollout_correction.rollout_is | algorithm.rollout_is.level
+        rollout_is_threshold | algorithm.rollout_is.high algorithm.rollout_is.low
+        rollout_is_batch_normalize | algorithm.rollout_is.batch_normalize
+        rollout_rs | algorithm.rollout_is.reject
+        rollout_rs_threshold | algorithm.rollout_is.reject.threshold | of the KL here, of the ratio for k1 there
         cliprange_value | algorithm.value_clip
         critic_warmup | algorithm.policy_training_start_step | K means K-1 critic-only steps there, exactly K here
         ppo_mini_batch_size | data.mini_batch_size | prompts there, sequences here: multiply by algorithm.group_size
@@ -112,6 +136,10 @@ _TABLES: dict[str, str] = {
         critic.ppo_micro_batch_size_per_gpu | critic.micro_batch_size
         actor.ppo_max_token_len_per_gpu | actor.max_tokens_per_micro_batch
         critic.ppo_max_token_len_per_gpu | critic.max_tokens_per_micro_batch
+        pf_ppo.reweight_method | algorithm.pf_ppo.method
+        pf_ppo.weight_pow | algorithm.pf_ppo.power
+        filter_groups | algorithm.dynamic_sampling | a section that is there is switched on
+        filter_groups.max_num_gen_batches | algorithm.dynamic_sampling.max_rounds
         use_dynamic_bsz | actor.max_tokens_per_micro_batch critic.max_tokens_per_micro_batch | a token budget
         log_prob_micro_batch_size_per_gpu | algorithm.logprob_forward_micro_batch_size
         actor.ppo_epochs | algorithm.ppo_epochs
@@ -119,6 +147,9 @@ _TABLES: dict[str, str] = {
         actor.use_kl_loss | algorithm.use_kl_loss
         actor.kl_loss_coef | algorithm.kl_loss_coef
         actor.kl_loss_type | algorithm.kl_loss_type
+        overlong_buffer_cfg.len | algorithm.overlong.buffer_length
+        overlong_buffer_cfg.penalty_factor | algorithm.overlong.penalty
+        max_resp_len | algorithm.overlong.max_length
         entropy_coeff | algorithm.entropy_bonus
         loss_agg_mode | algorithm.loss_agg_func
         loss_scale_factor | algorithm.loss_agg_horizon
@@ -158,14 +189,20 @@ _TABLES: dict[str, str] = {
     "slime": f"""
         lambd | algorithm.gae_lambda
         advantage_estimator | algorithm.adv_type
+        disable_grpo_std_normalization | algorithm.grpo_std_normalization | true there is false here
         eps_clip | algorithm.clip_ratio_low algorithm.clip_ratio_high | the lower side; the upper one is eps_clip_high
         eps_clip_high | algorithm.clip_ratio_high
         eps_clip_c | algorithm.clip_ratio_c
+        use_tis | algorithm.rollout_is
+        tis_clip | algorithm.rollout_is.high
+        tis_clip_low | algorithm.rollout_is.low
         entropy_coef | algorithm.entropy_bonus
         num_critic_only_steps | algorithm.policy_training_start_step
+        use_unbiased_kl | algorithm.kl_loss_grad | true there is score here
         calculate_per_token_loss | algorithm.loss_agg_func | token-mean here; without it seq-mean-token-mean
         n_samples_per_prompt | algorithm.group_size
         rollout_batch_size | data.train_batch_size
+        dynamic_sampling_filter_path | algorithm.dynamic_sampling | max - min of the metric; no filter of your own
         global_batch_size | data.mini_batch_size
         max_tokens_per_gpu | actor.max_tokens_per_micro_batch
         num_rollout | runner.max_steps
@@ -200,6 +237,7 @@ _TABLES: dict[str, str] = {
         vf_coef | algorithm.value_loss_scale
         whiten_advantages | algorithm.normalize_advantages
         kl_estimator | algorithm.kl_penalty
+        whiten_rewards | algorithm.reward_whitening | of tokens there, of responses here
         per_device_train_batch_size | actor.micro_batch_size
         response_length | data.max_response_length
         sft_model_path | actor.model.path

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_platform.algorithms.losses import ModelOutputs
+from rl_platform.models.full_kl import full_kl_of_states
 from rl_platform.models.language import Entropy, LanguageModel
 from rl_platform.models.packed import PackedTokens, pack
 from rl_platform.models.policy import ActorCriticPolicy
@@ -15,23 +16,39 @@ from rl_platform.records import RolloutBatch
 class TokenPolicy(nn.Module):
     """Log-probabilities of the sampled tokens under a language model, at the rollout's temperature.
 
-    `entropy_gradient` False: entropies are for the log only and cost no memory for a backward.
+    `entropy_gradient` False: entropies are for the log only and cost no memory for a backward. `keep_states`: the
+    hidden states are outputs too. A batch with `reference_states` is also compared to the reference over the whole
+    vocabulary; `reference_head` [vocabulary, H], the reference's output matrix, is no part of this model's state.
     """
 
-    def __init__(self, model: LanguageModel, temperature: float, *, entropy_gradient: bool = False) -> None:
+    def __init__(
+        self, model: LanguageModel, temperature: float, *, entropy_gradient: bool = False, keep_states: bool = False
+    ) -> None:
         super().__init__()
-        self.entropy_gradient = entropy_gradient
+        self.entropy_gradient, self.keep_states = entropy_gradient, keep_states
         self.model = model
+        self.hidden_size: int = model.config.hidden_size
         self.temperature = temperature
+        self.reference_head: Tensor | None = None
 
     def forward(self, batch: RolloutBatch, *, entropy: bool = False) -> ModelOutputs:
         packed, rows, columns = _packed(batch)
         targets = batch.inputs["tokens"][rows, columns]
         wanted: Entropy = "none" if not entropy else "gradient" if self.entropy_gradient else "value"
-        log_probs, entropies = self.model.log_probs(packed, rows, columns, targets, self.temperature, wanted)
+        states = self.model.states_before(packed, rows, columns)
+        log_probs, entropies = self.model.log_probs(states, targets, self.temperature, wanted)
+        full_kl = None
+        if batch.reference_states is not None:
+            assert self.reference_head is not None
+            reference_states = batch.reference_states[rows, columns]
+            full_kl = full_kl_of_states(
+                states, self.model.head.weight, reference_states, self.reference_head, self.temperature
+            )
         return ModelOutputs(
             log_probs=_scatter(log_probs, batch, rows, columns),
             entropy=None if entropies is None else _scatter(entropies, batch, rows, columns),
+            full_kl=None if full_kl is None else _scatter(full_kl, batch, rows, columns),
+            states=_scatter(states, batch, rows, columns) if self.keep_states else None,
         )
 
 
@@ -41,6 +58,7 @@ class TokenValues(nn.Module):
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()
         self.model = model
+        self.hidden_size: int = model.config.hidden_size
 
     def forward(self, batch: RolloutBatch, *, entropy: bool = False) -> ModelOutputs:
         packed, rows, columns = _packed(batch)
@@ -69,6 +87,6 @@ def _packed(batch: RolloutBatch) -> tuple[PackedTokens, Tensor, Tensor]:
 
 
 def _scatter(values: Tensor, batch: RolloutBatch, rows: Tensor, columns: Tensor) -> Tensor:
-    """[K] -> [B,T] with zeros elsewhere, differentiable."""
-    out = torch.zeros(batch.action_mask.shape, dtype=values.dtype, device=values.device)
+    """[K,...] -> [B,T,...] with zeros elsewhere, differentiable."""
+    out = torch.zeros((*batch.action_mask.shape, *values.shape[1:]), dtype=values.dtype, device=values.device)
     return out.index_put((rows, columns), values)

@@ -52,16 +52,19 @@ class LanguageModel(nn.Module):
         )
         return output.last_hidden_state[0]
 
+    def states_before(self, packed: PackedTokens, rows: Tensor, columns: Tensor) -> Tensor:
+        """Last hidden states [K,H] that predict the positions (rows, columns) [K]: each one position earlier."""
+        states = self.hidden(packed.tokens, packed.positions, packed.attention)
+        return states.index_select(0, packed.flat_index[rows, columns - 1])
+
     def log_probs(
-        self, packed: PackedTokens, rows: Tensor, columns: Tensor, targets: Tensor, temperature: float, entropy: Entropy
+        self, states: Tensor, targets: Tensor, temperature: float, entropy: Entropy
     ) -> tuple[Tensor, Tensor | None]:
-        """Log-probability of `targets` [K] at the positions (rows, columns) [K], each read one position earlier.
+        """Log-probability of `targets` [K] after `states` [K,H] of `states_before`.
 
         Logits are divided by `temperature` and exist for TOKENS_PER_CHUNK positions at a time. Returns ([K], entropy
         [K] or None).
         """
-        states = self.hidden(packed.tokens, packed.positions, packed.attention)
-        states = states.index_select(0, packed.flat_index[rows, columns - 1])
         recompute = torch.is_grad_enabled() and len(states) > TOKENS_PER_CHUNK  # one chunk alone would gain nothing
         chunks = zip(states.split(TOKENS_PER_CHUNK), targets.split(TOKENS_PER_CHUNK), strict=True)
         parts = []
@@ -76,8 +79,7 @@ class LanguageModel(nn.Module):
 
     def values(self, packed: PackedTokens, rows: Tensor, columns: Tensor) -> Tensor:
         """Value [K] float32 of the state before each position (rows, columns) [K]. Never divided by a temperature."""
-        states = self.hidden(packed.tokens, packed.positions, packed.attention)
-        states = states.index_select(0, packed.flat_index[rows, columns - 1])
+        states = self.states_before(packed, rows, columns)
         with torch.autocast(states.device.type, enabled=False):
             return self.head(states.float()).squeeze(-1)
 

@@ -1,7 +1,7 @@
 """The PPO loop that embodied and reasoning runs share.
 
     sync weights -> collect (generate and score, or act and simulate) -> [reference log-probs] -> log-probs -> values
-                 -> advantages and returns -> critic epochs -> actor epochs -> validate, log, checkpoint
+                 -> advantages and returns -> [PF-PPO] -> critic epochs -> actor epochs -> validate, log, checkpoint
 
 What differs between the tasks is behind `Task`; where components run is the runtime's business.
 """
@@ -14,12 +14,15 @@ from typing import Any, Protocol
 
 from rl_platform.algorithms.advantages import advantages
 from rl_platform.algorithms.kl import kl_controller, sequence_mean_kl
+from rl_platform.algorithms.mismatch import mismatch_weights
+from rl_platform.algorithms.pf_ppo import apply_pf_ppo, row_scores
 from rl_platform.algorithms.rewards import penalize_kl
 from rl_platform.algorithms.summary import rollout_metrics
 from rl_platform.config.schema import Config
 from rl_platform.errors import Diverged
 from rl_platform.metrics import Reporter
 from rl_platform.records import RolloutBatch
+from rl_platform.rng import generator
 from rl_platform.runners.state import RunState
 from rl_platform.runners.timings import ComponentTimings
 from rl_platform.runtime.group import Handle, WorkerGroup
@@ -29,7 +32,8 @@ Metrics = dict[str, float]
 
 @dataclass(frozen=True)
 class Learners:
-    """The worker groups that hold models. critic None: values come from the actor; reference None: no KL terms."""
+    """The worker groups that hold models. critic None: values come from the actor, or the estimator needs none;
+    reference None: no KL terms."""
 
     actor: WorkerGroup
     critic: WorkerGroup | None = None
@@ -104,6 +108,7 @@ class PPO:
 
     def __init__(self, config: Config, learners: Learners, reporter: Reporter) -> None:
         self.algorithm, self.learners, self.reporter = config.algorithm, learners, reporter
+        self.seed = config.runner.seed
         self.kl_controller = kl_controller(config.algorithm.kl_ctrl)
 
     def trains_actor(self, step: int) -> bool:
@@ -113,10 +118,19 @@ class PPO:
         """All of PPO step `step` (from 0) after collection. Raises Diverged when no action in the batch counts."""
         if not bool(batch.mask.any()):
             raise Diverged(
-                f"step {step}: no action of the rollout counts (all were masked out), so there is nothing to learn from"
+                f"step {step}: no action of the rollout counts, so there is nothing to learn from: all responses were "
+                "masked out, without a score or truncated (algorithm.overlong.filter)"
             )
+        scores = row_scores(batch.rewards, batch.mask) if self.algorithm.use_pf_ppo else None  # without a KL penalty
         batch, metrics = self._estimate(batch)
         metrics |= rollout_metrics(batch)
+        if (correction := self.algorithm.rollout_is) is not None:
+            weights, measured = mismatch_weights(batch.log_probs, batch.rollout_log_probs, batch.mask, correction)
+            batch = replace(batch, loss_weights=weights)
+            metrics |= measured
+        if scores is not None:
+            batch, found = apply_pf_ppo(batch, scores, self.algorithm.pf_ppo, generator(self.seed, "pf_ppo", step))
+            metrics |= found
         if batch.ends is not None:
             batch = batch.flatten()
         actor, critic = self.learners.actor, self.learners.critic
@@ -130,8 +144,8 @@ class PPO:
         """The batch with log-probs, values, advantages and returns."""
         metrics: Metrics = {}
         for name, group in (
+            ("reference", self.learners.reference),  # first: a full KL is measured by the actor, from its states
             ("log-probs", self.learners.actor),
-            ("reference", self.learners.reference),
             ("values", self.learners.critic),
         ):
             if group is not None:
@@ -146,11 +160,14 @@ class PPO:
                 batch.mask,
                 coefficient,
                 self.algorithm.kl_penalty,
+                batch.full_kl,
             )
             batch = replace(batch, rewards=rewards)
             measured = sequence_mean_kl(kl, batch.mask)
             self.kl_controller.update(measured, len(batch))
             metrics |= {"reward/kl": measured, "reward/kl_coef": coefficient}
+        if not self.algorithm.full_kl_in_loss:
+            batch = replace(batch, reference_states=None)  # large, and the updates would compare to it for nothing
         with self.reporter.phase("advantages"):
             estimated, returns = advantages(batch, self.algorithm)
         return replace(batch, advantages=estimated, returns=returns), metrics

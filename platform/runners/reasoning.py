@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from rl_platform.algorithms.dynamic_sampling import DynamicSampler
 from rl_platform.algorithms.rewards import place_outcome_rewards
+from rl_platform.algorithms.shaping import ShapedRewards, shape_rewards
 from rl_platform.components.actor import LanguageActor
 from rl_platform.components.critic import LanguageCritic
 from rl_platform.components.reference import LanguageReference
 from rl_platform.components.reward import Reward
 from rl_platform.components.rollout import LanguageRollout
+from rl_platform.config.algorithm import Algorithm
 from rl_platform.config.components import Sampling
 from rl_platform.config.schema import Config
 from rl_platform.envs.reasoning.prompts import PromptLoader, build_prompts
@@ -42,6 +46,8 @@ class ReasoningTask:
             if count:
                 reporter.note(f"{count} {what} prompts are longer than data.max_prompt_length and were left out")
         self.validation = validation.prompts
+        self.prompts = {prompt.index: prompt for prompt in train.prompts}
+        self.sampler = dynamic_sampler(config)
         self.loader = PromptLoader(train.prompts, config.data.train_batch_size, config.runner.seed, config.data.shuffle)
 
         components: dict[str, type] = {"actor": LanguageActor, "rollout": LanguageRollout, "reward": Reward}
@@ -50,6 +56,10 @@ class ReasoningTask:
         if config.algorithm.needs_reference:
             components["reference"] = LanguageReference
         self.groups = runtime.start({name: ComponentSpec(cls, {"config": config}) for name, cls in components.items()})
+        if config.algorithm.full_kl_in_reward or config.algorithm.full_kl_in_loss:
+            head = self.groups["reference"].head().wait()[0]
+            self.groups["actor"].receive_reference_head(head).wait()
+        self.warned_of_clipped_scores = False
         self.learners = Learners(self.groups["actor"], self.groups.get("critic"), self.groups.get("reference"))
 
     def sync_weights(self, version: int) -> None:
@@ -57,13 +67,23 @@ class ReasoningTask:
         self.groups["rollout"].receive(weights).wait()
 
     def collect(self, step: int) -> tuple[RolloutBatch, dict[str, float]]:
-        prompts = self.loader.next_batch()
+        metrics: dict[str, float] = {}
         with self.reporter.phase("generate"):
-            trajectories = self._generate(
-                prompts, self.config.algorithm.group_size, self.config.rollout.sampling, "train", step
-            )
+            if self.sampler is None:
+                trajectories = self._round(step, 0)
+            else:
+                trajectories, metrics = self.sampler.fill(step, partial(self._round, step))
         self.reporter.samples(step + 1, _samples(trajectories[: self.config.runner.log_samples]))
-        return rollout_batch(trajectories, self.tokenizer.pad_token_id), trajectory_metrics(trajectories)
+        shaped = shaped_rewards(trajectories, self.config.algorithm, self.config.data.max_response_length)
+        self._warn_of_clipped_scores(int(shaped.metrics.get("reward/out_of_range", 0)))
+        batch = rollout_batch(trajectories, shaped, self.tokenizer.pad_token_id)
+        return batch, trajectory_metrics(trajectories) | shaped.metrics | metrics
+
+    def _round(self, step: int, number: int) -> list[Trajectory]:
+        """Scored responses to the next batch of prompts. Rounds of one step draw unlike random numbers."""
+        purpose = f"train-{number}" if number else "train"
+        samples, sampling = self.config.algorithm.group_size, self.config.rollout.sampling
+        return self._generate(self.loader.next_batch(), samples, sampling, purpose, step)
 
     def validate(self, step: int) -> dict[str, float]:
         trajectories = self._generate(self.validation, 1, self.config.rollout.val_sampling, "validate", step)
@@ -82,16 +102,27 @@ class ReasoningTask:
         return {name: self.groups[name] for name in ("actor", "critic") if name in self.groups}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"loader": self.loader.state_dict()}
+        state = {"loader": self.loader.state_dict()}
+        return state if self.sampler is None else state | {"dynamic_sampling": self.sampler.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.loader.load_state_dict(state["loader"])
+        if self.sampler is not None and "dynamic_sampling" in state:
+            self.sampler.load_state_dict(state["dynamic_sampling"], self.prompts)
 
     def finish(self) -> None:
         """Write the trained model as a Hugging Face folder."""
         with self.reporter.phase("export"):
             folder = self.groups["actor"].rank(0).export(str(self.output_dir / "model")).result()
         self.reporter.note(f"trained model, loadable by transformers: {folder}")
+
+    def _warn_of_clipped_scores(self, count: int) -> None:
+        if count and not self.warned_of_clipped_scores:
+            self.warned_of_clipped_scores = True
+            self.reporter.note(
+                f"{count} scores of a rollout were clipped: they lie outside algorithm.reward_scaling.source_min and "
+                "source_max. The metric reward/out_of_range counts them in every step"
+            )
 
     def _generate(
         self, prompts: Sequence[Prompt], samples: int, sampling: Sampling, purpose: str, step: int
@@ -114,8 +145,27 @@ class ReasoningTask:
         return sorted(trajectories, key=lambda trajectory: (place[trajectory.prompt.index], trajectory.sample))
 
 
-def rollout_batch(trajectories: Sequence[Trajectory], pad_token_id: int) -> RolloutBatch:
-    """One row per trajectory, right-padded. Responses without a score stay in the batch, masked out."""
+def dynamic_sampler(config: Config) -> DynamicSampler | None:
+    options, data = config.algorithm.dynamic_sampling, config.data
+    if options is None:
+        return None
+    return DynamicSampler(options, data.train_batch_size, config.algorithm.group_size, data.mini_batch_size)
+
+
+def shaped_rewards(trajectories: Sequence[Trajectory], algorithm: Algorithm, longest_response: int) -> ShapedRewards:
+    """The rewards to train on, one per trajectory; `Trajectory.reward` and `metric` stay what the verifier gave."""
+    return shape_rewards(
+        scores=torch.tensor([trajectory.reward for trajectory in trajectories]),
+        scored=torch.tensor([trajectory.valid for trajectory in trajectories]),
+        lengths=torch.tensor([len(trajectory.token_ids) for trajectory in trajectories]),
+        truncated=torch.tensor([trajectory.finish_reason == "length" for trajectory in trajectories]),
+        algorithm=algorithm,
+        longest_response=longest_response,
+    )
+
+
+def rollout_batch(trajectories: Sequence[Trajectory], shaped: ShapedRewards, pad_token_id: int) -> RolloutBatch:
+    """One row per trajectory, right-padded. Responses without a score or filtered stay in the batch, masked out."""
     rows = [trajectory.prompt.token_ids + trajectory.token_ids for trajectory in trajectories]
     shape = (len(rows), max(len(row) for row in rows))
     tokens = torch.full(shape, pad_token_id, dtype=torch.int64)
@@ -129,10 +179,11 @@ def rollout_batch(trajectories: Sequence[Trajectory], pad_token_id: int) -> Roll
     return RolloutBatch(
         inputs={"tokens": tokens, "lengths": torch.tensor([len(row) for row in rows])},
         action_mask=action_mask,
-        sample_mask=torch.tensor([trajectory.valid for trajectory in trajectories]),
+        sample_mask=shaped.sample_mask,
         group_ids=torch.tensor([trajectory.prompt.index for trajectory in trajectories]),
-        rewards=place_outcome_rewards(torch.tensor([trajectory.reward for trajectory in trajectories]), action_mask),
+        rewards=place_outcome_rewards(shaped.rewards, action_mask),
         rollout_log_probs=log_probs,
+        correct=torch.tensor([trajectory.metric > 0 for trajectory in trajectories]),
     )
 
 

@@ -21,6 +21,12 @@ RUNS = {
         "algorithm.use_kl_in_reward=true",
         "algorithm.kl_ctrl={type: adaptive, kl_coef: 0.1, target_kl: 0.01, horizon: 100}",
     ),
+    "dynamic sampling": (
+        "reasoning.yaml",
+        "reward.type=length_score:score",
+        "algorithm.group_size=2",
+        "algorithm.dynamic_sampling={}",
+    ),
     "CartPole": ("embodied.yaml",),
     "HalfCheetah": (
         "embodied.yaml",
@@ -30,8 +36,16 @@ RUNS = {
 }
 
 
+SCORE = """
+def score(response, answer, metadata):
+    return float(len(response.encode()) % 3 == 0)
+"""
+
+
 @pytest.fixture(params=RUNS)
-def arguments(request: pytest.FixtureRequest) -> tuple[str, ...]:
+def arguments(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    (folder / "length_score.py").write_text(SCORE)
+    monkeypatch.syspath_prepend(folder)
     return (*RUNS[request.param], *INTERVALS)
 
 
@@ -91,6 +105,23 @@ def test_two_runs_of_one_seed_are_equal_and_of_two_seeds_are_not(
     assert command(*arguments, "runner.output_dir=other", "runner.seed=2").code == 0
     actors = [final_state(output_dir, STEPS)["actor"]["model"] for output_dir in ("first", "other")]
     assert differences(*actors)
+
+
+def test_surplus_groups_are_part_of_a_checkpoint(command, folder: Path, monkeypatch: pytest.MonkeyPatch, final_state):
+    (folder / "length_score.py").write_text(SCORE)
+    monkeypatch.syspath_prepend(folder)
+    assert command(*RUNS["dynamic sampling"], *INTERVALS, "runner.output_dir=whole").code == 0
+    steps = [row for row in read_metrics(Path("whole")) if "dynamic_sampling/kept" in row]
+    assert len(steps) == STEPS
+    carried = 0.0
+    for row in steps:  # issued = trained + surplus
+        assert carried + row["dynamic_sampling/kept"] == 8 + row["dynamic_sampling/surplus"]
+        carried = row["dynamic_sampling/surplus"]
+        assert row["perf/samples"] == 16
+    halfway = steps[STEPS // 2 - 1]["dynamic_sampling/surplus"]
+    assert halfway > 0, "without surplus at the point of resumption nothing would be proven"
+    assert max(row["dynamic_sampling/rounds"] for row in steps) > 1
+    assert len(final_state("whole", STEPS)["run"]["task"]["dynamic_sampling"]["carried"]) == carried
 
 
 def test_an_older_checkpoint_at_an_explicit_path(command, assert_equal):

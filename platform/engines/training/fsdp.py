@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rl_platform.algorithms.aggregation import Denominators
+from rl_platform.algorithms.balance import balanced_parts, sequence_cost
 from rl_platform.algorithms.losses import ModelOutputs
 from rl_platform.algorithms.metrics import Metrics, Sums
 from rl_platform.config.components import Optim
@@ -53,9 +54,9 @@ class FSDPEngine:
         return outputs
 
     def step(self, mini_batch: RolloutBatch, loss: Loss, micro_batches: MicroBatches) -> Metrics | None:
-        denominators = Denominators.of(mini_batch.mask, self.horizon)
+        denominators = Denominators.of(mini_batch.mask, self.horizon, mini_batch.correct)
         metrics, total = Metrics(), torch.zeros((), device=self.device)
-        for rows in shares(mini_batch, micro_batches, self.rank, self.world_size):
+        for rows in shares(mini_batch, micro_batches, self.rank, self.world_size, _hidden_size(self.model)):
             part = _part(mini_batch, rows).to(self.device)
             with self.precision:
                 outputs = self.model(part, entropy=True)
@@ -129,11 +130,12 @@ def evaluate(
 ) -> ModelOutputs:
     """The model's outputs [B,T] for a whole batch, float32 on the CPU; each rank computes its share, all get all."""
     found: dict[str, Tensor] = {}
-    for rows in shares(batch, micro_batches, rank, world_size):
+    for rows in shares(batch, micro_batches, rank, world_size, _hidden_size(model)):
         outputs = model(_part(batch, rows).to(device))
         for name, tensor in vars(outputs).items():
             if tensor is not None:
-                whole = found.setdefault(name, torch.zeros(batch.action_mask.shape, device=device))
+                shape = (*batch.action_mask.shape, *tensor.shape[2:])
+                whole = found.setdefault(name, torch.zeros(shape, device=device))
                 whole[torch.tensor(rows, dtype=torch.int64)] = tensor[: len(rows)].float()
     if world_size > 1:
         for tensor in found.values():
@@ -141,17 +143,33 @@ def evaluate(
     return ModelOutputs(**{name: tensor.cpu() for name, tensor in found.items()})
 
 
-def shares(batch: RolloutBatch, micro_batches: MicroBatches, rank: int, world_size: int) -> list[Sequence[int]]:
-    """One rank's micro-batches as row indices: similar rows and tokens on every rank, each row on one of them.
+def shares(
+    batch: RolloutBatch, micro_batches: MicroBatches, rank: int, world_size: int, hidden_size: int = 0
+) -> list[Sequence[int]]:
+    """One rank's micro-batches as row indices: equally many rows (but for one) and similar work on every rank, each row
+    on one of them. Work is `sequence_cost` with the model's `hidden_size`.
 
-    Every rank gets equally many, for their collectives to match; the empty ones at the end stand for idling.
+    Every rank gets equally many micro-batches, for their collectives to match; the empty ones at the end stand for
+    idling.
     """
-    order: Sequence[int] = range(len(batch))
-    if world_size > 1:
-        order = sorted(order, key=row_lengths(batch).__getitem__)
-    plans = [micro_batches.split(batch, order[start::world_size]) for start in range(world_size)]
+    plans = [micro_batches.split(batch, rows) for rows in _rows_of_ranks(batch, world_size, hidden_size)]
     longest = max(len(plan) for plan in plans)
     return plans[rank] + [[] for _ in range(longest - len(plans[rank]))]
+
+
+def _rows_of_ranks(batch: RolloutBatch, world_size: int, hidden_size: int) -> list[Sequence[int]]:
+    rows = range(len(batch))
+    if world_size == 1:
+        return [rows]
+    lengths = row_lengths(batch)
+    if min(lengths) == max(lengths):  # as transitions are: any equal cut will do
+        return [rows[start::world_size] for start in range(world_size)]
+    return [*balanced_parts([sequence_cost(length, hidden_size) for length in lengths], world_size)]
+
+
+def _hidden_size(model: nn.Module) -> int:
+    """Width of a language model; 0 for models whose rows are all of one length."""
+    return getattr(model, "hidden_size", 0)
 
 
 def _part(batch: RolloutBatch, rows: Sequence[int]) -> RolloutBatch:

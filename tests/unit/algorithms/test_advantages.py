@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rl_platform.algorithms.advantages import advantages, gae
+from rl_platform.algorithms.advantages import advantages
+from rl_platform.algorithms.gae import gae
 from rl_platform.algorithms.rewards import place_outcome_rewards
 from rl_platform.algorithms.statistics import whiten
 from rl_platform.config.algorithm import Algorithm
@@ -158,6 +159,7 @@ def random_case(seed: int) -> tuple[Tensor, Tensor, Tensor]:
     return rewards, values, torch.rand(5, 9, generator=generator) < 0.6
 
 
+@settings(deadline=None)
 @given(seed=st.integers(0, 1000))
 def test_lambda_1_gives_return_minus_value_and_lambda_0_one_step_errors(seed: int) -> None:
     rewards, values, mask = random_case(seed)
@@ -173,6 +175,7 @@ def test_lambda_1_gives_return_minus_value_and_lambda_0_one_step_errors(seed: in
             close(one_step[row][mask[row]], torch.cat((chosen[1:], scores[row : row + 1])) - chosen)
 
 
+@settings(deadline=None)
 @given(seed=st.integers(0, 1000), left=st.integers(0, 4), right=st.integers(0, 4))
 def test_padding_changes_nothing(seed: int, left: int, right: int) -> None:
     rewards, values, mask = random_case(seed)
@@ -184,6 +187,7 @@ def test_padding_changes_nothing(seed: int, left: int, right: int) -> None:
         assert torch.equal(wide_tensor[padded_mask], narrow_tensor[mask])
 
 
+@settings(deadline=None)
 @given(seed=st.integers(0, 1000), gap=st.integers(1, 8), width=st.integers(1, 4))
 def test_observation_tokens_change_nothing(seed: int, gap: int, width: int) -> None:
     rewards, values, mask = random_case(seed)
@@ -194,6 +198,7 @@ def test_observation_tokens_change_nothing(seed: int, gap: int, width: int) -> N
         assert torch.equal(narrow[mask], with_gap[wide_mask])
 
 
+@settings(deadline=None)
 @given(seed=st.integers(0, 1000))
 def test_shuffled_rows_give_shuffled_results(seed: int) -> None:
     rewards, values, mask = random_case(seed)
@@ -204,6 +209,7 @@ def test_shuffled_rows_give_shuffled_results(seed: int) -> None:
         assert torch.equal(plain[order], shuffled)
 
 
+@settings(deadline=None)
 @given(seed=st.integers(0, 1000))
 def test_equal_lambdas_per_row_equal_one_lambda(seed: int) -> None:
     rewards, values, mask = random_case(seed)

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from rl_platform.algorithms.card import algorithm_card
-from rl_platform.config.algorithm import Algorithm, KLControl
+from rl_platform.config.algorithm import PFPPO, Algorithm, DynamicSampling, KLControl
 
 
 def test_embodied_card() -> None:
@@ -42,11 +44,45 @@ def test_reasoning_card() -> None:
     assert card["critic warm-up"].startswith("exactly 3 PPO steps")
 
 
+def test_rewards_are_told_in_their_order() -> None:
+    def rewards(**keys: Any) -> str:
+        card = algorithm_card(Algorithm(**keys), rows_per_rollout=64, mini_batch_size=64, task_type="reasoning")
+        return dict(card)["rewards"]
+
+    assert rewards() == "the score, on the last action of the response"
+    assert rewards(reward_scaling={}, overlong={"buffer_length": 64, "filter": True}, reward_whitening=True) == (
+        "the score, clipped to [0, 1] and mapped to [-1, 1], minus up to 1 over the last 64 tokens before the longest "
+        "response, truncated responses do not count, scaled to unit variance over the rollout batch, the mean kept, "
+        "on the last action of the response"
+    )
+    assert "times 0.5 if truncated" in rewards(overlong={"stop_properly_coef": 0.5})
+
+
+def test_the_gradient_of_the_kl_loss_is_told() -> None:
+    def kl(**keys: Any) -> str:
+        algorithm = Algorithm(use_kl_loss=True, kl_loss_coef=0.5, **keys)
+        return dict(algorithm_card(algorithm, rows_per_rollout=64, mini_batch_size=64, task_type="reasoning"))[
+            "KL to the reference"
+        ]
+
+    assert kl() == "in the actor loss: k3, coefficient 0.5, its plain gradient"
+    assert (
+        kl(kl_loss_type="k3+")
+        == kl(kl_loss_grad="k2")
+        == "in the actor loss: k3, coefficient 0.5, with the gradient of k2"
+    )
+    assert "times the ratio to the old policy" in kl(kl_loss_grad="score")
+    assert kl(use_kl_in_reward=True, allow_both_kl=True).endswith("; both on purpose")
+
+
 @pytest.mark.parametrize(
     "change",
     [
         {"gamma": 0.5},
         {"gae_lambda": 0.5},
+        {"gae_lambda_policy": 0.5},
+        {"gae_lambda_value": 0.5},
+        {"length_adaptive_alpha": 0.05},
         {"normalize_advantages": False},
         {"loss_type": "actor_critic"},
         {"loss_agg_func": "seq-mean-token-mean"},
@@ -57,11 +93,26 @@ def test_reasoning_card() -> None:
         {"huber_delta": 1.0},
         {"value_loss_scale": 0.5},
         {"entropy_bonus": 0.01},
+        {"policy_loss": "gspo"},
+        {"policy_loss": "cispo"},
+        {"policy_loss": "reinforce"},
+        {"policy_loss": "mine:loss"},
+        {"positive_nll_coef": 0.1},
+        {"rollout_is": {}},
+        {"rollout_is": {"mode": None, "reject": {"threshold": 0.1}}},
         {"ppo_epochs": 2},
         {"critic_ppo_epochs": 2},
         {"policy_training_start_step": 1},
         {"use_kl_in_reward": True},
         {"use_kl_loss": True},
+        {"target_kl": 0.01},
+        {"use_pf_ppo": True},
+        {"dynamic_sampling": DynamicSampling()},
+        {"reward_scaling": {}},
+        {"reward_whitening": True},
+        {"overlong": {"buffer_length": 64}},
+        {"overlong": {"stop_properly_coef": 0.5}},
+        {"overlong": {"filter": True}},
     ],
     ids=lambda change: next(iter(change)),
 )
@@ -71,3 +122,76 @@ def test_every_choice_shows(change: dict[str, object]) -> None:
         for keys in ({}, change)
     )
     assert plain != changed
+
+
+@pytest.mark.parametrize("adv_type", ["grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "raw"])
+def test_without_critic(adv_type: str) -> None:
+    def card(**keys: object) -> dict[str, str]:
+        algorithm = Algorithm(adv_type=adv_type, **keys)
+        parts = algorithm_card(
+            algorithm, rows_per_rollout=128, mini_batch_size=64, task_type="reasoning", has_values=False
+        )
+        return dict(parts)
+
+    assert card()["advantages"].startswith(f"{adv_type}, ")
+    assert card()["value loss"] == "none: there is no critic"
+    assert not {"critic steps per rollout", "critic warm-up"} & card().keys()
+    whitened = adv_type not in ("grpo", "rloo")
+    assert card()["advantages"].endswith("; not whitened") != whitened
+    if adv_type == "grpo":
+        assert card() != card(grpo_std_normalization=False)
+
+
+def test_decoupled_lambdas() -> None:
+    algorithm = Algorithm(gae_lambda_value=1.0, length_adaptive_alpha=0.05)
+    card = dict(algorithm_card(algorithm, rows_per_rollout=128, mini_batch_size=64, task_type="reasoning"))
+    assert "lambda 1 - 1 / (0.05 length) for advantages and 1 for returns" in card["advantages"]
+
+
+def test_choice_of_rows() -> None:
+    algorithm = Algorithm(
+        use_pf_ppo=True,
+        dynamic_sampling=DynamicSampling(max_rounds=3, on_exhausted="train_partial"),
+        group_size=4,
+        target_kl=0.02,
+    )
+    card = dict(algorithm_card(algorithm, rows_per_rollout=256, mini_batch_size=64, task_type="reasoning"))
+    assert card["PF-PPO"].endswith("|reward|^2 (rewards of 0 and 1: successes only), for actor and critic")
+    for words in ("groups of 4", "up to 3 rounds", "the step is smaller", "first in the next step"):
+        assert words in card["dynamic sampling"]
+    assert card["early stop"].startswith("the actor's update ends")
+    assert card["early stop"].endswith("exceeds 0.02")
+
+
+@pytest.mark.parametrize(
+    "change", [{"method": "max_min"}, {"method": "max_random"}, {"power": 3.0}, {"mode": "weight"}]
+)
+def test_every_choice_of_pf_ppo_shows(change: dict[str, object]) -> None:
+    plain, changed = (
+        algorithm_card(
+            Algorithm(use_pf_ppo=True, pf_ppo=PFPPO(**keys)),
+            rows_per_rollout=128,
+            mini_batch_size=64,
+            task_type="reasoning",
+        )
+        for keys in ({}, change)
+    )
+    assert plain != changed
+
+
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        ({}, "ratio per token (training over rollout), outside [0, 2] cut to it"),
+        ({"level": "sequence", "mode": "icepop", "high": None}, "ratio per sequence (training over rollout), outside"),
+        ({"mode": "icepop", "high": None}, "outside [0, inf] weight 0"),
+        ({"mode": "sequence_mask"}, "geometric mean of the sequence"),
+        ({"batch_normalize": True}, "divided by the mean weight"),
+        ({"reject": {"threshold": 0.1, "level": "token"}}, "every token with k3 above 0.1 has weight 0"),
+    ],
+    ids=str,
+)
+def test_mismatch_correction(keys: dict[str, object], text: str) -> None:
+    algorithm = Algorithm.model_validate({"rollout_is": keys})
+    card = dict(algorithm_card(algorithm, rows_per_rollout=64, mini_batch_size=64, task_type="reasoning"))
+    assert text in card["rollout mismatch"]

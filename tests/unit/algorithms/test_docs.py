@@ -5,19 +5,32 @@ from typing import get_args
 
 import pytest
 
-from rl_platform.config.algorithm import Algorithm, KLControl, KLEstimator, LossAggregation
+from rl_platform.config.algorithm import (
+    PFPPO,
+    POLICY_LOSSES,
+    Algorithm,
+    KLGradient,
+    KLLossType,
+    LossAggregation,
+)
+from rl_platform.config.describe import choices, section_of, walk
+from rl_platform.config.estimators import ESTIMATORS
 
 TEXT = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text(encoding="utf-8")
 
 
-FIELDS = {name: field for name, field in Algorithm.model_fields.items() if name != "kl_ctrl"}
-FIELDS |= {f"kl_ctrl.{name}": field for name, field in KLControl.model_fields.items()}
-CHOICES = [*get_args(KLEstimator), *get_args(LossAggregation)]
+# A section that is on by being there has a row of its own, one that is always there has only those of its keys.
+FIELDS = {
+    name: field for name, field in walk(Algorithm) if section_of(field.annotation) is None or field.default is None
+}
+METHODS = choices(PFPPO.model_fields["method"].annotation)
+ENUMERATIONS = (KLLossType, KLGradient, LossAggregation)
+CHOICES = [*(name for kind in ENUMERATIONS for name in get_args(kind)), *METHODS, *ESTIMATORS, *POLICY_LOSSES]
 
 
 @pytest.mark.parametrize("key", FIELDS)
 def test_every_key_is_documented_with_its_default(key: str) -> None:
-    default = FIELDS[key].default
+    default = "required" if FIELDS[key].is_required() else FIELDS[key].default
     if default is None or isinstance(default, bool):
         text = {None: "null", True: "true", False: "false"}[default]
     else:

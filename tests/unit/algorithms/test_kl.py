@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from rl_platform.algorithms.kl import (
     AdaptiveKLController,
     FixedKLController,
+    full_kl,
     kl_controller,
     kl_estimate,
+    kl_loss_estimate,
     sequence_mean_kl,
 )
 from rl_platform.config.algorithm import KLControl
@@ -26,6 +28,9 @@ VALUES_AND_GRADIENTS = {
         [16.085537, 4.389056, 0.148721, 0, 0.106531, 1.135335],
         [-19.085537, -6.389056, -0.648721, 0, 0.393469, 0.864665],
     ),
+    "k1+": ([-3, -2, -0.5, 0, 0.5, 2], [-3, -2, -0.5, 0, 0.5, 2]),
+    "abs+": ([3, 2, 0.5, 0, 0.5, 2], [-3, -2, -0.5, 0, 0.5, 2]),
+    "k3+": ([16.085537, 4.389056, 0.148721, 0, 0.106531, 1.135335], [-3, -2, -0.5, 0, 0.5, 2]),
 }
 
 
@@ -53,7 +58,18 @@ def test_output_clip_bounds_k3_and_its_gradient() -> None:
     torch.testing.assert_close(clipped[0, 1:], estimate(difference, "k3")[0, 1:])
 
 
-@pytest.mark.parametrize(("name", "alias"), [("k1", "kl"), ("k2", "mse"), ("k3", "low_var_kl")])
+def test_output_clip_bounds_only_the_value_of_a_straight_through_form() -> None:
+    difference = torch.tensor([DIFFERENCES], requires_grad=True)
+    clipped = estimate(difference, "k3+", clip=10.0)
+    clipped.sum().backward()
+    expected = torch.tensor([[10, 4.389056, 0.148721, 0, 0.106531, 1.135335]])
+    torch.testing.assert_close(clipped.detach(), expected, rtol=1e-5, atol=1e-6)
+    assert torch.equal(difference.grad, difference.detach())
+
+
+@pytest.mark.parametrize(
+    ("name", "alias"), [("k1", "kl"), ("k2", "mse"), ("k3", "low_var_kl"), ("k1+", "kl+"), ("k3+", "low_var_kl+")]
+)
 def test_aliases(name: str, alias: str) -> None:
     difference = torch.tensor([DIFFERENCES])
     assert torch.equal(estimate(difference, name), estimate(difference, alias))
@@ -83,23 +99,91 @@ def test_nothing_leaks_from_masked_positions(estimator: str) -> None:
     assert not log_probs.grad[0, 1:].any()
 
 
+@pytest.mark.parametrize("gradient", ["path", "k2", "score"])
+@pytest.mark.parametrize("estimator", ["k1", "abs", "k2", "k3", "k1+"])
+def test_nothing_leaks_into_the_loss_term_from_masked_positions(estimator: str, gradient: str) -> None:
+    nan, inf = float("nan"), float("inf")
+    log_probs = torch.tensor([[-1.0, nan, inf]], requires_grad=True)
+    old, reference = torch.tensor([[-1.2, 0.0, nan]]), torch.tensor([[-1.5, nan, inf]])
+    kl = kl_loss_estimate(log_probs, old, reference, torch.tensor([[True, False, False]]), estimator, gradient)
+    kl.sum().backward()
+    assert not kl[0, 1:].any()
+    assert log_probs.grad is not None
+    assert log_probs.grad[0, 0] != 0
+    assert not log_probs.grad[0, 1:].any()
+
+
+@pytest.mark.parametrize("gradient", ["path", "k2", "score"])
+def test_extreme_loss_terms_stay_finite(gradient: str) -> None:
+    log_probs = torch.tensor([[-1e4, -30.0, 30.0, 1e4]], requires_grad=True)
+    zeros = torch.zeros_like(log_probs)
+    kl = kl_loss_estimate(log_probs, zeros, zeros, None, "k3", gradient)
+    kl.sum().backward()
+    assert log_probs.grad is not None
+    assert torch.isfinite(kl).all()
+    assert torch.isfinite(log_probs.grad).all()
+
+
+LOGITS = torch.tensor([2.0, 1.0, 0.0], dtype=torch.float64)
+OLD = torch.tensor([0.3, 0.9, -0.4], dtype=torch.float64).log_softmax(0)  # where off-policy samples come from
+REFERENCE = torch.ones(3, dtype=torch.float64).log_softmax(0)
+OF_KL = [0.282587, -0.140770, -0.141817]  # the gradient of KL(pi || ref) in the logits
+
+
 @pytest.mark.parametrize(
-    ("estimator", "value", "gradient"),
+    ("estimator", "mode", "value", "gradient"),
     [
-        ("k1", 0.266217, [0, 0, 0]),
-        ("k2", 0.247638, [0.282587, -0.140770, -0.141817]),
-        ("k3", 0.266217, [0.331908, -0.088605, -0.243303]),
+        ("k1", "path", 0.266217, [0, 0, 0]),
+        ("k2", "path", 0.247638, OF_KL),
+        ("k3", "path", 0.266217, [0.331908, -0.088605, -0.243303]),
+        ("k1+", "path", 0.266217, OF_KL),
+        ("k3+", "path", 0.266217, OF_KL),
+        ("k1", "k2", 0.266217, OF_KL),
+        ("k3", "k2", 0.266217, OF_KL),
+        ("k1", "score", 0.266217, OF_KL),
+        ("k3", "score", 0.266217, OF_KL),
     ],
 )
-def test_expected_gradient_by_enumeration(estimator: str, value: float, gradient: list[float]) -> None:
+def test_expected_gradient_by_enumeration(estimator: str, mode: str, value: float, gradient: list[float]) -> None:
     """Over the whole vocabulary: k1 as a loss regularises nothing, k2 has the gradient of KL(pi || ref)."""
-    logits = torch.tensor([2.0, 1.0, 0.0], dtype=torch.float64, requires_grad=True)
-    reference = torch.log_softmax(torch.ones(3, dtype=torch.float64), dim=0)
-    log_probs = torch.log_softmax(logits, dim=0)
-    expectation = (log_probs.detach().exp() * kl_estimate(log_probs, reference, None, estimator)).sum()
+    logits = LOGITS.clone().requires_grad_()
+    log_probs = logits.log_softmax(0)
+    kl = kl_loss_estimate(log_probs, log_probs.detach(), REFERENCE, None, estimator, mode)
+    expectation = (log_probs.detach().exp() * kl).sum()
     expectation.backward()
-    torch.testing.assert_close(expectation.item(), value, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(logits.grad, torch.tensor(gradient, dtype=torch.float64), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(expectation.item(), value, rtol=0, atol=1e-6)
+    torch.testing.assert_close(logits.grad, torch.tensor(gradient, dtype=torch.float64), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_the_score_form_is_right_off_policy_too(estimator: str) -> None:
+    """Samples from old weights; a plain exp(log pi - stop(log pi)) would be right only for samples of pi."""
+    logits = LOGITS.clone().requires_grad_()
+    kl = kl_loss_estimate(logits.log_softmax(0), OLD, REFERENCE, None, estimator, "score")
+    expectation = (OLD.exp() * kl).sum()
+    expectation.backward()
+    torch.testing.assert_close(expectation.item(), 0.266217, rtol=0, atol=1e-6)
+    torch.testing.assert_close(logits.grad, torch.tensor(OF_KL, dtype=torch.float64), rtol=0, atol=1e-6)
+
+
+def test_full_kl() -> None:
+    logits = torch.tensor([[2.0, 1.0, 0.0], [5.0, 5.0, 5.0]], requires_grad=True)
+    kl = full_kl(logits, torch.tensor([[1.0, 1.0, 1.0], [-3.0, -3.0, -3.0]]))
+    kl.sum().backward()
+    torch.testing.assert_close(kl.detach(), torch.tensor([0.266217, 0.0]), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(logits.grad, torch.tensor([OF_KL, [0.0] * 3]), rtol=1e-5, atol=1e-6)
+    other_way = full_kl(torch.ones(1, 3), torch.tensor([[2.0, 1.0, 0.0]]))
+    assert other_way.item() == pytest.approx(0.308994, rel=1e-5)
+
+
+@given(st.integers(0, 10_000))
+def test_full_kl_is_what_the_sampled_estimators_estimate(seed: int) -> None:
+    logits, reference = torch.randn(2, 4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    exact = full_kl(logits, reference)
+    log_probs = logits.log_softmax(-1)
+    for estimator in ("k1", "k3"):
+        kl = kl_estimate(log_probs, reference.log_softmax(-1), None, estimator)
+        torch.testing.assert_close((log_probs.exp() * kl).sum(-1), exact)
 
 
 def test_mean_over_sequences_of_the_means_over_tokens() -> None:

@@ -5,14 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rl_platform.algorithms.advantages import gae
 from rl_platform.algorithms.aggregation import Denominators, aggregate
 from rl_platform.algorithms.card import algorithm_card
+from rl_platform.algorithms.gae import gae
 from rl_platform.algorithms.kl import AdaptiveKLController, kl_estimate
 from rl_platform.algorithms.losses import value_loss
+from rl_platform.algorithms.policy_losses import positive_nll
 from rl_platform.algorithms.rewards import penalize_kl, place_outcome_rewards
+from rl_platform.algorithms.shaping import overlong_penalty
 from rl_platform.algorithms.statistics import masked_var, whiten
 from rl_platform.config.algorithm import Algorithm
+from rl_platform.config.reward_rules import broken_reward_rules
+from rl_platform.config.schema import Config
+from rl_platform.records import Prompt, Trajectory
+from rl_platform.runners.reasoning import rollout_batch, shaped_rewards
 
 LOSS = torch.tensor([[1.0, 0, 0, 0], [2, 2, 2, 2], [3, 3, 0, 0], [9, 9, 9, 9]])
 MASK = torch.tensor([[1, 0, 0, 0], [1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0]], dtype=torch.bool)
@@ -118,12 +124,45 @@ def test_kl_in_reward_does_not_count_observation_tokens() -> None:
     assert torch.equal(penalized, rewards)
 
 
+def test_plus_names_of_the_kl_loss_are_implemented() -> None:
+    """Value of the estimator, gradient of k2; a suffix that is not stripped ends in an error."""
+    log_probs = torch.tensor([[-3.0]], requires_grad=True)
+    for name, value in (("k1+", -3.0), ("k3+", 16.085537), ("low_var_kl+", 16.085537)):
+        kl = kl_estimate(log_probs, torch.zeros(1, 1), None, name)
+        (gradient,) = torch.autograd.grad(kl.sum(), log_probs)
+        assert (kl.item(), gradient.item()) == pytest.approx((value, -3.0))
+
+
 def test_k3_as_a_loss_still_holds_back_the_tokens_that_drifted_most() -> None:
     """With an output clip at 10 the gradient would be zero beyond a drift of -2.6."""
     log_probs = torch.tensor([[-4.0]], requires_grad=True)
     kl_estimate(log_probs, torch.zeros(1, 1), None, "k3").sum().backward()
     assert log_probs.grad is not None
     assert log_probs.grad.item() < -50
+
+
+def test_positive_examples_are_not_weighed_by_the_number_of_micro_batches() -> None:
+    """Normalised where it is computed, the term below would be 3 with single rows instead of 5/3."""
+    log_probs = -torch.tensor([[1.0, 0.0], [2.0, 2.0], [4.0, 0.0]])
+    mask = torch.tensor([[True, False], [True, True], [True, False]])
+    correct = torch.tensor([True, True, False])
+    denominators = Denominators.of(mask, 2, correct)
+    for size in (1, 2, 3):
+        parts = zip(log_probs.split(size), correct.split(size), mask.split(size), strict=True)
+        assert sum(float(positive_nll(*part, denominators)) for part in parts) == pytest.approx(5 / 3)
+
+
+def test_a_correct_answer_with_a_shaped_reward_of_zero_is_still_correct() -> None:
+    """Correctness is the task's metric; the reward may have been shaped."""
+    prompt = Prompt(0, "", "", (1, 2))
+    trajectories = [
+        Trajectory(prompt, sample, (3,), (-1.0,), "length", 0, reward=reward, metric=metric)
+        for sample, (reward, metric) in enumerate([(0.0, 1.0), (0.1, 0.0), (-1.0, 1.0)])
+    ]
+    shaped = shaped_rewards(trajectories, Algorithm(), longest_response=1)
+    found = rollout_batch(trajectories, shaped, pad_token_id=0).correct
+    assert found is not None
+    assert found.tolist() == [True, False, True]
 
 
 def test_warm_up_of_k_steps_is_not_described_as_k_minus_1() -> None:
@@ -133,3 +172,19 @@ def test_warm_up_of_k_steps_is_not_described_as_k_minus_1() -> None:
         card["critic warm-up"]
         == "exactly 1 PPO step trains the critic only; the actor learns from step 1 on, counted from 0"
     )
+
+
+def test_the_soft_punishment_has_a_floor() -> None:
+    """Without one a response of 18 tokens loses 1.5."""
+    assert overlong_penalty(torch.tensor([18]), max_length=16, buffer_length=4, penalty=1.0).item() == 1.0
+
+
+def test_truncation_is_never_rewarded() -> None:
+    """A factor below 1 on a negative reward would raise it; such a combination is refused when the config is loaded."""
+    config = Config(
+        runner={"task_type": "reasoning"},
+        cluster={"component_placement": {"actor,critic,rollout,reward": "all"}},
+        algorithm={"reward_scaling": {}, "overlong": {"stop_properly_coef": 0.5}},
+    )
+    (broken,) = broken_reward_rules(config)
+    assert "would reward truncation" in broken.message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -13,9 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rl_platform.algorithms.aggregation import Denominators, aggregate
-from rl_platform.algorithms.kl import kl_estimate
-from rl_platform.algorithms.losses import ModelOutputs, actor_critic_loss, actor_loss, critic_loss, policy_loss
+from rl_platform.algorithms.losses import ModelOutputs, actor_critic_loss, actor_loss, critic_loss
 from rl_platform.algorithms.metrics import Metrics
+from rl_platform.algorithms.mismatch import mismatch_weights
+from rl_platform.algorithms.policy_losses import ppo_clip
 from rl_platform.config.algorithm import Algorithm
 from rl_platform.records import RolloutBatch
 
@@ -27,6 +29,7 @@ ALL_TERMS: dict[str, Any] = {
     "entropy_bonus": 0.01,
     "use_kl_loss": True,
     "kl_loss_coef": 0.1,
+    "positive_nll_coef": 0.1,
     "value_clip": 0.2,
     "huber_delta": 0.7,
     "value_loss_scale": 0.5,
@@ -66,6 +69,8 @@ def random_case(seed: int, shape: tuple[int, int] = (6, 5)) -> tuple[dict[str, T
         mask, log_probs=old, reference_log_probs=old + draw(0.3), values=draw(), advantages=draw(), returns=draw()
     )
     batch.sample_mask[4] = False
+    batch.correct = torch.rand(shape[0], generator=generator) < 0.5
+    batch.loss_weights = torch.rand(shape, generator=generator) * 2
     outputs = {"log_probs": old + draw(0.5), "entropy": draw().abs(), "values": draw()}
     return outputs, batch
 
@@ -75,7 +80,7 @@ def run(
 ) -> tuple[float, dict[str, Tensor], dict[str, float]]:
     """Loss, gradients per model output and metrics of a mini-batch computed in the given micro-batches."""
     leaves = {name: tensor.clone().requires_grad_() for name, tensor in outputs.items()}
-    denominators = Denominators.of(batch.mask, horizon=8)
+    denominators = Denominators.of(batch.mask, horizon=8, correct=batch.correct)
     total, metrics = 0.0, Metrics()
     for part in parts:
         index = torch.tensor(part)
@@ -113,7 +118,7 @@ def test_data_parallel_ranks_change_nothing(mode: str, ranks: int) -> None:
     outputs, batch = random_case(5)
     algorithm = Algorithm(**ALL_TERMS, loss_agg_func=mode)
     expected = run(outputs, batch, algorithm, [list(range(6))])[1]
-    denominators = Denominators.of(batch.mask, horizon=8)
+    denominators = Denominators.of(batch.mask, horizon=8, correct=batch.correct)
     averaged = {name: torch.zeros_like(tensor) for name, tensor in outputs.items()}
     for rank in range(ranks):
         index = torch.arange(rank, 6, ranks)
@@ -216,32 +221,107 @@ def test_end_to_end_golden_of_the_actor() -> None:
     assert summary["actor/loss"] == pytest.approx(loss.item())
 
 
-def test_end_to_end_golden_with_mismatch_weights_and_positive_examples() -> None:
+CORRECTED: dict[str, Any] = {
+    "clip_ratio_high": 0.28,
+    "clip_ratio_c": 3.0,
+    "entropy_bonus": 0.01,
+    "use_kl_loss": True,
+    "kl_loss_coef": 0.1,
+    "positive_nll_coef": 0.1,
+    "rollout_is": {"high": 2.0},
+}
+
+
+def corrected_end_to_end(algorithm: Algorithm, parts: list[list[int]]) -> tuple[float, Tensor, dict[str, float]]:
     """Weights (at most 2) multiply the clipped loss; correct sequences 0 and 2 add their negative log-likelihood."""
     log_probs, batch = end_to_end()
-    mask, denominators = batch.mask, Denominators.of(batch.mask, 4)
+    assert batch.log_probs is not None
+    assert algorithm.rollout_is is not None
+    batch.correct = torch.tensor([True, False, True])
+    batch.rollout_log_probs = batch.log_probs - END_TO_END["mismatch"]
+    batch.loss_weights, _ = mismatch_weights(batch.log_probs, batch.rollout_log_probs, batch.mask, algorithm.rollout_is)
+    denominators = Denominators.of(batch.mask, 4, batch.correct)
+    total, metrics = 0.0, Metrics()
+    for part in parts:
+        index = torch.tensor(part)
+        outputs = ModelOutputs(log_probs.index_select(0, index), END_TO_END["entropy"].index_select(0, index))
+        loss, measured = actor_loss(outputs, batch.select(index), denominators, algorithm)
+        loss.backward()
+        total, metrics = total + loss.item(), metrics.merge(measured)
+    assert log_probs.grad is not None
+    return total, log_probs.grad, metrics.finalize()
+
+
+SPLITS = [[[0, 1, 2]], [[0], [1], [2]], [[0, 1], [2]], [[2, 0], [1]], [[1, 2], [0]]]
+
+
+@pytest.mark.parametrize("parts", SPLITS, ids=str)
+def test_end_to_end_golden_with_mismatch_weights_and_positive_examples(parts: list[list[int]]) -> None:
+    loss, gradient, metrics = corrected_end_to_end(Algorithm(**CORRECTED), parts)
+    expected = {
+        "actor/pg_loss": 0.036440,
+        "actor/kl_loss": 0.042158,
+        "actor/entropy": 0.683333,
+        "actor/positive_nll": 1.5875,
+        "actor/loss": 0.192572,
+        "actor/clip_frac": 1 / 3,
+        "actor/dual_clip_frac": 1 / 6,
+        "actor/approx_kl": -0.208333,
+    }
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    assert loss == pytest.approx(0.192572, rel=1e-5)
+    expected_gradient = rows([-0.023414, -0.074112, -0.194717, 0], [0, 0.006558], [-0.332443])
+    torch.testing.assert_close(gradient, expected_gradient, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("parts", SPLITS, ids=str)
+@pytest.mark.parametrize(("mode", "expected"), [*zip(MODES, [0.036440, 0.072880, -0.104773, 0.018220], strict=True)])
+def test_end_to_end_golden_of_every_aggregation(mode: str, expected: float, parts: list[list[int]]) -> None:
+    horizon = {"loss_agg_horizon": 4} if mode.endswith("norm") else {}
+    metrics = corrected_end_to_end(Algorithm(**CORRECTED, loss_agg_func=mode, **horizon), parts)[2]
+    assert metrics["actor/pg_loss"] == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    assert metrics["actor/positive_nll"] == pytest.approx(1.5875, rel=1e-5)  # per token of correct rows in every mode
+
+
+def test_end_to_end_golden_per_sequence_and_per_position() -> None:
+    log_probs, batch = end_to_end()
+    algorithm = Algorithm(**CORRECTED)
     assert batch.log_probs is not None
     assert batch.advantages is not None
-    assert batch.reference_log_probs is not None
-    per_token, _ = policy_loss(log_probs, batch.log_probs, batch.advantages, mask, 0.2, 0.28, 3.0)
+    assert algorithm.rollout_is is not None
+    per_token, _ = ppo_clip(log_probs, batch.log_probs, batch.advantages, batch.mask, algorithm)
     clipped = rows([-1.28, -0.740818, -1.051271, 0], [3, 0.8], [-2.210342])
     torch.testing.assert_close(per_token.detach(), clipped, rtol=1e-5, atol=1e-6)
-    weighted = per_token * END_TO_END["mismatch"].exp().clamp(max=2.0)
-    for mode, expected in zip(MODES, [0.036440, 0.072880, -0.104773, 0.018220], strict=True):
-        assert aggregate(weighted, mask, denominators, mode).item() == pytest.approx(expected, rel=1e-5, abs=1e-6)
-    for row, expected in enumerate([-0.481200, 0.819252, -0.301612]):
-        part = aggregate(weighted[row : row + 1], mask[row : row + 1], denominators, "token-mean")
-        assert part.item() == pytest.approx(expected, rel=1e-5, abs=1e-6)
-    kl = aggregate(kl_estimate(log_probs, batch.reference_log_probs, mask, "k3"), mask, denominators, "token-mean")
-    entropy = aggregate(END_TO_END["entropy"], mask, denominators, "token-mean")
-    correct = mask & torch.tensor([[True], [False], [True]])
-    likelihood = aggregate(-log_probs, correct, Denominators.of(correct, 4), "token-mean")
-    loss = aggregate(weighted, mask, denominators, "token-mean") + 0.1 * kl - 0.01 * entropy + 0.1 * likelihood
-    assert likelihood.item() == pytest.approx(1.5875)
-    assert loss.item() == pytest.approx(0.192572, rel=1e-5)
-    loss.backward()
-    gradient = rows([-0.023414, -0.074112, -0.194717, 0], [0, 0.006558], [-0.332443])
-    torch.testing.assert_close(log_probs.grad, gradient, rtol=1e-4, atol=2e-6)
+    weights, _ = mismatch_weights(
+        batch.log_probs, batch.log_probs - END_TO_END["mismatch"], batch.mask, algorithm.rollout_is
+    )
+    expected = rows([1.221403, 0.367879, 1, 0], [1.105171, 2], [0.818731])
+    torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
+    weighted = rows([-1.563396, -0.272532, -1.051271, 0], [3.315513, 1.6], [-1.809675])
+    torch.testing.assert_close(per_token.detach() * weights, weighted, rtol=1e-5, atol=1e-6)
+    denominators = Denominators.of(batch.mask, 4)
+    for row, part in enumerate([-0.481200, 0.819252, -0.301612]):
+        found = aggregate((per_token * weights)[row : row + 1], batch.mask[row : row + 1], denominators, "token-mean")
+        assert found.item() == pytest.approx(part, rel=1e-5, abs=1e-6)
+
+
+def test_weights_multiply_the_policy_loss_and_nothing_else() -> None:
+    outputs, batch = random_case(2)
+    algorithm = Algorithm(**{**ALL_TERMS, "loss_type": "actor", "positive_nll_coef": 0.3})
+    batch.correct = torch.tensor([True, True, False, False, True, True])
+    denominators = Denominators.of(batch.mask, 8, batch.correct)
+
+    def metrics() -> dict[str, float]:
+        return actor_loss(ModelOutputs(**outputs), batch, denominators, algorithm)[1].finalize()
+
+    plain = metrics()
+    batch.loss_weights = torch.zeros(batch.mask.shape)
+    weighted = metrics()
+    assert weighted["actor/pg_loss"] == 0
+    rest = plain["actor/loss"] - plain["actor/pg_loss"]
+    assert weighted["actor/loss"] == pytest.approx(rest, rel=1e-5)
+    others = plain.keys() - {"actor/pg_loss", "actor/loss"}
+    assert {name: weighted[name] for name in others} == {name: plain[name] for name in others}
 
 
 def test_entropy_without_a_bonus_is_measured_but_not_differentiated() -> None:
@@ -255,6 +335,37 @@ def test_entropy_without_a_bonus_is_measured_but_not_differentiated() -> None:
     plain, plain_metrics = actor_loss(ModelOutputs(log_probs), batch, denominators, Algorithm())
     assert plain.item() == loss.item()
     assert "actor/entropy" not in plain_metrics.finalize()
+
+
+@pytest.mark.parametrize(
+    ("keys", "gradient"),
+    [
+        ({}, 1 - math.exp(-0.4)),
+        ({"kl_loss_type": "k3+"}, 0.4),
+        ({"kl_loss_grad": "k2"}, 0.4),
+        ({"kl_loss_type": "k1", "kl_loss_grad": "score"}, math.exp(0.05) * (0.4 + 1)),
+    ],
+    ids=["plain", "plus", "k2", "score"],
+)
+def test_gradient_of_the_kl_term(keys: dict[str, Any], gradient: float) -> None:
+    """On the third token of row 0: drift 0.4 from the reference, 0.05 from the old policy."""
+    log_probs, batch = end_to_end()
+    found = []
+    for coefficient in (0.0, 1.0):
+        algorithm = Algorithm(use_kl_loss=True, kl_loss_coef=coefficient, **keys)
+        loss, _ = actor_loss(ModelOutputs(log_probs), batch, Denominators.of(batch.mask, 4), algorithm)
+        found.append(torch.autograd.grad(loss, log_probs)[0])
+    assert (found[1] - found[0])[0, 2].item() == pytest.approx(gradient / 6, rel=1e-4)
+
+
+def test_full_kl_of_the_model_is_a_term_of_the_loss() -> None:
+    log_probs, batch = end_to_end()
+    kl = torch.full((3, 4), 0.5).masked_fill(~batch.mask, math.nan).requires_grad_()
+    algorithm = Algorithm(use_kl_loss=True, kl_loss_coef=0.1, kl_loss_type="full")
+    loss, metrics = actor_loss(ModelOutputs(log_probs, full_kl=kl), batch, Denominators.of(batch.mask, 4), algorithm)
+    loss.backward()
+    torch.testing.assert_close(kl.grad, 0.1 / 6 * batch.mask.float())
+    assert metrics.finalize()["actor/kl_loss"] == pytest.approx(0.5)
 
 
 def test_actor_critic_is_the_sum_of_both() -> None:

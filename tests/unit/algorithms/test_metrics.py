@@ -44,3 +44,10 @@ def test_what_was_measured_on_nothing_is_left_out() -> None:
     )
     assert nothing.finalize() == {}
     assert nothing.merge(measured([1.0], 1)).finalize() == pytest.approx(measured([1.0], 1).finalize())
+
+
+def test_one_mean() -> None:
+    parts = measured([1.0, 2.0, 6.0], 3)
+    assert parts.mean("twice") == 6.0
+    assert parts.mean("missing") is None
+    assert measured([0.0], 0).mean("sum") is None

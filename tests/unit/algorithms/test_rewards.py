@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rl_platform.algorithms.advantages import gae
+from rl_platform.algorithms.gae import gae
 from rl_platform.algorithms.rewards import penalize_kl, place_outcome_rewards
 
 
@@ -13,6 +13,14 @@ def test_outcome_goes_to_the_last_action() -> None:
     expected = torch.zeros(3, 7)
     expected[0, 5], expected[1, 1] = 1.0, -2.0
     assert torch.equal(rewards, expected)
+
+
+def test_full_kl_in_reward_is_the_one_given() -> None:
+    mask, zeros = torch.tensor([[True, False, True]]), torch.zeros(1, 3)
+    full_kl = torch.tensor([[0.5, float("nan"), 0.25]])
+    penalized, kl = penalize_kl(zeros, zeros, zeros, mask, 0.1, "full", full_kl)
+    torch.testing.assert_close(kl, torch.tensor([[0.5, 0.0, 0.25]]))
+    torch.testing.assert_close(penalized, torch.tensor([[-0.05, 0.0, -0.025]]))
 
 
 @pytest.mark.parametrize(

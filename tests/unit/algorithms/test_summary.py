@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from rl_platform.algorithms.rewards import place_outcome_rewards
-from rl_platform.algorithms.summary import mismatch_metrics, rollout_metrics
+from rl_platform.algorithms.summary import rollout_metrics
 from rl_platform.records import RolloutBatch
 
 MASK = torch.tensor([[0, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 1]], dtype=torch.bool)
@@ -55,6 +57,14 @@ def test_reasoning_rollout() -> None:
         "mismatch/abs_logp": 0.5,
         "mismatch/kl": -0.5,
         "mismatch/k3": 0.148721,
+        "mismatch/prob_diff_mean": 0.648721,
+        "mismatch/prob_diff_max": 0.648721,
+        "mismatch/chi2_token": 1.718282,
+        "mismatch/chi2_seq": (math.exp(3.0) + math.exp(2.0)) / 2 - 1,
+        "mismatch/ppl_ratio": 0.606531,
+        "mismatch/seq_prob_error_max": 1.648721,
+        "mismatch/seq_prob_error_mean": 1.648721,
+        "mismatch/seq_prob_error_min": 1.648721,
     }
     assert metrics == pytest.approx(expected, rel=1e-5)
 
@@ -65,6 +75,8 @@ def test_embodied_rewards_are_per_step() -> None:
     metrics = rollout_metrics(batch)
     assert metrics["reward/mean"] == pytest.approx(-1 / 5)
     assert not any(name.startswith("len/") for name in metrics)
+    assert "mismatch/k3" in metrics
+    assert "mismatch/ppl_ratio" not in metrics  # actions are no tokens: their density may be above 1
 
 
 def test_nothing_active_is_reported_not_invented() -> None:
@@ -75,11 +87,3 @@ def test_nothing_active_is_reported_not_invented() -> None:
     assert metrics["critic/explained_var_valid"] == 0.0
     assert "reward/mean" not in metrics
     assert all(value == value for value in metrics.values())
-
-
-def test_mismatch() -> None:
-    log_probs = torch.tensor([[-1, -1, -2, -0.5, float("nan")]])
-    rollout = torch.tensor([[-1.2, -3, -1, -0.5, 0.0]])
-    metrics = mismatch_metrics(log_probs, rollout, torch.tensor([[True, True, True, True, False]]))
-    expected = {"mismatch/prob_error": 3.082185, "mismatch/kl": -0.3, "mismatch/k3": 1.194585, "mismatch/abs_logp": 0.8}
-    assert metrics == pytest.approx(expected, rel=1e-5)

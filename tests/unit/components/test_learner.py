@@ -8,13 +8,15 @@ from dataclasses import replace
 import pytest
 import torch
 
+from rl_platform.algorithms.kl import full_kl
+from rl_platform.algorithms.mismatch import mismatch_weights
 from rl_platform.components.actor import EmbodiedActor, LanguageActor
 from rl_platform.components.critic import LanguageCritic
 from rl_platform.components.learner import FAILURES_IN_A_ROW
 from rl_platform.components.reference import LanguageReference
 from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces
-from rl_platform.errors import Diverged
+from rl_platform.errors import ConfigError, Diverged
 from rl_platform.records import RolloutBatch
 
 NAN = float("nan")
@@ -83,7 +85,53 @@ class TestNotFinite:
             assert critic.update(token_batch(), step)["critic/skipped_updates"] == 0
 
 
+class TestPolicyLoss:
+    """Every key of the policy loss reaches the parameters, the same ones for every micro-batch size."""
+
+    @pytest.mark.parametrize(
+        "keys",
+        [
+            {"policy_loss": "reinforce"},
+            {"policy_loss": "gspo", "loss_agg_func": "seq-mean-token-mean"},
+            {"policy_loss": "cispo"},
+            {"positive_nll_coef": 0.5},
+            {"rollout_is": {"mode": "icepop"}},
+        ],
+        ids=str,
+    )
+    def test_acts_and_does_not_depend_on_micro_batches(self, keys, context, reasoning, token_batch) -> None:
+        batch = replace(token_batch(), correct=torch.arange(8) % 2 == 0)
+        base = {"ppo_epochs": 2, "loss_agg_func": keys.get("loss_agg_func", "token-mean")}
+
+        def trained(algorithm: dict[str, object], rows: int | None = None) -> torch.Tensor:
+            config = reasoning(algorithm=base | algorithm)
+            config = config.model_copy(update={"actor": config.actor.model_copy(update={"micro_batch_size": rows})})
+            used = batch
+            if (correction := config.algorithm.rollout_is) is not None:
+                weights, _ = mismatch_weights(batch.log_probs, batch.rollout_log_probs - 5.5, batch.mask, correction)
+                used = replace(batch, loss_weights=weights)
+            actor = LanguageActor(context(), config)
+            actor.update(used, 0)
+            return torch.cat([tensor.flatten() for tensor in actor.publish(1).state.values()])
+
+        plain, whole = trained({}), trained(keys)
+        assert not torch.allclose(plain, whole, atol=1e-4)
+        for rows in (1, 2):
+            torch.testing.assert_close(trained(keys, rows), whole, rtol=1e-4, atol=2e-4)
+
+
 class TestModels:
+    def test_critic_starts_near_zero_and_its_loss_is_that_of_guessing_zero(
+        self, context, reasoning, token_batch
+    ) -> None:
+        """A head of the usual size would give values of several units and gradients in the hundreds."""
+        batch = token_batch()
+        critic = LanguageCritic(context("critic"), reasoning(data={"mini_batch_size": 8}))
+        values = critic.evaluate(batch)["values"]
+        assert values[batch.mask].abs().mean() < 0.05
+        loss = critic.update(replace(batch, values=values), 0)["critic/loss"]
+        assert loss <= 0.5 * batch.returns[batch.mask].square().mean().item() * 1.01
+
     def test_critic_values_start_at_zero(self, context, reasoning, token_batch) -> None:
         values = LanguageCritic(context("critic"), reasoning()).evaluate(token_batch())["values"]
         assert values.shape == (8, 8)
@@ -102,6 +150,41 @@ class TestModels:
         actor.update(replace(batch, reference_log_probs=at_start), 0)
         assert not torch.equal(at_start, actor.evaluate(batch)["log_probs"])
         assert torch.equal(at_start, reference.evaluate(batch)["reference_log_probs"])
+
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_full_kl_to_the_reference(self, dtype, context, reasoning, token_batch) -> None:
+        """Equal to the sum over the vocabulary, 0 at the start, and held back as a term of the loss."""
+        keys = {"kl_loss_type": "full", "kl_penalty": "full", "allow_both_kl": True, "ppo_epochs": 4}
+        keys |= {"use_kl_loss": True, "use_kl_in_reward": True}
+        model = reasoning().actor.model.model_dump() | {"dtype": dtype}
+        drift = []
+        for coefficient in (0.0, 10.0):
+            config = reasoning(
+                algorithm=keys | {"kl_loss_coef": coefficient}, actor={"model": model, "optim": {"lr": 1e-2}}
+            )
+            actor, reference = LanguageActor(context(), config), LanguageReference(context("reference"), config)
+            actor.receive_reference_head(reference.head())
+            batch = replace(token_batch(), **reference.evaluate(token_batch()))
+            at_start = actor.evaluate(batch)
+            torch.testing.assert_close(at_start["full_kl"], torch.zeros(8, 8), rtol=0, atol=1e-4)
+            batch = replace(batch, log_probs=at_start["log_probs"])
+            assert "actor/kl_loss" in actor.update(batch, 0)
+            found = actor.evaluate(batch)["full_kl"]
+            drift.append(found[batch.action_mask].mean().item())
+            if dtype == "float32":
+                actor.engine.model.keep_states = True
+                logits = actor.outputs(batch).states @ actor.engine.model.model.head.weight.detach().T
+                expected = full_kl(logits, batch.reference_states @ reference.head().T)
+                torch.testing.assert_close(found, torch.where(batch.action_mask, expected, 0.0), rtol=1e-4, atol=1e-5)
+        assert drift[1] < 0.5 * drift[0]
+
+    def test_the_reference_hands_over_states_only_for_a_full_kl(self, context, reasoning, token_batch) -> None:
+        reference = LanguageReference(context("reference"), reasoning(algorithm={"use_kl_loss": True}))
+        assert list(reference.evaluate(token_batch())) == ["reference_log_probs"]
+
+    def test_a_reference_with_another_vocabulary_is_refused(self, context, reasoning) -> None:
+        with pytest.raises(ConfigError, match=r"reference\.model.*the reference has 7 of them, the actor 2"):
+            LanguageActor(context(), reasoning()).receive_reference_head(torch.zeros(7, 16))
 
     def test_log_probs_are_at_the_sampling_temperature(self, context, reasoning, token_batch) -> None:
         batch = token_batch()
@@ -202,3 +285,59 @@ class TestEmbodied:
         batch = self.batch()
         found = self.actor(context).evaluate(replace(batch, bootstrapped=torch.zeros(2, 4, dtype=torch.bool)))
         assert not found["end_values"].any()
+
+
+class TestTargetKL:
+    """8 rows in mini-batches of 4 and 3 epochs: 6 optimizer steps, in the first of which nothing has moved."""
+
+    def update(self, context, config, batch: RolloutBatch, kind: type = LanguageActor) -> dict[str, float]:
+        learner = kind(context(), config)
+        if kind is LanguageActor:
+            batch = replace(batch, **learner.evaluate(batch))
+        return learner.update(batch, 0)
+
+    def test_the_rest_is_skipped_after_too_long_a_step(self, context, reasoning, token_batch) -> None:
+        config = reasoning(algorithm={"ppo_epochs": 3, "target_kl": 1e-6})
+        metrics = self.update(context, config, token_batch())
+        assert metrics["actor/early_stopped"] == 1
+        assert metrics["actor/optimizer_steps"] == 2
+        assert metrics["actor/approx_kl_k3"] > 1e-6
+
+    def test_a_bound_that_is_never_reached_changes_nothing(self, context, reasoning, token_batch) -> None:
+        bounded = self.update(context, reasoning(algorithm={"ppo_epochs": 3, "target_kl": 1e6}), token_batch())
+        free = self.update(context, reasoning(algorithm={"ppo_epochs": 3}), token_batch())
+        assert bounded.pop("actor/early_stopped") == 0
+        assert bounded.pop("actor/optimizer_steps") == 6
+        assert bounded.pop("actor/approx_kl_k3") >= 0
+        assert bounded == free
+
+    def test_the_metric_is_k3_of_the_old_policy_over_active_positions(self, context, reasoning, token_batch) -> None:
+        """One optimizer step, so that the policy measured is the one before the update."""
+        config = reasoning(algorithm={"target_kl": 1e6}, data={"mini_batch_size": 8, "max_response_length": 8})
+        batch = token_batch()
+        actor = LanguageActor(context(), config)
+        log_ratio = (actor.evaluate(batch)["log_probs"] - batch.log_probs)[batch.mask]
+        expected = float((log_ratio.exp() - 1 - log_ratio).mean())
+        assert actor.update(batch, 0)["actor/approx_kl_k3"] == pytest.approx(expected, rel=1e-4)
+
+    def test_masked_positions_do_not_count(self, context, reasoning, token_batch) -> None:
+        config = reasoning(algorithm={"ppo_epochs": 3, "target_kl": 1e6})
+        batch = token_batch()
+        spoilt = replace(batch, log_probs=torch.where(batch.mask, batch.log_probs, NAN))
+        found = [LanguageActor(context(), config).update(b, 0)["actor/approx_kl_k3"] for b in (batch, spoilt)]
+        assert found[0] == found[1]
+
+    def test_a_critic_of_its_own_goes_on(self, context, reasoning, token_batch) -> None:
+        config = reasoning(algorithm={"ppo_epochs": 3, "target_kl": 1e-6})
+        metrics = self.update(context, config, token_batch(), LanguageCritic)
+        assert "actor/early_stopped" not in metrics
+        assert metrics == self.update(context, reasoning(algorithm={"ppo_epochs": 3}), token_batch(), LanguageCritic)
+
+    def test_embodied(self, context) -> None:
+        embodied = TestEmbodied()
+        actor = embodied.actor(context, ppo_epochs=5, target_kl=1e-9)
+        batch = embodied.batch()
+        batch = replace(batch, **actor.evaluate(batch), advantages=torch.randn(2, 4), returns=torch.randn(2, 4))
+        metrics = actor.update(batch.flatten(), 0)
+        assert metrics["actor/early_stopped"] == 1
+        assert metrics["actor/optimizer_steps"] == 2  # of 5, one per epoch

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rl_platform.config.batch_rules import broken_batch_rules
 from rl_platform.config.describe import field_at, walk
 from rl_platform.config.effects import idle_keys
 
@@ -14,11 +15,20 @@ PLACED = "cluster.component_placement"
 REASONING = f"{PLACED}={{'actor,critic,rollout,reward,reference': all}}"
 TINY = "actor.model={random_init: {}, tokenizer: bytes}"
 
+NO_CRITIC = ["critic.use_critic_model=false", f"{PLACED}={{'actor,rollout,reward': all}}"]
+
 BROKEN = [
     # task, overrides, key, part of the reason
     ("embodied", ["algorithm.loss_type=actor"], "algorithm.loss_type", "its own backbone"),
     ("reasoning", ["algorithm.loss_type=actor_critic"], "algorithm.loss_type", "separate critic"),
     ("reasoning", ["critic.use_critic_model=false"], "critic.use_critic_model", "needs values"),
+    ("reasoning", ["algorithm.adv_type=grop", "algorithm.gae_lambda=0.5"], "algorithm.adv_type", "module:function"),
+    ("embodied", ["algorithm.adv_type=raw"], "algorithm.adv_type", "gae only"),
+    ("embodied", ["algorithm.adv_type=mine:estimate"], "algorithm.adv_type", "gae only"),
+    ("embodied", ["algorithm.length_adaptive_alpha=0.05"], "algorithm.length_adaptive_alpha", "several episodes"),
+    ("reasoning", [*NO_CRITIC, "algorithm.adv_type=grpo"], "algorithm.group_size", "at least 2"),
+    ("reasoning", [*NO_CRITIC, "algorithm.adv_type=rloo"], "algorithm.group_size", "at least 2"),
+    ("reasoning", ["algorithm.adv_type=raw"], "critic.use_critic_model", "never asked"),
     ("embodied", ["critic.use_critic_model=true"], "critic.use_critic_model", "a second critic is not used"),
     (
         "reasoning",
@@ -40,6 +50,14 @@ BROKEN = [
     ("embodied", ["actor.optim.lr_warmup_steps=100"], "actor.optim.lr_warmup_steps", "never end"),
     ("embodied", ["actor.optim={lr_schedule: linear, min_lr: 1}"], "actor.optim.min_lr", "lies above its start"),
     ("reasoning", ["algorithm.policy_training_start_step=100"], "algorithm.policy_training_start_step", "never train"),
+    ("embodied", ["algorithm.use_pf_ppo=true"], "algorithm.use_pf_ppo", "whole responses"),
+    ("reasoning", ["algorithm.dynamic_sampling={}"], "algorithm.dynamic_sampling", "one sample per prompt never does"),
+    (
+        "reasoning",
+        ["algorithm.dynamic_sampling={}", "algorithm.group_size=2", "rollout.sampling.temperature=0"],
+        "algorithm.dynamic_sampling",
+        "greedy",
+    ),
     ("embodied", ["runner.resume=nowhere"], "runner.resume", "no checkpoint"),
     ("reasoning", [REASONING], f"{PLACED}.actor,critic,rollout,reward,reference", "no KL term is on"),
     ("reasoning", ["algorithm.use_kl_loss=true"], PLACED, "reference without a place"),
@@ -48,6 +66,24 @@ BROKEN = [
         [REASONING, "algorithm.use_kl_loss=true", "algorithm.use_kl_in_reward=true"],
         "algorithm.use_kl_loss",
         "count twice",
+    ),
+    (
+        "reasoning",
+        [REASONING, "algorithm.use_kl_loss=true", "algorithm.kl_loss_type=k3+", "algorithm.kl_loss_grad=score"],
+        "algorithm.kl_loss_grad",
+        "the gradient is that of k2",
+    ),
+    (
+        "reasoning",
+        [REASONING, "algorithm={use_kl_loss: true, kl_loss_type: full, kl_loss_grad: k2}"],
+        "algorithm.kl_loss_grad",
+        "the exact one",
+    ),
+    (
+        "reasoning",
+        [REASONING, "algorithm.use_kl_loss=true", "algorithm.allow_both_kl=true"],
+        "algorithm.allow_both_kl",
+        "not both on",
     ),
     (
         "reasoning",
@@ -83,8 +119,94 @@ BROKEN = [
     ),
     ("reasoning", ["rollout.sampling.max_new_tokens=65"], "rollout.sampling.max_new_tokens", "64 tokens"),
     ("reasoning", ["rollout.val_sampling.max_new_tokens=65"], "rollout.val_sampling.max_new_tokens", "64 tokens"),
+    ("reasoning", ["algorithm.policy_loss=ppoclip"], "algorithm.policy_loss", "ppo_clip, reinforce, gspo, cispo"),
+    ("reasoning", ["algorithm.policy_loss=my losses:f"], "algorithm.policy_loss", "module:function"),
+    ("reasoning", ["algorithm.policy_loss=gspo"], "algorithm.loss_agg_func", "one ratio per sequence"),
+    ("embodied", ["algorithm.policy_loss=gspo"], "algorithm.policy_loss", "one transition"),
+    (
+        "reasoning",
+        ["algorithm.policy_loss=cispo", "algorithm.clip_ratio_c=3.0"],
+        "algorithm.clip_ratio_c",
+        "no bound that a dual clip could set",
+    ),
+    ("embodied", ["algorithm.positive_nll_coef=0.1"], "algorithm.positive_nll_coef", "no row of an embodied rollout"),
+    ("embodied", ["algorithm.rollout_is={}"], "algorithm.rollout_is", "no mismatch to correct"),
+    ("reasoning", ["algorithm.rollout_is.mode=null"], "algorithm.rollout_is", "mode and reject are both null"),
+    ("reasoning", ["algorithm.rollout_is={low: 1, high: 1}"], "algorithm.rollout_is.low", "nothing lies between"),
+    ("reasoning", ["algorithm.rollout_is.low=1.1"], "algorithm.rollout_is.low", "out of range"),
+    ("reasoning", ["algorithm.rollout_is.high=0.9"], "algorithm.rollout_is.high", "out of range"),
+    ("reasoning", ["algorithm.rollout_is.reject={}"], "algorithm.rollout_is.reject.threshold", ""),
+    ("reasoning", ["algorithm.rollout_is.reject.threshold=0"], "algorithm.rollout_is.reject.threshold", "out of range"),
     ("reasoning", ["reward.type=maths"], "reward.type", "module:function"),
     ("reasoning", ["data.prompt_template=Answer"], "data.prompt_template", "{question}"),
+    (
+        "reasoning",
+        ["algorithm.reward_scaling={source_min: 1, source_max: 1}"],
+        "algorithm.reward_scaling.source_max",
+        "must be above algorithm.reward_scaling.source_min, 1",
+    ),
+    ("reasoning", ["algorithm.reward_scaling.target_max=-2"], "algorithm.reward_scaling.target_max", "earn no more"),
+    ("reasoning", ["algorithm.overlong.buffer_length=65"], "algorithm.overlong.buffer_length", "64 tokens (data.max_"),
+    (
+        "reasoning",
+        ["algorithm.overlong={buffer_length: 9, max_length: 8}"],
+        "algorithm.overlong.buffer_length",
+        "8 tokens (algorithm.overlong.max_length)",
+    ),
+    (
+        "reasoning",
+        ["algorithm.overlong={buffer_length: 16, max_length: 80}"],
+        "algorithm.overlong.buffer_length",
+        "more than 64 tokens, and none has more than 64 (data.max_response_length)",
+    ),
+    (
+        "reasoning",
+        ["algorithm.overlong.buffer_length=16", "rollout.sampling.max_new_tokens=32"],
+        "algorithm.overlong.buffer_length",
+        "more than 48 tokens, and none has more than 32 (rollout.sampling.max_new_tokens)",
+    ),
+    (
+        "reasoning",
+        ["algorithm.overlong={buffer_length: 16, stop_properly_coef: 0.5}"],
+        "algorithm.overlong.stop_properly_coef",
+        "punished twice",
+    ),
+    (
+        "reasoning",
+        ["algorithm.overlong={filter: true, stop_properly_coef: 0.5}"],
+        "algorithm.overlong.stop_properly_coef",
+        "do not count",
+    ),
+    (
+        "reasoning",
+        ["algorithm.overlong.stop_properly_coef=0.5", "algorithm.reward_scaling={}"],
+        "algorithm.overlong.stop_properly_coef",
+        "would reward truncation, and algorithm.reward_scaling.target_min is -1",
+    ),
+    (
+        "reasoning",
+        ["algorithm.overlong.stop_properly_coef=0.5", "reward.type=my_package.rewards:score"],
+        "algorithm.overlong.stop_properly_coef",
+        "may be negative",
+    ),
+    (
+        "reasoning",
+        [REASONING, "algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl={type: adaptive, target_kl: 0}"],
+        "algorithm.kl_ctrl.target_kl",
+        "out of range",
+    ),
+    (
+        "reasoning",
+        [REASONING, "algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl={type: adaptive, horizon: 0}"],
+        "algorithm.kl_ctrl.horizon",
+        "out of range",
+    ),
+    (
+        "reasoning",
+        [REASONING, "algorithm.use_kl_in_reward=true", "algorithm.kl_penalty=k3+"],
+        "algorithm.kl_penalty",
+        "not one of the allowed",
+    ),
 ]
 
 PASSES = [
@@ -95,13 +217,51 @@ PASSES = [
     ("embodied", ["critic.use_critic_model=false", "data.task=null", "algorithm.loss_agg_horizon=null"]),
     ("reasoning", [REASONING, "algorithm.use_kl_loss=true", "algorithm.kl_loss_type=k2", "reference.group_name=r"]),
     ("reasoning", [REASONING, "algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl={type: adaptive, horizon: 9}"]),
+    (
+        "reasoning",
+        [REASONING, "algorithm={use_kl_in_reward: true, use_kl_loss: true, allow_both_kl: true, kl_loss_grad: score}"],
+    ),
+    ("reasoning", [REASONING, "algorithm.use_kl_loss=true", "algorithm.kl_loss_type=low_var_kl+"]),
     ("reasoning", ["algorithm.group_size=2", "data.train_batch_size=32"]),
+    ("reasoning", [*NO_CRITIC, "algorithm={adv_type: grpo, group_size: 8, grpo_std_normalization: false}"]),
+    ("reasoning", [*NO_CRITIC, "algorithm={adv_type: rloo, group_size: 2, normalize_advantages: false}"]),
+    ("reasoning", [*NO_CRITIC, "algorithm={adv_type: reinforce_plus_plus, gamma: 0.9, normalize_advantages: true}"]),
+    ("reasoning", [*NO_CRITIC, "algorithm={adv_type: raw, normalize_advantages: true}"]),
+    ("reasoning", [*NO_CRITIC, "algorithm={adv_type: 'my.mine:estimate', gae_lambda: 0.5, gamma: 0.9}"]),
+    ("reasoning", ["algorithm={adv_type: 'mine:estimate', value_clip: 0.2}"]),
+    ("reasoning", ["algorithm={gae_lambda_value: 1, length_adaptive_alpha: 0.05}"]),
+    ("embodied", ["algorithm={loss_type: actor_critic, gae_lambda: 0.9, gae_lambda_value: 1}"]),
+    ("reasoning", ["algorithm.reward_scaling={}", "algorithm.reward_whitening=true"]),
+    ("reasoning", [REASONING, "algorithm={use_kl_loss: true, kl_loss_type: full}"]),
+    ("reasoning", ["algorithm.overlong={buffer_length: 16, max_length: 48, penalty: 0.5, filter: true}"]),
+    ("reasoning", ["algorithm.overlong.stop_properly_coef=0", "algorithm.reward_scaling.target_min=0"]),
+    (
+        "reasoning",
+        ["algorithm={overlong: {stop_properly_coef: 0.5}, reward_scaling: {target_min: 0}}", "reward.type=a:b"],
+    ),
     ("reasoning", ["reward.type=my_package.rewards:score", "actor.max_tokens_per_micro_batch=320"]),
     ("reasoning", [TINY, "critic.model.path=other", "rollout.sampling.max_new_tokens=64"]),
     ("reasoning", ["data.task={type: jsonl, path: x, prompt_column: q}"]),
+    ("reasoning", ["algorithm.dynamic_sampling={max_rounds: 3, surplus: drop}", "algorithm.group_size=2"]),
+    ("reasoning", ["algorithm.use_pf_ppo=true", "algorithm.pf_ppo={power: 3, mode: weight}"]),
+    ("reasoning", ["algorithm.target_kl=0.1", "algorithm.ppo_epochs=2"]),
+    ("reasoning", ["algorithm.target_kl=0.1", "data.mini_batch_size=32"]),
+    ("embodied", ["algorithm.target_kl=0.1"]),
+    ("reasoning", ["algorithm.policy_loss=gspo", "algorithm.loss_agg_func=seq-mean-token-mean"]),
+    ("reasoning", ["algorithm.policy_loss=cispo", "algorithm.clip_ratio_high=4.0", "algorithm.positive_nll_coef=0.1"]),
+    ("reasoning", ["algorithm.policy_loss=my_package.losses:loss", "algorithm.clip_ratio_c=3.0"]),
+    ("embodied", ["algorithm.policy_loss=reinforce"]),
+    ("reasoning", ["algorithm.rollout_is={}"]),
+    ("reasoning", ["algorithm.rollout_is={level: sequence, low: 1, batch_normalize: true, reject: {threshold: 1}}"]),
+    ("reasoning", ["algorithm.rollout_is={mode: null, reject: {stat: k1, level: token, threshold: 0.1}}"]),
+    ("reasoning", ["algorithm.rollout_is={mode: sequence_mask, low: 0.999, high: null}"]),
 ]
 
 WITHOUT_EFFECT = [
+    ("reasoning", "algorithm.pf_ppo.power=3", "algorithm.pf_ppo"),
+    ("reasoning", "algorithm.target_kl=0.1", "algorithm.target_kl"),
+    ("embodied", "algorithm.dynamic_sampling={}", "algorithm.dynamic_sampling"),
+    ("embodied", "algorithm.pf_ppo.mode=weight", "algorithm.pf_ppo"),
     ("reasoning", "env.num_envs=8", "env"),
     ("reasoning", "actor.model.hidden_sizes=[8]", "actor.model.hidden_sizes"),
     ("reasoning", "data.task.name=x", "data.task.name"),
@@ -109,8 +269,27 @@ WITHOUT_EFFECT = [
     ("reasoning", "algorithm.kl_ctrl.kl_coef=0.1", "algorithm.kl_ctrl"),
     ("reasoning", "algorithm.kl_penalty=k1", "algorithm.kl_penalty"),
     ("reasoning", "algorithm.kl_loss_coef=0.1", "algorithm.kl_loss_coef"),
+    ("reasoning", "algorithm.kl_loss_grad=k2", "algorithm.kl_loss_grad"),
+    ("reasoning", "algorithm.overlong.penalty=2", "algorithm.overlong.penalty"),
+    ("reasoning", "algorithm.overlong.max_length=48", "algorithm.overlong.max_length"),
+    ("embodied", "algorithm.overlong.filter=true", "algorithm.overlong"),
+    ("embodied", "algorithm.reward_scaling.target_max=2", "algorithm.reward_scaling"),
+    ("embodied", "algorithm.reward_whitening=true", "algorithm.reward_whitening"),
     ("reasoning", "algorithm.loss_agg_horizon=9", "algorithm.loss_agg_horizon"),
     ("reasoning", "critic.optim.min_lr=0", "critic.optim.min_lr"),
+    ("reasoning", "algorithm={policy_loss: reinforce, clip_ratio_low: 0.2}", "algorithm.clip_ratio_low"),
+    (
+        "embodied",
+        "algorithm={loss_type: actor_critic, policy_loss: reinforce, clip_ratio_high: 0.2}",
+        "algorithm.clip_ratio_high",
+    ),
+    ("reasoning", "algorithm={policy_loss: reinforce, clip_ratio_c: 3}", "algorithm.clip_ratio_c"),
+    ("reasoning", "algorithm.rollout_is={mode: sequence_mask, level: token}", "algorithm.rollout_is.level"),
+    (
+        "reasoning",
+        "algorithm.rollout_is={mode: null, high: 2.0, reject: {threshold: 1}}",
+        "algorithm.rollout_is.high",
+    ),
     ("embodied", "data.task.type=digits", "data.task"),
     ("embodied", "data.train_batch_size=64", "data.train_batch_size"),
     ("embodied", "rollout.sampling.top_k=0", "rollout.sampling"),
@@ -123,6 +302,52 @@ WITHOUT_EFFECT = [
     ("embodied", "actor.model.path=x", "actor.model.path"),
     ("embodied", "actor.max_tokens_per_micro_batch=999", "actor.max_tokens_per_micro_batch"),
 ]
+
+
+WITHOUT_CRITIC = [
+    ("grpo", "gamma: 0.9", "algorithm.gamma"),
+    ("grpo", "gae_lambda: 0.9", "algorithm.gae_lambda"),
+    ("grpo", "gae_lambda_policy: 0.9", "algorithm.gae_lambda_policy"),
+    ("grpo", "gae_lambda_value: 0.9", "algorithm.gae_lambda_value"),
+    ("grpo", "length_adaptive_alpha: 0.05", "algorithm.length_adaptive_alpha"),
+    ("grpo", "normalize_advantages: true", "algorithm.normalize_advantages"),
+    ("rloo", "grpo_std_normalization: true", "algorithm.grpo_std_normalization"),
+    ("raw", "value_clip: 0.2", "algorithm.value_clip"),
+    ("raw", "huber_delta: 1", "algorithm.huber_delta"),
+    ("raw", "value_loss_scale: 1", "algorithm.value_loss_scale"),
+    ("raw", "critic_ppo_epochs: 2", "algorithm.critic_ppo_epochs"),
+    ("raw", "policy_training_start_step: 2", "algorithm.policy_training_start_step"),
+    ("reinforce_plus_plus", "normalize_advantages: false", "algorithm.normalize_advantages"),
+    ("reinforce_plus_plus_baseline", "gamma: 0.9", "algorithm.gamma"),
+    ("'mine:estimate'", "value_clip: 0.2", "algorithm.value_clip"),
+]
+
+
+@pytest.mark.parametrize(("name", "entry", "key"), WITHOUT_CRITIC)
+def test_an_estimator_without_critic_refuses_what_it_does_not_read(
+    problems: Any, name: str, entry: str, key: str
+) -> None:
+    (problem,) = problems("reasoning", *NO_CRITIC, f"algorithm={{adv_type: {name}, group_size: 8, {entry}}}").values()
+    assert problem.key == key
+    assert "has no effect here" in problem.message
+
+
+def test_an_estimator_without_critic_refuses_the_section_of_the_critic(problems: Any) -> None:
+    overrides = [*NO_CRITIC, "algorithm.adv_type=raw", "critic={use_critic_model: false, optim: {lr: 0.1}}"]
+    assert list(problems("reasoning", *overrides)) == ["critic.optim"]
+
+
+def test_lambdas_that_are_overruled_are_refused(problems: Any) -> None:
+    both = "algorithm={gae_lambda: 0.9, gae_lambda_policy: 0.8, gae_lambda_value: 1}"
+    assert list(problems("reasoning", both)) == ["algorithm.gae_lambda"]
+    adaptive = "algorithm={gae_lambda_policy: 0.8, length_adaptive_alpha: 0.05}"
+    assert list(problems("reasoning", adaptive)) == ["algorithm.gae_lambda_policy"]
+
+
+def test_a_misspelt_estimator_is_answered_with_the_nearest(problems: Any) -> None:
+    (problem,) = problems("reasoning", "algorithm.adv_type=reinforce++").values()
+    assert "grpo, rloo, reinforce_plus_plus" in problem.message
+    assert problem.hint == "did you mean reinforce_plus_plus?"
 
 
 @pytest.mark.parametrize(("task", "overrides", "key", "reason"), BROKEN)
@@ -151,6 +376,38 @@ def test_switched_off_parts_of_normalisation_and_kl(problems: Any) -> None:
     on = ["algorithm.use_kl_in_reward=true", REASONING]
     assert list(problems("reasoning", *on, "algorithm.kl_ctrl.horizon=5")) == ["algorithm.kl_ctrl.horizon"]
     assert list(problems("reasoning", *on, "algorithm.kl_ctrl.kl_coef=5")) == []
+
+
+def test_switched_off_parts_of_pf_ppo(problems: Any) -> None:
+    on = ["algorithm.use_pf_ppo=true", "algorithm.pf_ppo.method=max_min"]
+    assert list(problems("reasoning", *on)) == []
+    assert list(problems("reasoning", *on, "algorithm.pf_ppo.power=3")) == ["algorithm.pf_ppo.power"]
+
+
+def test_pf_ppo_breaks_up_groups(load: Any) -> None:
+    config = load("reasoning", "algorithm.use_pf_ppo=true").config
+    grouped = config.algorithm.model_copy(update={"adv_type": "grpo"})
+    (broken,) = broken_batch_rules(config.model_copy(update={"algorithm": grouped}))
+    assert broken.key == "algorithm.use_pf_ppo"
+    assert "break up groups" in broken.message
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("algorithm.pf_ppo.power=0", "above 0"),
+        ("algorithm.pf_ppo.method=best", "max_random"),
+        ("algorithm.dynamic_sampling.max_rounds=0", "at least 1"),
+        ("algorithm.dynamic_sampling.tolerance=-1", "at least 0"),
+        ("algorithm.dynamic_sampling.on_exhausted=stop", "fill_with_rejected"),
+        ("algorithm.dynamic_sampling.surplus=keep", "carry"),
+        ("algorithm.target_kl=0", "above 0"),
+    ],
+)
+def test_values_out_of_range(problems: Any, override: str, words: str) -> None:
+    switches = ["algorithm.use_pf_ppo=true", "algorithm.group_size=2", "algorithm.ppo_epochs=2"]
+    found = problems("reasoning", *switches, override)[override.partition("=")[0]]
+    assert words in found.allowed
 
 
 def test_a_misspelt_switch_is_not_followed_by_guesses(problems: Any) -> None:

@@ -28,7 +28,7 @@ from rl_platform.models.policy import ActorCriticPolicy
 from rl_platform.records import RolloutBatch
 
 KINDS = ("actor", "critic", "embodied")
-ALGORITHM = Algorithm(entropy_bonus=0.01, value_clip=0.5, loss_agg_func="seq-mean-token-mean")
+ALGORITHM = Algorithm(entropy_bonus=0.01, value_clip=0.5, loss_agg_func="seq-mean-token-mean", target_kl=1.0)
 OPTIM = Optim(lr=1e-2, eps=1e-4, weight_decay=0.1, clip_grad=0.5)  # eps: noise of a vanishing gradient makes no step
 LENGTHS = (5, 17, 9, 3, 30, 6, 4)  # odd, so that two ranks get unequally many rows
 PLANS = (MicroBatches(), MicroBatches(rows=2), MicroBatches(tokens=36))

@@ -70,6 +70,13 @@ def test_every_rank_reports_the_metrics_of_the_whole_mini_batch(results, kind) -
             assert metrics == pytest.approx(alone, rel=1e-5, abs=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["actor", "embodied"])
+def test_ranks_agree_to_the_bit_on_what_may_stop_the_update(results, kind) -> None:
+    drifts = [[m["actor/approx_kl_k3"] for m in results[rank]["run"][kind]["metrics"]] for rank in range(2)]
+    assert drifts[0] == drifts[1]
+    assert max(drifts[0]) > 0
+
+
 @kinds
 @pytest.mark.parametrize("who", ["one", 0, 1])
 def test_a_state_saved_by_other_ranks_goes_on_equally(results, kind, who) -> None:

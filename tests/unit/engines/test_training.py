@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rl_platform.algorithms.schedule import mini_batches
 from rl_platform.config.components import Optim
 from rl_platform.engines.training.base import MicroBatches, learning_rate
 from rl_platform.engines.training.fsdp import shares
@@ -56,6 +57,23 @@ class TestMicroBatches:
         assert len({len(share) for share in found}) == 1  # collectives match
         rows = [sum(len(part) for part in share) for share in found]
         assert max(rows) - min(rows) <= 1
+
+    @settings(deadline=None)
+    @given(seed=st.integers(0, 9), world_size=st.sampled_from([2, 4]), limit=limits)
+    def test_ranks_do_not_change_what_a_mini_batch_holds(self, seed, world_size, limit) -> None:
+        numbers = torch.Generator().manual_seed(seed)
+        batch = batch_of(torch.randint(1, 60, (24,), generator=numbers).tolist(), 24)
+        for mini_batch in mini_batches(batch, 8, numbers):
+            ids = mini_batch.group_ids
+            shared = [shares(mini_batch, limit, rank, world_size, 64) for rank in range(world_size)]
+            found = [int(ids[row]) for share in shared for part in share for row in part]
+            assert sorted(found) == sorted(ids.tolist())
+
+    def test_ranks_get_rows_of_similar_cost(self) -> None:
+        batch = batch_of([512, 40, 300, 300, 256, 256, 100, 60], 8)
+        found = [shares(batch, MicroBatches(), rank, 2, 4096) for rank in range(2)]
+        lengths = [sum(batch.inputs["lengths"][row].item() for row in share[0]) for share in found]
+        assert max(lengths) <= 916
 
     def test_nothing(self) -> None:
         assert MicroBatches().split(batch_of([1, 2], 2), []) == []

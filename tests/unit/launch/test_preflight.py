@@ -13,7 +13,7 @@ from rl_platform.config import Config
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch import preflight
 from rl_platform.launch.cli import load
-from rl_platform.launch.preflight import check_cheap, check_models, check_reward, output_folder
+from rl_platform.launch.preflight import check_cheap, check_models, check_policy_loss, check_reward, output_folder
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import Placement
 
@@ -177,3 +177,10 @@ def test_a_users_reward_is_imported_from_the_working_folder(folder: Path):
     check_reward(loaded("reasoning.yaml", "reward.type=mine:reward")[0])
     with pytest.raises(ConfigError, match="has no attribute 'rewrad'"):
         check_reward(loaded("reasoning.yaml", "reward.type=mine:rewrad")[0])
+
+
+def test_a_users_policy_loss_is_imported_from_the_working_folder(folder: Path):
+    (folder / "my_policy_loss.py").write_text("def loss(*arguments): return arguments")
+    check_policy_loss(loaded("reasoning.yaml", "algorithm.policy_loss=my_policy_loss:loss")[0])
+    with pytest.raises(ConfigError, match="has no attribute 'los'"):
+        check_policy_loss(loaded("reasoning.yaml", "algorithm.policy_loss=my_policy_loss:los")[0])

@@ -1,0 +1,36 @@
+"""Which rank computes which rows of a mini-batch, so that all finish at about the same time.
+
+Rows move between the ranks of one mini-batch and never to another one: what an optimizer step sees does not depend on
+the number of ranks or on balancing.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+
+def sequence_cost(length: int, hidden_size: int) -> int:
+    """6 h L + L^2: matrix products and attention of one transformer layer over L tokens, up to a factor."""
+    return 6 * hidden_size * length + length * length
+
+
+def balanced_parts(costs: Sequence[int], parts: int) -> list[list[int]]:
+    """Indices of `costs` in `parts` ascending lists of similar sum, whose sizes differ by at most one.
+
+    Largest differencing with equal counts (Karmarkar and Karp 1982, Michiels et al. 2003): the sorted numbers are cut
+    into tuples with one number for each part; the two tuples that differ most within are joined, the largest part of
+    one with the smallest of the other, until one tuple is left. Equal input gives equal output.
+    """
+    order = sorted(range(len(costs)), key=lambda index: (-costs[index], index))
+    heap: list[tuple[int, int, list[tuple[int, list[int]]]]] = []  # (-spread, tie-break, [(sum, indices)] descending)
+    for start in range(0, len(order), parts):
+        block = [(costs[index], [index]) for index in order[start : start + parts]]
+        block += [(0, [])] * (parts - len(block))
+        heapq.heappush(heap, (block[-1][0] - block[0][0], start, block))
+    while len(heap) > 1:
+        (_, start, first), (_, _, second) = heapq.heappop(heap), heapq.heappop(heap)
+        joined = [(a + b, left + right) for (a, left), (b, right) in zip(first, reversed(second), strict=True)]
+        joined.sort(key=lambda part: (-part[0], part[1]))
+        heapq.heappush(heap, (joined[-1][0] - joined[0][0], start, joined))
+    return [sorted(indices) for _, indices in heap[0][2]] if heap else [[] for _ in range(parts)]

@@ -1,0 +1,151 @@
+"""Dynamic sampling (DAPO, Yu et al. 2025): groups whose samples all score the same are replaced by other prompts.
+
+A group is all samples of one prompt, and is kept or rejected whole: a filter per sample would delete lone successes.
+Generating is the caller's business.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rl_platform.config.algorithm import DynamicSampling
+from rl_platform.errors import CheckpointError, DataError
+from rl_platform.records import Prompt, Trajectory
+
+Group = list[Trajectory]
+
+
+def samples_differ(metrics: Sequence[float], tolerance: float) -> bool:
+    """Whether max - min of the raw metrics of one group is more than `tolerance`."""
+    return bool(metrics) and max(metrics) - min(metrics) > tolerance
+
+
+def split_groups(trajectories: Iterable[Trajectory]) -> list[Group]:
+    """The groups, in the order in which their prompts appear. A prompt that was generated twice has two groups."""
+    groups: dict[tuple[int, int], Group] = {}
+    seen: dict[tuple[int, int], int] = defaultdict(int)
+    for trajectory in trajectories:
+        index, sample = trajectory.prompt.index, trajectory.sample
+        groups.setdefault((index, seen[index, sample]), []).append(trajectory)
+        seen[index, sample] += 1
+    return list(groups.values())
+
+
+@dataclass
+class _Counts:
+    """What one step generated, in groups; `metric` of all its scored responses."""
+
+    rounds: int = 0
+    generated: int = 0
+    kept: int = 0
+    all_correct: int = 0
+    all_wrong: int = 0
+    metric: list[float] = field(default_factory=list)
+
+    def metrics(self, surplus: int) -> dict[str, float]:
+        numbers = {"rounds": self.rounds, "generated": self.generated, "kept": self.kept, "surplus": surplus}
+        numbers |= {"all_correct": self.all_correct, "all_wrong": self.all_wrong}
+        found = {f"dynamic_sampling/{name}": float(number) for name, number in numbers.items()}
+        if self.metric:
+            found["dynamic_sampling/metric_mean"] = sum(self.metric) / len(self.metric)
+        return found
+
+
+class DynamicSampler:
+    """Fills steps of `groups` groups of `group_size`; what a step leaves over waits in `carried` for the next one.
+
+    A step trains a whole number of mini-batches of `mini_batch_size` rows, also when it could not be filled.
+    """
+
+    def __init__(self, options: DynamicSampling, groups: int, group_size: int, mini_batch_size: int) -> None:
+        self.options, self.groups = options, groups
+        self.group_size, self.mini_batch_size = group_size, mini_batch_size
+        self.carried: list[Group] = []
+
+    def fill(self, step: int, generate: Callable[[int], list[Trajectory]]) -> tuple[Group, dict[str, float]]:
+        """The trajectories of one step, group by group, and metrics. `generate(round)` gives scored responses to a new
+        batch of prompts, in their order.
+
+        Carried groups come first, then those that were kept, in the order of their prompts. Raises DataError when
+        `max_rounds` did not give enough and `on_exhausted` does not say what to do instead.
+        """
+        ready, self.carried = self.carried, []
+        rejected: list[Group] = []
+        counts = _Counts()
+        while len(ready) < self.groups and counts.rounds < self.options.max_rounds:
+            for group in split_groups(generate(counts.rounds)):
+                (ready if self._keeps(group, counts) else rejected).append(group)
+            counts.rounds += 1
+        taken, surplus = self._take(step, ready, rejected, counts)
+        if self.options.surplus == "carry":
+            self.carried = surplus
+        return [trajectory for group in taken for trajectory in group], counts.metrics(len(surplus))
+
+    def _keeps(self, group: Group, counts: _Counts) -> bool:
+        """By the raw metric; responses without a score say nothing."""
+        metrics = [trajectory.metric for trajectory in group if trajectory.valid]
+        keeps = samples_differ(metrics, self.options.tolerance)
+        counts.generated += 1
+        counts.kept += keeps
+        counts.metric += metrics
+        if metrics and not keeps:
+            counts.all_correct += min(metrics) >= 1
+            counts.all_wrong += max(metrics) <= 0
+        return keeps
+
+    def _take(
+        self, step: int, ready: list[Group], rejected: list[Group], counts: _Counts
+    ) -> tuple[list[Group], list[Group]]:
+        """What is trained on, and what is left over."""
+        count = self.groups
+        if len(ready) < count:
+            match self.options.on_exhausted:
+                case "fill_with_rejected":
+                    return ready + rejected[: count - len(ready)], []
+                case "train_partial":
+                    count = len(ready)
+                    while count * self.group_size % self.mini_batch_size:
+                        count -= 1
+                case "error":
+                    count = 0
+        if count == 0:
+            raise DataError(self._exhausted(step, len(ready), counts))
+        return ready[:count], ready[count:]
+
+    def _exhausted(self, step: int, ready: int, counts: _Counts) -> str:
+        others = counts.generated - counts.kept - counts.all_correct - counts.all_wrong
+        needed = f"of {self.groups} groups"
+        if self.options.on_exhausted == "train_partial":
+            needed = f"groups, which do not fill a mini-batch of {self.mini_batch_size} rows,"
+        return (
+            f"step {step}: {counts.rounds} rounds (algorithm.dynamic_sampling.max_rounds) gave {ready} {needed} whose "
+            f"samples differ; of {counts.generated} groups generated, {counts.all_correct} were all right, "
+            f"{counts.all_wrong} all wrong and {others} equal otherwise. Use tasks of fitting difficulty, a larger "
+            "algorithm.group_size or max_rounds, or another algorithm.dynamic_sampling.on_exhausted"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The carried groups as plain values; prompts by their index."""
+        return {"carried": [[_plain(trajectory) for trajectory in group] for group in self.carried]}
+
+    def load_state_dict(self, state: Mapping[str, Any], prompts: Mapping[int, Prompt]) -> None:
+        """Goes on with the groups of `state`. Raises CheckpointError if they are of another group size."""
+        carried = [[_trajectory(plain, prompts) for plain in group] for group in state["carried"]]
+        for group in carried:
+            if len(group) != self.group_size:
+                raise CheckpointError(
+                    f"the checkpoint carries groups of {len(group)} samples, algorithm.group_size is {self.group_size}:"
+                    " resume with the group size it was made with"
+                )
+        self.carried = carried
+
+
+def _plain(trajectory: Trajectory) -> dict[str, Any]:
+    return {**vars(trajectory), "prompt": trajectory.prompt.index}
+
+
+def _trajectory(plain: Mapping[str, Any], prompts: Mapping[int, Prompt]) -> Trajectory:
+    return Trajectory(**{**plain, "prompt": prompts[plain["prompt"]]})

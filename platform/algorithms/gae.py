@@ -1,0 +1,136 @@
+"""Generalised advantage estimation (Schulman et al. 2016) with masks carried forward, plain and decoupled.
+
+Whitening is not here, nor the choice of lambdas from a config: see advantages.py.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rl_platform.algorithms.recurrence import CHUNK, bit_mask, chunked_scan, keep, reverse_scan, triangles
+
+LONG_ROW = 128  # active positions from which chunks are faster than steps
+BLOCK = 2**18  # positions of the rows computed together: what a block needs stays in the cache
+
+
+@torch.no_grad()
+def gae(
+    rewards: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    gamma: float,
+    lam: float | Tensor,
+    ends: Tensor | None = None,
+    end_values: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Advantages and returns; every tensor [B,T].
+
+    Scanning each row from its end with v_next = 0 and g = 0:
+
+        where ends_t:  v_next = end_values_t, g = 0
+        where mask_t:  g = r_t + gamma v_next - V_t + gamma lam g;  A_t = g;  v_next = V_t
+        elsewhere:     both carried on unchanged, A_t = 0
+
+    and returns = (A + V) * mask. Equal to the textbook recursion on the active positions alone. `lam` is a number or
+    one per row [B]. `ends`, `end_values`: an episode or the rollout ends after this position, and the value of the
+    state that follows (0 if the episode terminated); None: one episode per row, worth 0 after its end. Values outside
+    `mask`, and end values where nothing ends, may be anything.
+    """
+    # Computed as lambda-returns G = A + V, which need one carry only: y_t = (1 - lam) V_t + lam G_t.
+    # G_t = r_t + gamma y_{t+1}, hence y_t = (1 - lam) V_t + lam r_t + gamma lam y_{t+1}; y is carried on where masked.
+    if ends is not None and end_values is not None:
+        return _stepwise(rewards, values, mask, gamma, lam, ends, end_values)
+    # counted as bytes: a sum of bools makes a copy in int64 first
+    longest = int(mask.view(torch.int8).sum(dim=1, dtype=torch.int32).max()) if mask.numel() else 0
+    if longest < LONG_ROW:
+        return _stepwise(rewards, values, mask, gamma, lam)
+    return _in_chunks(rewards, values, mask, gamma, lam, longest)
+
+
+def decoupled_gae(
+    rewards: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    gamma: float,
+    lam_policy: float | Tensor,
+    lam_value: float,
+    ends: Tensor | None = None,
+    end_values: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Advantages with `lam_policy`, returns with `lam_value` (VAPO, Yue et al. 2025); otherwise as `gae`."""
+    estimated, returns = gae(rewards, values, mask, gamma, lam_policy, ends, end_values)
+    if isinstance(lam_policy, Tensor) or lam_policy != lam_value:
+        returns = gae(rewards, values, mask, gamma, lam_value, ends, end_values)[1]
+    return estimated, returns
+
+
+def length_adaptive_lambda(mask: Tensor, alpha: float) -> Tensor:
+    """[B] clip(1 - 1 / (alpha l), 0, 1) with l active positions in the row of `mask` [B,T] (VAPO, Yue et al. 2025).
+
+    0 for l <= 1 / alpha: of such a response only the last position sees an outcome reward.
+    """
+    return (1.0 - 1.0 / (alpha * mask.sum(dim=1)).clamp(min=1.0)).clamp(0.0, 1.0)
+
+
+def _stepwise(
+    rewards: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    gamma: float,
+    lam: float | Tensor,
+    ends: Tensor | None = None,
+    end_values: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    bits = bit_mask(mask, values.dtype)
+    rewards, values = keep(rewards, bits), keep(values, bits)
+    per_row = _column(lam, values)
+    terms = keep(torch.lerp(values, rewards, per_row), bits)
+    factors = torch.where(mask, gamma * per_row, 1.0)
+    if ends is None or end_values is None:
+        following = _shifted(reverse_scan(terms, factors))
+    else:  # y_{t+1} is the end value, whether t is active or not
+        reached = torch.where(ends, end_values, 0.0)
+        scanned = reverse_scan(torch.addcmul(terms, factors, reached), torch.where(ends, 0.0, factors))
+        following = torch.where(ends, reached, _shifted(scanned))
+    returns = keep((rewards + gamma * following).contiguous(), bits)
+    return returns - values, returns
+
+
+def _in_chunks(
+    rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float | Tensor, longest: int
+) -> tuple[Tensor, Tensor]:
+    """Active positions are moved together, so that a row has one factor throughout; a block of rows at a time."""
+    estimated, returns = torch.empty_like(values), torch.empty_like(values)
+    weight = _column(lam, values)
+    shared = weight.dim() == 0  # by all rows
+    factor = gamma * (weight if shared else weight[:, 0]).double()
+    width = -(-(longest + 2) // CHUNK) * CHUNK  # slot 0 and the one behind the last stay empty
+    levels = triangles(factor, width, values.dtype) if shared else []
+    rows = max(1, BLOCK // mask.shape[1])
+    for start in range(0, len(mask), rows):
+        block = slice(start, start + rows)
+        if not shared:
+            levels = triangles(factor[block], width, values.dtype)
+        bits = bit_mask(mask[block], values.dtype)
+        reward, value = keep(rewards[block], bits), keep(values[block], bits)
+        slots = mask[block].cumsum(dim=1)  # of an active position: its place among them, from 1
+        packed = value.new_zeros(len(slots), width)
+        # scatter_add_: a masked position shares the slot of the active one before it, and adds 0
+        packed.scatter_add_(1, slots, torch.lerp(value, reward, weight if shared else weight[block]))
+        scanned = chunked_scan(packed, factor if shared else factor[block], levels)
+        following = scanned[:, 1:].gather(1, slots)
+        torch.add(reward, keep(following, bits), alpha=gamma, out=returns[block])
+        torch.sub(returns[block], value, out=estimated[block])
+    return estimated, returns
+
+
+def _column(lam: float | Tensor, like: Tensor) -> Tensor:
+    """A scalar, or [B,1] for one number per row."""
+    tensor = torch.as_tensor(lam, dtype=like.dtype, device=like.device)
+    return tensor[:, None] if tensor.dim() else tensor
+
+
+def _shifted(x: Tensor) -> Tensor:
+    """x_{t+1} of [B,T], 0 at the end."""
+    return torch.cat((x[:, 1:], torch.zeros_like(x[:, :1])), dim=1)

@@ -1,0 +1,88 @@
+"""Estimators without a critic: from the outcome score of each response, alone or against its group, to advantages.
+
+A group is the samples of one prompt, told by its id. Statistics are in float64; rows without an active position in
+`mask` [B,T] take no part. Whitening over the batch is not here.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rl_platform.algorithms.gae import gae
+
+STD_EPSILON = 1e-6  # added to the deviation, as in GRPO (Shao et al. 2024)
+NO_SPREAD = 1e-12  # scores of a group this close are equal: what is left of their differences is rounding
+
+
+@torch.no_grad()
+def grpo(rewards: Tensor, mask: Tensor, group_ids: Tensor, std_normalization: bool = True) -> Tensor:
+    """(S - mean of the group) / (unbiased deviation of the group + 1e-6) on the active positions; [B,T] like `rewards`.
+
+    S is the sum of a row's rewards; `group_ids` [B]. GRPO (Shao et al. 2024), without the division Dr. GRPO (Liu et al.
+    2025). Exactly 0 in groups of one sample or of equal scores.
+    """
+    group = _Groups(outcome_scores(rewards, mask), mask.any(dim=1), group_ids)
+    if not std_normalization:
+        return _on_actions(group.centred, mask, rewards)
+    variance = group.sums(group.centred.square()) / (group.sizes - 1).clamp(min=1)
+    return _on_actions(group.centred / (variance.sqrt() + STD_EPSILON), mask, rewards)
+
+
+@torch.no_grad()
+def rloo(rewards: Tensor, mask: Tensor, group_ids: Tensor) -> Tensor:
+    """S - mean of the other samples of the group = n / (n - 1) (S - mean), as `grpo` (Ahmadian et al. 2024)."""
+    group = _Groups(outcome_scores(rewards, mask), mask.any(dim=1), group_ids)
+    return _on_actions(group.centred * group.sizes / (group.sizes - 1).clamp(min=1), mask, rewards)
+
+
+@torch.no_grad()
+def group_baseline(rewards: Tensor, mask: Tensor, group_ids: Tensor) -> Tensor:
+    """S - mean of the group: REINFORCE++-baseline (Hu 2025) before its whitening."""
+    return grpo(rewards, mask, group_ids, std_normalization=False)
+
+
+@torch.no_grad()
+def raw(rewards: Tensor, mask: Tensor) -> Tensor:
+    """S itself on the active positions [B,T]."""
+    return _on_actions(outcome_scores(rewards, mask), mask, rewards)
+
+
+def reward_to_go(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
+    """G_t = r_t + gamma G_next over active positions [B,T]: REINFORCE++ (Hu 2025) before its whitening.
+
+    What stands before an observation keeps the reward behind it. The returns of GAE with lambda 1 and values 0.
+    """
+    return gae(rewards, torch.zeros_like(rewards), mask, gamma, 1.0)[1]
+
+
+def outcome_scores(rewards: Tensor, mask: Tensor) -> Tensor:
+    """[B] float64: S = sum of r_t over the active positions."""
+    return torch.where(mask, rewards, 0.0).sum(dim=1, dtype=torch.float64)
+
+
+class _Groups:
+    """sizes [B]: rows that count in a row's group; centred [B]: scores minus the group's mean, 0 without spread."""
+
+    def __init__(self, scores: Tensor, counted: Tensor, group_ids: Tensor) -> None:
+        self._counted = counted
+        ids, self._group = torch.unique(group_ids, return_inverse=True)
+        self._number = len(ids)
+        self.sizes = self.sums(torch.ones_like(scores)).clamp(min=1)
+        centred = scores - self.sums(scores) / self.sizes
+        spread = self._extremum(scores, "amax") - self._extremum(scores, "amin")
+        self.centred = torch.where(counted & (spread > NO_SPREAD), centred, 0.0)
+
+    def sums(self, x: Tensor) -> Tensor:
+        """[B]: the sum of `x` over the rows of the same group that count."""
+        total = x.new_zeros(self._number)
+        return total.index_add_(0, self._group, torch.where(self._counted, x, 0.0))[self._group]
+
+    def _extremum(self, x: Tensor, kind: str) -> Tensor:
+        start = -torch.inf if kind == "amax" else torch.inf
+        found = x.new_full((self._number,), start)
+        return found.scatter_reduce_(0, self._group, torch.where(self._counted, x, start), kind)[self._group]
+
+
+def _on_actions(per_row: Tensor, mask: Tensor, like: Tensor) -> Tensor:
+    return torch.where(mask, per_row.to(like.dtype)[:, None], 0.0)

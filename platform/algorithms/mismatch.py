@@ -1,0 +1,153 @@
+"""Rollout and training engine give the same token slightly different log-probs: weights that correct for it, and how
+large it is.
+
+Always u = log_probs - rollout_log_probs, training minus rollout, on the active positions: tokens were sampled from the
+rollout's distribution, exp(u) is their importance ratio. Computed once per rollout batch, before it is split; old and
+current policy are the business of policy_losses.py.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from rl_platform.algorithms.aggregation import select
+from rl_platform.algorithms.statistics import masked_mean
+from rl_platform.config.algorithm import Rejection, RolloutIS
+
+EXPONENT_LIMIT = 20.0
+
+
+@torch.no_grad()
+def mismatch_weights(
+    log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor, correction: RolloutIS
+) -> tuple[Tensor, dict[str, float]]:
+    """Constants [B,T] to multiply the policy loss with, 0 outside `mask` [B,T] bool, and the metrics `is/*`.
+
+    Truncated importance sampling, IcePop, geometric sequence mask, and rejection by an estimate of the KL. A
+    weight that is not finite is 0 and counted. Whoever gets weight 0 still counts in the denominators of the loss.
+    """
+    u = select(log_probs.float() - rollout_log_probs.float(), mask)
+    broken = ~u.isfinite()
+    u = u.masked_fill(broken, math.nan)  # so that it is in no bounds, alone or in a sum
+    lengths = mask.sum(dim=1, keepdim=True).clamp(min=1)
+    weights, outside = _weights(u, lengths, correction)
+    weights = select(weights, mask)
+    if correction.batch_normalize:
+        mean = masked_mean(weights, mask)
+        weights = weights / torch.where(mean > 0, mean, 1.0)
+    rejected = torch.zeros_like(mask) if correction.reject is None else mask & _rejected(u, lengths, correction.reject)
+    weights = weights.masked_fill(rejected, 0.0)
+    return weights, _weight_metrics(weights, mask, outside, broken, rejected)
+
+
+def _weights(u: Tensor, lengths: Tensor, correction: RolloutIS) -> tuple[Tensor, Tensor]:
+    """Weights [B,T], and where what the bounds apply to lies outside of them. NaN lies outside and has weight 0."""
+    if correction.mode is None:
+        return (~u.isnan()).to(u.dtype), torch.zeros_like(u, dtype=torch.bool)
+    by_sequence = correction.level == "sequence" and correction.mode != "sequence_mask"
+    # w_t = exp(u_t), or exp(sum u) for the whole sequence: the product of its ratios
+    weights = _exp(u.sum(dim=1, keepdim=True).expand_as(u) if by_sequence else u)
+    bounded = weights
+    if correction.mode == "sequence_mask":  # g = exp(mean u)
+        bounded = _exp(u.sum(dim=1, keepdim=True) / lengths).expand_as(u)
+    low, high = correction.low, math.inf if correction.high is None else correction.high
+    outside = ~((bounded >= low) & (bounded <= high))
+    if correction.mode == "truncate":
+        return weights.clamp(low, high).nan_to_num(0.0), outside
+    return weights.masked_fill(outside, 0.0), outside
+
+
+def _rejected(u: Tensor, lengths: Tensor, rejection: Rejection) -> Tensor:
+    """[B,T] or [B,1] bool; a statistic that is not finite is rejected."""
+    match rejection.stat:
+        case "k1":
+            statistic = -u
+        case "k2":
+            statistic = 0.5 * u.square()
+        case "k3":
+            statistic = _k3(u)
+    if rejection.level == "sequence":
+        statistic = statistic.sum(dim=1, keepdim=True) / lengths
+    return ~(statistic <= rejection.threshold)
+
+
+def _exp(x: Tensor) -> Tensor:
+    return x.clamp(-EXPONENT_LIMIT, EXPONENT_LIMIT).exp()
+
+
+def _k3(u: Tensor) -> Tensor:
+    u = u.clamp(max=EXPONENT_LIMIT)
+    return torch.expm1(u) - u
+
+
+def _weight_metrics(
+    weights: Tensor, mask: Tensor, outside: Tensor, broken: Tensor, rejected: Tensor
+) -> dict[str, float]:
+    """Of the weights as applied; ess: the effective sample size (sum w)^2 / sum w^2, as share of the tokens."""
+    count = int(mask.sum())
+    if count == 0:
+        return {}
+    total, squares = weights.double().sum(), weights.double().square().sum()
+    dropped = mask.any(dim=1) & ~(weights > 0).any(dim=1)
+    return {
+        "is/weight_mean": float(total) / count,
+        "is/weight_max": float(weights[mask].max()),
+        "is/weight_min": float(weights[mask].min()),
+        "is/ess": float(total.square() / squares) / count if squares > 0 else 0.0,
+        "is/oob_frac": int((outside & mask).sum()) / count,
+        "is/rejected_frac": int(rejected.sum()) / count,
+        "is/nonfinite": float(broken.sum()),
+        "is/masked_seqs": float(dropped.sum()),
+    }
+
+
+@torch.no_grad()
+def mismatch_metrics(log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor) -> dict[str, float]:
+    """How far the two engines disagree, over all active positions [B,T].
+
+    prob_error = mean exp|u| (1 is perfect; above 1.05 look into it), abs_logp = mean |u|, kl = mean(-u) and
+    k3 = mean(exp(u) - 1 - u), two estimates of KL(rollout || training).
+    """
+    u = (log_probs.float() - rollout_log_probs).clamp(-EXPONENT_LIMIT, EXPONENT_LIMIT)
+    return {
+        "mismatch/prob_error": float(masked_mean(u.abs().exp(), mask)),
+        "mismatch/abs_logp": float(masked_mean(u.abs(), mask)),
+        "mismatch/kl": float(masked_mean(-u, mask)),
+        "mismatch/k3": float(masked_mean(torch.expm1(u) - u, mask)),
+    }
+
+
+@torch.no_grad()
+def token_mismatch_metrics(log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor) -> dict[str, float]:
+    """More about the same where a row [B,T] is a sequence of tokens; nothing if no position is active.
+
+    prob_diff_mean, _max: of |p_training - p_rollout|; prob_diff_pearson: correlation of the two (left out where one
+    does not vary); chi2_token, chi2_seq: mean w^2 - 1 of the tokens' ratios and of the sequences' products;
+    ppl_ratio: mean over sequences of training perplexity over rollout perplexity; seq_prob_error_*: extrema and mean
+    over sequences of mean exp|u|.
+    """
+    if not bool(mask.any()):
+        return {}
+    trained, rolled = (select(x, mask).double() for x in (log_probs, rollout_log_probs))
+    u = (trained - rolled).clamp(-EXPONENT_LIMIT, EXPONENT_LIMIT)
+    rows = mask.any(dim=1)
+    lengths = mask.sum(dim=1)[rows]
+    row_sums = u.sum(dim=1)[rows]
+    row_errors = select(u.abs().exp(), mask).sum(dim=1)[rows] / lengths
+    p, q = trained[mask].exp(), rolled[mask].exp()
+    result = {
+        "mismatch/prob_diff_mean": float((p - q).abs().mean()),
+        "mismatch/prob_diff_max": float((p - q).abs().max()),
+        "mismatch/chi2_token": float(torch.expm1(2.0 * u[mask]).mean()),
+        "mismatch/chi2_seq": float(torch.expm1(2.0 * row_sums.clamp(-EXPONENT_LIMIT, EXPONENT_LIMIT)).mean()),
+        "mismatch/ppl_ratio": float((-row_sums / lengths).exp().mean()),
+        "mismatch/seq_prob_error_max": float(row_errors.max()),
+        "mismatch/seq_prob_error_mean": float(row_errors.mean()),
+        "mismatch/seq_prob_error_min": float(row_errors.min()),
+    }
+    p, q = p - p.mean(), q - q.mean()
+    spread = float((p.square().sum() * q.square().sum()).sqrt())
+    return result | ({"mismatch/prob_diff_pearson": float((p * q).sum()) / spread} if spread > 0 else {})

@@ -1,0 +1,66 @@
+"""PF-PPO (policy filtration, Shen and Zhang 2024): train more on the rows whose reward says most.
+
+Applied once per rollout, after advantages and returns are known (and whitened) on the whole batch and after its metrics
+were taken, so that neither depends on the choice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from rl_platform.config.algorithm import PFPPO
+from rl_platform.errors import DataError
+from rl_platform.records import RolloutBatch
+
+SMALLEST_WEIGHT = 1e-8  # so that rewards that are all 0 give a uniform choice
+
+
+def row_scores(rewards: Tensor, mask: Tensor) -> Tensor:
+    """[B] float64: the rewards [B,T] of each row added up over `mask`. Call it before a KL penalty enters them."""
+    return torch.where(mask, rewards, 0.0).sum(dim=1, dtype=torch.float64)
+
+
+def row_probabilities(scores: Tensor, counted: Tensor, options: PFPPO) -> Tensor:
+    """[B] float64, with sum 1: how likely each row is drawn; 0 for rows that are not `counted` [B] bool.
+
+    In proportion to 1e-8 plus: |s|^power (`pow`); 1 for the highest and the lowest score, else 0 (`max_min`); 0.4 for
+    the highest score, else 0.1 (`max_random`). Raises DataError for a counted score without a finite
+    weight.
+    """
+    scores = scores.double()
+    highest = scores == scores[counted].max()
+    match options.method:
+        case "pow":
+            weights = scores.abs() ** options.power
+        case "max_min":
+            weights = (highest | (scores == scores[counted].min())).double()
+        case "max_random":
+            weights = torch.where(highest, 0.4, 0.1).double()
+    unusable = counted & ~(torch.isfinite(scores) & torch.isfinite(weights))
+    if bool(unusable.any()):
+        row = int(unusable.nonzero()[0])
+        raise DataError(f"the reward of row {row}, {float(scores[row])}, gives no finite weight for PF-PPO")
+    weights = torch.where(counted, weights + SMALLEST_WEIGHT, 0.0)
+    return weights / weights.sum()
+
+
+def apply_pf_ppo(
+    batch: RolloutBatch, scores: Tensor, options: PFPPO, generator: torch.Generator
+) -> tuple[RolloutBatch, dict[str, float]]:
+    """The batch that is trained on, and `pf_ppo/effective_rows`, 1 / sum(p^2): how many rows share the weight.
+
+    resample: as many rows as before, drawn with replacement by `generator`, every field of a row together. weight: the
+    same rows, `loss_weights` multiplied by weights of mean 1 over the rows that count. They act on the policy loss
+    alone: the critic goes on to fit what the policy really gets.
+    """
+    counted = batch.mask.any(dim=1)
+    probabilities = row_probabilities(scores, counted, options)
+    metrics = {"pf_ppo/effective_rows": float(1.0 / probabilities.square().sum())}
+    if options.mode == "resample":
+        return batch.select(torch.multinomial(probabilities, len(batch), True, generator=generator)), metrics
+    factors = (probabilities * counted.sum())[:, None].float().expand(batch.action_mask.shape)
+    weights = factors if batch.loss_weights is None else batch.loss_weights * factors
+    return replace(batch, loss_weights=weights.contiguous()), metrics

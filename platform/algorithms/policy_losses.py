@@ -1,0 +1,213 @@
+"""Policy losses: what the actor minimises at each position, by the name of `algorithm.policy_loss`.
+
+Every function takes (log_probs, old_log_probs, advantages, mask, algorithm), tensors [B,T], `mask` bool or None where
+every position counts, and gives a loss per position [B,T] with its metrics. Gradient flows to `log_probs` only;
+positions outside the mask may hold anything: loss and gradient are 0 there. How positions become one number is in
+aggregation.py.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import sys
+from collections.abc import Callable
+from difflib import get_close_matches
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from rl_platform.algorithms.aggregation import Denominators, select
+from rl_platform.algorithms.metrics import Metrics, active_positions, over
+from rl_platform.config.algorithm import Algorithm
+from rl_platform.errors import ConfigError, Problem
+
+LOG_RATIO_LIMIT = 20.0
+SMALLEST_RATIO, LARGEST_RATIO = math.exp(-LOG_RATIO_LIMIT), math.exp(LOG_RATIO_LIMIT)
+
+PolicyLoss = Callable[[Tensor, Tensor, Tensor, Tensor | None, Algorithm], tuple[Tensor, Metrics]]
+
+
+def ppo_clip(
+    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor | None, algorithm: Algorithm
+) -> tuple[Tensor, Metrics]:
+    """`clipped_surrogate` of the ratio of every position."""
+    log_ratio = select(log_probs.detach() - old_log_probs, mask)
+    loss, gradient, metrics = clipped_surrogate(log_ratio, advantages, mask, algorithm)
+    return _with_gradient(log_probs, loss, gradient), metrics
+
+
+def gspo(
+    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor | None, algorithm: Algorithm
+) -> tuple[Tensor, Metrics]:
+    """`clipped_surrogate` with one ratio per row, exp(mean over its active positions of log_probs - old_log_probs).
+
+    The sequence ratio of GSPO (Zheng et al. 2025), the same at every position of the row: rows must be whole.
+    """
+    log_ratio = select(log_probs - old_log_probs, mask)
+    lengths = log_ratio.shape[1] if mask is None else mask.sum(dim=1, keepdim=True).clamp(min=1)
+    row_means = (log_ratio.sum(dim=1, keepdim=True) / lengths).expand_as(log_ratio)
+    loss, gradient, metrics = clipped_surrogate(select(row_means.detach(), mask), advantages, mask, algorithm)
+    return _with_gradient(row_means, loss, gradient), metrics
+
+
+def cispo(
+    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor | None, algorithm: Algorithm
+) -> tuple[Tensor, Metrics]:
+    """-stop(clip(rho, 1 - clip_ratio_low, 1 + clip_ratio_high)) A log_probs: clipping bounds a weight.
+
+    No position loses its gradient. MiniMax-M1 (2025). `actor/clip_frac` counts positions whose weight is bounded,
+    whatever the sign of A.
+    """
+    with torch.no_grad():
+        log_ratio = select(log_probs - old_log_probs, mask)
+        ratio = log_ratio.exp()
+        bounded = ratio.clamp(1.0 - algorithm.clip_ratio_low, min(1.0 + algorithm.clip_ratio_high, LARGEST_RATIO))
+        clipped = _clip_counts(ratio > bounded, ratio < bounded)
+        metrics = _metrics(log_ratio, ratio, clipped, mask)
+        weight = select(-advantages, mask) * bounded
+    return weight * select(log_probs, mask), metrics
+
+
+def reinforce(
+    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor | None, algorithm: Algorithm
+) -> tuple[Tensor, Metrics]:
+    """-A log_probs (Williams 1992). The old log-probs serve the metrics only."""
+    with torch.no_grad():
+        log_ratio = select(log_probs - old_log_probs, mask)
+        metrics = _metrics(log_ratio, log_ratio.exp(), {}, mask)
+    return select(-advantages, mask) * select(log_probs, mask), metrics
+
+
+KINDS: dict[str, PolicyLoss] = {"ppo_clip": ppo_clip, "reinforce": reinforce, "gspo": gspo, "cispo": cispo}
+
+
+@cache
+def policy_loss_function(name: str) -> PolicyLoss:
+    """The function behind `algorithm.policy_loss`: one of `KINDS`, or the user's own, written as module:function.
+
+    Raises ConfigError for an unknown name, with the known ones, and for a module that cannot be imported.
+    """
+    if name in KINDS:
+        return KINDS[name]
+    if ":" in name:
+        return _user_policy_loss(name)
+    near = get_close_matches(name, KINDS, n=1)
+    hint = f"did you mean {near[0]}?" if near else ""
+    raise _error("no such policy loss", name, f"{', '.join(KINDS)}, or module:function", hint)
+
+
+def _user_policy_loss(name: str) -> PolicyLoss:
+    """The user's function, which sees 0 outside the mask: whatever it computes there has a finite gradient."""
+    module_name, _, function_name = name.partition(":")
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.append(os.getcwd())  # a console script does not look where it was started
+    try:
+        function = getattr(importlib.import_module(module_name), function_name)
+    except Exception as error:  # whatever the user's module raises while it is imported
+        allowed = "module:function, importable from where the run was started"
+        raise _error(f"cannot be imported: {type(error).__name__}: {error}", name, allowed) from error
+    signature = "function(log_probs, old_log_probs, advantages, mask, algorithm) -> (loss [B,T], Metrics)"
+    if not callable(function):
+        raise _error("is not a function", name, signature)
+
+    def loss(
+        log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor | None, algorithm: Algorithm
+    ) -> tuple[Tensor, Metrics]:
+        tensors = (select(x, mask) for x in (log_probs, old_log_probs, advantages))
+        found = function(*tensors, mask, algorithm)
+        if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Metrics)):
+            raise _error(f"returned {type(found).__name__}", name, signature)
+        if not isinstance(found[0], Tensor) or found[0].shape != log_probs.shape:
+            shape = list(found[0].shape) if isinstance(found[0], Tensor) else type(found[0]).__name__
+            raise _error(f"the loss it returned is {shape}, not one number per position", name, signature)
+        return select(found[0], mask), found[1]
+
+    return loss
+
+
+def _error(message: str, name: str, allowed: str, hint: str = "") -> ConfigError:
+    return ConfigError([Problem("algorithm.policy_loss", message, value=name, allowed=allowed, hint=hint)])
+
+
+def positive_nll(log_probs: Tensor, correct: Tensor, mask: Tensor | None, denominators: Denominators) -> Tensor:
+    """-log_probs [B,T] of the `correct` [B] rows over all active positions of correct rows of the mini-batch; scalar.
+
+    The positive-example loss of VAPO (Yue et al. 2025, eq. 10). No correct row: 0 that still has a graph.
+    """
+    counted = correct[:, None] if mask is None else mask & correct[:, None]
+    return -torch.where(counted, log_probs, 0.0).sum() / max(denominators.correct_tokens, 1.0)
+
+
+@torch.no_grad()
+def clipped_surrogate(
+    log_ratio: Tensor, advantages: Tensor, mask: Tensor | None, algorithm: Algorithm
+) -> tuple[Tensor, Tensor, Metrics]:
+    """Clipped surrogate with asymmetric and dual clip, per position [B,T]: the loss, its derivative with respect to
+    `log_ratio`, metrics. `log_ratio` is 0 outside `mask`, and so are both; `mask` None: all positions.
+
+    max(-A rho, -A clip(rho, 1 - clip_ratio_low, 1 + clip_ratio_high)), and at most -A clip_ratio_c where A < 0, with
+    rho = exp(log_ratio), the exponent limited to +-20. PPO (Schulman et al. 2017), asymmetric clip (DAPO), dual clip
+    (Ye et al. 2020). The derivative is written down because autograd's takes as long as the loss: -A rho where nothing
+    is clipped, else 0.
+    """
+    low, high, dual_clip = algorithm.clip_ratio_low, algorithm.clip_ratio_high, algorithm.clip_ratio_c
+    cost = select(-advantages, mask)
+    losing = cost > 0  # A < 0
+    ratio = log_ratio.exp()
+    # The maximum above is -A rho with rho clamped on the side that the sign of A makes harmful:
+    # from above at 1 + high where A >= 0, to [1 - low, dual_clip] where A < 0.
+    bounded = torch.where(
+        losing,
+        ratio.clamp(max(1.0 - low, SMALLEST_RATIO), min(dual_clip or LARGEST_RATIO, LARGEST_RATIO)),
+        ratio.clamp(SMALLEST_RATIO, min(1.0 + high, LARGEST_RATIO)),
+    )
+    loss = cost * bounded
+    above, below = ratio > bounded, ratio < bounded
+    gradient = torch.where(above | below, 0.0, loss)
+    clipped = _clip_counts(above & (cost < 0), below & losing)
+    if dual_clip is not None:
+        clipped["actor/dual_clip_frac"] = torch.count_nonzero(above & losing)
+    return loss, gradient, _metrics(log_ratio, ratio, clipped, mask)
+
+
+def _with_gradient(variable: Tensor, loss: Tensor, gradient: Tensor) -> Tensor:
+    """`loss` as a function of `variable`; all of one shape, the derivative of each element by its own is given."""
+    result: Tensor = _KnownGradient.apply(variable, loss, gradient)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _KnownGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, variable: Tensor, loss: Tensor, gradient: Tensor) -> Tensor:
+        ctx.save_for_backward(gradient)
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *incoming: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return incoming[0] * gradient, None, None
+
+
+def _clip_counts(high: Tensor, low: Tensor) -> dict[str, Tensor]:
+    """Of flags [B,T] that are False outside the mask, and never both True."""
+    above, below = torch.count_nonzero(high), torch.count_nonzero(low)
+    return {"actor/clip_frac": above + below, "actor/clip_frac_high": above, "actor/clip_frac_low": below}
+
+
+def _metrics(log_ratio: Tensor, ratio: Tensor, clipped: dict[str, Tensor], mask: Tensor | None) -> Metrics:
+    """`log_ratio` is 0 outside `mask`; `clipped`: numbers of positions."""
+    ratio = ratio.clamp(SMALLEST_RATIO, LARGEST_RATIO)
+    active = select(ratio, mask)
+    count = active_positions(ratio, mask)
+    sums = {"actor/ratio_mean": active.sum(), "actor/approx_kl": -log_ratio.sum()}  # mean(log pi_old - log pi)
+    return Metrics(
+        means=over(count, sums) | over(count, clipped) if clipped else over(count, sums),
+        minima={"actor/ratio_min": (ratio if mask is None else torch.where(mask, ratio, math.inf)).amin()},
+        maxima={"actor/ratio_max": active.amax()},  # ratios are positive, the zeros outside do not matter
+    )

@@ -1,0 +1,85 @@
+"""From verified scores to the outcome rewards of responses: scaling, length shaping, whitening, in this order.
+
+Placement on tokens and the KL penalty come afterwards (`rewards.py`). Whether an answer is right is told by the score
+or the trajectory's metric before any of this, never by a shaped reward. Embodied rewards do not pass here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rl_platform.algorithms.statistics import SMALLEST_VARIANCE, WHITEN_EPSILON, masked_mean, masked_var
+from rl_platform.config.algorithm import Algorithm, RewardScaling
+
+
+@dataclass(frozen=True)
+class ShapedRewards:
+    """rewards [B] float32: one per response. sample_mask [B] bool: responses that count. metrics: for the log."""
+
+    rewards: Tensor
+    sample_mask: Tensor
+    metrics: dict[str, float]
+
+
+@torch.no_grad()
+def shape_rewards(
+    scores: Tensor, scored: Tensor, lengths: Tensor, truncated: Tensor, algorithm: Algorithm, longest_response: int
+) -> ShapedRewards:
+    """All keys of `algorithm` that change outcome rewards, in their fixed order.
+
+    scores [B]: of the verifier; scored [B] bool: False where it gave none; lengths [B] int64: action tokens, of all
+    turns; truncated [B] bool: cut at the length limit. longest_response: `data.max_response_length`. A truncated
+    response that `overlong.filter` drops keeps its reward, which may still serve as a baseline for others.
+    """
+    rewards, counted = torch.where(scored, scores, 0.0).float(), scored
+    metrics: dict[str, float] = {}
+    overlong = algorithm.overlong
+    if algorithm.reward_scaling is not None:
+        rewards, outside = scale_rewards(rewards, algorithm.reward_scaling)
+        metrics["reward/out_of_range"] = float((outside & scored).sum())
+    if overlong.stop_properly_coef is not None:
+        rewards = torch.where(truncated, overlong.stop_properly_coef * rewards, rewards)
+    if overlong.buffer_length is not None:
+        limit = overlong.max_length if overlong.max_length is not None else longest_response
+        rewards = rewards - overlong_penalty(lengths, limit, overlong.buffer_length, overlong.penalty)
+    if overlong.filter:
+        counted = scored & ~truncated
+        metrics["reward/filtered"] = float((scored & truncated).sum())
+    if algorithm.reward_whitening:
+        rewards = whiten_rewards(rewards, counted)
+    return ShapedRewards(torch.where(scored, rewards, 0.0), counted, metrics)
+
+
+def scale_rewards(rewards: Tensor, scaling: RewardScaling) -> tuple[Tensor, Tensor]:
+    """The linear map of [source_min, source_max] onto [target_min, target_max], and which [B] lay outside the source.
+
+    target_min + (clip(R, source_min, source_max) - source_min) / (source_max - source_min) (target_max - target_min)
+    """
+    inside = rewards.clamp(scaling.source_min, scaling.source_max)
+    share = (inside - scaling.source_min) / (scaling.source_max - scaling.source_min)
+    return scaling.target_min + share * (scaling.target_max - scaling.target_min), inside != rewards
+
+
+def overlong_penalty(lengths: Tensor, max_length: int, buffer_length: int, penalty: float) -> Tensor:
+    """clip((l - (max_length - buffer_length)) / buffer_length, 0, 1) * penalty for lengths l [B], to be subtracted.
+
+    The soft punishment of DAPO (Yu et al. 2025). It is never more than `penalty`, also beyond `max_length`.
+    """
+    excess = (lengths.float() - (max_length - buffer_length)) / buffer_length
+    return excess.clamp(0.0, 1.0) * penalty
+
+
+def whiten_rewards(rewards: Tensor, counted: Tensor) -> Tensor:
+    """mean + (R - mean) / sqrt(var + 1e-8), with mean and unbiased variance of the rewards that are `counted` [B].
+
+    The mean stays, so that a reward of the right sign keeps it (`whiten` with shift_mean=False), and rewards that are
+    not counted are mapped by the same numbers. Rewards that are all alike have no scale and stay as they are.
+    """
+    variance = masked_var(rewards, counted)
+    if float(variance) < SMALLEST_VARIANCE:
+        return rewards
+    mean = masked_mean(rewards, counted)
+    return mean + (rewards - mean) * torch.rsqrt(variance + WHITEN_EPSILON)

@@ -1,0 +1,80 @@
+"""`algorithm.rollout_is` in the PPO step: weights are made once, before the epochs, and reach the actor's loss."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rl_platform.algorithms.mismatch import mismatch_weights
+from rl_platform.config.schema import Config
+from rl_platform.records import RolloutBatch
+from rl_platform.runners.ppo import PPO, Learners
+
+MASK = torch.tensor([[False, True, True], [True, True, False]])
+LOG_PROBS = torch.tensor([[0.0, -1.0, -2.0], [-0.5, -3.0, 0.0]])
+
+
+class Answer:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def wait(self, on_progress: Any = None) -> list[Any]:
+        return [self.value]
+
+
+class Learner:
+    """Gives log-probs or values, and keeps the batch it is trained on."""
+
+    def __init__(self, **fields: Tensor) -> None:
+        self.fields = fields
+        self.trained_on: RolloutBatch | None = None
+
+    def evaluate(self, batch: RolloutBatch) -> Answer:
+        return Answer(self.fields)
+
+    def update(self, batch: RolloutBatch, step: int) -> Answer:
+        self.trained_on = batch
+        return Answer({})
+
+
+class Reporter:
+    progress = None
+
+    def phase(self, name: str) -> Any:
+        return nullcontext()
+
+
+def step(**algorithm: Any) -> tuple[RolloutBatch, dict[str, float], Config]:
+    config = Config(
+        runner={"task_type": "reasoning"},
+        cluster={"component_placement": {"actor,critic,rollout,reward": "all"}},
+        algorithm=algorithm,
+    )
+    actor, critic = Learner(log_probs=LOG_PROBS), Learner(values=torch.zeros(2, 3))
+    rows = torch.arange(2)
+    batch = RolloutBatch({}, MASK, rows >= 0, rows, torch.ones(2, 3), LOG_PROBS - 1.5)
+    metrics = PPO(config, Learners(actor, critic), Reporter()).update(batch, 0)  # type: ignore[arg-type]
+    assert actor.trained_on is not None
+    return actor.trained_on, metrics, config
+
+
+def test_off_means_no_weights() -> None:
+    batch, metrics, _ = step()
+    assert batch.loss_weights is None
+    assert not any(name.startswith("is/") for name in metrics)
+    assert metrics["mismatch/abs_logp"] == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize("keys", [{}, {"mode": "icepop"}, {"level": "sequence", "high": None}], ids=str)
+def test_weights_of_the_whole_batch_go_to_the_actor(keys: dict[str, Any]) -> None:
+    batch, metrics, config = step(rollout_is=keys)
+    correction = config.algorithm.rollout_is
+    assert correction is not None
+    expected, measured = mismatch_weights(LOG_PROBS, LOG_PROBS - 1.5, MASK, correction)
+    assert batch.loss_weights is not None
+    assert torch.equal(batch.loss_weights, expected)
+    assert measured.items() <= metrics.items()

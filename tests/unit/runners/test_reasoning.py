@@ -1,0 +1,57 @@
+"""From scored trajectories to the rollout batch: what reaches the learners, and what stays as the verifier gave it."""
+
+from __future__ import annotations
+
+import pytest
+
+from rl_platform.config.algorithm import Algorithm
+from rl_platform.records import Prompt, RolloutBatch, Trajectory
+from rl_platform.runners.reasoning import rollout_batch, shaped_rewards, trajectory_metrics
+
+PROMPT = Prompt(index=7, text="?", answer="!", token_ids=(1, 2))
+
+
+def trajectory(length: int, reward: float, finish_reason: str = "stop", valid: bool = True) -> Trajectory:
+    return Trajectory(
+        PROMPT, 0, (3,) * length, (-1.0,) * length, finish_reason, 0, reward=reward, metric=reward, valid=valid
+    )
+
+
+TRAJECTORIES = [trajectory(2, 1.0), trajectory(4, 1.0, "length"), trajectory(1, 0.0, valid=False), trajectory(3, 0.0)]
+
+
+def batch(algorithm: Algorithm) -> RolloutBatch:
+    return rollout_batch(TRAJECTORIES, shaped_rewards(TRAJECTORIES, algorithm, 4), pad_token_id=0)
+
+
+def test_rewards_stand_on_the_last_sampled_token() -> None:
+    found = batch(Algorithm())
+    assert found.rewards.tolist() == [[0, 0, 0, 1, 0, 0], [0, 0, 0, 0, 0, 1], [0] * 6, [0] * 6]
+    assert found.sample_mask.tolist() == [True, True, False, True]
+    assert found.action_mask.sum(dim=1).tolist() == [2, 4, 1, 3]
+
+
+@pytest.mark.parametrize(
+    ("keys", "rewards", "counted"),
+    [
+        ({"reward_scaling": {}}, [1, 1, 0, -1], [0, 1, 3]),
+        ({"overlong": {"buffer_length": 2}}, [1, 0, 0, -0.5], [0, 1, 3]),
+        ({"overlong": {"buffer_length": 1, "max_length": 3, "penalty": 0.5}}, [1, 0.5, 0, -0.5], [0, 1, 3]),
+        ({"overlong": {"stop_properly_coef": 0.5}}, [1, 0.5, 0, 0], [0, 1, 3]),
+        ({"overlong": {"filter": True}}, [1, 1, 0, 0], [0, 3]),
+        ({"reward_whitening": True}, [1.244017, 1.244017, 0, -0.488034], [0, 1, 3]),
+    ],
+    ids=["scaling", "soft", "max_length", "stop_properly", "filter", "whitening"],
+)
+def test_every_key_reaches_the_batch(keys: dict[str, object], rewards: list[float], counted: list[int]) -> None:
+    found = batch(Algorithm(**keys))
+    assert found.rewards.sum(dim=1).tolist() == pytest.approx(rewards, abs=1e-6)
+    assert found.sample_mask.nonzero().flatten().tolist() == counted
+
+
+def test_correctness_and_raw_rewards_are_not_shaped() -> None:
+    shaped_rewards(TRAJECTORIES, Algorithm(reward_scaling={"target_min": -5.0}), 4)
+    assert [trajectory.metric for trajectory in TRAJECTORIES] == [1.0, 1.0, 0.0, 0.0]
+    metrics = trajectory_metrics(TRAJECTORIES)
+    assert metrics["reward/raw_mean"] == pytest.approx(2 / 3)
+    assert metrics["len/response_clip_frac"] == 0.25

@@ -1,0 +1,216 @@
+"""The order of a PPO step and the critic warm-up, through the real loop with real models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from rl_platform.components.actor import LanguageActor
+from rl_platform.components.base import ComponentContext
+from rl_platform.components.critic import LanguageCritic
+from rl_platform.config.schema import Config
+from rl_platform.records import RolloutBatch
+from rl_platform.runners.ppo import PPO, Learners, train
+
+WARM_UP, STEPS, ROWS = 2, 4, 8
+TINY = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 32, "max_positions": 16}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def build(**algorithm: Any) -> Config:
+    return Config(
+        runner={"task_type": "reasoning", "max_steps": STEPS, "seed": 5},
+        cluster={"component_placement": {"actor,critic,rollout,reward": "all"}},
+        data={"mini_batch_size": 4, "max_prompt_length": 4, "max_response_length": 4},
+        actor={"model": {"random_init": TINY, "tokenizer": "bytes"}, "optim": {"lr": 1e-2}},
+        critic={"use_critic_model": True, "optim": {"lr": 1e-2}},
+        algorithm=algorithm,
+    )
+
+
+def rollout(seed: int) -> RolloutBatch:
+    numbers = torch.Generator().manual_seed(seed)
+    shape = (ROWS, 8)
+    mask = (torch.arange(8) >= 4).expand(shape).contiguous()
+    rewards = torch.zeros(shape)
+    rewards[:, -1] = torch.arange(ROWS) % 3
+    return RolloutBatch(
+        inputs={"tokens": torch.randint(256, shape, generator=numbers), "lengths": torch.full((ROWS,), 8)},
+        action_mask=mask,
+        sample_mask=torch.ones(ROWS, dtype=torch.bool),
+        group_ids=torch.arange(ROWS),
+        rewards=rewards,
+        rollout_log_probs=torch.zeros(shape),
+    )
+
+
+class Done:
+    def __init__(self, result: Any) -> None:
+        self.result = result
+
+    def wait(self, on_progress: Any = None) -> list[Any]:
+        return [self.result]
+
+
+class Group:
+    """A component of one rank, called at once; writes down what was called and the batches it was updated with."""
+
+    def __init__(self, name: str, component: Any, calls: list[str]) -> None:
+        self.name, self.component, self.calls = name, component, calls
+        self.batches: list[RolloutBatch] = []
+        step, kind = component.engine.step, name
+
+        def counted(*args: Any) -> Any:
+            calls.append(f"{kind} step")
+            return step(*args)
+
+        component.engine.step = counted
+
+    def evaluate(self, batch: RolloutBatch) -> Done:
+        self.calls.append(f"{self.name} evaluate")
+        return Done(self.component.evaluate(batch))
+
+    def update(self, batch: RolloutBatch, step: int) -> Done:
+        self.batches.append(batch)
+        return Done(self.component.update(batch, step))
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        return {name: tensor.clone() for name, tensor in self.component.publish(0).state.items()}
+
+
+class Reporter:
+    """Keeps the metrics of each step."""
+
+    def __init__(self) -> None:
+        self.metrics: list[Mapping[str, float]] = []
+
+    def phase(self, name: str) -> Any:
+        return nullcontext()
+
+    def progress(self, *args: Any) -> None: ...
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.metrics.append(metrics)
+
+
+class World:
+    """Models of one config behind learners, and the task that `train` runs."""
+
+    groups: Mapping[str, Any] = {}
+
+    def __init__(self, config: Config) -> None:
+        self.calls: list[str] = []
+        self.synced: list[int] = []
+        self.before: list[dict[str, dict[str, torch.Tensor]]] = []
+        context = ComponentContext(name="actor", rank=0, world_size=1, node=0, accelerators=(), seed=5)
+        self.actor = Group("actor", LanguageActor(context, config), self.calls)
+        self.critic = Group("critic", LanguageCritic(replace(context, name="critic"), config), self.calls)
+        self.learners: Any = Learners(self.actor, self.critic)  # type: ignore[arg-type]
+
+    def sync_weights(self, version: int) -> None:
+        self.synced.append(version)
+
+    def collect(self, step: int) -> tuple[RolloutBatch, dict[str, float]]:
+        self.before.append({"actor": self.actor.parameters(), "critic": self.critic.parameters()})
+        return rollout(step), {}
+
+    def validate(self, step: int) -> dict[str, float]:
+        return {}
+
+    def exhausted(self) -> bool:
+        return False
+
+    def finish(self) -> None:
+        self.before.append({"actor": self.actor.parameters(), "critic": self.critic.parameters()})
+
+
+class State:
+    def restore(self, task: Any, ppo: Any) -> int:
+        return 0
+
+    def save(self, *args: Any) -> None: ...
+
+
+def changed(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> bool:
+    return any(not torch.equal(tensor, after[name]) for name, tensor in before.items())
+
+
+def test_exactly_k_steps_train_the_critic_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoTimings:
+        def __init__(self, *args: Any) -> None: ...
+
+        def since_last(self) -> dict[str, float]:
+            return {}
+
+    monkeypatch.setattr("rl_platform.runners.ppo.ComponentTimings", NoTimings)
+    config, reporter = build(policy_training_start_step=WARM_UP), Reporter()
+    world = World(config)
+    train(config, world, reporter, State())  # type: ignore[arg-type]
+    states = world.before
+    for step in range(STEPS):
+        assert changed(states[step]["actor"], states[step + 1]["actor"]) == (step >= WARM_UP)
+        assert changed(states[step]["critic"], states[step + 1]["critic"])
+        assert ("actor/loss" in reporter.metrics[step + 1]) == (step >= WARM_UP)  # one report is before the first step
+    assert world.synced == [0, 3, 4]  # at the start, and after steps that trained the actor
+
+
+def test_all_critic_epochs_come_before_the_actors() -> None:
+    config = build(ppo_epochs=2, critic_ppo_epochs=3)
+    world = World(config)
+    PPO(config, world.learners, Reporter()).update(rollout(0), 0)  # type: ignore[arg-type]
+    assert world.calls == ["actor evaluate", "critic evaluate", *["critic step"] * 6, *["actor step"] * 4]
+
+
+class TestPFPPO:
+    def trained(self, step: int = 0, **options: Any) -> tuple[World, dict[str, float]]:
+        config = build(use_pf_ppo=True, pf_ppo=options)
+        world = World(config)
+        return world, PPO(config, world.learners, Reporter()).update(rollout(0), step)  # type: ignore[arg-type]
+
+    def test_both_models_train_on_the_draw_and_metrics_are_of_the_rollout(self) -> None:
+        world, metrics = self.trained()
+        plain = World(build())
+        expected = PPO(build(), plain.learners, Reporter()).update(rollout(0), 0)  # type: ignore[arg-type]
+        (ours,), (critics,), (all_rows,) = world.actor.batches, world.critic.batches, plain.actor.batches
+        assert torch.equal(ours.group_ids, critics.group_ids)
+        drawn = ours.group_ids
+        assert len(drawn) == ROWS
+        assert {row % 3 for row in drawn.tolist()} <= {1, 2}
+        for name in ("advantages", "returns", "log_probs", "values", "rewards"):  # whitened over the whole rollout
+            assert torch.equal(getattr(ours, name), getattr(all_rows, name)[drawn])
+        for name in ("reward/mean", "adv/std", "adv/mean", "critic/returns_mean"):
+            assert metrics[name] == expected[name]
+        assert metrics["pf_ppo/effective_rows"] > 1
+
+    def test_draws_depend_on_the_step_and_repeat(self) -> None:
+        first, again, other = (self.trained(step)[0].actor.batches[0].group_ids.tolist() for step in (0, 0, 1))
+        assert first == again != other
+
+    def test_weights_leave_the_critic_as_it_was(self) -> None:
+        world, _ = self.trained(mode="weight")
+        plain = World(build())
+        PPO(build(), plain.learners, Reporter()).update(rollout(0), 0)  # type: ignore[arg-type]
+        assert not changed(world.critic.parameters(), plain.critic.parameters())
+        assert changed(world.actor.parameters(), plain.actor.parameters())
+
+    def test_scores_are_without_the_kl_penalty(self) -> None:
+        """With a penalty far above the rewards the draw stays the same."""
+        config = build(use_pf_ppo=True, use_kl_in_reward=True, kl_ctrl={"kl_coef": 1e3})
+
+        class Reference:
+            def evaluate(self, batch: RolloutBatch) -> Done:
+                return Done({"reference_log_probs": torch.randn(batch.action_mask.shape)})
+
+        world = World(config)
+        learners: Any = Learners(world.actor, world.critic, Reference())  # type: ignore[arg-type]
+        PPO(config, learners, Reporter()).update(rollout(0), 0)  # type: ignore[arg-type]
+        assert torch.equal(world.actor.batches[0].group_ids, self.trained()[0].actor.batches[0].group_ids)
