@@ -206,13 +206,9 @@ class _Rules:
         return f"{self._value(key)} ({key})"
 
     def _optim(self, path: str, optim: Optim) -> None:
-        steps = self.config.runner.max_steps
         if optim.min_lr > optim.lr:
             message = f"the end of the decay lies above its start: {path}.lr is {optim.lr}"
             self.fail(f"{path}.min_lr", message, f"{path}.lr", f"{path}.lr_schedule")
-        if optim.lr_warmup_steps >= steps:
-            message = f"the warm-up would never end: runner.max_steps is {steps}"
-            self.fail(f"{path}.lr_warmup_steps", message, "runner.max_steps")
 
     def embodied(self) -> None:
         env, mini = self.config.env, self.config.data.mini_batch_size

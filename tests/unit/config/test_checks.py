@@ -47,7 +47,6 @@ BROKEN = [
     ("embodied", ["env.pipeline_stages=3"], "env.pipeline_stages", "cannot share the 8 of env.num_envs"),
     ("embodied", ["env.num_workers=1", "env.pipeline_stages=2"], "env.pipeline_stages", "the 1 of env.num_workers"),
     ("embodied", ["actor.micro_batch_size=48"], "actor.micro_batch_size", "do not fill a mini-batch of 64"),
-    ("embodied", ["actor.optim.lr_warmup_steps=100"], "actor.optim.lr_warmup_steps", "never end"),
     ("embodied", ["actor.optim={lr_schedule: linear, min_lr: 1}"], "actor.optim.min_lr", "lies above its start"),
     ("reasoning", ["algorithm.policy_training_start_step=100"], "algorithm.policy_training_start_step", "never train"),
     ("embodied", ["algorithm.use_pf_ppo=true"], "algorithm.use_pf_ppo", "whole responses"),
@@ -212,7 +211,7 @@ BROKEN = [
 PASSES = [
     ("embodied", ["env.num_workers=4", "data.mini_batch_size=1024", "actor.micro_batch_size=128"]),
     ("embodied", [f"{PLACED}={{actor: 0, 'env, rollout': all}}"]),
-    ("embodied", ["actor.optim={lr: 1e-3, lr_schedule: linear, min_lr: 1e-3, lr_warmup_steps: 99}"]),
+    ("embodied", ["actor.optim={lr: 1e-3, lr_schedule: linear, min_lr: 1e-3, lr_warmup_steps: 200}"]),
     ("reasoning", ["algorithm.policy_training_start_step=99", "runner.resume=never"]),
     ("embodied", ["critic.use_critic_model=false", "data.task=null", "algorithm.loss_agg_horizon=null"]),
     ("reasoning", [REASONING, "algorithm.use_kl_loss=true", "algorithm.kl_loss_type=k2", "reference.group_name=r"]),
