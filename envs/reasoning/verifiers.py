@@ -7,7 +7,6 @@ and processes are in `scoring.py`. Every scoring process imports this module: it
 
 from __future__ import annotations
 
-import importlib
 import logging
 import re
 from collections.abc import Callable
@@ -16,8 +15,9 @@ from difflib import get_close_matches
 from fractions import Fraction
 from typing import Any
 
-from rl_platform.errors import ConfigError, Problem
+from rl_platform.user_function import load_function, misfit
 
+KEY = "reward.type"
 BUILT_IN = ("task", "math_verify", "exact_match")
 
 
@@ -60,7 +60,7 @@ def load_verifier(spec: VerifierSpec) -> Verifier:
         return _user_verifier(spec.type)
     near = get_close_matches(spec.type, BUILT_IN, n=1)
     hint = f"did you mean {near[0]}?" if near else ""
-    raise _reward_type_error("no such verifier", spec.type, f"{', '.join(BUILT_IN)}, or module:function", hint)
+    raise misfit(KEY, spec.type, "no such verifier", f"{', '.join(BUILT_IN)}, or module:function", hint)
 
 
 def exact_match(item: ScoreItem) -> float:
@@ -92,19 +92,8 @@ def _task_verifier(spec: VerifierSpec) -> Verifier:
 
 
 def _user_verifier(name: str) -> Verifier:
-    module_name, _, function_name = name.partition(":")
-    try:
-        function = getattr(importlib.import_module(module_name), function_name)
-    except Exception as error:  # whatever the user's module raises while it is imported
-        allowed = "module:function, importable from where the run was started"
-        raise _reward_type_error(f"cannot be imported: {type(error).__name__}: {error}", name, allowed) from error
-    if not callable(function):
-        raise _reward_type_error("is not a function", name, "function(response, answer, metadata) -> float")
+    function = load_function(KEY, name, "function(response, answer, metadata) -> float")
     return lambda item: function(item.response, item.answer, item.metadata)
-
-
-def _reward_type_error(message: str, value: str, allowed: str, hint: str = "") -> ConfigError:
-    return ConfigError([Problem("reward.type", message, value=value, allowed=allowed, hint=hint)])
 
 
 # Finding the answer in a response ------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from torch import Tensor
 from rl_platform.algorithms.gae import decoupled_gae, length_adaptive_lambda
 from rl_platform.algorithms.groups import group_baseline, grpo, raw, reward_to_go, rloo
 from rl_platform.algorithms.statistics import whiten
-from rl_platform.algorithms.user_function import Estimate, first_not_finite, load_estimator
+from rl_platform.algorithms.user_estimator import Estimate, first_not_finite, load_estimator
 from rl_platform.config.algorithm import Algorithm
 from rl_platform.config.estimators import estimator_of
 from rl_platform.errors import Diverged

@@ -8,10 +8,7 @@ aggregation.py.
 
 from __future__ import annotations
 
-import importlib
 import math
-import os
-import sys
 from collections.abc import Callable
 from difflib import get_close_matches
 from functools import cache
@@ -24,8 +21,9 @@ from torch.autograd.function import once_differentiable
 from rl_platform.algorithms.aggregation import Denominators, select
 from rl_platform.algorithms.metrics import Metrics, active_positions, over
 from rl_platform.config.algorithm import Algorithm
-from rl_platform.errors import ConfigError, Problem
+from rl_platform.user_function import load_function, misfit
 
+KEY = "algorithm.policy_loss"
 LOG_RATIO_LIMIT = 20.0
 SMALLEST_RATIO, LARGEST_RATIO = math.exp(-LOG_RATIO_LIMIT), math.exp(LOG_RATIO_LIMIT)
 
@@ -98,22 +96,13 @@ def policy_loss_function(name: str) -> PolicyLoss:
         return _user_policy_loss(name)
     near = get_close_matches(name, KINDS, n=1)
     hint = f"did you mean {near[0]}?" if near else ""
-    raise _error("no such policy loss", name, f"{', '.join(KINDS)}, or module:function", hint)
+    raise misfit(KEY, name, "no such policy loss", f"{', '.join(KINDS)}, or module:function", hint)
 
 
 def _user_policy_loss(name: str) -> PolicyLoss:
     """The user's function, which sees 0 outside the mask: whatever it computes there has a finite gradient."""
-    module_name, _, function_name = name.partition(":")
-    if not {"", os.getcwd()} & set(sys.path):
-        sys.path.append(os.getcwd())  # a console script does not look where it was started
-    try:
-        function = getattr(importlib.import_module(module_name), function_name)
-    except Exception as error:  # whatever the user's module raises while it is imported
-        allowed = "module:function, importable from where the run was started"
-        raise _error(f"cannot be imported: {type(error).__name__}: {error}", name, allowed) from error
     signature = "function(log_probs, old_log_probs, advantages, mask, algorithm) -> (loss [B,T], Metrics)"
-    if not callable(function):
-        raise _error("is not a function", name, signature)
+    function = load_function(KEY, name, signature)
 
     def loss(
         log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor | None, algorithm: Algorithm
@@ -121,17 +110,13 @@ def _user_policy_loss(name: str) -> PolicyLoss:
         tensors = (select(x, mask) for x in (log_probs, old_log_probs, advantages))
         found = function(*tensors, mask, algorithm)
         if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Metrics)):
-            raise _error(f"returned {type(found).__name__}", name, signature)
+            raise misfit(KEY, name, f"returned {type(found).__name__}", signature)
         if not isinstance(found[0], Tensor) or found[0].shape != log_probs.shape:
             shape = list(found[0].shape) if isinstance(found[0], Tensor) else type(found[0]).__name__
-            raise _error(f"the loss it returned is {shape}, not one number per position", name, signature)
+            raise misfit(KEY, name, f"the loss it returned is {shape}, not one number per position", signature)
         return select(found[0], mask), found[1]
 
     return loss
-
-
-def _error(message: str, name: str, allowed: str, hint: str = "") -> ConfigError:
-    return ConfigError([Problem("algorithm.policy_loss", message, value=name, allowed=allowed, hint=hint)])
 
 
 def positive_nll(log_probs: Tensor, correct: Tensor, mask: Tensor | None, denominators: Denominators) -> Tensor:
