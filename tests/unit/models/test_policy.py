@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rl_platform.envs.embodied.spaces import ActionSpace
-from rl_platform.models.policy import ActorCriticPolicy
+from rl_platform.models.policy import ActorCriticPolicy, Tanh
 
 SPACES = [ActionSpace("continuous", 3), ActionSpace("discrete", 4)]
 
@@ -109,3 +109,14 @@ def test_start_values_are_zero_and_actions_do_not_depend_on_the_state() -> None:
     assert policy.log_std.tolist() == [-0.5] * 3
     rows = policy.policy_head.weight @ policy.policy_head.weight.T
     torch.testing.assert_close(rows, 0.01**2 * torch.eye(3), atol=1e-8, rtol=0)
+
+
+def test_tanh_and_its_gradient_are_those_of_torch() -> None:
+    inputs = torch.cat((torch.linspace(-30, 30, 601), torch.linspace(-1e-3, 1e-3, 11))).requires_grad_()
+    expected, outputs = torch.tanh(inputs), Tanh()(inputs)
+    torch.testing.assert_close(outputs, expected, rtol=0, atol=3e-7)
+    (ours,) = torch.autograd.grad(outputs.sum(), inputs)
+    (theirs,) = torch.autograd.grad(expected.sum(), inputs)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+    with torch.no_grad():
+        assert torch.equal(Tanh()(inputs), outputs)
