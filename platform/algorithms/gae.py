@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rl_platform.algorithms.recurrence import CHUNK, bit_mask, chunked_scan, keep, reverse_scan, triangles
+from rl_platform.algorithms.recurrence import CHUNK, bit_mask, chunked_scan, keep, keep_, reverse_scan, triangles
 
-LONG_ROW = 128  # active positions from which chunks are faster than steps
+LONG_ROW = 128  # positions from which chunks are faster than steps
 BLOCK = 2**18  # positions of the rows computed together: what a block needs stays in the cache
 
 
@@ -41,11 +41,9 @@ def gae(
     # G_t = r_t + gamma y_{t+1}, hence y_t = (1 - lam) V_t + lam r_t + gamma lam y_{t+1}; y is carried on where masked.
     if ends is not None and end_values is not None:
         return _stepwise(rewards, values, mask, gamma, lam, ends, end_values)
-    # counted as bytes: a sum of bools makes a copy in int64 first
-    longest = int(mask.view(torch.int8).sum(dim=1, dtype=torch.int32).max()) if mask.numel() else 0
-    if longest < LONG_ROW:
+    if mask.shape[1] < LONG_ROW:
         return _stepwise(rewards, values, mask, gamma, lam)
-    return _in_chunks(rewards, values, mask, gamma, lam, longest)
+    return _in_chunks(rewards, values, mask, gamma, lam)
 
 
 def decoupled_gae(
@@ -98,31 +96,35 @@ def _stepwise(
 
 
 def _in_chunks(
-    rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float | Tensor, longest: int
+    rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float | Tensor
 ) -> tuple[Tensor, Tensor]:
     """Active positions are moved together, so that a row has one factor throughout; a block of rows at a time."""
     estimated, returns = torch.empty_like(values), torch.empty_like(values)
     weight = _column(lam, values)
     shared = weight.dim() == 0  # by all rows
     factor = gamma * (weight if shared else weight[:, 0]).double()
-    width = -(-(longest + 2) // CHUNK) * CHUNK  # slot 0 and the one behind the last stay empty
-    levels = triangles(factor, width, values.dtype) if shared else []
+    widest = _slots(mask.shape[1])
+    levels = triangles(factor, widest, values.dtype) if shared else []
     rows = max(1, BLOCK // mask.shape[1])
     for start in range(0, len(mask), rows):
         block = slice(start, start + rows)
         if not shared:
-            levels = triangles(factor[block], width, values.dtype)
-        bits = bit_mask(mask[block], values.dtype)
-        reward, value = keep(rewards[block], bits), keep(values[block], bits)
+            levels = triangles(factor[block], widest, values.dtype)
+        bits, reward, value = bit_mask(mask[block], values.dtype), rewards[block], values[block]
+        terms = keep_(torch.lerp(value, reward, weight if shared else weight[block]), bits)
         slots = mask[block].cumsum(dim=1)  # of an active position: its place among them, from 1
-        packed = value.new_zeros(len(slots), width)
-        # scatter_add_: a masked position shares the slot of the active one before it, and adds 0
-        packed.scatter_add_(1, slots, torch.lerp(value, reward, weight if shared else weight[block]))
+        packed = terms.new_zeros(len(slots), _slots(int(slots[:, -1].max())))
+        packed.scatter_add_(1, slots, terms)  # a masked position shares the slot of the active one before it, adds 0
         scanned = chunked_scan(packed, factor if shared else factor[block], levels)
-        following = scanned[:, 1:].gather(1, slots)
-        torch.add(reward, keep(following, bits), alpha=gamma, out=returns[block])
-        torch.sub(returns[block], value, out=estimated[block])
+        following = torch.gather(scanned[:, 1:], 1, slots, out=terms)
+        keep_(torch.add(reward, following, alpha=gamma, out=returns[block]), bits)
+        keep_(torch.sub(returns[block], value, out=estimated[block]), bits)
     return estimated, returns
+
+
+def _slots(active: int) -> int:
+    """Whole chunks for so many active positions of a row; slot 0 and the one behind the last stay empty."""
+    return -(-(active + 2) // CHUNK) * CHUNK
 
 
 def _column(lam: float | Tensor, like: Tensor) -> Tensor:

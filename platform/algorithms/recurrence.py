@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 CHUNK = 32  # positions per matrix product: of a wider triangle more is zeros, of a narrower one more is carrying
+WIDEST = 256  # if all rows have one factor: up to here one product is faster than a level of chunks
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -26,22 +27,21 @@ def reverse_scan(terms: Tensor, factors: Tensor) -> Tensor:
 
 
 def triangles(factor: Tensor, length: int, dtype: torch.dtype) -> list[Tensor]:
-    """What `chunked_scan` multiplies rows of `length` with: matrices f^(s - t), s >= t, one per level of chunks.
+    """What `chunked_scan` multiplies rows of up to `length` with: matrices f^(s - t), s >= t, one per level of chunks.
 
     `factor`: float64, a scalar or one per row [B]; the matrices are [C,C] or [B,C,C].
     """
-    size = min(length, CHUNK)
+    whole = length <= (CHUNK if factor.dim() else WIDEST)
+    size = length if whole else CHUNK
     powers = factor[..., None] ** torch.arange(size + 1, device=factor.device)
     steps = torch.arange(size, device=factor.device)
     distance = steps[:, None] - steps
     triangle = torch.where(distance >= 0, powers[..., distance.clamp(min=0)], 0.0).to(dtype)
-    if length <= CHUNK:
-        return [triangle]
-    return [triangle, *triangles(powers[..., size], -(-length // size), dtype)]
+    return [triangle] if whole else [triangle, *triangles(powers[..., size], -(-length // size), dtype)]
 
 
 def chunked_scan(terms: Tensor, factor: Tensor, levels: list[Tensor]) -> Tensor:
-    """y_t = terms_t + factor y_{t+1} over the last dimension of [B,T], y_T = 0; `levels`: `triangles(factor, T)`.
+    """y_t = terms_t + factor y_{t+1} over the last dimension of [B,T], y_T = 0; `levels`: `triangles` of T or more.
 
     Inside a chunk y is a product with a triangular matrix. The first y of all chunks form a recurrence again, with
     factor^CHUNK, and tell each chunk what it gets from the next one. `terms` is overwritten.
@@ -49,7 +49,7 @@ def chunked_scan(terms: Tensor, factor: Tensor, levels: list[Tensor]) -> Tensor:
     rows, length = terms.shape
     triangle, *above = levels
     if not above:
-        return (terms[:, None] @ triangle)[:, 0]
+        return (terms[:, None] @ triangle[..., :length, :length])[:, 0]
     chunks = F.pad(terms, (0, -length % CHUNK)).view(rows, -1, CHUNK) if length % CHUNK else terms.view(rows, -1, CHUNK)
     heads = chunked_scan((chunks @ triangle[..., :1]).squeeze(-1), factor**CHUNK, above)
     chunks[:, :-1, -1] += factor[..., None].to(terms.dtype) * heads[:, 1:]
@@ -65,3 +65,9 @@ def keep(x: Tensor, bits: Tensor) -> Tensor:
     """`x` where the bits of `bit_mask` are set, 0 elsewhere, NaN or not: on random masks in a tenth of the time of
     torch.where, which branches."""
     return (x.view(bits.dtype) & bits).view(x.dtype)
+
+
+def keep_(x: Tensor, bits: Tensor) -> Tensor:
+    """`keep` in place; returns `x`."""
+    x.view(bits.dtype).bitwise_and_(bits)
+    return x
