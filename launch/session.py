@@ -32,6 +32,7 @@ from rl_platform.runners.state import RunState
 from rl_platform.runtime import Runtime
 from rl_platform.runtime.cpu import keep_freed_memory
 from rl_platform.runtime.local import LocalRuntime
+from rl_platform.tracing import Timeline
 
 
 def run(loaded: LoadedConfig, config_path: str, placement: Placement, inventory: Inventory) -> None:
@@ -145,7 +146,13 @@ def _say_finished(state: RunState, folder: Path) -> None:
 @contextmanager
 def _reporting(config: Config, folder: Path) -> Iterator[Reporters]:
     """The run's reporters; warnings of the platform's own modules become notes."""
-    reporter = Reporters([RunLog(folder, config.runner.logger_backends), terminal_view()])
+    reporter = Reporters(
+        [
+            RunLog(folder, config.runner.logger_backends),
+            Timeline(folder / "trace.json", config.runner.trace_steps),
+            terminal_view(),
+        ]
+    )
     notes = _Notes(reporter)
     logger = logging.getLogger("rl_platform")
     logger.addHandler(notes)

@@ -34,6 +34,9 @@ class Runner(Section):
         default=["tensorboard"], description="beside metrics.jsonl"
     )
     log_samples: int = Field(default=2, ge=0, description="reasoning: generated texts written per step")
+    trace_steps: int = Field(
+        default=5, ge=0, description="first steps of a launch whose timeline is written to trace.json; 0: none"
+    )
     deadline_s: float = Field(default=600.0, gt=0, description="longest wait between components before the run ends")
 
 

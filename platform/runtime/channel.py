@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from rl_platform.errors import ChannelClosed, Deadline, PlatformError
+from rl_platform.tracing import recorder
 
 T = TypeVar("T")
 
@@ -305,6 +306,7 @@ class Channel(Generic[T]):
             raise
         finally:
             del _WAITING[thread_id]
+            recorder.add("wait", f"{self.name}: {'full' if role == 'producer' else 'empty'}", start)
             if role == "producer":
                 self._producer_wait_s += time.monotonic() - start
             else:

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from rl_platform.errors import ChannelClosed, PlatformError, WorkerDied, WorkerError
 from rl_platform.runtime.channel import waiting_on
 from rl_platform.runtime.cpu import release_team
+from rl_platform.tracing import recorder
 
 logger = logging.getLogger(__name__)
 
@@ -108,8 +109,9 @@ class RankThread:
     A call that raises fails its future with a PlatformError, is logged and told to `on_failure`; the thread goes on.
     """
 
-    def __init__(self, context: ComponentContext, spec: ComponentSpec, on_failure: FailureHook) -> None:
+    def __init__(self, host: str, context: ComponentContext, spec: ComponentSpec, on_failure: FailureHook) -> None:
         self.label = context.label
+        self._host = host
         self._spec = spec
         self._context = context
         self._on_failure = on_failure
@@ -182,6 +184,7 @@ class RankThread:
         return call.future
 
     def _serve(self) -> None:
+        recorder.settle(self._host, self.label)
         last = False
         while not last:
             call = self._calls.get()
@@ -207,6 +210,7 @@ class RankThread:
         count, seconds = self._timings.get(call.method, (0, 0.0))
         self._timings[call.method] = (count + 1, seconds + time.monotonic() - start)
         self._current = None
+        recorder.add("call", call.method, start)
         release_team()
         if failure is None:
             call.future.set_result(result)
@@ -243,7 +247,7 @@ class Host:
                 neighbours=tuple(other for other in names if other != name),
                 shared=self.shared,
             )
-            self.ranks[name, rank] = RankThread(context, specs[name], on_failure)
+            self.ranks[name, rank] = RankThread(placed.name, context, specs[name], on_failure)
 
 
 def _typed(error: BaseException, label: str, method: str) -> PlatformError:

@@ -20,7 +20,7 @@ class Adder:
         return float(torch.ones(1 << 20).add(1.0)[0]), len(os.listdir("/proc/self/task"))
 
 context = ComponentContext("adder", 0, 1, 0, (), 0)
-rank = RankThread(context, ComponentSpec(Adder), lambda label, error: None)
+rank = RankThread("host", context, ComponentSpec(Adder), lambda label, error: None)
 rank.construct().result()
 idle = len(os.listdir("/proc/self/task"))
 for _ in range(2):

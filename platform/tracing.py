@@ -1,0 +1,145 @@
+"""Where the time of the first steps went: spans of work and of waiting, written as `trace.json`.
+
+The file is in the trace event format that chrome://tracing and ui.perfetto.dev open: a group of lanes per host, a lane
+per component rank, and one for the runner with the phases of each step. Calls of components and waits on channels are
+recorded where they happen, in the process where they happen; recording costs nothing while it is off.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+_EPOCH = time.time() - time.monotonic()  # the processes of one node share a clock
+
+
+@dataclass(frozen=True)
+class Span:
+    """`began`: seconds since 1970; `seconds`: its length. `kind`: call, wait, phase or step."""
+
+    host: str
+    lane: str
+    kind: str
+    name: str
+    began: float
+    seconds: float
+
+
+class Recorder:
+    """The spans of this process. Any thread may add to it; `settle` tells where the calling thread belongs."""
+
+    def __init__(self) -> None:
+        self.on = False
+        self._spans: list[Span] = []
+        self._here = threading.local()
+
+    def settle(self, host: str, lane: str) -> None:
+        self._here.host, self._here.lane = host, lane
+
+    def add(self, kind: str, name: str, began: float, lane: str = "") -> None:
+        """A span from `began` on the monotonic clock until now, in the calling thread's lane or another one."""
+        if not self.on:
+            return
+        host, own = getattr(self._here, "host", "run"), getattr(self._here, "lane", "runner")
+        self._spans.append(Span(host, lane or own, kind, name, _EPOCH + began, time.monotonic() - began))
+
+    def drain(self) -> list[Span]:
+        """What was recorded since the last call."""
+        spans, self._spans = self._spans, []
+        return spans
+
+
+recorder = Recorder()
+"""Of this process."""
+
+
+class Timeline:
+    """The sink of a run's reporter that writes `trace.json` when `steps` steps are done, or at the end of the run.
+
+    `sources` give the spans of other processes; a runtime that has some adds a function to it.
+    """
+
+    def __init__(self, path: Path, steps: int) -> None:
+        self.path, self.steps = path, steps
+        self.sources: list[Callable[[], Sequence[Span]]] = [recorder.drain]
+        self._began = time.monotonic()
+
+    def start(self, info: object) -> None:
+        recorder.drain()
+        recorder.on = self.steps > 0
+        self._began = time.monotonic()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            recorder.add("phase", name, began)
+
+    def progress(self, done: int, total: int, unit: str, **numbers: float) -> None:
+        pass
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        recorder.add("step", f"step {step}" if step else "start", self._began, lane="steps")
+        self._began = time.monotonic()
+        if step > 0:  # step 0 is the validation before the first one
+            self.steps -= 1
+        if self.steps == 0:
+            self._write()
+
+    def samples(self, step: int, samples: Sequence[tuple[str, str, float]]) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
+
+    def close(self) -> None:
+        self._write()
+
+    def _write(self) -> None:
+        if recorder.on:
+            spans = [span for source in self.sources for span in source()]
+            recorder.on = False
+            part = self.path.with_suffix(".tmp")
+            part.write_text(json.dumps(trace_events(spans)), encoding="utf-8")
+            os.replace(part, self.path)
+
+
+def trace_events(spans: Iterable[Span]) -> dict[str, object]:
+    """The content of `trace.json`: times in microseconds since the first span, hosts as processes, lanes as threads."""
+    ordered = sorted(spans, key=lambda span: span.began)
+    first = ordered[0].began if ordered else 0.0
+    hosts: dict[str, int] = {}
+    lanes: dict[tuple[str, str], int] = {}
+    events: list[dict[str, object]] = []
+    for span in ordered:
+        if span.host not in hosts:
+            hosts[span.host] = len(hosts) + 1
+            events.append(_name("process_name", hosts[span.host], 0, span.host))
+        lane = span.host, span.lane
+        if lane not in lanes:
+            lanes[lane] = len(lanes) + 1
+            events.append(_name("thread_name", hosts[span.host], lanes[lane], span.lane))
+        events.append(
+            {
+                "ph": "X",
+                "name": span.name,
+                "cat": span.kind,
+                "pid": hosts[span.host],
+                "tid": lanes[lane],
+                "ts": round((span.began - first) * 1e6, 1),
+                "dur": round(span.seconds * 1e6, 1),
+            }
+        )
+    return {"displayTimeUnit": "ms", "traceEvents": events}
+
+
+def _name(what: str, host: int, lane: int, name: str) -> dict[str, object]:
+    return {"ph": "M", "name": what, "pid": host, "tid": lane, "args": {"name": name}}

@@ -1,0 +1,56 @@
+"""The picture of a run's timeline."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from rl_platform.launch.timeline import main, read_lanes, shown
+from rl_platform.tracing import Span, trace_events
+
+needs_matplotlib = pytest.mark.skipif(
+    importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed"
+)
+SPANS = [
+    Span("run", "steps", "step", "start", 10.0, 1.0),
+    Span("run", "steps", "step", "step 1", 11.0, 1.0),
+    Span("run", "steps", "step", "step 2", 12.0, 2.0),
+    Span("run", "runner", "phase", "collect", 11.0, 0.9),
+    Span("actor[0]", "actor[0]", "call", "update", 12.5, 1.0),
+    Span("actor[0]", "actor[0]", "wait", "rollouts: empty", 12.6, 0.5),
+]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    (tmp_path / "trace.json").write_text(json.dumps(trace_events(SPANS)))
+    return tmp_path
+
+
+def test_lanes_and_the_last_steps(run: Path) -> None:
+    lanes = read_lanes(run)
+    assert {lane: [event["name"] for event in events] for lane, events in lanes.items()} == {
+        "runner": ["collect"],
+        "steps": ["start", "step 1", "step 2"],
+        "actor[0]": ["update", "rollouts: empty"],
+    }
+    assert shown(lanes, 1) == (2e6, 4e6)
+    assert shown(lanes, 9) == (0, 4e6)
+
+
+@needs_matplotlib
+def test_png(run: Path) -> None:
+    assert main([str(run), "-o", str(run / "new" / "timeline.png")]) == 0
+    assert (run / "new" / "timeline.png").read_bytes().startswith(b"\x89PNG")
+
+
+@needs_matplotlib
+@pytest.mark.parametrize("content", [None, "{", "[]", '{"traceEvents": []}'])
+def test_what_is_no_timeline_is_told(content: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if content is not None:
+        (tmp_path / "trace.json").write_text(content)
+    assert main([str(tmp_path), "-o", str(tmp_path / "x.png")]) == 65
+    assert "trace" in (said := capsys.readouterr().err) or "timeline" in said
