@@ -12,6 +12,7 @@ from rl_platform.algorithms.losses import ModelOutputs
 from rl_platform.algorithms.metrics import Metrics
 from rl_platform.algorithms.schedule import mini_batches
 from rl_platform.components.base import ComponentContext
+from rl_platform.components.failures import keep_failed_batch
 from rl_platform.config.components import Trainable
 from rl_platform.config.schema import Config
 from rl_platform.engines.training.base import Loss, MicroBatches, learning_rate
@@ -73,7 +74,7 @@ class Learner:
             found = self.engine.step(mini_batch, self.loss, self.training_micro_batches)
             if found is None:
                 skipped += 1
-                self._count_failure(step, epoch)
+                self._count_failure(mini_batch, step, epoch)
                 continue
             self.failures = 0
             steps += 1
@@ -92,13 +93,16 @@ class Learner:
             for mini_batch in mini_batches(batch, size, generator(self.context.seed, self.kind, step, epoch)):
                 yield epoch, mini_batch
 
-    def _count_failure(self, step: int, epoch: int) -> None:
+    def _count_failure(self, mini_batch: RolloutBatch, step: int, epoch: int) -> None:
         self.failures += 1
+        kept = ""
+        if self.context.rank == 0 and (path := keep_failed_batch(mini_batch, self.config, self.kind, step, epoch)):
+            kept = f" The last such mini-batch is in {path}."
         if self.failures >= FAILURES_IN_A_ROW:
             raise Diverged(
                 f"{self.context.label}: {self.failures} optimizer steps in a row had a non-finite gradient "
                 f"(PPO step {step}, epoch {epoch}). No parameter was changed by them. "
-                f"Lower {self.kind}.optim.lr or resume from an earlier checkpoint."
+                f"Lower {self.kind}.optim.lr or resume from an earlier checkpoint.{kept}"
             )
 
     def state_dict(self) -> dict[str, Any]:

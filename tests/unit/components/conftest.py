@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,13 +30,13 @@ def context() -> Callable[..., ComponentContext]:
 
 
 @pytest.fixture
-def reasoning() -> Callable[..., Config]:
+def reasoning(tmp_path: Path) -> Callable[..., Config]:
     """`reasoning(algorithm={...})`: a config with tiny models; sections given are merged into the defaults here."""
 
     def build(**sections: dict[str, Any]) -> Config:
         model = {"random_init": TINY, "tokenizer": "bytes"}
         defaults: dict[str, dict[str, Any]] = {
-            "runner": {"task_type": "reasoning", "max_steps": 10},
+            "runner": {"task_type": "reasoning", "max_steps": 10, "output_dir": str(tmp_path)},
             "cluster": {"component_placement": {"actor,critic,rollout,reward": "all"}},
             "data": {"mini_batch_size": 4, "max_prompt_length": 8, "max_response_length": 8},
             "actor": {"model": model, "optim": {"lr": 1e-2}},

@@ -12,6 +12,7 @@ from rl_platform.algorithms.kl import full_kl
 from rl_platform.algorithms.mismatch import mismatch_weights
 from rl_platform.components.actor import EmbodiedActor, LanguageActor
 from rl_platform.components.critic import LanguageCritic
+from rl_platform.components.failures import keep_failed_batch
 from rl_platform.components.learner import FAILURES_IN_A_ROW
 from rl_platform.components.reference import LanguageReference
 from rl_platform.config.schema import Config
@@ -77,6 +78,24 @@ class TestNotFinite:
         with pytest.raises(Diverged, match=r"actor.*3 optimizer steps in a row.*PPO step 2.*actor\.optim\.lr"):
             actor.update(spoiled(token_batch()), 2)
         assert all(torch.equal(before[name], tensor) for name, tensor in actor.publish(0).state.items())
+
+    def test_its_rows_are_kept_and_named(self, context, reasoning, token_batch, tmp_path, caplog) -> None:
+        actor, batch = LanguageActor(context(), reasoning()), spoiled(token_batch())
+        actor.update(batch, 4)
+        (path,) = (tmp_path / "failures").iterdir()  # one epoch: its last mini-batch
+        assert path.name == "step-00000005-actor-0.pt"
+        assert str(path) in caplog.text
+        kept = torch.load(path, weights_only=True)
+        assert kept["advantages"].isnan().all()
+        rows = {tuple(row.tolist()) for row in batch.inputs["tokens"]}
+        assert {tuple(row.tolist()) for row in kept["inputs.tokens"]} < rows
+        with pytest.raises(Diverged, match=r"step-00000006-actor-0\.pt"):
+            actor.update(batch, 5)
+
+    def test_only_the_first_ones_are_kept(self, reasoning, token_batch, tmp_path) -> None:
+        for step in range(12):
+            keep_failed_batch(token_batch(), reasoning(), "critic", step, 0)
+        assert len(list((tmp_path / "failures").iterdir())) == 10
 
     def test_one_good_step_starts_the_count_again(self, context, reasoning, token_batch) -> None:
         critic = LanguageCritic(context("critic"), reasoning())
