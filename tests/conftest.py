@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell; runs started here inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 REASONING = """\
 runner:
   task_type: reasoning
