@@ -71,9 +71,10 @@ class RolloutBatch:
     update. values [B,T]: V of the state before the action. ends [B,T] bool: the episode (or the rollout) ends after
     this position; bootstrapped [B,T] bool: such an end that did not terminate the episode; end_observations [B,T,...]:
     what was seen after it; end_values [B,T]: the value of that state, 0 elsewhere. All four None: one episode per row.
-    correct [B] bool: the task's own metric says that the row solved it. loss_weights [B,T]: constants on the policy
-    loss, finite everywhere; None: all 1. reference_states [B,T,H], full_kl [B,T]: hidden states of the reference that
-    predict each token, and the KL of the whole distributions before the update; only with an estimator `full`.
+    correct [B] bool: the task's own metric says that the row solved it. versions [B] int64: of the weights behind the
+    row. loss_weights [B,T]: constants on the policy loss, finite everywhere; None: all 1. reference_states [B,T,H],
+    full_kl [B,T]: hidden states of the reference that predict each token, and the KL of the whole distributions before
+    the update; only with an estimator `full`.
     """
 
     inputs: dict[str, Tensor]
@@ -94,6 +95,7 @@ class RolloutBatch:
     advantages: Tensor | None = None
     returns: Tensor | None = None
     correct: Tensor | None = None
+    versions: Tensor | None = None
     loss_weights: Tensor | None = None
 
     def __len__(self) -> int:

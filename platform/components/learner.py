@@ -112,9 +112,11 @@ class Learner:
         self.engine.load_state_dict(state)
         self.failures = state["failures"]
 
-    def publish(self, version: int) -> Weights:
-        """The parameters under the model's own names, by reference in one process. `version`: updates so far."""
-        return Weights(version, {name.removeprefix("model."): tensor for name, tensor in self.engine.weights().items()})
+    def publish(self, version: int, copy: bool = False) -> Weights:
+        """The parameters under the model's own names, by reference in one process unless a `copy` is asked for, which
+        stays as it is while this goes on learning. `version`: updates so far."""
+        weights = {name.removeprefix("model."): tensor for name, tensor in self.engine.weights().items()}
+        return Weights(version, {name: tensor.clone() for name, tensor in weights.items()} if copy else weights)
 
 
 def present(tensor: Tensor | None) -> Tensor:

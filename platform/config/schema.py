@@ -34,6 +34,12 @@ class Runner(Section):
         default=["tensorboard"], description="beside metrics.jsonl"
     )
     log_samples: int = Field(default=2, ge=0, description="reasoning: generated texts written per step")
+    max_staleness: int = Field(
+        default=0,
+        ge=0,
+        le=1,
+        description="1: a rollout is collected while the one before is trained on, with weights one update old",
+    )
     trace_steps: int = Field(
         default=5, ge=0, description="first steps of a launch whose timeline is written to trace.json; 0: none"
     )

@@ -23,6 +23,7 @@ from rl_platform.errors import Diverged
 from rl_platform.metrics import Reporter
 from rl_platform.records import RolloutBatch
 from rl_platform.rng import generator
+from rl_platform.runners.rollouts import Collected, Rollouts
 from rl_platform.runners.state import RunState
 from rl_platform.runners.timings import ComponentTimings
 from rl_platform.runtime.group import Handle, WorkerGroup
@@ -49,7 +50,7 @@ class Task(Protocol):
     def sync_weights(self, version: int) -> None:
         """The rollout uses the actor's weights as they are now."""
 
-    def collect(self, step: int) -> tuple[RolloutBatch, Metrics]:
+    def collect(self, step: int) -> Collected:
         """One rollout batch, scored."""
 
     def validate(self, step: int) -> Metrics: ...
@@ -71,26 +72,31 @@ class Task(Protocol):
 def train(config: Config, task: Task, reporter: Reporter, state: RunState) -> None:
     """Run PPO steps until `runner.max_steps`, from the step `state` was resumed at."""
     ppo = PPO(config, task.learners, reporter)
-    step = state.restore(task, ppo)
-    task.sync_weights(step)
+    rollouts = Rollouts(task, ahead=config.runner.max_staleness > 0)
+    step, steps = state.restore(task, ppo, rollouts), config.runner.max_steps
+    task.sync_weights(ppo.version(step))
     timings = ComponentTimings(config, task.groups)
     if step == 0:
         reporter.step(0, validate(task, reporter, 0))
-    last = step >= config.runner.max_steps or task.exhausted()
+    last = step >= steps or (task.exhausted() and not rollouts.pending)
     while not last:
-        batch, metrics = task.collect(step)
-        metrics |= ppo.update(batch, step)
+        rollout = rollouts.take(step)
+        if step + 1 < steps and not task.exhausted():
+            rollouts.begin(step + 1)
+        metrics = rollout.metrics | ppo.update(rollout.batch, step)
         step += 1
+        reporter.samples(step, rollout.samples)
+        rollouts.settle()
         if ppo.trains_actor(step - 1):
             with reporter.phase("sync weights"):
-                task.sync_weights(step)
-        last = step >= config.runner.max_steps or task.exhausted()
+                task.sync_weights(ppo.version(step))
+        last = step >= steps or (task.exhausted() and not rollouts.pending)
         if last or due(step, config.runner.val_check_interval):
             metrics |= validate(task, reporter, step)
         reporter.step(step, metrics | timings.since_last())
         if last or due(step, config.runner.save_interval):
             with reporter.phase("checkpoint"):
-                state.save(step, task, ppo)
+                state.save(step, task, ppo, rollouts)
     task.finish()
 
 
@@ -114,6 +120,10 @@ class PPO:
     def trains_actor(self, step: int) -> bool:
         return step >= self.algorithm.policy_training_start_step
 
+    def version(self, step: int) -> int:
+        """Of the actor's weights at the beginning of `step`: how many updates made them."""
+        return max(0, step - self.algorithm.policy_training_start_step)
+
     def update(self, batch: RolloutBatch, step: int) -> Metrics:
         """All of PPO step `step` (from 0) after collection. Raises Diverged when no action in the batch counts."""
         if not bool(batch.mask.any()):
@@ -124,6 +134,9 @@ class PPO:
         scores = row_scores(batch.rewards, batch.mask) if self.algorithm.use_pf_ppo else None  # without a KL penalty
         batch, metrics = self._estimate(batch)
         metrics |= rollout_metrics(batch)
+        if batch.versions is not None:
+            age = (self.version(step) - batch.versions).float()
+            metrics |= {"staleness/mean": age.mean().item(), "staleness/max": age.max().item()}
         if (correction := self.algorithm.rollout_is) is not None:
             weights, measured = mismatch_weights(batch.log_probs, batch.rollout_log_probs, batch.mask, correction)
             batch = replace(batch, loss_weights=weights)

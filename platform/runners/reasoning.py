@@ -22,10 +22,11 @@ from rl_platform.config.components import Sampling
 from rl_platform.config.schema import Config
 from rl_platform.envs.reasoning.prompts import PromptLoader, build_prompts
 from rl_platform.envs.reasoning.question import Split
-from rl_platform.metrics import Reporter
+from rl_platform.metrics import Reporter, Sample
 from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.records import Prompt, RolloutBatch, Trajectory
 from rl_platform.runners.ppo import Learners
+from rl_platform.runners.rollouts import Collected
 from rl_platform.runtime import ComponentSpec, Runtime
 from rl_platform.runtime.group import WorkerGroup
 
@@ -63,21 +64,21 @@ class ReasoningTask:
         self.learners = Learners(self.groups["actor"], self.groups.get("critic"), self.groups.get("reference"))
 
     def sync_weights(self, version: int) -> None:
-        weights = self.groups["actor"].publish(version).wait()[0]
+        weights = self.groups["actor"].publish(version, copy=self.config.runner.max_staleness > 0).wait()[0]
         self.groups["rollout"].receive(weights).wait()
 
-    def collect(self, step: int) -> tuple[RolloutBatch, dict[str, float]]:
+    def collect(self, step: int) -> Collected:
         metrics: dict[str, float] = {}
         with self.reporter.phase("generate"):
             if self.sampler is None:
                 trajectories = self._round(step, 0)
             else:
                 trajectories, metrics = self.sampler.fill(step, partial(self._round, step))
-        self.reporter.samples(step + 1, _samples(trajectories[: self.config.runner.log_samples]))
         shaped = shaped_rewards(trajectories, self.config.algorithm, self.config.data.max_response_length)
         self._warn_of_clipped_scores(int(shaped.metrics.get("reward/out_of_range", 0)))
         batch = rollout_batch(trajectories, shaped, self.tokenizer.pad_token_id)
-        return batch, trajectory_metrics(trajectories) | shaped.metrics | metrics
+        samples = _samples(trajectories[: self.config.runner.log_samples])
+        return Collected(batch, trajectory_metrics(trajectories) | shaped.metrics | metrics, samples)
 
     def _round(self, step: int, number: int) -> list[Trajectory]:
         """Scored responses to the next batch of prompts. Rounds of one step draw unlike random numbers."""
@@ -184,6 +185,7 @@ def rollout_batch(trajectories: Sequence[Trajectory], shaped: ShapedRewards, pad
         rewards=place_outcome_rewards(shaped.rewards, action_mask),
         rollout_log_probs=log_probs,
         correct=torch.tensor([trajectory.metric > 0 for trajectory in trajectories]),
+        versions=torch.tensor([trajectory.weights_version for trajectory in trajectories]),
     )
 
 
@@ -201,7 +203,7 @@ def trajectory_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     }
 
 
-def _samples(trajectories: Sequence[Trajectory]) -> list[tuple[str, str, float]]:
+def _samples(trajectories: Sequence[Trajectory]) -> list[Sample]:
     return [(trajectory.prompt.text, trajectory.text, trajectory.reward) for trajectory in trajectories]
 
 

@@ -16,6 +16,7 @@ from rl_platform.components.critic import LanguageCritic
 from rl_platform.config.schema import Config
 from rl_platform.records import RolloutBatch
 from rl_platform.runners.ppo import PPO, Learners, train
+from rl_platform.runners.rollouts import Collected
 
 WARM_UP, STEPS, ROWS = 2, 4, 8
 TINY = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 32, "max_positions": 16}
@@ -98,6 +99,9 @@ class Reporter:
 
     def progress(self, *args: Any) -> None: ...
 
+    def samples(self, step: int, samples: Any) -> None:
+        assert samples == []
+
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         self.metrics.append(metrics)
 
@@ -119,9 +123,9 @@ class World:
     def sync_weights(self, version: int) -> None:
         self.synced.append(version)
 
-    def collect(self, step: int) -> tuple[RolloutBatch, dict[str, float]]:
+    def collect(self, step: int) -> Collected:
         self.before.append({"actor": self.actor.parameters(), "critic": self.critic.parameters()})
-        return rollout(step), {}
+        return Collected(rollout(step))
 
     def validate(self, step: int) -> dict[str, float]:
         return {}
@@ -134,7 +138,7 @@ class World:
 
 
 class State:
-    def restore(self, task: Any, ppo: Any) -> int:
+    def restore(self, *args: Any) -> int:
         return 0
 
     def save(self, *args: Any) -> None: ...
@@ -160,7 +164,7 @@ def test_exactly_k_steps_train_the_critic_only(monkeypatch: pytest.MonkeyPatch) 
         assert changed(states[step]["actor"], states[step + 1]["actor"]) == (step >= WARM_UP)
         assert changed(states[step]["critic"], states[step + 1]["critic"])
         assert ("actor/loss" in reporter.metrics[step + 1]) == (step >= WARM_UP)  # one report is before the first step
-    assert world.synced == [0, 3, 4]  # at the start, and after steps that trained the actor
+    assert world.synced == [0, 1, 2]  # at the start, and after steps that trained the actor: versions count these
 
 
 def test_all_critic_epochs_come_before_the_actors() -> None:
