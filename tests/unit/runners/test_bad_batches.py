@@ -54,9 +54,7 @@ def tensor(value: float) -> Tensor:
     return found
 
 
-def step(
-    batch_fields: dict[str, Tensor] | None = None, models: dict[str, float] | None = None, **algorithm: Any
-) -> Any:
+def step(fields: dict[str, Tensor] | None = None, models: dict[str, float] | None = None, **algorithm: Any) -> Any:
     found = {name: tensor((models or {}).get(name, 0.0)) for name in ("log_probs", "values", "reference_log_probs")}
     config = Config(
         runner={"task_type": "reasoning"},
