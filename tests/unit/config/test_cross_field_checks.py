@@ -1,7 +1,7 @@
 """Combinations that make no sense fail when the config is loaded, each with its reason, and all of them at once.
 
-The table goes by what is wrong; test_checks.py goes by rule. A mismatch correction without log-probs of the rollout has no
-row: every rollout engine reports them.
+The table goes by what is wrong; test_checks.py goes by rule. A mismatch correction without log-probs of the rollout
+has no row: every rollout engine reports them.
 """
 
 from __future__ import annotations
