@@ -28,7 +28,7 @@ _POLICY = "the actor may have diverged: lower actor.optim.lr or resume from an e
 _VALUES = "the critic (embodied: the actor) may have diverged: lower its optim.lr or resume from an earlier checkpoint"
 _ESTIMATOR = "what they are made of is finite: look at algorithm.adv_type and at the size of rewards and values"
 SOURCES = {
-    "rollout_log_probs": "the rollout engine reports them",
+    "rollout_log_probs": f"the rollout engine reports them with the actor's weights, and {_POLICY}",
     "reference_log_probs": "they come from the frozen model (reference.model)",
     "full_kl": "it compares the actor to the frozen model (reference.model)",
     "log_probs": _POLICY,
