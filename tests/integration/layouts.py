@@ -67,7 +67,7 @@ RANKED = {  # what two ranks run, case by case
 def build(case: str, layout: Layout) -> Config:
     embodied = case == "embodied"
     # eps above rounding: else the noise of an element whose gradient vanishes would make a whole step of Adam
-    optim = {"lr": 1e-2, "eps": 1e-4, "clip_grad": 0.5}
+    optim = {"lr": 1e-2, "eps": 3e-4, "clip_grad": 0.5}
     split = {"micro_batch_size": layout.rows, "max_tokens_per_micro_batch": layout.tokens}
     model = {"hidden_sizes": [16, 16]} if embodied else {"random_init": TINY, "tokenizer": "bytes"}
     placed = "actor_critic,env,rollout" if embodied else "actor,critic,rollout,reward,reference"
