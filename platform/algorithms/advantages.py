@@ -11,10 +11,10 @@ from torch import Tensor
 from rl_platform.algorithms.gae import decoupled_gae, length_adaptive_lambda
 from rl_platform.algorithms.groups import group_baseline, grpo, raw, reward_to_go, rloo
 from rl_platform.algorithms.statistics import whiten
-from rl_platform.algorithms.user_estimator import Estimate, first_not_finite, load_estimator
+from rl_platform.algorithms.user_estimator import Estimate, load_estimator
+from rl_platform.algorithms.validation import check_finite
 from rl_platform.config.algorithm import Algorithm
 from rl_platform.config.estimators import estimator_of
-from rl_platform.errors import Diverged
 from rl_platform.records import RolloutBatch
 
 
@@ -25,9 +25,8 @@ def advantages(batch: RolloutBatch, algorithm: Algorithm) -> tuple[Tensor, Tenso
     `algorithm.normalize_advantages` does; returns never are. Raises Diverged for rewards or values that are not finite.
     """
     for name, tensor in (("rewards", batch.rewards), ("values", batch.values)):
-        wrong = None if tensor is None else first_not_finite(tensor, batch.mask)
-        if tensor is not None and wrong is not None:
-            raise Diverged(f"{name} of the rollout are not finite, first {name}{list(wrong)} = {tensor[wrong].item()}")
+        if tensor is not None:
+            check_finite(name, tensor, batch.mask)
     estimated, returns = estimator(algorithm.adv_type)(batch, algorithm)
     whitens = estimator_of(algorithm.adv_type).whitens
     if algorithm.normalize_advantages if whitens is None else whitens:

@@ -18,6 +18,7 @@ from rl_platform.algorithms.mismatch import mismatch_weights
 from rl_platform.algorithms.pf_ppo import apply_pf_ppo, row_scores
 from rl_platform.algorithms.rewards import penalize_kl
 from rl_platform.algorithms.summary import rollout_metrics
+from rl_platform.algorithms.validation import check_batch
 from rl_platform.config.schema import Config
 from rl_platform.errors import Diverged
 from rl_platform.metrics import Reporter
@@ -116,6 +117,8 @@ class PPO:
         self.algorithm, self.learners, self.reporter = config.algorithm, learners, reporter
         self.seed = config.runner.seed
         self.kl_controller = kl_controller(config.algorithm.kl_ctrl)
+        # the correction gives weight 0 to what is not finite, and counts it
+        self.tolerated = ("rollout_log_probs",) if config.algorithm.rollout_is is not None else ()
 
     def trains_actor(self, step: int) -> bool:
         return step >= self.algorithm.policy_training_start_step
@@ -125,7 +128,12 @@ class PPO:
         return max(0, step - self.algorithm.policy_training_start_step)
 
     def update(self, batch: RolloutBatch, step: int) -> Metrics:
-        """All of PPO step `step` (from 0) after collection. Raises Diverged when no action in the batch counts."""
+        """All of PPO step `step` (from 0) after collection.
+
+        Raises Diverged when no action in the batch counts or its numbers are not finite, DataError when its fields do
+        not belong together.
+        """
+        check_batch(batch, self.tolerated)
         if not bool(batch.mask.any()):
             raise Diverged(
                 f"step {step}: no action of the rollout counts, so there is nothing to learn from: all responses were "
@@ -164,6 +172,7 @@ class PPO:
             if group is not None:
                 fields = self._run(name, group.evaluate(batch))
                 batch = replace(batch, **fields)
+        check_batch(batch, self.tolerated)  # before a KL penalty spreads what is wrong with log-probs into the rewards
         if self.algorithm.use_kl_in_reward:
             coefficient = self.kl_controller.coefficient
             rewards, kl = penalize_kl(
@@ -183,7 +192,9 @@ class PPO:
             batch = replace(batch, reference_states=None)  # large, and the updates would compare to it for nothing
         with self.reporter.phase("advantages"):
             estimated, returns = advantages(batch, self.algorithm)
-        return replace(batch, advantages=estimated, returns=returns), metrics
+        batch = replace(batch, advantages=estimated, returns=returns)
+        check_batch(batch, self.tolerated)
+        return batch, metrics
 
     def _run(self, phase: str, call: Handle) -> Any:
         """The result of a call on a worker group, as a phase of the step; all ranks return the same."""

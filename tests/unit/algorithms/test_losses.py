@@ -112,7 +112,7 @@ def test_micro_batches_change_nothing(mode: str, seed: int, cuts: set[int], orde
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_data_parallel_ranks_change_nothing(mode: str, ranks: int) -> None:
     """Gradients averaged over ranks, with the backend's factor `ranks`, equal those of one rank."""
     outputs, batch = random_case(5)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -18,26 +16,12 @@ kinds = pytest.mark.parametrize("kind", ["actor", "critic", "embodied"])
 
 
 @pytest.fixture(scope="module")
-def results(ranks: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
+def results(ranks: ModuleType, two_ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
     """What one process found, and under 0 and 1 what each of two ranks found."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("ranks")
     one: dict[Any, Any] = {"run": ranks.run(folder), "poisoned": {kind: ranks.poisoned(kind) for kind in ranks.KINDS}}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, ranks.__file__, str(rank), "2", str(folder)],
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        errors = [process.communicate(timeout=150)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(errors)
+    two_ranks(Path(ranks.__file__), folder)
     one["resumed"] = ranks.resumed(folder, 2)
     loaded: dict[Any, Any] = {rank: torch.load(folder / f"rank{rank}.pt") for rank in range(2)}
     return loaded | {"one": one}

@@ -78,3 +78,14 @@ def test_weights_of_the_whole_batch_go_to_the_actor(keys: dict[str, Any]) -> Non
     assert batch.loss_weights is not None
     assert torch.equal(batch.loss_weights, expected)
     assert measured.items() <= metrics.items()
+
+
+def test_rejected_tokens_keep_their_place_in_the_estimator() -> None:
+    """It acts on the policy loss alone. Taken out before, the last token would take the terminal reward along."""
+    plain, _, _ = step()
+    rejecting, metrics, _ = step(rollout_is={"mode": None, "reject": {"stat": "k2", "threshold": 0.1}})
+    assert metrics["is/rejected_frac"] == 1
+    assert rejecting.loss_weights is not None
+    assert not rejecting.loss_weights.any()
+    for name in ("advantages", "returns", "action_mask", "sample_mask"):
+        assert torch.equal(getattr(rejecting, name), getattr(plain, name))

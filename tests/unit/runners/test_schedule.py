@@ -13,7 +13,7 @@ import torch
 from rl_platform.components.actor import LanguageActor
 from rl_platform.components.base import ComponentContext
 from rl_platform.components.critic import LanguageCritic
-from rl_platform.config.schema import Config
+from rl_platform.config.schema import Config, Data
 from rl_platform.records import RolloutBatch
 from rl_platform.runners.ppo import PPO, Learners, train
 from rl_platform.runners.rollouts import Collected
@@ -172,6 +172,28 @@ def test_all_critic_epochs_come_before_the_actors() -> None:
     world = World(config)
     PPO(config, world.learners, Reporter()).update(rollout(0), 0)  # type: ignore[arg-type]
     assert world.calls == ["actor evaluate", "critic evaluate", *["critic step"] * 6, *["actor step"] * 4]
+
+
+def test_the_first_optimizer_step_of_a_rollout_is_reinforce() -> None:
+    """Old log-probs come from the same weights: the ratio is 1, nothing is clipped, the step that of -A log pi."""
+    data = {"mini_batch_size": ROWS, "max_prompt_length": 4, "max_response_length": 4}
+    trained = {}
+    for kind in ("ppo_clip", "cispo", "reinforce"):
+        config = build(policy_loss=kind)
+        config = config.model_copy(update={"data": Data(**data)})
+        world = World(config)
+        metrics = PPO(config, world.learners, Reporter()).update(rollout(0), 0)  # type: ignore[arg-type]
+        for name in ("actor/ratio_mean", "actor/ratio_min", "actor/ratio_max"):
+            assert metrics[name] == pytest.approx(1.0, abs=1e-6)
+        assert metrics.get("actor/clip_frac", 0.0) == 0
+        assert abs(metrics["actor/approx_kl"]) < 1e-6
+        assert world.calls.count("actor step") == 1
+        trained[kind] = world.actor.parameters(), metrics["actor/grad_norm"]
+    expected, norm = trained["reinforce"]
+    for parameters, other_norm in trained.values():
+        assert other_norm == pytest.approx(norm, rel=1e-5)
+        for name, tensor in parameters.items():
+            torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-5)  # a thousandth of the step
 
 
 class TestPFPPO:
