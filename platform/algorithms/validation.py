@@ -18,7 +18,7 @@ PER_POSITION = (
     "ends", "bootstrapped", "end_values", "rewards", "rollout_log_probs", "log_probs", "reference_log_probs", "full_kl",
     "values", "advantages", "returns", "loss_weights",
 )  # fmt: skip
-PER_ROW = ("sample_mask", "group_ids", "correct")
+PER_ROW = ("sample_mask", "group_ids", "correct", "versions")
 BOOLEAN = ("action_mask", "sample_mask", "ends", "bootstrapped", "correct")
 WITH_FEATURES = ("end_observations", "reference_states")  # [B,T,...]
 
