@@ -29,6 +29,7 @@ def batch(**fields: Any) -> RolloutBatch:
         sample_mask=torch.tensor([True, True, True, False]),
         group_ids=torch.arange(ROWS),
         correct=torch.ones(ROWS, dtype=torch.bool),
+        versions=torch.zeros(ROWS, dtype=torch.int64),
         **filled,
     )
     return replace(base, **fields)
