@@ -1,0 +1,162 @@
+"""Properties 1, 2, 3, 4, 7 and 18: batch layout is not algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from rl_platform.algorithms.losses import ModelOutputs
+from rl_platform.algorithms.schedule import mini_batches
+from rl_platform.config.schema import Config
+from rl_platform.engines.training.base import MicroBatches
+from rl_platform.engines.training.fsdp import shares
+from rl_platform.launch.check.property import Difference, Property, compare
+from rl_platform.launch.check.samples import (
+    Case,
+    LossFunction,
+    estimated,
+    loss_and_gradients,
+    wide,
+    wide_outputs,
+    widened,
+)
+from rl_platform.records import RolloutBatch
+
+PADDING = 37
+HIDDEN_SIZE = 64  # in the cost of a row, by which rows are balanced
+_ESTIMATES = ("advantages", "returns", "loss_weights")
+
+
+def micro_batches(case: Case) -> Iterator[Difference]:
+    rows = range(len(case.batch))
+    for name, loss in case.losses.items():
+        whole = _of_parts(case, loss, [rows])
+        for size in (1, 3):
+            parts = [rows[start : start + size] for start in range(0, len(rows), size)]
+            found = _of_parts(case, loss, [*parts, []])
+            yield from _all(f"{name}, parts of {size} beside the whole", found, whole)
+
+
+def ranks(case: Case) -> Iterator[Difference]:
+    for name, loss in case.losses.items():
+        whole = _of_parts(case, loss, [range(len(case.batch))])
+        for world_size in (2, 4):
+            parts = [part for plan in _plans(case.batch, 2, world_size) for part in plan]
+            yield from _all(f"{name}, {world_size} ranks beside one", _of_parts(case, loss, parts), whole)
+
+
+def observation_tokens(case: Case) -> Iterator[Difference]:
+    width = case.rollout.action_mask.shape[1]
+    columns = torch.randperm(width + PADDING, generator=case.numbers("gaps"))[:width].sort().values
+    yield from _wider(case, "observations in between", columns, width + PADDING, torch.nan)
+
+
+def padding(case: Case) -> Iterator[Difference]:
+    width = case.rollout.action_mask.shape[1]
+    for side, start in (("right", 0), ("left", PADDING)):
+        what = f"{PADDING} more on the {side}"
+        yield from _wider(case, what, torch.arange(width) + start, width + PADDING, 0.0)
+
+
+def order(case: Case) -> Iterator[Difference]:
+    rollout = case.rollout
+    shuffle = torch.randperm(len(rollout), generator=case.numbers("order"))
+    moved = estimated(rollout.select(shuffle), case.algorithm)
+    back = shuffle.argsort()
+    if case.embodied:  # a row of the rollout is as many transitions
+        steps = rollout.action_mask.shape[1]
+        back = (back[:, None] * steps + torch.arange(steps)).flatten()
+    yield from _same_estimates("rows shuffled", moved.select(back), case.batch)
+    turned = torch.arange(len(case.batch)).flip(0)
+    outputs = _rows(case.outputs, turned)
+    for name, loss in case.losses.items():
+        plain = _of_parts(case, loss, [range(len(case.batch))])
+        found = loss_and_gradients(
+            loss, outputs, case.batch.select(turned), [range(len(turned))], case.algorithm, case.horizon
+        )
+        found = {key: tensor[turned] if tensor.dim() else tensor for key, tensor in found.items()}
+        yield from _all(f"{name}, rows shuffled", found, plain)
+
+
+def balancing(case: Case) -> Iterator[Difference]:
+    rows, size = len(case.batch), len(case.batch) // 2
+    tagged = replace(case.batch, group_ids=torch.arange(rows))
+    seen = mini_batches(tagged, size, case.numbers("balancing")) if size * 2 == rows else [tagged]
+    everyone = torch.cat([mini_batch.group_ids for mini_batch in seen])
+    yield compare("rows of an epoch", everyone.sort().values, torch.arange(rows), 0)
+    for mini_batch in seen:
+        whole = torch.arange(len(mini_batch))
+        for world_size in (1, 2, 4):
+            plans = _plans(mini_batch, 3, world_size)
+            dealt = torch.tensor([row for plan in plans for part in plan for row in part])
+            yield compare(f"rows of a mini-batch on {world_size} ranks", dealt.sort().values, whole, 0)
+            counts = [sum(len(part) for part in plan) for plan in plans]
+            yield compare(f"a row of one rank more, of {world_size}", float(max(counts) - min(counts) > 1), 0.0, 0)
+
+
+def _plans(batch: RolloutBatch, rows: int, world_size: int) -> list[list[Sequence[int]]]:
+    """The micro-batches of every rank, as the training engine deals them out."""
+    return [shares(batch, MicroBatches(rows), rank, world_size, HIDDEN_SIZE) for rank in range(world_size)]
+
+
+def _of_parts(case: Case, loss: LossFunction, parts: Sequence[Sequence[int]]) -> dict[str, Tensor]:
+    return loss_and_gradients(loss, case.outputs, case.batch, parts, case.algorithm, case.horizon)
+
+
+def _wider(case: Case, what: str, columns: Tensor, width: int, fill: float) -> Iterator[Difference]:
+    """Estimates and losses of the rollout at `columns` of a wider one, beside those of the rollout as it is."""
+    wider = estimated(widened(case.rollout, columns, width, fill), case.algorithm)
+    narrow = {name: _columns(getattr(wider, name), columns) for name in _ESTIMATES}
+    yield from _same_estimates(what, replace(case.batch, **narrow), case.batch)
+    outputs, rows = wide_outputs(case.outputs, columns, width, fill), [range(len(case.batch))]
+    batch = widened(case.batch, columns, width, fill)
+    for name, loss in case.losses.items():
+        found = loss_and_gradients(loss, outputs, batch, rows, case.algorithm, case.horizon)
+        plain = {key: wide(tensor, columns, width, 0.0) for key, tensor in _of_parts(case, loss, rows).items()}
+        yield from _all(f"{name}, {what}", found, plain)
+
+
+def _columns(tensor: Tensor | None, columns: Tensor) -> Tensor | None:
+    return None if tensor is None else tensor[:, columns]
+
+
+def _same_estimates(what: str, found: RolloutBatch, expected: RolloutBatch) -> Iterator[Difference]:
+    for name in _ESTIMATES:
+        one, other = getattr(found, name), getattr(expected, name)
+        if other is not None:
+            yield compare(f"{name}, {what}", one, other)
+
+
+def _all(what: str, found: dict[str, Tensor], expected: dict[str, Tensor]) -> Iterator[Difference]:
+    for name in expected:
+        yield compare(f"{name} of {what}", found.get(name, torch.tensor(torch.nan)), expected[name])
+
+
+def _rows(outputs: ModelOutputs, rows: Tensor) -> ModelOutputs:
+    return ModelOutputs(**{name: tensor[rows] for name, tensor in vars(outputs).items() if tensor is not None})
+
+
+def _transitions(config: Config) -> str | None:
+    if config.runner.task_type == "embodied":
+        return "an embodied row is one transition: nothing lies in between, nothing is padded"
+    return None
+
+
+PROPERTIES = [
+    Property(
+        "micro-batch size", "loss and gradients of parts of 1 and 3 rows and an empty one, and at once", micro_batches
+    ),
+    Property("number of ranks", "loss and gradients added up over 2 and 4 ranks, and on one", ranks),
+    Property(
+        "observation tokens",
+        "advantages, losses, gradients with and without tokens in between that hold NaN",
+        observation_tokens,
+        _transitions,
+    ),
+    Property("padding", "the same with 37 more columns right or left, and without", padding, _transitions),
+    Property("order of rows", "advantages, losses, gradients of rows shuffled and as they came", order),
+    Property("balancing", "rows of each mini-batch on 1, 2 and 4 ranks, and before they were dealt out", balancing),
+]
