@@ -56,10 +56,7 @@ def parse(
         bool, typer.Option("--plan", help="Print who sits on which GPU and stop; nothing is started.")
     ] = False,
     check: Annotated[
-        bool,
-        typer.Option(
-            "--check", help="Try the mathematics of CONFIG on small random numbers and stop; seconds on a CPU."
-        ),
+        bool, typer.Option("--check", help="Try the mathematics of CONFIG on small random numbers and stop.")
     ] = False,
 ) -> Arguments:
     """Train a policy as CONFIG says.

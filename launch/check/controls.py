@@ -11,7 +11,7 @@ from rl_platform.algorithms.dynamic_sampling import DynamicSampler, Group
 from rl_platform.algorithms.kl import AdaptiveKLController, kl_controller
 from rl_platform.algorithms.mismatch import mismatch_weights
 from rl_platform.algorithms.pf_ppo import apply_pf_ppo, row_scores
-from rl_platform.config.algorithm import RolloutIS
+from rl_platform.config.algorithm import DynamicSampling, RolloutIS
 from rl_platform.config.schema import Config
 from rl_platform.errors import DataError
 from rl_platform.launch.check.property import Difference, Property, compare
@@ -40,7 +40,7 @@ def adaptive_kl(case: Case) -> Iterator[Difference]:
     bound = 0.2 * TRAJECTORIES / control.horizon
     for factor, change in (
         (10.0, bound),
-        (1.1, min(0.1, 0.2) * TRAJECTORIES / control.horizon),
+        (1.1, bound / 2),
         (1.0, 0.0),
         (0.0, -bound),
     ):
@@ -141,7 +141,7 @@ def _size(case: Case) -> int:
     return min(case.algorithm.group_size, LARGEST_GROUP)
 
 
-def _options(case: Case):
+def _options(case: Case) -> DynamicSampling:
     assert case.algorithm.dynamic_sampling is not None
     return case.algorithm.dynamic_sampling
 
@@ -159,25 +159,25 @@ def _adaptive(config: Config) -> str | None:
 PROPERTIES = [
     Property(
         "rollout mismatch",
-        "weights of equal log-probs, and 1; weights without bounds, and the ratios",
+        "weights: engines agree = 1; without bounds = ratios",
         mismatch,
         _off("rollout_is", lambda config: config.algorithm.rollout_is is not None),
     ),
     Property(
         "adaptive KL",
-        "coefficient after a KL above, at, below the target, and its formula; saved and loaded",
+        "coefficient = its formula; saved and loaded = not",
         adaptive_kl,
         _adaptive,
     ),
     Property(
         "PF-PPO",
-        "rows to which tokens, advantages, log-probs belong after drawing or weighing",
+        "fields of a row: drawn or weighted = of that row",
         pf_ppo,
         _off("use_pf_ppo", lambda config: config.algorithm.use_pf_ppo),
     ),
     Property(
         "dynamic sampling",
-        "groups that are whole, and all; rounds, and max_rounds; the same seed twice",
+        "groups = whole; rounds = max_rounds at most",
         dynamic_sampling,
         _off("dynamic_sampling", lambda config: config.algorithm.dynamic_sampling is not None),
     ),

@@ -137,22 +137,22 @@ def _only(*names: str, why: str) -> Any:
 PROPERTIES = [
     Property(
         "GAE recursion",
-        "advantages, returns and a plain loop over the actions; lambda 1 and 0 and their closed forms",
+        "advantages, returns = plain loop over the actions",
         recursion,
         _only("gae", why="is no recursion over values"),
     ),
     Property(
-        "decoupled GAE", "equal lambdas for policy and values, and one lambda", decoupled, _only("gae", why="has none")
+        "decoupled GAE", "equal lambdas for policy and values = one lambda", decoupled, _only("gae", why="has none")
     ),
     Property(
         "group baseline",
-        "sum over each group and 0; a group's rewards all raised, and not",
+        "sum over a group = 0; all its rewards raised = not",
         group_baselines,
         _only("grpo", "rloo", "reinforce_plus_plus_baseline", why="compares no groups"),
     ),
     Property(
         "RLOO and GRPO",
-        "rloo, and n / (n - 1) times grpo without its deviation",
+        "rloo = n / (n - 1) times grpo without deviation",
         leave_one_out,
         _only("grpo", "rloo", why="is neither"),
     ),

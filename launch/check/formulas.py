@@ -109,9 +109,8 @@ def kl_terms(case: Case) -> Iterator[Difference]:
         if where == "reward":
             continue
         mode = "k2" if estimator.endswith("+") else algorithm.kl_loss_grad
-        term = kl_loss_estimate(
-            log_pi, log_pi.detach(), log_ref, None, estimator, mode if "+" not in estimator else "path"
-        )
+        written = algorithm.kl_loss_grad  # beside a + the default
+        term = kl_loss_estimate(log_pi, log_pi.detach(), log_ref, None, estimator, written)
         gradient = torch.autograd.grad((pi * term).sum(), logits, retain_graph=True)[0]
         weight = {"path": slope(d), "k2": d, "score": k(d) + slope(d)}[mode]  # of grad log pi, for each token
         expected = pi * weight - pi * (pi * weight).sum()
@@ -205,7 +204,7 @@ def _double_batch(batch: RolloutBatch) -> RolloutBatch:
     return replace(batch, **changed)
 
 
-def _first_gradient(config: Config) -> str | None:
+def _at_ratio_1(config: Config) -> str | None:
     algorithm = config.algorithm
     if algorithm.policy_loss not in POLICY_LOSSES:
         return "policy_loss is a function of your own"
@@ -237,17 +236,9 @@ def _autograd(config: Config) -> str | None:
 
 
 PROPERTIES = [
-    Property(
-        "first gradient", "gradient of the policy loss at ratio 1, and REINFORCE's -A", first_gradient, _first_gradient
-    ),
-    Property(
-        "ratio clipping", "policy loss and the published formula; bounds without end, and none", clipping, _clipping
-    ),
-    Property(
-        "value loss", "value loss and its formula; clip and Huber delta without end, and none", value_losses, _values
-    ),
-    Property(
-        "KL terms", "expected value and gradient over a whole vocabulary, and the exact ones", kl_terms, _kl_asked
-    ),
-    Property("autograd", "gradient of each loss along a direction, and its numeric slope", autograd, _autograd),
+    Property("first gradient", "gradient of the policy loss at ratio 1 = -A", first_gradient, _at_ratio_1),
+    Property("ratio clipping", "policy loss = its formula; endless bounds = none", clipping, _clipping),
+    Property("value loss", "value loss = its formula; endless bounds = none", value_losses, _values),
+    Property("KL terms", "expected value, gradient = exact ones of a vocabulary", kl_terms, _kl_asked),
+    Property("autograd", "gradients of the losses = numeric slopes", autograd, _autograd),
 ]

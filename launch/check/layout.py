@@ -13,7 +13,7 @@ from rl_platform.algorithms.schedule import mini_batches
 from rl_platform.config.schema import Config
 from rl_platform.engines.training.base import MicroBatches
 from rl_platform.engines.training.fsdp import shares
-from rl_platform.launch.check.property import Difference, Property, compare
+from rl_platform.launch.check.property import SMALLEST_SCALE, Difference, Property, compare
 from rl_platform.launch.check.samples import (
     Case,
     LossFunction,
@@ -27,6 +27,7 @@ from rl_platform.records import RolloutBatch
 
 PADDING = 37
 HIDDEN_SIZE = 64  # in the cost of a row, by which rows are balanced
+LOSS_SCALE = 0.1  # the terms of a loss are around 1, and may cancel
 _ESTIMATES = ("advantages", "returns", "loss_weights")
 
 
@@ -132,7 +133,8 @@ def _same_estimates(what: str, found: RolloutBatch, expected: RolloutBatch) -> I
 
 def _all(what: str, found: dict[str, Tensor], expected: dict[str, Tensor]) -> Iterator[Difference]:
     for name in expected:
-        yield compare(f"{name} of {what}", found.get(name, torch.tensor(torch.nan)), expected[name])
+        scale = LOSS_SCALE if name == "loss" else SMALLEST_SCALE
+        yield compare(f"{name} of {what}", found.get(name, torch.tensor(torch.nan)), expected[name], scale=scale)
 
 
 def _rows(outputs: ModelOutputs, rows: Tensor) -> ModelOutputs:
@@ -146,17 +148,15 @@ def _transitions(config: Config) -> str | None:
 
 
 PROPERTIES = [
-    Property(
-        "micro-batch size", "loss and gradients of parts of 1 and 3 rows and an empty one, and at once", micro_batches
-    ),
-    Property("number of ranks", "loss and gradients added up over 2 and 4 ranks, and on one", ranks),
+    Property("micro-batch size", "loss, gradients: 1 or 3 rows at a time = all at once", micro_batches),
+    Property("number of ranks", "loss, gradients: on 2 or 4 ranks = on one", ranks),
     Property(
         "observation tokens",
-        "advantages, losses, gradients with and without tokens in between that hold NaN",
+        "advantages, losses: with NaN in between = without",
         observation_tokens,
         _transitions,
     ),
-    Property("padding", "the same with 37 more columns right or left, and without", padding, _transitions),
-    Property("order of rows", "advantages, losses, gradients of rows shuffled and as they came", order),
-    Property("balancing", "rows of each mini-batch on 1, 2 and 4 ranks, and before they were dealt out", balancing),
+    Property("padding", "advantages, losses: with 37 more columns = without", padding, _transitions),
+    Property("order of rows", "advantages, losses: of shuffled rows = as they came", order),
+    Property("balancing", "rows of a mini-batch: on 2 or 4 ranks = on one", balancing),
 ]

@@ -1,4 +1,4 @@
-"""What a property of a config is: something that must hold whatever the numbers, shown by comparing two ways to them."""
+"""What a property is: something that holds whatever the numbers, shown by two ways that must lead to the same ones."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ class Outcome:
         return bool(self.error) or (self.difference is not None and not self.difference.holds)
 
     def __str__(self) -> str:
-        if self.error or self.difference is None:
-            return f"{self.name}: {self.error or self.not_asked}"
         found = self.difference
+        if found is None:
+            return f"{self.name}: {self.error or self.not_asked}"
         return (
             f"{self.name}: {found.what}: {found.left:.6g} and {found.right:.6g}, "
             f"difference {found.apart:.2g}, {found.allowed:g} allowed"

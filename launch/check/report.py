@@ -33,7 +33,7 @@ def print_outcomes(console: Console, outcomes: Sequence[Outcome], seed: int, sec
         style = _STYLES[verdict]
         text = Text(outcome.not_asked or outcome.compared, "dim" if outcome.not_asked else "")
         table.add_row(Text(outcome.name), text, Text(_size(outcome)), Text(verdict, style))
-    title = Text("properties: compared, largest difference")
+    title = Text("properties: left = right, largest difference")
     console.print(Panel(table, title=title, title_align="left", border_style="dim", expand=False))
     console.print(Text(summary))
 

@@ -84,7 +84,10 @@ def _raised(error: BaseException) -> str:
 
 def _explanation(config: Config, failed: Sequence[Outcome]) -> str:
     lines = [f"{len(failed)} {'property does' if len(failed) == 1 else 'properties do'} not hold"]
-    lines += [str(outcome) for outcome in failed]
+    lines += [str(outcome) for outcome in failed if not outcome.error]
+    for error in dict.fromkeys(outcome.error for outcome in failed if outcome.error):
+        names = [outcome.name for outcome in failed if outcome.error == error]
+        lines.append(f"{', '.join(names)}: {error}")
     algorithm = config.algorithm
     for key, name, known in (
         ("adv_type", algorithm.adv_type, ESTIMATORS),

@@ -98,7 +98,6 @@ def _parameters(learners: Small) -> dict[str, Tensor]:
 def _log_probs(case: Case, config: Config) -> tuple[Tensor, Tensor]:
     """As the update sees them in micro-batches, and as they were measured before it."""
     batch = rollout(case, 0)
-    batch = batch.flatten() if batch.ends is not None else batch
     whole = small(case, policy_training_start_step=0)
     with small_learners(case, config) as parts, small_learners(case, whole) as at_once:
         one, other = (each.groups["actor"].evaluate(batch).wait()[0]["log_probs"] for each in (parts, at_once))
@@ -122,16 +121,11 @@ def _warm_up(config: Config) -> str | None:
 
 PROPERTIES = [
     Property(
-        "update of a small model",
-        "parameters after a PPO step in micro-batches of 1 and 3, padded, and at once",
+        "update of a model",
+        "parameters: in micro-batches, padded = as a whole",
         parameters,
     ),
-    Property("first optimizer step", "ratio to the old policy, and 1; share of clipped actions, and 0", first_step),
-    Property(
-        "critic warm-up",
-        "which models steps 0, K - 1 and K of the warm-up move, and which they should",
-        warm_up,
-        _warm_up,
-    ),
-    Property("resume", "parameters and metrics of a step after save and load, and without; bit for bit", resume),
+    Property("first step", "ratio to the old policy = 1; clipped share, KL = 0", first_step),
+    Property("critic warm-up", "models that learn: at steps 0, K - 1, K = as configured", warm_up, _warm_up),
+    Property("resume", "parameters, metrics: saved and loaded before = not", resume),
 ]
