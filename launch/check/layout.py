@@ -143,7 +143,7 @@ def _rows(outputs: ModelOutputs, rows: Tensor) -> ModelOutputs:
 
 def _transitions(config: Config) -> str | None:
     if config.runner.task_type == "embodied":
-        return "an embodied row is one transition: nothing lies in between, nothing is padded"
+        return "embodied rows are single transitions"
     return None
 
 
