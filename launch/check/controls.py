@@ -1,4 +1,4 @@
-"""Properties 14 to 17: mismatch weights, the adaptive KL coefficient, PF-PPO and dynamic sampling."""
+"""What decides how much a row or a term counts: mismatch weights, adaptive KL, PF-PPO, dynamic sampling."""
 
 from __future__ import annotations
 

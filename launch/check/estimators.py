@@ -1,4 +1,4 @@
-"""Properties 5, 6, 8 and 9: the advantage estimator beside formulas written down a second time."""
+"""The advantage estimator beside formulas written down a second time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Properties 10 (of the loss), 11, 12, 13 and 21: the losses beside formulas written down a second time."""
+"""The losses beside formulas written down a second time, and beside numeric gradients."""
 
 from __future__ import annotations
 

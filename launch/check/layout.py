@@ -1,4 +1,4 @@
-"""Properties 1, 2, 3, 4, 7 and 18: batch layout is not algorithm."""
+"""Batch layout is not algorithm: micro-batches, ranks, observations, padding, order of rows, balancing."""
 
 from __future__ import annotations
 

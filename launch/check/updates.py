@@ -1,4 +1,4 @@
-"""Properties 1, 4, 10, 19 and 20 end to end: whole PPO steps of a small real model, as a run takes them."""
+"""Whole PPO steps of a small real model, as a run takes them: layout, the first step, warm-up, resume."""
 
 from __future__ import annotations
 
@@ -37,12 +37,13 @@ def parameters(case: Case) -> Iterator[Difference]:
 
 def first_step(case: Case) -> Iterator[Difference]:
     """Measured in the first optimizer step of a rollout, on what the loss is given."""
-    config = small(case, micro_batch_size=3, ppo_epochs=1, policy_training_start_step=0, target_kl=None)
+    keys = {"ppo_epochs": 1, "policy_training_start_step": 0, "target_kl": None}
+    config = small(case, micro_batch_size=3, logprob_forward_micro_batch_size=_rows(case), **keys)
     config = config.model_copy(update={"data": config.data.model_copy(update={"mini_batch_size": _rows(case)})})
     with small_learners(case, config) as learners:
         found = learners.update(rollout(case, 0), 0)
     if "actor/ratio_min" not in found:  # a loss of the user's own with metrics of its own
-        yield compare("log-probs in the update and before it", *_log_probs(case, config), allowed=FIRST_RATIO)
+        yield compare("log-probs in the update and before it", *_log_probs(case), allowed=FIRST_RATIO)
         return
     for name in ("actor/ratio_min", "actor/ratio_max", "actor/ratio_mean"):
         yield compare(f"{name} and 1", found[name], 1.0, FIRST_RATIO)
@@ -95,13 +96,14 @@ def _parameters(learners: Small) -> dict[str, Tensor]:
     return {name: learners.parameters(name) for name in learners.trained}
 
 
-def _log_probs(case: Case, config: Config) -> tuple[Tensor, Tensor]:
-    """As the update sees them in micro-batches, and as they were measured before it."""
-    batch = rollout(case, 0)
-    whole = small(case, policy_training_start_step=0)
-    with small_learners(case, config) as parts, small_learners(case, whole) as at_once:
-        one, other = (each.groups["actor"].evaluate(batch).wait()[0]["log_probs"] for each in (parts, at_once))
-    return one, other
+def _log_probs(case: Case) -> tuple[Tensor, Tensor]:
+    """In micro-batches, as an update computes them, and at once, as they may be measured before it."""
+    configs = (small(case, micro_batch_size=3), small(case))
+    found = []
+    for config in configs:
+        with small_learners(case, config) as learners:
+            found.append(learners.groups["actor"].evaluate(rollout(case, 0)).wait()[0]["log_probs"])
+    return found[0], found[1]
 
 
 def _exact_bound(config: Config) -> bool:
