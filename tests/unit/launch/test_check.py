@@ -217,6 +217,22 @@ def test_a_typo_is_answered_without_torch(folder: Path) -> None:
     assert ended.stdout.strip() == "False"
 
 
+def test_neither_ray_nor_an_environment_is_imported_nor_a_gpu_touched(folder: Path) -> None:
+    code = (
+        "import sys; from rl_platform.launch.cli import main\n"
+        "sys.argv = ['platform-launch', '--check', 'embodied.yaml']\n"
+        "try: main()\n"
+        "finally: print({'ray', 'mujoco', 'sglang'} & sys.modules.keys(), sys.modules['torch'].cuda.is_initialized())"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0
+    assert ended.stdout.splitlines()[-1] == "set() False"
+
+
+def test_help_names_it(command) -> None:
+    assert "--check" in command("--help").out
+
+
 def test_what_is_not_asked_says_why() -> None:
     why = {outcome.name: outcome.not_asked for outcome in outcomes_of(config_of(EMBODIED, []))}
     assert why["padding"] == "embodied rows are single transitions"
