@@ -62,8 +62,8 @@ def pf_ppo(case: Case) -> Iterator[Difference]:
     scores = row_scores(case.rollout.rewards, case.rollout.mask)
     tags = torch.arange(len(batch)).float()[:, None].expand(batch.action_mask.shape)
     names = [name for name in ("advantages", "returns", "log_probs", "values") if getattr(batch, name) is not None]
-    tagged = replace(batch, group_ids=torch.arange(len(batch)), **dict.fromkeys(names, tags))
-    tagged.inputs["tokens"] = tags.long()
+    inputs = batch.inputs | {"tokens": tags.long()}
+    tagged = replace(batch, inputs=inputs, group_ids=torch.arange(len(batch)), **dict.fromkeys(names, tags))
     found, _ = apply_pf_ppo(tagged, scores, options, case.numbers("pf_ppo"))
     rows = found.group_ids
     for name in names:

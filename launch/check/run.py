@@ -89,12 +89,11 @@ def _explanation(config: Config, failed: Sequence[Outcome]) -> str:
         names = [outcome.name for outcome in failed if outcome.error == error]
         lines.append(f"{', '.join(names)}: {error}")
     algorithm = config.algorithm
-    for key, name, known in (
-        ("adv_type", algorithm.adv_type, ESTIMATORS),
-        ("policy_loss", algorithm.policy_loss, POLICY_LOSSES),
-    ):
-        if name not in known:
-            lines.append(f"algorithm.{key} is a function of your own, {name}: look there first")
+    chosen = (("adv_type", algorithm.adv_type, ESTIMATORS), ("policy_loss", algorithm.policy_loss, POLICY_LOSSES))
+    own = [(key, name) for key, name, known in chosen if name not in known]
+    lines += [f"algorithm.{key} is a function of your own, {name}: look there first" for key, name in own]
+    if not own:
+        lines.append("no function of your own takes part: this is a bug in rl-platform")
     lines.append(f"all numbers follow from runner.seed={config.runner.seed}")
     return "\n    ".join(lines)
 

@@ -199,6 +199,14 @@ def test_a_function_that_raises_is_told_once_and_without_a_traceback(command) ->
     assert "Traceback" not in ended.err
 
 
+def test_a_failure_without_a_function_of_the_users_is_a_bug(command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formulas, "value_loss", scaled(value_loss, lambda *_: 2))
+    ended = command(ROOT / REASONING, "--check")
+    assert ended.code == 70
+    assert "    value loss: value loss at [" in ended.err
+    assert "    no function of your own takes part: this is a bug in rl-platform" in ended.err.splitlines()
+
+
 def test_a_function_that_is_not_there_is_a_problem_of_the_config(command) -> None:
     ended = command(ROOT / REASONING, "--check", "algorithm.policy_loss=nowhere:loss")
     assert ended.code == 2
