@@ -40,6 +40,7 @@ class Arguments:
     overrides: list[str]
     print_config: bool
     plan: bool
+    check: bool = False
 
 
 @app.command()
@@ -54,12 +55,15 @@ def parse(
     plan: Annotated[
         bool, typer.Option("--plan", help="Print who sits on which GPU and stop; nothing is started.")
     ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Try the mathematics of CONFIG on small random numbers and stop.")
+    ] = False,
 ) -> Arguments:
     """Train a policy as CONFIG says.
 
     The same file runs on a laptop, a GPU or a cluster; only its section `cluster` differs.
     """
-    return Arguments(config, overrides or [], print_config, plan)
+    return Arguments(config, overrides or [], print_config, plan, check)
 
 
 def launch(arguments: Arguments) -> None:
@@ -69,12 +73,17 @@ def launch(arguments: Arguments) -> None:
         print(loaded.resolved_yaml(), end="")
     if arguments.plan:
         print(render(placement, inventory), end="")
-    if arguments.print_config or arguments.plan:
+    if not arguments.check and (arguments.print_config or arguments.plan):
         return
-    from rl_platform.launch.session import run  # only here: it loads torch
-
     try:
-        run(loaded, arguments.config, placement, inventory)
+        if arguments.check:
+            from rl_platform.launch.check.run import check  # only here: it loads torch
+
+            check(loaded)
+        else:
+            from rl_platform.launch.session import run  # only here: it loads torch
+
+            run(loaded, arguments.config, placement, inventory)
     except ConfigError as error:
         raise type(error)([_located(problem, loaded) for problem in error.problems]) from error
 
