@@ -16,6 +16,7 @@ DENOMINATORS = {
     "seq-mean-token-sum": "sequences of the mini-batch with an active position",
     "seq-mean-token-mean": "length of each sequence, then sequences of the mini-batch with an active position",
     "seq-mean-token-sum-norm": "sequences of the mini-batch with an active position, times the horizon {horizon}",
+    "token-sum": "nothing: it grows with the mini-batch",
 }
 KL_GRADIENTS = {
     "full": "over the whole vocabulary",
@@ -121,7 +122,8 @@ def _policy_loss(algorithm: Algorithm) -> str:
     }.get(algorithm.policy_loss, f"the function {algorithm.policy_loss}")
     text += f"; entropy bonus {algorithm.entropy_bonus:g}" if algorithm.entropy_bonus else "; no entropy bonus"
     if algorithm.positive_nll_coef:
-        text += f"; + {algorithm.positive_nll_coef:g} * negative log-likelihood of correct responses, per token of them"
+        text += f"; + {algorithm.positive_nll_coef:g} * negative log-likelihood of correct responses, per token of "
+        text += "them" if algorithm.positive_nll_norm == "correct_tokens" else "all responses"
     return text
 
 
@@ -152,7 +154,10 @@ def _value_loss(algorithm: Algorithm) -> str:
 
 def _denominators(algorithm: Algorithm) -> str:
     horizon = "(longest response)" if algorithm.loss_agg_horizon is None else str(algorithm.loss_agg_horizon)
-    return f"{algorithm.loss_agg_func}: {DENOMINATORS[algorithm.loss_agg_func].format(horizon=horizon)}"
+    text = DENOMINATORS[algorithm.loss_agg_func].format(horizon=horizon)
+    if algorithm.loss_agg_denominator == "nominal":
+        text = text.replace(" with an active position", ", masked ones included")
+    return f"{algorithm.loss_agg_func}: {text}"
 
 
 def _rewards(algorithm: Algorithm) -> str:

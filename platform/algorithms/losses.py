@@ -144,7 +144,8 @@ def _actor_loss(
         loss = loss + algorithm.kl_loss_coef * terms["actor/kl_loss"]
     if algorithm.positive_nll_coef:
         assert batch.correct is not None
-        terms["actor/positive_nll"] = positive_nll(outputs.log_probs, batch.correct, mask, denominators)
+        nll = positive_nll(outputs.log_probs, batch.correct, mask, denominators, algorithm.positive_nll_norm)
+        terms["actor/positive_nll"] = nll
         loss = loss + algorithm.positive_nll_coef * terms["actor/positive_nll"]
     terms["actor/loss"] = loss
     return loss, metrics.merge(_loss_metrics(terms, per_token, mask, denominators))

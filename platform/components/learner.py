@@ -46,6 +46,7 @@ class Learner:
             dtype=getattr(torch, section_model.dtype),
             horizon=config.algorithm.loss_agg_horizon or config.data.max_response_length,
             device=self.device,
+            nominal=config.algorithm.loss_agg_denominator == "nominal",
         )
         self.training_micro_batches = MicroBatches(section.micro_batch_size, section.max_tokens_per_micro_batch)
         forward_rows = config.algorithm.logprob_forward_micro_batch_size

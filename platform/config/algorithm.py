@@ -15,7 +15,10 @@ KLLossEstimator = Literal[KLEstimator, "k1+", "kl+", "abs+", "k3+", "low_var_kl+
 KLPenalty = Literal[KLEstimator, "full"]
 KLLossType = Literal[KLLossEstimator, "full"]
 KLGradient = Literal["path", "k2", "score"]
-LossAggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+LossAggregation = Literal[
+    "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm", "token-sum"
+]
+PositiveNLLNorm = Literal["correct_tokens", "all_tokens"]
 
 POLICY_LOSSES = ("ppo_clip", "reinforce", "gspo", "cispo")
 
@@ -140,6 +143,11 @@ class Algorithm(Section):
     loss_agg_horizon: int | None = Field(
         default=None, ge=1, description="constant H of seq-mean-token-sum-norm; null: the longest response allowed"
     )
+    loss_agg_denominator: Literal["active", "nominal"] = Field(
+        default="active",
+        description="sequences that the seq-mean modes divide by: those with an active position, or all of the "
+        "mini-batch",
+    )
     clip_ratio_low: float = Field(default=0.2, ge=0, le=1, description="ratio clipped below 1 - this")
     clip_ratio_high: float = Field(default=0.2, ge=0, description="ratio clipped above 1 + this")
     clip_ratio_c: float | None = Field(default=None, gt=1, description="dual clip for negative advantages; null: off")
@@ -153,6 +161,9 @@ class Algorithm(Section):
     entropy_bonus: float = Field(default=0.0, ge=0, description="coefficient of the entropy bonus")
     positive_nll_coef: float = Field(
         default=0.0, ge=0, description="coefficient of the negative log-likelihood of correct responses; 0: off"
+    )
+    positive_nll_norm: PositiveNLLNorm = Field(
+        default="correct_tokens", description="what it is divided by: active tokens of correct responses, or of all"
     )
     rollout_is: RolloutIS | None = Field(
         default=None, description="correction for the mismatch of rollout and training log-probs; null: off"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from rl_platform.config.controls import idle_controls
 from rl_platform.config.estimators import estimator_of, idle_estimator_keys
 from rl_platform.config.schema import Config
 
@@ -41,7 +42,8 @@ def idle_keys(config: Config) -> list[Idle]:
     task = _embodied(config) if config.runner.task_type == "embodied" else _reasoning(config)
     estimator = (Idle(*found) for found in idle_estimator_keys(config))
     losses = (_losses(config), _policy_loss(config), _kl(config))
-    parts = (*losses, estimator, _rewards(config), _batches(config), _optimizers(config))
+    controls = (Idle(*found) for found in idle_controls(config))
+    parts = (*losses, estimator, _rewards(config), _batches(config), _optimizers(config), controls)
     return [*task, *(idle for part in parts for idle in part)]
 
 

@@ -28,14 +28,22 @@ from rl_platform.records import RolloutBatch
 class FSDPEngine:
     """`model`: an nn.Module from `RolloutBatch` to `ModelOutputs`.
 
-    More than one rank: the default process group is initialised and holds exactly the ranks of this model.
+    More than one rank: the default process group is initialised and holds exactly the ranks of this model. `horizon`,
+    `nominal`: of the denominators, see `Denominators.of`.
     """
 
     def __init__(
-        self, model: nn.Module, optim: Optim, *, dtype: torch.dtype, horizon: int, device: torch.device
+        self,
+        model: nn.Module,
+        optim: Optim,
+        *,
+        dtype: torch.dtype,
+        horizon: int,
+        device: torch.device,
+        nominal: bool = False,
     ) -> None:
         self.rank, self.world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-        self.device, self.horizon = device, horizon
+        self.device, self.horizon, self.nominal = device, horizon, nominal
         self.model = model.to(device)
         if self.world_size > 1:
             _shard(self.model, device, self.world_size)
@@ -54,7 +62,7 @@ class FSDPEngine:
         return outputs
 
     def step(self, mini_batch: RolloutBatch, loss: Loss, micro_batches: MicroBatches) -> Metrics | None:
-        denominators = Denominators.of(mini_batch.mask, self.horizon, mini_batch.correct)
+        denominators = Denominators.of(mini_batch.mask, self.horizon, mini_batch.correct, nominal=self.nominal)
         metrics, total = Metrics(), torch.zeros((), device=self.device)
         for rows in shares(mini_batch, micro_batches, self.rank, self.world_size, _hidden_size(self.model)):
             part = _part(mini_batch, rows).to(self.device)

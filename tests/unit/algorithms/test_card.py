@@ -98,6 +98,7 @@ def test_the_gradient_of_the_kl_loss_is_told() -> None:
         {"policy_loss": "reinforce"},
         {"policy_loss": "mine:loss"},
         {"positive_nll_coef": 0.1},
+        {"loss_agg_func": "token-sum"},
         {"rollout_is": {}},
         {"rollout_is": {"mode": None, "reject": {"threshold": 0.1}}},
         {"ppo_epochs": 2},
@@ -122,6 +123,23 @@ def test_every_choice_shows(change: dict[str, object]) -> None:
         for keys in ({}, change)
     )
     assert plain != changed
+
+
+@pytest.mark.parametrize(
+    ("base", "change", "text"),
+    [
+        ({"loss_agg_func": "seq-mean-token-sum"}, {"loss_agg_denominator": "nominal"}, "masked ones included"),
+        ({"positive_nll_coef": 0.1}, {"positive_nll_norm": "all_tokens"}, "per token of all responses"),
+    ],
+    ids=str,
+)
+def test_every_control_shows(base: dict[str, object], change: dict[str, object], text: str) -> None:
+    plain, changed = (
+        str(algorithm_card(Algorithm(**keys), rows_per_rollout=128, mini_batch_size=64, task_type="reasoning"))
+        for keys in (base, base | change)
+    )
+    assert text in changed
+    assert text not in plain
 
 
 @pytest.mark.parametrize("adv_type", ["grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "raw"])

@@ -21,7 +21,7 @@ from rl_platform.algorithms.policy_losses import ppo_clip
 from rl_platform.config.algorithm import Algorithm
 from rl_platform.records import RolloutBatch
 
-MODES = ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+MODES = ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm", "token-sum"]
 ALL_TERMS: dict[str, Any] = {
     "loss_type": "actor_critic",
     "clip_ratio_high": 0.28,
@@ -275,7 +275,9 @@ def test_end_to_end_golden_with_mismatch_weights_and_positive_examples(parts: li
 
 
 @pytest.mark.parametrize("parts", SPLITS, ids=str)
-@pytest.mark.parametrize(("mode", "expected"), [*zip(MODES, [0.036440, 0.072880, -0.104773, 0.018220], strict=True)])
+@pytest.mark.parametrize(
+    ("mode", "expected"), [*zip(MODES, [0.036440, 0.072880, -0.104773, 0.018220, 0.218640], strict=True)]
+)
 def test_end_to_end_golden_of_every_aggregation(mode: str, expected: float, parts: list[list[int]]) -> None:
     horizon = {"loss_agg_horizon": 4} if mode.endswith("norm") else {}
     metrics = corrected_end_to_end(Algorithm(**CORRECTED, loss_agg_func=mode, **horizon), parts)[2]
