@@ -18,6 +18,7 @@ DENOMINATORS = {
     "seq-mean-token-sum-norm": "sequences of the mini-batch with an active position, times the horizon {horizon}",
     "token-sum": "nothing: it grows with the mini-batch",
 }
+WHITENED = {"tokens": "active positions", "sequences": "responses, each counting once,"}
 KL_GRADIENTS = {
     "full": "over the whole vocabulary",
     "path": "its plain gradient",
@@ -71,10 +72,12 @@ def algorithm_card(
 def _advantages(algorithm: Algorithm) -> str:
     whitens = estimator_of(algorithm.adv_type).whitens
     whitening = (
-        "whitened over all active positions of the rollout batch (unbiased variance)"
+        f"whitened over all {WHITENED[algorithm.whiten_over]} of the rollout batch (unbiased variance)"
         if (algorithm.normalize_advantages if whitens is None else whitens)
         else "not whitened"
     )
+    if (clip := algorithm.advantage_clip) is not None:
+        whitening += f", bounded by [{clip[0]:g}, {clip[1]:g}]"
     return f"{_estimator(algorithm)}; {whitening}"
 
 
@@ -86,18 +89,21 @@ def _estimator(algorithm: Algorithm) -> str:
         f"{name}, "
         + {
             "gae": f"gamma {algorithm.gamma:g}, {_lambdas(algorithm)}, masks carried forward",
-            "grpo": "score minus mean of the group"
-            + (
-                ", divided by its unbiased deviation + 1e-6"
-                if algorithm.grpo_std_normalization
-                else ", not divided by it"
-            ),
+            "grpo": _grpo(algorithm),
             "rloo": "score minus mean of the other samples of the group",
-            "reinforce_plus_plus": f"reward to go, gamma {algorithm.gamma:g}, masks carried forward",
+            "reinforce_plus_plus": f"reward to go, gamma {algorithm.gamma:g}, masks carried forward"
+            + (", the KL penalty of each token its own" if algorithm.reinforce_kl_credit == "local" else ""),
             "reinforce_plus_plus_baseline": "score minus mean of the group",
             "raw": "the score itself",
         }[name]
     )
+
+
+def _grpo(algorithm: Algorithm) -> str:
+    if algorithm.grpo_leave_one_out:
+        return "score minus mean of the other samples of the group, divided by the others' unbiased deviation + 1e-6"
+    divided = "divided by its unbiased deviation + 1e-6" if algorithm.grpo_std_normalization else "not divided by it"
+    return f"score minus mean of the group, {divided}"
 
 
 def _lambdas(algorithm: Algorithm) -> str:
@@ -172,7 +178,8 @@ def _rewards(algorithm: Algorithm) -> str:
         limit = "the longest response" if overlong.max_length is None else f"{overlong.max_length} tokens"
         parts.append(f"minus up to {overlong.penalty:g} over the last {overlong.buffer_length} tokens before {limit}")
     if overlong.filter:
-        parts.append("truncated responses do not count")
+        groups = ", nor in their group's statistics" if algorithm.group_ignore_masked else ""
+        parts.append(f"truncated responses do not count{groups}")
     if algorithm.reward_whitening:
         parts.append("scaled to unit variance over the rollout batch, the mean kept")
     return ", ".join([*parts, "on the last action of the response"])
@@ -183,14 +190,21 @@ def _kl(algorithm: Algorithm) -> str:
     if algorithm.use_kl_in_reward:
         control = algorithm.kl_ctrl
         adaptive = f", adaptive to {control.target_kl:g}" if control.type == "adaptive" else ""
-        parts.append(f"in the reward: {algorithm.kl_penalty}, coefficient {control.kl_coef:g}{adaptive}")
+        kind = f"{algorithm.kl_penalty}{_at_most(algorithm.kl_penalty, algorithm.kl_output_clip)}"
+        parts.append(f"in the reward: {kind}, coefficient {control.kl_coef:g}{adaptive}")
     if algorithm.use_kl_loss:
         kind, coefficient = algorithm.kl_loss_type, algorithm.kl_loss_coef
         gradient = KL_GRADIENTS["full" if kind == "full" else "k2" if kind.endswith("+") else algorithm.kl_loss_grad]
-        parts.append(f"in the actor loss: {kind.removesuffix('+')}, coefficient {coefficient:g}, {gradient}")
+        limit = _at_most(kind, algorithm.kl_loss_output_clip)
+        parts.append(f"in the actor loss: {kind.removesuffix('+')}{limit}, coefficient {coefficient:g}, {gradient}")
     if len(parts) > 1 and algorithm.allow_both_kl:
         parts.append("both on purpose")
     return "; ".join(parts) or "none"
+
+
+def _at_most(estimator: str, output_clip: float | None) -> str:
+    bounded = estimator.removesuffix("+") in ("k3", "low_var_kl") and output_clip is not None
+    return f" (at most {output_clip:g})" if bounded else ""
 
 
 def _rows(algorithm: Algorithm) -> list[tuple[str, str]]:

@@ -166,6 +166,7 @@ def _kl_term(outputs: ModelOutputs, batch: RolloutBatch, mask: Tensor | None, al
         mask,
         algorithm.kl_loss_type,
         algorithm.kl_loss_grad,
+        algorithm.kl_loss_output_clip,
     )
 
 

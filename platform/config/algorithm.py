@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -19,6 +19,7 @@ LossAggregation = Literal[
     "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm", "token-sum"
 ]
 PositiveNLLNorm = Literal["correct_tokens", "all_tokens"]
+Bounds = Annotated[tuple[float, float], Field(strict=False)]  # strict would refuse the list that YAML gives
 
 POLICY_LOSSES = ("ppo_clip", "reinforce", "gspo", "cispo")
 
@@ -127,7 +128,24 @@ class Algorithm(Section):
     grpo_std_normalization: bool = Field(
         default=True, description="grpo: divide by the deviation of the group; false: Dr. GRPO"
     )
+    grpo_leave_one_out: bool = Field(
+        default=False, description="grpo: mean and deviation of the other samples of the group, not of all"
+    )
+    group_ignore_masked: bool = Field(
+        default=False, description="responses that overlong.filter drops leave the statistics of their group too"
+    )
+    reinforce_kl_credit: Literal["to_go", "local"] = Field(
+        default="to_go",
+        description="reinforce_plus_plus: the KL penalty of a token counts for all tokens up to it, or for it only",
+    )
+    whiten_over: Literal["tokens", "sequences"] = Field(
+        default="tokens",
+        description="reinforce_plus_plus_baseline: each token counts once in mean and variance, or each sequence",
+    )
     normalize_advantages: bool = Field(default=True, description="whiten advantages over the whole rollout batch")
+    advantage_clip: Bounds | None = Field(
+        default=None, description="lowest and highest advantage, after all normalisation; null: no bounds"
+    )
     group_size: int = Field(default=1, ge=1, description="samples per prompt")
 
     loss_type: Literal["actor_critic", "actor"] = Field(
@@ -184,12 +202,18 @@ class Algorithm(Section):
 
     use_kl_in_reward: bool = Field(default=False, description="subtract a KL penalty to the reference from the reward")
     kl_penalty: KLPenalty = Field(default="k1", description="its estimator")
+    kl_output_clip: float | None = Field(
+        default=10.0, gt=0, description="largest k3 in the reward and its metric; null: no bound"
+    )
     kl_ctrl: KLControl = Field(default_factory=KLControl, description="its coefficient")
     use_kl_loss: bool = Field(default=False, description="add a KL term to the actor loss")
     kl_loss_coef: float = Field(default=0.001, ge=0, description="its coefficient")
     kl_loss_type: KLLossType = Field(default="k3", description="its estimator; + has the gradient of k2")
     kl_loss_grad: KLGradient = Field(
         default="path", description="its gradient: the estimator's own, that of k2 (as +), or of its expectation"
+    )
+    kl_loss_output_clip: float | None = Field(
+        default=None, gt=0, description="largest k3 in the loss, without gradient beyond; null: no bound"
     )
     allow_both_kl: bool = Field(default=False, description="accept the KL in the reward and in the loss at once")
 

@@ -157,12 +157,13 @@ class PPO:
                 batch.rewards,
                 batch.log_probs,
                 batch.reference_log_probs,
-                batch.mask,
+                batch.baseline_mask,  # rows that others are compared to pay as the others do
                 coefficient,
                 self.algorithm.kl_penalty,
                 batch.full_kl,
+                self.algorithm.kl_output_clip,
             )
-            batch = replace(batch, rewards=rewards)
+            batch = replace(batch, rewards=rewards, kl_penalties=coefficient * kl)
             measured = sequence_mean_kl(kl, batch.mask)
             self.kl_controller.update(measured, len(batch))
             metrics |= {"reward/kl": measured, "reward/kl_coef": coefficient}
@@ -170,7 +171,7 @@ class PPO:
             batch = replace(batch, reference_states=None)  # large, and the updates would compare to it for nothing
         with self.reporter.phase("advantages"):
             estimated, returns = advantages(batch, self.algorithm)
-        return replace(batch, advantages=estimated, returns=returns), metrics
+        return replace(batch, advantages=estimated, returns=returns, kl_penalties=None), metrics
 
     def _run(self, phase: str, call: Handle) -> Any:
         """The result of a call on a worker group, as a phase of the step; all ranks return the same."""

@@ -180,6 +180,7 @@ def rollout_batch(trajectories: Sequence[Trajectory], shaped: ShapedRewards, pad
         inputs={"tokens": tokens, "lengths": torch.tensor([len(row) for row in rows])},
         action_mask=action_mask,
         sample_mask=shaped.sample_mask,
+        compared=shaped.compared,
         group_ids=torch.tensor([trajectory.prompt.index for trajectory in trajectories]),
         rewards=place_outcome_rewards(shaped.rewards, action_mask),
         rollout_log_probs=log_probs,

@@ -129,6 +129,13 @@ def test_every_choice_shows(change: dict[str, object]) -> None:
     ("base", "change", "text"),
     [
         ({"loss_agg_func": "seq-mean-token-sum"}, {"loss_agg_denominator": "nominal"}, "masked ones included"),
+        ({"adv_type": "grpo"}, {"grpo_leave_one_out": True}, "divided by the others' unbiased deviation"),
+        ({}, {"advantage_clip": [-2, 3.5]}, "bounded by [-2, 3.5]"),
+        ({"adv_type": "reinforce_plus_plus_baseline"}, {"whiten_over": "sequences"}, "responses, each counting once"),
+        ({"adv_type": "reinforce_plus_plus"}, {"reinforce_kl_credit": "local"}, "the KL penalty of each token its own"),
+        ({"overlong": {"filter": True}}, {"group_ignore_masked": True}, "nor in their group's statistics"),
+        ({"use_kl_in_reward": True, "kl_penalty": "k3"}, {"kl_output_clip": 5.0}, "k3 (at most 5)"),
+        ({"use_kl_loss": True}, {"kl_loss_output_clip": 10.0}, "k3 (at most 10)"),
         ({"positive_nll_coef": 0.1}, {"positive_nll_norm": "all_tokens"}, "per token of all responses"),
     ],
     ids=str,

@@ -9,13 +9,54 @@ import pytest
 NLL = "algorithm.positive_nll_norm=all_tokens"
 NOMINAL = "algorithm.loss_agg_denominator=nominal"
 
+PLACED = "cluster.component_placement"
+REFERENCE = f"{PLACED}={{'actor,critic,rollout,reward,reference': all}}"
+NO_CRITIC = ["critic.use_critic_model=false", f"{PLACED}={{'actor,rollout,reward': all}}"]
+GROUPS = [*NO_CRITIC, "algorithm.adv_type=grpo", "algorithm.group_size=8"]
+
 REFUSED = [
     # overrides, key, part of the reason
     ([NOMINAL], "algorithm.loss_agg_denominator", "token-mean does not divide by a number of sequences"),
     ([NOMINAL, "algorithm.loss_agg_func=token-sum"], "algorithm.loss_agg_denominator", "token-sum does not divide"),
+    (
+        [*GROUPS, "algorithm.grpo_leave_one_out=true", "algorithm.grpo_std_normalization=false"],
+        "algorithm.grpo_leave_one_out",
+        "is the estimator rloo",
+    ),
+    (["algorithm.grpo_leave_one_out=true"], "algorithm.grpo_leave_one_out", "gae does not read it"),
+    (["algorithm.whiten_over=sequences"], "algorithm.whiten_over", "gae does not read it"),
+    (["algorithm.reinforce_kl_credit=local"], "algorithm.reinforce_kl_credit", "gae does not read it"),
+    (
+        [*NO_CRITIC, "algorithm={adv_type: reinforce_plus_plus, reinforce_kl_credit: local}"],
+        "algorithm.reinforce_kl_credit",
+        "no penalty to give credit for",
+    ),
+    (["algorithm.group_ignore_masked=true"], "algorithm.group_ignore_masked", "compares no samples of a group"),
+    ([*GROUPS, "algorithm.group_ignore_masked=true"], "algorithm.group_ignore_masked", "overlong.filter is off"),
+    (["algorithm.advantage_clip=[1, 2]"], "algorithm.advantage_clip", "an advantage of 0 must stay 0"),
+    (["algorithm.advantage_clip=[0, 0]"], "algorithm.advantage_clip", "not both 0"),
+    (["algorithm.kl_output_clip=5"], "algorithm.kl_output_clip", "use_kl_in_reward is off"),
+    (["algorithm.kl_loss_output_clip=5"], "algorithm.kl_loss_output_clip", "use_kl_loss is off"),
+    (
+        [REFERENCE, "algorithm.use_kl_in_reward=true", "algorithm.kl_output_clip=5"],
+        "algorithm.kl_output_clip",
+        "kl_penalty is k1",
+    ),
+    (
+        [REFERENCE, "algorithm={use_kl_loss: true, kl_loss_type: full, kl_loss_output_clip: 10}"],
+        "algorithm.kl_loss_output_clip",
+        "kl_loss_type is full",
+    ),
     ([NLL], "algorithm.positive_nll_norm", "the term is off"),
 ]
 ACCEPTED = [
+    [*GROUPS, "algorithm.grpo_leave_one_out=true"],
+    [*GROUPS, "algorithm.group_ignore_masked=true", "algorithm.overlong.filter=true"],
+    [*NO_CRITIC, "algorithm={adv_type: 'mine:estimate', group_ignore_masked: true, overlong: {filter: true}}"],
+    [*NO_CRITIC, "algorithm={adv_type: reinforce_plus_plus_baseline, group_size: 2, whiten_over: sequences}"],
+    ["algorithm.advantage_clip=[-5, 5.5]"],
+    [REFERENCE, "algorithm={use_kl_in_reward: true, kl_penalty: low_var_kl, kl_output_clip: null}"],
+    [REFERENCE, "algorithm={use_kl_loss: true, kl_loss_type: k3+, kl_loss_output_clip: 10}"],
     [NOMINAL, "algorithm.loss_agg_func=seq-mean-token-sum"],
     ["algorithm.loss_agg_func=token-sum"],
     [NLL, "algorithm.positive_nll_coef=0.1"],
