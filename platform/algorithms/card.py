@@ -19,6 +19,15 @@ DENOMINATORS = {
     "token-sum": "nothing: it grows with the mini-batch",
 }
 WHITENED = {"tokens": "active positions", "sequences": "responses, each counting once,"}
+OLD_LOG_PROBS = {
+    "recompute": "recomputed by the training engine before the first update",
+    "rollout": "those of the rollout engine; the training engine makes no pass before the update",
+    "current": "the current ones, so the ratio is 1: a rollout is one optimizer step, and no pass is made before it",
+}
+MISMATCH = {
+    "rollout": "in the ratio, which is to the rollout engine; not measured by itself",
+    "current": "not measured, not corrected: the training engine's log-probs are not known before the update",
+}
 KL_GRADIENTS = {
     "full": "over the whole vocabulary",
     "path": "its plain gradient",
@@ -50,9 +59,9 @@ def algorithm_card(
         ("KL to the reference", _kl(algorithm)),
         (
             "old log-probs",
-            "recomputed by the training engine before the first update"
+            OLD_LOG_PROBS[algorithm.old_log_probs]
             if task_type == "reasoning"
-            else "recorded during the rollout by the same model",
+            else "recomputed with the values before the first update",
         ),
         *_rows(algorithm),
         *(
@@ -135,6 +144,8 @@ def _policy_loss(algorithm: Algorithm) -> str:
 
 def _mismatch(algorithm: Algorithm) -> str:
     correction = algorithm.rollout_is
+    if algorithm.old_log_probs != "recompute":
+        return MISMATCH[algorithm.old_log_probs]
     if correction is None:
         return "measured, not corrected"
     parts = []
@@ -148,7 +159,8 @@ def _mismatch(algorithm: Algorithm) -> str:
         parts.append(text + (", divided by the mean weight" if correction.batch_normalize else ""))
     if (reject := correction.reject) is not None:
         parts.append(f"every {reject.level} with {reject.stat} above {reject.threshold:g} has weight 0")
-    return "; ".join(parts) + "; on the policy loss only, denominators unchanged"
+    zeros = "denominators unchanged" if correction.denominator == "original" else "what has weight 0 leaves the loss"
+    return "; ".join(parts) + f"; on the policy loss only, {zeros}"
 
 
 def _value_loss(algorithm: Algorithm) -> str:

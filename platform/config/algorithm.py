@@ -18,6 +18,7 @@ KLGradient = Literal["path", "k2", "score"]
 LossAggregation = Literal[
     "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm", "token-sum"
 ]
+OldLogProbs = Literal["recompute", "rollout", "current"]
 PositiveNLLNorm = Literal["correct_tokens", "all_tokens"]
 Bounds = Annotated[tuple[float, float], Field(strict=False)]  # strict would refuse the list that YAML gives
 
@@ -104,6 +105,10 @@ class RolloutIS(Section):
     high: float | None = Field(default=2.0, ge=1, description="upper bound of the weights; null: none")
     batch_normalize: bool = Field(default=False, description="divide by the mean weight of the rollout batch")
     reject: Rejection | None = Field(default=None, description="null: nothing is rejected")
+    denominator: Literal["original", "kept"] = Field(
+        default="original",
+        description="tokens of weight 0 stay in the denominators of the actor's loss, or leave it altogether",
+    )
 
 
 class Algorithm(Section):
@@ -182,6 +187,11 @@ class Algorithm(Section):
     )
     positive_nll_norm: PositiveNLLNorm = Field(
         default="correct_tokens", description="what it is divided by: active tokens of correct responses, or of all"
+    )
+    old_log_probs: OldLogProbs = Field(
+        default="recompute",
+        description="what the ratio divides by: log-probs of the training engine before the update, those of the "
+        "rollout engine, or the current ones",
     )
     rollout_is: RolloutIS | None = Field(
         default=None, description="correction for the mismatch of rollout and training log-probs; null: off"

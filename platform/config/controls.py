@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rl_platform.config.algorithm import POLICY_LOSSES
 from rl_platform.config.estimators import ESTIMATORS, estimator_of
 from rl_platform.config.rules import BrokenRule
 from rl_platform.config.schema import Config
 
+_OLD = "algorithm.old_log_probs"
 IdleControl = tuple[str, str, tuple[str, ...]]  # key, why it does nothing, the keys that decide it
 
 
@@ -16,6 +18,7 @@ def idle_controls(config: Config) -> Iterator[IdleControl]:
     yield from _idle_denominators(config)
     yield from _idle_estimates(config)
     yield from _idle_kl_clips(config)
+    yield from _idle_policy_loss(config)
 
 
 def broken_controls(config: Config) -> Iterator[BrokenRule]:
@@ -28,6 +31,37 @@ def broken_controls(config: Config) -> Iterator[BrokenRule]:
     if (clip := algorithm.advantage_clip) is not None and not (clip[0] <= 0 <= clip[1] and clip[0] < clip[1]):
         message = "an advantage of 0 must stay 0: give [lowest, highest] with lowest <= 0 <= highest, not both 0"
         yield BrokenRule("algorithm.advantage_clip", message)
+    if algorithm.old_log_probs != "recompute":
+        yield from _broken_old_log_probs(config)
+
+
+def _broken_old_log_probs(config: Config) -> Iterator[BrokenRule]:
+    algorithm, source, kind = config.algorithm, config.algorithm.old_log_probs, "algorithm.kl_penalty"
+    reward, correction, size = "algorithm.use_kl_in_reward", "algorithm.rollout_is", "data.mini_batch_size"
+    if config.runner.task_type == "embodied":
+        message = "the forward pass that it would save gives an embodied run its values, and log-probs with them"
+        yield BrokenRule(_OLD, message, ("runner.task_type",), f"{_OLD}: recompute")
+        return
+    if algorithm.rollout_is is not None:
+        why = {
+            "rollout": "the ratio to the rollout's log-probs contains the correction already: it would count twice",
+            "current": "its weights are made before the update, of log-probs that are not computed then",
+        }[source]
+        yield BrokenRule(_OLD, f"{correction} is on: {why}", (correction,), f"{correction}: null")
+    if algorithm.full_kl_in_reward:
+        message = f"{kind} full needs the training engine's pass over the rollout anyway"
+        yield BrokenRule(_OLD, message, (reward, kind), f"{_OLD}: recompute")
+    elif source == "current" and algorithm.use_kl_in_reward:
+        message = "the KL in the reward needs log-probs before the update"
+        yield BrokenRule(_OLD, message, (reward,), f"{_OLD}: recompute")
+    rows = config.data.train_batch_size * algorithm.group_size
+    steps = algorithm.ppo_epochs * -(-rows // config.data.mini_batch_size)
+    if source == "current" and steps > 1:
+        message = (
+            f"from the second of the {steps} optimizer steps of a rollout on, the current policy is not the old one"
+        )
+        involved = ("algorithm.ppo_epochs", size, "data.train_batch_size", "algorithm.group_size")
+        yield BrokenRule(_OLD, message, involved, f"{size}: {rows}, and algorithm.ppo_epochs: 1")
 
 
 def _idle_estimates(config: Config) -> Iterator[IdleControl]:
@@ -55,6 +89,16 @@ def _idle_kl_clips(config: Config) -> Iterator[IdleControl]:
         elif (chosen := getattr(algorithm, kind)).removesuffix("+") not in k3:
             reason = f"it bounds k3, whose exponential explodes, and algorithm.{kind} is {chosen}"
             yield f"algorithm.{key}", reason, (f"algorithm.{kind}",)
+
+
+def _idle_policy_loss(config: Config) -> Iterator[IdleControl]:
+    algorithm, correction = config.algorithm, config.algorithm.rollout_is
+    if correction is not None and correction.mode in (None, "truncate") and correction.reject is None:
+        reason = "no weight is 0: mode truncate cuts the ratios, and nothing is rejected"
+        yield "algorithm.rollout_is.denominator", reason, ("algorithm.rollout_is.mode", "algorithm.rollout_is.reject")
+    if algorithm.old_log_probs == "current" and algorithm.policy_loss in POLICY_LOSSES:
+        for key in ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c"):
+            yield f"algorithm.{key}", f"{_OLD} is current: the ratio is 1 and never clipped", (_OLD,)
 
 
 def _idle_denominators(config: Config) -> Iterator[IdleControl]:

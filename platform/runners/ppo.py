@@ -123,7 +123,8 @@ class PPO:
             )
         scores = row_scores(batch.rewards, batch.mask) if self.algorithm.use_pf_ppo else None  # without a KL penalty
         batch, metrics = self._estimate(batch)
-        metrics |= rollout_metrics(batch)
+        recomputed = self.algorithm.old_log_probs == "recompute"
+        metrics |= rollout_metrics(batch if recomputed else replace(batch, log_probs=None))  # nothing to compare
         if (correction := self.algorithm.rollout_is) is not None:
             weights, measured = mismatch_weights(batch.log_probs, batch.rollout_log_probs, batch.mask, correction)
             batch = replace(batch, loss_weights=weights)
@@ -137,15 +138,20 @@ class PPO:
         if critic is not None:
             metrics |= self._run("train critic", critic.update(batch, step))
         if self.trains_actor(step):
+            if correction is not None and correction.denominator == "kept":
+                batch = replace(batch, action_mask=batch.action_mask & (batch.loss_weights > 0))
             metrics |= self._run("train actor", actor.update(batch, step))
         return metrics
 
     def _estimate(self, batch: RolloutBatch) -> tuple[RolloutBatch, Metrics]:
         """The batch with log-probs, values, advantages and returns."""
         metrics: Metrics = {}
+        source = self.algorithm.old_log_probs
+        if source == "rollout":
+            batch = replace(batch, log_probs=batch.rollout_log_probs)
         for name, group in (
             ("reference", self.learners.reference),  # first: a full KL is measured by the actor, from its states
-            ("log-probs", self.learners.actor),
+            ("log-probs", self.learners.actor if source == "recompute" else None),
             ("values", self.learners.critic),
         ):
             if group is not None:

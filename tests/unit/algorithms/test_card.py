@@ -13,7 +13,7 @@ def test_embodied_card() -> None:
     card = dict(algorithm_card(algorithm, rows_per_rollout=4096, mini_batch_size=256, task_type="embodied"))
     assert card["optimizer steps per rollout"].startswith("160 (10 epochs x 16 mini-batches of 256 transitions)")
     assert card["value loss"].startswith("Huber, delta 10, values clipped to old values +-0.2")
-    assert card["old log-probs"].startswith("recorded during the rollout")
+    assert card["old log-probs"].startswith("recomputed with the values")
     assert card["KL to the reference"] == "none"
     assert card["critic warm-up"].startswith("none")
     assert "actor steps per rollout" not in card
@@ -136,6 +136,13 @@ def test_every_choice_shows(change: dict[str, object]) -> None:
         ({"overlong": {"filter": True}}, {"group_ignore_masked": True}, "nor in their group's statistics"),
         ({"use_kl_in_reward": True, "kl_penalty": "k3"}, {"kl_output_clip": 5.0}, "k3 (at most 5)"),
         ({"use_kl_loss": True}, {"kl_loss_output_clip": 10.0}, "k3 (at most 10)"),
+        (
+            {"rollout_is": {"mode": "icepop"}},
+            {"rollout_is": {"mode": "icepop", "denominator": "kept"}},
+            "leaves the loss",
+        ),
+        ({}, {"old_log_probs": "rollout"}, "those of the rollout engine"),
+        ({}, {"old_log_probs": "current"}, "the current ones, so the ratio is 1"),
         ({"positive_nll_coef": 0.1}, {"positive_nll_norm": "all_tokens"}, "per token of all responses"),
     ],
     ids=str,

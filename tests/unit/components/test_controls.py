@@ -34,3 +34,36 @@ def test_a_control_changes_the_update(
         return torch.cat([tensor.flatten() for tensor in actor.publish(1).state.values()])
 
     assert not torch.allclose(trained(base), trained(base | change), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"clip_ratio_low": 0.0, "clip_ratio_high": 0.0},
+        {"policy_loss": "gspo", "loss_agg_func": "seq-mean-token-mean"},
+        {"use_kl_loss": True, "kl_loss_coef": 0.5, "kl_loss_grad": "score"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("rows", [None, 3])
+def test_current_log_probs_give_the_update_of_recomputed_ones(
+    keys: dict[str, Any], rows: int | None, context: Any, reasoning: Any, token_batch: Any
+) -> None:
+    """A rollout is one optimizer step; without old log-probs in the batch and with any micro-batches."""
+    model, data = reasoning().actor.model.model_dump(), {"mini_batch_size": 8, "max_response_length": 8}
+    states, metrics = [], []
+    for source in ("recompute", "current"):
+        section = {"model": model, "optim": {"lr": 1e-2, "eps": 1e-3}, "micro_batch_size": rows}
+        config = reasoning(algorithm=keys | {"old_log_probs": source}, data=data, actor=section)
+        actor = LanguageActor(context(), config)
+        batch = replace(token_batch(), log_probs=None)
+        batch.reference_log_probs = batch.rollout_log_probs - 5.0
+        if source == "recompute":
+            batch = replace(batch, **actor.evaluate(batch))
+        metrics.append(actor.update(batch, 0))
+        states.append(torch.cat([tensor.flatten() for tensor in actor.publish(1).state.values()]))
+    assert metrics[1]["actor/ratio_max"] == metrics[1]["actor/ratio_min"] == 1.0
+    assert metrics[1]["actor/approx_kl"] == 0
+    assert metrics[1]["actor/pg_loss"] == pytest.approx(metrics[0]["actor/pg_loss"], rel=1e-4, abs=1e-6)
+    torch.testing.assert_close(states[1], states[0], rtol=1e-4, atol=1e-5)

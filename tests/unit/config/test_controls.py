@@ -14,6 +14,9 @@ REFERENCE = f"{PLACED}={{'actor,critic,rollout,reward,reference': all}}"
 NO_CRITIC = ["critic.use_critic_model=false", f"{PLACED}={{'actor,rollout,reward': all}}"]
 GROUPS = [*NO_CRITIC, "algorithm.adv_type=grpo", "algorithm.group_size=8"]
 
+OLD = "algorithm.old_log_probs"
+ONE_STEP = ["data.mini_batch_size=64", "data.train_batch_size=64"]
+
 REFUSED = [
     # overrides, key, part of the reason
     ([NOMINAL], "algorithm.loss_agg_denominator", "token-mean does not divide by a number of sequences"),
@@ -47,9 +50,35 @@ REFUSED = [
         "algorithm.kl_loss_output_clip",
         "kl_loss_type is full",
     ),
+    (["algorithm.rollout_is.denominator=kept"], "algorithm.rollout_is.denominator", "no weight is 0"),
+    (["algorithm.old_log_probs=rollout", "algorithm.rollout_is={}"], OLD, "would count twice"),
+    ([*ONE_STEP, "algorithm.old_log_probs=current", "algorithm.rollout_is={}"], OLD, "not computed then"),
+    (["algorithm.old_log_probs=current", "data.mini_batch_size=32"], OLD, "second of the 2 optimizer steps"),
+    ([*ONE_STEP, "algorithm.old_log_probs=current", "algorithm.ppo_epochs=3"], OLD, "second of the 3 optimizer"),
+    (
+        [*ONE_STEP, REFERENCE, "algorithm.old_log_probs=current", "algorithm.use_kl_in_reward=true"],
+        OLD,
+        "before the update",
+    ),
+    (
+        [REFERENCE, "algorithm={old_log_probs: rollout, use_kl_in_reward: true, kl_penalty: full}"],
+        OLD,
+        "pass over the rollout anyway",
+    ),
+    (
+        [*ONE_STEP, "algorithm.old_log_probs=current", "algorithm.clip_ratio_c=3"],
+        "algorithm.clip_ratio_c",
+        "ratio is 1",
+    ),
     ([NLL], "algorithm.positive_nll_norm", "the term is off"),
 ]
 ACCEPTED = [
+    ["algorithm.rollout_is={mode: icepop, denominator: kept}"],
+    ["algorithm.rollout_is={mode: null, reject: {threshold: 1}, denominator: kept}"],
+    ["algorithm={old_log_probs: rollout, ppo_epochs: 2}"],
+    [REFERENCE, "algorithm={old_log_probs: rollout, use_kl_in_reward: true}"],
+    [*ONE_STEP, REFERENCE, "algorithm={old_log_probs: current, use_kl_loss: true, kl_loss_grad: score}"],
+    [*ONE_STEP, "algorithm={old_log_probs: current, policy_loss: 'mine:loss', clip_ratio_low: 0.1}"],
     [*GROUPS, "algorithm.grpo_leave_one_out=true"],
     [*GROUPS, "algorithm.group_ignore_masked=true", "algorithm.overlong.filter=true"],
     [*NO_CRITIC, "algorithm={adv_type: 'mine:estimate', group_ignore_masked: true, overlong: {filter: true}}"],
@@ -73,3 +102,10 @@ def test_refused(problems: Any, overrides: list[str], key: str, reason: str) -> 
 @pytest.mark.parametrize("overrides", ACCEPTED, ids=str)
 def test_accepted(problems: Any, overrides: list[str]) -> None:
     assert problems("reasoning", *overrides) == {}
+
+
+@pytest.mark.parametrize("source", ["rollout", "current"])
+def test_embodied_runs_recompute(problems: Any, source: str) -> None:
+    (problem,) = problems("embodied", f"algorithm.old_log_probs={source}").values()
+    assert problem.key == OLD
+    assert "gives an embodied run its values" in problem.message

@@ -104,3 +104,48 @@ def test_who_is_compared_to_pays_the_penalty_too() -> None:
     expected = torch.tensor([[0.6 - 3.5] * 3, [0.0] * 3])
     torch.testing.assert_close(trained_on(ppo).advantages, expected)
     assert metrics["reward/kl"] == pytest.approx(0.4 / 3)
+
+
+class TestOldLogProbs:
+    def updated(self, source: str) -> tuple[PPO, dict[str, float]]:
+        ppo = make_ppo(old_log_probs=source)
+        return ppo, ppo.update(make_batch(), 0)
+
+    def test_recomputed_by_default(self) -> None:
+        ppo, metrics = self.updated("recompute")
+        assert ppo.learners.actor.evaluations == 1  # type: ignore[attr-defined]
+        assert torch.equal(trained_on(ppo).log_probs, LOG_PROBS)  # type: ignore[arg-type]
+        assert metrics["mismatch/abs_logp"] == pytest.approx(0.5)
+
+    def test_those_of_the_rollout_save_the_pass_and_measure_no_mismatch(self) -> None:
+        ppo, metrics = self.updated("rollout")
+        assert ppo.learners.actor.evaluations == 0  # type: ignore[attr-defined]
+        assert torch.equal(trained_on(ppo).log_probs, LOG_PROBS - 0.5)  # type: ignore[arg-type]
+        assert not any(name.startswith("mismatch/") for name in metrics)
+
+    def test_the_current_ones_save_the_pass_too(self) -> None:
+        ppo, metrics = self.updated("current")
+        assert ppo.learners.actor.evaluations == 0  # type: ignore[attr-defined]
+        assert trained_on(ppo).log_probs is None
+        assert not any(name.startswith("mismatch/") for name in metrics)
+
+    def test_the_kl_in_the_reward_is_of_the_policy_that_generated(self) -> None:
+        ppo = make_ppo(old_log_probs="rollout", use_kl_in_reward=True, kl_ctrl={"kl_coef": 1.0})
+        ppo.update(make_batch(), 0)
+        expected = SCORES - (LOG_PROBS - 0.5 - REFERENCE)
+        torch.testing.assert_close(trained_on(ppo).rewards, expected)
+
+
+@pytest.mark.parametrize(("denominator", "kept"), [("original", 6), ("kept", 5)])
+def test_tokens_without_weight_leave_the_actors_loss_only(denominator: str, kept: int) -> None:
+    """Ratios of exp(0.5) but for one token, whose weight is 0."""
+    ppo = make_ppo(rollout_is={"mode": "icepop", "denominator": denominator})
+    batch = make_batch()
+    batch.rollout_log_probs[0, 2] = LOG_PROBS[0, 2] - 5.0  # the last token, with the reward of its row
+    ppo.update(batch, 0)
+    assert int(trained_on(ppo).mask.sum()) == kept
+    (critics,) = ppo.learners.critic.trained_on  # type: ignore[union-attr]
+    assert critics.mask.all()
+    plain = make_ppo()
+    plain.update(make_batch(), 0)
+    assert torch.equal(trained_on(ppo).advantages, trained_on(plain).advantages)  # type: ignore[arg-type]
