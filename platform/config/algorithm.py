@@ -199,6 +199,9 @@ class Algorithm(Section):
 
     ppo_epochs: int = Field(default=1, ge=1, description="passes over the rollout batch for the actor")
     critic_ppo_epochs: int | None = Field(default=None, ge=1, description="passes for the critic; null: as ppo_epochs")
+    shuffle_mini_batches: bool = Field(
+        default=True, description="a new order of the rollout's rows in every epoch; false: as they were generated"
+    )
     policy_training_start_step: int = Field(default=0, ge=0, description="steps that train only the critic")
     target_kl: float | None = Field(
         default=None, gt=0, description="a mini-batch that drifted further ends the actor's update; null: off"

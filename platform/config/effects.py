@@ -21,7 +21,15 @@ _PROMPTS = (
     "use_chat_template",
     "shuffle",
 )
-_CRITIC = ("group_name", "training_backend", "micro_batch_size", "max_tokens_per_micro_batch", "optim", "model")
+_CRITIC = (
+    "group_name",
+    "training_backend",
+    "micro_batch_size",
+    "max_tokens_per_micro_batch",
+    "balance",
+    "optim",
+    "model",
+)
 
 
 class Idle(NamedTuple):
@@ -61,6 +69,7 @@ def _embodied(config: Config) -> Iterator[Idle]:
     for name in ("path", "random_init", "tokenizer"):
         yield Idle(f"actor.model.{name}", "an embodied policy is no language model")
     yield Idle("actor.max_tokens_per_micro_batch", "transitions have no tokens; actor.micro_batch_size counts rows")
+    yield Idle("actor.balance", "all transitions are the same work")
     for name in ("observations", "rewards"):
         switch = f"env.normalize_{name}"
         if not getattr(config.env, f"normalize_{name}"):
@@ -162,6 +171,9 @@ def _batches(config: Config) -> Iterator[Idle]:
         reason = "a rollout is one optimizer step (algorithm.ppo_epochs, data.mini_batch_size): none is left to skip"
         switches = ("algorithm.ppo_epochs", "data.mini_batch_size", *sizes, "runner.task_type")
         yield Idle("algorithm.target_kl", reason, switches)
+    if rows <= config.data.mini_batch_size:
+        reason = "a rollout is one mini-batch, in which the order of the rows does not matter"
+        yield Idle("algorithm.shuffle_mini_batches", reason, ("data.mini_batch_size", *sizes, "runner.task_type"))
 
 
 def _rewards(config: Config) -> Iterator[Idle]:

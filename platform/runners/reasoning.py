@@ -60,9 +60,11 @@ class ReasoningTask:
             head = self.groups["reference"].head().wait()[0]
             self.groups["actor"].receive_reference_head(head).wait()
         self.warned_of_clipped_scores = False
+        self.version = 0  # of the weights that generate
         self.learners = Learners(self.groups["actor"], self.groups.get("critic"), self.groups.get("reference"))
 
     def sync_weights(self, version: int) -> None:
+        self.version = version
         weights = self.groups["actor"].publish(version).wait()[0]
         self.groups["rollout"].receive(weights).wait()
 
@@ -77,7 +79,7 @@ class ReasoningTask:
         shaped = shaped_rewards(trajectories, self.config.algorithm, self.config.data.max_response_length)
         self._warn_of_clipped_scores(int(shaped.metrics.get("reward/out_of_range", 0)))
         batch = rollout_batch(trajectories, shaped, self.tokenizer.pad_token_id)
-        return batch, trajectory_metrics(trajectories) | shaped.metrics | metrics
+        return batch, trajectory_metrics(trajectories, self.version) | shaped.metrics | metrics
 
     def _round(self, step: int, number: int) -> list[Trajectory]:
         """Scored responses to the next batch of prompts. Rounds of one step draw unlike random numbers."""
@@ -188,8 +190,12 @@ def rollout_batch(trajectories: Sequence[Trajectory], shaped: ShapedRewards, pad
     )
 
 
-def trajectory_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """What the batch no longer shows: raw rewards, truncation, prompt lengths, token counts."""
+def trajectory_metrics(trajectories: Sequence[Trajectory], version: int) -> dict[str, float]:
+    """What the batch no longer shows: raw rewards, truncation, prompt lengths, token counts, staleness.
+
+    `staleness/*`: how many versions the weights that generated are behind `version`, those of this step.
+    """
+    ages = [version - trajectory.weights_version for trajectory in trajectories]
     responses = [len(trajectory.token_ids) for trajectory in trajectories]
     prompts = [len(trajectory.prompt.token_ids) for trajectory in trajectories]
     return {
@@ -197,8 +203,11 @@ def trajectory_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "reward/unscored": float(sum(not trajectory.valid for trajectory in trajectories)),
         "len/response_clip_frac": _mean([trajectory.finish_reason == "length" for trajectory in trajectories]),
         "len/prompt_mean": _mean(prompts),
+        "len/prompt_max": float(max(prompts)),
         "perf/tokens": float(sum(prompts) + sum(responses)),
         "perf/samples": float(len(trajectories)),
+        "staleness/mean": _mean(ages),
+        "staleness/max": float(max(ages)),
     }
 
 

@@ -67,3 +67,37 @@ def test_current_log_probs_give_the_update_of_recomputed_ones(
     assert metrics[1]["actor/approx_kl"] == 0
     assert metrics[1]["actor/pg_loss"] == pytest.approx(metrics[0]["actor/pg_loss"], rel=1e-4, abs=1e-6)
     torch.testing.assert_close(states[1], states[0], rtol=1e-4, atol=1e-5)
+
+
+def test_rows_in_order_make_the_same_mini_batches_in_every_epoch(
+    context: Any, reasoning: Any, token_batch: Any
+) -> None:
+    def seen(**keys: Any) -> list[list[int]]:
+        actor, found = LanguageActor(context(), reasoning(algorithm={"ppo_epochs": 2} | keys)), []
+        step = actor.engine.step
+
+        def recorded(mini_batch: Any, *rest: Any) -> Any:
+            found.append(mini_batch.group_ids.tolist())
+            return step(mini_batch, *rest)
+
+        actor.engine.step = recorded  # type: ignore[method-assign]
+        actor.update(token_batch(), 0)
+        return found
+
+    assert seen(shuffle_mini_batches=False) == [[0, 1, 2, 3], [4, 5, 6, 7]] * 2
+    shuffled = seen()
+    assert sorted(shuffled[0] + shuffled[1]) == sorted(shuffled[2] + shuffled[3]) == list(range(8))
+    assert shuffled[:2] != shuffled[2:]
+
+
+def test_first_and_last_optimizer_step_of_an_update(context: Any, reasoning: Any, token_batch: Any) -> None:
+    """Old log-probs are those of the start, so that the first step has not moved and the last one has."""
+    actor = LanguageActor(context(), reasoning(algorithm={"ppo_epochs": 3}))
+    batch = replace(token_batch(), **actor.evaluate(token_batch()))
+    found = actor.update(batch, 0)
+    assert abs(found["actor/approx_kl_first"]) < 1e-6
+    assert found["actor/clip_frac_first"] == 0
+    assert found["actor/clip_frac_last"] > 0
+    assert abs(found["actor/approx_kl_last"]) > 1e-3
+    once = LanguageActor(context(), reasoning(data={"mini_batch_size": 8, "max_response_length": 8})).update(batch, 0)
+    assert once["actor/approx_kl_first"] == once["actor/approx_kl_last"] == once["actor/approx_kl"]

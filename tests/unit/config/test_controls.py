@@ -70,9 +70,11 @@ REFUSED = [
         "algorithm.clip_ratio_c",
         "ratio is 1",
     ),
+    ([*ONE_STEP, "algorithm.shuffle_mini_batches=false"], "algorithm.shuffle_mini_batches", "is one mini-batch"),
     ([NLL], "algorithm.positive_nll_norm", "the term is off"),
 ]
 ACCEPTED = [
+    ["algorithm.shuffle_mini_batches=false", "data.mini_batch_size=32", "actor.balance=false", "critic.balance=false"],
     ["algorithm.rollout_is={mode: icepop, denominator: kept}"],
     ["algorithm.rollout_is={mode: null, reject: {threshold: 1}, denominator: kept}"],
     ["algorithm={old_log_probs: rollout, ppo_epochs: 2}"],
@@ -102,6 +104,11 @@ def test_refused(problems: Any, overrides: list[str], key: str, reason: str) -> 
 @pytest.mark.parametrize("overrides", ACCEPTED, ids=str)
 def test_accepted(problems: Any, overrides: list[str]) -> None:
     assert problems("reasoning", *overrides) == {}
+
+
+@pytest.mark.parametrize("key", ["actor.balance", "critic.balance"])
+def test_embodied_ranks_need_no_balance(problems: Any, key: str) -> None:
+    assert list(problems("embodied", f"{key}=false")) == [key]
 
 
 @pytest.mark.parametrize("source", ["rollout", "current"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rl_platform.config.algorithm import Algorithm
@@ -52,6 +54,20 @@ def test_every_key_reaches_the_batch(keys: dict[str, object], rewards: list[floa
 def test_correctness_and_raw_rewards_are_not_shaped() -> None:
     shaped_rewards(TRAJECTORIES, Algorithm(reward_scaling={"target_min": -5.0}), 4)
     assert [trajectory.metric for trajectory in TRAJECTORIES] == [1.0, 1.0, 0.0, 0.0]
-    metrics = trajectory_metrics(TRAJECTORIES)
+    metrics = trajectory_metrics(TRAJECTORIES, 3)
     assert metrics["reward/raw_mean"] == pytest.approx(2 / 3)
     assert metrics["len/response_clip_frac"] == 0.25
+
+
+@pytest.mark.parametrize(("ignore", "compared"), [(False, [0, 1, 3]), (True, [0, 3])])
+def test_who_is_compared_to_reaches_the_batch(ignore: bool, compared: list[int]) -> None:
+    found = batch(Algorithm(overlong={"filter": True}, group_ignore_masked=ignore))
+    assert found.compared is not None
+    assert found.compared.nonzero().flatten().tolist() == compared
+
+
+def test_staleness_is_counted_in_versions() -> None:
+    carried = [replace(TRAJECTORIES[0], weights_version=5), *(replace(t, weights_version=7) for t in TRAJECTORIES[1:])]
+    metrics = trajectory_metrics(carried, 7)
+    assert metrics["staleness/mean"] == pytest.approx(2 / len(TRAJECTORIES))
+    assert metrics["staleness/max"] == 2

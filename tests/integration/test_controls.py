@@ -1,0 +1,46 @@
+"""Keys of the policy loss and the estimators in real runs: what they save, and that they may stand together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+ONE_STEP = ["runner.max_steps=2", "algorithm.ppo_epochs=1", "data.mini_batch_size=8"]
+
+
+def last_line(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+
+
+def test_old_log_probs_of_all_sources_train_alike_and_two_save_the_pass(command, folder: Path, final_state) -> None:
+    """With one optimizer step per rollout all ratios are 1 but for the rounding of the engines."""
+    found: dict[str, dict[str, torch.Tensor]] = {}
+    for source in ("recompute", "rollout", "current"):
+        ended = command("reasoning.yaml", *ONE_STEP, f"algorithm.old_log_probs={source}", f"runner.output_dir={source}")
+        assert ended.code == 0, ended.err
+        metrics = last_line(folder / source)
+        assert ("time/log-probs" in metrics) == (source == "recompute")
+        assert any(name.startswith("mismatch/") for name in metrics) == (source == "recompute")
+        assert metrics["actor/ratio_mean"] == pytest.approx(1.0, abs=1e-5)
+        found[source] = final_state(source, 2)["actor"]["model"]
+    for source in ("rollout", "current"):
+        for name, tensor in found["recompute"].items():
+            torch.testing.assert_close(found[source][name], tensor, rtol=1e-3, atol=2e-4)
+
+
+def test_controls_of_groups_work_together(command, folder: Path) -> None:
+    algorithm = (
+        "{adv_type: grpo, group_size: 4, grpo_leave_one_out: true, advantage_clip: [-3, 3], ppo_epochs: 2, "
+        "loss_agg_func: seq-mean-token-sum, loss_agg_denominator: nominal, positive_nll_coef: 0.1, "
+        "positive_nll_norm: all_tokens, shuffle_mini_batches: false, rollout_is: {mode: icepop, denominator: kept}}"
+    )
+    overrides = ["runner.max_steps=2", f"algorithm={algorithm}", "critic={use_critic_model: false}"]
+    ended = command("reasoning.yaml", *overrides, "cluster.component_placement={'actor,rollout,reward': all}")
+    assert ended.code == 0, ended.err
+    assert "masked ones included" in ended.out
+    metrics = last_line(folder / "out")
+    assert -3 <= metrics["adv/min"] <= metrics["adv/max"] <= 3
