@@ -50,6 +50,9 @@ class DynamicSampling(Section):
     """`algorithm.dynamic_sampling`: only groups whose samples differ are trained on, others are generated instead."""
 
     tolerance: float = Field(default=1e-6, ge=0, description="a group is kept if its metrics differ by more than this")
+    prompts_per_round: int | None = Field(
+        default=None, ge=1, description="prompts generated at once; null: data.train_batch_size"
+    )
     max_rounds: int = Field(default=10, ge=1, description="batches of prompts generated for one step at most")
     on_exhausted: Literal["error", "train_partial", "fill_with_rejected"] = Field(
         default="error", description="what happens when max_rounds did not give enough groups"

@@ -48,7 +48,7 @@ class ReasoningTask:
         self.validation = validation.prompts
         self.prompts = {prompt.index: prompt for prompt in train.prompts}
         self.sampler = dynamic_sampler(config)
-        self.loader = PromptLoader(train.prompts, config.data.train_batch_size, config.runner.seed, config.data.shuffle)
+        self.loader = PromptLoader(train.prompts, round_size(config), config.runner.seed, config.data.shuffle)
 
         components: dict[str, type] = {"actor": LanguageActor, "rollout": LanguageRollout, "reward": Reward}
         if config.critic.use_critic_model:
@@ -145,6 +145,14 @@ class ReasoningTask:
         scored.close()
         place = {prompt.index: position for position, prompt in enumerate(prompts)}
         return sorted(trajectories, key=lambda trajectory: (place[trajectory.prompt.index], trajectory.sample))
+
+
+def round_size(config: Config) -> int:
+    """Prompts that are generated at once."""
+    options = config.algorithm.dynamic_sampling
+    if options is None or options.prompts_per_round is None:
+        return config.data.train_batch_size
+    return options.prompts_per_round
 
 
 def dynamic_sampler(config: Config) -> DynamicSampler | None:

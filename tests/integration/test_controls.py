@@ -32,6 +32,18 @@ def test_old_log_probs_of_all_sources_train_alike_and_two_save_the_pass(command,
             torch.testing.assert_close(found[source][name], tensor, rtol=1e-3, atol=2e-4)
 
 
+@pytest.mark.parametrize(("options", "generated"), [("", 8), ("prompts_per_round: 20, ", 20)])
+def test_a_round_may_generate_more_than_a_step_needs(command, folder: Path, options: str, generated: int) -> None:
+    sampling = f"{{{options}max_rounds: 1, on_exhausted: fill_with_rejected}}"
+    algorithm = f"algorithm={{group_size: 2, dynamic_sampling: {sampling}}}"
+    ended = command("reasoning.yaml", "runner.max_steps=1", algorithm)
+    assert ended.code == 0, ended.err
+    metrics = last_line(folder / "out")
+    assert metrics["dynamic_sampling/generated"] == generated
+    assert metrics["perf/samples"] == 16
+    assert metrics["staleness/max"] == 0
+
+
 def test_controls_of_groups_work_together(command, folder: Path) -> None:
     algorithm = (
         "{adv_type: grpo, group_size: 4, grpo_leave_one_out: true, advantage_clip: [-3, 3], ppo_epochs: 2, "
