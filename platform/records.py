@@ -71,6 +71,7 @@ class RolloutBatch:
     update. values [B,T]: V of the state before the action. ends [B,T] bool: the episode (or the rollout) ends after
     this position; bootstrapped [B,T] bool: such an end that did not terminate the episode; end_observations [B,T,...]:
     what was seen after it; end_values [B,T]: the value of that state, 0 elsewhere. All four None: one episode per row.
+    Without `ends` but with the two others a row is one episode that may have been cut.
     correct [B] bool: the task's own metric says that the row solved it. compared [B] bool: rows whose score others of
     their group are compared to; None: those that count. kl_penalties [B,T]: what was subtracted from the rewards.
     loss_weights [B,T]: constants on the policy loss, finite everywhere; None: all 1. reference_states [B,T,H],

@@ -51,8 +51,11 @@ def _gae(batch: RolloutBatch, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
     if algorithm.length_adaptive_alpha > 0:
         lam_policy = length_adaptive_lambda(mask, algorithm.length_adaptive_alpha)
     lam_value = _or(algorithm.gae_lambda_value, algorithm.gae_lambda)
-    boundaries = batch.ends, batch.end_values
-    return decoupled_gae(batch.rewards, batch.values, mask, algorithm.gamma, lam_policy, lam_value, *boundaries)
+    boundaries, rewards = (batch.ends, batch.end_values), batch.rewards
+    if batch.ends is None and batch.end_values is not None:
+        # the error of the last position is r + gamma V_end - V: what follows the end of a row is part of its reward
+        rewards = rewards + algorithm.gamma * batch.end_values
+    return decoupled_gae(rewards, batch.values, mask, algorithm.gamma, lam_policy, lam_value, *boundaries)
 
 
 def _grpo(batch: RolloutBatch, algorithm: Algorithm) -> tuple[Tensor, None]:

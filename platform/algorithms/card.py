@@ -97,7 +97,8 @@ def _estimator(algorithm: Algorithm) -> str:
     return (
         f"{name}, "
         + {
-            "gae": f"gamma {algorithm.gamma:g}, {_lambdas(algorithm)}, masks carried forward",
+            "gae": f"gamma {algorithm.gamma:g}, {_lambdas(algorithm)}, masks carried forward"
+            + (", truncated responses go on with the critic's value" if algorithm.bootstrap_truncated else ""),
             "grpo": _grpo(algorithm),
             "rloo": "score minus mean of the other samples of the group",
             "reinforce_plus_plus": f"reward to go, gamma {algorithm.gamma:g}, masks carried forward"
@@ -228,9 +229,10 @@ def _rows(algorithm: Algorithm) -> list[tuple[str, str]]:
             "train_partial": "then the step is smaller",
             "fill_with_rejected": "then others fill the step",
         }
+        prompts = f"{sampling.prompts_per_round} prompts" if sampling.prompts_per_round else "prompts"
         text = (
             f"only groups of {algorithm.group_size} whose metrics differ by more than {sampling.tolerance:g}; "
-            f"up to {sampling.max_rounds} rounds of prompts, {then[sampling.on_exhausted]}; "
+            f"up to {sampling.max_rounds} rounds of {prompts}, {then[sampling.on_exhausted]}; "
             f"surplus groups are {'first in the next step' if sampling.surplus == 'carry' else 'dropped'}"
         )
         found.append(("dynamic sampling", text))

@@ -133,6 +133,9 @@ class Algorithm(Section):
     length_adaptive_alpha: float = Field(
         default=0.0, ge=0, description="lambda of the advantages by response length, 1 - 1 / (alpha length); 0: off"
     )
+    bootstrap_truncated: bool = Field(
+        default=False, description="responses cut at the length limit go on with the critic's value; false: worth 0"
+    )
     grpo_std_normalization: bool = Field(
         default=True, description="grpo: divide by the deviation of the group; false: Dr. GRPO"
     )

@@ -9,6 +9,7 @@ from rl_platform.config.estimators import ESTIMATORS, estimator_of
 from rl_platform.config.rules import BrokenRule
 from rl_platform.config.schema import Config
 
+_BOOTSTRAP = "algorithm.bootstrap_truncated"
 _OLD = "algorithm.old_log_probs"
 IdleControl = tuple[str, str, tuple[str, ...]]  # key, why it does nothing, the keys that decide it
 
@@ -68,6 +69,13 @@ def _idle_estimates(config: Config) -> Iterator[IdleControl]:
     algorithm, estimator = config.algorithm, estimator_of(config.algorithm.adv_type)
     name, switch = algorithm.adv_type, ("algorithm.adv_type",)
     key, drops = "algorithm.group_ignore_masked", "algorithm.overlong.filter"
+    if config.runner.task_type == "embodied":
+        reason = "episodes that are cut always go on with the value of the state that follows"
+        yield _BOOTSTRAP, reason, ("runner.task_type",)
+    elif algorithm.overlong.filter:
+        yield _BOOTSTRAP, f"{drops} drops truncated responses", (drops,)
+    elif not config.critic.use_critic_model:
+        yield _BOOTSTRAP, "there is no critic whose value it could be", ("critic.use_critic_model",)
     if name in ESTIMATORS and not estimator.groups:
         yield key, f"adv_type {name} compares no samples of a group", switch
     elif not algorithm.overlong.filter:

@@ -27,7 +27,15 @@ class Estimator(NamedTuple):
 
 ESTIMATORS = {
     "gae": Estimator(
-        values=True, keys=("gamma", "gae_lambda", "gae_lambda_policy", "gae_lambda_value", "length_adaptive_alpha")
+        values=True,
+        keys=(
+            "gamma",
+            "gae_lambda",
+            "gae_lambda_policy",
+            "gae_lambda_value",
+            "length_adaptive_alpha",
+            "bootstrap_truncated",
+        ),
     ),
     "grpo": Estimator(groups=True, whitens=False, keys=("grpo_std_normalization", "grpo_leave_one_out")),
     "rloo": Estimator(groups=True, whitens=False),

@@ -177,6 +177,8 @@ class PPO:
             batch = replace(batch, reference_states=None)  # large, and the updates would compare to it for nothing
         with self.reporter.phase("advantages"):
             estimated, returns = advantages(batch, self.algorithm)
+        if batch.ends is None:  # what only the estimator reads; `flatten` drops it elsewhere
+            batch = replace(batch, bootstrapped=None, end_values=None)
         return replace(batch, advantages=estimated, returns=returns, kl_penalties=None), metrics
 
     def _run(self, phase: str, call: Handle) -> Any:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rl_platform.algorithms.dynamic_sampling import DynamicSampler
 from rl_platform.algorithms.rewards import place_outcome_rewards
@@ -79,6 +81,8 @@ class ReasoningTask:
         shaped = shaped_rewards(trajectories, self.config.algorithm, self.config.data.max_response_length)
         self._warn_of_clipped_scores(int(shaped.metrics.get("reward/out_of_range", 0)))
         batch = rollout_batch(trajectories, shaped, self.tokenizer.pad_token_id)
+        if self.config.algorithm.bootstrap_truncated:
+            batch = replace(batch, bootstrapped=cut_ends(trajectories, batch.action_mask))
         return batch, trajectory_metrics(trajectories, self.version) | shaped.metrics | metrics
 
     def _round(self, step: int, number: int) -> list[Trajectory]:
@@ -196,6 +200,12 @@ def rollout_batch(trajectories: Sequence[Trajectory], shaped: ShapedRewards, pad
         rollout_log_probs=log_probs,
         correct=torch.tensor([trajectory.metric > 0 for trajectory in trajectories]),
     )
+
+
+def cut_ends(trajectories: Sequence[Trajectory], action_mask: Tensor) -> Tensor:
+    """[B,T] bool: the last sampled token of responses that the length limit cut."""
+    truncated = torch.tensor([trajectory.finish_reason == "length" for trajectory in trajectories])
+    return place_outcome_rewards(truncated, action_mask) > 0
 
 
 def trajectory_metrics(trajectories: Sequence[Trajectory], version: int) -> dict[str, float]:

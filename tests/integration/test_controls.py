@@ -44,6 +44,21 @@ def test_a_round_may_generate_more_than_a_step_needs(command, folder: Path, opti
     assert metrics["staleness/max"] == 0
 
 
+def test_responses_that_were_cut_go_on_with_the_critics_value(command, folder: Path) -> None:
+    """A random model never stops; the critic starts at 0, so the difference shows from the second step on."""
+    returns = {}
+    for switch in ("false", "true"):
+        overrides = ["runner.max_steps=2", "algorithm={gae_lambda: 1.0, reward_scaling: {}}", "critic.optim.lr=0.1"]
+        overrides += [f"algorithm.bootstrap_truncated={switch}", f"runner.output_dir=out-{switch}"]
+        ended = command("reasoning.yaml", *overrides)
+        assert ended.code == 0, ended.err
+        metrics = last_line(folder / f"out-{switch}")
+        assert metrics["len/response_clip_frac"] > 0.9
+        returns[switch] = metrics["critic/returns_mean"]
+        assert (returns[switch] == pytest.approx(metrics["reward/mean"], abs=1e-6)) == (switch == "false")
+    assert abs(returns["true"] - returns["false"]) > 1e-3
+
+
 def test_controls_of_groups_work_together(command, folder: Path) -> None:
     algorithm = (
         "{adv_type: grpo, group_size: 4, grpo_leave_one_out: true, advantage_clip: [-3, 3], ppo_epochs: 2, "

@@ -130,6 +130,8 @@ def test_every_choice_shows(change: dict[str, object]) -> None:
     [
         ({"loss_agg_func": "seq-mean-token-sum"}, {"loss_agg_denominator": "nominal"}, "masked ones included"),
         ({"adv_type": "grpo"}, {"grpo_leave_one_out": True}, "divided by the others' unbiased deviation"),
+        ({}, {"bootstrap_truncated": True}, "truncated responses go on with the critic's value"),
+        ({"dynamic_sampling": {}}, {"dynamic_sampling": {"prompts_per_round": 99}}, "rounds of 99 prompts"),
         ({}, {"advantage_clip": [-2, 3.5]}, "bounded by [-2, 3.5]"),
         ({"adv_type": "reinforce_plus_plus_baseline"}, {"whiten_over": "sequences"}, "responses, each counting once"),
         ({"adv_type": "reinforce_plus_plus"}, {"reinforce_kl_credit": "local"}, "the KL penalty of each token its own"),

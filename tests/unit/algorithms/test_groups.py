@@ -235,6 +235,27 @@ def test_raw_is_whitened_only_if_asked() -> None:
     close(estimated, torch.where(LENGTHS, scores[:, None], 0.0))
 
 
+@pytest.mark.parametrize("keys", [{}, {"gae_lambda_value": 1.0, "length_adaptive_alpha": 0.3}], ids=str)
+def test_a_row_that_was_cut_goes_on_with_a_value(keys: dict[str, Any]) -> None:
+    """As where the end is marked; the second row has stopped by itself."""
+    mask = torch.tensor([[1, 1, 0, 1, 1, 0], [0, 1, 1, 1, 0, 0]], dtype=torch.bool)
+    values = torch.where(mask, torch.rand(2, 6, generator=torch.Generator().manual_seed(0)), NAN)
+    end_values = torch.zeros(2, 6)
+    end_values[0, 4] = 0.7
+    batch = batch_of(torch.tensor([0.5, 1.0]), mask, torch.arange(2), values=values, end_values=end_values)
+    algorithm = Algorithm(gamma=0.9, gae_lambda=0.8, normalize_advantages=False, **keys)
+    found = advantages(batch, algorithm)
+    batch.ends = torch.zeros(2, 6, dtype=torch.bool)
+    batch.ends[0, 4] = batch.ends[1, 3] = True
+    for ours, expected in zip(found, advantages(batch, algorithm), strict=True):
+        assert ours is not None
+        assert expected is not None
+        close(ours, expected)
+    assert found[1] is not None
+    assert found[1][0, 4].item() == pytest.approx(0.5 + 0.9 * 0.7)
+    assert found[1][1, 3].item() == pytest.approx(1.0)
+
+
 def random_batch(seed: int, **fields: Any) -> RolloutBatch:
     generator = torch.Generator().manual_seed(seed)
     mask = torch.rand(9, 7, generator=generator) < 0.6

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from rl_platform.components.actor import LanguageActor
+from rl_platform.components.critic import LanguageCritic
 
 CHANGES = [
     # keys of both runs, the key that must make a difference
@@ -101,3 +103,28 @@ def test_first_and_last_optimizer_step_of_an_update(context: Any, reasoning: Any
     assert abs(found["actor/approx_kl_last"]) > 1e-3
     once = LanguageActor(context(), reasoning(data={"mini_batch_size": 8, "max_response_length": 8})).update(batch, 0)
     assert once["actor/approx_kl_first"] == once["actor/approx_kl_last"] == once["actor/approx_kl"]
+
+
+@pytest.mark.parametrize("rows", [None, 3])
+def test_the_critic_values_the_state_after_a_response_that_was_cut(
+    rows: int | None, context: Any, reasoning: Any, token_batch: Any
+) -> None:
+    """Equal to the value it has in a response that is one token longer, whatever that token is."""
+    critic = LanguageCritic(context("critic"), reasoning(algorithm={"logprob_forward_micro_batch_size": rows}))
+    torch.nn.init.normal_(critic.engine.model.model.head.weight)
+    batch = token_batch()
+    last = batch.inputs["lengths"] - 1
+    cut = torch.arange(8) % 2 == 0
+    bootstrapped = (torch.arange(8) == last[:, None]) & cut[:, None]
+    found = critic.evaluate(replace(batch, bootstrapped=bootstrapped))
+    plain = critic.evaluate(batch)["values"]
+    torch.testing.assert_close(found["values"], plain, rtol=1e-5, atol=1e-6)
+    longer = replace(
+        batch,
+        inputs={"tokens": F.pad(batch.inputs["tokens"], (0, 1), value=7), "lengths": last + 2},
+        action_mask=F.pad(torch.zeros(8, 8, dtype=torch.bool), (1, 0)) | (torch.arange(9) == (last + 1)[:, None]),
+    )
+    following = critic.evaluate(longer)["values"].sum(dim=1)
+    expected = torch.where(bootstrapped, following[:, None], 0.0)
+    torch.testing.assert_close(found["end_values"], expected, rtol=1e-5, atol=1e-6)
+    assert expected[cut].any(dim=1).all()

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from rl_platform.config.foreign_names import translate
+
 NLL = "algorithm.positive_nll_norm=all_tokens"
 NOMINAL = "algorithm.loss_agg_denominator=nominal"
 
@@ -14,6 +16,7 @@ REFERENCE = f"{PLACED}={{'actor,critic,rollout,reward,reference': all}}"
 NO_CRITIC = ["critic.use_critic_model=false", f"{PLACED}={{'actor,rollout,reward': all}}"]
 GROUPS = [*NO_CRITIC, "algorithm.adv_type=grpo", "algorithm.group_size=8"]
 
+BOOTSTRAP = "algorithm.bootstrap_truncated"
 OLD = "algorithm.old_log_probs"
 ONE_STEP = ["data.mini_batch_size=64", "data.train_batch_size=64"]
 
@@ -71,9 +74,12 @@ REFUSED = [
         "ratio is 1",
     ),
     ([*ONE_STEP, "algorithm.shuffle_mini_batches=false"], "algorithm.shuffle_mini_batches", "is one mini-batch"),
+    (["algorithm={bootstrap_truncated: true, overlong: {filter: true}}"], BOOTSTRAP, "drops truncated responses"),
+    ([*GROUPS, "algorithm.bootstrap_truncated=true"], BOOTSTRAP, "there is no critic"),
     ([NLL], "algorithm.positive_nll_norm", "the term is off"),
 ]
 ACCEPTED = [
+    ["algorithm.bootstrap_truncated=true"],
     ["algorithm.shuffle_mini_batches=false", "data.mini_batch_size=32", "actor.balance=false", "critic.balance=false"],
     ["algorithm.rollout_is={mode: icepop, denominator: kept}"],
     ["algorithm.rollout_is={mode: null, reject: {threshold: 1}, denominator: kept}"],
@@ -116,3 +122,28 @@ def test_embodied_runs_recompute(problems: Any, source: str) -> None:
     (problem,) = problems("embodied", f"algorithm.old_log_probs={source}").values()
     assert problem.key == OLD
     assert "gives an embodied run its values" in problem.message
+
+
+def test_embodied_episodes_are_bootstrapped_anyway(problems: Any) -> None:
+    (problem,) = problems("embodied", "algorithm.bootstrap_truncated=true").values()
+    assert "always go on with the value" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("foreign", "here"),
+    [
+        ("loss_fn.force_on_policy_ratio", OLD),
+        ("rollout_correction.bypass_mode", OLD),
+        ("use_rollout_logprobs", OLD),
+        ("grpo.adv_estimator.use_leave_one_out_baseline", "algorithm.grpo_leave_one_out"),
+        ("grpo.advantage_clip_low", "algorithm.advantage_clip"),
+        ("actor_rollout_ref.actor.shuffle", "algorithm.shuffle_mini_batches"),
+        ("trainer.balance_batch", "actor.balance"),
+        ("balance_data", "actor.balance"),
+        ("gen_batch_size", "algorithm.dynamic_sampling.prompts_per_round"),
+    ],
+)
+def test_names_of_other_systems(foreign: str, here: str) -> None:
+    found = translate(foreign)
+    assert found is not None
+    assert found.here[0] == here

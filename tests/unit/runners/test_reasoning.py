@@ -8,7 +8,7 @@ import pytest
 
 from rl_platform.config.algorithm import Algorithm
 from rl_platform.records import Prompt, RolloutBatch, Trajectory
-from rl_platform.runners.reasoning import rollout_batch, shaped_rewards, trajectory_metrics
+from rl_platform.runners.reasoning import cut_ends, rollout_batch, shaped_rewards, trajectory_metrics
 
 PROMPT = Prompt(index=7, text="?", answer="!", token_ids=(1, 2))
 
@@ -71,3 +71,8 @@ def test_staleness_is_counted_in_versions() -> None:
     metrics = trajectory_metrics(carried, 7)
     assert metrics["staleness/mean"] == pytest.approx(2 / len(TRAJECTORIES))
     assert metrics["staleness/max"] == 2
+
+
+def test_only_responses_that_were_cut_go_on_after_their_last_token() -> None:
+    found = cut_ends(TRAJECTORIES, batch(Algorithm()).action_mask)
+    assert found.nonzero().tolist() == [[1, 5]]
