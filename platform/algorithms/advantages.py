@@ -25,8 +25,9 @@ def advantages(batch: RolloutBatch, algorithm: Algorithm) -> tuple[Tensor, Tenso
     `algorithm.normalize_advantages` does, then bounded by `advantage_clip`; returns never are. Raises Diverged for
     rewards or values that are not finite.
     """
-    for name, tensor in (("rewards", batch.rewards), ("values", batch.values)):
-        wrong = None if tensor is None else first_not_finite(tensor, batch.mask)
+    read = (("rewards", batch.rewards, batch.baseline_mask), ("values", batch.values, batch.mask))
+    for name, tensor, mask in read:
+        wrong = None if tensor is None else first_not_finite(tensor, mask)
         if tensor is not None and wrong is not None:
             raise Diverged(f"{name} of the rollout are not finite, first {name}{list(wrong)} = {tensor[wrong].item()}")
     estimated, returns = estimator(algorithm.adv_type)(batch, algorithm)

@@ -317,6 +317,14 @@ def test_numbers_that_are_not_finite_are_named(adv_type: str) -> None:
         advantages(batch, Algorithm(adv_type=adv_type))
 
 
+def test_rewards_of_rows_that_are_only_compared_to_are_checked_too() -> None:
+    batch = random_batch(0, compared=torch.ones(9, dtype=torch.bool))
+    batch.sample_mask[4] = False
+    batch.rewards[4, 3] = NAN
+    with pytest.raises(Diverged, match=r"rewards\[4, 3\] = nan"):
+        advantages(batch, Algorithm(adv_type="rloo"))
+
+
 def test_values_that_are_not_finite_are_named() -> None:
     batch = random_batch(0, values=torch.zeros(9, 7))
     batch.values[2, 3] = NAN

@@ -339,6 +339,21 @@ def test_entropy_without_a_bonus_is_measured_but_not_differentiated() -> None:
     assert "actor/entropy" not in plain_metrics.finalize()
 
 
+@pytest.mark.parametrize(("clip", "value", "gradient"), [(None, 16.085537, -19.085537), (10.0, 10.0, 0.0)])
+def test_bound_of_k3_in_the_loss(clip: float | None, value: float, gradient: float) -> None:
+    """One token whose log-prob lies 3 below the reference's; no advantage, so that the KL is all there is."""
+    mask, zero = torch.ones(1, 1, dtype=torch.bool), torch.zeros(1, 1)
+    rows = torch.zeros(1, dtype=torch.int64)
+    batch = RolloutBatch({}, mask, mask[:, 0], rows, zero, zero, log_probs=zero - 4, advantages=zero)
+    batch.reference_log_probs = zero - 1
+    log_probs = (zero - 4).requires_grad_()
+    algorithm = Algorithm(use_kl_loss=True, kl_loss_coef=1.0, kl_loss_output_clip=clip)
+    loss, _ = actor_loss(ModelOutputs(log_probs), batch, Denominators.of(mask, 1), algorithm)
+    loss.backward()
+    assert log_probs.grad is not None
+    assert (loss.item(), log_probs.grad.item()) == pytest.approx((value, gradient), rel=1e-6)
+
+
 @pytest.mark.parametrize(
     ("keys", "gradient"),
     [

@@ -128,3 +128,13 @@ def test_the_critic_values_the_state_after_a_response_that_was_cut(
     expected = torch.where(bootstrapped, following[:, None], 0.0)
     torch.testing.assert_close(found["end_values"], expected, rtol=1e-5, atol=1e-6)
     assert expected[cut].any(dim=1).all()
+
+
+@pytest.mark.parametrize("balance", [True, False])
+def test_balance_reaches_the_engine_of_each_role(balance: bool, context: Any, reasoning: Any) -> None:
+    model = reasoning().actor.model.model_dump()
+    config = reasoning(
+        actor={"model": model, "balance": balance}, critic={"use_critic_model": True, "balance": not balance}
+    )
+    assert LanguageActor(context(), config).engine.balance is balance
+    assert LanguageCritic(context("critic"), config).engine.balance is not balance
