@@ -71,10 +71,12 @@ class RolloutBatch:
     update. values [B,T]: V of the state before the action. ends [B,T] bool: the episode (or the rollout) ends after
     this position; bootstrapped [B,T] bool: such an end that did not terminate the episode; end_observations [B,T,...]:
     what was seen after it; end_values [B,T]: the value of that state, 0 elsewhere. All four None: one episode per row.
+    Without `ends` but with the two others a row is one episode that may have been cut.
     correct [B] bool: the task's own metric says that the row solved it. versions [B] int64: of the weights behind the
-    row. loss_weights [B,T]: constants on the policy loss, finite everywhere; None: all 1. reference_states [B,T,H],
-    full_kl [B,T]: hidden states of the reference that predict each token, and the KL of the whole distributions before
-    the update; only with an estimator `full`.
+    row. compared [B] bool: rows whose score others of their group are compared to; None: those that count.
+    kl_penalties [B,T]: what was subtracted from the rewards. loss_weights [B,T]: constants on the policy loss, finite
+    everywhere; None: all 1. reference_states [B,T,H], full_kl [B,T]: hidden states of the reference that predict each
+    token, and the KL of the whole distributions before the update; only with an estimator `full`.
     """
 
     inputs: dict[str, Tensor]
@@ -96,6 +98,8 @@ class RolloutBatch:
     returns: Tensor | None = None
     correct: Tensor | None = None
     versions: Tensor | None = None
+    compared: Tensor | None = None
+    kl_penalties: Tensor | None = None
     loss_weights: Tensor | None = None
 
     def __len__(self) -> int:
@@ -105,6 +109,11 @@ class RolloutBatch:
     def mask(self) -> Tensor:
         """[B,T] bool: action positions of rows that count."""
         return self.action_mask & self.sample_mask[:, None]
+
+    @property
+    def baseline_mask(self) -> Tensor:
+        """[B,T] bool: action positions of rows that a group's statistics are made of."""
+        return self.mask if self.compared is None else self.action_mask & self.compared[:, None]
 
     def select(self, rows: Tensor) -> RolloutBatch:
         """The given rows (int64 indices), in that order, every field together."""

@@ -12,8 +12,6 @@ from rl_platform.algorithms.aggregation import select
 from rl_platform.algorithms.kl import kl_estimate
 from rl_platform.config.algorithm import KLPenalty
 
-KL_REWARD_OUTPUT_CLIP = 10.0
-
 
 @torch.no_grad()
 def place_outcome_rewards(scores: Tensor, action_mask: Tensor) -> Tensor:
@@ -36,16 +34,17 @@ def penalize_kl(
     coefficient: float,
     estimator: KLPenalty,
     full_kl: Tensor | None = None,
+    output_clip: float | None = 10.0,
 ) -> tuple[Tensor, Tensor]:
     """rewards_t - coefficient * K_t on the positions of `mask`; all tensors [B,T].
 
-    `log_probs` are those of the training engine before the update; `full_kl` [B,T] is K for the estimator full.
-    Returns the new rewards and K (0 outside `mask`).
+    `log_probs` are those of the policy before the update; `full_kl` [B,T] is K for the estimator full; `output_clip`
+    bounds k3. Returns the new rewards and K (0 outside `mask`).
     Advantages and the critic's returns must both be built from these rewards.
     """
     if estimator == "full":
         assert full_kl is not None
         kl = select(full_kl, mask)
     else:
-        kl = kl_estimate(log_probs, reference_log_probs, mask, estimator, output_clip=KL_REWARD_OUTPUT_CLIP)
+        kl = kl_estimate(log_probs, reference_log_probs, mask, estimator, output_clip=output_clip)
     return rewards - coefficient * kl, kl

@@ -16,10 +16,10 @@ from rl_platform.records import RolloutBatch
 
 PER_POSITION = (
     "ends", "bootstrapped", "end_values", "rewards", "rollout_log_probs", "log_probs", "reference_log_probs", "full_kl",
-    "values", "advantages", "returns", "loss_weights",
+    "values", "advantages", "returns", "loss_weights", "kl_penalties",
 )  # fmt: skip
-PER_ROW = ("sample_mask", "group_ids", "correct", "versions")
-BOOLEAN = ("action_mask", "sample_mask", "ends", "bootstrapped", "correct")
+PER_ROW = ("sample_mask", "group_ids", "correct", "versions", "compared")
+BOOLEAN = ("action_mask", "sample_mask", "ends", "bootstrapped", "correct", "compared")
 WITH_FEATURES = ("end_observations", "reference_states")  # [B,T,...]
 
 # Tensors of numbers in the order in which they are made, so that the first one that went wrong is named; and where to

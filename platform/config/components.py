@@ -67,6 +67,9 @@ class Trainable(Section):
     max_tokens_per_micro_batch: int | None = Field(
         default=None, ge=1, description="tokens per forward-backward, instead of rows"
     )
+    balance: bool = Field(
+        default=True, description="rows of a mini-batch are shared so that the ranks have similar work; false: in order"
+    )
     optim: Optim = Field(default_factory=Optim, description="optimizer")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from rl_platform.config.controls import idle_controls
 from rl_platform.config.estimators import estimator_of, idle_estimator_keys
 from rl_platform.config.schema import Config
 
@@ -20,7 +21,15 @@ _PROMPTS = (
     "use_chat_template",
     "shuffle",
 )
-_CRITIC = ("group_name", "training_backend", "micro_batch_size", "max_tokens_per_micro_batch", "optim", "model")
+_CRITIC = (
+    "group_name",
+    "training_backend",
+    "micro_batch_size",
+    "max_tokens_per_micro_batch",
+    "balance",
+    "optim",
+    "model",
+)
 
 
 class Idle(NamedTuple):
@@ -41,7 +50,8 @@ def idle_keys(config: Config) -> list[Idle]:
     task = _embodied(config) if config.runner.task_type == "embodied" else _reasoning(config)
     estimator = (Idle(*found) for found in idle_estimator_keys(config))
     losses = (_losses(config), _policy_loss(config), _kl(config))
-    parts = (*losses, estimator, _rewards(config), _batches(config), _optimizers(config))
+    controls = (Idle(*found) for found in idle_controls(config))
+    parts = (*losses, estimator, _rewards(config), _batches(config), _optimizers(config), controls)
     return [*task, *(idle for part in parts for idle in part)]
 
 
@@ -59,6 +69,7 @@ def _embodied(config: Config) -> Iterator[Idle]:
     for name in ("path", "random_init", "tokenizer"):
         yield Idle(f"actor.model.{name}", "an embodied policy is no language model")
     yield Idle("actor.max_tokens_per_micro_batch", "transitions have no tokens; actor.micro_batch_size counts rows")
+    yield Idle("actor.balance", "all transitions are the same work")
     for name in ("observations", "rewards"):
         switch = f"env.normalize_{name}"
         if not getattr(config.env, f"normalize_{name}"):
@@ -160,6 +171,9 @@ def _batches(config: Config) -> Iterator[Idle]:
         reason = "a rollout is one optimizer step (algorithm.ppo_epochs, data.mini_batch_size): none is left to skip"
         switches = ("algorithm.ppo_epochs", "data.mini_batch_size", *sizes, "runner.task_type")
         yield Idle("algorithm.target_kl", reason, switches)
+    if rows <= config.data.mini_batch_size:
+        reason = "a rollout is one mini-batch, in which the order of the rows does not matter"
+        yield Idle("algorithm.shuffle_mini_batches", reason, ("data.mini_batch_size", *sizes, "runner.task_type"))
 
 
 def _rewards(config: Config) -> Iterator[Idle]:

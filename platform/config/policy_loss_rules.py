@@ -42,7 +42,7 @@ def _correction(config: Config) -> Iterator[BrokenRule]:
     correction = config.algorithm.rollout_is
     stale, embodied = config.runner.max_staleness > 0, config.runner.task_type == "embodied"
     if correction is None:
-        if stale:
+        if stale and config.algorithm.old_log_probs != "rollout":
             message = "rollouts come from weights one update old: without a correction they would count as new"
             yield BrokenRule(_STALENESS, message, (_CORRECTION,), hint=f"{_CORRECTION}: {{}}")
         return

@@ -141,7 +141,8 @@ class PPO:
             )
         scores = row_scores(batch.rewards, batch.mask) if self.algorithm.use_pf_ppo else None  # without a KL penalty
         batch, metrics = self._estimate(batch)
-        metrics |= rollout_metrics(batch)
+        recomputed = self.algorithm.old_log_probs == "recompute"
+        metrics |= rollout_metrics(batch if recomputed else replace(batch, log_probs=None))  # nothing to compare
         if batch.versions is not None:
             age = (self.version(step) - batch.versions).float()
             metrics |= {"staleness/mean": age.mean().item(), "staleness/max": age.max().item()}
@@ -158,15 +159,20 @@ class PPO:
         if critic is not None:
             metrics |= self._run("train critic", critic.update(batch, step))
         if self.trains_actor(step):
+            if correction is not None and correction.denominator == "kept":
+                batch = replace(batch, action_mask=batch.action_mask & (batch.loss_weights > 0))
             metrics |= self._run("train actor", actor.update(batch, step))
         return metrics
 
     def _estimate(self, batch: RolloutBatch) -> tuple[RolloutBatch, Metrics]:
         """The batch with log-probs, values, advantages and returns."""
         metrics: Metrics = {}
+        source = self.algorithm.old_log_probs
+        if source == "rollout":
+            batch = replace(batch, log_probs=batch.rollout_log_probs)
         for name, group in (
             ("reference", self.learners.reference),  # first: a full KL is measured by the actor, from its states
-            ("log-probs", self.learners.actor),
+            ("log-probs", self.learners.actor if source == "recompute" else None),
             ("values", self.learners.critic),
         ):
             if group is not None:
@@ -179,12 +185,13 @@ class PPO:
                 batch.rewards,
                 batch.log_probs,
                 batch.reference_log_probs,
-                batch.mask,
+                batch.baseline_mask,  # rows that others are compared to pay as the others do
                 coefficient,
                 self.algorithm.kl_penalty,
                 batch.full_kl,
+                self.algorithm.kl_output_clip,
             )
-            batch = replace(batch, rewards=rewards)
+            batch = replace(batch, rewards=rewards, kl_penalties=coefficient * kl)
             measured = sequence_mean_kl(kl, batch.mask)
             self.kl_controller.update(measured, len(batch))
             metrics |= {"reward/kl": measured, "reward/kl_coef": coefficient}
@@ -192,7 +199,9 @@ class PPO:
             batch = replace(batch, reference_states=None)  # large, and the updates would compare to it for nothing
         with self.reporter.phase("advantages"):
             estimated, returns = advantages(batch, self.algorithm)
-        batch = replace(batch, advantages=estimated, returns=returns)
+        if batch.ends is None:  # what only the estimator reads; `flatten` drops it elsewhere
+            batch = replace(batch, bootstrapped=None, end_values=None)
+        batch = replace(batch, advantages=estimated, returns=returns, kl_penalties=None)
         check_batch(batch, self.tolerated)
         return batch, metrics
 

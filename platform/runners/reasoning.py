@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rl_platform.algorithms.dynamic_sampling import DynamicSampler
 from rl_platform.algorithms.rewards import place_outcome_rewards
@@ -49,7 +51,7 @@ class ReasoningTask:
         self.validation = validation.prompts
         self.prompts = {prompt.index: prompt for prompt in train.prompts}
         self.sampler = dynamic_sampler(config)
-        self.loader = PromptLoader(train.prompts, config.data.train_batch_size, config.runner.seed, config.data.shuffle)
+        self.loader = PromptLoader(train.prompts, round_size(config), config.runner.seed, config.data.shuffle)
 
         components: dict[str, type] = {"actor": LanguageActor, "rollout": LanguageRollout, "reward": Reward}
         if config.critic.use_critic_model:
@@ -77,6 +79,8 @@ class ReasoningTask:
         shaped = shaped_rewards(trajectories, self.config.algorithm, self.config.data.max_response_length)
         self._warn_of_clipped_scores(int(shaped.metrics.get("reward/out_of_range", 0)))
         batch = rollout_batch(trajectories, shaped, self.tokenizer.pad_token_id)
+        if self.config.algorithm.bootstrap_truncated:
+            batch = replace(batch, bootstrapped=cut_ends(trajectories, batch.action_mask))
         samples = _samples(trajectories[: self.config.runner.log_samples])
         return Collected(batch, trajectory_metrics(trajectories) | shaped.metrics | metrics, samples)
 
@@ -146,6 +150,14 @@ class ReasoningTask:
         return sorted(trajectories, key=lambda trajectory: (place[trajectory.prompt.index], trajectory.sample))
 
 
+def round_size(config: Config) -> int:
+    """Prompts that are generated at once."""
+    options = config.algorithm.dynamic_sampling
+    if options is None or options.prompts_per_round is None:
+        return config.data.train_batch_size
+    return options.prompts_per_round
+
+
 def dynamic_sampler(config: Config) -> DynamicSampler | None:
     options, data = config.algorithm.dynamic_sampling, config.data
     if options is None:
@@ -181,12 +193,19 @@ def rollout_batch(trajectories: Sequence[Trajectory], shaped: ShapedRewards, pad
         inputs={"tokens": tokens, "lengths": torch.tensor([len(row) for row in rows])},
         action_mask=action_mask,
         sample_mask=shaped.sample_mask,
+        compared=shaped.compared,
         group_ids=torch.tensor([trajectory.prompt.index for trajectory in trajectories]),
         rewards=place_outcome_rewards(shaped.rewards, action_mask),
         rollout_log_probs=log_probs,
         correct=torch.tensor([trajectory.metric > 0 for trajectory in trajectories]),
         versions=torch.tensor([trajectory.weights_version for trajectory in trajectories]),
     )
+
+
+def cut_ends(trajectories: Sequence[Trajectory], action_mask: Tensor) -> Tensor:
+    """[B,T] bool: the last sampled token of responses that the length limit cut."""
+    truncated = torch.tensor([trajectory.finish_reason == "length" for trajectory in trajectories])
+    return place_outcome_rewards(truncated, action_mask) > 0
 
 
 def trajectory_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -198,6 +217,7 @@ def trajectory_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "reward/unscored": float(sum(not trajectory.valid for trajectory in trajectories)),
         "len/response_clip_frac": _mean([trajectory.finish_reason == "length" for trajectory in trajectories]),
         "len/prompt_mean": _mean(prompts),
+        "len/prompt_max": float(max(prompts)),
         "perf/tokens": float(sum(prompts) + sum(responses)),
         "perf/samples": float(len(trajectories)),
     }

@@ -30,6 +30,7 @@ def batch(**fields: Any) -> RolloutBatch:
         group_ids=torch.arange(ROWS),
         correct=torch.ones(ROWS, dtype=torch.bool),
         versions=torch.zeros(ROWS, dtype=torch.int64),
+        compared=torch.ones(ROWS, dtype=torch.bool),
         **filled,
     )
     return replace(base, **fields)
@@ -37,7 +38,7 @@ def batch(**fields: Any) -> RolloutBatch:
 
 def test_every_field_of_a_batch_is_judged() -> None:
     assert {*PER_POSITION, *PER_ROW, *WITH_FEATURES, "action_mask"} == set(_TENSOR_FIELDS)
-    numbers = {name for name in PER_POSITION if name not in (*MASKS, "loss_weights")}
+    numbers = {name for name in PER_POSITION if name not in (*MASKS, "loss_weights", "kl_penalties")}
     assert numbers == set(SOURCES)
 
 

@@ -49,9 +49,27 @@ def test_every_rank_reports_the_metrics_of_the_whole_mini_batch(results, kind) -
     for rank in range(2):
         found = results[rank]["run"][kind]
         for name in ("few rows", "one row"):  # fewer rows than a micro-batch for everyone, and a rank without any
-            assert found[name] == pytest.approx(expected[name], rel=1e-5, abs=1e-6)
+            assert without_balance(found[name]) == pytest.approx(expected[name], rel=1e-5, abs=1e-6)
         for metrics, alone in zip(found["metrics"], expected["metrics"], strict=True):
-            assert metrics == pytest.approx(alone, rel=1e-5, abs=1e-6)
+            assert without_balance(metrics) == pytest.approx(alone, rel=1e-5, abs=1e-6)
+
+
+def without_balance(metrics: dict[str, float]) -> dict[str, float]:
+    """The metrics that one rank has too."""
+    return {name: value for name, value in metrics.items() if not name.startswith("balance/")}
+
+
+def test_balance_is_measured_and_changes_no_number(results) -> None:
+    expected = results["one"]["run"]["in order"]
+    assert without_balance(expected["metrics"]) == expected["metrics"]
+    for rank in range(2):
+        in_order, balanced = results[rank]["run"]["in order"], results[rank]["run"]["actor"]["metrics"][0]
+        assert_equal(in_order["parameters"], expected["parameters"])
+        assert without_balance(in_order["metrics"]) == pytest.approx(expected["metrics"], rel=1e-5, abs=1e-6)
+        assert in_order["metrics"]["balance/after_max"] == in_order["metrics"]["balance/before_max"]
+        assert 1 <= balanced["balance/after_max"] < balanced["balance/before_max"]
+        assert balanced["balance/before_max"] == in_order["metrics"]["balance/before_max"]
+        assert not any(name.startswith("balance/") for name in results[rank]["run"]["embodied"]["metrics"][0])
 
 
 @pytest.mark.parametrize("kind", ["actor", "embodied"])
