@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from rl_platform.algorithms.action_levels import to_log_prob_level
 from rl_platform.algorithms.gae import decoupled_gae, length_adaptive_lambda
 from rl_platform.algorithms.groups import group_baseline, grpo, raw, reward_to_go, rloo
 from rl_platform.algorithms.statistics import whiten
@@ -23,16 +24,19 @@ def advantages(batch: RolloutBatch, algorithm: Algorithm) -> tuple[Tensor, Tenso
 
     Advantages are whitened over all active positions of the batch where the estimator says so, else where
     `algorithm.normalize_advantages` does; returns never are. Raises Diverged for rewards or values that are not finite.
+    Where values stand at some positions only (`batch.value_mask`), those are the time steps, and each advantage is then
+    repeated at the positions that follow it.
     """
+    mask = batch.value_positions
     for name, tensor in (("rewards", batch.rewards), ("values", batch.values)):
-        wrong = None if tensor is None else first_not_finite(tensor, batch.mask)
+        wrong = None if tensor is None else first_not_finite(tensor, mask)
         if tensor is not None and wrong is not None:
             raise Diverged(f"{name} of the rollout are not finite, first {name}{list(wrong)} = {tensor[wrong].item()}")
     estimated, returns = estimator(algorithm.adv_type)(batch, algorithm)
     whitens = estimator_of(algorithm.adv_type).whitens
     if algorithm.normalize_advantages if whitens is None else whitens:
-        estimated = whiten(estimated, batch.mask)
-    return estimated, returns
+        estimated = whiten(estimated, mask)
+    return to_log_prob_level(estimated, batch), returns
 
 
 def estimator(adv_type: str) -> Estimate:
@@ -42,7 +46,7 @@ def estimator(adv_type: str) -> Estimate:
 
 def _gae(batch: RolloutBatch, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
     assert batch.values is not None, "gae needs batch.values"
-    mask = batch.mask
+    mask = batch.value_positions
     lam_policy: float | Tensor = _or(algorithm.gae_lambda_policy, algorithm.gae_lambda)
     if algorithm.length_adaptive_alpha > 0:
         lam_policy = length_adaptive_lambda(mask, algorithm.length_adaptive_alpha)
