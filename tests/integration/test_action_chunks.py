@@ -1,4 +1,4 @@
-"""Runs with action chunks: each key changes what is learned, and a run that is stopped goes on as if it had not been."""
+"""Runs with action chunks: each key changes what is learned, and a run that was stopped goes on as if it were not."""
 
 from __future__ import annotations
 
@@ -10,11 +10,7 @@ from rl_platform.metrics import read_metrics
 
 CHUNKS = "actor.model.num_action_chunks=2"
 CHEETAH = ("env.id=HalfCheetah-v5", "env.max_episode_steps=7", "actor.model.initial_log_std=-1")
-FINE = (
-    "algorithm.reward_type=action_level",
-    "algorithm.logprob_type=token_level",
-    "algorithm.entropy_type=token_level",
-)
+FINE = tuple(f"algorithm.{key}_level" for key in ("reward_type=action", "logprob_type=token", "entropy_type=token"))
 
 
 @pytest.fixture
