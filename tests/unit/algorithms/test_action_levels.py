@@ -175,6 +175,17 @@ def test_micro_batches_change_nothing(combination: tuple[str, str], mode: str) -
     assert float(sum(parts)) == pytest.approx(float(expected), rel=1e-6)
 
 
+@pytest.mark.parametrize("combination", COMBINATIONS)
+def test_a_rank_without_rows_adds_nothing(combination: tuple[str, str]) -> None:
+    """It computes a row that is masked out, in the denominators of the whole mini-batch."""
+    settings = algorithm(*combination, entropy_type=ACTION, entropy_bonus=0.1)
+    levels, batch = estimated(settings)
+    masked = replace(batch, sample_mask=torch.zeros(2, dtype=torch.bool))
+    denominators = replace(denominators_of(batch, 1), full=False)
+    loss, _ = actor_critic_loss(outputs(levels), masked, denominators, settings)
+    assert float(loss) == 0.0
+
+
 @pytest.mark.parametrize("kind", ["continuous", "discrete"])
 @pytest.mark.parametrize("combination", COMBINATIONS)
 def test_gradients_by_finite_differences(kind: Any, combination: tuple[str, str]) -> None:

@@ -64,6 +64,19 @@ def test_a_video_or_the_reason_why_not(env_id: str, tmp_path: Path) -> None:
     assert list(tmp_path.rglob("*.unfinished.mp4")) == []
 
 
+def test_a_video_of_chunks(tmp_path: Path) -> None:
+    asked = []
+
+    def still(observations: np.ndarray) -> np.ndarray:
+        asked.append(observations)
+        return np.zeros((1, 3), np.int64)
+
+    path, description = tmp_path / "episode.mp4", EnvDescription("CartPole-v1", max_episode_steps=5)
+    note = record_video(description, still, path, seed=0, chunked=True)
+    assert path.exists() == (note is None)
+    assert len(asked) == (2 if note is None else 0)
+
+
 def test_a_drawing_library_that_is_not_there_gives_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MUJOCO_GL", "no-such-library")
     description = EnvDescription("HalfCheetah-v5", max_episode_steps=5)
