@@ -94,8 +94,7 @@ class ChunkRecording:
         )
 
     def _at_last_position(self, of_choices: np.ndarray) -> torch.Tensor:
-        """[num_envs, C] bool -> [num_envs, C P]. What was not executed before it changes nothing, so it may stand
-        behind."""
+        """[num_envs, C] bool -> [num_envs, C P]: behind actions that were not executed, which estimators skip."""
         placed = torch.zeros(*of_choices.shape, self.levels.positions, dtype=torch.bool)
         placed[..., -1] = torch.from_numpy(of_choices)
         return placed.flatten(1)
