@@ -82,7 +82,7 @@ def _train(
 
 def card(config: Config) -> list[tuple[str, str]]:
     """The algorithm card of a config."""
-    rows = config.env.num_envs * config.env.rollout_steps
+    rows = config.transitions
     if config.runner.task_type == "reasoning":
         rows = config.data.train_batch_size * config.algorithm.group_size
     return algorithm_card(
@@ -91,6 +91,7 @@ def card(config: Config) -> list[tuple[str, str]]:
         mini_batch_size=config.data.mini_batch_size,
         task_type=config.runner.task_type,
         has_values=has_values(config),
+        num_action_chunks=config.actor.model.num_action_chunks,
     )
 
 

@@ -51,14 +51,18 @@ class NativeStepper:
             return cls(envs, threads)
         return None
 
-    def step(self, actions: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """actions [N,A] within their bounds, lengths [N]: steps of each episode before this one.
+    def step(
+        self, actions: np.ndarray, lengths: np.ndarray, idle: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """actions [N,A] within their bounds, lengths [N]: steps of each episode before this one; idle [N] bool: whose
+        physics stands still, and whose results mean nothing.
 
         Returns observations [N,D], rewards, terminated and truncated [N], as `Env.step` gives them.
         """
         before = self._positions()
-        others = [self._pool.submit(self._simulate, share, actions) for share in self._shares[1:]] if self._pool else ()
-        self._simulate(self._shares[0], actions)
+        rest = self._shares[1:]
+        others = [self._pool.submit(self._simulate, share, actions, idle) for share in rest] if self._pool else ()
+        self._simulate(self._shares[0], actions, idle)
         for other in others:
             other.result()
         return *self._task(before, self._positions(), actions), lengths + 1 >= self._limits
@@ -71,9 +75,9 @@ class NativeStepper:
         rows = len(self._qpos)
         return Positions(np.concatenate(self._qpos).reshape(rows, -1), np.concatenate(self._qvel).reshape(rows, -1))
 
-    def _simulate(self, share: tuple[int, int], actions: np.ndarray) -> None:
+    def _simulate(self, share: tuple[int, int], actions: np.ndarray, idle: np.ndarray | None) -> None:
         mj_step, frame_skip, ctrl = self._mj_step, self._frame_skip, self._ctrl
-        for i in range(*share):
+        for i in range(*share) if idle is None else (i for i in range(*share) if not idle[i]):
             model, data = self._physics[i]
             ctrl[i][:] = actions[i]
             mj_step(model, data, frame_skip)

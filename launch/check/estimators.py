@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rl_platform.algorithms.action_levels import to_log_prob_level
 from rl_platform.algorithms.advantages import advantages
 from rl_platform.config.estimators import ESTIMATORS, estimator_of
 from rl_platform.config.schema import Config
@@ -21,21 +22,23 @@ CONSTANT = 5.0  # added to the rewards of a group
 
 def recursion(case: Case) -> Iterator[Difference]:
     algorithm, batch = case.algorithm, case.rollout
-    lengths = batch.mask.sum(dim=1).clamp(min=1)
+    lengths = batch.value_positions.sum(dim=1).clamp(min=1)
     lam_policy = _lambda(algorithm.gae_lambda_policy, algorithm.gae_lambda, len(batch))
     if algorithm.length_adaptive_alpha > 0:
         lam_policy = (1 - 1 / (algorithm.length_adaptive_alpha * lengths)).clamp(0, 1)
     lam_value = _lambda(algorithm.gae_lambda_value, algorithm.gae_lambda, len(batch))
     found, returns = _estimate(case)
-    yield compare("advantages", found, textbook_gae(batch, algorithm.gamma, lam_policy))
-    expected = textbook_gae(batch, algorithm.gamma, lam_value) + torch.where(batch.mask, _values(batch), 0.0)
+    plain_loop = textbook_gae(batch, algorithm.gamma, lam_policy)
+    yield compare("advantages", found, to_log_prob_level(plain_loop, batch))
+    values = torch.where(batch.value_positions, _values(batch), 0.0)
+    expected = textbook_gae(batch, algorithm.gamma, lam_value) + values
     yield compare("returns", returns, expected)
     plain = {"gae_lambda_policy": None, "gae_lambda_value": None, "length_adaptive_alpha": 0.0}
     for lam, what in ((1.0, "lambda 1: what is to come minus V"), (0.0, "lambda 0: the one-step TD error")):
         found, _ = _estimate(case, gae_lambda=lam, **plain)
         rows = torch.full((len(batch),), lam)
         direct = _rest(batch, algorithm.gamma) if lam else textbook_gae(batch, algorithm.gamma, rows)
-        yield compare(what, found, direct)
+        yield compare(what, found, to_log_prob_level(direct, batch))
 
 
 def decoupled(case: Case) -> Iterator[Difference]:
@@ -47,25 +50,26 @@ def decoupled(case: Case) -> Iterator[Difference]:
 
 
 def group_baselines(case: Case) -> Iterator[Difference]:
-    batch = case.rollout
-    found = advantages(batch, case.algorithm)[0]
+    batch, algorithm = case.rollout, case.algorithm.model_copy(update={"advantage_clip": None})
+    found = advantages(batch, algorithm)[0]
     groups = batch.group_ids.unique()
-    if not estimator_of(case.algorithm.adv_type).whitens:
+    own_scale = (
+        algorithm.adv_type == "grpo" and algorithm.grpo_leave_one_out
+    )  # each row is divided by another deviation
+    if not estimator_of(algorithm.adv_type).whitens and not own_scale:
         scores = _per_row(found, batch)
         sums = torch.stack([scores[batch.group_ids == group].sum() for group in groups])
         yield compare("sum of the advantages of a group", sums, torch.zeros(len(groups)), scale=1.0)
     last = batch.mask & (batch.mask.flip(1).cumsum(dim=1).flip(1) == 1)
     raised = (batch.group_ids == groups[0])[:, None] & last
     moved = replace(batch, rewards=batch.rewards + CONSTANT * raised)
-    yield compare(
-        f"advantages with {CONSTANT:g} more reward for a whole group", advantages(moved, case.algorithm)[0], found
-    )
+    yield compare(f"advantages with {CONSTANT:g} more reward for a whole group", advantages(moved, algorithm)[0], found)
 
 
 def leave_one_out(case: Case) -> Iterator[Difference]:
     batch = case.rollout
     rloo, _ = _estimate(case, adv_type="rloo")
-    grpo, _ = _estimate(case, adv_type="grpo", grpo_std_normalization=False)
+    grpo, _ = _estimate(case, adv_type="grpo", grpo_std_normalization=False, grpo_leave_one_out=False)
     counted = batch.mask.any(dim=1)
     sizes = torch.stack([(counted & (batch.group_ids == group)).sum() for group in batch.group_ids])
     factors = torch.where(sizes > 1, sizes / (sizes - 1).clamp(min=1), 0.0)
@@ -74,14 +78,14 @@ def leave_one_out(case: Case) -> Iterator[Difference]:
 
 def textbook_gae(batch: RolloutBatch, gamma: float, lam: Tensor) -> Tensor:
     """[B,T] float64: g_t = r_t + gamma V_next - V_t + gamma lam g_next over the active positions of each row alone."""
-    rewards, values = batch.rewards.double(), _values(batch).double()
+    rewards, values, active = batch.rewards.double(), _values(batch).double(), batch.value_positions
     result = torch.zeros_like(values)
     for row in range(len(batch)):
         following, g = 0.0, 0.0
         for t in reversed(range(values.shape[1])):
             if batch.ends is not None and batch.end_values is not None and bool(batch.ends[row, t]):
                 following, g = float(batch.end_values[row, t]), 0.0
-            if bool(batch.mask[row, t]):
+            if bool(active[row, t]):
                 value = float(values[row, t])
                 g = float(rewards[row, t]) + gamma * following - value + gamma * float(lam[row]) * g
                 result[row, t], following = g, value
@@ -90,14 +94,14 @@ def textbook_gae(batch: RolloutBatch, gamma: float, lam: Tensor) -> Tensor:
 
 def _rest(batch: RolloutBatch, gamma: float) -> Tensor:
     """[B,T] float64: the discounted rewards from each active position on, up to the end of its episode, minus V."""
-    values = _values(batch).double()
+    values, active = _values(batch).double(), batch.value_positions
     result = torch.zeros_like(values)
     for row in range(len(batch)):
         coming = 0.0
         for t in reversed(range(values.shape[1])):
             if batch.ends is not None and batch.end_values is not None and bool(batch.ends[row, t]):
                 coming = float(batch.end_values[row, t])
-            if bool(batch.mask[row, t]):
+            if bool(active[row, t]):
                 coming = float(batch.rewards[row, t]) + gamma * coming
                 result[row, t] = coming - values[row, t]
     return result
@@ -105,7 +109,7 @@ def _rest(batch: RolloutBatch, gamma: float) -> Tensor:
 
 def _estimate(case: Case, **changes: Any) -> tuple[Tensor, Tensor]:
     """Advantages, not whitened, and returns (zeros without a critic) of the case's rollout under other keys."""
-    algorithm = case.algorithm.model_copy(update={"normalize_advantages": False, **changes})
+    algorithm = case.algorithm.model_copy(update={"normalize_advantages": False, "advantage_clip": None, **changes})
     found, returns = advantages(case.rollout, algorithm)
     return found, torch.zeros_like(found) if returns is None else returns
 

@@ -59,7 +59,7 @@ def value_losses(case: Case) -> Iterator[Difference]:
     assert batch.values is not None
     assert batch.returns is not None
     delta, clip = algorithm.huber_delta, algorithm.value_clip
-    returns, numbers = batch.returns, (values, batch.values, batch.returns, batch.mask)
+    returns, numbers = batch.returns, (values, batch.values, batch.returns, batch.value_positions)
 
     def phi(error: Tensor, delta: float | None) -> Tensor:
         square, size = error.square() / 2, error.abs()
@@ -69,7 +69,7 @@ def value_losses(case: Case) -> Iterator[Difference]:
     if clip is not None:
         bounded = torch.minimum(torch.maximum(values, batch.values - clip), batch.values + clip)
         expected = torch.maximum(expected, phi(bounded - returns, delta))
-    yield compare("value loss", value_loss(*numbers, clip, delta)[0], torch.where(batch.mask, expected, 0.0))
+    yield compare("value loss", value_loss(*numbers, clip, delta)[0], torch.where(batch.value_positions, expected, 0.0))
     free = value_loss(*numbers, None, delta)[0]
     yield compare("unbounded value clip, and none", value_loss(*numbers, UNBOUNDED, delta)[0], free)
     squared = value_loss(*numbers, clip, None)[0]

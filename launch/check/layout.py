@@ -67,8 +67,8 @@ def order(case: Case) -> Iterator[Difference]:
     shuffle = torch.randperm(len(rollout), generator=case.numbers("order"))
     moved = estimated(rollout.select(shuffle), case.algorithm)
     back = shuffle.argsort()
-    if case.embodied:  # a row of the rollout is as many transitions
-        steps = rollout.action_mask.shape[1]
+    if case.embodied:  # a row of the rollout is as many choices
+        steps = rollout.inputs["observations"].shape[1]
         back = (back[:, None] * steps + torch.arange(steps)).flatten()
     yield from _same_estimates("rows shuffled", moved.select(back), case.batch)
     turned = torch.arange(len(case.batch)).flip(0)

@@ -19,12 +19,10 @@ from rl_platform.components.critic import LanguageCritic
 from rl_platform.components.reference import LanguageReference
 from rl_platform.config.components import Model, Optim, RandomLM, Trainable
 from rl_platform.config.schema import Cluster, Config
-from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces
 from rl_platform.launch.check.samples import (
-    ENVIRONMENTS,
     LONGEST_PROMPT,
     LONGEST_RESPONSE,
-    STEPS,
+    SPACES,
     Case,
 )
 from rl_platform.metrics import Reporters
@@ -38,7 +36,6 @@ from rl_platform.runtime.local import LocalRuntime
 
 MOST_EPOCHS = 2
 DEADLINE_S = 60.0
-SPACES = EnvSpaces((3,), ActionSpace("continuous", 2), (2,), (-1.0, -1.0), (1.0, 1.0))
 _LONGEST = LONGEST_PROMPT + LONGEST_RESPONSE
 
 
@@ -109,7 +106,7 @@ def small(case: Case, micro_batch_size: int | None = None, even_steps: bool = Tr
         return section.model_copy(update={**learner, "optim": optim, "model": model})
 
     data = {
-        "mini_batch_size": _rows(case) // 2,
+        "mini_batch_size": case.rows // 2,
         "max_prompt_length": LONGEST_PROMPT,
         "max_response_length": LONGEST_RESPONSE,
     }
@@ -143,10 +140,6 @@ def _components(config: Config) -> dict[str, ComponentSpec]:
 def _names(config: Config) -> list[str]:
     critic = ["critic"] if config.critic.use_critic_model else []
     return ["actor", *critic, *(["reference"] if config.algorithm.needs_reference else [])]
-
-
-def _rows(case: Case) -> int:
-    return ENVIRONMENTS * STEPS if case.embodied else len(case.rollout)
 
 
 def _model(case: Case) -> Model:

@@ -13,20 +13,25 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from rl_platform.algorithms.action_levels import denominators_of
 from rl_platform.algorithms.advantages import advantages
 from rl_platform.algorithms.aggregation import Denominators
 from rl_platform.algorithms.losses import ModelOutputs, actor_critic_loss, actor_loss, critic_loss
 from rl_platform.algorithms.metrics import Metrics
 from rl_platform.algorithms.mismatch import mismatch_weights
-from rl_platform.algorithms.rewards import penalize_kl, place_outcome_rewards
+from rl_platform.algorithms.rewards import penalized, place_outcome_rewards
+from rl_platform.components.actor import action_levels
+from rl_platform.components.chunk_recording import ChunkRecording
 from rl_platform.config.algorithm import Algorithm
 from rl_platform.config.effects import has_values
 from rl_platform.config.schema import Config
+from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces
 from rl_platform.records import RolloutBatch
 from rl_platform.rng import generator
 
 ROWS, LONGEST_PROMPT, LONGEST_RESPONSE = 12, 5, 11
-ENVIRONMENTS, STEPS = 4, 12
+ENVIRONMENTS, CHOICES = 4, 12
+SPACES = EnvSpaces((3,), ActionSpace("continuous", 2), (2,), (-1.0, -1.0), (1.0, 1.0))
 LARGEST_GROUP = 4
 MOVED = 0.3  # deviation of log-probs and values from the old ones: some ratios are clipped, some are not
 
@@ -68,6 +73,11 @@ class Case:
         return moved_outputs(self.batch, self.seed)
 
     @property
+    def rows(self) -> int:
+        """Of `batch`, that mini-batches are made of."""
+        return ENVIRONMENTS * CHOICES if self.embodied else len(self.rollout)
+
+    @property
     def losses(self) -> dict[str, LossFunction]:
         """The losses that the config trains with, by name."""
         if self.algorithm.loss_type == "actor_critic":
@@ -106,24 +116,27 @@ def random_responses(config: Config, seed: int) -> RolloutBatch:
 
 
 def random_steps(config: Config, seed: int) -> RolloutBatch:
-    """Rows of environment steps, with ends of episodes, some of them cut off and worth something."""
-    numbers, shape = generator(seed, "check", "steps"), (ENVIRONMENTS, STEPS)
+    """Rows of choices in environments, with ends of episodes, some of them cut off and worth something."""
+    numbers, shape = generator(seed, "check", "steps"), (ENVIRONMENTS, CHOICES)
+    levels = action_levels(config, SPACES)
+    recording = ChunkRecording(ENVIRONMENTS, CHOICES * levels.num_actions, SPACES, levels)
+    for array in (recording.observations, recording.end_observations, recording.actions, recording.log_probs):
+        array[:] = torch.randn(array.shape, generator=numbers).numpy()
     ends = torch.rand(shape, generator=numbers) < 0.2
-    ends[:, -1] = True
-    cut = ends & (torch.rand(shape, generator=numbers) < 0.5)
-    observations = torch.randn(*shape, 3, generator=numbers)
-    batch = RolloutBatch(
-        inputs={"observations": observations, "actions": torch.randn(*shape, 2, generator=numbers)},
-        action_mask=torch.ones(shape, dtype=torch.bool),
-        sample_mask=torch.ones(ENVIRONMENTS, dtype=torch.bool),
-        group_ids=torch.arange(ENVIRONMENTS),
-        rewards=torch.randn(shape, generator=numbers),
-        rollout_log_probs=torch.zeros(shape),
-        ends=ends,
-        bootstrapped=cut,
-        end_observations=torch.randn(*shape, 3, generator=numbers),
-        end_values=torch.where(cut, torch.randn(shape, generator=numbers), 0.0),
-    )
+    left = torch.where(ends, torch.randint(levels.num_actions, shape, generator=numbers), levels.num_actions - 1)
+    executed = torch.arange(levels.num_actions) <= left[..., None]  # an end leaves the rest of its chunk undone
+    rewards = torch.randn(executed.shape, generator=numbers)
+    recording.executed[:], recording.rewards[:] = executed.numpy(), torch.where(executed, rewards, 0.0).numpy()
+    recording.ends[:] = ends.numpy()
+    recording.terminated[:] = (ends & (torch.rand(shape, generator=numbers) < 0.5)).numpy()
+    next_observations = torch.randn(ENVIRONMENTS, *SPACES.observation_shape, generator=numbers)
+    batch = recording.finish(next_observations.numpy(), config.algorithm.bootstrap_type)
+    assert batch.bootstrapped is not None
+    following = torch.randn(batch.bootstrapped.shape, generator=numbers)
+    batch = replace(batch, end_values=torch.where(batch.bootstrapped, following, 0.0))
+    if levels.single:  # as `Recording` has it
+        batch.inputs["actions"] = batch.inputs["actions"][:, :, 0]
+        del batch.inputs["executed"]
     return _with_models(batch, config, numbers)
 
 
@@ -132,6 +145,10 @@ def _with_models(batch: RolloutBatch, config: Config, numbers: torch.Generator) 
     shape, algorithm = batch.action_mask.shape, config.algorithm
     log_probs = -torch.rand(shape, generator=numbers) - 0.1
 
+    values = torch.randn(shape, generator=numbers)
+    if batch.value_mask is not None:
+        values = torch.where(batch.value_mask, values, 0.0)
+
     def noisy() -> Tensor:
         return log_probs + MOVED * torch.randn(shape, generator=numbers)
 
@@ -139,7 +156,7 @@ def _with_models(batch: RolloutBatch, config: Config, numbers: torch.Generator) 
         batch,
         log_probs=log_probs,
         rollout_log_probs=noisy(),
-        values=torch.randn(shape, generator=numbers) if has_values(config) else None,
+        values=values if has_values(config) else None,
         reference_log_probs=noisy() if algorithm.needs_reference else None,
         full_kl=torch.rand(shape, generator=numbers) if algorithm.full_kl_in_reward else None,
     )
@@ -147,13 +164,10 @@ def _with_models(batch: RolloutBatch, config: Config, numbers: torch.Generator) 
 
 def estimated(batch: RolloutBatch, algorithm: Algorithm) -> RolloutBatch:
     """KL penalty, estimator and mismatch weights, as a step of a run applies them; without PF-PPO."""
+    if algorithm.old_log_probs == "rollout":
+        batch = replace(batch, log_probs=batch.rollout_log_probs)
     if algorithm.use_kl_in_reward:
-        assert batch.log_probs is not None
-        assert batch.reference_log_probs is not None
-        coefficient, kind = algorithm.kl_ctrl.kl_coef, algorithm.kl_penalty
-        models = batch.log_probs, batch.reference_log_probs, batch.mask
-        rewards, _ = penalize_kl(batch.rewards, *models, coefficient, kind, batch.full_kl)
-        batch = replace(batch, rewards=rewards)
+        batch, _ = penalized(batch, algorithm, algorithm.kl_ctrl.kl_coef)
     found, returns = advantages(batch, algorithm)
     batch = replace(batch, advantages=found, returns=returns)
     if algorithm.rollout_is is not None:
@@ -191,7 +205,7 @@ def loss_and_gradients(
     leaves = {
         name: tensor.detach().clone().requires_grad_() for name, tensor in vars(outputs).items() if tensor is not None
     }
-    denominators = Denominators.of(batch.mask, horizon, batch.correct)
+    denominators = denominators_of(batch, horizon, nominal=algorithm.loss_agg_denominator == "nominal")
     total = torch.zeros(())
     for rows in parts:
         index = torch.tensor(rows or [0])

@@ -38,8 +38,8 @@ def parameters(case: Case) -> Iterator[Difference]:
 def first_step(case: Case) -> Iterator[Difference]:
     """Measured in the first optimizer step of a rollout, on what the loss is given."""
     keys = {"ppo_epochs": 1, "policy_training_start_step": 0, "target_kl": None}
-    config = small(case, micro_batch_size=3, logprob_forward_micro_batch_size=_rows(case), **keys)
-    config = config.model_copy(update={"data": config.data.model_copy(update={"mini_batch_size": _rows(case)})})
+    config = small(case, micro_batch_size=3, logprob_forward_micro_batch_size=case.rows, **keys)
+    config = config.model_copy(update={"data": config.data.model_copy(update={"mini_batch_size": case.rows})})
     with small_learners(case, config) as learners:
         found = learners.update(rollout(case, 0), 0)
     if "actor/ratio_min" not in found:  # a loss of the user's own with metrics of its own
@@ -111,8 +111,13 @@ def _exact_bound(config: Config) -> bool:
     return min(config.algorithm.clip_ratio_low, config.algorithm.clip_ratio_high) == 0
 
 
-def _rows(case: Case) -> int:
-    return case.rollout.action_mask.numel() if case.embodied else len(case.rollout)
+def _recomputed(config: Config) -> str | None:
+    source = config.algorithm.old_log_probs
+    reasons = {
+        "rollout": "old_log_probs rollout compares to what the engine reported",
+        "current": "old_log_probs current has no other ratio",
+    }
+    return reasons.get(source)
 
 
 def _warm_up(config: Config) -> str | None:
@@ -127,7 +132,7 @@ PROPERTIES = [
         "parameters: in micro-batches, padded = as a whole",
         parameters,
     ),
-    Property("first step", "ratio to the old policy = 1; clipped share, KL = 0", first_step),
+    Property("first step", "ratio to the old policy = 1; clipped share, KL = 0", first_step, _recomputed),
     Property("critic warm-up", "models that learn: at steps 0, K - 1, K = as configured", warm_up, _warm_up),
     Property("resume", "parameters, metrics: saved and loaded before = not", resume),
 ]

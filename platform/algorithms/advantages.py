@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from rl_platform.algorithms.action_levels import to_log_prob_level
 from rl_platform.algorithms.gae import decoupled_gae, length_adaptive_lambda
 from rl_platform.algorithms.groups import group_baseline, grpo, leave_one_out, local_penalties, raw, reward_to_go, rloo
 from rl_platform.algorithms.statistics import whiten, whiten_rows
@@ -23,22 +24,21 @@ def advantages(batch: RolloutBatch, algorithm: Algorithm) -> tuple[Tensor, Tenso
 
     Advantages are whitened over all active positions of the batch where the estimator says so, else where
     `algorithm.normalize_advantages` does, then bounded by `advantage_clip`; returns never are. Raises Diverged for
-    rewards or values that are not finite.
+    rewards or values that are not finite. Where values stand at some positions only (`batch.value_mask`), those are the
+    time steps, and each advantage is then repeated at the positions that follow it.
     """
-    for name, tensor, mask in (
-        ("rewards", batch.rewards, batch.baseline_mask),
-        ("values", batch.values, batch.mask),
-    ):
-        if tensor is not None:
-            check_finite(name, tensor, mask)
+    mask = batch.value_positions
+    check_finite("rewards", batch.rewards, batch.baseline_mask)
+    if batch.values is not None:
+        check_finite("values", batch.values, mask)
     estimated, returns = estimator(algorithm.adv_type)(batch, algorithm)
     whitens = estimator_of(algorithm.adv_type).whitens
     if algorithm.normalize_advantages if whitens is None else whitens:
         over = whiten_rows if algorithm.whiten_over == "sequences" else whiten
-        estimated = over(estimated, batch.mask)
+        estimated = over(estimated, mask)
     if algorithm.advantage_clip is not None:
         estimated = estimated.clamp(*algorithm.advantage_clip)  # the bounds enclose 0, what is masked stays there
-    return estimated, returns
+    return to_log_prob_level(estimated, batch), returns
 
 
 def estimator(adv_type: str) -> Estimate:
@@ -48,7 +48,7 @@ def estimator(adv_type: str) -> Estimate:
 
 def _gae(batch: RolloutBatch, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
     assert batch.values is not None, "gae needs batch.values"
-    mask = batch.mask
+    mask = batch.value_positions
     lam_policy: float | Tensor = _or(algorithm.gae_lambda_policy, algorithm.gae_lambda)
     if algorithm.length_adaptive_alpha > 0:
         lam_policy = length_adaptive_lambda(mask, algorithm.length_adaptive_alpha)

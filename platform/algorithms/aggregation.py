@@ -22,7 +22,8 @@ class Denominators:
     tokens: active positions; sequences: rows with at least one, or all rows (`nominal`); horizon: constant H of
     seq-mean-token-sum-norm, never the padded width; full: every position is active, so there is nothing to guard and a
     third of the small operations can be left out; correct_tokens: active positions of correct rows. A rank that sees a
-    part of the mini-batch only adds up `tokens`, `sequences` and `correct_tokens` over the ranks.
+    part of the mini-batch only adds up `tokens`, `sequences` and `correct_tokens` over the ranks. values, entropy: what
+    value loss and entropy are divided by where they are of another level than the log-probs (action_levels.py).
     """
 
     tokens: float
@@ -30,6 +31,8 @@ class Denominators:
     horizon: float
     full: bool = False
     correct_tokens: float = 0.0
+    values: Denominators | None = None
+    entropy: Denominators | None = None
 
     @classmethod
     def of(cls, mask: Tensor, horizon: float, correct: Tensor | None = None, *, nominal: bool = False) -> Denominators:

@@ -43,15 +43,18 @@ def algorithm_card(
     mini_batch_size: int,
     task_type: Literal["embodied", "reasoning"],
     has_values: bool = True,
+    num_action_chunks: int = 1,
 ) -> list[tuple[str, str]]:
     """(topic, what holds) in reading order. Rows are sequences (reasoning) or transitions (embodied).
 
-    `has_values`: a value function is trained, as a head on the policy or as a critic.
+    `has_values`: a value function is trained, as a head on the policy or as a critic. `num_action_chunks`: actions per
+    transition.
     """
     steps = rows_per_rollout // mini_batch_size
     return [
         ("advantages", _advantages(algorithm)),
         *([("rewards", _rewards(algorithm))] if task_type == "reasoning" else []),
+        *(_action_chunks(algorithm, num_action_chunks) if task_type == "embodied" else []),
         ("policy loss", _policy_loss(algorithm)),
         ("rollout mismatch", _mismatch(algorithm)),
         ("value loss", _value_loss(algorithm) if has_values else "none: there is no critic"),
@@ -125,6 +128,29 @@ def _lambdas(algorithm: Algorithm) -> str:
     if algorithm.length_adaptive_alpha:
         of_policy = f"1 - 1 / ({algorithm.length_adaptive_alpha:g} length)"
     return f"lambda {of_policy} for advantages and {plain if value is None else f'{value:g}'} for returns"
+
+
+def _action_chunks(algorithm: Algorithm, num_actions: int) -> list[tuple[str, str]]:
+    """Nothing where each transition is one action with one log-prob, and bootstraps as usual."""
+    found = []
+    if num_actions > 1 or {algorithm.logprob_type, algorithm.entropy_type} != {"chunk_level"}:
+        unit = {
+            "chunk_level": "chunk" if num_actions > 1 else "action",
+            "action_level": "action",
+            "token_level": "component of an action",
+        }
+        rewards = unit[algorithm.reward_type]
+        added = ", its rewards added up without discount" if rewards == "chunk" else ""
+        text = (
+            f"{num_actions} executed per choice; one reward, value and advantage per {rewards}{added}, gamma per "
+            f"{rewards}; one ratio per {unit[algorithm.logprob_type]}; entropy per {unit[algorithm.entropy_type]}"
+        )
+        found.append(("actions", text))
+    if algorithm.bootstrap_type != "standard":
+        always = algorithm.bootstrap_type == "always"
+        text = f"the value of an episode's last state {'always counts' if always else 'never counts, truncated or not'}"
+        found.append(("ends of episodes", text))
+    return found
 
 
 def _policy_loss(algorithm: Algorithm) -> str:

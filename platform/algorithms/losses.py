@@ -134,7 +134,11 @@ def _actor_loss(
     if outputs.entropy is not None:
         bonus = algorithm.entropy_bonus
         entropy = aggregate(
-            outputs.entropy if bonus else outputs.entropy.detach(), mask, denominators, algorithm.loss_agg_func
+            outputs.entropy if bonus else outputs.entropy.detach(),
+            mask,
+            denominators.entropy or denominators,
+            algorithm.loss_agg_func,
+            None if batch.entropy_units is None else batch.entropy_units.sum(dim=1),
         )
         terms["actor/entropy"] = entropy
         loss = loss - bonus * entropy if bonus else loss
@@ -184,6 +188,8 @@ def _critic_loss(
     assert outputs.values is not None
     assert batch.values is not None
     assert batch.returns is not None
+    if denominators.values is not None:
+        mask, denominators = batch.value_positions, denominators.values
     per_token, metrics = value_loss(
         outputs.values, batch.values, batch.returns, mask, algorithm.value_clip, algorithm.huber_delta
     )

@@ -5,12 +5,15 @@ Scaling and shaping of scores happen before; the reward of an embodied step need
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from rl_platform.algorithms.aggregation import select
 from rl_platform.algorithms.kl import kl_estimate
-from rl_platform.config.algorithm import KLPenalty
+from rl_platform.config.algorithm import Algorithm, KLPenalty
+from rl_platform.records import RolloutBatch
 
 
 @torch.no_grad()
@@ -48,3 +51,23 @@ def penalize_kl(
     else:
         kl = kl_estimate(log_probs, reference_log_probs, mask, estimator, output_clip=output_clip)
     return rewards - coefficient * kl, kl
+
+
+def penalized(batch: RolloutBatch, algorithm: Algorithm, coefficient: float) -> tuple[RolloutBatch, Tensor]:
+    """The batch with the penalty of `use_kl_in_reward` subtracted from its rewards, and K [B,T].
+
+    Rows that do not count but that others are compared to pay as the others do.
+    """
+    assert batch.log_probs is not None
+    assert batch.reference_log_probs is not None
+    rewards, kl = penalize_kl(
+        batch.rewards,
+        batch.log_probs,
+        batch.reference_log_probs,
+        batch.baseline_mask,
+        coefficient,
+        algorithm.kl_penalty,
+        batch.full_kl,
+        algorithm.kl_output_clip,
+    )
+    return replace(batch, rewards=rewards, kl_penalties=coefficient * kl), kl

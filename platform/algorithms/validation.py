@@ -16,11 +16,13 @@ from rl_platform.records import RolloutBatch
 
 PER_POSITION = (
     "ends", "bootstrapped", "end_values", "rewards", "rollout_log_probs", "log_probs", "reference_log_probs", "full_kl",
-    "values", "advantages", "returns", "loss_weights", "kl_penalties",
+    "values", "advantages", "returns", "loss_weights", "kl_penalties", "value_mask",
+    "entropy_units",
 )  # fmt: skip
 PER_ROW = ("sample_mask", "group_ids", "correct", "versions", "compared")
-BOOLEAN = ("action_mask", "sample_mask", "ends", "bootstrapped", "correct", "compared")
-WITH_FEATURES = ("end_observations", "reference_states")  # [B,T,...]
+BOOLEAN = ("action_mask", "sample_mask", "ends", "bootstrapped", "correct", "compared", "value_mask")
+WITH_FEATURES = ("reference_states",)  # [B,T,...]
+PER_CHOICE = ("end_observations",)  # [B,C,...]; a choice of an embodied policy may be several positions
 
 # Tensors of numbers in the order in which they are made, so that the first one that went wrong is named; and where to
 # look for the reason.
@@ -93,7 +95,12 @@ def check_alignment(batch: RolloutBatch) -> None:
 
 def _fields(batch: RolloutBatch) -> Iterator[tuple[str, Tensor, int, bool]]:
     """(name, tensor, how many of its dimensions are those of action_mask, whether it may have more)."""
-    for names, shared, more in ((PER_POSITION, 2, False), (PER_ROW, 1, False), (WITH_FEATURES, 2, True)):
+    for names, shared, more in (
+        (PER_POSITION, 2, False),
+        (PER_ROW, 1, False),
+        (WITH_FEATURES, 2, True),
+        (PER_CHOICE, 1, True),
+    ):
         for name in names:
             tensor = getattr(batch, name)
             if tensor is not None:

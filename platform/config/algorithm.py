@@ -21,6 +21,10 @@ LossAggregation = Literal[
 OldLogProbs = Literal["recompute", "rollout", "current"]
 PositiveNLLNorm = Literal["correct_tokens", "all_tokens"]
 Bounds = Annotated[tuple[float, float], Field(strict=False)]  # strict would refuse the list that YAML gives
+# How much of an action chunk one reward, log-prob or entropy is of: all its actions, one of them, a component of one.
+RewardLevel = Literal["chunk_level", "action_level"]
+ActionLevel = Literal[RewardLevel, "token_level"]
+Bootstrap = Literal["standard", "always", "none"]
 
 POLICY_LOSSES = ("ppo_clip", "reinforce", "gspo", "cispo")
 
@@ -239,6 +243,23 @@ class Algorithm(Section):
     reward_scaling: RewardScaling | None = Field(default=None, description="map scores to another range; null: off")
     overlong: Overlong = Field(default_factory=Overlong, description="rewards of long and truncated responses")
     reward_whitening: bool = Field(default=False, description="scale rewards to unit variance over the rollout batch")
+
+    reward_type: RewardLevel = Field(
+        default="chunk_level",
+        description="embodied: one reward, value and advantage per action chunk (its rewards added up) or per action",
+    )
+    logprob_type: ActionLevel = Field(
+        default="chunk_level",
+        description="embodied: one log-prob and ratio per action chunk, per action, or per component of an action",
+    )
+    entropy_type: ActionLevel = Field(
+        default="chunk_level", description="embodied: whose entropy the entropy term is a mean of"
+    )
+    bootstrap_type: Bootstrap = Field(
+        default="standard",
+        description="embodied: where an episode ends, its last state's value counts if it was cut by its time limit "
+        "(standard), always, or never (none)",
+    )
 
     rollout_micro_batch_size: int | None = Field(
         default=None, ge=1, description="rows per forward of the rollout policy; null: all that wait"

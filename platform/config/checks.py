@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
+from rl_platform.config.action_level_rules import CHUNKS, broken_action_level_rules
 from rl_platform.config.batch_rules import broken_batch_rules
 from rl_platform.config.components import Model, Optim, Sampling
 from rl_platform.config.controls import broken_controls
@@ -54,6 +55,7 @@ def check(
         rules.trainable("critic")
     if config.runner.task_type == "embodied":
         rules.embodied()
+        rules.report(broken_action_level_rules(config))
     else:
         rules.reasoning()
         rules.report(broken_reward_rules(config))
@@ -216,10 +218,13 @@ class _Rules:
         env, mini = self.config.env, self.config.data.mini_batch_size
         if not env.id:
             self.fail("env.id", "embodied training needs an environment", "runner.task_type", hint="as CartPole-v1")
-        rows = env.num_envs * env.rollout_steps
+        rows = self.config.transitions
         if rows % mini:
-            message = f"mini-batches of {mini} do not divide the {rows} transitions of env.num_envs * env.rollout_steps"
-            self.fail("data.mini_batch_size", message, "env.num_envs", "env.rollout_steps", "runner.task_type")
+            chunks = f" / {CHUNKS}" if self.config.actor.model.num_action_chunks > 1 else ""
+            sizes = f"env.num_envs * env.rollout_steps{chunks}"
+            message = f"mini-batches of {mini} do not divide the {rows} transitions of {sizes}"
+            involved = ("env.num_envs", "env.rollout_steps", CHUNKS, "runner.task_type")
+            self.fail("data.mini_batch_size", message, *involved)
         if env.num_workers > env.num_envs:
             message = f"more processes than environments: env.num_envs is {env.num_envs}"
             self.fail("env.num_workers", message, "env.num_envs", "runner.task_type")

@@ -39,6 +39,11 @@ class Model(Section):
     )
     activation: Literal["tanh", "relu", "silu", "elu"] = Field(default="tanh", description="embodied: of the backbone")
     initial_log_std: float = Field(default=0.0, description="embodied, continuous actions: log deviation at the start")
+    num_action_chunks: int = Field(
+        default=1,
+        ge=1,
+        description="embodied: actions chosen from one observation and executed one after another",
+    )
 
 
 class Optim(Section):

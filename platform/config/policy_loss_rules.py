@@ -30,7 +30,7 @@ def _kind(config: Config) -> Iterator[BrokenRule]:
         message = f"neither one of {', '.join(POLICY_LOSSES)} nor a function written as module:function"
         yield BrokenRule(_KIND, message, hint=f"did you mean {close}?" if close else "")
     elif kind == "gspo" and config.runner.task_type == "embodied":
-        message = "an embodied row is one transition, so the ratio of its sequence is that of ppo_clip"
+        message = "an embodied row is one transition, and its one ratio is that of ppo_clip (algorithm.logprob_type)"
         yield BrokenRule(_KIND, message, (_TASK,), hint=f"{_KIND}: ppo_clip")
     elif kind == "gspo" and algorithm.loss_agg_func != "seq-mean-token-mean":
         key = "algorithm.loss_agg_func"

@@ -111,3 +111,8 @@ class Config(Section):
     rollout: Rollout = Field(default_factory=Rollout, description="generates responses or chooses actions")
     reward: Reward = Field(default_factory=Reward, description="scores responses")
     env: Env = Field(default_factory=Env, description="the simulation")
+
+    @property
+    def transitions(self) -> int:
+        """Embodied: rows of a rollout, one per choice of the policy."""
+        return self.env.num_envs * self.env.rollout_steps // self.actor.model.num_action_chunks

@@ -16,7 +16,7 @@ from rl_platform.algorithms.advantages import advantages
 from rl_platform.algorithms.kl import kl_controller, sequence_mean_kl
 from rl_platform.algorithms.mismatch import mismatch_weights
 from rl_platform.algorithms.pf_ppo import apply_pf_ppo, row_scores
-from rl_platform.algorithms.rewards import penalize_kl
+from rl_platform.algorithms.rewards import penalized
 from rl_platform.algorithms.summary import rollout_metrics
 from rl_platform.algorithms.validation import check_batch
 from rl_platform.config.schema import Config
@@ -181,17 +181,7 @@ class PPO:
         check_batch(batch, self.tolerated)  # before a KL penalty spreads what is wrong with log-probs into the rewards
         if self.algorithm.use_kl_in_reward:
             coefficient = self.kl_controller.coefficient
-            rewards, kl = penalize_kl(
-                batch.rewards,
-                batch.log_probs,
-                batch.reference_log_probs,
-                batch.baseline_mask,  # rows that others are compared to pay as the others do
-                coefficient,
-                self.algorithm.kl_penalty,
-                batch.full_kl,
-                self.algorithm.kl_output_clip,
-            )
-            batch = replace(batch, rewards=rewards, kl_penalties=coefficient * kl)
+            batch, kl = penalized(batch, self.algorithm, coefficient)
             measured = sequence_mean_kl(kl, batch.mask)
             self.kl_controller.update(measured, len(batch))
             metrics |= {"reward/kl": measured, "reward/kl_coef": coefficient}

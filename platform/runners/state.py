@@ -94,6 +94,9 @@ def fingerprint(config: Config) -> str:
         )
         facts |= {f"env.{name}": value for name, value in env.items()}
         facts |= _facts("actor.model", config.actor.model, {"hidden_sizes", "activation"})
+        if config.actor.model.num_action_chunks > 1:
+            facts |= _facts("actor.model", config.actor.model, {"num_action_chunks"})
+            facts["algorithm.reward_type"] = config.algorithm.reward_type  # how many values there are
     else:
         language_model = {"path", "random_init", "tokenizer"}
         facts |= _facts("actor.model", config.actor.model, language_model)

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rl_platform.algorithms.aggregation import Denominators
+from rl_platform.algorithms.action_levels import denominators_of
 from rl_platform.algorithms.balance import balance_metrics, balanced_parts, contiguous_parts, sequence_cost
 from rl_platform.algorithms.losses import ModelOutputs
 from rl_platform.algorithms.metrics import Metrics, Sums, over
@@ -66,7 +66,7 @@ class FSDPEngine:
         return outputs
 
     def step(self, mini_batch: RolloutBatch, loss: Loss, micro_batches: MicroBatches) -> Metrics | None:
-        denominators = Denominators.of(mini_batch.mask, self.horizon, mini_batch.correct, nominal=self.nominal)
+        denominators = denominators_of(mini_batch, self.horizon, nominal=self.nominal)
         metrics, total = Metrics(), torch.zeros((), device=self.device)
         width = _hidden_size(self.model)
         for rows in shares(mini_batch, micro_batches, self.rank, self.world_size, width, self.balance):

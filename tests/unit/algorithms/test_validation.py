@@ -8,12 +8,20 @@ from typing import Any
 import pytest
 import torch
 
-from rl_platform.algorithms.validation import PER_POSITION, PER_ROW, SOURCES, WITH_FEATURES, check_batch, check_finite
+from rl_platform.algorithms.validation import (
+    PER_CHOICE,
+    PER_POSITION,
+    PER_ROW,
+    SOURCES,
+    WITH_FEATURES,
+    check_batch,
+    check_finite,
+)
 from rl_platform.errors import DataError, Diverged
 from rl_platform.records import _TENSOR_FIELDS, RolloutBatch
 
 ROWS, WIDTH = 4, 6
-MASKS = ("ends", "bootstrapped")
+MASKS = ("ends", "bootstrapped", "value_mask")
 
 
 def batch(**fields: Any) -> RolloutBatch:
@@ -21,7 +29,7 @@ def batch(**fields: Any) -> RolloutBatch:
     shape, lengths = (ROWS, WIDTH), torch.tensor([6, 3, 5, 6])
     positions = torch.arange(WIDTH)
     filled = {name: torch.zeros(shape, dtype=torch.bool if name in MASKS else None) for name in PER_POSITION}
-    filled |= {name: torch.zeros(*shape, 3) for name in WITH_FEATURES}
+    filled |= {name: torch.zeros(*shape, 3) for name in (*WITH_FEATURES, *PER_CHOICE)}
     filled["ends"][:, -1] = True
     base = RolloutBatch(
         inputs={"tokens": torch.zeros(shape, dtype=torch.int64), "lengths": lengths},
@@ -37,14 +45,16 @@ def batch(**fields: Any) -> RolloutBatch:
 
 
 def test_every_field_of_a_batch_is_judged() -> None:
-    assert {*PER_POSITION, *PER_ROW, *WITH_FEATURES, "action_mask"} == set(_TENSOR_FIELDS)
-    numbers = {name for name in PER_POSITION if name not in (*MASKS, "loss_weights", "kl_penalties")}
+    assert {*PER_POSITION, *PER_ROW, *PER_CHOICE, *WITH_FEATURES, "action_mask"} == set(_TENSOR_FIELDS)
+    numbers = {name for name in PER_POSITION if name not in (*MASKS, "loss_weights", "kl_penalties", "entropy_units")}
     assert numbers == set(SOURCES)
 
 
 def test_a_good_batch_passes() -> None:
     check_batch(batch())
-    optional = [name for name in (*PER_POSITION, *WITH_FEATURES) if name not in ("rewards", "rollout_log_probs")]
+    optional = [
+        name for name in (*PER_POSITION, *PER_CHOICE, *WITH_FEATURES) if name not in ("rewards", "rollout_log_probs")
+    ]
     check_batch(batch(**dict.fromkeys(optional)))
     observations = {"observations": torch.zeros(ROWS, WIDTH, 7), "actions": torch.zeros(ROWS, WIDTH)}
     check_batch(batch(inputs=observations, action_mask=torch.ones(ROWS, WIDTH, dtype=torch.bool)))
@@ -98,7 +108,7 @@ def test_a_field_that_something_else_deals_with_is_left_alone() -> None:
         check_batch(spoilt)
 
 
-@pytest.mark.parametrize("name", [*PER_POSITION, *PER_ROW, *WITH_FEATURES])
+@pytest.mark.parametrize("name", [*PER_POSITION, *PER_ROW, *PER_CHOICE, *WITH_FEATURES])
 def test_a_row_too_few_is_named(name: str) -> None:
     short = getattr(batch(), name)[:-1]
     reason = rf"^{name} of the rollout is misaligned: its shape is \[3.*action_mask asks for \[4.*row 3 is the first"

@@ -147,6 +147,34 @@ def test_other_algorithms_pass(overrides: list[str], seed: int) -> None:
 
 
 @pytest.mark.parametrize(
+    "overrides",
+    [
+        ["algorithm.old_log_probs=rollout", "algorithm.advantage_clip=[-1, 1]"],
+        ["algorithm.loss_agg_func=seq-mean-token-mean", "algorithm.loss_agg_denominator=nominal"],
+        without_critic("adv_type: grpo, grpo_leave_one_out: true, loss_agg_func: token-sum"),
+        without_critic("adv_type: reinforce_plus_plus_baseline, whiten_over: sequences"),
+        ["algorithm.positive_nll_coef=0.1", "algorithm.positive_nll_norm=all_tokens"],
+    ],
+)
+def test_what_other_systems_compute_passes(overrides: list[str]) -> None:
+    assert failures(config_of(REASONING, overrides)) == {}
+
+
+@pytest.mark.parametrize(
+    ("num_actions", "keys"),
+    [
+        (1, "logprob_type: token_level, bootstrap_type: none"),
+        (2, "reward_type: action_level, logprob_type: token_level, entropy_type: action_level, entropy_bonus: 0.01"),
+        (3, "logprob_type: action_level, bootstrap_type: always, loss_agg_func: seq-mean-token-mean"),
+    ],
+)
+def test_action_chunks_pass(num_actions: int, keys: str) -> None:
+    overrides = [f"algorithm.{key.replace(': ', '=')}" for key in keys.split(", ")]
+    overrides += [f"actor.model.num_action_chunks={num_actions}", f"env.rollout_steps={64 * num_actions}"]
+    assert failures(config_of(EMBODIED, overrides)) == {}
+
+
+@pytest.mark.parametrize(
     ("name", "properties"),
     [
         ("median", set()),
