@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_platform.config.batch_rules import broken_batch_rules
+from rl_platform.config.cluster_rules import broken_cluster_rules
 from rl_platform.config.components import Model, Optim, Sampling
 from rl_platform.config.effects import idle_keys
 from rl_platform.config.estimators import check_estimator, estimator_of
@@ -47,6 +48,7 @@ def check(
     rules.schedule()
     rules.report(broken_policy_loss_rules(config))
     rules.report(broken_batch_rules(config))
+    rules.report(broken_cluster_rules(config))
     rules.trainable("actor")
     if config.critic.use_critic_model:
         rules.trainable("critic")
