@@ -19,8 +19,8 @@ import typer
 from rl_platform.config import LoadedConfig, load_config
 from rl_platform.config.schema import Cluster
 from rl_platform.errors import ConfigError, PlacementError, PlatformError, Problem
+from rl_platform.launch.planning import PlanForm, plan_text
 from rl_platform.placement.inventory import Inventory, inventory_for
-from rl_platform.placement.plan import render
 from rl_platform.placement.scheduler import Placement, schedule
 
 INTERRUPTED, TERMINATED = 130, 143  # what a shell says of a process that SIGINT or SIGTERM ended
@@ -39,7 +39,8 @@ class Arguments:
     config: str
     overrides: list[str]
     print_config: bool
-    plan: bool
+    plan: PlanForm | None
+    calibrate: str | None
 
 
 @app.command()
@@ -52,14 +53,24 @@ def parse(
         bool, typer.Option("--print-config", help="Print the config with all defaults and stop.")
     ] = False,
     plan: Annotated[
-        bool, typer.Option("--plan", help="Print who sits on which GPU and stop; nothing is started.")
-    ] = False,
+        PlanForm | None,
+        typer.Option(
+            "--plan",
+            metavar="[=json|svg|search]",
+            help="Print who sits on which GPU, memory and time of a step, and stop; nothing is started. search: better "
+            "placements.",
+        ),
+    ] = None,
+    calibrate: Annotated[
+        str | None,
+        typer.Option("--calibrate", metavar="METRICS", help="With --plan: correct its times by this metrics.jsonl."),
+    ] = None,
 ) -> Arguments:
     """Train a policy as CONFIG says.
 
     The same file runs on a laptop, a GPU or a cluster; only its section `cluster` differs.
     """
-    return Arguments(config, overrides or [], print_config, plan)
+    return Arguments(config, overrides or [], print_config, plan, calibrate)
 
 
 def launch(arguments: Arguments) -> None:
@@ -67,9 +78,9 @@ def launch(arguments: Arguments) -> None:
     loaded, placement, inventory = load(arguments.config, arguments.overrides)
     if arguments.print_config:
         print(loaded.resolved_yaml(), end="")
-    if arguments.plan:
-        print(render(placement, inventory), end="")
-    if arguments.print_config or arguments.plan:
+    if arguments.plan is not None:
+        print(plan_text(arguments.plan, (loaded, placement, inventory), arguments.calibrate, load), end="")
+    if arguments.print_config or arguments.plan is not None:
         return
     from rl_platform.launch.session import run  # only here: it loads torch
 
@@ -106,7 +117,7 @@ def main() -> None:
     """Entry point of the console script: every error becomes a message and its exit code."""
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        arguments = app(standalone_mode=False)
+        arguments = app([_with_form(word) for word in sys.argv[1:]], standalone_mode=False)
         if isinstance(arguments, Arguments):  # --help gives a number
             launch(arguments)
     except BaseException as error:
@@ -118,6 +129,11 @@ def main() -> None:
     if code in (INTERRUPTED, TERMINATED):
         os._exit(code)  # threads that are still computing would hold up or crash the interpreter's end
     sys.exit(code)
+
+
+def _with_form(word: str) -> str:
+    """`--plan` alone means `--plan=text`: an option whose value may be missing would take CONFIG for it."""
+    return "--plan=text" if word == "--plan" else word
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:

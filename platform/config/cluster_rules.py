@@ -20,7 +20,9 @@ def broken_cluster_rules(config: Config) -> Iterator[BrokenRule]:
         if own != declared[1]:
             message = f"cluster.inventory.{declared[0]} says {declared[1]}: they speak of the same cluster"
             involved = f"cluster.inventory.{declared[0]}"
-            yield BrokenRule(f"cluster.{key}", message, (involved,), f"leave out cluster.{key}, or set it to null: it follows")
+            yield BrokenRule(
+                f"cluster.{key}", message, (involved,), f"leave out cluster.{key}, or set it to null: it follows"
+            )
     if inventory.gpu is not None and inventory.gpus_per_node == 0:
         message = "these nodes have no GPU (cluster.inventory.gpus_per_node is 0)"
         yield BrokenRule("cluster.inventory.gpu", message, ("cluster.inventory.gpus_per_node",), "remove it")

@@ -10,7 +10,6 @@ from rl_platform.config.algorithm import Algorithm
 from rl_platform.config.base import Section
 from rl_platform.config.components import Actor, Critic, Env, Reference, Reward, Rollout
 
-
 GPU = Literal["a10", "a100-40gb", "a100-80gb", "b200", "h100", "h20", "h200", "l4", "l40s", "mi300x", "rtx4090"]
 
 

@@ -60,7 +60,7 @@ GPUS = {
         _gpu("rtx4090", 23, 165, 82.6, 1008, 32, 3),
     )
 }
-_CORE_FLOPS, _CORE_BYTES, _ASSUMED_CORES = 40e9, 5e9, 8  # of one core of a server; bandwidth is shared by the socket
+_CORE_FLOPS, _CORE_BYTES, _ASSUMED_CORES = 100e9, 5e9, 8  # of one core of a server; bandwidth is shared by the socket
 _MOST_BYTES = 100e9
 _ETHERNET = 1.25e9
 

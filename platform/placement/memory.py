@@ -1,7 +1,7 @@
 """Memory of every rank and every GPU, from the config and the model's shape alone.
 
-Counted: parameters, gradients and optimizer state of learners (float32, sharded over the ranks as FSDP does), what a
-micro-batch leaves for the backward pass, the generator's key-value cache, and what a process on a GPU takes by itself.
+Counted: parameters, gradients and optimizer state of learners (float32, sharded over the ranks as FSDP does; a reference
+is whole on every rank), what a micro-batch leaves for the backward pass, the generator's key-value cache, and what a process on a GPU takes by itself.
 Not counted: environments, verifiers, fragmentation. Components that share a GPU stay on it and take turns, so their
 lasting parts add up and of the passing ones the largest counts.
 """
@@ -90,11 +90,11 @@ class MemoryModel:
         if name == "rollout":
             return self._rollout(shape)
         ranks = self.layout.parts[name].ranks
+        if name not in _LEARNERS:  # the reference is whole on every rank
+            return Memory(weights=shape.parameters * FLOAT, activations=self._forward(name, shape))
         weights = shape.parameters * FLOAT // ranks
         if isinstance(shape, ModelShape) and ranks > 1:
             weights += _gathered(shape)
-        if name not in _LEARNERS:
-            return Memory(weights=weights, activations=self._forward(name, shape))
         return Memory(
             weights=weights,
             gradients=shape.parameters * FLOAT // ranks,
