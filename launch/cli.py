@@ -20,6 +20,7 @@ from rl_platform.config import LoadedConfig, load_config
 from rl_platform.config.schema import Cluster
 from rl_platform.errors import ConfigError, PlacementError, PlatformError, Problem
 from rl_platform.launch.planning import PlanForm, plan_text
+from rl_platform.launch.slurm import SlurmOptions, sbatch_script, submit, write_script
 from rl_platform.placement.inventory import Inventory, inventory_for
 from rl_platform.placement.scheduler import Placement, schedule
 
@@ -40,7 +41,9 @@ class Arguments:
     overrides: list[str]
     print_config: bool
     plan: PlanForm | None
-    calibrate: str | None
+    calibrate: str | None = None
+    slurm: SlurmOptions | None = None
+    submit: bool = False
 
 
 @app.command()
@@ -65,12 +68,30 @@ def parse(
         str | None,
         typer.Option("--calibrate", metavar="METRICS", help="With --plan: correct its times by this metrics.jsonl."),
     ] = None,
+    slurm: Annotated[
+        bool, typer.Option("--slurm", help="Write a batch script that runs CONFIG under Ray on a Slurm cluster.")
+    ] = False,
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", min=1, help="With --slurm: machines; cluster.num_nodes if not given.")
+    ] = None,
+    sbatch: Annotated[
+        list[str] | None,
+        typer.Option("--sbatch", metavar="NAME=VALUE", help="With --slurm: an option of sbatch, as partition=gpu."),
+    ] = None,
+    setup: Annotated[
+        str, typer.Option("--setup", metavar="SHELL", help="With --slurm: run first, as '. .venv/bin/activate'.")
+    ] = "",
+    submit: Annotated[bool, typer.Option("--submit", help="With --slurm: submit the script with sbatch.")] = False,
 ) -> Arguments:
     """Train a policy as CONFIG says.
 
     The same file runs on a laptop, a GPU or a cluster; only its section `cluster` differs.
     """
-    return Arguments(config, overrides or [], print_config, plan, calibrate)
+    if nodes is not None:
+        overrides = [*(overrides or []), f"cluster.num_nodes={nodes}"]
+    options = SlurmOptions(sbatch or [], setup) if slurm else None
+    _check_usage(plan, calibrate, slurm, nodes is not None or bool(sbatch) or bool(setup) or submit)
+    return Arguments(config, overrides or [], print_config, plan, calibrate, options, submit)
 
 
 def launch(arguments: Arguments) -> None:
@@ -80,7 +101,11 @@ def launch(arguments: Arguments) -> None:
         print(loaded.resolved_yaml(), end="")
     if arguments.plan is not None:
         print(plan_text(arguments.plan, (loaded, placement, inventory), arguments.calibrate, load), end="")
-    if arguments.print_config or arguments.plan is not None:
+    if arguments.slurm is not None:
+        script = sbatch_script(loaded.config, arguments.config, arguments.overrides, arguments.slurm)
+        path = write_script(loaded.config, script)
+        print(submit(path) if arguments.submit else f"{path}: submit it with sbatch {path}")
+    if arguments.print_config or arguments.plan is not None or arguments.slurm is not None:
         return
     from rl_platform.launch.session import run  # only here: it loads torch
 
@@ -107,6 +132,13 @@ def load(path: str, overrides: Sequence[str]) -> tuple[LoadedConfig, Placement, 
     assert inventory is not None
     exclusive = ("rollout",) if loaded.config.rollout.backend == "sglang" else ()
     return loaded, schedule(loaded.config.cluster, inventory, exclusive=exclusive), inventory
+
+
+def _check_usage(plan: PlanForm | None, calibrate: str | None, slurm: bool, slurm_options: bool) -> None:
+    if calibrate is not None and plan is None:
+        raise typer.BadParameter("--calibrate belongs to --plan or --plan=search")
+    if slurm_options and not slurm:
+        raise typer.BadParameter("--nodes, --sbatch, --setup and --submit belong to --slurm")
 
 
 def _located(problem: Problem, loaded: LoadedConfig) -> Problem:

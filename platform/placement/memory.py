@@ -1,9 +1,9 @@
 """Memory of every rank and every GPU, from the config and the model's shape alone.
 
-Counted: parameters, gradients and optimizer state of learners (float32, sharded over the ranks as FSDP does; a reference
-is whole on every rank), what a micro-batch leaves for the backward pass, the generator's key-value cache, and what a process on a GPU takes by itself.
-Not counted: environments, verifiers, fragmentation. Components that share a GPU stay on it and take turns, so their
-lasting parts add up and of the passing ones the largest counts.
+Counted: parameters, gradients and optimizer state of learners (float32, sharded over the ranks as FSDP does; a
+reference is whole on every rank), what a micro-batch leaves for the backward pass, the generator's key-value cache, and
+what a process on a GPU takes by itself. Not counted: environments, verifiers, fragmentation. Components that share a
+GPU stay on it and take turns, so their lasting parts add up and of the passing ones the largest counts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The shape of a model and its parameters, counted from its config alone: no weights are read and torch is not imported.
+"""The shape of a model and its parameters, counted from its config alone: no weights are read, no torch is imported.
 
 Counted exactly: Llama, Mistral, Qwen2 and Qwen3 (dense), and what `random_init` makes. Other models, and those whose
 config.json is not on this machine, have no shape here; the reason is told.
@@ -6,6 +6,7 @@ config.json is not on this machine, have no shape here; the reason is told.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from dataclasses import dataclass, replace
@@ -96,7 +97,7 @@ class PolicyShape:
     @property
     def parameters(self) -> int:
         sizes = (OBSERVATIONS, *self.widths)
-        layers = sum((first + 1) * second for first, second in zip(sizes, sizes[1:], strict=False))
+        layers = sum((first + 1) * second for first, second in itertools.pairwise(sizes))
         return layers + (sizes[-1] + 1) * (ACTIONS + 1) + ACTIONS
 
     @property

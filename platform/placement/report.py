@@ -124,9 +124,7 @@ def _memory_warnings(report: Report) -> Iterator[str]:
             full.setdefault((use.number is None, use.usage.peak, capacity), []).append(use)
     for (on_node, peak, capacity), uses in full.items():
         where = names_of(uses, report.inventory)
-        verb = (
-            "may not hold" if peak > capacity else "is nearly full with" if len(uses) == 1 else "are nearly full with"
-        )
+        verb = "cannot hold" if peak > capacity else "would be nearly full with"
         limit = f"{'the node' if on_node else report.device.kind} has {capacity / GIB:.1f} GiB"
         largest = max(uses[0].usage.components, key=lambda name: uses[0].usage.components[name].total)
         yield f"{where} {verb} {peak / GIB:.1f} GiB: {limit}; {largest} is the largest: {_remedy(report, largest)}"
