@@ -109,7 +109,7 @@ class CostModel:
         if layout.together(policy, "rollout"):
             return {"launches": TRANSFER_S}
         source, target = layout.parts[policy], layout.parts["rollout"]
-        same_node = source.nodes == target.nodes == 1
+        same_node = len(source.nodes | target.nodes) == 1
         rate = (self.device.link if same_node else self.device.network) * TRANSFER_SHARE
         hops = math.log2(source.ranks + target.ranks)
         return {"launches": TRANSFER_S, "transfers": self.shapes[policy].parameters * FLOAT / rate + hops * TRANSFER_S}
@@ -179,7 +179,7 @@ class CostModel:
         launches = forwards * micro_batches * layers * self._launch
         bounds = {"arithmetic": products, "memory traffic": traffic, "launches": launches}
         if part.ranks > 1 and name != "reference":
-            rate = (self.device.link if part.nodes == 1 else self.device.network) * TRANSFER_SHARE
+            rate = (self.device.link if len(part.nodes) == 1 else self.device.network) * TRANSFER_SHARE
             moved = shape.parameters * FLOAT * (part.ranks - 1) / part.ranks
             bounds["transfers"] = forwards * micro_batches * (moved / rate + (layers + 1) * TRANSFER_S)
         return bounds

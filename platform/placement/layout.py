@@ -21,7 +21,7 @@ class Part:
 
     ranks: int
     devices: int
-    nodes: int
+    nodes: frozenset[int]
     per_rank: int
     key: str
 
@@ -53,9 +53,9 @@ def layout_of(placement: Placement) -> Layout:
     parts: dict[str, Part] = {}
     for name, slots in placement.components.items():
         devices = placement.accelerators[name]
-        nodes = {slot.node for slot in slots}
+        nodes = frozenset(slot.node for slot in slots)
         per_rank = max(len(slot.accelerators) for slot in slots)
-        parts[name] = Part(len(slots), len(devices) or len(nodes), len(nodes), per_rank, keys[name])
+        parts[name] = Part(len(slots), len(devices) or len(nodes), nodes, per_rank, keys[name])
     turns = {
         name: frozenset(
             other
@@ -84,7 +84,7 @@ def layout_of_split(keys: Sequence[tuple[tuple[str, ...], range]], per_node: int
     turns: dict[str, frozenset[str]] = {}
     for components, devices in keys:
         size = max(per_node, 1)
-        nodes = (devices.stop - 1) // size - devices.start // size + 1
+        nodes = frozenset(range(devices.start // size, (devices.stop - 1) // size + 1))
         part = Part(len(devices), len(devices), nodes, min(per_node, 1), ",".join(components))
         for name in components:
             parts[name] = part
