@@ -144,7 +144,8 @@ class _Rules:
         for key in keys:
             for name in (part.strip() for part in key.split(",")):
                 if name in COMPONENTS and name not in accepted:
-                    self.fail(f"{PLACEMENT}.{key}", f"{name} is placed, but {self._unneeded(name)}", *_PARTS)
+                    message = f"{name} is placed, but {self._unneeded(name)}"
+                    self.fail(f"{PLACEMENT}.{key}", message, *_PARTS, hint=f"take {name} out of this key")
 
     def _names(self, keys: Iterable[str], named: Counter[str], embodied: bool) -> None:
         for key in keys:

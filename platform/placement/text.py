@@ -84,7 +84,7 @@ class Text:
             message = "the text is empty"
         elif isinstance(value, bool) or not isinstance(value, int):
             message = f"this must be a text, not {kind_of(value)}"
-            if isinstance(value, list) and value and all(isinstance(item, int) for item in value):
+            if isinstance(value, list) and value and all(isinstance(item, int | str) for item in value):
                 hint = 'write "' + ",".join(map(str, value)) + '"'
         elif value >= 60:  # 60 is the smallest number that YAML 1.1 makes of digits with a colon
             pair = f"{value // 60}:{value % 60}"
