@@ -92,7 +92,7 @@ class Text:
             hint = f'YAML 1.1 reads an unquoted {pair} as {value}: write "{pair}" or "{value}" in quotes'
         else:
             return str(value)
-        shown = {"": '""', "None": "null"}.get(str(value).strip(), str(value))
+        shown = {"": '""', "None": "null", "True": "true", "False": "false"}.get(str(value).strip(), str(value))
         self.problems.append(Problem(self.path, message, value=shown, allowed=self.allowed, hint=hint))
         return ""
 
