@@ -49,7 +49,7 @@ class Layout:
 
 def layout_of(placement: Placement) -> Layout:
     """The layout of a placement."""
-    keys = {name: host.name.partition("[")[0] for host in placement.hosts for name, _ in host.members}
+    keys = {name: host.name.partition("[")[0] for host in placement.hosts for name, rank in host.members if rank == 0}
     parts: dict[str, Part] = {}
     for name, slots in placement.components.items():
         devices = placement.accelerators[name]

@@ -99,14 +99,17 @@ def _columns(placement: Placement, inventory: Inventory) -> Iterator[_Column]:
     for index, name in enumerate(names):
         for slot in placement.components[name]:
             for local in slot.accelerators or (None,):
-                ranks.setdefault((slot.node, local), [[] for _ in names])[index].append(slot.rank)
-                owned.setdefault((slot.node, local), [0] * len(names))[index] = len(slot.accelerators)
+                key = (slot.node, local)
+                if key not in ranks:
+                    ranks[key], owned[key] = [[] for _ in names], [0] * len(names)
+                ranks[key][index].append(slot.rank)
+                owned[key][index] = len(slot.accelerators)
     empty: list[list[int]] = [[] for _ in names]
     accelerators = [(node, local) for node, entry in enumerate(inventory.nodes) for local in range(entry.accelerators)]
     cpus = sorted(node for node, local in ranks if local is None)
-    for number, key in enumerate([*accelerators, *((node, None) for node in cpus)]):
-        used = tuple(map(tuple, ranks.get(key, empty)))
-        yield _Column(key[0], None if key[1] is None else number, used, tuple(owned.get(key, [0] * len(names))))
+    for number, (node, local) in enumerate([*accelerators, *((node, None) for node in cpus)]):
+        used = tuple(map(tuple, ranks.get((node, local), empty)))
+        yield _Column(node, None if local is None else number, used, tuple(owned.get((node, local), [0] * len(names))))
 
 
 def _cells(run: Sequence[_Column], inventory: Inventory) -> list[str]:

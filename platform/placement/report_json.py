@@ -12,8 +12,16 @@ VERSION = 1
 
 
 def report_json(report: Report) -> str:
-    """One object, indented; bytes and seconds. Null stands for what is not known."""
-    return json.dumps(as_tree(report), indent=1) + "\n"
+    """One object, with a line for each of its entries' items; bytes and seconds. Null stands for what is not known."""
+    return "{\n" + ",\n".join(f"{json.dumps(key)}: {_lines(value)}" for key, value in as_tree(report).items()) + "\n}\n"
+
+
+def _lines(value: object) -> str:
+    if isinstance(value, list) and value:
+        return "[\n" + ",\n".join(f" {json.dumps(item)}" for item in value) + "\n]"
+    if isinstance(value, dict) and value:
+        return "{\n" + ",\n".join(f" {json.dumps(key)}: {json.dumps(item)}" for key, item in value.items()) + "\n}"
+    return json.dumps(value)
 
 
 def as_tree(report: Report) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from rl_platform.placement.plan import number_ranges
 from rl_platform.placement.timeline import Span, duration, step_seconds, timeline
 
 MANY = 64  # devices from which on only powers of two are tried
+FEWEST = 256  # then also, a component of three groups gets at least one device in so many
 Keys = tuple[tuple[tuple[str, ...], range], ...]
 
 
@@ -113,8 +114,9 @@ def _groupings(config: Config) -> tuple[tuple[tuple[str, ...], ...], ...]:
 def _splits(groupings: Sequence[tuple[tuple[str, ...], ...]], available: int) -> Iterator[Keys]:
     """Every grouping on every combination of sizes that the devices allow."""
     sizes = _sizes(available)
+    large = [size for size in sizes if size >= available / FEWEST] if available > MANY else sizes
     for grouping in groupings:
-        for combination in itertools.product(sizes, repeat=len(grouping)):
+        for combination in itertools.product(large if len(grouping) > 2 else sizes, repeat=len(grouping)):
             if sum(combination) > available:
                 continue
             stops = list(itertools.accumulate(combination))
