@@ -80,7 +80,10 @@ class Cluster(Section):
             return values
         implied = {"num_nodes": inventory.get("nodes"), "gpus_per_node": inventory.get("gpus_per_node")}
         written = {name: value for name, value in values.items() if value is not None}
-        return {name: value for name, value in implied.items() if type(value) is int} | written
+        sizes = {
+            name: value for name, value in implied.items() if type(value) is int and value >= (name == "num_nodes")
+        }
+        return sizes | written
 
 
 class Task(Section):
