@@ -80,9 +80,8 @@ class Cluster(Section):
             return values
         implied = {"num_nodes": inventory.get("nodes"), "gpus_per_node": inventory.get("gpus_per_node")}
         written = {name: value for name, value in values.items() if value is not None}
-        sizes = {
-            name: value for name, value in implied.items() if type(value) is int and value >= (name == "num_nodes")
-        }
+        smallest = {"num_nodes": 1, "gpus_per_node": 0}
+        sizes = {name: size for name, size in implied.items() if type(size) is int and size >= smallest[name]}
         return sizes | written
 
 
