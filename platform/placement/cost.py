@@ -31,8 +31,7 @@ TRANSFER_SHARE = 0.7  # of a link's bandwidth that collectives reach
 BACKWARD = 3  # forward and backward, in forwards
 OPTIMIZER_BYTES = 7 * FLOAT  # AdamW reads weight, gradient and two moments of a parameter and writes three of them
 TRANSFER_S = 50e-6  # one collective or broadcast that moves nothing
-LAUNCH_S = 250e-6  # eager kernels of one decoder layer for one token: their launches, whatever the batch
-LAUNCH_CPU_S = 60e-6  # the same operators on a CPU
+LAUNCH_S = 250e-6  # the operators of one layer one by one, whatever the batch: measured on a core, as in a GPU's queue
 ENV_STEP_S = 30e-6  # one environment, one step, one core: MuJoCo's HalfCheetah
 ACT_S = 150e-6  # the policy's forward for one step of all environments
 
@@ -78,7 +77,6 @@ class CostModel:
         self.config, self.shapes, self.device = config, shapes, device
         self.calibration = calibration or {}
         self.rows = rows_per_step(config)
-        self._launch = LAUNCH_CPU_S if device.kind == "cpu" else LAUNCH_S
 
     def phases(self, layout: Layout) -> dict[str, tuple[str, Cost]]:
         """Phase -> (component, cost), in the order of a step. Phases of models that are not known are missing."""
@@ -128,7 +126,7 @@ class CostModel:
         cache = running * (data.max_prompt_length + tokens / 2) * shape.kv_elements_per_token * bytes_of(dtype)
         traffic = (weights + cache) / (self.device.hbm * STREAM_SHARE)
         products = self._arithmetic(shape, running, longest(self.config), dtype)
-        launches = shape.layers * self._launch
+        launches = shape.layers * LAUNCH_S
         each = {"arithmetic": products, "memory traffic": traffic, "launches": launches}
         return {bound: prefill + share / running * tokens * seconds for bound, seconds in each.items()}
 
@@ -176,7 +174,7 @@ class CostModel:
         # every micro-batch reads the weights; a gradient is written and read as well
         traffic = forwards * micro_batches * shape.parameters * FLOAT / (self.device.hbm * STREAM_SHARE)
         layers = shape.layers if isinstance(shape, ModelShape) else len(shape.widths)
-        launches = forwards * micro_batches * layers * self._launch
+        launches = forwards * micro_batches * layers * LAUNCH_S
         bounds = {"arithmetic": products, "memory traffic": traffic, "launches": launches}
         if part.ranks > 1 and name != "reference":
             rate = (self.device.link if len(part.nodes) == 1 else self.device.network) * TRANSFER_SHARE

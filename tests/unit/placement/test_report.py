@@ -247,3 +247,15 @@ def test_ten_thousand_gpus_are_planned_in_a_moment(plans: Any) -> None:
         assert draw(report)
     assert time.process_time() - began < 4  # benchmarks/placement.py measures it
     assert len(report.devices) == 10_000
+
+
+def test_a_rank_on_several_gpus_fills_them_if_its_engine_does(plans: Any) -> None:
+    placement: dict[str, object] = {"actor,critic": "0-3", "reward": "3", "rollout": "4-7:0-1"}
+    spread = plans.report(plans.config("rollout.backend=sglang", placement=placement))
+    first = plans.report(plans.config(placement=placement))
+    peaks = [[use.usage.components["rollout"].total for use in report.devices[4:]] for report in (spread, first)]
+    assert len(set(peaks[0])) == 1
+    assert peaks[0][0] > 0
+    assert peaks[1] == [peaks[1][0], 0, peaks[1][0], 0]
+    assert not any("a rank owns" in warning for warning in spread.warnings)
+    assert any("rollout: a rank owns 2 GPUs" in warning for warning in first.warnings)
