@@ -39,27 +39,30 @@ complaints=$(mktemp)
 stop() {{ kill "${{background[@]}}" 2> /dev/null || true; wait; rm -f "$complaints"; }}
 trap stop EXIT
 
+count='import ray; ray.init(address="auto", log_to_driver=False); print(sum(n["Alive"] for n in ray.nodes()))'
+joined() {{ "${{on_head[@]}}" python -c "$count" 2> "$complaints" | tail -n 1; }}
+wait_for() {{  # that many nodes
+    until [[ $(joined || true) == "$1" ]]; do
+        if (( SECONDS > {start} )) || ! kill -0 "${{background[0]}}" 2> /dev/null; then
+            echo "Ray at $RAY_ADDRESS does not have $1 of ${{nodes[*]}} after $SECONDS s:" >&2
+            cat "$complaints" >&2
+            exit 75
+        fi
+        sleep 2
+    done
+}}
+
 "${{on_head[@]}}" ray start --head --node-ip-address="$address" --port="$port" --disable-usage-stats --block &
 background+=($!)
+wait_for 1
 if (( ${{#nodes[@]}} > 1 )); then
-    sleep 5  # until the head listens
     others=$((${{#nodes[@]}} - 1))
     list=$(IFS=,; echo "${{nodes[*]:1}}")
     "${{step[@]}}" --nodes="$others" --ntasks="$others" --nodelist="$list" \\
         ray start --address="$RAY_ADDRESS" --disable-usage-stats --block &
     background+=($!)
+    wait_for "${{#nodes[@]}}"
 fi
-
-count='import ray; ray.init(address="auto", log_to_driver=False); print(len(ray.nodes()))'
-joined() {{ "${{on_head[@]}}" python -c "$count" 2> "$complaints" | tail -n 1; }}
-until [[ $(joined || true) == "${{#nodes[@]}}" ]]; do
-    if (( SECONDS > {start} )) || ! kill -0 "${{background[0]}}" 2> /dev/null; then
-        echo "Ray at $RAY_ADDRESS does not have all of ${{nodes[*]}} after $SECONDS s:" >&2
-        cat "$complaints" >&2
-        exit 75
-    fi
-    sleep 2
-done
 
 "${{on_head[@]}}" \\
     {command} &

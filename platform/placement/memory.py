@@ -2,7 +2,7 @@
 
 Counted: parameters, gradients and optimizer state of learners (float32, sharded over the ranks as FSDP does; a
 reference is whole on every rank), what a micro-batch leaves for the backward pass, the generator's key-value cache, and
-what a process on a GPU takes by itself. Not counted: environments, verifiers, fragmentation. Components that share a
+what a process takes by itself. Not counted: environments, verifiers, fragmentation. Components that share a
 GPU stay on it and take turns, so their lasting parts add up and of the passing ones the largest counts.
 """
 
@@ -23,6 +23,7 @@ LOGIT_CHUNK = 1024  # positions whose logits exist together: models.language.TOK
 LOGIT_COPIES = 3  # logits, their exponentials and a gradient
 PREFILL_TOKENS = 4096  # of engines.rollout.torch
 PROCESS_ON_GPU = int(0.6 * GIB)  # CUDA context and libraries' workspaces
+PROCESS_IN_MEMORY = int(0.3 * GIB)  # the interpreter, torch and transformers; measured
 _LEARNERS = ("actor", "critic", "actor_critic")
 
 
@@ -82,7 +83,7 @@ class MemoryModel:
             key = self.layout.parts[name].key
             processes[key] = max(processes.get(key, 0), hosts)
         count = min(sum(processes.values()), 1) if self.layout.one_process else sum(processes.values())
-        overhead = count * PROCESS_ON_GPU if self.on_gpu else 0
+        overhead = count * (PROCESS_ON_GPU if self.on_gpu else PROCESS_IN_MEMORY)
         lasting = sum(memory.lasting for memory in found.values())
         return Usage(found, overhead, overhead + lasting + max((m.passing for m in found.values()), default=0))
 

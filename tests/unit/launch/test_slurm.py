@@ -16,9 +16,14 @@ STAND_INS = {
     "scontrol": 'printf "%s\\n" $NAMES',
     "hostname": "echo 10.0.0.7 fe80::1",
     "sleep": "exec /bin/sleep 0.02",
-    "python": 'set -- $NAMES; echo "a line of Ray"; echo $#',
+    "python": 'echo "a line of Ray"; /bin/sleep 0.2; grep -c start "$LOG.rays"',  # nodes that have started Ray
     "ray": 'echo "ray $*" >> "$LOG"; exec /bin/sleep 60',
-    "srun": 'echo "srun $*" >> "$LOG"; while [[ $1 == --* ]]; do shift; done; exec "$@"',
+    "srun": """
+echo "srun $*" >> "$LOG"
+while [[ $1 == --* ]]; do [[ $1 == --ntasks=* ]] && tasks=${1#*=}; shift; done
+if [[ $1 == ray ]]; then for ((task = 0; task < tasks; task++)); do echo start >> "$LOG.rays"; done; fi
+exec "$@"
+""",
     "platform-launch": 'printf "%s\\n" "$@" > "$LOG.arguments"; exit 75',
     "sbatch": 'echo "Submitted batch job 17: $2"',
 }
@@ -103,7 +108,7 @@ def test_a_cluster_that_does_not_come_up_ends_the_job_with_the_reason(
     assert command("--slurm", "reasoning.yaml").code == 0
     ran = subprocess.run(["bash", "ppo.sbatch"], capture_output=True, text=True, timeout=60, check=False)
     assert ran.returncode == 75
-    assert "Ray at 10.0.0.7:20003 does not have all of n1" in ran.stderr
+    assert "Ray at 10.0.0.7:20003 does not have 1 of n1" in ran.stderr
     assert "no Ray here" in ran.stderr
     assert not Path(f"{cluster}.arguments").exists()
 
