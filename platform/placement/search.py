@@ -24,7 +24,7 @@ from rl_platform.placement.plan import number_ranges
 from rl_platform.placement.timeline import Span, duration, step_seconds, timeline
 
 MANY = 64  # devices from which on only powers of two are tried
-FEWEST = 256  # then also, a component of three groups gets at least one device in so many
+FEWEST = 256  # then also, each of three groups gets at least one device in so many (of four: in MANY)
 Keys = tuple[tuple[tuple[str, ...], range], ...]
 
 
@@ -107,6 +107,7 @@ def _groupings(config: Config) -> tuple[tuple[tuple[str, ...], ...], ...]:
         (("actor",), (*critic, *reference), generating),
         (("actor", *critic), reference, generating),
         (("actor", *reference, *generating), critic),
+        (("actor",), critic, reference, generating),
     ]
     return tuple(dict.fromkeys(grouping for grouping in wanted if all(grouping)))
 
@@ -115,9 +116,13 @@ def _splits(groupings: Sequence[tuple[tuple[str, ...], ...]], available: int) ->
     """Every grouping on every combination of sizes that the devices allow."""
     sizes = _sizes(available)
     large = [size for size in sizes if size >= available / FEWEST] if available > MANY else sizes
+    powers = [size for size in large if size & (size - 1) == 0 and size >= available / MANY]
     for grouping in groupings:
-        for combination in itertools.product(large if len(grouping) > 2 else sizes, repeat=len(grouping)):
-            if sum(combination) > available:
+        tried = sizes if len(grouping) < 3 else large if len(grouping) == 3 else powers
+        for combination in itertools.product(tried, repeat=len(grouping)):
+            if sum(combination) > available or any(
+                "env" in names and size > 1 for names, size in zip(grouping, combination, strict=True)
+            ):  # an embodied run has one rank of env and rollout
                 continue
             stops = list(itertools.accumulate(combination))
             ranges = (range(stop - size, stop) for stop, size in zip(stops, combination, strict=True))
@@ -143,7 +148,7 @@ def search_text(found: Found, inventory: Inventory, present: Sequence[Span], sou
 
     `present`: the spans of the config's own placement. `source`: what the predictions were corrected by.
     """
-    noun = "node" if found.device.kind == "cpu" else found.device.kind
+    noun = "node" if found.device.kind == "cpu" else found.device.kind if found.device.known else "GPU"
     cluster = f"{found.available} {noun}{'s' if found.available > 1 else ''}"
     basis = f"corrected by {source}" if source else "not measured: --calibrate FILE corrects it by an earlier run"
     lines = [f"Placements on {cluster} by predicted seconds per step ({basis})", ""]
@@ -181,7 +186,8 @@ def _why(candidate: Candidate, found: Found) -> str:
 
 def _remarks(found: Found, shown: int) -> list[str]:
     more = len(found.candidates) - shown
-    lines = [f"Of each grouping the best split is shown; {more} other splits fit as well."] if more > 0 else []
+    others = f"{more} other split{'s fit' if more > 1 else ' fits'} as well"
+    lines = [f"Of each grouping the best split is shown; {others}."] if more > 0 else []
     if found.too_large:
         lines.append(
             f"{found.too_large} do not fit into {(found.device.memory or 0) / GIB:.1f} GiB; "

@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 import yaml
 
+from rl_platform.config import load_config
 from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError
 from rl_platform.placement.inventory import inventory_for
 from rl_platform.placement.report import plan_report
 from rl_platform.placement.scheduler import schedule
 from rl_platform.placement.search import Found, search, search_text
+
+ROOT = Path(__file__).parents[3]
 
 
 def found_for(config: Config) -> Found:
@@ -47,6 +50,7 @@ def test_the_reference_is_placed_with_the_trainers_or_apart(plans: Any) -> None:
     groupings = {tuple(candidate.component_placement) for candidate in found_for(config).candidates}
     assert ("actor,critic", "reference", "rollout,reward") in groupings
     assert ("actor,reference", "critic", "rollout,reward") in groupings
+    assert ("actor", "critic", "reference", "rollout,reward") in groupings
     assert all(sum(text.count("reference") for text in grouping) == 1 for grouping in groupings)
 
 
@@ -118,3 +122,15 @@ def test_the_text_says_why_and_gives_yaml_to_paste(tmp_path: Path, plans: Any) -
     pasted = yaml.safe_load(text[text.index("\ncluster:") :])
     assert pasted["cluster"]["component_placement"] == found.candidates[0].component_placement
     assert "corrected by 3 steps of x" in search_text(found, inventory_for(config.cluster), (), "3 steps of x")
+
+
+def test_an_embodied_run_keeps_one_rank_of_env_and_rollout() -> None:
+    overrides = ["cluster.inventory={nodes: 1, gpus_per_node: 8, gpu: l4}"]
+    config = load_config(ROOT / "configs" / "embodied" / "cartpole.yaml", overrides).config
+    placements = [candidate.component_placement for candidate in found_for(config).candidates]
+    assert {"actor_critic,env,rollout": "0"} in placements
+    assert {"actor_critic": "0-3", "env,rollout": "4"} in placements
+    for text in placements:
+        cluster = config.cluster.model_copy(update={"component_placement": text})
+        placed = schedule(cluster, inventory_for(cluster))
+        assert placed.world_size("env") == placed.world_size("rollout") == 1
