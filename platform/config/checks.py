@@ -12,6 +12,7 @@ from typing import Any
 
 from rl_platform.config.action_level_rules import CHUNKS, broken_action_level_rules
 from rl_platform.config.batch_rules import broken_batch_rules
+from rl_platform.config.cluster_rules import broken_cluster_rules
 from rl_platform.config.components import Model, Optim, Sampling
 from rl_platform.config.controls import broken_controls
 from rl_platform.config.effects import idle_keys
@@ -50,6 +51,7 @@ def check(
     rules.report(broken_policy_loss_rules(config))
     rules.report(broken_batch_rules(config))
     rules.report(broken_controls(config))
+    rules.report(broken_cluster_rules(config))
     rules.trainable("actor")
     if config.critic.use_critic_model:
         rules.trainable("critic")
@@ -146,7 +148,8 @@ class _Rules:
         for key in keys:
             for name in (part.strip() for part in key.split(",")):
                 if name in COMPONENTS and name not in accepted:
-                    self.fail(f"{PLACEMENT}.{key}", f"{name} is placed, but {self._unneeded(name)}", *_PARTS)
+                    message = f"{name} is placed, but {self._unneeded(name)}"
+                    self.fail(f"{PLACEMENT}.{key}", message, *_PARTS, hint=f"take {name} out of this key")
 
     def _names(self, keys: Iterable[str], named: Counter[str], embodied: bool) -> None:
         for key in keys:

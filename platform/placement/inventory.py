@@ -47,10 +47,12 @@ class Node:
 
 @dataclass(frozen=True)
 class Inventory:
-    """All nodes, in the order in which they and their accelerators are numbered. `origin` says how they are known."""
+    """All nodes, in the order in which they and their accelerators are numbered. `origin` says how they are known,
+    `gpu` what kind their accelerators are if that was declared (a key of `hardware.GPUS`)."""
 
     nodes: tuple[Node, ...]
     origin: str = ""
+    gpu: str = ""
 
     @property
     def accelerators(self) -> int:
@@ -109,7 +111,11 @@ class Inventory:
 
 
 def inventory_for(cluster: Cluster) -> Inventory:
-    """The inventory a config speaks of without a running cluster: declared by `gpus_per_node`, or like this machine."""
+    """The inventory a config speaks of without a running cluster: declared by `inventory` or `gpus_per_node`, or like
+    this machine."""
+    if (declared := cluster.inventory) is not None:
+        found = Inventory.declared(declared.nodes, declared.gpus_per_node)
+        return replace(found, origin="declared by cluster.inventory", gpu=declared.gpu or "")
     if cluster.gpus_per_node is not None:
         return Inventory.declared(cluster.num_nodes, cluster.gpus_per_node)
     return Inventory.detected(cluster.num_nodes)

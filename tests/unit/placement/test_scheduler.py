@@ -291,7 +291,7 @@ def test_a_placement_and_its_error_can_be_sent_to_another_process() -> None:
 
 def test_ten_thousand_gpus_are_no_problem() -> None:
     names = ("actor", "critic", "reference", "rollout", "reward", "env")
-    start = time.perf_counter()
+    start = time.process_time()
     placement = place(dict.fromkeys(names, "all"), (1250, 8))
     assert len(placement.hosts) == 60_000
-    assert time.perf_counter() - start < 3
+    assert time.process_time() - start < 3
