@@ -156,10 +156,13 @@ def two_ranks() -> Callable[[Path, Path], None]:
     """two_ranks(script, folder): `python script RANK 2 folder` for both ranks, until both have ended well."""
 
     def run(path: Path, folder: Path) -> None:
+        search = os.pathsep.join(
+            [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        )  # stand_ins
         processes = [
             subprocess.Popen(
                 [sys.executable, str(path), str(rank), "2", str(folder)],
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": search},
                 stderr=subprocess.PIPE,
                 text=True,
             )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import sys
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from stand_ins import DirectGroup, SilentReporter
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -148,50 +148,19 @@ def embodied_batch(step: int) -> RolloutBatch:
     )
 
 
-class Answer:
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def wait(self, on_progress: Any = None) -> list[Any]:
-        return [self.value]
-
-
-class Direct:
-    """This rank's component, called at once."""
-
-    def __init__(self, component: Any) -> None:
-        self.component = component
-
-    def evaluate(self, batch: RolloutBatch) -> Answer:
-        return Answer(self.component.evaluate(batch))
-
-    def update(self, batch: RolloutBatch, step: int) -> Answer:
-        return Answer(self.component.update(batch, step))
-
-    def parameters(self) -> dict[str, Tensor]:
-        return {name: tensor.clone() for name, tensor in self.component.publish(0).state.items()}
-
-
-class Reporter:
-    progress = None
-
-    def phase(self, name: str) -> Any:
-        return nullcontext()
-
-
-def learners(case: str, config: Config) -> dict[str, Direct]:
+def learners(case: str, config: Config) -> dict[str, DirectGroup]:
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
     def context(name: str) -> ComponentContext:
         return ComponentContext(name=name, rank=rank, world_size=size, node=0, accelerators=(), seed=5)
 
     if case == "embodied":
-        return {"actor": Direct(EmbodiedActor(context("actor"), config, SPACES))}
+        return {"actor": DirectGroup(EmbodiedActor(context("actor"), config, SPACES))}
     found = {
-        "actor": Direct(LanguageActor(context("actor"), config)),
-        "reference": Direct(LanguageReference(context("reference"), config)),
+        "actor": DirectGroup(LanguageActor(context("actor"), config)),
+        "reference": DirectGroup(LanguageReference(context("reference"), config)),
     }
-    return found | ({"critic": Direct(LanguageCritic(context("critic"), config))} if case == "gae" else {})
+    return found | ({"critic": DirectGroup(LanguageCritic(context("critic"), config))} if case == "gae" else {})
 
 
 def learn(case: str, layout: Layout) -> dict[str, Any]:
@@ -203,7 +172,7 @@ def learn(case: str, layout: Layout) -> dict[str, Any]:
             run_padded(group.component)
     trained = {name: group for name, group in groups.items() if name != "reference"}
     start = {name: group.parameters() for name, group in trained.items()}
-    ppo = PPO(config, Learners(**groups), Reporter())  # type: ignore[arg-type]
+    ppo = PPO(config, Learners(**groups), SilentReporter())  # type: ignore[arg-type]
     metrics: dict[str, float] = {}
     for step in range(STEPS):
         batch = embodied_batch(step) if case == "embodied" else language_batch(config, step)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from stand_ins import FixedGroup, SilentReporter
 from torch import Tensor
 
 from rl_platform.config.schema import Config
@@ -17,34 +17,6 @@ from rl_platform.runners.ppo import PPO, Learners
 
 SHAPE = (2, 3)
 NAN = float("nan")
-
-
-class Answer:
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def wait(self, on_progress: Any = None) -> list[Any]:
-        return [self.value]
-
-
-class Group:
-    """A worker group whose model gives fixed numbers, and which refuses to train on them."""
-
-    def __init__(self, **fields: Tensor) -> None:
-        self.fields = fields
-
-    def evaluate(self, batch: RolloutBatch) -> Answer:
-        return Answer(self.fields)
-
-    def update(self, batch: RolloutBatch, step: int) -> Answer:
-        raise AssertionError("trained on a bad batch")
-
-
-class Reporter:
-    progress = None
-
-    def phase(self, name: str) -> Any:
-        return nullcontext()
 
 
 def tensor(value: float) -> Tensor:
@@ -62,13 +34,16 @@ def step(fields: dict[str, Tensor] | None = None, models: dict[str, float] | Non
         algorithm={"use_kl_in_reward": True} | algorithm,
     )
     learners: Any = Learners(
-        actor=Group(log_probs=found["log_probs"]),  # type: ignore[arg-type]
-        critic=Group(values=found["values"]),  # type: ignore[arg-type]
-        reference=Group(reference_log_probs=found["reference_log_probs"]),  # type: ignore[arg-type]
+        actor=FixedGroup(log_probs=found["log_probs"]),  # type: ignore[arg-type]
+        critic=FixedGroup(values=found["values"]),  # type: ignore[arg-type]
+        reference=FixedGroup(reference_log_probs=found["reference_log_probs"]),  # type: ignore[arg-type]
     )
     mask = torch.ones(SHAPE, dtype=torch.bool)
     batch = RolloutBatch({}, mask, mask[:, 0], torch.arange(2), torch.ones(SHAPE), torch.zeros(SHAPE))
-    return PPO(config, learners, Reporter()).update(replace(batch, **(fields or {})), 0)  # type: ignore[arg-type]
+    try:
+        return PPO(config, learners, SilentReporter()).update(replace(batch, **(fields or {})), 0)  # type: ignore[arg-type]
+    finally:
+        assert not learners.actor.trained_on + learners.critic.trained_on, "trained on a bad batch"
 
 
 @pytest.mark.parametrize("name", ["rewards", "rollout_log_probs"])

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from stand_ins import FixedGroup, SilentReporter
 
 from rl_platform.algorithms.statistics import whiten
 from rl_platform.config.schema import Config
@@ -21,47 +20,15 @@ REFERENCE = torch.tensor([[-1.3, -1.1, -1.0], [-0.5, -1.0, -1.0]])  # d = 0.3, 0
 SCORES = torch.tensor([[0.0, 0, 1], [0, 0, 0]])
 
 
-class Done:
-    def __init__(self, result: Any) -> None:
-        self.result = result
-
-    def wait(self, on_progress: Any = None) -> list[Any]:
-        return [self.result]
-
-
-class Group:
-    """A worker group whose model gives fixed numbers, and which keeps what it is trained on."""
-
-    def __init__(self, **fields: Tensor) -> None:
-        self.fields = fields
-        self.evaluations = 0
-        self.trained_on: list[RolloutBatch] = []
-
-    def evaluate(self, batch: RolloutBatch) -> Done:
-        self.evaluations += 1
-        return Done(self.fields)
-
-    def update(self, batch: RolloutBatch, step: int) -> Done:
-        self.trained_on.append(batch)
-        return Done({})
-
-
-class Silent:
-    progress = None
-
-    def phase(self, name: str) -> Any:
-        return nullcontext()
-
-
 def make_ppo(**algorithm: Any) -> PPO:
     config = Config(
         runner={"task_type": "reasoning"},
         cluster={"component_placement": {"actor,critic,rollout,reward,reference": "all"}},
         algorithm=algorithm,
     )
-    reference = Group(reference_log_probs=REFERENCE) if config.algorithm.needs_reference else None
-    critic = Group(values=torch.zeros(SHAPE)) if config.algorithm.adv_type == "gae" else None
-    return PPO(config, Learners(Group(log_probs=LOG_PROBS), critic, reference), Silent())  # type: ignore[arg-type]
+    reference = FixedGroup(reference_log_probs=REFERENCE) if config.algorithm.needs_reference else None
+    critic = FixedGroup(values=torch.zeros(SHAPE)) if config.algorithm.adv_type == "gae" else None
+    return PPO(config, Learners(FixedGroup(log_probs=LOG_PROBS), critic, reference), SilentReporter())  # type: ignore[arg-type]
 
 
 def make_batch(**fields: Any) -> RolloutBatch:

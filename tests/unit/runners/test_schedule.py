@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from stand_ins import DirectGroup, Done
 
 from rl_platform.components.actor import LanguageActor
 from rl_platform.components.base import ComponentContext
@@ -54,20 +55,12 @@ def rollout(seed: int) -> RolloutBatch:
     )
 
 
-class Done:
-    def __init__(self, result: Any) -> None:
-        self.result = result
-
-    def wait(self, on_progress: Any = None) -> list[Any]:
-        return [self.result]
-
-
-class Group:
-    """A component of one rank, called at once; writes down what was called and the batches it was updated with."""
+class Group(DirectGroup):
+    """Writes down what is called."""
 
     def __init__(self, name: str, component: Any, calls: list[str]) -> None:
-        self.name, self.component, self.calls = name, component, calls
-        self.batches: list[RolloutBatch] = []
+        super().__init__(component)
+        self.name, self.calls = name, calls
         step, kind = component.engine.step, name
 
         def counted(*args: Any) -> Any:
@@ -78,14 +71,7 @@ class Group:
 
     def evaluate(self, batch: RolloutBatch) -> Done:
         self.calls.append(f"{self.name} evaluate")
-        return Done(self.component.evaluate(batch))
-
-    def update(self, batch: RolloutBatch, step: int) -> Done:
-        self.batches.append(batch)
-        return Done(self.component.update(batch, step))
-
-    def parameters(self) -> dict[str, torch.Tensor]:
-        return {name: tensor.clone() for name, tensor in self.component.publish(0).state.items()}
+        return super().evaluate(batch)
 
 
 class Reporter:
@@ -206,7 +192,7 @@ class TestPFPPO:
         world, metrics = self.trained()
         plain = World(build())
         expected = PPO(build(), plain.learners, Reporter()).update(rollout(0), 0)  # type: ignore[arg-type]
-        (ours,), (critics,), (all_rows,) = world.actor.batches, world.critic.batches, plain.actor.batches
+        (ours,), (critics,), (all_rows,) = world.actor.trained_on, world.critic.trained_on, plain.actor.trained_on
         assert torch.equal(ours.group_ids, critics.group_ids)
         drawn = ours.group_ids
         assert len(drawn) == ROWS
@@ -218,7 +204,7 @@ class TestPFPPO:
         assert metrics["pf_ppo/effective_rows"] > 1
 
     def test_draws_depend_on_the_step_and_repeat(self) -> None:
-        first, again, other = (self.trained(step)[0].actor.batches[0].group_ids.tolist() for step in (0, 0, 1))
+        first, again, other = (self.trained(step)[0].actor.trained_on[0].group_ids.tolist() for step in (0, 0, 1))
         assert first == again != other
 
     def test_weights_leave_the_critic_as_it_was(self) -> None:
@@ -239,4 +225,4 @@ class TestPFPPO:
         world = World(config)
         learners: Any = Learners(world.actor, world.critic, Reference())  # type: ignore[arg-type]
         PPO(config, learners, Reporter()).update(rollout(0), 0)  # type: ignore[arg-type]
-        assert torch.equal(world.actor.batches[0].group_ids, self.trained()[0].actor.batches[0].group_ids)
+        assert torch.equal(world.actor.trained_on[0].group_ids, self.trained()[0].actor.trained_on[0].group_ids)
