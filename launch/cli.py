@@ -69,11 +69,11 @@ def parse(
         str | None,
         typer.Option("--calibrate", metavar="METRICS", help="With --plan: correct its times by this metrics.jsonl."),
     ] = None,
-    slurm: Annotated[
-        bool, typer.Option("--slurm", help="Write a batch script that runs CONFIG under Ray on a Slurm cluster.")
-    ] = False,
     check: Annotated[
         bool, typer.Option("--check", help="Try the mathematics of CONFIG on small random numbers and stop.")
+    ] = False,
+    slurm: Annotated[
+        bool, typer.Option("--slurm", help="Write a batch script that runs CONFIG under Ray on a Slurm cluster.")
     ] = False,
     nodes: Annotated[
         int | None, typer.Option("--nodes", min=1, help="With --slurm: machines; cluster.num_nodes if not given.")
