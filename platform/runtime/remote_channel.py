@@ -1,0 +1,243 @@
+"""Channels between processes: the queue lives in one of them, its home; the others reach it by calls.
+
+In its home a channel passes references as in one process. From and to other processes small items travel inside the
+call, batch by batch, and large ones through the object store: only a reference goes through the queue, and every
+process of a node reads the same memory, so received items must not be written to. A home that dies takes the queue with
+it: everyone who calls it gets WorkerDied. How calls reach another process is the runtime's part (`Link`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rl_platform.errors import PlatformError, WorkerDied, WorkerError
+from rl_platform.runtime.channel import _WAITING, Channel, ChannelStats, caller
+from rl_platform.runtime.wire import BY_VALUE, Packed, References, pack, pack_error, unpack, unpack_error
+
+
+class Link(Protocol):
+    """Calls to other processes and the object store they share."""
+
+    def ask(self, host: str, method: str, *arguments: Any, limit: float) -> Any:
+        """What the host answers. Raises its error, WorkerDied if it is gone, Deadline if it has hung for `limit` s."""
+
+    def store(self, packed: Packed) -> Any:
+        """Puts a message where every process can read it; the reference to send instead."""
+
+    def load(self, reference: Any) -> Packed:
+        """The message, in shared memory where possible. Raises WorkerDied if it is lost."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Which channel is meant and where it lives, with all that its home needs to make it at the first use."""
+
+    number: int
+    name: str
+    home: str
+    capacity: int
+    deadline_s: float
+    producers: tuple[str, ...]
+    consumers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """An item as it travels: pickled (bytes or Packed), or a reference to that in the object store."""
+
+    form: Any
+
+
+class Exchange:
+    """The channels of one process: those that live here, and ways to the others. `here`: this host, or `runner`."""
+
+    def __init__(self, here: str, link: Link, references: References, status: Callable[[str], str]) -> None:
+        self.here, self.link, self.references = here, link, references
+        self._status = status
+        self._lock = threading.Lock()
+        self._homes: dict[int, HomeChannel] = {}
+        self._forgotten: set[int] = set()
+
+    def channel(self, address: Address) -> Channel[Any] | RemoteChannel:
+        """The queue itself if it lives here, otherwise a way to it."""
+        return self.home(address) if address.home == self.here else RemoteChannel(address, self)
+
+    def home(self, address: Address) -> HomeChannel:
+        with self._lock:
+            if address.number in self._forgotten:
+                raise WorkerDied(f"channel '{address.name}' was closed and is gone")
+            if address.number not in self._homes:
+                self._homes[address.number] = HomeChannel(address, self, self._status)
+            return self._homes[address.number]
+
+    def forget(self, address: Address) -> None:
+        """A closed channel whose name is used again."""
+        with self._lock:
+            self._homes.pop(address.number, None)
+            self._forgotten.add(address.number)
+
+    def fail(self, label: str | None, error: PlatformError | None) -> list[PlatformError]:
+        """Closes the channels here that name this producer or consumer (None: all); what was wrong with them."""
+        with self._lock:
+            homes = list(self._homes.values())
+        found: list[PlatformError] = []
+        for channel in homes:
+            if label is None or label in (*channel.producers, *channel.consumers):
+                try:
+                    channel.close(error)
+                except PlatformError as failure:
+                    found.append(failure)
+        return found
+
+    def serve(self, address: Address, operation: str, arguments: tuple[Any, ...], who: str) -> Any:
+        """A call of another process, in a thread that bears the caller's name while it waits."""
+        thread = threading.current_thread()
+        own, thread.name = thread.name, who
+        try:
+            return getattr(self.home(address), f"serve_{operation}")(*arguments)
+        finally:
+            thread.name = own
+
+    def parcel(self, item: Any) -> Parcel:
+        if isinstance(item, Parcel):
+            return item
+        packed = pack(item, self.references)
+        if not packed.buffers and len(packed.data) < BY_VALUE:
+            return Parcel(packed.data)
+        if packed.size < BY_VALUE:
+            return Parcel(Packed(packed.data, [bytes(buffer) for buffer in packed.buffers]))
+        return Parcel(self.link.store(packed))
+
+    def open(self, item: Any) -> Any:
+        if not isinstance(item, Parcel):
+            return item
+        form = item.form
+        if isinstance(form, bytes):
+            return unpack(Packed(form, ()), self.references, copy=False)
+        return unpack(form if isinstance(form, Packed) else self.link.load(form), self.references, copy=False)
+
+
+class HomeChannel(Channel[Any]):
+    """The queue. Items that were put from elsewhere are parcels until they are got."""
+
+    def __init__(self, address: Address, exchange: Exchange, status: Callable[[str], str]) -> None:
+        super().__init__(
+            address.name, address.capacity, address.deadline_s, address.producers, address.consumers, status
+        )
+        self.address, self._exchange = address, exchange
+
+    def get_many(self, max_items: int, key: Hashable = None, timeout: float | None = None) -> list[Any]:
+        return self._opened(super().get_many(max_items, key, timeout))
+
+    def get_batch(self, weight: float, timeout: float | None = None, key: Hashable = None) -> list[Any]:
+        return self._opened(super().get_batch(weight, timeout, key))
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in super().__iter__():
+            yield self._exchange.open(item)
+
+    def _opened(self, items: list[Any]) -> list[Any]:
+        return [self._exchange.open(item) for item in items]
+
+    # For other processes: parcels in, parcels out.
+
+    def serve_put_many(self, forms: Sequence[Any], weights: float, key: Hashable, timeout: float | None) -> None:
+        self.put_many([Parcel(form) for form in forms], weights, key, timeout)
+
+    def serve_get_many(self, max_items: int, key: Hashable, timeout: float | None) -> list[Any]:
+        return self._forms(super().get_many(max_items, key, timeout))
+
+    def serve_get_batch(self, weight: float, timeout: float | None, key: Hashable) -> list[Any]:
+        return self._forms(super().get_batch(weight, timeout, key))
+
+    def serve_next(self) -> list[Any]:
+        """The next item without a key, or nothing at a clean end."""
+        for item in super().__iter__():
+            return self._forms([item])
+        return []
+
+    def serve_close(self, error: bytes | None) -> None:
+        self.close(None if error is None else unpack_error(error))
+
+    def serve_closed(self) -> bool:
+        return self.closed
+
+    def serve_stats(self) -> ChannelStats:
+        return self.stats()
+
+    def serve_check_integrity(self) -> None:
+        self.check_integrity()
+
+    def _forms(self, items: list[Any]) -> list[Any]:
+        try:
+            return [self._exchange.parcel(item).form for item in items]
+        except Exception as error:  # they are out of the queue and will reach nobody
+            lost = WorkerError(f"channel '{self.name}': an item cannot travel to another process: {error}")
+            self.close(lost)
+            raise lost from error
+
+
+class RemoteChannel:
+    """A channel that lives in another process; methods and meanings of `Channel`."""
+
+    def __init__(self, address: Address, exchange: Exchange) -> None:
+        self.address, self._exchange = address, exchange
+        self.name, self.capacity = address.name, address.capacity
+        self.producers, self.consumers = address.producers, address.consumers
+
+    def put(self, item: Any, weight: float = 1, key: Hashable = None, timeout: float | None = None) -> None:
+        self.put_many((item,), weight, key, timeout)
+
+    def put_many(
+        self, items: Iterable[Any], weight: float = 1, key: Hashable = None, timeout: float | None = None
+    ) -> None:
+        if weight < 0:
+            raise ValueError(f"channel '{self.name}': weight {weight} must not be negative")
+        forms = [self._exchange.parcel(item).form for item in items]
+        if forms:
+            self._ask("put_many", forms, weight, key, timeout, timeout=timeout)
+
+    def get(self, key: Hashable = None, timeout: float | None = None) -> Any:
+        return self.get_many(1, key, timeout)[0]
+
+    def get_many(self, max_items: int, key: Hashable = None, timeout: float | None = None) -> list[Any]:
+        return self._opened(self._ask("get_many", max_items, key, timeout, timeout=timeout))
+
+    def get_batch(self, weight: float, timeout: float | None = None, key: Hashable = None) -> list[Any]:
+        return self._opened(self._ask("get_batch", weight, timeout, key, timeout=timeout))
+
+    def __iter__(self) -> Iterator[Any]:
+        while items := self._opened(self._ask("next")):
+            yield from items
+
+    def close(self, error: BaseException | None = None) -> None:
+        self._ask("close", None if error is None else pack_error(error))
+
+    @property
+    def closed(self) -> bool:
+        return bool(self._ask("closed"))
+
+    def stats(self) -> ChannelStats:
+        found: ChannelStats = self._ask("stats")
+        return found
+
+    def check_integrity(self) -> None:
+        self._ask("check_integrity")
+
+    def _opened(self, forms: list[Any]) -> list[Any]:
+        return [self._exchange.open(Parcel(form)) for form in forms]
+
+    def _ask(self, operation: str, *arguments: Any, timeout: float | None = None) -> Any:
+        limit = self.address.deadline_s if timeout is None else timeout
+        thread_id = threading.get_ident()
+        _WAITING[thread_id] = (self.name, time.monotonic())
+        try:
+            return self._exchange.link.ask(
+                self.address.home, "channel", self.address, operation, arguments, caller(), limit=limit
+            )
+        finally:
+            del _WAITING[thread_id]
