@@ -44,6 +44,7 @@ def check(
     check_estimator(config, rules.fail)
     rules.kl()
     rules.placement()
+    rules.cluster()
     rules.schedule()
     rules.report(broken_policy_loss_rules(config))
     rules.report(broken_batch_rules(config))
@@ -176,6 +177,12 @@ class _Rules:
         if name == "critic":
             return "critic.use_critic_model is false"
         return f"{self.config.runner.task_type} training has no such component"
+
+    def cluster(self) -> None:
+        cluster = self.config.cluster
+        if cluster.devices_per_node is not None and cluster.gpus_per_node:
+            message = f"CPU workers or GPUs: cluster.gpus_per_node says that there are {cluster.gpus_per_node} GPUs"
+            self.fail("cluster.devices_per_node", message, "cluster.gpus_per_node", hint="keep one of them")
 
     def schedule(self) -> None:
         runner, start = self.config.runner, self.config.algorithm.policy_training_start_step

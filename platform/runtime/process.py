@@ -7,9 +7,10 @@ which is made between two calls of the rank that published them and carries a ch
 
 from __future__ import annotations
 
+import logging
 import threading
 import zlib
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from rl_platform.runtime.wire import PLAIN, Packed, pack, pack_error, unpack
 
 Member = tuple[str, int]
 Timings = dict[str, tuple[int, float]]
+Record = tuple[str, int, str]  # logger, level, message
 EXPORT_S = 600.0  # longest wait for a rank to hand out its weights
 
 
@@ -81,6 +83,17 @@ class Names:
         if number != token.number:
             raise WorkerError(f"weights version {token.version} of {token.label} were replaced before they were read")
         return weights
+
+
+class KeptRecords(logging.Handler):
+    """Keeps warnings and errors until the runner fetches them."""
+
+    def __init__(self, kept: deque[Record]) -> None:
+        super().__init__(logging.WARNING)
+        self._kept = kept
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._kept.append((record.name, record.levelno, record.getMessage()))
 
 
 class HostProcess:

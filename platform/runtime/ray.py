@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 import ray
 import torch
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
@@ -35,20 +34,18 @@ from rl_platform.runtime.cpu import keep_freed_memory
 from rl_platform.runtime.fingerprint import code_fingerprint
 from rl_platform.runtime.host import PlacedHost
 from rl_platform.runtime.lifecycle import RUNNER
-from rl_platform.runtime.process import HostProcess, WeightsToken
+from rl_platform.runtime.process import HostProcess, KeptRecords, Record, WeightsToken
 from rl_platform.runtime.process_group import Meeting, join_group, leave_group
 from rl_platform.runtime.remote import Greeting, RemoteRuntime
 from rl_platform.runtime.remote_channel import Address
 from rl_platform.runtime.remote_worker import Send
-from rl_platform.runtime.reservation import bundle_for, environment_of, fits, listed
-from rl_platform.runtime.wire import PLAIN, Packed, pack_error, unpack, unpack_error
+from rl_platform.runtime.reservation import Seat, bundle_for, environment_of, fits, listed
+from rl_platform.runtime.wire import PLAIN, Answer, Packed, pack_error, unpack, unpack_error, value_of
 
 GRACE_S = 10.0  # how long a busy process may take to answer that it is alive
 RESERVE_S = 60.0  # how long to wait for resources that others hold
 PULSE_S = 0.25
 WAITING_CALLS = 512  # threads, made as needed, of calls that wait in one process for a channel
-
-Answer = tuple[Any, bytes | None]  # a value, or a packed error
 
 
 class RayRuntime(RemoteRuntime):
@@ -71,7 +68,7 @@ class RayLink:
                 self._actors[host] = ray.get_actor(host, self.namespace)
             actor = self._actors[host]
             reference = getattr(actor, method).remote(*arguments)
-            return _value(self._wait(actor, host, reference, limit))
+            return value_of(self._wait(actor, host, reference, limit))
         except (RayActorError, ValueError) as error:
             if isinstance(error, ValueError) and not str(error).startswith("Failed to look up actor"):
                 raise
@@ -112,13 +109,19 @@ class HostActor:
             os.chdir(paths[0])
         self._link = RayLink(namespace)
         self._waiting = ThreadPoolExecutor(WAITING_CALLS, thread_name_prefix="call")
-        self._records: deque[tuple[str, int, str]] = deque(maxlen=1000)
-        logging.getLogger("rl_platform").addHandler(_Records(self._records))
+        self._records: deque[Record] = deque(maxlen=1000)
+        logging.getLogger("rl_platform").addHandler(KeptRecords(self._records))
         self._process: HostProcess
         self._meeting: Meeting | None = None
 
     async def ping(self) -> None:
         return None
+
+    async def accelerators(self) -> list[str]:
+        return [str(name) for name in ray.get_gpu_ids()]
+
+    async def see(self, accelerators: str) -> None:
+        os.environ[VISIBLE_DEVICES] = accelerators
 
     async def greet(self) -> Answer:
         address = ray.util.get_node_ip_address()
@@ -134,9 +137,10 @@ class HostActor:
     ) -> Answer:
         def build() -> None:
             self._homes = homes
+            seat = Seat.of(placed)
             _, kwargs = unpack(packed, PLAIN, copy=True)
             link, components = self._link, kwargs["components"]
-            self._process = HostProcess(placed, components, world_sizes, seed, link, self._elsewhere)
+            self._process = HostProcess(seat, components, world_sizes, seed, link, self._elsewhere)
 
         return await self._answer(build)
 
@@ -166,7 +170,7 @@ class HostActor:
     async def fail(self, label: str | None, error: bytes) -> Answer:
         if not hasattr(self, "_process"):
             return [], None
-        return await self._answer(lambda: self._exchange.fail(label, _platform_error(unpack_error(error))))
+        return await self._answer(lambda: self._exchange.fail(label, unpack_error(error)))
 
     async def export(self, token: WeightsToken) -> Answer:
         return await self._answer(partial(self._process.export, token))
@@ -179,7 +183,7 @@ class HostActor:
         return (self._process.pulse(), self._fetched()), None
 
     async def shutdown(self, timeout: float) -> Answer:
-        def shutdown() -> tuple[list[bytes], list[tuple[str, int, str]]]:
+        def shutdown() -> tuple[list[bytes], list[Record]]:
             failures = self._process.shutdown(timeout) if hasattr(self, "_process") else []
             leave_group()
             return [pack_error(failure) for failure in failures], self._fetched()
@@ -207,7 +211,7 @@ class HostActor:
         except PlatformError:
             return "dead"
 
-    def _fetched(self) -> list[tuple[str, int, str]]:
+    def _fetched(self) -> list[Record]:
         return [self._records.popleft() for _ in range(len(self._records))]
 
 
@@ -219,37 +223,47 @@ class RayFleet:
         self._patience = patience
         self._group: PlacementGroup | None = None
         self._actors: dict[str, Any] = {}
-        self._pids: list[psutil.Process] = []
 
     def start(self, hosts: Sequence[PlacedHost]) -> Mapping[str, Send]:
         nodes = sorted({placed.node for placed in hosts})
         bundles = [bundle_for([placed for placed in hosts if placed.node == node]) for node in nodes]
         self._group = placement_group(bundles, "STRICT_SPREAD" if len(nodes) > 1 else "STRICT_PACK")
         self._reserve(bundles)
-        torch_threads = torch.get_num_threads()
-        for placed in hosts:
-            bundle = nodes.index(placed.node)
-            beside = sum(other.node == placed.node for other in hosts)
-            environment = {name: value for name, value in environment_of(placed).items() if name != VISIBLE_DEVICES}
-            self._actors[placed.name] = (
-                ray.remote(HostActor)
-                .options(
-                    name=placed.name,
-                    namespace=self.link.namespace,
-                    num_cpus=0,
-                    num_gpus=0,
-                    max_restarts=0,
-                    scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, bundle),
-                    runtime_env={"env_vars": environment} if environment else None,
-                )
-                .remote(
-                    self.link.namespace,
-                    environment_of(placed),
-                    max(1, torch_threads // beside),
-                    [os.getcwd(), *sys.path],
-                )
-            )
+        for node in nodes:
+            self._start_node([placed for placed in hosts if placed.node == node], nodes.index(node))
+        for node in nodes:
+            self._show_accelerators([placed for placed in hosts if placed.node == node])
         return {name: partial(self._send, name) for name in self._actors}
+
+    def _start_node(self, hosts: Sequence[PlacedHost], bundle: int) -> None:
+        """The hosts of one node share its cores; the first one stands for all accelerators that the run has there."""
+        threads = max(1, torch.get_num_threads() // len(hosts))
+        gpus = bundle_for(hosts).get("GPU", 0.0)
+        for placed in hosts:
+            environment = dict(environment_of(placed))
+            own = {name: value for name, value in environment.items() if name != VISIBLE_DEVICES}
+            options = {
+                "name": placed.name,
+                "namespace": self.link.namespace,
+                "num_cpus": 0,
+                "num_gpus": gpus if placed is hosts[0] else 0,
+                "max_restarts": 0,
+                "scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, bundle),
+                "runtime_env": {"env_vars": own} if own else None,  # before the process starts, for its loader
+            }
+            paths = [os.getcwd(), *sys.path]
+            actor = ray.remote(HostActor).options(**options).remote(self.link.namespace, environment, threads, paths)
+            self._actors[placed.name] = actor
+
+    def _show_accelerators(self, hosts: Sequence[PlacedHost]) -> None:
+        """The plan counts accelerators, Ray says which of the node's are this run's."""
+        used = sorted({local for placed in hosts for local in placed.accelerators})
+        if not used:
+            return
+        names = dict(zip(used, ray.get(self._actors[hosts[0].name].accelerators.remote()), strict=True))
+        for placed in hosts:
+            if placed.accelerators:
+                ray.get(self._actors[placed.name].see.remote(",".join(names[local] for local in placed.accelerators)))
 
     def stop(self, timeout: float) -> None:
         for actor in self._actors.values():
@@ -266,7 +280,7 @@ class RayFleet:
         def answered(done: Future[Answer]) -> None:
             error = done.exception()
             if error is not None:
-                future.set_exception(self._typed(host, error))
+                future.set_exception(_typed(host, error))
                 return
             value, failure = done.result()
             if failure is None:
@@ -280,11 +294,6 @@ class RayFleet:
         else:
             getattr(actor, method).remote(*arguments).future().add_done_callback(answered)
         return future
-
-    def _typed(self, host: str, error: BaseException) -> PlatformError:
-        if isinstance(error, RayTaskError):
-            return WorkerError(f"the process of {host} failed: {error}")
-        return WorkerDied(f"the process of {host} died: {_reason(error)}")
 
     def _reserve(self, bundles: Sequence[Mapping[str, float]]) -> None:
         """Waits for the placement group: one that cannot be met would stay pending for ever."""
@@ -303,26 +312,10 @@ class RayFleet:
             raise Deadline(f"{message}: {free}")
 
 
-class _Records(logging.Handler):
-    """Keeps log records until the runner fetches them."""
-
-    def __init__(self, records: deque[tuple[str, int, str]]) -> None:
-        super().__init__(logging.WARNING)
-        self._kept = records
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._kept.append((record.name, record.levelno, record.getMessage()))
-
-
-def _value(answer: Answer) -> Any:
-    value, failure = answer
-    if failure is not None:
-        raise unpack_error(failure)
-    return value
-
-
-def _platform_error(error: BaseException) -> PlatformError:
-    return error if isinstance(error, PlatformError) else WorkerError(str(error))
+def _typed(host: str, error: BaseException) -> PlatformError:
+    if isinstance(error, RayTaskError):
+        return WorkerError(f"the process of {host} failed: {error}")
+    return WorkerDied(f"the process of {host} died: {_reason(error)}")
 
 
 def _reason(error: BaseException) -> str:

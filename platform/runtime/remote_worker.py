@@ -14,7 +14,7 @@ from typing import Any
 
 from rl_platform.errors import PlatformError, WorkerDied, WorkerError
 from rl_platform.runtime.host import FailureHook, Progress, label
-from rl_platform.runtime.process import Names, Outcome
+from rl_platform.runtime.process import Names, Outcome, Record
 from rl_platform.runtime.wire import BY_VALUE, pack, unpack, unpack_error
 
 Send = Callable[..., "Future[Any]"]
@@ -158,7 +158,7 @@ class SharedArguments:
         return packed
 
 
-def relay(records: Sequence[tuple[str, int, str]]) -> None:
+def relay(records: Sequence[Record]) -> None:
     """Log records of another process, as if they were written here."""
     for name, level, message in records:
         logging.getLogger(name).log(level, message)

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from rl_platform.placement.inventory import VISIBLE_DEVICES
 from rl_platform.runtime.host import PlacedHost
 
 NODE_SHARE = 0.01  # of a CPU: what holds a place on a node without keeping others off its cores
 
 Bundle = Mapping[str, float]  # resources by Ray's names
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A host as its own process sees it: it numbers the accelerators that it sees from 0."""
+
+    name: str
+    node: int
+    accelerators: tuple[int, ...]
+    members: tuple[tuple[str, int], ...]
+
+    @classmethod
+    def of(cls, placed: PlacedHost) -> Seat:
+        return cls(placed.name, placed.node, tuple(range(len(placed.accelerators))), tuple(placed.members))
 
 
 def environment_of(placed: PlacedHost) -> Mapping[str, str]:
@@ -20,7 +34,7 @@ def environment_of(placed: PlacedHost) -> Mapping[str, str]:
 
 def bundle_for(hosts: Sequence[PlacedHost]) -> Bundle:
     """Resources of the hosts of one node: their accelerators as a whole, however many ranks share one."""
-    owned = {local for placed in hosts if environment_of(placed).get(VISIBLE_DEVICES) for local in placed.accelerators}
+    owned = {local for placed in hosts for local in placed.accelerators}
     return {"CPU": NODE_SHARE} | ({"GPU": float(len(owned))} if owned else {})
 
 

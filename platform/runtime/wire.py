@@ -24,6 +24,7 @@ from rl_platform.errors import PlatformError, WorkerError
 IN_BAND = 4096  # bytes: smaller buffers are copied into the pickle, which is cheaper than handling them apart
 BY_VALUE = 64 * 1024  # bytes: larger messages go through the object store
 
+Answer = tuple[Any, bytes | None]  # of a call to another process: a value, or a packed error
 Place = Callable[[pickle.PickleBuffer], bool]  # whether the buffer goes into the pickle itself
 
 _READER = threading.local()
@@ -111,8 +112,18 @@ def unpack_error(data: bytes) -> BaseException:
         error, cause = pickle.loads(data)
     except Exception as failure:
         return WorkerError(f"an error arrived that cannot be read here: {failure}")
+    if not isinstance(error, PlatformError | ValueError):
+        return WorkerError(f"{type(error).__name__}: {error}")
     error.__cause__ = cause
-    return error if isinstance(error, PlatformError | ValueError) else WorkerError(f"{type(error).__name__}: {error}")
+    return error
+
+
+def value_of(answer: Answer) -> Any:
+    """The value, or the error is raised."""
+    value, failure = answer
+    if failure is not None:
+        raise unpack_error(failure)
+    return value
 
 
 class _Pickler(cloudpickle.Pickler):
