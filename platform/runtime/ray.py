@@ -162,6 +162,12 @@ class HostActor:
         return await asyncio.wrap_future(self._process.call(member, number, method, arguments)), None
 
     async def channel(self, address: Address, operation: str, arguments: tuple[Any, ...], who: str) -> Answer:
+        try:
+            at_once = self._exchange.serve_at_once(address, operation, arguments)
+        except PlatformError as error:
+            return None, pack_error(error)
+        if at_once is not None:
+            return at_once, None
         return await self._answer(partial(self._exchange.serve, address, operation, arguments, who))
 
     async def forget(self, address: Address) -> Answer:

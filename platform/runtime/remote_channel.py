@@ -8,6 +8,8 @@ it: everyone who calls it gets WorkerDied. How calls reach another process is th
 
 from __future__ import annotations
 
+import itertools
+import pickle
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -16,7 +18,7 @@ from typing import Any, Protocol
 
 from rl_platform.errors import PlatformError, WorkerDied, WorkerError
 from rl_platform.runtime.channel import _WAITING, Channel, ChannelStats, caller
-from rl_platform.runtime.wire import BY_VALUE, Packed, References, pack, pack_error, unpack, unpack_error
+from rl_platform.runtime.wire import BY_REFERENCE, Packed, References, pack, pack_error, unpack, unpack_error
 
 
 class Link(Protocol):
@@ -102,15 +104,20 @@ class Exchange:
         finally:
             thread.name = own
 
+    def serve_at_once(self, address: Address, operation: str, arguments: tuple[Any, ...]) -> list[Any] | None:
+        """As `serve`, if it needs no waiting and no work worth a thread; else nothing is done and None comes back."""
+        home = self.home(address)
+        if operation == "put_many":
+            return home.put_at_once(*arguments)
+        return home.get_at_once(*arguments) if operation == "get_many" else None
+
     def parcel(self, item: Any) -> Parcel:
         if isinstance(item, Parcel):
             return item
         packed = pack(item, self.references)
-        if not packed.buffers and len(packed.data) < BY_VALUE:
-            return Parcel(packed.data)
-        if packed.size < BY_VALUE:
-            return Parcel(Packed(packed.data, [bytes(buffer) for buffer in packed.buffers]))
-        return Parcel(self.link.store(packed))
+        if packed.size >= BY_REFERENCE:
+            return Parcel(self.link.store(packed))
+        return Parcel(packed if packed.buffers else packed.data)
 
     def open(self, item: Any) -> Any:
         if not isinstance(item, Parcel):
@@ -148,6 +155,25 @@ class HomeChannel(Channel[Any]):
     def serve_put_many(self, forms: Sequence[Any], weights: float, key: Hashable, timeout: float | None) -> None:
         self.put_many([Parcel(form) for form in forms], weights, key, timeout)
 
+    def put_at_once(self, forms: Sequence[Any], weight: float, key: Hashable, _: float | None) -> list[Any] | None:
+        with self._lock:
+            fits = not self._closed and self._depth + len(forms) <= self.capacity
+            if fits:
+                stream = self._streams.get(key) or self._open(key)
+                self._add(stream, [(Parcel(form), weight) for form in forms])
+        return [] if fits else None
+
+    def get_at_once(self, max_items: int, key: Hashable, _: float | None) -> list[Any] | None:
+        with self._lock:
+            stream = self._streams.get(key)
+            if stream is None or max_items < 1 or not stream.items or stream.gathering:
+                return None
+            if not all(isinstance(item, Parcel) for item, _ in itertools.islice(stream.items, max_items)):
+                return None
+            taken = self._take(stream, max_items)
+            self._forget(key, stream)
+        return [_sendable(item.form) for item, _ in taken]
+
     def serve_get_many(self, max_items: int, key: Hashable, timeout: float | None) -> list[Any]:
         return self._forms(super().get_many(max_items, key, timeout))
 
@@ -174,7 +200,7 @@ class HomeChannel(Channel[Any]):
 
     def _forms(self, items: list[Any]) -> list[Any]:
         try:
-            return [self._exchange.parcel(item).form for item in items]
+            return [_sendable(self._exchange.parcel(item).form) for item in items]
         except Exception as error:  # they are out of the queue and will reach nobody
             lost = WorkerError(f"channel '{self.name}': an item cannot travel to another process: {error}")
             self.close(lost)
@@ -241,3 +267,10 @@ class RemoteChannel:
             )
         finally:
             del _WAITING[thread_id]
+
+
+def _sendable(form: Any) -> Any:
+    """Buffers that arrived in shared memory are passed on from there."""
+    if not isinstance(form, Packed):
+        return form
+    return Packed(form.data, [pickle.PickleBuffer(buffer) for buffer in form.buffers])

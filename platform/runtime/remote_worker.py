@@ -15,7 +15,7 @@ from typing import Any
 from rl_platform.errors import PlatformError, WorkerDied, WorkerError
 from rl_platform.runtime.host import FailureHook, Progress, label
 from rl_platform.runtime.process import Names, Outcome, Record
-from rl_platform.runtime.wire import BY_VALUE, pack, unpack, unpack_error
+from rl_platform.runtime.wire import SHARED, pack, unpack, unpack_error
 
 Send = Callable[..., "Future[Any]"]
 DEATH_NOTICE_S = 5.0  # how long after a rank's own error the death of another process may become known
@@ -152,7 +152,7 @@ class SharedArguments:
         last_args, last_kwargs, packed = self._last
         if args is not last_args or kwargs is not last_kwargs:
             packed = pack((args, dict(kwargs)), self._names)
-            if packed.size >= BY_VALUE:
+            if packed.size >= SHARED:
                 packed = self._names.link.store(packed)
             self._last = args, kwargs, packed
         return packed
