@@ -13,11 +13,14 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
-from rl_platform.errors import PlatformError, WorkerDied, WorkerError
+from rl_platform.errors import Deadline, PlatformError, WorkerDied, WorkerError
 from rl_platform.runtime.channel import _WAITING, Channel, ChannelStats, caller
+from rl_platform.runtime.outbox import Outbox, Put
 from rl_platform.runtime.wire import BY_REFERENCE, Packed, References, pack, pack_error, unpack, unpack_error
 
 
@@ -63,6 +66,7 @@ class Exchange:
         self._lock = threading.Lock()
         self._homes: dict[int, HomeChannel] = {}
         self._forgotten: set[int] = set()
+        self._outboxes: WeakValueDictionary[int, Outbox] = WeakValueDictionary()
 
     def channel(self, address: Address) -> Channel[Any] | RemoteChannel:
         """The queue itself if it lives here, otherwise a way to it."""
@@ -107,9 +111,20 @@ class Exchange:
     def serve_at_once(self, address: Address, operation: str, arguments: tuple[Any, ...]) -> list[Any] | None:
         """As `serve`, if it needs no waiting and no work worth a thread; else nothing is done and None comes back."""
         home = self.home(address)
-        if operation == "put_many":
+        if operation == "put":
             return home.put_at_once(*arguments)
+        if operation == "close":
+            home.serve_close(*arguments)
+            return []
         return home.get_at_once(*arguments) if operation == "get_many" else None
+
+    def outbox(self, channel: RemoteChannel) -> Outbox:
+        """Where all threads of this process put what goes to a channel elsewhere."""
+        with self._lock:
+            outbox = self._outboxes.get(channel.address.number)
+            if outbox is None:
+                outbox = self._outboxes[channel.address.number] = Outbox(channel.send)
+            return outbox
 
     def parcel(self, item: Any) -> Parcel:
         if isinstance(item, Parcel):
@@ -152,16 +167,27 @@ class HomeChannel(Channel[Any]):
 
     # For other processes: parcels in, parcels out.
 
-    def serve_put_many(self, forms: Sequence[Any], weights: float, key: Hashable, timeout: float | None) -> None:
-        self.put_many([Parcel(form) for form in forms], weights, key, timeout)
+    def serve_put(self, puts: Sequence[Put]) -> list[bytes | None]:
+        """What went wrong with each. After one that waited in vain, no other one waits as long again."""
+        errors: list[bytes | None] = []
+        late = False
+        for put in puts:
+            threading.current_thread().name = put.who
+            try:
+                self.put_many([Parcel(form) for form in put.forms], put.weight, put.key, 0.0 if late else put.timeout)
+                errors.append(None)
+            except PlatformError as error:
+                late = late or isinstance(error, Deadline)
+                errors.append(pack_error(error))
+        return errors
 
-    def put_at_once(self, forms: Sequence[Any], weight: float, key: Hashable, _: float | None) -> list[Any] | None:
+    def put_at_once(self, puts: Sequence[Put]) -> list[Any] | None:
         with self._lock:
-            fits = not self._closed and self._depth + len(forms) <= self.capacity
-            if fits:
-                stream = self._streams.get(key) or self._open(key)
-                self._add(stream, [(Parcel(form), weight) for form in forms])
-        return [] if fits else None
+            fits = not self._closed and self._depth + sum(len(put.forms) for put in puts) <= self.capacity
+            for put in puts if fits else ():
+                stream = self._streams.get(put.key) or self._open(put.key)
+                self._add(stream, [(Parcel(form), put.weight) for form in put.forms])
+        return [None] * len(puts) if fits else None
 
     def get_at_once(self, max_items: int, key: Hashable, _: float | None) -> list[Any] | None:
         with self._lock:
@@ -214,6 +240,8 @@ class RemoteChannel:
         self.address, self._exchange = address, exchange
         self.name, self.capacity = address.name, address.capacity
         self.producers, self.consumers = address.producers, address.consumers
+        self._closed = False
+        self._outbox: Outbox | None = None
 
     def put(self, item: Any, weight: float = 1, key: Hashable = None, timeout: float | None = None) -> None:
         self.put_many((item,), weight, key, timeout)
@@ -225,7 +253,9 @@ class RemoteChannel:
             raise ValueError(f"channel '{self.name}': weight {weight} must not be negative")
         forms = [self._exchange.parcel(item).form for item in items]
         if forms:
-            self._ask("put_many", forms, weight, key, timeout, timeout=timeout)
+            self._outbox = self._outbox or self._exchange.outbox(self)
+            with self._waiting():
+                self._outbox.put(Put(forms, weight, key, timeout, caller()))
 
     def get(self, key: Hashable = None, timeout: float | None = None) -> Any:
         return self.get_many(1, key, timeout)[0]
@@ -242,10 +272,12 @@ class RemoteChannel:
 
     def close(self, error: BaseException | None = None) -> None:
         self._ask("close", None if error is None else pack_error(error))
+        self._closed = True
 
     @property
     def closed(self) -> bool:
-        return bool(self._ask("closed"))
+        self._closed = self._closed or bool(self._ask("closed"))
+        return self._closed
 
     def stats(self) -> ChannelStats:
         found: ChannelStats = self._ask("stats")
@@ -257,16 +289,28 @@ class RemoteChannel:
     def _opened(self, forms: list[Any]) -> list[Any]:
         return [self._exchange.open(Parcel(form)) for form in forms]
 
+    def send(self, puts: Sequence[Put]) -> Sequence[bytes | None]:
+        limit = max(self.address.deadline_s if put.timeout is None else put.timeout for put in puts)
+        errors: Sequence[bytes | None] = self._ask("put", puts, timeout=limit)
+        return errors
+
     def _ask(self, operation: str, *arguments: Any, timeout: float | None = None) -> Any:
         limit = self.address.deadline_s if timeout is None else timeout
+        home = self.address.home
+        with self._waiting():
+            return self._exchange.link.ask(home, "channel", self.address, operation, arguments, caller(), limit=limit)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """This thread is known to wait on the channel."""
         thread_id = threading.get_ident()
-        _WAITING[thread_id] = (self.name, time.monotonic())
+        outer = _WAITING.get(thread_id)
+        _WAITING[thread_id] = outer or (self.name, time.monotonic())
         try:
-            return self._exchange.link.ask(
-                self.address.home, "channel", self.address, operation, arguments, caller(), limit=limit
-            )
+            yield
         finally:
-            del _WAITING[thread_id]
+            if outer is None:
+                del _WAITING[thread_id]
 
 
 def _sendable(form: Any) -> Any:

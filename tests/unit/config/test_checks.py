@@ -60,7 +60,7 @@ BROKEN = [
     ("embodied", ["runner.resume=nowhere"], "runner.resume", "no checkpoint"),
     (
         "embodied",
-        ["cluster={devices_per_node: 2, gpus_per_node: 2}"],
+        ["cluster.devices_per_node=2", "cluster.gpus_per_node=2"],
         "cluster.devices_per_node",
         "CPU workers or GPUs",
     ),
