@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from rl_platform.runtime import Runtime
 from rl_platform.runtime.local import LocalRuntime
 
 STORE_SHARE = 8  # the object store gets one part in this many of the free memory
+KNOCK_S = 5.0
 ENDING_S = 5.0  # for Ray's processes to end by themselves
 
 
@@ -64,8 +66,9 @@ def ray_cluster(cluster: Cluster) -> Iterator[None]:
     import ray
 
     try:
+        _knock(cluster.address)
         _connect(address=cluster.address)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         hint = "`ray status` on that machine shows whether a cluster runs there"
         message = f"no Ray cluster can be joined: {' '.join(str(error).split())}"
         raise PlacementError([Problem("cluster.address", message, value=cluster.address, hint=hint)]) from error
@@ -104,6 +107,13 @@ def _started() -> Iterator[None]:
                 continue
         psutil.wait_procs(left, ENDING_S)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _knock(address: str) -> None:
+    """Ray would try for minutes to reach an address where nobody is. Raises OSError."""
+    host, colon, port = address.rpartition(":")
+    if colon:
+        socket.create_connection((host, int(port)), timeout=KNOCK_S).close()
 
 
 def _connect(**options: Any) -> None:

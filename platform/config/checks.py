@@ -5,6 +5,7 @@ What a single key accepts is said by the schema. Whether the resources of a plac
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
@@ -31,6 +32,7 @@ _PARTS = (  # keys that decide which components a run has
     "algorithm.use_kl_in_reward",
     "algorithm.use_kl_loss",
 )
+_ADDRESS = re.compile(r"auto|[\w.-]+:\d+|\[[0-9a-fA-F:.]+\]:\d+")
 _REWARD_TYPES = ("task", "math_verify", "exact_match")
 
 
@@ -183,6 +185,8 @@ class _Rules:
         if cluster.devices_per_node is not None and cluster.gpus_per_node:
             message = f"CPU workers or GPUs: cluster.gpus_per_node says that there are {cluster.gpus_per_node} GPUs"
             self.fail("cluster.devices_per_node", message, "cluster.gpus_per_node", hint="keep one of them")
+        if cluster.address is not None and not _ADDRESS.fullmatch(cluster.address):
+            self.fail("cluster.address", "neither auto nor HOST:PORT of a Ray cluster's head", hint="as 10.0.0.1:6379")
 
     def schedule(self) -> None:
         runner, start = self.config.runner, self.config.algorithm.policy_training_start_step
