@@ -58,6 +58,7 @@ BROKEN = [
         "greedy",
     ),
     ("embodied", ["runner.resume=nowhere"], "runner.resume", "no checkpoint"),
+    ("embodied", ["cluster.address=ray://head"], "cluster.address", "neither auto nor HOST:PORT"),
     (
         "embodied",
         ["cluster.devices_per_node=2", "cluster.gpus_per_node=2"],
