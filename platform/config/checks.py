@@ -5,13 +5,13 @@ What a single key accepts is said by the schema. Whether the resources of a plac
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
 from rl_platform.config.batch_rules import broken_batch_rules
+from rl_platform.config.cluster_rules import broken_cluster_rules
 from rl_platform.config.components import Model, Optim, Sampling
 from rl_platform.config.effects import idle_keys
 from rl_platform.config.estimators import check_estimator, estimator_of
@@ -32,7 +32,6 @@ _PARTS = (  # keys that decide which components a run has
     "algorithm.use_kl_in_reward",
     "algorithm.use_kl_loss",
 )
-_ADDRESS = re.compile(r"auto|[\w.-]+:\d+|\[[0-9a-fA-F:.]+\]:\d+")
 _REWARD_TYPES = ("task", "math_verify", "exact_match")
 
 
@@ -46,7 +45,7 @@ def check(
     check_estimator(config, rules.fail)
     rules.kl()
     rules.placement()
-    rules.cluster()
+    rules.report(broken_cluster_rules(config))
     rules.schedule()
     rules.report(broken_policy_loss_rules(config))
     rules.report(broken_batch_rules(config))
@@ -179,14 +178,6 @@ class _Rules:
         if name == "critic":
             return "critic.use_critic_model is false"
         return f"{self.config.runner.task_type} training has no such component"
-
-    def cluster(self) -> None:
-        cluster = self.config.cluster
-        if cluster.devices_per_node is not None and cluster.gpus_per_node:
-            message = f"CPU workers or GPUs: cluster.gpus_per_node says that there are {cluster.gpus_per_node} GPUs"
-            self.fail("cluster.devices_per_node", message, "cluster.gpus_per_node", hint="keep one of them")
-        if cluster.address is not None and not _ADDRESS.fullmatch(cluster.address):
-            self.fail("cluster.address", "neither auto nor HOST:PORT of a Ray cluster's head", hint="as 10.0.0.1:6379")
 
     def schedule(self) -> None:
         runner, start = self.config.runner, self.config.algorithm.policy_training_start_step
