@@ -165,7 +165,9 @@ def test_a_killed_learner_ends_the_run_with_a_way_to_go_on(launched) -> None:
 
 def test_a_launcher_that_is_killed_takes_everything_with_it(launched) -> None:
     process, started = launched("cluster.runtime=ray")
+    hosts = hosts_of(started)
+    assert hosts
     process.kill()
     process.communicate(timeout=30)
-    assert_gone(hosts_of(started))
+    assert_gone(hosts)
     assert_gone(started, 3 * ENDED_S)  # the last of Ray's own processes take their time to notice
