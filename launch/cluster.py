@@ -11,9 +11,11 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,6 +30,20 @@ from rl_platform.runtime.local import LocalRuntime
 
 STORE_SHARE = 8  # the object store gets one part in this many of the free memory
 KNOCK_S = 5.0
+_GUARD = """
+import psutil, shutil, sys, time
+sys.stdin.read()
+time.sleep(2)
+for fact in sys.argv[2:]:
+    pid, created = fact.split(":")
+    try:
+        process = psutil.Process(int(pid))
+        if process.create_time() == float(created):
+            process.kill()
+    except psutil.Error:
+        pass
+shutil.rmtree(sys.argv[1], ignore_errors=True)
+"""
 ENDING_S = 5.0  # for Ray's processes to end by themselves
 
 
@@ -95,7 +111,8 @@ def _started() -> Iterator[None]:
             )
         except Exception as error:
             raise WorkerDied(f"Ray did not start on this machine: {' '.join(str(error).split())}") from error
-        yield
+        with _guarded(folder, [process for process in _descendants() if process not in before]):
+            yield
     finally:
         started = [process for process in _descendants() if process not in before]
         ray.shutdown()
@@ -107,6 +124,19 @@ def _started() -> Iterator[None]:
                 continue
         psutil.wait_procs(left, ENDING_S)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _guarded(folder: str, processes: Sequence[psutil.Process]) -> Iterator[None]:
+    """Should the launcher be killed, another process ends what Ray leaves running, and removes its files."""
+    facts = [f"{process.pid}:{process.create_time()}" for process in processes if process.is_running()]
+    command = [sys.executable, "-c", _GUARD, folder, *facts]
+    guard = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    try:
+        yield
+    finally:
+        guard.kill()
+        guard.communicate()
 
 
 def _knock(address: str) -> None:
