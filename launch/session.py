@@ -14,6 +14,7 @@ from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.spaces import EnvDescription, EnvSpaces, make_env, read_spaces
 from rl_platform.envs.reasoning.question import Split
 from rl_platform.envs.reasoning.tasks import build_questions
+from rl_platform.launch.cluster import runtime_for
 from rl_platform.launch.preflight import (
     check_cheap,
     check_estimator,
@@ -31,7 +32,6 @@ from rl_platform.runners.ppo import Task, train
 from rl_platform.runners.state import RunState
 from rl_platform.runtime import Runtime
 from rl_platform.runtime.cpu import keep_freed_memory
-from rl_platform.runtime.local import LocalRuntime
 from rl_platform.tracing import Timeline
 
 
@@ -74,7 +74,7 @@ def _train(
     folder: Path,
 ) -> None:
     keep_freed_memory()
-    with LocalRuntime(placement, config.runner.deadline_s, config.runner.seed) as runtime:
+    with runtime_for(config, placement) as runtime:
         with reporter.phase("load"):
             task = _task(config, runtime, reporter, folder, world, placement)
         train(config, task, reporter, state)

@@ -58,9 +58,11 @@ class LanguageActor(Learner):
         policy.reference_head = head.detach().to(self.device)
 
     def export(self, folder: str) -> str:
-        """Write the model and its tokenizer as a Hugging Face folder that transformers loads."""
-        tokenizer = load_tokenizer(self.config.actor.model)
-        export_causal_lm(self.publish(0).state, self.engine.model.model.config, tokenizer, Path(folder))
+        """Write the model and its tokenizer as a Hugging Face folder that transformers loads. Called on all ranks."""
+        state = self.publish(0).state
+        if self.context.rank == 0:
+            tokenizer = load_tokenizer(self.config.actor.model)
+            export_causal_lm(state, self.engine.model.model.config, tokenizer, Path(folder))
         return folder
 
 

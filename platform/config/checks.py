@@ -47,6 +47,7 @@ def check(
     check_estimator(config, rules.fail)
     rules.kl()
     rules.placement()
+    rules.report(broken_cluster_rules(config))
     rules.schedule()
     rules.report(broken_policy_loss_rules(config))
     rules.report(broken_batch_rules(config))

@@ -50,7 +50,7 @@ def idle_keys(config: Config) -> list[Idle]:
     """All keys and sections without effect in this config. A section may be listed beside keys inside it."""
     task = _embodied(config) if config.runner.task_type == "embodied" else _reasoning(config)
     estimator = (Idle(*found) for found in idle_estimator_keys(config))
-    losses = (_losses(config), _policy_loss(config), _kl(config))
+    losses = (_cluster(config), _losses(config), _policy_loss(config), _kl(config))
     controls = (Idle(*found) for found in idle_controls(config))
     parts = (*losses, estimator, _rewards(config), _batches(config), _optimizers(config), controls)
     return [*task, *(idle for part in parts for idle in part)]
@@ -108,6 +108,11 @@ def _reasoning(config: Config) -> Iterator[Idle]:
     if not config.data.use_chat_template:
         reason = "without data.use_chat_template there is no system turn"
         yield Idle("data.system_prompt", reason, ("data.use_chat_template",))
+
+
+def _cluster(config: Config) -> Iterator[Idle]:
+    if config.cluster.runtime == "local":
+        yield Idle("cluster.address", "cluster.runtime local is one process without Ray", ("cluster.runtime",))
 
 
 def _losses(config: Config) -> Iterator[Idle]:

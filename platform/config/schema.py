@@ -73,11 +73,24 @@ class Cluster(Section):
     gpus_per_node: int | None = Field(
         default=None, ge=0, description="null: what this machine has; a number declares the inventory for --plan"
     )
+    devices_per_node: int | None = Field(
+        default=None,
+        ge=1,
+        description="CPU workers that stand for this many GPUs on each machine; null: none",
+    )
     component_placement: dict[str, Any] = Field(
         description="component names -> resources[:ranks], or {node_group, placement}"
     )
     node_groups: list[NodeGroup] = Field(default_factory=list, description="groups of nodes by label")
-    runtime: Literal["auto", "local", "ray"] = Field(default="auto", description="local: threads of one process")
+    runtime: Literal["auto", "local", "ray"] = Field(
+        default="auto",
+        description="local: threads of one process; ray: a process per host; auto: local where the placement allows it",
+    )
+    address: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Ray cluster to join, as auto or HOST:PORT; null: one is started",
+    )
     inventory: ClusterInventory | None = Field(default=None, description="declares a whole cluster for --plan")
 
     @model_validator(mode="before")

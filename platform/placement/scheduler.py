@@ -37,7 +37,10 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One process and the (component, rank) pairs in it; `env` is what its placement adds to its environment."""
+    """One process and the (component, rank) pairs in it; `env` is what its placement adds to its environment.
+
+    `accelerators` are the real ones that it drives: none where CPU workers stand for them.
+    """
 
     name: str
     node: int
@@ -53,6 +56,7 @@ class Placement:
     components: Mapping[str, tuple[Slot, ...]]
     hosts: tuple[Host, ...]
     exclusive: frozenset[str] = frozenset()  # placed components that keep a process to themselves
+    emulated: bool = False  # CPU workers stand for the accelerators
 
     def world_size(self, component: str) -> int:
         return len(self.components[component])
@@ -130,7 +134,8 @@ def schedule(cluster: Cluster, inventory: Inventory, *, exclusive: Collection[st
     if problems:
         raise PlacementError(problems)
     alone = frozenset(exclusive) & {name for entry in entries for name in entry.components}
-    return Placement(_slots(entries, ranks), _hosts(entries, ranks, used, alone), alone)
+    emulated = any(node.emulated for node in used.nodes)
+    return Placement(_slots(entries, ranks), _hosts(entries, ranks, used, alone), alone, emulated)
 
 
 def _place(entry: Entry, resources: Sequence[Resource], problems: list[Problem]) -> list[Place]:
@@ -242,5 +247,6 @@ def _hosts(
                     env = environments[node, accelerators] = dict(inventory.nodes[node].env_vars)
                     if inventory.nodes[node].accelerators:  # an empty value keeps a CPU component off the GPUs
                         env[VISIBLE_DEVICES] = inventory.nodes[node].visible_devices(accelerators)
-                hosts.append(Host(f"{label}[{rank}]", node, accelerators, members, env))
+                driven = () if inventory.nodes[node].emulated else accelerators
+                hosts.append(Host(f"{label}[{rank}]", node, driven, members, env))
     return tuple(hosts)

@@ -118,7 +118,7 @@ class ReasoningTask:
     def finish(self) -> None:
         """Write the trained model as a Hugging Face folder."""
         with self.reporter.phase("export"):
-            folder = self.groups["actor"].rank(0).export(str(self.output_dir / "model")).result()
+            folder = self.groups["actor"].export(str(self.output_dir / "model")).wait()[0]
         self.reporter.note(f"trained model, loadable by transformers: {folder}")
 
     def _warn_of_clipped_scores(self, count: int) -> None:

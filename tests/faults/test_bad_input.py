@@ -201,10 +201,14 @@ def test_a_model_that_diverges_is_named(command, role: str, tensor: str, advice:
             "actor.training_backend: this version trains with fsdp only",
         ),
         (["rollout.backend=sglang"], "command line: rollout.backend: this version generates with torch only"),
-        (["cluster.runtime=ray"], "command line: cluster.runtime: this version runs in one process, without Ray"),
+        (["cluster.num_nodes=2"], "command line: cluster.num_nodes: without a Ray cluster to join"),
         (
-            ["cluster.gpus_per_node=2", "cluster.component_placement={'actor,critic': 0, 'rollout,reward': 1}"],
-            "command line: cluster.component_placement: this version runs in one process, but 2 accelerators are used",
+            [
+                "cluster.runtime=local",
+                "cluster.devices_per_node=2",
+                "cluster.component_placement={'actor,critic': 0, 'rollout,reward': 1}",
+            ],
+            "command line: cluster.runtime: local is one process, but 2 accelerators are used",
         ),
     ],
 )

@@ -58,6 +58,13 @@ BROKEN = [
         "greedy",
     ),
     ("embodied", ["runner.resume=nowhere"], "runner.resume", "no checkpoint"),
+    ("embodied", ["cluster.address=ray://head"], "cluster.address", "neither auto nor HOST:PORT"),
+    (
+        "embodied",
+        ["cluster.devices_per_node=2", "cluster.gpus_per_node=2"],
+        "cluster.devices_per_node",
+        "CPU workers or GPUs",
+    ),
     ("reasoning", [REASONING], f"{PLACED}.actor,critic,rollout,reward,reference", "no KL term is on"),
     ("reasoning", ["algorithm.use_kl_loss=true"], PLACED, "reference without a place"),
     (
@@ -386,6 +393,12 @@ def test_switched_off_parts_of_normalisation_and_kl(problems: Any) -> None:
     on = ["algorithm.use_kl_in_reward=true", REASONING]
     assert list(problems("reasoning", *on, "algorithm.kl_ctrl.horizon=5")) == ["algorithm.kl_ctrl.horizon"]
     assert list(problems("reasoning", *on, "algorithm.kl_ctrl.kl_coef=5")) == []
+
+
+def test_only_ray_joins_a_cluster(problems: Any) -> None:
+    joined = "cluster.address=10.0.0.1:6379"
+    assert list(problems("embodied", joined, "cluster.runtime=local")) == ["cluster.address"]
+    assert list(problems("embodied", joined)) == []
 
 
 def test_switched_off_parts_of_pf_ppo(problems: Any) -> None:
