@@ -66,11 +66,11 @@ _ETHERNET = 1.25e9
 
 
 def device_of(inventory: Inventory) -> Device:
-    """The device that `inventory` counts: the GPU it names, one found on this machine, or a node's CPU.
+    """The device that `inventory` counts: the GPU it names, one found on this machine, a node's CPU or a share of it.
 
     A GPU without a name has an unknown memory and the speed of `ASSUMED`; `known` is False then.
     """
-    if not inventory.accelerators:
+    if not inventory.accelerators or inventory.stands_in:
         return _cpu(inventory)
     if inventory.gpu:
         return GPUS[inventory.gpu]
@@ -85,9 +85,11 @@ def device_of(inventory: Inventory) -> Device:
 
 def _cpu(inventory: Inventory) -> Device:
     node = inventory.nodes[0]
-    cores = node.cpus or _ASSUMED_CORES
+    share = node.accelerators if node.emulated else 1
+    cores = (node.cpus or _ASSUMED_CORES) / share
+    memory = node.memory // share if node.memory else None
     flops, bandwidth = cores * _CORE_FLOPS, min(cores * _CORE_BYTES, _MOST_BYTES)
-    return Device("cpu", node.memory, flops, flops, bandwidth, bandwidth, _ETHERNET)
+    return Device("cpu", memory, flops, flops, bandwidth, bandwidth, _ETHERNET)
 
 
 def _driver() -> tuple[str, int | None]:

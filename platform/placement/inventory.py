@@ -61,6 +61,16 @@ class Inventory:
     def accelerators(self) -> int:
         return sum(node.accelerators for node in self.nodes)
 
+    @property
+    def stands_in(self) -> bool:
+        """Whether CPU workers stand for accelerators."""
+        return any(node.emulated for node in self.nodes)
+
+    @property
+    def noun(self) -> str:
+        """What one accelerator is called."""
+        return "CPU worker" if self.stands_in else "GPU"
+
     @classmethod
     def declared(cls, num_nodes: int, gpus_per_node: int) -> Inventory:
         """Equal nodes that need not exist, for planning."""

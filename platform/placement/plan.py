@@ -56,7 +56,7 @@ def render(placement: Placement, inventory: Inventory) -> str:
 
 def _summary(inventory: Inventory) -> str:
     nodes = len(inventory.nodes)
-    parts = [f"{nodes} node{'s' if nodes != 1 else ''}", _count(inventory.accelerators, "GPU")]
+    parts = [f"{nodes} node{'s' if nodes != 1 else ''}", _count(inventory.accelerators, inventory.noun)]
     cpus = [node.cpus for node in inventory.nodes if node.cpus is not None]
     memory = [node.memory for node in inventory.nodes if node.memory is not None]
     if cpus:
@@ -76,7 +76,7 @@ def _grid(placement: Placement, inventory: Inventory) -> list[str]:
             runs[-1].append(column)
         else:
             runs.append([column])
-    labels = ["", "GPU" if inventory.accelerators else "", *placement.components]
+    labels = ["", inventory.noun if inventory.accelerators else "", *placement.components]
     margin = max(map(len, labels))
     lines: list[str] = []
     for block in _blocks([_cells(run, inventory) for run in runs], _WIDTH - margin):
@@ -87,7 +87,7 @@ def _grid(placement: Placement, inventory: Inventory) -> list[str]:
             lines.append("  ".join([label.ljust(margin), *cells]).rstrip())
     idle = [number for number, column in enumerate(columns) if column.number is not None and not any(column.ranks)]
     if idle:
-        lines.append(f"Used by no component: GPU {number_ranges(idle)}")
+        lines.append(f"Used by no component: {inventory.noun} {number_ranges(idle)}")
     return lines
 
 
@@ -124,9 +124,9 @@ def _cells(run: Sequence[_Column], inventory: Inventory) -> list[str]:
         ranks = sorted({rank for column in run for rank in column.ranks[index]})
         text = number_ranges(ranks) if ranks else "."
         if len(run) > 1 and owned > 1:
-            text += f" ({owned} GPUs each)"
+            text += f" ({owned} {inventory.noun}s each)"
         elif len(run) > 1 and len(first.ranks[index]) > 1:
-            text += f" ({len(first.ranks[index])} per {'GPU' if numbers else 'node'})"
+            text += f" ({len(first.ranks[index])} per {inventory.noun if numbers else 'node'})"
         cells.append(text)
     return cells
 
@@ -200,7 +200,7 @@ def _concurrency(placement: Placement, inventory: Inventory) -> list[str]:
         )
         ranks = Counter((slot.node, local) for slot in slots for local in slot.accelerators)
         if ranks and max(ranks.values()) > 1:
-            parts.append(f"up to {max(ranks.values())} of its ranks share a GPU")
+            parts.append(f"up to {max(ranks.values())} of its ranks share a {inventory.noun}")
         parts += [f"takes turns with {', '.join(turns)}"] if turns else []
         parts += [f"runs beside {', '.join(beside)}"] if beside else []
         lines.append(f"  {name.ljust(margin)}  {'; '.join(parts) or 'alone'}")

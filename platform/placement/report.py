@@ -105,7 +105,7 @@ def _devices(
         occupants = tuple((name, shares[key][name], len(numbers)) for name, numbers in held.items())
         kind = (number is None, occupants)
         if kind not in known_usages:
-            known_usages[kind] = models[number is not None].usage(occupants)
+            known_usages[kind] = models[number is not None and not inventory.stands_in].usage(occupants)
         return DeviceUse(node, local, number, held, known_usages[kind])
 
     number = 0
@@ -172,9 +172,9 @@ def _unknown_warnings(report: Report) -> Iterator[str]:
 
 
 def names_of(uses: Sequence[DeviceUse], inventory: Inventory) -> str:
-    """`GPU 0-3,8`, or the nodes' names."""
+    """`GPU 0-3,8`, `CPU worker 0`, or the nodes' names."""
     numbers = [use.number for use in uses if use.number is not None]
     if numbers:
-        return f"GPU {number_ranges(numbers)}"
+        return f"{inventory.noun} {number_ranges(numbers)}"
     names = [inventory.nodes[use.node].name for use in uses]
     return names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]}"

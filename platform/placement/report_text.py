@@ -51,7 +51,8 @@ def _memory(report: Report) -> Iterator[str]:
 
 def _limits(report: Report) -> str:
     if report.device.kind == "cpu":
-        return f"a node has {_gib(report.device.memory)}" if report.device.memory else "main memory of a node"
+        owner = f"each {report.inventory.noun}" if report.inventory.stands_in else "a node"
+        return f"{owner} has {_gib(report.device.memory)}" if report.device.memory else f"main memory of {owner}"
     if report.device.memory is None:
         return "GPUs of unknown kind"
     return f"{report.device.kind} has {_gib(report.device.memory)}"

@@ -148,7 +148,9 @@ def search_text(found: Found, inventory: Inventory, present: Sequence[Span], sou
 
     `present`: the spans of the config's own placement. `source`: what the predictions were corrected by.
     """
-    noun = "node" if found.device.kind == "cpu" else found.device.kind if found.device.known else "GPU"
+    noun = found.device.kind if found.device.known else inventory.noun
+    if found.device.kind == "cpu":
+        noun = inventory.noun if inventory.stands_in else "node"
     cluster = f"{found.available} {noun}{'s' if found.available > 1 else ''}"
     basis = f"corrected by {source}" if source else "not measured: --calibrate FILE corrects it by an earlier run"
     lines = [f"Placements on {cluster} by predicted seconds per step ({basis})", ""]

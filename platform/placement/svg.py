@@ -153,7 +153,7 @@ def _gpu(canvas: _Canvas, report: Report, use: DeviceUse, x: float, y: float, he
         canvas.box(x + 3, top, CELL - 6, BAND, fill=_COLOURS[name], tip=f"{name} ranks {number_ranges(ranks)}")
         shown = f"{ranks[0]}" if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
         canvas.text(x + CELL / 2, top + 14, shown, "on", "middle")
-    label = "cpu" if use.number is None else f"GPU {use.number}"
+    label = "cpu" if use.number is None else f"{report.inventory.noun} {use.number}"
     canvas.text(x + CELL / 2, y + height - 21, label, "small", "middle")
     capacity, peak = report.capacity(use), use.usage.peak
     words = f"{peak / GIB:.1f} GiB" if peak >= 0.05 * GIB else "" if not peak else "<0.1 GiB"
