@@ -58,7 +58,7 @@ def runtime_for(config: Config, placement: Placement) -> Iterator[Runtime]:
     with ray_cluster(config.cluster):
         from rl_platform.runtime.ray import RayRuntime
 
-        with RayRuntime(placement, deadline_s, seed) as runtime:
+        with RayRuntime(placement, deadline_s, seed, trace=config.runner.trace_steps > 0) as runtime:
             yield runtime
 
 

@@ -48,7 +48,10 @@ def run(loaded: LoadedConfig, config_path: str, placement: Placement, inventory:
         check_reward(config)
         check_estimator(config)
         checkpoint_bytes = check_models(config, placement, inventory)
-    with output_folder(config, loaded.resolved_yaml()) as folder, _reporting(config, folder) as reporter:
+    with (
+        output_folder(config, loaded.resolved_yaml()) as folder,
+        _reporting(config, folder) as (reporter, timeline),
+    ):
         state = RunState(config, folder, reporter)
         if state.finished:
             _say_finished(state, folder)
@@ -58,7 +61,7 @@ def run(loaded: LoadedConfig, config_path: str, placement: Placement, inventory:
         (folder / "config.yaml").write_text(loaded.resolved_yaml(), encoding="utf-8")
         reporter.start(_info(config, config_path, folder, state, render(placement, inventory)))
         try:
-            _train(config, placement, world, reporter, state, folder)
+            _train(config, placement, world, reporter, timeline, state, folder)
         except BaseException as error:
             error.add_note(state.outlook())
             raise
@@ -70,6 +73,7 @@ def _train(
     placement: Placement,
     world: EnvSpaces | Split,
     reporter: Reporter,
+    timeline: Timeline,
     state: RunState,
     folder: Path,
 ) -> None:
@@ -77,7 +81,11 @@ def _train(
     with runtime_for(config, placement) as runtime:
         with reporter.phase("load"):
             task = _task(config, runtime, reporter, folder, world, placement)
-        train(config, task, reporter, state)
+        timeline.sources.append(runtime.spans)
+        try:
+            train(config, task, reporter, state)
+        finally:
+            timeline.write()  # while there are processes that can be asked
 
 
 def card(config: Config) -> list[tuple[str, str]]:
@@ -85,7 +93,7 @@ def card(config: Config) -> list[tuple[str, str]]:
     rows = config.transitions
     if config.runner.task_type == "reasoning":
         rows = config.data.train_batch_size * config.algorithm.group_size
-    return algorithm_card(
+    lines = algorithm_card(
         config.algorithm,
         rows_per_rollout=rows,
         mini_batch_size=config.data.mini_batch_size,
@@ -93,6 +101,9 @@ def card(config: Config) -> list[tuple[str, str]]:
         has_values=has_values(config),
         num_action_chunks=config.actor.model.num_action_chunks,
     )
+    if config.runner.max_staleness:
+        lines.append(("staleness", "a rollout is collected during the update before it, with weights one update old"))
+    return lines
 
 
 def _info(config: Config, config_path: str, folder: Path, state: RunState, plan: str) -> RunInfo:
@@ -145,20 +156,15 @@ def _say_finished(state: RunState, folder: Path) -> None:
 
 
 @contextmanager
-def _reporting(config: Config, folder: Path) -> Iterator[Reporters]:
+def _reporting(config: Config, folder: Path) -> Iterator[tuple[Reporters, Timeline]]:
     """The run's reporters; warnings of the platform's own modules become notes."""
-    reporter = Reporters(
-        [
-            RunLog(folder, config.runner.logger_backends),
-            Timeline(folder / "trace.json", config.runner.trace_steps),
-            terminal_view(),
-        ]
-    )
+    timeline = Timeline(folder / "trace.json", config.runner.trace_steps)
+    reporter = Reporters([RunLog(folder, config.runner.logger_backends), timeline, terminal_view()])
     notes = _Notes(reporter)
     logger = logging.getLogger("rl_platform")
     logger.addHandler(notes)
     try:
-        yield reporter
+        yield reporter, timeline
     finally:
         logger.removeHandler(notes)
         reporter.close()

@@ -52,7 +52,6 @@ def check(
     rules.report(broken_policy_loss_rules(config))
     rules.report(broken_batch_rules(config))
     rules.report(broken_controls(config))
-    rules.report(broken_cluster_rules(config))
     rules.trainable("actor")
     if config.critic.use_critic_model:
         rules.trainable("critic")

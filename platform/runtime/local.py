@@ -27,6 +27,7 @@ from rl_platform.runtime.lifecycle import (
     stop_after,
     stop_ranks,
 )
+from rl_platform.tracing import Span
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +96,10 @@ class LocalRuntime:
     def fail(self, error: PlatformError) -> None:
         """Closes every channel with `error`, so that nobody waits for data that will not come."""
         raise_first(_close_channels(list(self._channels.values()), error))
+
+    def spans(self) -> list[Span]:
+        """None: all threads record in this process."""
+        return []
 
     def shutdown(self, timeout: float = SHUTDOWN_S) -> None:
         """Closes channels, calls the components' `close` in reverse order of construction and joins all threads.

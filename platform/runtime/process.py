@@ -8,22 +8,29 @@ which is made between two calls of the rank that published them and carries a ch
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import threading
 import zlib
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from rl_platform.errors import PlatformError, WorkerDied, WorkerError
 from rl_platform.records import Weights
 from rl_platform.runtime.channel import Channel, caller
+from rl_platform.runtime.cpu import keep_freed_memory
 from rl_platform.runtime.host import ComponentSpec, Host, PlacedHost
 from rl_platform.runtime.lifecycle import RUNNER, raise_first, stop_ranks
 from rl_platform.runtime.remote_channel import Address, Exchange, Link, RemoteChannel
 from rl_platform.runtime.wire import PLAIN, Packed, pack, pack_error, unpack
+from rl_platform.tracing import recorder
 
 Member = tuple[str, int]
 Timings = dict[str, tuple[int, float]]
@@ -94,6 +101,22 @@ class KeptRecords(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._kept.append((record.name, record.levelno, record.getMessage()))
+
+
+def prepare_process(environment: Mapping[str, str], threads: int, paths: Sequence[str], trace: bool) -> deque[Record]:
+    """Once, before anything is computed here: environment, torch's threads, search paths (the first one is the run's
+    folder). Returns where this process's warnings and errors will be."""
+    os.environ.update(environment)
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    torch.set_num_threads(threads)
+    keep_freed_memory()
+    recorder.on = trace
+    sys.path += [path for path in paths if path not in sys.path]
+    if Path(paths[0]).is_dir():
+        os.chdir(paths[0])
+    records: deque[Record] = deque(maxlen=1000)
+    logging.getLogger("rl_platform").addHandler(KeptRecords(records))
+    return records
 
 
 class HostProcess:

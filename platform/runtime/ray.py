@@ -8,16 +8,13 @@ started or joined by `launch/cluster.py`.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import sys
 import threading
 import uuid
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -30,17 +27,17 @@ from rl_platform.errors import Deadline, PlacementError, PlatformError, Problem,
 from rl_platform.placement.inventory import VISIBLE_DEVICES
 from rl_platform.runtime import Placement
 from rl_platform.runtime.channel import waiting_on
-from rl_platform.runtime.cpu import keep_freed_memory
 from rl_platform.runtime.fingerprint import code_fingerprint
 from rl_platform.runtime.host import PlacedHost
 from rl_platform.runtime.lifecycle import RUNNER
-from rl_platform.runtime.process import HostProcess, KeptRecords, Record, WeightsToken
+from rl_platform.runtime.process import HostProcess, Record, WeightsToken, prepare_process
 from rl_platform.runtime.process_group import Meeting, join_group, leave_group
 from rl_platform.runtime.remote import Greeting, RemoteRuntime
 from rl_platform.runtime.remote_channel import Address
 from rl_platform.runtime.remote_worker import Send
 from rl_platform.runtime.reservation import Seat, bundle_for, environment_of, fits, listed
 from rl_platform.runtime.wire import PLAIN, Answer, Packed, pack_error, unpack, unpack_error, value_of
+from rl_platform.tracing import recorder
 
 GRACE_S = 10.0  # how long a busy process may take to answer that it is alive
 RESERVE_S = 60.0  # how long to wait for resources that others hold
@@ -49,10 +46,13 @@ WAITING_CALLS = 512  # threads, made as needed, of calls that wait in one proces
 
 
 class RayRuntime(RemoteRuntime):
-    """Runs a placement as Ray actors. Ray is initialised already; several runs on one cluster do not meet."""
+    """Runs a placement as Ray actors. Ray is initialised already; several runs on one cluster do not meet.
 
-    def __init__(self, placement: Placement, deadline_s: float, seed: int) -> None:
-        super().__init__(placement, deadline_s, seed, RayFleet(min(deadline_s, RESERVE_S)))
+    `trace`: hosts record spans for the timeline until they are asked for them.
+    """
+
+    def __init__(self, placement: Placement, deadline_s: float, seed: int, trace: bool = False) -> None:
+        super().__init__(placement, deadline_s, seed, RayFleet(min(deadline_s, RESERVE_S), trace))
 
 
 class RayLink:
@@ -99,18 +99,12 @@ class RayLink:
 class HostActor:
     """The process of one host: passes calls on to `HostProcess` and answers when they are done."""
 
-    def __init__(self, namespace: str, environment: Mapping[str, str], threads: int, paths: Sequence[str]) -> None:
-        os.environ.update(environment)
-        os.environ["OMP_NUM_THREADS"] = str(threads)
-        torch.set_num_threads(threads)
-        keep_freed_memory()
-        sys.path += [path for path in paths if path not in sys.path]
-        if Path(paths[0]).is_dir():
-            os.chdir(paths[0])
+    def __init__(
+        self, namespace: str, environment: Mapping[str, str], threads: int, paths: Sequence[str], trace: bool
+    ) -> None:
+        self._records = prepare_process(environment, threads, paths, trace)
         self._link = RayLink(namespace)
         self._waiting = ThreadPoolExecutor(WAITING_CALLS, thread_name_prefix="call")
-        self._records: deque[Record] = deque(maxlen=1000)
-        logging.getLogger("rl_platform").addHandler(KeptRecords(self._records))
         self._process: HostProcess
         self._meeting: Meeting | None = None
 
@@ -184,6 +178,10 @@ class HostActor:
     async def doing(self, name: str) -> Answer:
         return self._process.status(name), None
 
+    async def spans(self) -> Answer:
+        recorder.on = False
+        return recorder.drain(), None
+
     async def pulse(self) -> Answer:
         await asyncio.sleep(PULSE_S)
         return (self._process.pulse(), self._fetched()), None
@@ -222,11 +220,11 @@ class HostActor:
 
 
 class RayFleet:
-    """The actors of one run. `patience`: seconds to wait for resources that other runs hold."""
+    """The actors of one run. `patience`: seconds to wait for what other runs hold; `trace`: see `RayRuntime`."""
 
-    def __init__(self, patience: float) -> None:
+    def __init__(self, patience: float, trace: bool) -> None:
         self.link = RayLink(f"rl-platform-{uuid.uuid4().hex[:12]}")
-        self._patience = patience
+        self._patience, self._trace = patience, trace
         self._group: PlacementGroup | None = None
         self._actors: dict[str, Any] = {}
 
@@ -258,7 +256,8 @@ class RayFleet:
                 "runtime_env": {"env_vars": own} if own else None,  # before the process starts, for its loader
             }
             paths = [os.getcwd(), *sys.path]
-            actor = ray.remote(HostActor).options(**options).remote(self.link.namespace, environment, threads, paths)
+            arguments = self.link.namespace, environment, threads, paths, self._trace
+            actor = ray.remote(HostActor).options(**options).remote(*arguments)
             self._actors[placed.name] = actor
 
     def _show_accelerators(self, hosts: Sequence[PlacedHost]) -> None:

@@ -27,6 +27,7 @@ from rl_platform.runtime.process import Names
 from rl_platform.runtime.remote_channel import Address, Link, RemoteChannel
 from rl_platform.runtime.remote_worker import RemoteHost, RemoteWorker, Send, SharedArguments, relay
 from rl_platform.runtime.wire import pack_error, unpack_error
+from rl_platform.tracing import Span
 
 START_S = 300.0  # for a process to come up and import its libraries
 NOTICE_S = 3.0  # for processes to hear that the run failed
@@ -138,6 +139,11 @@ class RemoteRuntime:
         alive = [host for host in self._hosts.values() if host.death is None]
         answers = [host.send("fail", None, pack_error(error)) for host in alive]
         raise_first([failure for found in _answers(answers, NOTICE_S) for failure in found])
+
+    def spans(self) -> list[Span]:
+        """What the hosts recorded for the timeline; they record no more then."""
+        alive = [] if self._stopped else [host for host in self._hosts.values() if host.death is None]
+        return [span for found in _answers([host.send("spans") for host in alive], NOTICE_S) for span in found]
 
     def shutdown(self, timeout: float = SHUTDOWN_S) -> None:
         """Closes channels and components, then ends every process; at most about 2 * `timeout` seconds.
