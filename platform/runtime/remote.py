@@ -158,9 +158,12 @@ class RemoteRuntime:
             host.stopping = True
         failures: list[PlatformError] = []
         try:
-            for found, records in _answers([host.send("shutdown", timeout) for host in hosts], 2 * timeout + NOTICE_S):
+            asked = {host: host.send("shutdown", timeout) for host in hosts}
+            for found, records in _answers(list(asked.values()), 2 * timeout + NOTICE_S):
                 failures += [failure for data in found for failure in _platform_errors(unpack_error(data))]
                 relay(records)
+            late = [name for host, answer in asked.items() if not answer.done() for name in host.labels]
+            failures += [Deadline(f"{name} did not stop in time; its process was ended") for name in late]
         finally:
             self._fleet.stop(timeout)
         raise_first(failures)

@@ -341,6 +341,10 @@ def test_shutdown_ends_every_process_and_names_the_busy_rank(start):
     pids = [groups[name].about().wait()[0][0] for name in ("actor", "rollout")]
     hanging = groups["rollout"].hang(60)
     channel = runtime.channel("left", 4, ["actor"])
+    end = time.monotonic() + NOTICED_S
+    while "busy in hang" not in groups["rollout"]._workers[0].doing():  # a call that has not begun is refused
+        assert time.monotonic() < end
+        time.sleep(0.05)
     with pytest.raises(Deadline, match=r"rollout\[0\] did not stop in time"):
         runtime.shutdown(1.0)
     end = time.monotonic() + NOTICED_S
