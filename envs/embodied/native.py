@@ -135,7 +135,13 @@ def _kind(env: Env[Any, Any]) -> type[Task] | None:
         if type(layer).__module__ != "gymnasium.wrappers.common" or type(layer).__name__ not in _WRAPPERS:
             return None
         layer = layer.env
-    return find_task(layer)
+    task = find_task(layer)
+    if task is not None:
+        from rl_platform.envs.embodied.physics import is_covered
+
+        if not is_covered(layer.model):
+            return None
+    return task
 
 
 def _time_limit(env: Env[Any, Any]) -> int:

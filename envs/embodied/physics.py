@@ -60,6 +60,13 @@ def make_physics(
     return kind(model, frame_skip, num_envs, threads, fields)
 
 
+def is_covered(model: mujoco.MjModel) -> bool:
+    """Whether the future of a simulation depends on nothing but its saved state."""
+    # bodies that sleep and some solvers keep books of their own, and so may plugins
+    bits = [getattr(mujoco.mjtEnableBit, name, 0) for name in ("mjENBL_SLEEP", "mjENBL_IPC")]
+    return model.nplugin == 0 and not any(model.opt.enableflags & int(bit) for bit in bits)
+
+
 class BatchedPhysics:
     """MuJoCo's batch (version 4). It cannot compute `cfrc_ext`."""
 

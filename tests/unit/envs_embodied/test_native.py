@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.envs.mujoco import mujoco_env
 from gymnasium.wrappers import TransformAction
 
 from rl_platform.envs.embodied import physics
@@ -91,6 +94,19 @@ def test_any_number_of_threads_with_a_memory_each(env_id: str, threads: int) -> 
 def test_any_number_of_threads_of_the_batch(threads: int) -> None:
     pytest.importorskip("mujoco.batch")
     _compare("Hopper-v5", {}, 100, physics.BatchedPhysics, threads)
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_the_number_of_environments_does_not_change_a_bit(env_id: str) -> None:
+    env = make_env(EnvDescription(env_id))
+    many, one = NativeEnvs(env, 5, 2), NativeEnvs(env, 1, 1)
+    np.testing.assert_array_equal(many.reset(np.arange(5), range(5))[3:4], one.reset(np.arange(1), [3]))
+    rng, space = np.random.default_rng(0), env.action_space
+    for step in range(40):
+        actions = rng.uniform(space.low, space.high, (5, *space.shape)).astype(np.float32)
+        results = many.step(actions, np.full(5, step)), one.step(actions[3:4], np.full(1, step))
+        for mine, other in zip(*results, strict=True):
+            np.testing.assert_array_equal(mine[3:4], other)
 
 
 def _spoil(native: NativeEnvs, index: int, position: int, value: float) -> None:
@@ -189,6 +205,20 @@ def test_unknown_wrappers_kinds_and_pictures_are_left_to_gymnasium() -> None:
         with pytest.raises(ValueError, match="stepped by Gymnasium"):
             NativeEnvs(env, 2, 1)
     assert NativeEnvs.of(cheetah, 2, 1) is not None
+
+
+def test_models_with_a_state_that_cannot_be_saved_as_numbers_are_left_to_gymnasium(tmp_path: Path) -> None:
+    option = '<option integrator="RK4" timestep="0.002"/>'
+    text = (Path(mujoco_env.__file__).parent / "assets/hopper.xml").read_text()
+    assert option in text
+    sleeps = '<option integrator="implicitfast" timestep="0.002"><flag sleep="enable"/></option>'
+    for name, replacement in (("same", option), ("sleeps", sleeps)):
+        (tmp_path / f"{name}.xml").write_text(text.replace(option, replacement))
+    same, sleepy = (
+        make_env(EnvDescription("Hopper-v5", {"xml_file": f"{tmp_path}/{n}.xml"})) for n in ("same", "sleeps")
+    )
+    assert NativeEnvs.of(same, 2, 1) is not None
+    assert NativeEnvs.of(sleepy, 2, 1) is None
 
 
 @pytest.mark.parametrize("workers", [0, 1])
