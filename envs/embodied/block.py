@@ -7,6 +7,7 @@ MuJoCo tasks are stepped all at once (`native.py`), other environments one after
 from __future__ import annotations
 
 import logging
+import math
 import mmap
 import pickle
 import sys
@@ -159,12 +160,12 @@ class EnvBlock:
     def _step_all(self, native: NativeEnvs) -> None:
         self._busy[0] = self._first
         try:
-            found = native.step(self._actions, self._lengths)
+            self._finals[:], self._rewards[:], self._terminated[:], self._truncated[:] = native.step(
+                self._actions, self._lengths
+            )
         except Exception as error:
             failed = getattr(error, "ids", (0,))[0]  # MuJoCo's batch knows which
             raise EnvFailure(self._first + int(failed), "step", traceback.format_exc()) from error
-        with np.errstate(over="ignore"):  # what float32 cannot hold is found by `_invalidate`
-            self._finals[:], self._rewards[:], self._terminated[:], self._truncated[:] = found
 
     def _step_each(self) -> None:
         if self._spaces.action.kind == "continuous":
@@ -184,7 +185,9 @@ class EnvBlock:
     def _invalidate(self) -> None:
         """End the episodes whose last step gave a number that is not finite, or whose physics had to start over."""
         invalid = self._invalid
-        if not (np.isfinite(self._finals).all() and np.isfinite(self._rewards).all()):
+        # a sum of squares is finite if all of them are and none is huge: one pass where nothing is wrong
+        finals = self._finals.reshape(-1)
+        if not math.isfinite(finals @ finals + self._rewards @ self._rewards):
             invalid |= ~(np.isfinite(self._finals).all(axis=1) & np.isfinite(self._rewards))
         if self._native is not None:
             invalid |= self._native.diverged

@@ -95,15 +95,19 @@ class NativeEnvs:
         self.diverged = self._diverged(lengths)
         if idle is not None:
             self.diverged &= ~idle
-        return task.observe(now), rewards, terminated, lengths + 1 >= self._limit
+        return task.observe(now), rewards, terminated, lengths >= self._limit - 1
 
     def _diverged(self, lengths: np.ndarray) -> np.ndarray:
-        now = self._physics.now
+        physics, dt = self._physics, self._task.dt
+        # in sum first, as nearly always nothing is wrong
+        due = float(lengths.sum() + len(lengths) - 0.5) * dt
+        if not physics.warnings.any() and physics.squares() < self._largest**2 and physics.now.time.sum() > due:
+            return np.zeros(len(lengths), bool)
+        now = physics.now
         # a state that MuJoCo restarted has lost its time
-        found = self._physics.warned() | (now.time < (lengths + 0.5) * self._task.dt)
+        found: np.ndarray = physics.warnings.any(axis=1) | (now.time < (lengths + 0.5) * dt)
         for numbers in (now.qpos, now.qvel):
-            if not np.abs(numbers).max() < self._largest:
-                found |= ~(np.abs(numbers).max(axis=1) < self._largest)
+            found |= ~(np.abs(numbers).max(axis=1) < self._largest)
         return found
 
     def save(self, index: int) -> bytes:

@@ -29,9 +29,13 @@ _BAD_STATES = slice(int(mujoco.mjtWarning.mjWARN_BADQPOS), int(mujoco.mjtWarning
 
 
 class Physics(Protocol):
-    """N simulations. `now`: their `qpos`, `qvel`, `time` and the fields asked for, as the last call left them."""
+    """N simulations. `now`: their `qpos`, `qvel`, `time` and the fields asked for, as the last call left them;
+    `warnings` [N,3]: how often since its reset MuJoCo could not go on from a state and started over by itself."""
 
     now: Quantities
+
+    @property
+    def warnings(self) -> np.ndarray: ...
 
     def step(self, actions: np.ndarray, which: np.ndarray | None = None) -> None:
         """`frame_skip` steps of simulations `which` (None: all) under controls [N,A]."""
@@ -39,8 +43,8 @@ class Physics(Protocol):
     def reset(self, which: np.ndarray, qpos: np.ndarray, qvel: np.ndarray) -> None:
         """Start simulations `which` [K] anew at qpos [K,nq], qvel [K,nv]."""
 
-    def warned(self) -> np.ndarray:
-        """[N] bool: since its reset, MuJoCo found a state it could not continue from and started over by itself."""
+    def squares(self) -> float:
+        """At least the sum of squares of `qpos` and `qvel`; NaN or infinite if one of them is."""
 
     def save(self, index: int) -> np.ndarray:
         """All that the future of one simulation depends on, [state] float64."""
@@ -76,6 +80,8 @@ class BatchedPhysics:
         self._batch: Any = Batch(model, num_envs, min(threads, num_envs))
         self._frame_skip = frame_skip
         self._ctrl = self._batch.bind("ctrl")
+        self._state = self._batch.state.reshape(-1)
+        self.warnings: np.ndarray = self._batch.warning[:, _BAD_STATES, 1]
         self.now = Quantities({name: self._batch.bind(name) for name in ("qpos", "qvel", "time", *fields)})
 
     def step(self, actions: np.ndarray, which: np.ndarray | None = None) -> None:
@@ -90,9 +96,8 @@ class BatchedPhysics:
         self.now.qpos[which], self.now.qvel[which] = qpos, qvel
         self._batch.forward(which)
 
-    def warned(self) -> np.ndarray:
-        found: np.ndarray = self._batch.warning[:, _BAD_STATES, 1].any(axis=1)
-        return found
+    def squares(self) -> float:
+        return float(self._state @ self._state)
 
     def save(self, index: int) -> np.ndarray:
         state: np.ndarray = self._batch.state[index].copy()
@@ -159,8 +164,12 @@ class ThreadedPhysics:
             self.now.time[i] = data.time
         self._gather()
 
-    def warned(self) -> np.ndarray:
-        return np.concatenate(self._warnings).reshape(len(self._data), -1).any(axis=1)
+    @property
+    def warnings(self) -> np.ndarray:
+        return np.concatenate(self._warnings).reshape(len(self._data), -1)
+
+    def squares(self) -> float:
+        return float(sum(array.reshape(-1) @ array.reshape(-1) for array in (self.now.qpos, self.now.qvel)))
 
     def save(self, index: int) -> np.ndarray:
         state = np.empty(mujoco.mj_stateSize(self._model, _STATE))

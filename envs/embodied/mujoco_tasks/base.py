@@ -83,9 +83,10 @@ def never(count: int) -> np.ndarray:
 
 def squares(array: np.ndarray) -> np.ndarray:
     """Sum of squares of each row, whatever the shape of a row; [N]."""
-    return np.square(array).reshape(len(array), -1).sum(axis=1)
+    found = np.square(array)
+    return (found if found.ndim == 2 else found.reshape(len(array), -1)).sum(axis=1)
 
 
 def join(parts: Iterable[np.ndarray]) -> np.ndarray:
     """Side by side, each row flattened: [N, ...] arrays -> [N,D]."""
-    return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
+    return np.concatenate([part if part.ndim == 2 else part.reshape(len(part), -1) for part in parts], axis=1)
