@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rl_platform.envs.embodied.physics import Physics
 
 _WRAPPERS = ("TimeLimit", "OrderEnforcing")  # the ones whose whole effect on a step is known here
-_SAVED_AS = "native 1"
+_SAVED_AS = b"native 1:"  # what states of this module begin with
 
 
 class NativeEnvs:
@@ -112,19 +112,17 @@ class NativeEnvs:
 
     def save(self, index: int) -> bytes:
         """State of one environment: its physics and its randomness."""
-        state = self._physics.save(index)
-        return pickle.dumps((_SAVED_AS, state, float(self._positions[index]), self._rngs[index]))
+        state = (self._physics.save(index), float(self._positions[index]), self._rngs[index])
+        return _SAVED_AS + pickle.dumps(state)
 
     def restore(self, index: int, saved: bytes) -> None:
         """Continue from `save`. Raises ValueError for a state of something else."""
-        try:
-            kind, state, position, rng = pickle.loads(saved)
-        except (pickle.UnpicklingError, ValueError, TypeError):
-            kind = None
-        if kind != _SAVED_AS:
-            raise ValueError("the state was not saved by the batched engine: start a new run, or resume it where it is")
+        if not saved.startswith(_SAVED_AS):
+            raise ValueError(
+                "this state is Gymnasium's or an older version's, and these environments are stepped natively"
+            )
+        state, self._positions[index], self._rngs[index] = pickle.loads(saved.removeprefix(_SAVED_AS))
         self._physics.restore(index, state)
-        self._positions[index], self._rngs[index] = position, rng
 
     def close(self) -> None:
         self._physics.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, ClassVar
 
 import numpy as np
@@ -50,9 +51,9 @@ class HealthyRunner(Runner):
         self.terminates: bool = bool(env._terminate_when_unhealthy)
         self.z_range: tuple[float, float] = env._healthy_z_range
 
+    @abstractmethod
     def healthy(self, now: Quantities) -> np.ndarray:
         """[N] bool."""
-        raise NotImplementedError
 
     def outcome(self, speeds: np.ndarray, now: Quantities, actions: np.ndarray) -> Outcome:
         healthy = self.healthy(now)
