@@ -27,6 +27,8 @@ from rl_platform.envs.embodied.spaces import EnvDescription, make_env
 from rl_platform.envs.embodied.vector import VectorEnv
 
 TASKS = ("HalfCheetah-v5", "Ant-v5", "Humanoid-v5")
+END_WHEN_UNHEALTHY = ("Ant-v5", "Hopper-v5", "Humanoid-v5", "Walker2d-v5")
+OTHERS = ("HalfCheetah-v5", "HumanoidStandup-v5", "Pusher-v5", "Reacher-v5", "Swimmer-v5")
 OURS, OURS_ENDLESS, BARE = "rl_platform", "rl_platform without ends", "mj_step"
 GYMNASIUM, ENVPOOL = "gymnasium async", "envpool"
 STEPS, SECONDS = "steps", "seconds"
@@ -71,7 +73,7 @@ def stepping(step: Callable[[np.ndarray], object]) -> Callable[[np.ndarray], Non
 
 def endless(task: str) -> EnvDescription:
     """The task without terminations and truncations."""
-    healthy = {} if task.startswith(("HalfCheetah", "Swimmer")) else {"terminate_when_unhealthy": False}
+    healthy = {"terminate_when_unhealthy": False} if task in END_WHEN_UNHEALTHY else {}
     return EnvDescription(task, healthy, max_episode_steps=1_000_000)
 
 
@@ -166,7 +168,7 @@ def main() -> None:
     parser = new_parser(__doc__, rounds=8)
     parser.add_argument("--num-envs", type=int, default=64)
     parser.add_argument("--steps", type=int, default=64, help="of every environment in a lap")
-    parser.add_argument("--tasks", nargs="+", default=TASKS)
+    parser.add_argument("--tasks", nargs="+", default=TASKS, choices=[*END_WHEN_UNHEALTHY, *OTHERS])
     options = parser.parse_args()
     if options.quick:
         options.num_envs, options.steps, options.rounds = 8, 8, 2
