@@ -141,13 +141,16 @@ class ThreadedPhysics:
         self._gather()
 
     def _simulate(self, work: Iterator[int], actions: np.ndarray) -> None:
-        model, frame_skip, times = self._model, self._frame_skip, self.now.time
+        # while it is in Python a thread keeps the others waiting: nothing is looked up in the loop
+        model, frame_skip, all_data, ctrl = self._model, self._frame_skip, self._data, self._ctrl
+        times, contact_forces = self.now.time, self._contact_forces
+        mj_step, mj_contact_forces = mujoco.mj_step, mujoco.mj_rnePostConstraint
         for i in work:
-            data = self._data[i]
-            self._ctrl[i][:] = actions[i]
-            mujoco.mj_step(model, data, frame_skip)
-            if self._contact_forces:
-                mujoco.mj_rnePostConstraint(model, data)
+            data = all_data[i]
+            ctrl[i][:] = actions[i]
+            mj_step(model, data, frame_skip)
+            if contact_forces:
+                mj_contact_forces(model, data)
             times[i] = data.time
 
     def _gather(self) -> None:
