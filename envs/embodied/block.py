@@ -41,7 +41,8 @@ class Buffers:
     """Arrays of N environments with D observation numbers, in one block of memory.
 
     observations, final_observations [N,D] float32; actions [N,A] float32 or [N] int64; rewards, returns [N] float64;
-    lengths [N] int64; terminated, truncated, invalid [N] bool; busy [N] int64: by worker, the environment it is at.
+    lengths [N] int64; terminated, truncated, invalid [N] bool; idle [N] bool: not to be stepped; busy [N] int64: by
+    worker, the environment it is at.
     """
 
     def __init__(self, num_envs: int, spaces: EnvSpaces, memory: mmap.mmap | None = None) -> None:
@@ -63,6 +64,7 @@ class Buffers:
         terminated: np.ndarray
         truncated: np.ndarray
         invalid: np.ndarray
+        idle: np.ndarray
         busy: np.ndarray
 
     @classmethod
@@ -85,6 +87,7 @@ class Buffers:
             "terminated": ((num_envs,), np.bool_),
             "truncated": ((num_envs,), np.bool_),
             "invalid": ((num_envs,), np.bool_),
+            "idle": ((num_envs,), np.bool_),
             "busy": ((num_envs,), np.int64),
         }
 
@@ -127,6 +130,7 @@ class EnvBlock:
         self._terminated = buffers.terminated[rows]
         self._truncated = buffers.truncated[rows]
         self._invalid = buffers.invalid[rows]
+        self._idle = buffers.idle[rows]
         self._ended_returns = buffers.returns[rows]
         self._ended_lengths = buffers.lengths[rows]
         self._returns = np.zeros(last - first)
@@ -141,15 +145,19 @@ class EnvBlock:
         self._reset(np.arange(len(seeds)), seeds)
 
     def step(self) -> None:
-        """One step of every environment with the actions in the buffers; what ended is reset in the same step."""
+        """One step of every environment that is not idle, with the actions in the buffers; what ended is reset in the
+        same step."""
         self._invalid[:] = False
+        some_idle = bool(self._idle.any())
         if self._native is not None:
-            self._step_all(self._native)
+            self._step_all(self._native, self._idle if some_idle else None)
         else:
             self._step_each()
+        if some_idle:
+            self._leave_idle()
         self._invalidate()
         self._returns += self._rewards
-        self._lengths += 1
+        self._lengths += ~self._idle
         self._observations[:] = self._finals
         if (ended := self._terminated | self._truncated).any():
             self._ended_returns[ended] = self._returns[ended]
@@ -157,15 +165,22 @@ class EnvBlock:
             indices = np.flatnonzero(ended)
             self._reset(indices, [None] * len(indices))
 
-    def _step_all(self, native: NativeEnvs) -> None:
+    def _step_all(self, native: NativeEnvs, idle: np.ndarray | None) -> None:
         self._busy[0] = self._first
         try:
             self._finals[:], self._rewards[:], self._terminated[:], self._truncated[:] = native.step(
-                self._actions, self._lengths
+                self._actions, self._lengths, idle
             )
         except Exception as error:
             failed = getattr(error, "ids", (0,))[0]  # MuJoCo's batch knows which
             raise EnvFailure(self._first + int(failed), "step", traceback.format_exc()) from error
+
+    def _leave_idle(self) -> None:
+        """Idle environments report where they stand, and no reward."""
+        idle = self._idle
+        self._finals[idle] = self._observations[idle]
+        self._rewards[idle] = 0.0
+        self._terminated[idle] = self._truncated[idle] = False
 
     def _step_each(self) -> None:
         if self._spaces.action.kind == "continuous":
@@ -174,9 +189,12 @@ class EnvBlock:
             actions = [np.int64(choice) for choice in self._actions + self._spaces.action_start]
         terminated, truncated, rewards = self._terminated, self._truncated, self._rewards
         finals, busy, first = self._shaped_finals, self._busy, self._first
+        idle = self._idle.tolist()
         i = 0
         try:
             for i, env in enumerate(self._envs):
+                if idle[i]:
+                    continue
                 busy[0] = first + i
                 finals[i], rewards[i], terminated[i], truncated[i], _ = env.step(actions[i])
         except Exception as error:

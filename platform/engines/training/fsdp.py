@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rl_platform.algorithms.aggregation import Denominators
-from rl_platform.algorithms.balance import balanced_parts, sequence_cost
+from rl_platform.algorithms.action_levels import denominators_of
+from rl_platform.algorithms.balance import balance_metrics, balanced_parts, contiguous_parts, sequence_cost
 from rl_platform.algorithms.losses import ModelOutputs
-from rl_platform.algorithms.metrics import Metrics, Sums
+from rl_platform.algorithms.metrics import Metrics, Sums, over
 from rl_platform.config.components import Optim
 from rl_platform.engines.training.base import Loss, MicroBatches, row_lengths
 from rl_platform.records import RolloutBatch
@@ -28,14 +28,24 @@ from rl_platform.records import RolloutBatch
 class FSDPEngine:
     """`model`: an nn.Module from `RolloutBatch` to `ModelOutputs`.
 
-    More than one rank: the default process group is initialised and holds exactly the ranks of this model.
+    More than one rank: the default process group is initialised and holds exactly the ranks of this model. `horizon`,
+    `nominal`: of the denominators, see `Denominators.of`. `balance`: see `shares`.
     """
 
     def __init__(
-        self, model: nn.Module, optim: Optim, *, dtype: torch.dtype, horizon: int, device: torch.device
+        self,
+        model: nn.Module,
+        optim: Optim,
+        *,
+        dtype: torch.dtype,
+        horizon: int,
+        device: torch.device,
+        nominal: bool = False,
+        balance: bool = True,
     ) -> None:
         self.rank, self.world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-        self.device, self.horizon = device, horizon
+        self.device, self.horizon, self.nominal = device, horizon, nominal
+        self.balance = balance
         self.model = model.to(device)
         if self.world_size > 1:
             _shard(self.model, device, self.world_size)
@@ -48,15 +58,18 @@ class FSDPEngine:
 
     def evaluate(self, batch: RolloutBatch, micro_batches: MicroBatches) -> ModelOutputs:
         with self.precision:
-            outputs = evaluate(self.model, batch, micro_batches, self.device, self.rank, self.world_size)
+            outputs = evaluate(
+                self.model, batch, micro_batches, self.device, self.rank, self.world_size, balance=self.balance
+            )
         if self.world_size > 1:
             self.model.reshard()  # after a forward without backward the outermost unit is still whole
         return outputs
 
     def step(self, mini_batch: RolloutBatch, loss: Loss, micro_batches: MicroBatches) -> Metrics | None:
-        denominators = Denominators.of(mini_batch.mask, self.horizon, mini_batch.correct)
+        denominators = denominators_of(mini_batch, self.horizon, nominal=self.nominal)
         metrics, total = Metrics(), torch.zeros((), device=self.device)
-        for rows in shares(mini_batch, micro_batches, self.rank, self.world_size, _hidden_size(self.model)):
+        width = _hidden_size(self.model)
+        for rows in shares(mini_batch, micro_batches, self.rank, self.world_size, width, self.balance):
             part = _part(mini_batch, rows).to(self.device)
             with self.precision:
                 outputs = self.model(part, entropy=True)
@@ -74,6 +87,7 @@ class FSDPEngine:
             return None
         if self.world_size > 1:
             metrics = _over_ranks(metrics, self.device)
+            metrics = metrics.merge(_balance_metrics(mini_batch, self.world_size, width, self.balance))
         return metrics.merge(Metrics(means={("grad_norm",): Sums(norm.detach().reshape(1), 1.0)}))
 
     def set_learning_rate(self, value: float) -> None:
@@ -127,10 +141,11 @@ def evaluate(
     device: torch.device,
     rank: int = 0,
     world_size: int = 1,
+    balance: bool = True,
 ) -> ModelOutputs:
     """The model's outputs [B,T] for a whole batch, float32 on the CPU; each rank computes its share, all get all."""
     found: dict[str, Tensor] = {}
-    for rows in shares(batch, micro_batches, rank, world_size, _hidden_size(model)):
+    for rows in shares(batch, micro_batches, rank, world_size, _hidden_size(model), balance):
         outputs = model(_part(batch, rows).to(device))
         for name, tensor in vars(outputs).items():
             if tensor is not None:
@@ -144,27 +159,43 @@ def evaluate(
 
 
 def shares(
-    batch: RolloutBatch, micro_batches: MicroBatches, rank: int, world_size: int, hidden_size: int = 0
+    batch: RolloutBatch,
+    micro_batches: MicroBatches,
+    rank: int,
+    world_size: int,
+    hidden_size: int = 0,
+    balance: bool = True,
 ) -> list[Sequence[int]]:
     """One rank's micro-batches as row indices: equally many rows (but for one) and similar work on every rank, each row
-    on one of them. Work is `sequence_cost` with the model's `hidden_size`.
+    on one of them. Work is `sequence_cost` with the model's `hidden_size`; without `balance` the rows are cut in order.
 
     Every rank gets equally many micro-batches, for their collectives to match; the empty ones at the end stand for
     idling.
     """
-    plans = [micro_batches.split(batch, rows) for rows in _rows_of_ranks(batch, world_size, hidden_size)]
+    plans = [micro_batches.split(batch, rows) for rows in _rows_of_ranks(batch, world_size, hidden_size, balance)]
     longest = max(len(plan) for plan in plans)
     return plans[rank] + [[] for _ in range(longest - len(plans[rank]))]
 
 
-def _rows_of_ranks(batch: RolloutBatch, world_size: int, hidden_size: int) -> list[Sequence[int]]:
+def _rows_of_ranks(batch: RolloutBatch, world_size: int, hidden_size: int, balance: bool) -> list[Sequence[int]]:
     rows = range(len(batch))
     if world_size == 1:
         return [rows]
     lengths = row_lengths(batch)
     if min(lengths) == max(lengths):  # as transitions are: any equal cut will do
         return [rows[start::world_size] for start in range(world_size)]
+    if not balance:
+        return [*contiguous_parts(len(batch), world_size)]
     return [*balanced_parts([sequence_cost(length, hidden_size) for length in lengths], world_size)]
+
+
+def _balance_metrics(batch: RolloutBatch, world_size: int, hidden_size: int, balance: bool) -> Metrics:
+    """How evenly a mini-batch was shared; nothing where all rows are the same work."""
+    lengths = row_lengths(batch)
+    if min(lengths) == max(lengths):
+        return Metrics()
+    found = balance_metrics(lengths, _rows_of_ranks(batch, world_size, hidden_size, balance), hidden_size)
+    return Metrics(means=over(1.0, {name: torch.tensor(value) for name, value in found.items()}))
 
 
 def _hidden_size(model: nn.Module) -> int:

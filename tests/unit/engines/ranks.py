@@ -56,8 +56,9 @@ def model(kind: str) -> nn.Module:
     return TokenValues(LanguageModel(network, value_head=True))
 
 
-def engine(kind: str, optim: Optim = OPTIM) -> FSDPEngine:
-    return FSDPEngine(model(kind), optim, dtype=torch.float32, horizon=32, device=torch.device("cpu"))
+def engine(kind: str, optim: Optim = OPTIM, balance: bool = True) -> FSDPEngine:
+    device = torch.device("cpu")
+    return FSDPEngine(model(kind), optim, dtype=torch.float32, horizon=32, device=device, balance=balance)
 
 
 def loss(kind: str) -> Any:
@@ -119,7 +120,7 @@ def parameters(trained: FSDPEngine) -> dict[str, Tensor]:
 
 def run(folder: Path) -> dict[str, Any]:
     """Everything the tests compare, by kind of model."""
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"in order": in_order()}
     for kind in KINDS:
         trained = engine(kind)
         report: dict[str, Any] = {"start": outputs(trained, kind)}
@@ -134,6 +135,13 @@ def run(folder: Path) -> dict[str, Any]:
         report["continued"] = parameters(trained)
         found[kind] = report
     return found
+
+
+def in_order() -> dict[str, Any]:
+    """A step whose rows are not balanced over the ranks."""
+    trained = engine("actor", balance=False)
+    metrics = steps(trained, "actor", 0, 1)
+    return {"metrics": metrics[0], "parameters": parameters(trained)}
 
 
 def resumed(folder: Path, world_size: int) -> dict[str, Any]:
