@@ -188,7 +188,9 @@ class VectorEnv:
             if not np.isfinite(actions).all():
                 bad = (np.flatnonzero(~np.isfinite(actions).all(axis=1)) + rows.start).tolist()
                 raise Diverged(f"the policy's actions for environments {bad} ({self.description.id}) are not finite")
-            np.clip(actions, self._low, self._high, out=self._buffers.actions[rows], casting="same_kind")
+            kept = self._buffers.actions[rows]
+            np.maximum(actions, self._low, out=kept, casting="same_kind")
+            np.minimum(kept, self._high, out=kept)
         else:
             self._buffers.actions[rows] = actions
         self._buffers.idle[rows] = False if idle is None else idle
