@@ -94,6 +94,7 @@ def by_batch(log_probs, old_log_probs, advantages, mask, algorithm):
 def functions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (folder / "mine.py").write_text(FUNCTIONS)
     monkeypatch.syspath_prepend(str(folder))
+    sys.modules.pop("mine", None)  # of another test
     yield
     sys.modules.pop("mine", None)
     policy_loss_function.cache_clear()
