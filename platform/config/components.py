@@ -56,6 +56,14 @@ class Optim(Section):
     min_lr: float = Field(default=0.0, ge=0, description="learning rate at the end of the decay")
 
 
+class Parallel(Section):
+    """`parallel`: how the ranks of a model share it; the ranks that this does not use up share the mini-batches."""
+
+    tensor: int = Field(default=1, ge=1, description="ranks that share every layer")
+    pipeline: int = Field(default=1, ge=1, description="stages: ranks that hold some of the layers each")
+    sequence: bool = Field(default=False, description="the tensor ranks share the tokens of norms and residuals too")
+
+
 class Trainable(Section):
     """What actor and critic have in common."""
 
@@ -68,6 +76,7 @@ class Trainable(Section):
         default=None, ge=1, description="tokens per forward-backward, instead of rows"
     )
     optim: Optim = Field(default_factory=Optim, description="optimizer")
+    parallel: Parallel = Field(default_factory=Parallel, description="megatron: layout of the model over its ranks")
 
 
 class Actor(Trainable):

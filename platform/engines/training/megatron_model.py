@@ -1,0 +1,151 @@
+"""This rank's part of a language model in Megatron-Core: a pipeline stage whose tensors are shared by tensor ranks.
+
+Built from a transformers model of the Llama family, with Megatron's local layer specification, which needs neither
+Transformer Engine nor a GPU. Not covered: mixtures of experts, context parallelism, fused kernels.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rl_platform.config.components import Parallel
+from rl_platform.engines.training.megatron_layers import PackedCoreAttention, PackedRotary, RMSNorm
+from rl_platform.engines.training.megatron_weights import head_size, padded
+from rl_platform.errors import ConfigError, Problem
+
+FAMILIES = ("llama", "qwen2", "qwen3")
+
+
+def build_stage(
+    config: Any, frequencies: Tensor, parallel: Parallel, dtype: torch.dtype, device: torch.device, *, value_head: bool
+) -> Any:
+    """A GPTModel [N tokens] -> hidden states [N,1,H] with arbitrary weights; Megatron's parallel state must be there.
+
+    `config`, `frequencies`: the transformers config and its rotary frequencies [D/2]. The first stage reads tokens; the
+    last has an `output_layer`, the rows of the output matrix or a float32 scalar head, for the caller to apply.
+    """
+    from megatron.core import parallel_state
+    from megatron.core.models.gpt import GPTModel
+
+    settings = _settings(config, parallel, dtype)
+    stage: Any = GPTModel(
+        settings,
+        _specification(settings),
+        vocab_size=padded(config.vocab_size, parallel.tensor),
+        max_sequence_length=config.max_position_embeddings,
+        position_embedding_type="rope",
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+        share_embeddings_and_output_weights=config.tie_word_embeddings and not value_head,
+    )
+    if value_head and stage.post_process:
+        stage.output_layer = nn.Linear(config.hidden_size, 1, dtype=torch.float32, device=device)
+    stage.rotary_pos_emb = PackedRotary(frequencies.to(device))
+    stage._postprocess = _hidden_states
+    return stage.to(device)
+
+
+def _hidden_states(hidden_states: Tensor, **_: Any) -> Tensor:
+    """Instead of logits, of which Megatron would make all at once."""
+    return hidden_states
+
+
+def _settings(config: Any, parallel: Parallel, dtype: torch.dtype) -> Any:
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    return TransformerConfig(
+        num_layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        ffn_hidden_size=config.intermediate_size,
+        num_attention_heads=config.num_attention_heads,
+        num_query_groups=config.num_key_value_heads,
+        kv_channels=head_size(config),
+        layernorm_epsilon=config.rms_norm_eps,
+        qk_layernorm=config.model_type == "qwen3",
+        add_qkv_bias=config.model_type == "qwen2",
+        add_bias_linear=False,
+        normalization="RMSNorm",
+        activation_func=nn.functional.silu,
+        gated_linear_unit=True,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        tensor_model_parallel_size=parallel.tensor,
+        pipeline_model_parallel_size=parallel.pipeline,
+        sequence_parallel=parallel.sequence,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        variable_seq_lengths=parallel.pipeline > 1,
+        moe_token_dispatcher_type="alltoall",  # Megatron asks for it with variable lengths, also without experts
+        # Without its own initialisation Megatron would not mark which parameters are shared, and count them twice in
+        # the gradient norm: let it initialise, with functions that leave the memory as it is.
+        perform_initialization=True,
+        init_method=_as_it_is,
+        output_layer_init_method=_as_it_is,
+        embedding_init_method=_as_it_is,
+        calculate_per_token_loss=True,  # gradients are sums: the losses are divided by the denominators of the whole
+        gradient_accumulation_fusion=False,
+        masked_softmax_fusion=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        apply_rope_fusion=False,
+        persist_layer_norm=False,
+    )
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _specification(settings: Any) -> Any:
+    """Megatron's local layers of this pipeline stage with our norm and attention."""
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+
+    block = get_gpt_decoder_block_spec(settings, use_transformer_engine=False, normalization="RMSNorm")
+    block.layer_norm = RMSNorm
+    for layer in block.layer_specs:
+        layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
+        attention = layer.submodules.self_attention.submodules
+        attention.core_attention = PackedCoreAttention
+        if settings.qk_layernorm:
+            attention.q_layernorm = attention.k_layernorm = RMSNorm
+    return block
+
+
+def check_model(config: Any, parallel: Parallel, key: str) -> list[Problem]:
+    """Why a model with this transformers config cannot be trained in this layout; `key`: its section, as `actor`."""
+    problems = []
+
+    def fail(name: str, message: str, value: Any, allowed: str) -> None:
+        problems.append(Problem(f"{key}.{name}", message, value=str(value), allowed=allowed))
+
+    if config.model_type not in FAMILIES:
+        hint = f"{', '.join(FAMILIES)}; others train with fsdp"
+        fail("training_backend", f"the Megatron backend does not know the model {config.model_type}", "megatron", hint)
+        return problems
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type", "default") not in ("default", "linear", "llama3"):
+        fail("training_backend", f"rotary positions of type {rope['rope_type']}", "megatron", "training_backend: fsdp")
+    if config.model_type != "qwen2" and getattr(config, "attention_bias", False):
+        fail("training_backend", "attention with a bias on its output", "megatron", "training_backend: fsdp")
+    for name, size in (
+        ("attention heads", config.num_attention_heads),
+        ("key and value heads", config.num_key_value_heads),
+        ("channels of the feed-forward layer", config.intermediate_size),
+    ):
+        if size % parallel.tensor:
+            message = f"does not divide the model's {size} {name}, which the ranks share equally"
+            fail("parallel.tensor", message, parallel.tensor, f"a divisor of {size}")
+    if config.num_hidden_layers % parallel.pipeline:
+        message = f"does not divide the model's {config.num_hidden_layers} layers, which the stages share equally"
+        fail("parallel.pipeline", message, parallel.pipeline, f"a divisor of {config.num_hidden_layers}")
+    return problems
+
+
+def raise_if_any(problems: list[Problem]) -> None:
+    """Raises ConfigError if there are problems."""
+    if problems:
+        raise ConfigError(problems)
