@@ -15,6 +15,7 @@ from rl_platform.config.components import Model, Optim, Sampling
 from rl_platform.config.effects import idle_keys
 from rl_platform.config.estimators import check_estimator, estimator_of
 from rl_platform.config.explain import show
+from rl_platform.config.parallel_rules import broken_parallel_rules
 from rl_platform.config.policy_loss_rules import broken_policy_loss_rules
 from rl_platform.config.reward_rules import broken_reward_rules
 from rl_platform.config.rules import FUNCTION, BrokenRule
@@ -47,6 +48,7 @@ def check(
     rules.schedule()
     rules.report(broken_policy_loss_rules(config))
     rules.report(broken_batch_rules(config))
+    rules.report(broken_parallel_rules(config))
     rules.trainable("actor")
     if config.critic.use_critic_model:
         rules.trainable("critic")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from rl_platform.config.estimators import estimator_of, idle_estimator_keys
+from rl_platform.config.parallel_rules import idle_parallel_keys
 from rl_platform.config.schema import Config
 
 _PROMPTS = (
@@ -20,7 +21,15 @@ _PROMPTS = (
     "use_chat_template",
     "shuffle",
 )
-_CRITIC = ("group_name", "training_backend", "micro_batch_size", "max_tokens_per_micro_batch", "optim", "model")
+_CRITIC = (
+    "group_name",
+    "training_backend",
+    "micro_batch_size",
+    "max_tokens_per_micro_batch",
+    "optim",
+    "parallel",
+    "model",
+)
 
 
 class Idle(NamedTuple):
@@ -40,8 +49,9 @@ def idle_keys(config: Config) -> list[Idle]:
     """All keys and sections without effect in this config. A section may be listed beside keys inside it."""
     task = _embodied(config) if config.runner.task_type == "embodied" else _reasoning(config)
     estimator = (Idle(*found) for found in idle_estimator_keys(config))
+    layouts = (Idle(*found) for found in idle_parallel_keys(config))
     losses = (_losses(config), _policy_loss(config), _kl(config))
-    parts = (*losses, estimator, _rewards(config), _batches(config), _optimizers(config))
+    parts = (*losses, estimator, layouts, _rewards(config), _batches(config), _optimizers(config))
     return [*task, *(idle for part in parts for idle in part)]
 
 

@@ -23,13 +23,14 @@ from rl_platform.algorithms.losses import ModelOutputs
 from rl_platform.algorithms.metrics import Metrics, Sums
 from rl_platform.config.components import Optim, Parallel
 from rl_platform.engines.training.base import Loss, MicroBatches
+from rl_platform.engines.training.layout import unfit
 from rl_platform.engines.training.megatron_device import prepare
-from rl_platform.engines.training.megatron_model import build_stage, check_model, raise_if_any
+from rl_platform.engines.training.megatron_model import build_stage
 from rl_platform.engines.training.megatron_state import EMBEDDING, Group, ModelState
 from rl_platform.engines.training.megatron_weights import source_of
 from rl_platform.engines.training.sharing import over_ranks, part_of, shares
 from rl_platform.engines.training.vocab_parallel import vocab_parallel_log_probs
-from rl_platform.errors import PlacementError, Problem
+from rl_platform.errors import ConfigError, PlacementError, Problem
 from rl_platform.models.forward import TokenPolicy, TokenValues
 from rl_platform.models.packed import PackedAttention, pack
 from rl_platform.records import RolloutBatch
@@ -78,7 +79,8 @@ class MegatronEngine:
         self.model, self.parallel, self.device, self.horizon = model, parallel, device, horizon
         self.is_value_model = isinstance(model, TokenValues)
         config = model.model.config
-        raise_if_any(check_model(config, parallel, "critic" if self.is_value_model else "actor"))
+        if problems := [*unfit(config, parallel, "critic" if self.is_value_model else "actor")]:
+            raise ConfigError(problems)
         _start(parallel, device)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.tensor = Group.of(parallel_state.get_tensor_model_parallel_group())
@@ -99,9 +101,7 @@ class MegatronEngine:
         self.clip_grad = optim.clip_grad
         parameters = [(parameter, sources[name]) for name, parameter in self.stage.named_parameters()]
         tied = config.tie_word_embeddings and not self.is_value_model
-        self.state = ModelState(
-            parameters, self.optimizer, shapes, self.tensor, self.pipeline, self.data, tied=tied
-        )
+        self.state = ModelState(parameters, self.optimizer, shapes, self.tensor, self.pipeline, self.data, tied=tied)
 
     def evaluate(self, batch: RolloutBatch, micro_batches: MicroBatches) -> ModelOutputs:
         name = "values" if self.is_value_model else "log_probs"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class RMSNorm(nn.RMSNorm):
-    """Under sequence parallelism each rank sees its own tokens, so the weight is marked for Megatron to sum over them."""
+    """Under sequence parallelism a rank sees its own tokens: the mark makes Megatron sum the gradients."""
 
     def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype, device=torch.get_default_device())

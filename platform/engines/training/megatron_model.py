@@ -14,9 +14,6 @@ from torch import Tensor, nn
 from rl_platform.config.components import Parallel
 from rl_platform.engines.training.megatron_layers import PackedCoreAttention, PackedRotary, RMSNorm
 from rl_platform.engines.training.megatron_weights import head_size, padded
-from rl_platform.errors import ConfigError, Problem
-
-FAMILIES = ("llama", "qwen2", "qwen3")
 
 
 def build_stage(
@@ -113,39 +110,3 @@ def _specification(settings: Any) -> Any:
         if settings.qk_layernorm:
             attention.q_layernorm = attention.k_layernorm = RMSNorm
     return block
-
-
-def check_model(config: Any, parallel: Parallel, key: str) -> list[Problem]:
-    """Why a model with this transformers config cannot be trained in this layout; `key`: its section, as `actor`."""
-    problems = []
-
-    def fail(name: str, message: str, value: Any, allowed: str) -> None:
-        problems.append(Problem(f"{key}.{name}", message, value=str(value), allowed=allowed))
-
-    if config.model_type not in FAMILIES:
-        hint = f"{', '.join(FAMILIES)}; others train with fsdp"
-        fail("training_backend", f"the Megatron backend does not know the model {config.model_type}", "megatron", hint)
-        return problems
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type", "default") not in ("default", "linear", "llama3"):
-        fail("training_backend", f"rotary positions of type {rope['rope_type']}", "megatron", "training_backend: fsdp")
-    if config.model_type != "qwen2" and getattr(config, "attention_bias", False):
-        fail("training_backend", "attention with a bias on its output", "megatron", "training_backend: fsdp")
-    for name, size in (
-        ("attention heads", config.num_attention_heads),
-        ("key and value heads", config.num_key_value_heads),
-        ("channels of the feed-forward layer", config.intermediate_size),
-    ):
-        if size % parallel.tensor:
-            message = f"does not divide the model's {size} {name}, which the ranks share equally"
-            fail("parallel.tensor", message, parallel.tensor, f"a divisor of {size}")
-    if config.num_hidden_layers % parallel.pipeline:
-        message = f"does not divide the model's {config.num_hidden_layers} layers, which the stages share equally"
-        fail("parallel.pipeline", message, parallel.pipeline, f"a divisor of {config.num_hidden_layers}")
-    return problems
-
-
-def raise_if_any(problems: list[Problem]) -> None:
-    """Raises ConfigError if there are problems."""
-    if problems:
-        raise ConfigError(problems)

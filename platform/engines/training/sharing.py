@@ -52,7 +52,10 @@ def part_of(batch: RolloutBatch, rows: Sequence[int]) -> RolloutBatch:
 
 
 def over_ranks(metrics: Metrics, device: torch.device, group: dist.ProcessGroup | None = None) -> Metrics:
-    """The metrics of all shares together, of the ranks in `group` (None: all). Every rank has the same names, in the same order."""
+    """The metrics of all shares together, of the ranks in `group` (None: all).
+
+    Every rank has the same names, in the same order.
+    """
 
     def reduced(tensors: list[Tensor | float], operation: dist.ReduceOp.RedOpType) -> list[Tensor]:
         if not tensors:

@@ -1,4 +1,4 @@
-"""Training runs of the Megatron backend in several layouts, to be compared to plain torch on one process. No test itself.
+"""Training runs of the Megatron backend in several layouts, to be compared to plain torch. No test by itself.
 
 `python megatron_ranks.py RANK WORLD_SIZE FOLDER LAYOUT...` is one of several gloo processes. It goes on from the states
 that plain torch has saved in FOLDER, and saves its own there.
@@ -78,9 +78,7 @@ def megatron(kind: str, layout: str = "one", optim: Optim = ranks.OPTIM, dtype: 
 
     network = model(kind)
     assert isinstance(network, TokenPolicy | TokenValues)
-    return MegatronEngine(
-        network, optim, dtype=dtype, horizon=32, device=torch.device("cpu"), parallel=LAYOUTS[layout]
-    )
+    return MegatronEngine(network, optim, dtype=dtype, horizon=32, device=torch.device("cpu"), parallel=LAYOUTS[layout])
 
 
 def run(engine: Any, kind: str, file: Path) -> dict[str, Any]:
