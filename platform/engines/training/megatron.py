@@ -90,18 +90,15 @@ class MegatronEngine:
         self.stage = build_stage(config, frequencies, parallel, dtype, device, value_head=self.is_value_model)
         self.is_last = self.stage.post_process
         sources = self._sources()
-        whole = model.state_dict()
-        with torch.no_grad():
-            for name, parameter in self.stage.named_parameters():
-                source = sources[name]
-                parameter.copy_(source.split([whole[part] for part in source.names], self.tensor.rank))
-        shapes = {name: tensor.shape for name, tensor in whole.items()}
-        model.to("meta")
         self.chunk, self.optimizer = _optimized(self.stage, optim, dtype, distributed=self.data.size > 1)
         self.clip_grad = optim.clip_grad
         parameters = [(parameter, sources[name]) for name, parameter in self.stage.named_parameters()]
+        whole = model.state_dict()
+        shapes = {name: tensor.shape for name, tensor in whole.items()}
         tied = config.tie_word_embeddings and not self.is_value_model
         self.state = ModelState(parameters, self.optimizer, shapes, self.tensor, self.pipeline, self.data, tied=tied)
+        self.state.start_from(whole)
+        model.to("meta")
 
     def evaluate(self, batch: RolloutBatch, micro_batches: MicroBatches) -> ModelOutputs:
         name = "values" if self.is_value_model else "log_probs"

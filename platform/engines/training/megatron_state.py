@@ -95,6 +95,11 @@ class ModelState:
         self.stages = [pipeline.broadcast_object(own, stage) for stage in range(pipeline.size)]
         self.device = parameters[0][0].device
 
+    def start_from(self, whole: dict[str, Tensor]) -> None:
+        """Take over parameters that every rank has. Those in half precision keep the rest in their master copies."""
+        for parameter, source in self.parameters:
+            self._load_parameter(parameter, source, [whole[name].to(self.device) for name in source.names])
+
     def weights(self) -> dict[str, Tensor]:
         """All parameters in float32 on every rank."""
         return self._named(dict(self._whole(lambda parameter: parameter.detach().float())))
@@ -132,8 +137,7 @@ class ModelState:
                 own = self.parameters[index][0] if stage == self.pipeline.rank else None
                 whole = self._sent([model[name] for name in source.names] if mine else None, source)
                 if own is not None:
-                    own.data.copy_(source.split(whole, self.tensor.rank))
-                    self._load(own, source, whole, VALUES)
+                    self._load_parameter(own, source, whole)
                 for key in MOMENTS:
                     tensors = [optimizer["state"][self._stored(name)][key] for name in source.names] if mine else None
                     whole = self._sent(tensors, source)
@@ -149,6 +153,10 @@ class ModelState:
             tensors = [torch.empty(self.shapes[name]) for name in source.names]
         copies = [tensor.detach().to(self.device, torch.float32, copy=True).contiguous() for tensor in tensors]
         return [self.world.broadcast(tensor, 0) for tensor in copies]
+
+    def _load_parameter(self, own: nn.Parameter, source: Source, whole: list[Tensor]) -> None:
+        own.data.copy_(source.split(whole, self.tensor.rank))
+        self._load(own, source, whole, VALUES)
 
     def _load(self, own: nn.Parameter, source: Source, whole: list[Tensor], key: str) -> None:
         master = self._master(own)

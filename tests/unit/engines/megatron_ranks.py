@@ -38,6 +38,7 @@ LAYOUTS = {
     "tp2 dp2": Parallel(tensor=2),
 }
 LLAMA = {"actor": "actor", "critic": "critic"}
+EVERY_KIND = ("one", "tp2 sp", "tp2 pp2")  # layouts in which all kinds are trained
 KINDS = {**LLAMA, "qwen2": "actor", "qwen3": "actor"}  # what is trained -> the kind of batch and loss in `ranks`
 
 
@@ -135,6 +136,29 @@ def tensors(state: Any) -> list[Tensor]:
     return [state.clone()] if isinstance(state, Tensor) else []
 
 
+def report(kind: str, layout: str, folder: Path) -> dict[str, Any]:
+    """Everything the tests compare of one model in one layout."""
+    engine = megatron(kind, layout)
+    found = run(engine, kind, folder / f"{layout}-{kind}.pt")
+    found["held"] = held(engine, KINDS[kind])
+    found["resumed"] = resumed(engine, kind, folder / f"torch-{kind}.pt")
+    if kind in LLAMA:
+        found["poisoned"] = poisoned(megatron(kind, layout), kind)
+    return found
+
+
+def held(engine: Any, batches: str) -> dict[str, int]:
+    """What this rank holds of the model, and how many of 7 packed tokens its first norm sees."""
+    seen = []
+    layers = engine.stage.decoder.layers
+    hook = layers[0].input_layernorm.register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0])))
+    engine.evaluate(ranks.batch(batches, 0, (7,)), MicroBatches())
+    hook.remove()
+    moments = [state["exp_avg"].numel() for state in engine.optimizer.optimizer.state.values()]
+    parameters = [parameter.numel() for parameter in engine.stage.parameters()]
+    return {"layers": len(layers), "tokens": seen[0], "moments": sum(moments), "parameters": sum(parameters)}
+
+
 def main(rank: int, world_size: int, folder: Path, layouts: list[str]) -> None:
     from megatron.core import parallel_state
 
@@ -147,13 +171,7 @@ def main(rank: int, world_size: int, folder: Path, layouts: list[str]) -> None:
         timeout=timedelta(seconds=60),
     )
     for layout in layouts:
-        found = {}
-        for kind in KINDS:
-            engine = megatron(kind, layout)
-            found[kind] = run(engine, kind, folder / f"{layout}-{kind}.pt")
-            found[kind]["resumed"] = resumed(engine, kind, folder / f"torch-{kind}.pt")
-            if kind in LLAMA:
-                found[kind]["poisoned"] = poisoned(megatron(kind, layout), kind)
+        found = {kind: report(kind, layout, folder) for kind in (KINDS if layout in EVERY_KIND else LLAMA)}
         torch.save(found, folder / f"{layout}-rank{rank}.pt")
         parallel_state.destroy_model_parallel()
     dist.destroy_process_group()
