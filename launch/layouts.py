@@ -27,9 +27,7 @@ def layout_problems(config: Config, placement: Placement) -> Iterator[Problem]:
             hint = "place it on a GPU, or hide them: CUDA_VISIBLE_DEVICES="
             yield Problem(f"{role}.training_backend", message, value="megatron", hint=hint)
     if len(roles) == 2 and _layout(config, "actor") != _layout(config, "critic") and _share_hosts(placement):
-        message = (
-            f"actor and critic share processes, and Megatron has one layout in a process: {_show(config, 'actor')}"
-        )
+        message = f"a process has one layout for all its models, and that of the actor is {_show(config, 'actor')}"
         hint = "the same tensor and pipeline for both, or separate keys in cluster.component_placement"
         yield Problem("critic.parallel", message, value=_show(config, "critic"), hint=hint)
 

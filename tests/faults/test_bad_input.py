@@ -167,8 +167,8 @@ def test_responses_without_a_score_are_masked_and_counted(command, name: str):
     ("overrides", "reason"),
     [
         (
-            ["actor.training_backend=megatron"],
-            "actor.training_backend: this version trains with fsdp only",
+            ["actor.training_backend=megatron", "actor.parallel.tensor=2"],
+            "actor.parallel: 1 ranks of actor cannot hold whole copies of a model that 2 ranks share",
         ),
         (["rollout.backend=sglang"], "command line: rollout.backend: this version generates with torch only"),
         (["cluster.runtime=ray"], "command line: cluster.runtime: this version runs in one process, without Ray"),

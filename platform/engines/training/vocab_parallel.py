@@ -67,12 +67,9 @@ def _chunk(
     norm = total.log()
     if entropy == "none":
         return target - norm, norm
-    if entropy == "value":
-        total, norm_of_entropy = total.detach(), norm.detach()
-    else:
-        norm_of_entropy = norm
     # H = log sum_v exp z_v - sum_v softmax(z)_v z_v, which no shift of z changes
-    return target - norm, norm_of_entropy - expected[0] / total
+    entropies = norm - expected[0] / total
+    return target - norm, entropies if entropy == "gradient" else entropies.detach()
 
 
 def _sum_over_ranks(parts: Tensor, group: dist.ProcessGroup | None) -> Tensor:
