@@ -7,7 +7,6 @@ rank, nothing else is started. Not covered: embodied policies, the KL over the w
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +23,7 @@ from rl_platform.algorithms.metrics import Metrics, Sums
 from rl_platform.config.components import Optim, Parallel
 from rl_platform.engines.training.base import Loss, MicroBatches
 from rl_platform.engines.training.layout import unfit
-from rl_platform.engines.training.megatron_device import prepare
+from rl_platform.engines.training.megatron_device import prepare, quiet_megatron
 from rl_platform.engines.training.megatron_model import build_stage
 from rl_platform.engines.training.megatron_state import EMBEDDING, Group, ModelState
 from rl_platform.engines.training.megatron_weights import source_of
@@ -35,8 +34,7 @@ from rl_platform.models.forward import TokenPolicy, TokenValues
 from rl_platform.models.packed import PackedAttention, pack
 from rl_platform.records import RolloutBatch
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # that fused kernels are missing
+with quiet_megatron():
     from megatron.core import parallel_state, tensor_parallel
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
@@ -87,7 +85,8 @@ class MegatronEngine:
         self.pipeline = Group.of(parallel_state.get_pipeline_model_parallel_group())
         self.data = Group.of(parallel_state.get_data_parallel_group())
         frequencies = model.model.backbone.rotary_emb.inv_freq
-        self.stage = build_stage(config, frequencies, parallel, dtype, device, value_head=self.is_value_model)
+        with quiet_megatron():
+            self.stage = build_stage(config, frequencies, parallel, dtype, device, value_head=self.is_value_model)
         self.is_last = self.stage.post_process
         sources = self._sources()
         self.chunk, self.optimizer = _optimized(self.stage, optim, dtype, distributed=self.data.size > 1)
@@ -240,11 +239,12 @@ class MegatronEngine:
     def _gathered(self, hidden: Tensor) -> Tensor:
         """All tokens on every tensor rank. The gradient of a policy is summed over the ranks, which see a part of the
         vocabulary each; that of values is the same on all of them."""
+        group = parallel_state.get_tensor_model_parallel_group()
         if self.parallel.sequence:
             return tensor_parallel.gather_from_sequence_parallel_region(
-                hidden, tensor_parallel_output_grad=not self.is_value_model
+                hidden, tensor_parallel_output_grad=not self.is_value_model, group=group
             )
-        return hidden if self.is_value_model else tensor_parallel.copy_to_tensor_model_parallel_region(hidden)
+        return hidden if self.is_value_model else tensor_parallel.copy_to_tensor_model_parallel_region(hidden, group)
 
 
 def _start(parallel: Parallel, device: torch.device) -> None:

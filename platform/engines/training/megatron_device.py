@@ -12,7 +12,9 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -36,6 +38,14 @@ def prepare(device: torch.device) -> str:
     if not any(isinstance(finder, _LateModules) for finder in sys.meta_path):
         _install()
     return "gloo"
+
+
+@contextmanager
+def quiet_megatron() -> Iterator[None]:
+    """Within this block Megatron does not warn of kernels that are not installed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 class _View(ModuleType):
