@@ -76,6 +76,9 @@ class Trainable(Section):
         default=None, ge=1, description="tokens per forward-backward, instead of rows"
     )
     optim: Optim = Field(default_factory=Optim, description="optimizer")
+    gradient_checkpointing: bool = Field(
+        default=False, description="compute the layers again in the backward: less memory, about a third more time"
+    )
     parallel: Parallel = Field(default_factory=Parallel, description="megatron: layout of the model over its ranks")
 
 

@@ -27,6 +27,7 @@ _CRITIC = (
     "micro_batch_size",
     "max_tokens_per_micro_batch",
     "optim",
+    "gradient_checkpointing",
     "parallel",
     "model",
 )
@@ -68,6 +69,7 @@ def _embodied(config: Config) -> Iterator[Idle]:
         yield Idle(f"runner.{name}", "embodied training has no data set and no texts")
     for name in ("path", "random_init", "tokenizer"):
         yield Idle(f"actor.model.{name}", "an embodied policy is no language model")
+    yield Idle("actor.gradient_checkpointing", "an embodied policy has no layers whose activations fill the memory")
     yield Idle("actor.max_tokens_per_micro_batch", "transitions have no tokens; actor.micro_batch_size counts rows")
     for name in ("observations", "rewards"):
         switch = f"env.normalize_{name}"

@@ -18,6 +18,19 @@ def training_engine(
         from rl_platform.engines.training.megatron import MegatronEngine
 
         return MegatronEngine(
-            model, section.optim, dtype=dtype, horizon=horizon, device=device, parallel=section.parallel
+            model,
+            section.optim,
+            dtype=dtype,
+            horizon=horizon,
+            device=device,
+            parallel=section.parallel,
+            gradient_checkpointing=section.gradient_checkpointing,
         )
-    return FSDPEngine(model, section.optim, dtype=dtype, horizon=horizon, device=device)
+    return FSDPEngine(
+        model,
+        section.optim,
+        dtype=dtype,
+        horizon=horizon,
+        device=device,
+        gradient_checkpointing=section.gradient_checkpointing,
+    )

@@ -7,13 +7,16 @@ that a sum. torch.distributed.checkpoint takes a second to import and is needed 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from rl_platform.algorithms.aggregation import Denominators
 from rl_platform.algorithms.losses import ModelOutputs
@@ -31,11 +34,21 @@ class FSDPEngine:
     """
 
     def __init__(
-        self, model: nn.Module, optim: Optim, *, dtype: torch.dtype, horizon: int, device: torch.device
+        self,
+        model: nn.Module,
+        optim: Optim,
+        *,
+        dtype: torch.dtype,
+        horizon: int,
+        device: torch.device,
+        gradient_checkpointing: bool = False,
     ) -> None:
         self.rank, self.world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         self.device, self.horizon = device, horizon
         self.model = model.to(device)
+        if gradient_checkpointing:
+            for layer in _layers(self.model):
+                layer.forward = partial(_recomputed, layer.forward)
         if self.world_size > 1:
             _shard(self.model, device, self.world_size)
         self.precision = autocast(device, dtype)
@@ -142,14 +155,24 @@ def evaluate(
     return ModelOutputs(**{name: tensor.cpu() for name, tensor in found.items()})
 
 
+def _layers(model: nn.Module) -> list[nn.Module]:
+    """The decoder layers of a language model."""
+    return [layer for module in model.modules() if isinstance(module, nn.ModuleList) for layer in module]
+
+
+def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """`forward`, which keeps its inputs only and runs again in the backward."""
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+
 def _shard(model: nn.Module, device: torch.device, world_size: int) -> None:
     """FSDP2: every decoder layer is a unit of its own, the rest is the outermost one."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh(device.type, (world_size,))
-    for module in model.modules():
-        if isinstance(module, nn.ModuleList):
-            for layer in module:
-                fully_shard(layer, mesh=mesh)
+    for layer in _layers(model):
+        fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)

@@ -73,6 +73,7 @@ class MegatronEngine:
         horizon: int,
         device: torch.device,
         parallel: Parallel,
+        gradient_checkpointing: bool = False,
     ) -> None:
         self.model, self.parallel, self.device, self.horizon = model, parallel, device, horizon
         self.is_value_model = isinstance(model, TokenValues)
@@ -84,9 +85,16 @@ class MegatronEngine:
         self.tensor = Group.of(parallel_state.get_tensor_model_parallel_group())
         self.pipeline = Group.of(parallel_state.get_pipeline_model_parallel_group())
         self.data = Group.of(parallel_state.get_data_parallel_group())
-        frequencies = model.model.backbone.rotary_emb.inv_freq
         with quiet_megatron():
-            self.stage = build_stage(config, frequencies, parallel, dtype, device, value_head=self.is_value_model)
+            self.stage = build_stage(
+                config,
+                model.model.backbone.rotary_emb.inv_freq,
+                parallel,
+                dtype,
+                device,
+                value_head=self.is_value_model,
+                gradient_checkpointing=gradient_checkpointing,
+            )
         self.is_last = self.stage.post_process
         sources = self._sources()
         self.chunk, self.optimizer = _optimized(self.stage, optim, dtype, distributed=self.data.size > 1)

@@ -17,7 +17,14 @@ from rl_platform.engines.training.megatron_weights import head_size, padded
 
 
 def build_stage(
-    config: Any, frequencies: Tensor, parallel: Parallel, dtype: torch.dtype, device: torch.device, *, value_head: bool
+    config: Any,
+    frequencies: Tensor,
+    parallel: Parallel,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    value_head: bool,
+    gradient_checkpointing: bool,
 ) -> Any:
     """A GPTModel [N tokens] -> hidden states [N,1,H] with arbitrary weights; Megatron's parallel state must be there.
 
@@ -27,7 +34,7 @@ def build_stage(
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
 
-    settings = _settings(config, parallel, dtype)
+    settings = _settings(config, parallel, dtype, gradient_checkpointing)
     stage: Any = GPTModel(
         settings,
         _specification(settings),
@@ -50,7 +57,7 @@ def _hidden_states(hidden_states: Tensor, **_: Any) -> Tensor:
     return hidden_states
 
 
-def _settings(config: Any, parallel: Parallel, dtype: torch.dtype) -> Any:
+def _settings(config: Any, parallel: Parallel, dtype: torch.dtype, gradient_checkpointing: bool) -> Any:
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     return TransformerConfig(
@@ -84,6 +91,9 @@ def _settings(config: Any, parallel: Parallel, dtype: torch.dtype) -> Any:
         output_layer_init_method=_as_it_is,
         embedding_init_method=_as_it_is,
         calculate_per_token_loss=True,  # gradients are sums: the losses are divided by the denominators of the whole
+        recompute_granularity="full" if gradient_checkpointing else None,
+        recompute_method="uniform" if gradient_checkpointing else None,
+        recompute_num_layers=1 if gradient_checkpointing else None,
         gradient_accumulation_fusion=False,
         masked_softmax_fusion=False,
         bias_activation_fusion=False,

