@@ -1,8 +1,9 @@
 """Training of language models with Megatron-Core: tensor, sequence, pipeline and data parallelism.
 
-The same promises as the engine of plain torch, and the same numbers up to rounding. Megatron's own data parallelism,
-pipeline schedules and optimizers run on GPUs and, through `megatron_device`, on CPUs with gloo. On a CPU, or with one
-rank, nothing else is started. Not covered: embodied policies, the KL over the whole vocabulary, Transformer Engine.
+The same promises as the engine of plain torch, and the same numbers up to rounding. Layers, data parallelism, pipeline
+schedules and optimizers are Megatron's; they run on GPUs and, through `megatron_device`, on CPUs with gloo. Ours are
+the packed attention, the heads and the whole weights. Not covered: embodied policies, the KL over the whole vocabulary,
+Transformer Engine.
 """
 
 from __future__ import annotations
@@ -148,7 +149,8 @@ class MegatronEngine:
             return None
         if self.is_last and self.data.handle is not None:
             metrics = over_ranks(metrics, self.device, self.data.handle)
-        metrics = self.pipeline.broadcast_object(metrics, self.pipeline.size - 1)
+        metrics = self.pipeline.broadcast_object(_on_cpu(metrics), self.pipeline.size - 1)
+        metrics = self.tensor.broadcast_object(metrics, 0)  # one may stop the update: equal to the last bit
         return metrics.merge(Metrics(means={("grad_norm",): Sums(torch.tensor([float(norm)]), 1.0)}))
 
     def set_learning_rate(self, value: float) -> None:
@@ -253,6 +255,15 @@ class MegatronEngine:
                 hidden, tensor_parallel_output_grad=not self.is_value_model, group=group
             )
         return hidden if self.is_value_model else tensor_parallel.copy_to_tensor_model_parallel_region(hidden, group)
+
+
+def _on_cpu(metrics: Metrics) -> Metrics:
+    """A tensor that is sent to another process would come back on a device of that number there."""
+    return Metrics(
+        {names: Sums(sums.total.cpu(), float(sums.count)) for names, sums in metrics.means.items()},
+        {name: value.cpu() for name, value in metrics.minima.items()},
+        {name: value.cpu() for name, value in metrics.maxima.items()},
+    )
 
 
 def _start(parallel: Parallel, device: torch.device) -> None:

@@ -101,8 +101,8 @@ class ModelState:
             self._load_parameter(parameter, source, [whole[name].to(self.device) for name in source.names])
 
     def weights(self) -> dict[str, Tensor]:
-        """All parameters in float32 on every rank."""
-        return self._named(dict(self._whole(lambda parameter: parameter.detach().float())))
+        """Copies of all parameters in float32 on every rank."""
+        return self._named(dict(self._whole(lambda own: own.detach().to(torch.float32, copy=True))))
 
     def state_dict(self) -> dict[str, Any]:
         """Parameters and moments of the optimizer in float32 on the CPU of rank 0; empty elsewhere."""

@@ -36,6 +36,7 @@ LAYOUTS = {
     "dp2": Parallel(),
     "tp2 pp2": Parallel(tensor=2, pipeline=2, sequence=True),
     "tp2 dp2": Parallel(tensor=2),
+    "pp2 dp2": Parallel(pipeline=2),
 }
 CPU: dict[str, Any] = {"horizon": 32, "device": torch.device("cpu")}
 LLAMA = {"actor": "actor", "critic": "critic"}

@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="Megatron would compute on the GPU of this machine"),
     pytest.mark.filterwarnings("ignore"),  # of Megatron, about kernels that are not installed
 ]
-PLACES = {2: ("tp2", "tp2 sp", "pp2", "dp2"), 4: ("tp2 pp2", "tp2 dp2")}
+PLACES = {2: ("tp2", "tp2 sp", "pp2", "dp2"), 4: ("tp2 pp2", "tp2 dp2", "pp2 dp2")}
 SEVERAL = [layout for layouts in PLACES.values() for layout in layouts]
 layouts = pytest.mark.parametrize("layout", ["one", *SEVERAL])
 
@@ -125,6 +125,13 @@ def test_every_rank_reports_losses_and_gradient_norms_of_the_whole_mini_batch(fo
             for metrics, alone in both:
                 assert metrics == pytest.approx(alone, rel=1e-5, abs=1e-6)
                 assert metrics["grad_norm"] > 1e-3
+
+
+@pytest.mark.parametrize("layout", SEVERAL)
+def test_ranks_agree_to_the_bit_on_what_may_stop_the_update(found, layout: str) -> None:
+    drifts = [[metrics["actor/approx_kl_k3"] for metrics in rank["actor"]["metrics"]] for rank in found[layout]]
+    assert all(drift == drifts[0] for drift in drifts)
+    assert max(drifts[0]) > 0
 
 
 @layouts
