@@ -135,8 +135,10 @@ def main() -> None:
             entries[backend] = Entry(ours, argparse.Namespace(**shared, backend=backend), options.threads)
         laps = results[case] = race(entries, options.warm_up, options.rounds)
         norms = {name: round(of_one[0].numbers["grad_norm"], 5) for name, of_one in laps.items()}
-        seconds = {name: f"{statistics.median(lap.seconds for lap in of_one):.3g} s" for name, of_one in laps.items()}
-        print(f"\n{case} lengths: {seconds}; gradient norms of the first measured step: {norms}")
+        print(f"\n{case} lengths; gradient norms of the first measured step: {norms}")
+        for name, of_one in laps.items():
+            seconds, cpu = (statistics.median(times) for times in zip(*(lap[:2] for lap in of_one), strict=True))
+            print(f"  {name}: {seconds:.3g} s, {cpu:.3g} CPU seconds")
         for backend in BACKENDS:
             print_verdict(
                 f"  {backend}, times as fast as transformers", ratios(laps[backend], laps[TRANSFORMERS]), target
