@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="Megatron would compute on the GPU of this machine"),
@@ -44,13 +45,15 @@ def learned(command, final_state):
     return run
 
 
-def test_same_run(learned, logged) -> None:
+def test_same_run(learned, logged, folder: Path) -> None:
     plain, megatron = (learned(backend) for backend in BACKENDS)
     for role in ("actor", "critic"):
         first = torch.cat([tensor.flatten() for tensor in plain[role]["model"].values()])
         assert first.abs().max() > 0.1
         for part in ("model", "optimizer"):
             assert largest_difference(plain[role][part], megatron[role][part]) < 1e-4
+    exported = [load_file(folder / backend / "model" / "model.safetensors") for backend in BACKENDS]
+    assert largest_difference(*exported) < 1e-4
     for row, other in zip(*(logged(backend) for backend in BACKENDS), strict=True):
         numbers = {name: value for name, value in row.items() if isinstance(value, float)}
         assert {name: other[name] for name in numbers} == pytest.approx(numbers, rel=1e-3, abs=1e-4)
