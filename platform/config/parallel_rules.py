@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rl_platform.config.components import Trainable
 from rl_platform.config.rules import BrokenRule
 from rl_platform.config.schema import Config
 
 
 def idle_parallel_keys(config: Config) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     """Keys of the layout that do nothing, the reason, and the keys that decide it."""
-    for role, section in (("actor", config.actor), ("critic", config.critic)):
+    roles = ("actor", "critic") if config.critic.use_critic_model else ("actor",)
+    for role in roles:
+        section: Trainable = getattr(config, role)
         backend, tensor = f"{role}.training_backend", f"{role}.parallel.tensor"
         if section.training_backend != "megatron":
             yield (

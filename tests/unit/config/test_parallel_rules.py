@@ -42,3 +42,11 @@ def test_accepted(load: Any, overrides: list[str]) -> None:
 @pytest.mark.parametrize("value", ["0", "true", "1.5"])
 def test_sizes_are_counts(problems: Any, value: str) -> None:
     assert "actor.parallel.tensor" in problems("reasoning", MEGATRON, f"actor.parallel.tensor={value}")
+
+
+def test_the_layout_of_a_critic_that_is_not_there_is_refused_once(problems: Any) -> None:
+    without = "critic.use_critic_model=false", "cluster.component_placement={'actor,rollout,reward': all}"
+    grouped = "algorithm={adv_type: grpo, group_size: 2}"
+    (problem,) = problems("reasoning", *without, grouped, "critic.parallel.tensor=2").values()
+    assert problem.key.startswith("critic.parallel")
+    assert "no separate critic" in problem.message
