@@ -36,11 +36,14 @@ from rl_platform.models.packed import PackedAttention, pack
 from rl_platform.records import RolloutBatch
 
 with quiet_megatron():
+    import megatron.core.optimizer as megatron_optimizer
     from megatron.core import parallel_state, tensor_parallel
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
-    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
     from megatron.core.packed_seq_params import PackedSeqParams
     from megatron.core.pipeline_parallel import get_forward_backward_func
+
+# torch's AdamW, also where Transformer Engine or Apex bring their own: one form of optimizer state, on every machine
+megatron_optimizer.USING_PYTORCH_OPTIMIZER = True
 
 
 @dataclass
@@ -298,7 +301,7 @@ def _optimized(stage: Any, optim: Optim, dtype: torch.dtype, *, distributed: boo
         DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=distributed),
         stage,
     )
-    config = OptimizerConfig(
+    config = megatron_optimizer.OptimizerConfig(
         optimizer="adam",
         lr=optim.lr,
         weight_decay=optim.weight_decay,
@@ -311,9 +314,8 @@ def _optimized(stage: Any, optim: Optim, dtype: torch.dtype, *, distributed: boo
         use_distributed_optimizer=distributed,
     )
     overrides: dict[Any, Any] = {}  # Megatron's own would spare vectors the weight decay
-    chained = get_megatron_optimizer(config, [chunk], overrides, use_gloo_process_groups=False)
+    chained = megatron_optimizer.get_megatron_optimizer(config, [chunk], overrides, use_gloo_process_groups=False)
     (optimizer,) = chained.chained_optimizers
-    if isinstance(optimizer.optimizer, torch.optim.AdamW):
-        for group in optimizer.param_groups:
-            group["fused"] = True  # as the engine of plain torch does
+    for group in optimizer.param_groups:
+        group["fused"] = True  # as the engine of plain torch does
     return chunk, optimizer
