@@ -25,10 +25,10 @@ from rl_platform.config.components import Optim, Parallel
 from rl_platform.engines.training.base import Loss, MicroBatches
 from rl_platform.engines.training.layout import unfit
 from rl_platform.engines.training.megatron_device import prepare, quiet_megatron
-from rl_platform.engines.training.megatron_model import build_stage
+from rl_platform.engines.training.megatron_model import build_stage, with_optimizer
 from rl_platform.engines.training.megatron_state import EMBEDDING, Group, ModelState
 from rl_platform.engines.training.megatron_weights import source_of
-from rl_platform.engines.training.sharing import over_ranks, part_of, shares
+from rl_platform.engines.training.sharing import on_cpu, over_ranks, part_of, shares
 from rl_platform.engines.training.vocab_parallel import vocab_parallel_log_probs
 from rl_platform.errors import ConfigError, PlacementError, Problem
 from rl_platform.models.forward import TokenPolicy, TokenValues
@@ -36,14 +36,9 @@ from rl_platform.models.packed import PackedAttention, pack
 from rl_platform.records import RolloutBatch
 
 with quiet_megatron():
-    import megatron.core.optimizer as megatron_optimizer
     from megatron.core import parallel_state, tensor_parallel
-    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
     from megatron.core.packed_seq_params import PackedSeqParams
     from megatron.core.pipeline_parallel import get_forward_backward_func
-
-# torch's AdamW, also where Transformer Engine or Apex bring their own: one form of optimizer state, on every machine
-megatron_optimizer.USING_PYTORCH_OPTIMIZER = True
 
 
 @dataclass
@@ -99,9 +94,9 @@ class MegatronEngine:
                 value_head=self.is_value_model,
                 gradient_checkpointing=gradient_checkpointing,
             )
+            self.chunk, self.optimizer = with_optimizer(self.stage, optim, dtype, distributed=self.data.size > 1)
         self.is_last = self.stage.post_process
         sources = self._sources()
-        self.chunk, self.optimizer = _optimized(self.stage, optim, dtype, distributed=self.data.size > 1)
         self.clip_grad = optim.clip_grad
         parameters = [(parameter, sources[name]) for name, parameter in self.stage.named_parameters()]
         whole = model.state_dict()
@@ -152,7 +147,7 @@ class MegatronEngine:
             return None
         if self.is_last and self.data.handle is not None:
             metrics = over_ranks(metrics, self.device, self.data.handle)
-        metrics = self.pipeline.broadcast_object(_on_cpu(metrics), self.pipeline.size - 1)
+        metrics = self.pipeline.broadcast_object(on_cpu(metrics), self.pipeline.size - 1)
         metrics = self.tensor.broadcast_object(metrics, 0)  # one may stop the update: equal to the last bit
         return metrics.merge(Metrics(means={("grad_norm",): Sums(torch.tensor([float(norm)]), 1.0)}))
 
@@ -260,15 +255,6 @@ class MegatronEngine:
         return hidden if self.is_value_model else tensor_parallel.copy_to_tensor_model_parallel_region(hidden, group)
 
 
-def _on_cpu(metrics: Metrics) -> Metrics:
-    """A tensor that is sent to another process would come back on a device of that number there."""
-    return Metrics(
-        {names: Sums(sums.total.cpu(), float(sums.count)) for names, sums in metrics.means.items()},
-        {name: value.cpu() for name, value in metrics.minima.items()},
-        {name: value.cpu() for name, value in metrics.maxima.items()},
-    )
-
-
 def _start(parallel: Parallel, device: torch.device) -> None:
     """Process groups of the layout, once per process."""
     backend = prepare(device)
@@ -291,31 +277,3 @@ def _start(parallel: Parallel, device: torch.device) -> None:
     parallel_state.initialize_model_parallel(parallel.tensor, parallel.pipeline, create_gloo_process_groups=False)
     with torch.random.fork_rng(devices=[]):  # there is no dropout: Megatron only asks for a seed
         tensor_parallel.model_parallel_cuda_manual_seed(1)
-
-
-def _optimized(stage: Any, optim: Optim, dtype: torch.dtype, *, distributed: bool) -> tuple[Any, Any]:
-    """The stage in Megatron's data parallelism, and its optimizer."""
-    stage.config.finalize_model_grads_func = finalize_model_grads
-    chunk = DistributedDataParallel(
-        stage.config,
-        DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=distributed),
-        stage,
-    )
-    config = megatron_optimizer.OptimizerConfig(
-        optimizer="adam",
-        lr=optim.lr,
-        weight_decay=optim.weight_decay,
-        adam_beta1=optim.betas[0],
-        adam_beta2=optim.betas[1],
-        adam_eps=optim.eps,
-        clip_grad=optim.clip_grad or 0.0,
-        bf16=dtype == torch.bfloat16,
-        params_dtype=dtype,
-        use_distributed_optimizer=distributed,
-    )
-    overrides: dict[Any, Any] = {}  # Megatron's own would spare vectors the weight decay
-    chained = megatron_optimizer.get_megatron_optimizer(config, [chunk], overrides, use_gloo_process_groups=False)
-    (optimizer,) = chained.chained_optimizers
-    for group in optimizer.param_groups:
-        group["fused"] = True  # as the engine of plain torch does
-    return chunk, optimizer

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rl_platform.config.components import Parallel
+from rl_platform.config.components import Optim, Parallel
 from rl_platform.engines.training.megatron_layers import PackedCoreAttention, PackedRotary, RMSNorm
 from rl_platform.engines.training.megatron_weights import head_size, padded
 
@@ -120,3 +120,38 @@ def _specification(settings: Any) -> Any:
         if settings.qk_layernorm:
             attention.q_layernorm = attention.k_layernorm = RMSNorm
     return block
+
+
+def with_optimizer(stage: Any, optim: Optim, dtype: torch.dtype, *, distributed: bool) -> tuple[Any, Any]:
+    """The stage in Megatron's data parallelism, and its optimizer. `distributed`: data-parallel ranks share its state.
+
+    It is torch's AdamW, also where Transformer Engine or Apex bring their own: one form of state on every machine.
+    """
+    import megatron.core.optimizer as megatron_optimizer
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+
+    megatron_optimizer.USING_PYTORCH_OPTIMIZER = True
+    stage.config.finalize_model_grads_func = finalize_model_grads
+    chunk = DistributedDataParallel(
+        stage.config,
+        DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=distributed),
+        stage,
+    )
+    config = megatron_optimizer.OptimizerConfig(
+        optimizer="adam",
+        lr=optim.lr,
+        weight_decay=optim.weight_decay,
+        adam_beta1=optim.betas[0],
+        adam_beta2=optim.betas[1],
+        adam_eps=optim.eps,
+        clip_grad=optim.clip_grad or 0.0,
+        bf16=dtype == torch.bfloat16,
+        params_dtype=dtype,
+        use_distributed_optimizer=distributed,
+    )
+    overrides: dict[Any, Any] = {}  # Megatron's own would spare vectors the weight decay
+    chained = megatron_optimizer.get_megatron_optimizer(config, [chunk], overrides, use_gloo_process_groups=False)
+    (optimizer,) = chained.chained_optimizers
+    for group in optimizer.param_groups:
+        group["fused"] = True  # as the engine of plain torch does
+    return chunk, optimizer

@@ -74,3 +74,12 @@ def over_ranks(metrics: Metrics, device: torch.device, group: dist.ProcessGroup 
         minima=dict(zip(metrics.minima, minima, strict=True)),
         maxima=dict(zip(metrics.maxima, maxima, strict=True)),
     )
+
+
+def on_cpu(metrics: Metrics) -> Metrics:
+    """A tensor that is sent to another process would come back on a device of that number there."""
+    return Metrics(
+        {names: Sums(sums.total.cpu(), float(sums.count)) for names, sums in metrics.means.items()},
+        {name: value.cpu() for name, value in metrics.minima.items()},
+        {name: value.cpu() for name, value in metrics.maxima.items()},
+    )
