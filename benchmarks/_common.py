@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from rl_platform.config import load_config
 from rl_platform.config.schema import Config
+from rl_platform.launch.cluster import runtime_for
 from rl_platform.metrics import Reporter, Reporters, RunInfo, RunLog, Sample
 from rl_platform.placement.inventory import inventory_for
 from rl_platform.placement.scheduler import Placement, schedule
@@ -31,7 +32,6 @@ from rl_platform.runners.ppo import Task, train
 from rl_platform.runners.state import RunState
 from rl_platform.runtime import Runtime
 from rl_platform.runtime.cpu import keep_freed_memory
-from rl_platform.runtime.local import LocalRuntime
 
 LONG_RUN = 1_000_000  # steps or episodes: every race ends before
 JOIN_S = 60.0
@@ -146,7 +146,7 @@ def train_ours(turns: Turns, config_path: str, overrides: Sequence[str], build: 
         reporter = Reporters([RunLog(output_dir), _TurnReporter(turns)])
         reporter.start(RunInfo(config.runner.experiment_name, config.runner.task_type, output_dir, LONG_RUN))
         keep_freed_memory()
-        with LocalRuntime(placement, config.runner.deadline_s, config.runner.seed) as runtime:
+        with runtime_for(config, placement) as runtime:
             task = build(config, runtime, reporter, output_dir, placement)
             train(config, task, reporter, RunState(config, output_dir, reporter))
 

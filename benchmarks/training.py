@@ -84,6 +84,7 @@ def ours(turns: Turns, settings: argparse.Namespace) -> None:
         dtype=torch.float32,
         horizon=1,
         device=torch.device("cpu"),
+        nominal=False,
     )
     rows, loss = batch(settings), partial(actor_loss, algorithm=Algorithm())
     turns.next()

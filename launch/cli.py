@@ -19,8 +19,9 @@ import typer
 from rl_platform.config import LoadedConfig, load_config
 from rl_platform.config.schema import Cluster
 from rl_platform.errors import ConfigError, PlacementError, PlatformError, Problem
+from rl_platform.launch.planning import PlanForm, plan_text
+from rl_platform.launch.slurm import SlurmOptions, sbatch_script, submit, write_script
 from rl_platform.placement.inventory import Inventory, inventory_for
-from rl_platform.placement.plan import render
 from rl_platform.placement.scheduler import Placement, schedule
 
 INTERRUPTED, TERMINATED = 130, 143  # what a shell says of a process that SIGINT or SIGTERM ended
@@ -39,7 +40,11 @@ class Arguments:
     config: str
     overrides: list[str]
     print_config: bool
-    plan: bool
+    plan: PlanForm | None
+    calibrate: str | None = None
+    slurm: SlurmOptions | None = None
+    submit: bool = False
+    check: bool = False
 
 
 @app.command()
@@ -52,14 +57,45 @@ def parse(
         bool, typer.Option("--print-config", help="Print the config with all defaults and stop.")
     ] = False,
     plan: Annotated[
-        bool, typer.Option("--plan", help="Print who sits on which GPU and stop; nothing is started.")
+        PlanForm | None,
+        typer.Option(
+            "--plan",
+            metavar="[=json|svg|search]",
+            help="Print who sits on which GPU, memory and time of a step, and stop; nothing is started. search: better "
+            "placements.",
+        ),
+    ] = None,
+    calibrate: Annotated[
+        str | None,
+        typer.Option("--calibrate", metavar="METRICS", help="With --plan: correct its times by this metrics.jsonl."),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Try the mathematics of CONFIG on small random numbers and stop.")
     ] = False,
+    slurm: Annotated[
+        bool, typer.Option("--slurm", help="Write a batch script that runs CONFIG under Ray on a Slurm cluster.")
+    ] = False,
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", min=1, help="With --slurm: machines; cluster.num_nodes if not given.")
+    ] = None,
+    sbatch: Annotated[
+        list[str] | None,
+        typer.Option("--sbatch", metavar="NAME=VALUE", help="With --slurm: an option of sbatch, as partition=gpu."),
+    ] = None,
+    setup: Annotated[
+        str, typer.Option("--setup", metavar="SHELL", help="With --slurm: run first, as '. .venv/bin/activate'.")
+    ] = "",
+    submit: Annotated[bool, typer.Option("--submit", help="With --slurm: submit the script with sbatch.")] = False,
 ) -> Arguments:
     """Train a policy as CONFIG says.
 
     The same file runs on a laptop, a GPU or a cluster; only its section `cluster` differs.
     """
-    return Arguments(config, overrides or [], print_config, plan)
+    if nodes is not None:
+        overrides = [*(overrides or []), f"cluster.num_nodes={nodes}"]
+    options = SlurmOptions(sbatch or [], setup) if slurm else None
+    _check_usage(plan, calibrate, slurm, nodes is not None or bool(sbatch) or bool(setup) or submit)
+    return Arguments(config, overrides or [], print_config, plan, calibrate, options, submit, check)
 
 
 def launch(arguments: Arguments) -> None:
@@ -67,14 +103,24 @@ def launch(arguments: Arguments) -> None:
     loaded, placement, inventory = load(arguments.config, arguments.overrides)
     if arguments.print_config:
         print(loaded.resolved_yaml(), end="")
-    if arguments.plan:
-        print(render(placement, inventory), end="")
-    if arguments.print_config or arguments.plan:
+    if arguments.plan is not None:
+        print(plan_text(arguments.plan, (loaded, placement, inventory), arguments.calibrate, load), end="")
+    if arguments.slurm is not None:
+        script = sbatch_script(loaded.config, arguments.config, arguments.overrides, arguments.slurm)
+        path = write_script(loaded.config, script)
+        print(submit(path) if arguments.submit else f"{path}: submit it with sbatch {path}")
+    stops = arguments.print_config or arguments.plan is not None or arguments.slurm is not None
+    if stops and not arguments.check:
         return
-    from rl_platform.launch.session import run  # only here: it loads torch
-
     try:
-        run(loaded, arguments.config, placement, inventory)
+        if arguments.check:
+            from rl_platform.launch.check.run import check  # only here: it loads torch
+
+            check(loaded)
+        else:
+            from rl_platform.launch.session import run  # only here: it loads torch
+
+            run(loaded, arguments.config, placement, inventory)
     except ConfigError as error:
         raise type(error)([_located(problem, loaded) for problem in error.problems]) from error
 
@@ -98,6 +144,13 @@ def load(path: str, overrides: Sequence[str]) -> tuple[LoadedConfig, Placement, 
     return loaded, schedule(loaded.config.cluster, inventory, exclusive=exclusive), inventory
 
 
+def _check_usage(plan: PlanForm | None, calibrate: str | None, slurm: bool, slurm_options: bool) -> None:
+    if calibrate is not None and plan is None:
+        raise typer.BadParameter("--calibrate belongs to --plan or --plan=search")
+    if slurm_options and not slurm:
+        raise typer.BadParameter("--nodes, --sbatch, --setup and --submit belong to --slurm")
+
+
 def _located(problem: Problem, loaded: LoadedConfig) -> Problem:
     return problem if problem.where else replace(problem, where=loaded.where(problem.key))
 
@@ -106,7 +159,7 @@ def main() -> None:
     """Entry point of the console script: every error becomes a message and its exit code."""
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        arguments = app(standalone_mode=False)
+        arguments = app([_with_form(word) for word in sys.argv[1:]], standalone_mode=False)
         if isinstance(arguments, Arguments):  # --help gives a number
             launch(arguments)
     except BaseException as error:
@@ -118,6 +171,11 @@ def main() -> None:
     if code in (INTERRUPTED, TERMINATED):
         os._exit(code)  # threads that are still computing would hold up or crash the interpreter's end
     sys.exit(code)
+
+
+def _with_form(word: str) -> str:
+    """`--plan` alone means `--plan=text`: an option whose value may be missing would take CONFIG for it."""
+    return "--plan=text" if word == "--plan" else word
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:

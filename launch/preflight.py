@@ -48,17 +48,17 @@ def _engines(config: Config, placement: Placement) -> Iterator[Problem]:
 
 
 def _processes(config: Config, placement: Placement) -> Iterator[Problem]:
-    if config.cluster.runtime == "ray":
-        hint = "cluster.runtime=auto"
-        message = "this version runs in one process, without Ray"
-        yield Problem("cluster.runtime", message, value="ray", allowed="auto, local", hint=hint)
-    used = max((local for owned in placement.accelerators.values() for _, local in owned), default=-1)
+    cluster = config.cluster
+    used = max((local for host in placement.hosts for local in host.accelerators), default=-1)
     found = torch.cuda.device_count()
-    if not placement.fits_one_process and not placement.exclusive:
-        message = f"this version runs in one process, but {placement.one_process_obstacle}"
-        hint = "place every model on one GPU or on this machine's CPU; --plan shows any placement"
-        yield Problem("cluster.component_placement", message, hint=hint)
-    elif used >= found:
+    if cluster.runtime == "local" and not placement.fits_one_process:
+        message = f"local is one process, but {placement.one_process_obstacle}"
+        yield Problem("cluster.runtime", message, value="local", allowed="auto, ray", hint="cluster.runtime=auto")
+    if cluster.address is None and cluster.num_nodes > 1:
+        message = "without a Ray cluster to join there is this machine only"
+        hint = "cluster.address: auto on a machine of a running Ray cluster; --plan shows any number"
+        yield Problem("cluster.num_nodes", message, value=str(cluster.num_nodes), allowed="1", hint=hint)
+    elif cluster.address is None and used >= found:
         key = "cluster.gpus_per_node" if config.cluster.gpus_per_node is not None else "cluster.component_placement"
         message = f"GPU {used} is used, but torch sees {found or 'none'} on this machine"
         hint = "cluster.gpus_per_node=0 runs on the CPU, null uses what is there; --plan shows any number"
@@ -126,7 +126,7 @@ def check_models(config: Config, placement: Placement, inventory: Inventory) -> 
     }
     trained = {name: size for name, size in sizes.items() if name != "reference"}
     needs = {name: size * (BYTES_TRAINED if name in trained else BYTES_FROZEN) for name, size in sizes.items()}
-    if not any(placement.accelerators.values()):
+    if not any(host.accelerators for host in placement.hosts):
         needs["rollout (repacked weights)"] = sizes["actor"] * BYTES_FROZEN
         _check_memory(config, needs, inventory)
     return sum(trained.values()) * BYTES_SAVED

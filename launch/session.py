@@ -14,6 +14,7 @@ from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.spaces import EnvDescription, EnvSpaces, make_env, read_spaces
 from rl_platform.envs.reasoning.question import Split
 from rl_platform.envs.reasoning.tasks import build_questions
+from rl_platform.launch.cluster import runtime_for
 from rl_platform.launch.preflight import (
     check_cheap,
     check_estimator,
@@ -31,7 +32,6 @@ from rl_platform.runners.ppo import Task, train
 from rl_platform.runners.state import RunState
 from rl_platform.runtime import Runtime
 from rl_platform.runtime.cpu import keep_freed_memory
-from rl_platform.runtime.local import LocalRuntime
 from rl_platform.tracing import Timeline
 
 
@@ -48,7 +48,10 @@ def run(loaded: LoadedConfig, config_path: str, placement: Placement, inventory:
         check_reward(config)
         check_estimator(config)
         checkpoint_bytes = check_models(config, placement, inventory)
-    with output_folder(config, loaded.resolved_yaml()) as folder, _reporting(config, folder) as reporter:
+    with (
+        output_folder(config, loaded.resolved_yaml()) as folder,
+        _reporting(config, folder) as (reporter, timeline),
+    ):
         state = RunState(config, folder, reporter)
         if state.finished:
             _say_finished(state, folder)
@@ -58,7 +61,7 @@ def run(loaded: LoadedConfig, config_path: str, placement: Placement, inventory:
         (folder / "config.yaml").write_text(loaded.resolved_yaml(), encoding="utf-8")
         reporter.start(_info(config, config_path, folder, state, render(placement, inventory)))
         try:
-            _train(config, placement, world, reporter, state, folder)
+            _train(config, placement, world, reporter, timeline, state, folder)
         except BaseException as error:
             error.add_note(state.outlook())
             raise
@@ -70,28 +73,37 @@ def _train(
     placement: Placement,
     world: EnvSpaces | Split,
     reporter: Reporter,
+    timeline: Timeline,
     state: RunState,
     folder: Path,
 ) -> None:
     keep_freed_memory()
-    with LocalRuntime(placement, config.runner.deadline_s, config.runner.seed) as runtime:
+    with runtime_for(config, placement) as runtime:
         with reporter.phase("load"):
             task = _task(config, runtime, reporter, folder, world, placement)
-        train(config, task, reporter, state)
+        timeline.sources.append(runtime.spans)
+        try:
+            train(config, task, reporter, state)
+        finally:
+            timeline.write()  # while there are processes that can be asked
 
 
 def card(config: Config) -> list[tuple[str, str]]:
     """The algorithm card of a config."""
-    rows = config.env.num_envs * config.env.rollout_steps
+    rows = config.transitions
     if config.runner.task_type == "reasoning":
         rows = config.data.train_batch_size * config.algorithm.group_size
-    return algorithm_card(
+    lines = algorithm_card(
         config.algorithm,
         rows_per_rollout=rows,
         mini_batch_size=config.data.mini_batch_size,
         task_type=config.runner.task_type,
         has_values=has_values(config),
+        num_action_chunks=config.actor.model.num_action_chunks,
     )
+    if config.runner.max_staleness:
+        lines.append(("staleness", "a rollout is collected during the update before it, with weights one update old"))
+    return lines
 
 
 def _info(config: Config, config_path: str, folder: Path, state: RunState, plan: str) -> RunInfo:
@@ -144,20 +156,15 @@ def _say_finished(state: RunState, folder: Path) -> None:
 
 
 @contextmanager
-def _reporting(config: Config, folder: Path) -> Iterator[Reporters]:
+def _reporting(config: Config, folder: Path) -> Iterator[tuple[Reporters, Timeline]]:
     """The run's reporters; warnings of the platform's own modules become notes."""
-    reporter = Reporters(
-        [
-            RunLog(folder, config.runner.logger_backends),
-            Timeline(folder / "trace.json", config.runner.trace_steps),
-            terminal_view(),
-        ]
-    )
+    timeline = Timeline(folder / "trace.json", config.runner.trace_steps)
+    reporter = Reporters([RunLog(folder, config.runner.logger_backends), timeline, terminal_view()])
     notes = _Notes(reporter)
     logger = logging.getLogger("rl_platform")
     logger.addHandler(notes)
     try:
-        yield reporter
+        yield reporter, timeline
     finally:
         logger.removeHandler(notes)
         reporter.close()

@@ -2,7 +2,8 @@
 
 Shapes: B rows (sequences or transitions), T positions. A reasoning row is one sequence, prompt and response together;
 an embodied rollout has one row per environment and one position per step, and is flattened to one row per transition
-(`RolloutBatch.flatten`) once advantages are known, so that mini-batches mean the same thing in both tasks.
+(`RolloutBatch.flatten`) once advantages are known, so that mini-batches mean the same thing in both tasks. Policies
+that choose chunks of actions have one transition per chunk, and at finer levels than chunks several positions each.
 """
 
 from __future__ import annotations
@@ -64,16 +65,22 @@ class RolloutBatch:
     """Everything the PPO step knows about one rollout. Tensors are float32 unless said otherwise.
 
     inputs: what the model reads, keyed by name, first dimension B: {"tokens": [B,T] int64, "lengths": [B] int64} for
-    reasoning; {"observations", "actions": [B,T,...]} for embodied.
+    reasoning; {"observations", "actions": [B,C,...]} for embodied, C choices of the policy (C = T but for action
+    chunks, which have "executed" [B,C,K] bool too: the actions that count).
     action_mask [B,T] bool: positions sampled by the policy. sample_mask [B] bool: rows that count.
     group_ids [B] int64: prompt identity. rewards [B,T]: per position, already placed.
     rollout_log_probs [B,T]: as reported by the rollout engine. log_probs [B,T]: of the training engine before the
     update. values [B,T]: V of the state before the action. ends [B,T] bool: the episode (or the rollout) ends after
-    this position; bootstrapped [B,T] bool: such an end that did not terminate the episode; end_observations [B,T,...]:
-    what was seen after it; end_values [B,T]: the value of that state, 0 elsewhere. All four None: one episode per row.
-    correct [B] bool: the task's own metric says that the row solved it. loss_weights [B,T]: constants on the policy
-    loss, finite everywhere; None: all 1. reference_states [B,T,H], full_kl [B,T]: hidden states of the reference that
-    predict each token, and the KL of the whole distributions before the update; only with an estimator `full`.
+    this position; bootstrapped [B,T] bool: such an end after which a value counts; end_observations [B,C,...]: what
+    was seen after it; end_values [B,T]: the value of that state, 0 elsewhere. All four None: one episode per row;
+    without `ends` but with the two others: one episode per row, that may have been cut.
+    value_mask [B,T] bool: positions at which rewards, values and returns stand; None: all. entropy_units [B,T]: what
+    the entropy of a position counts for in the mean over entropies; None: 1 (see algorithms/action_levels.py).
+    correct [B] bool: the task's own metric says that the row solved it. versions [B] int64: of the weights behind the
+    row. compared [B] bool: rows whose score others of their group are compared to; None: those that count.
+    kl_penalties [B,T]: what was subtracted from the rewards. loss_weights [B,T]: constants on the policy loss, finite
+    everywhere; None: all 1. reference_states [B,T,H], full_kl [B,T]: hidden states of the reference that predict each
+    token, and the KL of the whole distributions before the update; only with an estimator `full`.
     """
 
     inputs: dict[str, Tensor]
@@ -94,7 +101,12 @@ class RolloutBatch:
     advantages: Tensor | None = None
     returns: Tensor | None = None
     correct: Tensor | None = None
+    versions: Tensor | None = None
+    compared: Tensor | None = None
+    kl_penalties: Tensor | None = None
     loss_weights: Tensor | None = None
+    value_mask: Tensor | None = None
+    entropy_units: Tensor | None = None
 
     def __len__(self) -> int:
         return self.action_mask.shape[0]
@@ -103,6 +115,16 @@ class RolloutBatch:
     def mask(self) -> Tensor:
         """[B,T] bool: action positions of rows that count."""
         return self.action_mask & self.sample_mask[:, None]
+
+    @property
+    def baseline_mask(self) -> Tensor:
+        """[B,T] bool: action positions of rows that a group's statistics are made of."""
+        return self.mask if self.compared is None else self.action_mask & self.compared[:, None]
+
+    @property
+    def value_positions(self) -> Tensor:
+        """[B,T] bool: positions of rows that count at which rewards, values and returns stand."""
+        return self.mask if self.value_mask is None else self.value_mask & self.sample_mask[:, None]
 
     def select(self, rows: Tensor) -> RolloutBatch:
         """The given rows (int64 indices), in that order, every field together."""
@@ -130,10 +152,11 @@ class RolloutBatch:
         )
 
     def flatten(self) -> RolloutBatch:
-        """One row per position: B*T rows of one position each, row-major, without what only the estimator reads."""
-        rows, positions = self.action_mask.shape
+        """One row per choice of the policy: B*C rows of T/C positions, row-major, without what only the estimator
+        reads."""
+        choices = self.inputs["observations"].shape[1]
         kept = dataclasses.replace(self, ends=None, bootstrapped=None, end_observations=None, end_values=None)
-        return kept._map(lambda tensor: _flatten(tensor, rows, positions))
+        return kept._map(lambda tensor: _flatten(tensor, choices))
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> RolloutBatch:
         fields: dict[str, Any] = {name: getattr(self, name) for name in _TENSOR_FIELDS}
@@ -144,11 +167,11 @@ class RolloutBatch:
 _TENSOR_FIELDS = [field.name for field in dataclasses.fields(RolloutBatch) if field.name != "inputs"]
 
 
-def _flatten(tensor: Tensor, rows: int, positions: int) -> Tensor:
-    if tensor.dim() == 1:  # per-row fields are repeated for each of the row's positions
-        return tensor.repeat_interleave(positions)
-    flat = tensor.reshape(rows * positions, *tensor.shape[2:])
-    return flat[:, None]
+def _flatten(tensor: Tensor, choices: int) -> Tensor:
+    if tensor.dim() == 1:  # per-row fields are repeated for each of the row's choices
+        return tensor.repeat_interleave(choices)
+    rows, length, *rest = tensor.shape
+    return tensor.reshape(rows * choices, length // choices, *rest)
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ class Timeline:
         if step > 0:  # step 0 is the validation before the first one
             self.steps -= 1
         if self.steps == 0:
-            self._write()
+            self.write()
 
     def samples(self, step: int, samples: Sequence[tuple[str, str, float]]) -> None:
         pass
@@ -101,9 +101,10 @@ class Timeline:
         pass
 
     def close(self) -> None:
-        self._write()
+        self.write()
 
-    def _write(self) -> None:
+    def write(self) -> None:
+        """The file, if it was not written yet."""
         if recorder.on:
             spans = [span for source in self.sources for span in source()]
             recorder.on = False

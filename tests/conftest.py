@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -9,8 +10,12 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell; runs started here inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REASONING = """\
 runner:
@@ -128,3 +133,46 @@ def start(folder: Path) -> Iterator[Start]:
     for process in started:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture(scope="session")
+def script() -> Callable[[Path], ModuleType]:
+    """script(path): a file beside the tests as a module, although tests are no package."""
+
+    def load(path: Path) -> ModuleType:
+        spec = importlib.util.spec_from_file_location(f"script_{path.stem}", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # where dataclasses look up their annotations
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def two_ranks() -> Callable[[Path, Path], None]:
+    """two_ranks(script, folder): `python script RANK 2 folder` for both ranks, until both have ended well."""
+
+    def run(path: Path, folder: Path) -> None:
+        search = os.pathsep.join(
+            [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        )  # stand_ins
+        processes = [
+            subprocess.Popen(
+                [sys.executable, str(path), str(rank), "2", str(folder)],
+                env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": search},
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        try:
+            errors = [process.communicate(timeout=150)[1] for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+        assert [process.returncode for process in processes] == [0, 0], "\n".join(errors)
+
+    return run

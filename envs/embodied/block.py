@@ -1,21 +1,24 @@
-"""A run of environments stepped one after the other in one process, and the arrays it shares with the learner.
+"""A run of environments stepped in one process, and the arrays it shares with the learner.
 
-Used as it is in the learner's process and inside each worker process. Does not know how actions arrive.
+Used as it is in the learner's process and inside each worker process. Does not know how actions arrive. Gymnasium's
+MuJoCo tasks are stepped all at once (`native.py`), other environments one after the other.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import mmap
 import pickle
 import sys
 import traceback
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rl_platform.envs.embodied import snapshot
-from rl_platform.envs.embodied.native import NativeStepper, set_elapsed
+from rl_platform.envs.embodied.native import NativeEnvs
 from rl_platform.envs.embodied.spaces import EnvDescription, EnvSpaces, make_env
 
 if TYPE_CHECKING:
@@ -38,7 +41,8 @@ class Buffers:
     """Arrays of N environments with D observation numbers, in one block of memory.
 
     observations, final_observations [N,D] float32; actions [N,A] float32 or [N] int64; rewards, returns [N] float64;
-    lengths [N] int64; terminated, truncated, invalid [N] bool; busy [N] int64: by worker, the environment it is at.
+    lengths [N] int64; terminated, truncated, invalid [N] bool; idle [N] bool: not to be stepped; busy [N] int64: by
+    worker, the environment it is at.
     """
 
     def __init__(self, num_envs: int, spaces: EnvSpaces, memory: mmap.mmap | None = None) -> None:
@@ -60,6 +64,7 @@ class Buffers:
         terminated: np.ndarray
         truncated: np.ndarray
         invalid: np.ndarray
+        idle: np.ndarray
         busy: np.ndarray
 
     @classmethod
@@ -82,6 +87,7 @@ class Buffers:
             "terminated": ((num_envs,), np.bool_),
             "truncated": ((num_envs,), np.bool_),
             "invalid": ((num_envs,), np.bool_),
+            "idle": ((num_envs,), np.bool_),
             "busy": ((num_envs,), np.int64),
         }
 
@@ -92,7 +98,7 @@ def _aligned(size: int) -> int:
 
 
 class EnvBlock:
-    """Environments first..last-1, stepped in order, or natively in `threads` threads where their kind is known.
+    """Environments first..last-1, stepped in order, or all at once in `threads` threads where their kind is known.
 
     Every method may raise EnvFailure.
     """
@@ -109,8 +115,10 @@ class EnvBlock:
         render_mode: str | None = None,
         threads: int = 1,
     ) -> None:
-        self._envs = [make_env(description, spec, render_mode) for _ in range(first, last)]
-        self._native = NativeStepper.of(self._envs, threads)
+        env = make_env(description, spec, render_mode)
+        self._native = NativeEnvs.of(env, last - first, threads)
+        others = 0 if self._native is not None else last - first - 1
+        self._envs = [env, *(make_env(description, spec, render_mode) for _ in range(others))]
         self._first = first
         self._spaces = spaces
         rows = slice(first, last)
@@ -122,6 +130,7 @@ class EnvBlock:
         self._terminated = buffers.terminated[rows]
         self._truncated = buffers.truncated[rows]
         self._invalid = buffers.invalid[rows]
+        self._idle = buffers.idle[rows]
         self._ended_returns = buffers.returns[rows]
         self._ended_lengths = buffers.lengths[rows]
         self._returns = np.zeros(last - first)
@@ -133,27 +142,45 @@ class EnvBlock:
 
     def reset(self, seeds: list[int]) -> None:
         """Start an episode in every environment, seeded by its entry of `seeds`."""
-        for i, seed in enumerate(seeds):
-            self._reset_one(i, seed)
+        self._reset(np.arange(len(seeds)), seeds)
 
     def step(self) -> None:
-        """One step of every environment with the actions in the buffers; what ended is reset in the same step."""
+        """One step of every environment that is not idle, with the actions in the buffers; what ended is reset in the
+        same step."""
         self._invalid[:] = False
+        some_idle = bool(self._idle.any())
         if self._native is not None:
-            self._finals[:], self._rewards[:], self._terminated[:], self._truncated[:] = self._native.step(
-                self._actions, self._lengths
-            )
+            self._step_all(self._native, self._idle if some_idle else None)
         else:
             self._step_each()
+        if some_idle:
+            self._leave_idle()
         self._invalidate()
         self._returns += self._rewards
-        self._lengths += 1
+        self._lengths += ~self._idle
         self._observations[:] = self._finals
         if (ended := self._terminated | self._truncated).any():
             self._ended_returns[ended] = self._returns[ended]
             self._ended_lengths[ended] = self._lengths[ended]
-            for i in np.flatnonzero(ended):
-                self._reset_one(int(i), None)
+            indices = np.flatnonzero(ended)
+            self._reset(indices, [None] * len(indices))
+
+    def _step_all(self, native: NativeEnvs, idle: np.ndarray | None) -> None:
+        self._busy[0] = self._first
+        try:
+            self._finals[:], self._rewards[:], self._terminated[:], self._truncated[:] = native.step(
+                self._actions, self._lengths, idle
+            )
+        except Exception as error:
+            failed = getattr(error, "ids", (0,))[0]  # MuJoCo's batch knows which
+            raise EnvFailure(self._first + int(failed), "step", traceback.format_exc()) from error
+
+    def _leave_idle(self) -> None:
+        """Idle environments report where they stand, and no reward."""
+        idle = self._idle
+        self._finals[idle] = self._observations[idle]
+        self._rewards[idle] = 0.0
+        self._terminated[idle] = self._truncated[idle] = False
 
     def _step_each(self) -> None:
         if self._spaces.action.kind == "continuous":
@@ -162,9 +189,12 @@ class EnvBlock:
             actions = [np.int64(choice) for choice in self._actions + self._spaces.action_start]
         terminated, truncated, rewards = self._terminated, self._truncated, self._rewards
         finals, busy, first = self._shaped_finals, self._busy, self._first
+        idle = self._idle.tolist()
         i = 0
         try:
             for i, env in enumerate(self._envs):
+                if idle[i]:
+                    continue
                 busy[0] = first + i
                 finals[i], rewards[i], terminated[i], truncated[i], _ = env.step(actions[i])
         except Exception as error:
@@ -173,9 +203,13 @@ class EnvBlock:
     def _invalidate(self) -> None:
         """End the episodes whose last step gave a number that is not finite, or whose physics had to start over."""
         invalid = self._invalid
-        if not (np.isfinite(self._finals).all() and np.isfinite(self._rewards).all()):
+        # a sum of squares is finite if all of them are and none is huge: one pass where nothing is wrong
+        finals = self._finals.reshape(-1)
+        if not math.isfinite(finals @ finals + self._rewards @ self._rewards):
             invalid |= ~(np.isfinite(self._finals).all(axis=1) & np.isfinite(self._rewards))
-        if self._physics_failures:
+        if self._native is not None:
+            invalid |= self._native.diverged
+        elif self._physics_failures:
             invalid |= np.concatenate(self._physics_failures).reshape(len(invalid), -1).any(axis=1)
         if invalid.any():
             self._finals[invalid] = self._observations[invalid]
@@ -183,17 +217,25 @@ class EnvBlock:
             self._terminated[invalid] = False
             self._truncated[invalid] = True
 
-    def _reset_one(self, i: int, seed: int | None) -> None:
-        self._busy[0] = self._first + i
+    def _reset(self, which: np.ndarray, seeds: Sequence[int | None]) -> None:
+        """Start episodes of environments `which`; a seed of None goes on with the environment's own randomness."""
+        i = int(which[0])
         try:
-            observation, _ = self._envs[i].reset(seed=seed)
-            self._shaped_observations[i] = observation
+            if self._native is not None:
+                self._busy[0] = self._first + i
+                self._observations[which] = self._native.reset(which, seeds)
+            else:
+                for i, seed in zip(which.tolist(), seeds, strict=True):
+                    self._busy[0] = self._first + i
+                    self._shaped_observations[i], _ = self._envs[i].reset(seed=seed)
         except Exception as error:
             raise EnvFailure(self._first + i, "reset", traceback.format_exc()) from error
-        if not np.isfinite(self._observations[i]).all():
-            raise EnvFailure(self._first + i, "reset", f"an observation that is not finite: {observation}")
-        self._returns[i] = 0.0
-        self._lengths[i] = 0
+        if not np.isfinite(self._observations[which]).all():
+            i = int(which[~np.isfinite(self._observations[which]).all(axis=1)][0])
+            message = f"an observation that is not finite: {self._observations[i]}"
+            raise EnvFailure(self._first + i, "reset", message)
+        self._returns[which] = 0.0
+        self._lengths[which] = 0
 
     def render(self) -> np.ndarray:
         """Frame of the first environment, [height, width, 3] uint8."""
@@ -205,11 +247,9 @@ class EnvBlock:
     def save(self) -> list[bytes]:
         """State of each environment and its running episode."""
         states = []
-        for i, env in enumerate(self._envs):
-            if self._native is not None:
-                set_elapsed(env, int(self._lengths[i]))
+        for i in range(len(self._lengths)):
             try:
-                state = snapshot.save(env)
+                state = self._native.save(i) if self._native is not None else snapshot.save(self._envs[i])
             except snapshot.CannotSave as error:
                 logger.warning(
                     "environment %d cannot be saved, a resumed run restarts its episode: %s", self._first + i, error
@@ -226,10 +266,13 @@ class EnvBlock:
         for i, saved in enumerate(states):
             state, returned, length = pickle.loads(saved)
             if state is None:
-                self._reset_one(i, restart_seeds[i])
+                self._reset(np.array([i]), [restart_seeds[i]])
                 continue
             try:
-                snapshot.restore(self._envs[i], state)
+                if self._native is not None:
+                    self._native.restore(i, state)
+                else:
+                    snapshot.restore(self._envs[i], state)
             except Exception as error:
                 raise EnvFailure(self._first + i, "restore", traceback.format_exc()) from error
             self._returns[i], self._lengths[i] = returned, length

@@ -5,6 +5,7 @@ The policy is a function of raw observations; normalising them with frozen stati
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ import numpy as np
 from rl_platform.envs.embodied.vector import VectorEnv
 
 PolicyFunction = Callable[[np.ndarray], np.ndarray]
-"""observations [N,D] float32 -> actions [N,A] float or [N] integer."""
+"""observations [N,D] float32 -> actions [N,A] float or [N] integer; of a policy in chunks [N,K,A] or [N,K]."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +26,29 @@ class EvaluationResult:
     invalid: int
 
 
-def evaluate(envs: VectorEnv, policy: PolicyFunction, episodes: int, seed: int) -> EvaluationResult:
+def one_by_one(policy: PolicyFunction) -> PolicyFunction:
+    """Gives the actions of a policy's chunks out one after another, and asks it when there is none left.
+
+    To be made anew where episodes begin: all environments are then at the same action of their chunks.
+    """
+    chunk: deque[np.ndarray] = deque()
+
+    def act(observations: np.ndarray) -> np.ndarray:
+        if not chunk:
+            chunk.extend(np.swapaxes(policy(observations), 0, 1))
+        return chunk.popleft()
+
+    return act
+
+
+def evaluate(
+    envs: VectorEnv, policy: PolicyFunction, episodes: int, seed: int, *, chunked: bool = False
+) -> EvaluationResult:
     """Run the episodes of seeds seed..seed+episodes-1 on `envs`, which must not be those that train.
 
     Environments run one episode each per wave; one that is done waits (stepping on, uncounted) for the wave's longest.
     The result does not depend on how many environments or workers there are, if a seed determines its episode.
+    `chunked`: the policy gives several actions at a time.
     """
     outcomes: dict[int, tuple[float, int] | None] = {}
     for first in range(0, episodes, envs.num_envs):
@@ -37,8 +56,9 @@ def evaluate(envs: VectorEnv, policy: PolicyFunction, episodes: int, seed: int) 
         offsets = [first + i if first + i < episodes else first for i in range(envs.num_envs)]
         running = {i: offset for i, offset in enumerate(offsets) if first + i < episodes}
         observations = envs.reset([seed + offset for offset in offsets])
+        act = one_by_one(policy) if chunked else policy
         while running:
-            result = envs.step(policy(observations))
+            result = envs.step(act(observations))
             observations = result.observations
             stats = {episode.env_index: (episode.return_, episode.length) for episode in result.episodes}
             for i in np.flatnonzero(result.ended).tolist():

@@ -1,142 +1,156 @@
-"""Stepping Gymnasium's MuJoCo environments without their Python, several at a time.
+"""Gymnasium's MuJoCo environments without Gymnasium's Python: all of a process stepped and computed at once.
 
-The environments stay Gymnasium's: they are built, reset, saved and rendered by its code, and their physics data is
-stepped in place. Only what `step` computes around the physics is done here, for all environments at once, and the
-physics itself runs in threads, for it does not hold the interpreter lock. HalfCheetah is covered; other environments
-are stepped by Gymnasium.
+The model, the settings and the spaces are those of one environment that Gymnasium built; the physics runs in native
+threads (`physics.py`), observations, rewards and ends of all environments are array operations (`mujoco_tasks`). What
+comes out is what Gymnasium's environments give for the same seeds and actions. Anything else than its MuJoCo tasks of
+version 5, a wrapper of an unknown kind or a wish for pictures is left to Gymnasium.
 """
 
 from __future__ import annotations
 
+import pickle
 import sys
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rl_platform.envs.embodied.mujoco_tasks import find_task
+
 if TYPE_CHECKING:
     from gymnasium import Env
 
-Numbers = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""observations [N,D] float64, rewards [N] float64, terminated [N] bool."""
+    from rl_platform.envs.embodied.mujoco_tasks.base import Task
+    from rl_platform.envs.embodied.physics import Physics
+
+_WRAPPERS = ("TimeLimit", "OrderEnforcing")  # the ones whose whole effect on a step is known here
+_SAVED_AS = b"native 1:"  # what states of this module begin with
 
 
-class NativeStepper:
-    """Steps environments of one kind in `threads` threads; the result is the same for any number of them."""
+class NativeEnvs:
+    """N environments like `env`, stepped in `threads` threads; the result is the same for any number of them.
 
-    def __init__(self, envs: Sequence[Env[Any, Any]], threads: int) -> None:
+    diverged [N] bool: the last step's physics cannot be trusted. MuJoCo gave up a state and started over, time went
+    backwards, or a position or velocity is beyond what MuJoCo takes (1e10) or not finite.
+    """
+
+    def __init__(self, env: Env[Any, Any], num_envs: int, threads: int, physics: type[Physics] | None = None) -> None:
+        """`physics` instead of the fastest that can do it. Raises ValueError if Gymnasium has to step `env` itself."""
         import mujoco
 
-        self._mj_step = mujoco.mj_step
-        inner = [env.unwrapped for env in envs]
-        self._task = _TASKS[_kind(envs[0])](inner[0])
-        self._frame_skip: int = inner[0].frame_skip  # type: ignore[attr-defined]
-        self._limits = np.array([_time_limit(env) for env in envs])
-        self._physics = [(env.model, env.data) for env in inner]  # type: ignore[attr-defined]
-        self._ctrl = [data.ctrl for _, data in self._physics]
-        self._qpos = [data.qpos for _, data in self._physics]
-        self._qvel = [data.qvel for _, data in self._physics]
-        threads = min(threads, len(envs))
-        bounds = np.linspace(0, len(envs), threads + 1).astype(int).tolist()
-        self._shares = list(pairwise(bounds))
-        self._pool = ThreadPoolExecutor(threads - 1, "physics") if threads > 1 else None
+        from rl_platform.envs.embodied.physics import make_physics
+
+        kind = _kind(env)
+        if kind is None:
+            raise ValueError(f"{env} has to be stepped by Gymnasium")
+        inner: Any = env.unwrapped
+        self._task = kind(inner)
+        self._physics: Physics = (physics or make_physics)(
+            inner.model, inner.frame_skip, num_envs, threads, self._task.fields
+        )
+        self._limit = _time_limit(env)
+        self._largest: float = mujoco.mjMAXVAL
+        self._rngs: list[np.random.Generator | None] = [None] * num_envs
+        self._positions = np.zeros(num_envs)  # whose change a step rewards
+        self.diverged = np.zeros(num_envs, bool)
 
     @classmethod
-    def of(cls, envs: Sequence[Env[Any, Any]], threads: int) -> NativeStepper | None:
-        """None if Gymnasium has to step these environments itself."""
-        if all(_kind(env) in _TASKS and env.render_mode is None for env in envs):
-            return cls(envs, threads)
-        return None
+    def of(cls, env: Env[Any, Any], num_envs: int, threads: int) -> NativeEnvs | None:
+        """None if Gymnasium has to step such environments itself."""
+        return None if _kind(env) is None else cls(env, num_envs, threads)
 
-    def step(self, actions: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """actions [N,A] within their bounds, lengths [N]: steps of each episode before this one.
+    def reset(self, which: np.ndarray, seeds: Sequence[int | None]) -> np.ndarray:
+        """Start episodes of environments `which` [K]; None goes on with an environment's own randomness.
 
-        Returns observations [N,D], rewards, terminated and truncated [N], as `Env.step` gives them.
+        Returns first observations [K,D] float64.
         """
-        before = self._positions()
-        others = [self._pool.submit(self._simulate, share, actions) for share in self._shares[1:]] if self._pool else ()
-        self._simulate(self._shares[0], actions)
-        for other in others:
-            other.result()
-        return *self._task(before, self._positions(), actions), lengths + 1 >= self._limits
+        from gymnasium.utils import seeding
+
+        starts = []
+        for i, seed in zip(which.tolist(), seeds, strict=True):
+            rng = self._rngs[i]
+            if rng is None or seed is not None:
+                rng = self._rngs[i] = seeding.np_random(seed)[0]
+            starts.append(self._task.start(rng))
+        self._physics.reset(which, np.array([qpos for qpos, _ in starts]), np.array([qvel for _, qvel in starts]))
+        begun = self._physics.now.rows(which)
+        self._positions[which] = self._task.position(begun)
+        return self._task.observe(begun)
+
+    def step(
+        self, actions: np.ndarray, lengths: np.ndarray, idle: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """actions [N,A] within their bounds, lengths [N]: steps of each episode before this one; idle [N] bool: whose
+        physics stands still, and whose results mean nothing.
+
+        Returns observations [N,D] float64, rewards, terminated and truncated [N], as `Env.step` gives them.
+        """
+        self._physics.step(actions, None if idle is None else np.flatnonzero(~idle))
+        now, task = self._physics.now, self._task
+        positions = task.position(now)
+        if idle is not None:
+            positions = np.where(idle, self._positions, positions)
+        rewards, terminated = task.outcome((positions - self._positions) / task.dt, now, actions)
+        self._positions[:] = positions
+        self.diverged = self._diverged(lengths)
+        if idle is not None:
+            self.diverged &= ~idle
+        return task.observe(now), rewards, terminated, lengths >= self._limit - 1
+
+    def _diverged(self, lengths: np.ndarray) -> np.ndarray:
+        physics, dt = self._physics, self._task.dt
+        # in sum first, as nearly always nothing is wrong
+        due = float(lengths.sum() + len(lengths) - 0.5) * dt
+        if not physics.warnings.any() and physics.squares() < self._largest**2 and physics.now.time.sum() > due:
+            return np.zeros(len(lengths), bool)
+        now = physics.now
+        # a state that MuJoCo restarted has lost its time
+        found: np.ndarray = physics.warnings.any(axis=1) | (now.time < (lengths + 0.5) * dt)
+        for numbers in (now.qpos, now.qvel):
+            found |= ~(np.abs(numbers).max(axis=1) < self._largest)
+        return found
+
+    def save(self, index: int) -> bytes:
+        """State of one environment: its physics and its randomness."""
+        state = (self._physics.save(index), float(self._positions[index]), self._rngs[index])
+        return _SAVED_AS + pickle.dumps(state)
+
+    def restore(self, index: int, saved: bytes) -> None:
+        """Continue from `save`. Raises ValueError for a state of something else."""
+        if not saved.startswith(_SAVED_AS):
+            raise ValueError(
+                "this state is Gymnasium's or an older version's, and these environments are stepped natively"
+            )
+        state, self._positions[index], self._rngs[index] = pickle.loads(saved.removeprefix(_SAVED_AS))
+        self._physics.restore(index, state)
 
     def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown()
-
-    def _positions(self) -> Positions:
-        rows = len(self._qpos)
-        return Positions(np.concatenate(self._qpos).reshape(rows, -1), np.concatenate(self._qvel).reshape(rows, -1))
-
-    def _simulate(self, share: tuple[int, int], actions: np.ndarray) -> None:
-        mj_step, frame_skip, ctrl = self._mj_step, self._frame_skip, self._ctrl
-        for i in range(*share):
-            model, data = self._physics[i]
-            ctrl[i][:] = actions[i]
-            mj_step(model, data, frame_skip)
+        self._physics.close()
 
 
-@dataclass(frozen=True)
-class Positions:
-    """Generalised positions [N,nq] and velocities [N,nv] of all environments."""
-
-    qpos: np.ndarray
-    qvel: np.ndarray
-
-
-Task = Callable[[Positions, Positions, np.ndarray], Numbers]
-
-
-def _half_cheetah(env: Any) -> Task:
-    """`HalfCheetahEnv.step` of Gymnasium 1.x, version 5 of the environment."""
-    forward_weight, control_weight = env._forward_reward_weight, env._ctrl_cost_weight
-    skipped, dt = int(env._exclude_current_positions_from_observation), env.dt
-
-    def step(before: Positions, after: Positions, actions: np.ndarray) -> Numbers:
-        velocity = (after.qpos[:, 0] - before.qpos[:, 0]) / dt
-        rewards = forward_weight * velocity - control_weight * np.square(actions).sum(axis=1)
-        observations = np.concatenate((after.qpos[:, skipped:], after.qvel), axis=1)
-        return observations, rewards, np.zeros(len(rewards), bool)
-
-    return step
-
-
-_TASKS: dict[str, Callable[[Any], Task]] = {
-    "gymnasium.envs.mujoco.half_cheetah_v5.HalfCheetahEnv": _half_cheetah,
-}
-_WRAPPERS = ("TimeLimit", "OrderEnforcing")  # the ones whose whole effect on a step is known here
-
-
-def _kind(env: Env[Any, Any]) -> str:
-    """The class of the environment; empty if something else than the usual wrappers is around it."""
+def _kind(env: Env[Any, Any]) -> type[Task] | None:
+    """What `NativeEnvs` can do in the environment's place, wrappers included; None if it has to be Gymnasium's own."""
+    if env.render_mode is not None:
+        return None
     layer: Any = env
     while layer is not env.unwrapped:
         if type(layer).__module__ != "gymnasium.wrappers.common" or type(layer).__name__ not in _WRAPPERS:
-            return ""
+            return None
         layer = layer.env
-    return f"{type(layer).__module__}.{type(layer).__qualname__}"
+    task = find_task(layer)
+    if task is not None:
+        from rl_platform.envs.embodied.physics import is_covered
+
+        if not is_covered(layer.model):
+            return None
+    return task
 
 
 def _time_limit(env: Env[Any, Any]) -> int:
     """Steps after which an episode is truncated."""
-    layer = _time_limit_layer(env)
-    return sys.maxsize if layer is None else int(layer._max_episode_steps)
-
-
-def set_elapsed(env: Env[Any, Any], steps: int) -> None:
-    """Tell the environment's own step counter, which native steps do not advance, where its episode is."""
-    layer = _time_limit_layer(env)
-    if layer is not None:
-        layer._elapsed_steps = steps
-
-
-def _time_limit_layer(env: Env[Any, Any]) -> Any:
     layer: Any = env
     while layer is not env.unwrapped:
         if type(layer).__name__ == "TimeLimit":
-            return layer
+            return int(layer._max_episode_steps)
         layer = layer.env
-    return None
+    return sys.maxsize

@@ -84,7 +84,7 @@ class RewardNormalizer:
         self._gamma = gamma
         self._clip = clip
 
-    def __call__(self, rewards: np.ndarray, ended: np.ndarray, rows: slice = slice(None)) -> np.ndarray:
+    def __call__(self, rewards: np.ndarray, ended: np.ndarray, rows: slice | np.ndarray = slice(None)) -> np.ndarray:
         """Count one step of N environments in and normalise it: rewards [N], ended [N] bool -> [N] float32.
 
         `rows`: which of all environments these are.

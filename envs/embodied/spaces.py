@@ -10,6 +10,8 @@ import contextlib
 import difflib
 import importlib
 import logging
+import os
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -23,9 +25,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# MuJoCo 4 warns about this attribute of the model file that Gymnasium ships for HalfCheetah, once per environment.
-# Nothing a user can do about it; every other warning of MuJoCo is passed on.
-_KNOWN_MODEL_WARNING = "compiler attribute 'settotalmass' is deprecated"
+# Deprecations that this run has shown, a line each. MuJoCo 4 names them whenever it reads a model file, and every
+# process of a run reads the same few. In the environment, so that the processes that this one starts know of them too.
+_SHOWN_DEPRECATIONS = "RL_PLATFORM_SHOWN_DEPRECATIONS"
 _warning_handler = threading.Lock()
 
 
@@ -94,7 +96,7 @@ def make_env(
     spec = spec or find_spec(description)
     kwargs = description.kwargs if render_mode is None else {**description.kwargs, "render_mode": render_mode}
     try:
-        with _without_known_model_warning(spec):
+        with _deprecations_once(spec):
             return gymnasium.make(
                 spec, max_episode_steps=description.max_episode_steps, disable_env_checker=True, **kwargs
             )
@@ -134,9 +136,9 @@ def _unusable(what: str, env_id: str, space: object, allowed: str, hint: str) ->
 
 
 @contextlib.contextmanager
-def _without_known_model_warning(spec: EnvSpec) -> Iterator[None]:
-    """Drop `_KNOWN_MODEL_WARNING` while one of Gymnasium's own MuJoCo environments is built."""
-    if not str(spec.entry_point).startswith("gymnasium.envs.mujoco"):
+def _deprecations_once(spec: EnvSpec) -> Iterator[None]:
+    """Show each deprecation that MuJoCo finds in a model file once per run; its other warnings are passed on."""
+    if "mujoco" not in sys.modules and not str(spec.entry_point).startswith("gymnasium.envs.mujoco"):
         yield
         return
     try:
@@ -146,8 +148,13 @@ def _without_known_model_warning(spec: EnvSpec) -> Iterator[None]:
         return
 
     def handle(message: str) -> None:
-        if _KNOWN_MODEL_WARNING not in message:
-            logger.warning("MuJoCo: %s", message)
+        line = " ".join(message.split())
+        shown = os.environ.get(_SHOWN_DEPRECATIONS, "").splitlines()
+        if line in shown:
+            return
+        if "deprecated" in line:
+            os.environ[_SHOWN_DEPRECATIONS] = "\n".join([*shown, line])
+        logger.warning("MuJoCo, model of %s: %s", spec.id, line)
 
     with _warning_handler:
         previous = mujoco.get_mju_user_warning()

@@ -175,11 +175,12 @@ class VectorEnv:
         self.send(actions)
         return self.receive()
 
-    def send(self, actions: np.ndarray, stage: int = 0) -> None:
+    def send(self, actions: np.ndarray, stage: int = 0, idle: np.ndarray | None = None) -> None:
         """Start a step of one stage; workers begin at once, without workers `receive` does the stepping.
 
         actions [N,A] floats, clipped here to the bounds of the action space, or [N] integers, for the stage's
-        environments. Raises Diverged for actions that are not finite.
+        environments; idle [N] bool: those that stay as they are, without a reward. Raises Diverged for actions that
+        are not finite.
         """
         assert not self._under_way[stage], "receive() the step that is under way first"
         rows = self.rows[stage]
@@ -187,9 +188,12 @@ class VectorEnv:
             if not np.isfinite(actions).all():
                 bad = (np.flatnonzero(~np.isfinite(actions).all(axis=1)) + rows.start).tolist()
                 raise Diverged(f"the policy's actions for environments {bad} ({self.description.id}) are not finite")
-            np.clip(actions, self._low, self._high, out=self._buffers.actions[rows], casting="same_kind")
+            kept = self._buffers.actions[rows]
+            np.maximum(actions, self._low, out=kept, casting="same_kind")
+            np.minimum(kept, self._high, out=kept)
         else:
             self._buffers.actions[rows] = actions
+        self._buffers.idle[rows] = False if idle is None else idle
         self._under_way[stage] = True
         with self._closing_on_error():
             for worker in self._part(self._workers, stage):

@@ -45,12 +45,14 @@ class EnvWorker:
         cpus: set[int],
         variables: dict[str, str],
     ) -> None:
-        """Start the process. `cpus` it may run on (empty: all), `variables` are added to its environment."""
+        """Start the process. `cpus` it may run on, with a thread each (empty: one thread on any of them); `variables`
+        are added to its environment."""
         self._name = f"environment worker {index}"
         self._index = index
         self._first = first
         self._last = last
         self._env_id = env_id
+        self._threads = max(len(cpus), 1)
         self._connection, theirs = Pipe()
         environment = {**os.environ, **dict.fromkeys(_THREAD_LIMITS, "1"), **variables}
         environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
@@ -72,8 +74,8 @@ class EnvWorker:
         self, description: EnvDescription, spec: bytes, spaces: EnvSpaces, num_envs: int, render_mode: str | None
     ) -> None:
         """Have the environments built; `wait` tells when they are."""
-        arguments = (description, spec, spaces, num_envs, self._first, self._last, self._index, render_mode)
-        self._send(b"", pickle.dumps(arguments))
+        rows = (self._first, self._last, self._index)
+        self._send(b"", pickle.dumps((description, spec, spaces, num_envs, *rows, render_mode, self._threads)))
 
     def send_step(self) -> None:
         self._send(_STEP)
@@ -176,12 +178,13 @@ def main(connection_fd: int, memory_fd: int) -> None:
 
 
 def _build(connection: Connection, memory_fd: int) -> EnvBlock | None:
-    description, spec, spaces, num_envs, first, last, index, render_mode = pickle.loads(connection.recv_bytes())
+    arguments = pickle.loads(connection.recv_bytes())
+    description, spec, spaces, num_envs, first, last, index, render_mode, threads = arguments
     memory = mmap.mmap(memory_fd, Buffers.size(num_envs, spaces))
     os.close(memory_fd)
     try:
         buffers = Buffers(num_envs, spaces, memory)
-        block = EnvBlock(description, pickle.loads(spec), spaces, buffers, first, last, index, render_mode)
+        block = EnvBlock(description, pickle.loads(spec), spaces, buffers, first, last, index, render_mode, threads)
     except Exception:
         _reply(connection, _FAILED, (first, "start", traceback.format_exc()))
         return None

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from rl_platform.algorithms.action_levels import to_log_prob_level
 from rl_platform.algorithms.gae import decoupled_gae, length_adaptive_lambda
-from rl_platform.algorithms.groups import group_baseline, grpo, raw, reward_to_go, rloo
-from rl_platform.algorithms.statistics import whiten
-from rl_platform.algorithms.user_estimator import Estimate, first_not_finite, load_estimator
+from rl_platform.algorithms.groups import group_baseline, grpo, leave_one_out, local_penalties, raw, reward_to_go, rloo
+from rl_platform.algorithms.statistics import whiten, whiten_rows
+from rl_platform.algorithms.user_estimator import Estimate, load_estimator
+from rl_platform.algorithms.validation import check_finite
 from rl_platform.config.algorithm import Algorithm
 from rl_platform.config.estimators import estimator_of
-from rl_platform.errors import Diverged
 from rl_platform.records import RolloutBatch
 
 
@@ -22,17 +23,22 @@ def advantages(batch: RolloutBatch, algorithm: Algorithm) -> tuple[Tensor, Tenso
     """Advantages and returns [B,T] of the batch, exactly 0 outside `batch.mask`; returns None: there is no critic.
 
     Advantages are whitened over all active positions of the batch where the estimator says so, else where
-    `algorithm.normalize_advantages` does; returns never are. Raises Diverged for rewards or values that are not finite.
+    `algorithm.normalize_advantages` does, then bounded by `advantage_clip`; returns never are. Raises Diverged for
+    rewards or values that are not finite. Where values stand at some positions only (`batch.value_mask`), those are the
+    time steps, and each advantage is then repeated at the positions that follow it.
     """
-    for name, tensor in (("rewards", batch.rewards), ("values", batch.values)):
-        wrong = None if tensor is None else first_not_finite(tensor, batch.mask)
-        if tensor is not None and wrong is not None:
-            raise Diverged(f"{name} of the rollout are not finite, first {name}{list(wrong)} = {tensor[wrong].item()}")
+    mask = batch.value_positions
+    check_finite("rewards", batch.rewards, batch.baseline_mask)
+    if batch.values is not None:
+        check_finite("values", batch.values, mask)
     estimated, returns = estimator(algorithm.adv_type)(batch, algorithm)
     whitens = estimator_of(algorithm.adv_type).whitens
     if algorithm.normalize_advantages if whitens is None else whitens:
-        estimated = whiten(estimated, batch.mask)
-    return estimated, returns
+        over = whiten_rows if algorithm.whiten_over == "sequences" else whiten
+        estimated = over(estimated, mask)
+    if algorithm.advantage_clip is not None:
+        estimated = estimated.clamp(*algorithm.advantage_clip)  # the bounds enclose 0, what is masked stays there
+    return to_log_prob_level(estimated, batch), returns
 
 
 def estimator(adv_type: str) -> Estimate:
@@ -42,13 +48,29 @@ def estimator(adv_type: str) -> Estimate:
 
 def _gae(batch: RolloutBatch, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
     assert batch.values is not None, "gae needs batch.values"
-    mask = batch.mask
+    mask = batch.value_positions
     lam_policy: float | Tensor = _or(algorithm.gae_lambda_policy, algorithm.gae_lambda)
     if algorithm.length_adaptive_alpha > 0:
         lam_policy = length_adaptive_lambda(mask, algorithm.length_adaptive_alpha)
     lam_value = _or(algorithm.gae_lambda_value, algorithm.gae_lambda)
-    boundaries = batch.ends, batch.end_values
-    return decoupled_gae(batch.rewards, batch.values, mask, algorithm.gamma, lam_policy, lam_value, *boundaries)
+    boundaries, rewards = (batch.ends, batch.end_values), batch.rewards
+    if batch.ends is None and batch.end_values is not None:
+        # the error of the last position is r + gamma V_end - V: what follows the end of a row is part of its reward
+        rewards = rewards + algorithm.gamma * batch.end_values
+    return decoupled_gae(rewards, batch.values, mask, algorithm.gamma, lam_policy, lam_value, *boundaries)
+
+
+def _grpo(batch: RolloutBatch, algorithm: Algorithm) -> tuple[Tensor, None]:
+    arguments = batch.rewards, batch.mask, batch.group_ids
+    if algorithm.grpo_leave_one_out:
+        return leave_one_out(*arguments, batch.baseline_mask), None
+    return grpo(*arguments, algorithm.grpo_std_normalization, batch.baseline_mask), None
+
+
+def _reinforce_plus_plus(batch: RolloutBatch, algorithm: Algorithm) -> tuple[Tensor, None]:
+    if algorithm.reinforce_kl_credit == "local" and batch.kl_penalties is not None:
+        return local_penalties(batch.rewards, batch.kl_penalties, batch.mask, algorithm.gamma), None
+    return reward_to_go(batch.rewards, batch.mask, algorithm.gamma), None
 
 
 def _or(number: float | None, default: float) -> float:
@@ -57,9 +79,12 @@ def _or(number: float | None, default: float) -> float:
 
 FUNCTIONS: dict[str, Estimate] = {
     "gae": _gae,
-    "grpo": lambda b, a: (grpo(b.rewards, b.mask, b.group_ids, a.grpo_std_normalization), None),
-    "rloo": lambda b, _: (rloo(b.rewards, b.mask, b.group_ids), None),
-    "reinforce_plus_plus": lambda b, a: (reward_to_go(b.rewards, b.mask, a.gamma), None),
-    "reinforce_plus_plus_baseline": lambda b, _: (group_baseline(b.rewards, b.mask, b.group_ids), None),
+    "grpo": _grpo,
+    "rloo": lambda b, _: (rloo(b.rewards, b.mask, b.group_ids, b.baseline_mask), None),
+    "reinforce_plus_plus": _reinforce_plus_plus,
+    "reinforce_plus_plus_baseline": lambda b, _: (
+        group_baseline(b.rewards, b.mask, b.group_ids, b.baseline_mask),
+        None,
+    ),
     "raw": lambda b, _: (raw(b.rewards, b.mask), None),
 }

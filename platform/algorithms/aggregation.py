@@ -19,10 +19,11 @@ from rl_platform.config.algorithm import LossAggregation
 class Denominators:
     """What the losses of one mini-batch are divided by.
 
-    tokens: active positions; sequences: rows with at least one; horizon: constant H of seq-mean-token-sum-norm, never
-    the padded width; full: every position is active, so there is nothing to guard and a third of the small operations
-    can be left out; correct_tokens: active positions of correct rows. A rank that sees a part of the mini-batch only
-    adds up `tokens`, `sequences` and `correct_tokens` over the ranks.
+    tokens: active positions; sequences: rows with at least one, or all rows (`nominal`); horizon: constant H of
+    seq-mean-token-sum-norm, never the padded width; full: every position is active, so there is nothing to guard and a
+    third of the small operations can be left out; correct_tokens: active positions of correct rows. A rank that sees a
+    part of the mini-batch only adds up `tokens`, `sequences` and `correct_tokens` over the ranks. values, entropy: what
+    value loss and entropy are divided by where they are of another level than the log-probs (action_levels.py).
     """
 
     tokens: float
@@ -30,13 +31,18 @@ class Denominators:
     horizon: float
     full: bool = False
     correct_tokens: float = 0.0
+    values: Denominators | None = None
+    entropy: Denominators | None = None
 
     @classmethod
-    def of(cls, mask: Tensor, horizon: float, correct: Tensor | None = None) -> Denominators:
-        """Counted on the mask [B,T] bool of a whole mini-batch, and on its `correct` [B] bool where rows are judged."""
+    def of(cls, mask: Tensor, horizon: float, correct: Tensor | None = None, *, nominal: bool = False) -> Denominators:
+        """Counted on the mask [B,T] bool of a whole mini-batch, and on its `correct` [B] bool where rows are judged.
+
+        `nominal`: rows without an active position count as sequences too.
+        """
         tokens = int(mask.sum())
         full = tokens == mask.numel()
-        sequences = len(mask) if full else int(mask.any(dim=1).sum())
+        sequences = len(mask) if full or nominal else int(mask.any(dim=1).sum())
         correct_tokens = 0 if correct is None else int((mask & correct[:, None]).sum())
         return cls(float(tokens), float(sequences), float(horizon), full, float(correct_tokens))
 
@@ -68,6 +74,8 @@ def aggregate(
             return (loss.sum(dim=1) / sequence_lengths.clamp(min=1)).sum() / sequences
         case "seq-mean-token-sum-norm":
             return loss.sum() / (sequences * denominators.horizon)
+        case "token-sum":
+            return loss.sum()
 
 
 def select(x: Tensor, mask: Tensor | None) -> Tensor:

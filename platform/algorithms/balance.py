@@ -15,6 +15,35 @@ def sequence_cost(length: int, hidden_size: int) -> int:
     return 6 * hidden_size * length + length * length
 
 
+def contiguous_parts(count: int, parts: int) -> list[range]:
+    """0 to `count` - 1 in `parts` stretches whose sizes differ by at most one: the shares without balancing."""
+    return [range(count * part // parts, count * (part + 1) // parts) for part in range(parts)]
+
+
+def balance_metrics(lengths: Sequence[int], parts: Sequence[Sequence[int]], hidden_size: int) -> dict[str, float]:
+    """How evenly the work of rows with these `lengths` lies on the ranks that hold `parts` of them.
+
+    balance/min, mean, max: tokens of a rank; before_max, after_max: work of the busiest rank over the mean, had the
+    rows been cut in order and as they are shared (1 is perfect); imbalance: share of the time that the ranks wait for
+    the busiest one.
+    """
+    costs = [sequence_cost(length, hidden_size) for length in lengths]
+    tokens = [sum(lengths[row] for row in part) for part in parts]
+    mean = sum(costs) / len(parts)
+    in_order, shared = (
+        max(sum(costs[row] for row in part) for part in shares) / mean
+        for shares in (contiguous_parts(len(lengths), len(parts)), parts)
+    )
+    return {
+        "balance/min": float(min(tokens)),
+        "balance/mean": sum(tokens) / len(parts),
+        "balance/max": float(max(tokens)),
+        "balance/before_max": in_order,
+        "balance/after_max": shared,
+        "balance/imbalance": 1.0 - 1.0 / shared,
+    }
+
+
 def balanced_parts(costs: Sequence[int], parts: int) -> list[list[int]]:
     """Indices of `costs` in `parts` ascending lists of similar sum, whose sizes differ by at most one.
 

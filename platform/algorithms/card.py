@@ -16,6 +16,17 @@ DENOMINATORS = {
     "seq-mean-token-sum": "sequences of the mini-batch with an active position",
     "seq-mean-token-mean": "length of each sequence, then sequences of the mini-batch with an active position",
     "seq-mean-token-sum-norm": "sequences of the mini-batch with an active position, times the horizon {horizon}",
+    "token-sum": "nothing: it grows with the mini-batch",
+}
+WHITENED = {"tokens": "active positions", "sequences": "responses, each counting once,"}
+OLD_LOG_PROBS = {
+    "recompute": "recomputed by the training engine before the first update",
+    "rollout": "those of the rollout engine; the training engine makes no pass before the update",
+    "current": "the current ones, so the ratio is 1: a rollout is one optimizer step, and no pass is made before it",
+}
+MISMATCH = {
+    "rollout": "in the ratio, which is to the rollout engine; not measured by itself",
+    "current": "not measured, not corrected: the training engine's log-probs are not known before the update",
 }
 KL_GRADIENTS = {
     "full": "over the whole vocabulary",
@@ -32,15 +43,18 @@ def algorithm_card(
     mini_batch_size: int,
     task_type: Literal["embodied", "reasoning"],
     has_values: bool = True,
+    num_action_chunks: int = 1,
 ) -> list[tuple[str, str]]:
     """(topic, what holds) in reading order. Rows are sequences (reasoning) or transitions (embodied).
 
-    `has_values`: a value function is trained, as a head on the policy or as a critic.
+    `has_values`: a value function is trained, as a head on the policy or as a critic. `num_action_chunks`: actions per
+    transition.
     """
     steps = rows_per_rollout // mini_batch_size
     return [
         ("advantages", _advantages(algorithm)),
         *([("rewards", _rewards(algorithm))] if task_type == "reasoning" else []),
+        *(_action_chunks(algorithm, num_action_chunks) if task_type == "embodied" else []),
         ("policy loss", _policy_loss(algorithm)),
         ("rollout mismatch", _mismatch(algorithm)),
         ("value loss", _value_loss(algorithm) if has_values else "none: there is no critic"),
@@ -48,9 +62,9 @@ def algorithm_card(
         ("KL to the reference", _kl(algorithm)),
         (
             "old log-probs",
-            "recomputed by the training engine before the first update"
+            OLD_LOG_PROBS[algorithm.old_log_probs]
             if task_type == "reasoning"
-            else "recorded during the rollout by the same model",
+            else "recomputed with the values before the first update",
         ),
         *_rows(algorithm),
         *(
@@ -70,10 +84,12 @@ def algorithm_card(
 def _advantages(algorithm: Algorithm) -> str:
     whitens = estimator_of(algorithm.adv_type).whitens
     whitening = (
-        "whitened over all active positions of the rollout batch (unbiased variance)"
+        f"whitened over all {WHITENED[algorithm.whiten_over]} of the rollout batch (unbiased variance)"
         if (algorithm.normalize_advantages if whitens is None else whitens)
         else "not whitened"
     )
+    if (clip := algorithm.advantage_clip) is not None:
+        whitening += f", bounded by [{clip[0]:g}, {clip[1]:g}]"
     return f"{_estimator(algorithm)}; {whitening}"
 
 
@@ -84,19 +100,23 @@ def _estimator(algorithm: Algorithm) -> str:
     return (
         f"{name}, "
         + {
-            "gae": f"gamma {algorithm.gamma:g}, {_lambdas(algorithm)}, masks carried forward",
-            "grpo": "score minus mean of the group"
-            + (
-                ", divided by its unbiased deviation + 1e-6"
-                if algorithm.grpo_std_normalization
-                else ", not divided by it"
-            ),
+            "gae": f"gamma {algorithm.gamma:g}, {_lambdas(algorithm)}, masks carried forward"
+            + (", truncated responses go on with the critic's value" if algorithm.bootstrap_truncated else ""),
+            "grpo": _grpo(algorithm),
             "rloo": "score minus mean of the other samples of the group",
-            "reinforce_plus_plus": f"reward to go, gamma {algorithm.gamma:g}, masks carried forward",
+            "reinforce_plus_plus": f"reward to go, gamma {algorithm.gamma:g}, masks carried forward"
+            + (", the KL penalty of each token its own" if algorithm.reinforce_kl_credit == "local" else ""),
             "reinforce_plus_plus_baseline": "score minus mean of the group",
             "raw": "the score itself",
         }[name]
     )
+
+
+def _grpo(algorithm: Algorithm) -> str:
+    if algorithm.grpo_leave_one_out:
+        return "score minus mean of the other samples of the group, divided by the others' unbiased deviation + 1e-6"
+    divided = "divided by its unbiased deviation + 1e-6" if algorithm.grpo_std_normalization else "not divided by it"
+    return f"score minus mean of the group, {divided}"
 
 
 def _lambdas(algorithm: Algorithm) -> str:
@@ -110,6 +130,29 @@ def _lambdas(algorithm: Algorithm) -> str:
     return f"lambda {of_policy} for advantages and {plain if value is None else f'{value:g}'} for returns"
 
 
+def _action_chunks(algorithm: Algorithm, num_actions: int) -> list[tuple[str, str]]:
+    """Nothing where each transition is one action with one log-prob, and bootstraps as usual."""
+    found = []
+    if num_actions > 1 or {algorithm.logprob_type, algorithm.entropy_type} != {"chunk_level"}:
+        unit = {
+            "chunk_level": "chunk" if num_actions > 1 else "action",
+            "action_level": "action",
+            "token_level": "component of an action",
+        }
+        rewards = unit[algorithm.reward_type]
+        added = ", its rewards added up without discount" if rewards == "chunk" else ""
+        text = (
+            f"{num_actions} executed per choice; one reward, value and advantage per {rewards}{added}, gamma per "
+            f"{rewards}; one ratio per {unit[algorithm.logprob_type]}; entropy per {unit[algorithm.entropy_type]}"
+        )
+        found.append(("actions", text))
+    if algorithm.bootstrap_type != "standard":
+        always = algorithm.bootstrap_type == "always"
+        text = f"the value of an episode's last state {'always counts' if always else 'never counts, truncated or not'}"
+        found.append(("ends of episodes", text))
+    return found
+
+
 def _policy_loss(algorithm: Algorithm) -> str:
     bounds = f"[{1 - algorithm.clip_ratio_low:g}, {1 + algorithm.clip_ratio_high:g}]"
     dual = f", dual clip {algorithm.clip_ratio_c:g}" if algorithm.clip_ratio_c is not None else ""
@@ -121,12 +164,15 @@ def _policy_loss(algorithm: Algorithm) -> str:
     }.get(algorithm.policy_loss, f"the function {algorithm.policy_loss}")
     text += f"; entropy bonus {algorithm.entropy_bonus:g}" if algorithm.entropy_bonus else "; no entropy bonus"
     if algorithm.positive_nll_coef:
-        text += f"; + {algorithm.positive_nll_coef:g} * negative log-likelihood of correct responses, per token of them"
+        text += f"; + {algorithm.positive_nll_coef:g} * negative log-likelihood of correct responses, per token of "
+        text += "them" if algorithm.positive_nll_norm == "correct_tokens" else "all responses"
     return text
 
 
 def _mismatch(algorithm: Algorithm) -> str:
     correction = algorithm.rollout_is
+    if algorithm.old_log_probs != "recompute":
+        return MISMATCH[algorithm.old_log_probs]
     if correction is None:
         return "measured, not corrected"
     parts = []
@@ -140,7 +186,8 @@ def _mismatch(algorithm: Algorithm) -> str:
         parts.append(text + (", divided by the mean weight" if correction.batch_normalize else ""))
     if (reject := correction.reject) is not None:
         parts.append(f"every {reject.level} with {reject.stat} above {reject.threshold:g} has weight 0")
-    return "; ".join(parts) + "; on the policy loss only, denominators unchanged"
+    zeros = "denominators unchanged" if correction.denominator == "original" else "what has weight 0 leaves the loss"
+    return "; ".join(parts) + f"; on the policy loss only, {zeros}"
 
 
 def _value_loss(algorithm: Algorithm) -> str:
@@ -152,7 +199,10 @@ def _value_loss(algorithm: Algorithm) -> str:
 
 def _denominators(algorithm: Algorithm) -> str:
     horizon = "(longest response)" if algorithm.loss_agg_horizon is None else str(algorithm.loss_agg_horizon)
-    return f"{algorithm.loss_agg_func}: {DENOMINATORS[algorithm.loss_agg_func].format(horizon=horizon)}"
+    text = DENOMINATORS[algorithm.loss_agg_func].format(horizon=horizon)
+    if algorithm.loss_agg_denominator == "nominal":
+        text = text.replace(" with an active position", ", masked ones included")
+    return f"{algorithm.loss_agg_func}: {text}"
 
 
 def _rewards(algorithm: Algorithm) -> str:
@@ -167,7 +217,8 @@ def _rewards(algorithm: Algorithm) -> str:
         limit = "the longest response" if overlong.max_length is None else f"{overlong.max_length} tokens"
         parts.append(f"minus up to {overlong.penalty:g} over the last {overlong.buffer_length} tokens before {limit}")
     if overlong.filter:
-        parts.append("truncated responses do not count")
+        groups = ", nor in their group's statistics" if algorithm.group_ignore_masked else ""
+        parts.append(f"truncated responses do not count{groups}")
     if algorithm.reward_whitening:
         parts.append("scaled to unit variance over the rollout batch, the mean kept")
     return ", ".join([*parts, "on the last action of the response"])
@@ -178,14 +229,21 @@ def _kl(algorithm: Algorithm) -> str:
     if algorithm.use_kl_in_reward:
         control = algorithm.kl_ctrl
         adaptive = f", adaptive to {control.target_kl:g}" if control.type == "adaptive" else ""
-        parts.append(f"in the reward: {algorithm.kl_penalty}, coefficient {control.kl_coef:g}{adaptive}")
+        kind = f"{algorithm.kl_penalty}{_at_most(algorithm.kl_penalty, algorithm.kl_output_clip)}"
+        parts.append(f"in the reward: {kind}, coefficient {control.kl_coef:g}{adaptive}")
     if algorithm.use_kl_loss:
         kind, coefficient = algorithm.kl_loss_type, algorithm.kl_loss_coef
         gradient = KL_GRADIENTS["full" if kind == "full" else "k2" if kind.endswith("+") else algorithm.kl_loss_grad]
-        parts.append(f"in the actor loss: {kind.removesuffix('+')}, coefficient {coefficient:g}, {gradient}")
+        limit = _at_most(kind, algorithm.kl_loss_output_clip)
+        parts.append(f"in the actor loss: {kind.removesuffix('+')}{limit}, coefficient {coefficient:g}, {gradient}")
     if len(parts) > 1 and algorithm.allow_both_kl:
         parts.append("both on purpose")
     return "; ".join(parts) or "none"
+
+
+def _at_most(estimator: str, output_clip: float | None) -> str:
+    bounded = estimator.removesuffix("+") in ("k3", "low_var_kl") and output_clip is not None
+    return f" (at most {output_clip:g})" if bounded else ""
 
 
 def _rows(algorithm: Algorithm) -> list[tuple[str, str]]:
@@ -197,9 +255,10 @@ def _rows(algorithm: Algorithm) -> list[tuple[str, str]]:
             "train_partial": "then the step is smaller",
             "fill_with_rejected": "then others fill the step",
         }
+        prompts = f"{sampling.prompts_per_round} prompts" if sampling.prompts_per_round else "prompts"
         text = (
             f"only groups of {algorithm.group_size} whose metrics differ by more than {sampling.tolerance:g}; "
-            f"up to {sampling.max_rounds} rounds of prompts, {then[sampling.on_exhausted]}; "
+            f"up to {sampling.max_rounds} rounds of {prompts}, {then[sampling.on_exhausted]}; "
             f"surplus groups are {'first in the next step' if sampling.surplus == 'carry' else 'dropped'}"
         )
         found.append(("dynamic sampling", text))

@@ -1,7 +1,8 @@
 """Estimators without a critic: from the outcome score of each response, alone or against its group, to advantages.
 
 A group is the samples of one prompt, told by its id. Statistics are in float64; rows without an active position in
-`mask` [B,T] take no part. Whitening over the batch is not here.
+`mask` [B,T] take no part, but for those that `baseline` [B,T] names: responses whose score is known and serves to
+compare the others to, though they are not trained on themselves. Whitening over the batch is not here.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ NO_SPREAD = 1e-12  # scores of a group this close are equal: what is left of the
 
 
 @torch.no_grad()
-def grpo(rewards: Tensor, mask: Tensor, group_ids: Tensor, std_normalization: bool = True) -> Tensor:
+def grpo(
+    rewards: Tensor, mask: Tensor, group_ids: Tensor, std_normalization: bool = True, baseline: Tensor | None = None
+) -> Tensor:
     """(S - mean of the group) / (unbiased deviation of the group + 1e-6) on the active positions; [B,T] like `rewards`.
 
     S is the sum of a row's rewards; `group_ids` [B]. GRPO (Shao et al. 2024), without the division Dr. GRPO (Liu et al.
     2025). Exactly 0 in groups of one sample or of equal scores.
     """
-    group = _Groups(outcome_scores(rewards, mask), mask.any(dim=1), group_ids)
+    group = _Groups.of(rewards, mask if baseline is None else baseline, group_ids)
     if not std_normalization:
         return _on_actions(group.centred, mask, rewards)
     variance = group.sums(group.centred.square()) / (group.sizes - 1).clamp(min=1)
@@ -30,16 +33,29 @@ def grpo(rewards: Tensor, mask: Tensor, group_ids: Tensor, std_normalization: bo
 
 
 @torch.no_grad()
-def rloo(rewards: Tensor, mask: Tensor, group_ids: Tensor) -> Tensor:
+def rloo(rewards: Tensor, mask: Tensor, group_ids: Tensor, baseline: Tensor | None = None) -> Tensor:
     """S - mean of the other samples of the group = n / (n - 1) (S - mean), as `grpo` (Ahmadian et al. 2024)."""
-    group = _Groups(outcome_scores(rewards, mask), mask.any(dim=1), group_ids)
+    group = _Groups.of(rewards, mask if baseline is None else baseline, group_ids)
     return _on_actions(group.centred * group.sizes / (group.sizes - 1).clamp(min=1), mask, rewards)
 
 
 @torch.no_grad()
-def group_baseline(rewards: Tensor, mask: Tensor, group_ids: Tensor) -> Tensor:
+def leave_one_out(rewards: Tensor, mask: Tensor, group_ids: Tensor, baseline: Tensor | None = None) -> Tensor:
+    """(S - mean of the others) / (unbiased deviation of the others + 1e-6), otherwise as `grpo`.
+
+    NeMo-RL's default for grpo. A sample whose others are all equal is not divided: their deviation is 0 or what
+    rounding left of it, and the advantage would be in the thousands. So a lone success is not amplified.
+    """
+    group = _Groups.of(rewards, mask if baseline is None else baseline, group_ids)
+    means, deviations = group.of_the_others()
+    scale = torch.where(deviations > 0, 1.0 / (deviations + STD_EPSILON), 1.0)
+    return _on_actions(torch.where(group.varied, (group.scores - means) * scale, 0.0), mask, rewards)
+
+
+@torch.no_grad()
+def group_baseline(rewards: Tensor, mask: Tensor, group_ids: Tensor, baseline: Tensor | None = None) -> Tensor:
     """S - mean of the group: REINFORCE++-baseline (Hu 2025) before its whitening."""
-    return grpo(rewards, mask, group_ids, std_normalization=False)
+    return grpo(rewards, mask, group_ids, std_normalization=False, baseline=baseline)
 
 
 @torch.no_grad()
@@ -56,27 +72,63 @@ def reward_to_go(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
     return gae(rewards, torch.zeros_like(rewards), mask, gamma, 1.0)[1]
 
 
+def local_penalties(rewards: Tensor, penalties: Tensor, mask: Tensor, gamma: float) -> Tensor:
+    """`reward_to_go` of the task's rewards alone, minus each position's own penalty [B,T] that `rewards` contain.
+
+    So NeMo-RL places a KL penalty in REINFORCE++: a token answers for its own drift, not for that of later tokens.
+    """
+    return torch.where(mask, reward_to_go(rewards + penalties, mask, gamma) - penalties, 0.0)
+
+
 def outcome_scores(rewards: Tensor, mask: Tensor) -> Tensor:
     """[B] float64: S = sum of r_t over the active positions."""
     return torch.where(mask, rewards, 0.0).sum(dim=1, dtype=torch.float64)
 
 
 class _Groups:
-    """sizes [B]: rows that count in a row's group; centred [B]: scores minus the group's mean, 0 without spread."""
+    """sizes [B]: rows that count in a row's group; centred [B]: scores minus the group's mean, 0 without spread;
+    varied [B]: the row counts, and its group has a spread."""
+
+    @classmethod
+    def of(cls, rewards: Tensor, mask: Tensor, group_ids: Tensor) -> _Groups:
+        return cls(outcome_scores(rewards, mask), mask.any(dim=1), group_ids)
 
     def __init__(self, scores: Tensor, counted: Tensor, group_ids: Tensor) -> None:
-        self._counted = counted
+        self.scores, self._counted = scores, counted
         ids, self._group = torch.unique(group_ids, return_inverse=True)
         self._number = len(ids)
         self.sizes = self.sums(torch.ones_like(scores)).clamp(min=1)
         centred = scores - self.sums(scores) / self.sizes
         spread = self._extremum(scores, "amax") - self._extremum(scores, "amin")
-        self.centred = torch.where(counted & (spread > NO_SPREAD), centred, 0.0)
+        self.varied = counted & (spread > NO_SPREAD)
+        self.centred = torch.where(self.varied, centred, 0.0)
 
     def sums(self, x: Tensor) -> Tensor:
         """[B]: the sum of `x` over the rows of the same group that count."""
         total = x.new_zeros(self._number)
         return total.index_add_(0, self._group, torch.where(self._counted, x, 0.0))[self._group]
+
+    def of_the_others(self) -> tuple[Tensor, Tensor]:
+        """Mean and unbiased deviation [B] of the other rows of a row's group; deviation 0 where those do not differ.
+
+        In two passes over a table of groups [N,G], as [N,G,G]: differences of sums would leave rounding errors.
+        """
+        order = self._group.argsort(stable=True)
+        counts = torch.bincount(self._group, minlength=self._number)
+        place = torch.empty_like(order)
+        place[order] = torch.arange(len(order), device=order.device) - (counts.cumsum(0) - counts)[self._group[order]]
+        where = self._group, place
+        width = int(counts.max())
+        scores = self.scores.new_zeros(self._number, width).index_put_(where, self.scores)[:, None, :]
+        counted = self._counted.new_zeros(self._number, width).index_put_(where, self._counted)[:, None, :]
+        others = counted & ~torch.eye(width, dtype=torch.bool, device=order.device)
+        number = others.sum(dim=2, keepdim=True).clamp(min=1)
+        means = torch.where(others, scores, 0.0).sum(dim=2, keepdim=True) / number
+        squares = torch.where(others, scores - means, 0.0).square().sum(dim=2, keepdim=True)
+        highest, lowest = (torch.where(others, scores, edge) for edge in (-torch.inf, torch.inf))
+        spread = highest.amax(dim=2, keepdim=True) - lowest.amin(dim=2, keepdim=True)
+        deviations = torch.where(spread > NO_SPREAD, (squares / (number - 1).clamp(min=1)).sqrt(), 0.0)
+        return means.squeeze(2)[where], deviations.squeeze(2)[where]
 
     def _extremum(self, x: Tensor, kind: str) -> Tensor:
         start = -torch.inf if kind == "amax" else torch.inf

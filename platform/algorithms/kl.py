@@ -62,15 +62,16 @@ def kl_loss_estimate(
     mask: Tensor | None,
     estimator: KLLossEstimator,
     gradient: KLGradient,
+    output_clip: float | None = None,
 ) -> Tensor:
     """Per-position KL term of a loss [B,T], 0 outside `mask` [B,T] bool (None: all positions).
 
     path: the estimator as it stands. k2: its value with the gradient of k2. score: rho K with rho = pi / pi_old, the
     policy gradient of the expected K, off-policy too; in the first update rho is 1 and the form is
-    exp(log pi - stop(log pi)) K. `old_log_probs` are those of the weights that the batch was sampled with. No output
-    clip: see `kl_estimate`.
+    exp(log pi - stop(log pi)) K. `old_log_probs` are those of the weights that the batch was sampled with.
+    `output_clip`: see `kl_estimate`, where it says what speaks against it.
     """
-    kl = kl_estimate(log_probs, reference_log_probs, mask, estimator)
+    kl = kl_estimate(log_probs, reference_log_probs, mask, estimator, output_clip)
     match gradient:
         case "path":
             return kl

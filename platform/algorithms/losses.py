@@ -88,9 +88,9 @@ def actor_loss(
     """Policy loss - entropy_bonus * entropy + kl_loss_coef * KL + positive_nll_coef * NLL of correct rows, of a
     micro-batch: its part of the mini-batch's loss.
 
-    `batch` needs log_probs and advantages, reference_log_probs with `use_kl_loss`, correct with a `positive_nll_coef`;
-    its loss_weights, if it has them, multiply the policy loss of every position and nothing else. `outputs` needs
-    log_probs, entropy with an `entropy_bonus`, and full_kl with `kl_loss_type: full`.
+    `batch` needs advantages, log_probs but with `old_log_probs: current`, reference_log_probs with `use_kl_loss`,
+    correct with a `positive_nll_coef`; its loss_weights, if it has them, multiply the policy loss of every position and
+    nothing else. `outputs` needs log_probs, entropy with an `entropy_bonus`, and full_kl with `kl_loss_type: full`.
     """
     return _actor_loss(outputs, batch, _mask(batch, denominators), denominators, algorithm)
 
@@ -121,20 +121,24 @@ def _actor_loss(
     outputs: ModelOutputs, batch: RolloutBatch, mask: Tensor | None, denominators: Denominators, algorithm: Algorithm
 ) -> tuple[Tensor, Metrics]:
     assert outputs.log_probs is not None
-    assert batch.log_probs is not None
     assert batch.advantages is not None
+    old_log_probs = _old_log_probs(outputs, batch, algorithm)
     policy_loss = policy_loss_function(algorithm.policy_loss)
-    per_token, metrics = policy_loss(outputs.log_probs, batch.log_probs, batch.advantages, mask, algorithm)
+    per_token, metrics = policy_loss(outputs.log_probs, old_log_probs, batch.advantages, mask, algorithm)
     if batch.loss_weights is not None:
         per_token = per_token * select(batch.loss_weights, mask)
     if algorithm.target_kl is not None:
-        metrics = metrics.merge(drift_metrics(outputs.log_probs, batch.log_probs, mask))
+        metrics = metrics.merge(drift_metrics(outputs.log_probs, old_log_probs, mask))
     loss = aggregate(per_token, mask, denominators, algorithm.loss_agg_func, zero_outside=True)
     terms = {"actor/pg_loss": loss}
     if outputs.entropy is not None:
         bonus = algorithm.entropy_bonus
         entropy = aggregate(
-            outputs.entropy if bonus else outputs.entropy.detach(), mask, denominators, algorithm.loss_agg_func
+            outputs.entropy if bonus else outputs.entropy.detach(),
+            mask,
+            denominators.entropy or denominators,
+            algorithm.loss_agg_func,
+            None if batch.entropy_units is None else batch.entropy_units.sum(dim=1),
         )
         terms["actor/entropy"] = entropy
         loss = loss - bonus * entropy if bonus else loss
@@ -144,10 +148,20 @@ def _actor_loss(
         loss = loss + algorithm.kl_loss_coef * terms["actor/kl_loss"]
     if algorithm.positive_nll_coef:
         assert batch.correct is not None
-        terms["actor/positive_nll"] = positive_nll(outputs.log_probs, batch.correct, mask, denominators)
+        nll = positive_nll(outputs.log_probs, batch.correct, mask, denominators, algorithm.positive_nll_norm)
+        terms["actor/positive_nll"] = nll
         loss = loss + algorithm.positive_nll_coef * terms["actor/positive_nll"]
     terms["actor/loss"] = loss
     return loss, metrics.merge(_loss_metrics(terms, per_token, mask, denominators))
+
+
+def _old_log_probs(outputs: ModelOutputs, batch: RolloutBatch, algorithm: Algorithm) -> Tensor:
+    """[B,T]: what the ratio divides by. `current` is right while no step has changed the model since the rollout."""
+    if algorithm.old_log_probs == "current":
+        assert outputs.log_probs is not None
+        return outputs.log_probs.detach()
+    assert batch.log_probs is not None
+    return batch.log_probs
 
 
 def _kl_term(outputs: ModelOutputs, batch: RolloutBatch, mask: Tensor | None, algorithm: Algorithm) -> Tensor:
@@ -156,15 +170,15 @@ def _kl_term(outputs: ModelOutputs, batch: RolloutBatch, mask: Tensor | None, al
         assert outputs.full_kl is not None
         return select(outputs.full_kl, mask)
     assert outputs.log_probs is not None
-    assert batch.log_probs is not None
     assert batch.reference_log_probs is not None
     return kl_loss_estimate(
         outputs.log_probs,
-        batch.log_probs,
+        _old_log_probs(outputs, batch, algorithm),
         batch.reference_log_probs,
         mask,
         algorithm.kl_loss_type,
         algorithm.kl_loss_grad,
+        algorithm.kl_loss_output_clip,
     )
 
 
@@ -174,6 +188,8 @@ def _critic_loss(
     assert outputs.values is not None
     assert batch.values is not None
     assert batch.returns is not None
+    if denominators.values is not None:
+        mask, denominators = batch.value_positions, denominators.values
     per_token, metrics = value_loss(
         outputs.values, batch.values, batch.returns, mask, algorithm.value_clip, algorithm.huber_delta
     )

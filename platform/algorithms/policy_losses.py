@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from rl_platform.algorithms.aggregation import Denominators, select
 from rl_platform.algorithms.metrics import Metrics, active_positions, over
-from rl_platform.config.algorithm import Algorithm
+from rl_platform.config.algorithm import Algorithm, PositiveNLLNorm
 from rl_platform.user_function import load_function, misfit
 
 KEY = "algorithm.policy_loss"
@@ -119,13 +119,21 @@ def _user_policy_loss(name: str) -> PolicyLoss:
     return loss
 
 
-def positive_nll(log_probs: Tensor, correct: Tensor, mask: Tensor | None, denominators: Denominators) -> Tensor:
+def positive_nll(
+    log_probs: Tensor,
+    correct: Tensor,
+    mask: Tensor | None,
+    denominators: Denominators,
+    norm: PositiveNLLNorm = "correct_tokens",
+) -> Tensor:
     """-log_probs [B,T] of the `correct` [B] rows over all active positions of correct rows of the mini-batch; scalar.
 
-    The positive-example loss of VAPO (Yue et al. 2025, eq. 10). No correct row: 0 that still has a graph.
+    The positive-example loss of VAPO (Yue et al. 2025, eq. 10). No correct row: 0 that still has a graph. `norm`
+    all_tokens divides by the active positions of every row, so that the term weighs less where few rows are correct.
     """
     counted = correct[:, None] if mask is None else mask & correct[:, None]
-    return -torch.where(counted, log_probs, 0.0).sum() / max(denominators.correct_tokens, 1.0)
+    tokens = denominators.correct_tokens if norm == "correct_tokens" else denominators.tokens
+    return -torch.where(counted, log_probs, 0.0).sum() / max(tokens, 1.0)
 
 
 @torch.no_grad()

@@ -5,14 +5,15 @@ Scaling and shaping of scores happen before; the reward of an embodied step need
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from rl_platform.algorithms.aggregation import select
 from rl_platform.algorithms.kl import kl_estimate
-from rl_platform.config.algorithm import KLPenalty
-
-KL_REWARD_OUTPUT_CLIP = 10.0
+from rl_platform.config.algorithm import Algorithm, KLPenalty
+from rl_platform.records import RolloutBatch
 
 
 @torch.no_grad()
@@ -36,16 +37,37 @@ def penalize_kl(
     coefficient: float,
     estimator: KLPenalty,
     full_kl: Tensor | None = None,
+    output_clip: float | None = 10.0,
 ) -> tuple[Tensor, Tensor]:
     """rewards_t - coefficient * K_t on the positions of `mask`; all tensors [B,T].
 
-    `log_probs` are those of the training engine before the update; `full_kl` [B,T] is K for the estimator full.
-    Returns the new rewards and K (0 outside `mask`).
+    `log_probs` are those of the policy before the update; `full_kl` [B,T] is K for the estimator full; `output_clip`
+    bounds k3. Returns the new rewards and K (0 outside `mask`).
     Advantages and the critic's returns must both be built from these rewards.
     """
     if estimator == "full":
         assert full_kl is not None
         kl = select(full_kl, mask)
     else:
-        kl = kl_estimate(log_probs, reference_log_probs, mask, estimator, output_clip=KL_REWARD_OUTPUT_CLIP)
+        kl = kl_estimate(log_probs, reference_log_probs, mask, estimator, output_clip=output_clip)
     return rewards - coefficient * kl, kl
+
+
+def penalized(batch: RolloutBatch, algorithm: Algorithm, coefficient: float) -> tuple[RolloutBatch, Tensor]:
+    """The batch with the penalty of `use_kl_in_reward` subtracted from its rewards, and K [B,T].
+
+    Rows that do not count but that others are compared to pay as the others do.
+    """
+    assert batch.log_probs is not None
+    assert batch.reference_log_probs is not None
+    rewards, kl = penalize_kl(
+        batch.rewards,
+        batch.log_probs,
+        batch.reference_log_probs,
+        batch.baseline_mask,
+        coefficient,
+        algorithm.kl_penalty,
+        batch.full_kl,
+        algorithm.kl_output_clip,
+    )
+    return replace(batch, rewards=rewards, kl_penalties=coefficient * kl), kl

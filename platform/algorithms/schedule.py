@@ -8,8 +8,8 @@ from rl_platform.errors import ConfigError, Problem
 from rl_platform.records import RolloutBatch
 
 
-def mini_batches(batch: RolloutBatch, size: int, generator: torch.Generator) -> list[RolloutBatch]:
-    """One epoch: every row of the batch once, shuffled by `generator`, in mini-batches of `size` rows.
+def mini_batches(batch: RolloutBatch, size: int, generator: torch.Generator | None) -> list[RolloutBatch]:
+    """One epoch: every row of the batch once, shuffled by `generator`, in mini-batches of `size` rows; None: in order.
 
     Raises ConfigError if `size` does not divide the rows: a smaller last mini-batch would weigh its rows more.
     """
@@ -25,4 +25,6 @@ def mini_batches(batch: RolloutBatch, size: int, generator: torch.Generator) -> 
             hint=f"the nearest is {nearest}",
         )
         raise ConfigError([problem])
+    if generator is None:
+        return batch.split(size)
     return batch.select(torch.randperm(rows, generator=generator)).split(size)

@@ -17,10 +17,12 @@ from rl_platform.config.algorithm import Algorithm, RewardScaling
 
 @dataclass(frozen=True)
 class ShapedRewards:
-    """rewards [B] float32: one per response. sample_mask [B] bool: responses that count. metrics: for the log."""
+    """rewards [B] float32: one per response. sample_mask [B] bool: responses that count. compared [B] bool: those that
+    the others of their group are compared to. metrics: for the log."""
 
     rewards: Tensor
     sample_mask: Tensor
+    compared: Tensor
     metrics: dict[str, float]
 
 
@@ -32,7 +34,8 @@ def shape_rewards(
 
     scores [B]: of the verifier; scored [B] bool: False where it gave none; lengths [B] int64: action tokens, of all
     turns; truncated [B] bool: cut at the length limit. longest_response: `data.max_response_length`. A truncated
-    response that `overlong.filter` drops keeps its reward, which may still serve as a baseline for others.
+    response that `overlong.filter` drops keeps its reward, which still serves as a baseline for others unless
+    `group_ignore_masked`.
     """
     rewards, counted = torch.where(scored, scores, 0.0).float(), scored
     metrics: dict[str, float] = {}
@@ -50,7 +53,8 @@ def shape_rewards(
         metrics["reward/filtered"] = float((scored & truncated).sum())
     if algorithm.reward_whitening:
         rewards = whiten_rewards(rewards, counted)
-    return ShapedRewards(torch.where(scored, rewards, 0.0), counted, metrics)
+    compared = counted if algorithm.group_ignore_masked else scored
+    return ShapedRewards(torch.where(scored, rewards, 0.0), counted, compared, metrics)
 
 
 def scale_rewards(rewards: Tensor, scaling: RewardScaling) -> tuple[Tensor, Tensor]:

@@ -45,6 +45,18 @@ def whiten(x: Tensor, mask: Tensor, unbiased: bool = True, shift_mean: bool = Tr
     return torch.where(mask, whitened if shift_mean else whitened + mean, 0.0)
 
 
+def whiten_rows(x: Tensor, mask: Tensor) -> Tensor:
+    """As `whiten`, with mean and unbiased variance of the means of the rows: a long row counts as much as a short one.
+
+    `x` [B,T] is meant to be the same at every active position of a row; rows without any take no part.
+    """
+    lengths = mask.sum(dim=1)
+    rows = (torch.where(mask, x, 0.0).sum(dim=1, dtype=torch.float64) / lengths.clamp(min=1)).to(x.dtype)
+    counted = lengths > 0
+    scale = torch.rsqrt(masked_var(rows, counted) + WHITEN_EPSILON)
+    return torch.where(mask, (x - masked_mean(rows, counted)) * scale, 0.0)
+
+
 def explained_variance(returns: Tensor, values: Tensor, mask: Tensor) -> tuple[float, bool]:
     """1 - Var(returns - values) / Var(returns) over `mask`, and whether it means anything.
 

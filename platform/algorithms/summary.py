@@ -19,23 +19,25 @@ def rollout_metrics(batch: RolloutBatch) -> dict[str, float]:
     """Metrics of the fields that the batch has, over its active positions; call it before `RolloutBatch.flatten`.
 
     `reward/*` are of the rewards as they stand in the batch: per row (a row is one sequence), or per step if the batch
-    has `ends` (a row is a stretch of steps). `batch/active_positions` 0 means: there is nothing to train on.
+    has `ends` (a row is a stretch of steps). They, advantages, returns and values are measured where values stand
+    (`RolloutBatch.value_positions`), everything else at the positions of log-probs. `batch/active_positions` 0 means:
+    there is nothing to train on.
     """
-    mask = batch.mask
+    mask, valued = batch.mask, batch.value_positions
     result = {"batch/active_positions": float(mask.sum())}
     if batch.ends is None:
         counted = mask.any(dim=1)
         result |= _spread("reward", torch.where(mask, batch.rewards, 0.0).sum(dim=1), counted, "/")
         result |= _spread("len/response", mask.sum(dim=1).float(), counted)
     else:
-        result |= _spread("reward", batch.rewards, mask, "/")
+        result |= _spread("reward", batch.rewards, valued, "/")
     if batch.advantages is not None:
-        result |= _spread("adv", batch.advantages, mask, "/")
-        result["adv/std"] = float(masked_var(batch.advantages, mask).sqrt())
+        result |= _spread("adv", batch.advantages, valued, "/")
+        result["adv/std"] = float(masked_var(batch.advantages, valued).sqrt())
     if batch.returns is not None and batch.values is not None:
-        result |= _spread("critic/returns", batch.returns, mask)
-        result |= _spread("critic/values", batch.values, mask)
-        explained, valid = explained_variance(batch.returns, batch.values, mask)
+        result |= _spread("critic/returns", batch.returns, valued)
+        result |= _spread("critic/values", batch.values, valued)
+        explained, valid = explained_variance(batch.returns, batch.values, valued)
         result |= {"critic/explained_var": explained, "critic/explained_var_valid": float(valid)}
     if batch.log_probs is not None:
         result |= mismatch_metrics(batch.log_probs, batch.rollout_log_probs, mask)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from rl_platform.algorithms.validation import first_not_finite
 from rl_platform.config.algorithm import Algorithm
 from rl_platform.records import RolloutBatch
 from rl_platform.user_function import load_function, misfit
@@ -46,9 +47,3 @@ def _check(name: str, what: str, found: object, mask: Tensor) -> Tensor:
             KEY, name, f"returned {what} that are not finite, first at {wrong}: {found[wrong].item()}", SIGNATURE
         )
     return torch.where(mask, found.to(torch.float32), 0.0)
-
-
-def first_not_finite(x: Tensor, mask: Tensor) -> tuple[int, ...] | None:
-    """The first index of [B,T] where `mask` is set and `x` is NaN or infinite."""
-    wrong = mask & ~torch.isfinite(x)
-    return tuple(wrong.nonzero()[0].tolist()) if bool(wrong.any()) else None

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from rl_platform.algorithms.action_levels import ActionLevels
 from rl_platform.algorithms.losses import actor_critic_loss, actor_loss
 from rl_platform.components.base import ComponentContext
 from rl_platform.components.learner import Learner, present
@@ -16,7 +17,8 @@ from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.build import language_model, token_temperature
-from rl_platform.models.forward import EmbodiedActorCritic, TokenPolicy
+from rl_platform.models.chunk_policy import ChunkPolicy
+from rl_platform.models.forward import ChunkActorCritic, EmbodiedActorCritic, TokenPolicy
 from rl_platform.models.policy import ActorCriticPolicy
 from rl_platform.models.pretrained import export_causal_lm
 from rl_platform.models.tokenizer import load_tokenizer
@@ -56,9 +58,11 @@ class LanguageActor(Learner):
         policy.reference_head = head.detach().to(self.device)
 
     def export(self, folder: str) -> str:
-        """Write the model and its tokenizer as a Hugging Face folder that transformers loads."""
-        tokenizer = load_tokenizer(self.config.actor.model)
-        export_causal_lm(self.publish(0).state, self.engine.model.model.config, tokenizer, Path(folder))
+        """Write the model and its tokenizer as a Hugging Face folder that transformers loads. Called on all ranks."""
+        state = self.publish(0).state
+        if self.context.rank == 0:
+            tokenizer = load_tokenizer(self.config.actor.model)
+            export_causal_lm(state, self.engine.model.model.config, tokenizer, Path(folder))
         return folder
 
 
@@ -66,7 +70,9 @@ class EmbodiedActor(Learner):
     """Policy and value loss in one backward. `loss_type: actor_critic`."""
 
     def __init__(self, context: ComponentContext, config: Config, spaces: EnvSpaces) -> None:
-        model = EmbodiedActorCritic(embodied_policy(config, spaces, context.seed))
+        policy = embodied_policy(config, spaces, context.seed)
+        chunked = isinstance(policy, ChunkPolicy)
+        model = ChunkActorCritic(policy, action_levels(config, spaces)) if chunked else EmbodiedActorCritic(policy)
         loss = partial(actor_critic_loss, algorithm=config.algorithm)
         super().__init__(context, config, config.actor, model, loss, "actor", config.algorithm.ppo_epochs)
 
@@ -76,10 +82,18 @@ class EmbodiedActor(Learner):
         bootstrapped, following = present(batch.bootstrapped), present(batch.end_observations)
         end_values = torch.zeros(batch.action_mask.shape)
         if bool(bootstrapped.any()):
-            rows = batch.flatten().select(bootstrapped.flatten().nonzero().squeeze(1))
-            rows.inputs["observations"] = following[bootstrapped][:, None]
-            end_values[bootstrapped] = present(self.outputs(rows).values).squeeze(1)
+            width = bootstrapped.shape[1] // following.shape[1]  # positions of a choice; it ends at the last of them
+            ended = bootstrapped[:, width - 1 :: width]
+            rows = batch.flatten().select(ended.flatten().nonzero().squeeze(1))
+            rows.inputs["observations"] = following[ended][:, None]
+            end_values[bootstrapped] = present(self.outputs(rows).values)[:, 0]
         return {"log_probs": present(outputs.log_probs), "values": present(outputs.values), "end_values": end_values}
+
+
+def action_levels(config: Config, spaces: EnvSpaces) -> ActionLevels:
+    """The levels of the config for these actions."""
+    components = spaces.action.size if spaces.action.kind == "continuous" else 1
+    return ActionLevels.of(config.algorithm, config.actor.model.num_action_chunks, components)
 
 
 def embodied_policy(config: Config, spaces: EnvSpaces, seed: int) -> ActorCriticPolicy:
@@ -87,6 +101,8 @@ def embodied_policy(config: Config, spaces: EnvSpaces, seed: int) -> ActorCritic
     model = config.actor.model
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "actor", "model"))
-        return ActorCriticPolicy(
-            (spaces.observation_size,), spaces.action, model.hidden_sizes, model.activation, model.initial_log_std
-        )
+        shape, levels = (spaces.observation_size,), action_levels(config, spaces)
+        options = (spaces.action, model.hidden_sizes, model.activation, model.initial_log_std)
+        if levels.single:
+            return ActorCriticPolicy(shape, *options)
+        return ChunkPolicy(shape, *options, num_actions=levels.num_actions, num_values=levels.values)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
+import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from rl_platform.algorithms.losses import critic_loss
 from rl_platform.components.base import ComponentContext
@@ -25,5 +28,12 @@ class LanguageCritic(Learner):
         super().__init__(context, config, section, model, loss, "critic", config.algorithm.critic_epochs)
 
     def evaluate(self, batch: RolloutBatch) -> dict[str, Tensor]:
-        """The batch's `values` [B,T] under the critic as it is now."""
-        return {"values": present(self.outputs(batch).values)}
+        """The batch's `values` [B,T] under the critic as it is now, and `end_values` [B,T] where it is bootstrapped."""
+        if batch.bootstrapped is None:
+            return {"values": present(self.outputs(batch).values)}
+        asked = F.pad(batch.action_mask, (0, 1)) | F.pad(batch.bootstrapped, (1, 0))  # also of the state that follows
+        values = present(self.outputs(replace(batch, action_mask=asked)).values)
+        return {
+            "values": torch.where(batch.action_mask, values[:, :-1], 0.0),
+            "end_values": torch.where(batch.bootstrapped, values[:, 1:], 0.0),
+        }

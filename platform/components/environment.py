@@ -9,13 +9,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from rl_platform.components.actor import action_levels
 from rl_platform.components.base import ComponentContext
+from rl_platform.components.chunk_recording import ChunkRecording
 from rl_platform.components.policy_rollout import Actions, Observations
+from rl_platform.components.recording import Recording
 from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.evaluate import evaluate
 from rl_platform.envs.embodied.normalize import ObservationNormalizer, RewardNormalizer
-from rl_platform.envs.embodied.spaces import EnvDescription, EnvSpaces
-from rl_platform.envs.embodied.vector import EpisodeStats, StepResult, VectorEnv
+from rl_platform.envs.embodied.spaces import EnvDescription
+from rl_platform.envs.embodied.vector import StepResult, VectorEnv
 from rl_platform.envs.embodied.video import record_video
 from rl_platform.records import RolloutBatch
 from rl_platform.rng import derive_seed
@@ -47,6 +50,8 @@ class Environment:
             if self.env.normalize_rewards
             else None
         )
+        self.levels = action_levels(config, self.envs.spaces)
+        self.bootstrap = config.algorithm.bootstrap_type
         self.recent: deque[tuple[float, int]] = deque(maxlen=RECENT_EPISODES)  # returns and lengths
         seed = derive_seed(context.seed, "env") % 2**31
         self.observations = self._seen(self.envs.reset(range(seed, seed + self.env.num_envs)))
@@ -57,33 +62,58 @@ class Environment:
         """`env.rollout_steps` steps of every environment: one row each, and metrics of the episodes that ended.
 
         The policy answers one stage's observations while the environments of the others are stepped. Stages take
-        turns in a fixed order, so what is collected does not depend on timing.
+        turns in a fixed order, so what is collected does not depend on timing. It is asked before every step, or where
+        it chooses K actions at once before every K-th.
         """
         steps, stages = self.env.rollout_steps, list(enumerate(self.envs.rows))
-        rollout = _Recording(self.env.num_envs, steps, self.envs.spaces)
+        num_actions = self.levels.num_actions
+        rollout = self._recording(steps)
+        chosen: dict[int, Actions] = {}
         for stage, rows in stages:
             to_policy.put(Observations(self.observations[rows].copy(), ("act", step, 0, stage)))
         for position in range(steps):
             self.context.progress.update(position, steps, "steps")
-            chosen = []
             for stage, _ in stages:
-                chosen.append(from_policy.get())
-                self.envs.send(chosen[stage].array, stage)
+                if position % num_actions == 0:
+                    chosen[stage] = from_policy.get()
+                self._send(chosen[stage].array, stage, position % num_actions, rollout)
             for stage, rows in stages:
                 result = self.envs.receive(stage)
-                rewards = self._rewards(result, rows)
+                stepped = self._stepped(rollout, rows)
+                rewards = self._rewards(result, rows, stepped)
                 finals = self._normalized(result.final_observations)
                 rollout.add((rows, position), self.observations[rows], chosen[stage], rewards, result, finals)
-                self.observations[rows] = observations = self._seen(result.observations)
-                if position + 1 < steps:
+                self.observations[rows] = observations = self._seen(result.observations, stepped)
+                if position + 1 < steps and (position + 1) % num_actions == 0:
                     to_policy.put(Observations(observations, ("act", step, position + 1, stage)))
-        return rollout.finish(self.observations), self._metrics(rollout)
+        return rollout.finish(self.observations, self.bootstrap), self._metrics(rollout)
+
+    def _recording(self, steps: int) -> Recording | ChunkRecording:
+        if self.levels.single:
+            return Recording(self.env.num_envs, steps, self.envs.spaces)
+        return ChunkRecording(self.env.num_envs, steps, self.envs.spaces, self.levels)
+
+    def _send(self, chosen: np.ndarray, stage: int, slot: int, rollout: Recording | ChunkRecording) -> None:
+        """Begin a stage's step with the action at `slot` of its chunk; environments whose episode ended in it wait."""
+        if isinstance(rollout, Recording):
+            self.envs.send(chosen, stage)
+            return
+        rows = self.envs.rows[stage]
+        if slot == 0:
+            rollout.begin(rows)
+        self.envs.send(chosen[:, slot], stage, rollout.idle[rows])
+
+    def _stepped(self, rollout: Recording | ChunkRecording, rows: slice) -> np.ndarray | None:
+        """Which of the environments `rows` are not waiting for their next chunk; None: all are stepped."""
+        if isinstance(rollout, Recording) or not rollout.idle[rows].any():
+            return None
+        return np.flatnonzero(~rollout.idle[rows])
 
     def evaluate(
         self, step: int, video: str | None, to_policy: Channel[Observations], from_policy: Channel[Actions]
     ) -> dict[str, Any]:
         """Returns and lengths of evaluation episodes under the frozen normalisers; `video`: a file to write."""
-        settings = self.env.evaluation
+        settings, chunked = self.env.evaluation, not self.levels.single
         moves = 0
 
         def policy(observations: np.ndarray) -> np.ndarray:
@@ -97,10 +127,12 @@ class Environment:
         count = min(settings.episodes, self.env.num_envs)
         envs = VectorEnv(self.description, count, min(self.env.num_workers, count), self.env.step_timeout_s)
         try:
-            found = evaluate(envs, policy, settings.episodes, settings.seed)
+            found = evaluate(envs, policy, settings.episodes, settings.seed, chunked=chunked)
         finally:
             envs.close()
-        note = record_video(self.description, policy, Path(video), settings.seed) if video else None
+        note = None
+        if video:
+            note = record_video(self.description, policy, Path(video), settings.seed, chunked=chunked)
         return {"returns": found.returns, "lengths": found.lengths, "invalid": found.invalid, "note": note}
 
     def state_dict(self) -> dict[str, Any]:
@@ -128,76 +160,35 @@ class Environment:
     def close(self) -> None:
         self.envs.close()
 
-    def _metrics(self, rollout: _Recording) -> dict[str, float]:
+    def _metrics(self, rollout: Recording | ChunkRecording) -> dict[str, float]:
         self.recent.extend((episode.return_, episode.length) for episode in rollout.episodes)
         found = {
             "episode/count": float(len(rollout.episodes)),
             "episode/invalid": float(rollout.invalid.sum()),
-            "perf/env_steps": float(rollout.ends.size),
+            "perf/env_steps": float(rollout.env_steps),
         }
         if self.recent:
             found["episode/return"], found["episode/length"] = (float(mean) for mean in np.mean(self.recent, axis=0))
         return found
 
-    def _rewards(self, result: StepResult, rows: slice) -> np.ndarray:
-        return self.reward_normalizer(result.rewards, result.ended, rows) if self.reward_normalizer else result.rewards
+    def _rewards(self, result: StepResult, rows: slice, stepped: np.ndarray | None) -> np.ndarray:
+        """Normalised rewards of the environments `rows`, after counting those that were `stepped`."""
+        if self.reward_normalizer is None:
+            return result.rewards
+        if stepped is None:
+            return self.reward_normalizer(result.rewards, result.ended, rows)
+        rewards = np.zeros_like(result.rewards)
+        if len(stepped):
+            where = rows.start + stepped
+            rewards[stepped] = self.reward_normalizer(result.rewards[stepped], result.ended[stepped], where)
+        return rewards
 
-    def _seen(self, observations: np.ndarray) -> np.ndarray:
-        """Normalised observations, after counting them into the statistics."""
-        if self.observation_normalizer:
-            self.observation_normalizer.update(observations)
+    def _seen(self, observations: np.ndarray, stepped: np.ndarray | None = None) -> np.ndarray:
+        """Normalised observations, after counting those of environments that were `stepped` (None: all)."""
+        counted = observations if stepped is None else observations[stepped]
+        if self.observation_normalizer and len(counted):
+            self.observation_normalizer.update(counted)
         return self._normalized(observations)
 
     def _normalized(self, observations: np.ndarray) -> np.ndarray:
         return self.observation_normalizer(observations) if self.observation_normalizer else observations
-
-
-class _Recording:
-    """Arrays [num_envs, steps, ...] that fill up step by step."""
-
-    def __init__(self, num_envs: int, steps: int, spaces: EnvSpaces) -> None:
-        shape, width = (num_envs, steps), spaces.observation_size
-        continuous = spaces.action.kind == "continuous"
-        self.observations = np.zeros((*shape, width), np.float32)
-        self.end_observations = np.zeros((*shape, width), np.float32)
-        self.actions = np.zeros((*shape, spaces.action.size), np.float32) if continuous else np.zeros(shape, np.int64)
-        self.log_probs, self.rewards = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
-        self.ends, self.invalid, self.terminated = (np.zeros(shape, bool) for _ in range(3))
-        self.episodes: list[EpisodeStats] = []
-
-    def add(
-        self,
-        where: tuple[slice, int],
-        observations: np.ndarray,
-        actions: Actions,
-        rewards: np.ndarray,
-        result: StepResult,
-        final_observations: np.ndarray,
-    ) -> None:
-        """One step at `where`: environments and position."""
-        self.observations[where] = observations
-        self.actions[where], self.log_probs[where] = actions.array, actions.log_probs
-        self.rewards[where] = rewards
-        self.ends[where], self.invalid[where], self.terminated[where] = result.ended, result.invalid, result.terminated
-        if len(final_observations):
-            self.end_observations[where][result.ended] = final_observations
-        self.episodes += result.episodes
-
-    def finish(self, next_observations: np.ndarray) -> RolloutBatch:
-        """The batch; a row that ends in the middle of an episode continues with `next_observations`."""
-        cut = ~self.ends[:, -1]
-        self.end_observations[cut, -1] = next_observations[cut]
-        self.ends[:, -1] = True
-        num_envs = len(self.ends)
-        arrays = {"observations": self.observations, "actions": self.actions}
-        return RolloutBatch(
-            inputs={name: torch.from_numpy(array) for name, array in arrays.items()},
-            action_mask=torch.from_numpy(~self.invalid),
-            sample_mask=torch.ones(num_envs, dtype=torch.bool),
-            group_ids=torch.arange(num_envs),
-            rewards=torch.from_numpy(self.rewards),
-            rollout_log_probs=torch.from_numpy(self.log_probs),
-            ends=torch.from_numpy(self.ends),
-            bootstrapped=torch.from_numpy(self.ends & ~self.terminated),
-            end_observations=torch.from_numpy(self.end_observations),
-        )

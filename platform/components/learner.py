@@ -47,6 +47,7 @@ class Learner:
             dtype=getattr(torch, section_model.dtype),
             horizon=config.algorithm.loss_agg_horizon or config.data.max_response_length,
             device=self.device,
+            nominal=config.algorithm.loss_agg_denominator == "nominal",
         )
         self.training_micro_batches = MicroBatches(section.micro_batch_size, section.max_tokens_per_micro_batch)
         forward_rows = config.algorithm.logprob_forward_micro_batch_size
@@ -63,7 +64,8 @@ class Learner:
         rate = learning_rate(self.section.optim, step, self.config.runner.max_steps)
         self.engine.set_learning_rate(rate)
         size = self.config.data.mini_batch_size
-        metrics, skipped, steps, done = Metrics(), 0, 0, 0
+        metrics, first, last = Metrics(), Metrics(), Metrics()
+        skipped, steps, done = 0, 0, 0
         total = self.epochs * (len(batch) // size)
         some_masked = not bool(batch.mask.all())
         for epoch, mini_batch in self._mini_batches(batch, size, step):
@@ -78,10 +80,11 @@ class Learner:
                 continue
             self.failures = 0
             steps += 1
-            metrics = metrics.merge(found)
+            metrics, first, last = metrics.merge(found), found if steps == 1 else first, found
             if self.target_kl is not None and (found.mean("actor/approx_kl_k3") or 0.0) > self.target_kl:
                 break  # on every rank: the metrics are those of all ranks together
         named = {name if "/" in name else f"{self.kind}/{name}": value for name, value in metrics.finalize().items()}
+        named |= _ends("first", first) | _ends("last", last)
         named |= {f"{self.kind}/lr": rate, f"{self.kind}/skipped_updates": float(skipped)}
         if self.target_kl is not None:
             named |= {"actor/early_stopped": float(done < total), "actor/optimizer_steps": float(steps)}
@@ -89,8 +92,10 @@ class Learner:
 
     def _mini_batches(self, batch: RolloutBatch, size: int, step: int) -> Iterator[tuple[int, RolloutBatch]]:
         """Every epoch's mini-batches, with the number of the epoch."""
+        shuffled = self.config.algorithm.shuffle_mini_batches
         for epoch in range(self.epochs):
-            for mini_batch in mini_batches(batch, size, generator(self.context.seed, self.kind, step, epoch)):
+            order = generator(self.context.seed, self.kind, step, epoch) if shuffled else None
+            for mini_batch in mini_batches(batch, size, order):
                 yield epoch, mini_batch
 
     def _count_failure(self, mini_batch: RolloutBatch, step: int, epoch: int) -> None:
@@ -112,9 +117,17 @@ class Learner:
         self.engine.load_state_dict(state)
         self.failures = state["failures"]
 
-    def publish(self, version: int) -> Weights:
-        """The parameters under the model's own names, by reference in one process. `version`: updates so far."""
-        return Weights(version, {name.removeprefix("model."): tensor for name, tensor in self.engine.weights().items()})
+    def publish(self, version: int, copy: bool = False) -> Weights:
+        """The parameters under the model's own names, by reference in one process unless a `copy` is asked for, which
+        stays as it is while this goes on learning. `version`: updates so far."""
+        weights = {name.removeprefix("model."): tensor for name, tensor in self.engine.weights().items()}
+        return Weights(version, {name: tensor.clone() for name, tensor in weights.items()} if copy else weights)
+
+
+def _ends(which: str, metrics: Metrics) -> dict[str, float]:
+    """How far the policy was from that of the rollout in the first or the last optimizer step of an update."""
+    found = {name: metrics.mean(name) for name in ("actor/approx_kl", "actor/clip_frac")}
+    return {f"{name}_{which}": value for name, value in found.items() if value is not None}
 
 
 def present(tensor: Tensor | None) -> Tensor:

@@ -29,7 +29,8 @@ class Observations:
 
 @dataclass(frozen=True)
 class Actions:
-    """[N,A] float32 or [N] int64, and the log-probability [N] of each."""
+    """[N,A] float32 or [N] int64, and the log-probability [N] of each; of a policy that chooses chunks of K actions
+    with D components [N,K,A] or [N,K], and [N,K,D]."""
 
     array: np.ndarray
     log_probs: np.ndarray

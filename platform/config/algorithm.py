@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -15,7 +15,16 @@ KLLossEstimator = Literal[KLEstimator, "k1+", "kl+", "abs+", "k3+", "low_var_kl+
 KLPenalty = Literal[KLEstimator, "full"]
 KLLossType = Literal[KLLossEstimator, "full"]
 KLGradient = Literal["path", "k2", "score"]
-LossAggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+LossAggregation = Literal[
+    "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm", "token-sum"
+]
+OldLogProbs = Literal["recompute", "rollout", "current"]
+PositiveNLLNorm = Literal["correct_tokens", "all_tokens"]
+Bounds = Annotated[tuple[float, float], Field(strict=False)]  # strict would refuse the list that YAML gives
+# How much of an action chunk one reward, log-prob or entropy is of: all its actions, one of them, a component of one.
+RewardLevel = Literal["chunk_level", "action_level"]
+ActionLevel = Literal[RewardLevel, "token_level"]
+Bootstrap = Literal["standard", "always", "none"]
 
 POLICY_LOSSES = ("ppo_clip", "reinforce", "gspo", "cispo")
 
@@ -45,6 +54,9 @@ class DynamicSampling(Section):
     """`algorithm.dynamic_sampling`: only groups whose samples differ are trained on, others are generated instead."""
 
     tolerance: float = Field(default=1e-6, ge=0, description="a group is kept if its metrics differ by more than this")
+    prompts_per_round: int | None = Field(
+        default=None, ge=1, description="prompts generated at once; null: data.train_batch_size"
+    )
     max_rounds: int = Field(default=10, ge=1, description="batches of prompts generated for one step at most")
     on_exhausted: Literal["error", "train_partial", "fill_with_rejected"] = Field(
         default="error", description="what happens when max_rounds did not give enough groups"
@@ -100,6 +112,10 @@ class RolloutIS(Section):
     high: float | None = Field(default=2.0, ge=1, description="upper bound of the weights; null: none")
     batch_normalize: bool = Field(default=False, description="divide by the mean weight of the rollout batch")
     reject: Rejection | None = Field(default=None, description="null: nothing is rejected")
+    denominator: Literal["original", "kept"] = Field(
+        default="original",
+        description="tokens of weight 0 stay in the denominators of the actor's loss, or leave it altogether",
+    )
 
 
 class Algorithm(Section):
@@ -121,10 +137,30 @@ class Algorithm(Section):
     length_adaptive_alpha: float = Field(
         default=0.0, ge=0, description="lambda of the advantages by response length, 1 - 1 / (alpha length); 0: off"
     )
+    bootstrap_truncated: bool = Field(
+        default=False, description="responses cut at the length limit go on with the critic's value; false: worth 0"
+    )
     grpo_std_normalization: bool = Field(
         default=True, description="grpo: divide by the deviation of the group; false: Dr. GRPO"
     )
+    grpo_leave_one_out: bool = Field(
+        default=False, description="grpo: mean and deviation of the other samples of the group, not of all"
+    )
+    group_ignore_masked: bool = Field(
+        default=False, description="responses that overlong.filter drops leave the statistics of their group too"
+    )
+    reinforce_kl_credit: Literal["to_go", "local"] = Field(
+        default="to_go",
+        description="reinforce_plus_plus: the KL penalty of a token counts for all tokens up to it, or for it only",
+    )
+    whiten_over: Literal["tokens", "sequences"] = Field(
+        default="tokens",
+        description="reinforce_plus_plus_baseline: each token counts once in mean and variance, or each sequence",
+    )
     normalize_advantages: bool = Field(default=True, description="whiten advantages over the whole rollout batch")
+    advantage_clip: Bounds | None = Field(
+        default=None, description="lowest and highest advantage, after all normalisation; null: no bounds"
+    )
     group_size: int = Field(default=1, ge=1, description="samples per prompt")
 
     loss_type: Literal["actor_critic", "actor"] = Field(
@@ -140,6 +176,11 @@ class Algorithm(Section):
     loss_agg_horizon: int | None = Field(
         default=None, ge=1, description="constant H of seq-mean-token-sum-norm; null: the longest response allowed"
     )
+    loss_agg_denominator: Literal["active", "nominal"] = Field(
+        default="active",
+        description="sequences that the seq-mean modes divide by: those with an active position, or all of the "
+        "mini-batch",
+    )
     clip_ratio_low: float = Field(default=0.2, ge=0, le=1, description="ratio clipped below 1 - this")
     clip_ratio_high: float = Field(default=0.2, ge=0, description="ratio clipped above 1 + this")
     clip_ratio_c: float | None = Field(default=None, gt=1, description="dual clip for negative advantages; null: off")
@@ -154,12 +195,23 @@ class Algorithm(Section):
     positive_nll_coef: float = Field(
         default=0.0, ge=0, description="coefficient of the negative log-likelihood of correct responses; 0: off"
     )
+    positive_nll_norm: PositiveNLLNorm = Field(
+        default="correct_tokens", description="what it is divided by: active tokens of correct responses, or of all"
+    )
+    old_log_probs: OldLogProbs = Field(
+        default="recompute",
+        description="what the ratio divides by: log-probs of the training engine before the update, those of the "
+        "rollout engine, or the current ones",
+    )
     rollout_is: RolloutIS | None = Field(
         default=None, description="correction for the mismatch of rollout and training log-probs; null: off"
     )
 
     ppo_epochs: int = Field(default=1, ge=1, description="passes over the rollout batch for the actor")
     critic_ppo_epochs: int | None = Field(default=None, ge=1, description="passes for the critic; null: as ppo_epochs")
+    shuffle_mini_batches: bool = Field(
+        default=True, description="a new order of the rollout's rows in every epoch; false: as they were generated"
+    )
     policy_training_start_step: int = Field(default=0, ge=0, description="steps that train only the critic")
     target_kl: float | None = Field(
         default=None, gt=0, description="a mini-batch that drifted further ends the actor's update; null: off"
@@ -173,6 +225,9 @@ class Algorithm(Section):
 
     use_kl_in_reward: bool = Field(default=False, description="subtract a KL penalty to the reference from the reward")
     kl_penalty: KLPenalty = Field(default="k1", description="its estimator")
+    kl_output_clip: float | None = Field(
+        default=10.0, gt=0, description="largest k3 in the reward and its metric; null: no bound"
+    )
     kl_ctrl: KLControl = Field(default_factory=KLControl, description="its coefficient")
     use_kl_loss: bool = Field(default=False, description="add a KL term to the actor loss")
     kl_loss_coef: float = Field(default=0.001, ge=0, description="its coefficient")
@@ -180,11 +235,31 @@ class Algorithm(Section):
     kl_loss_grad: KLGradient = Field(
         default="path", description="its gradient: the estimator's own, that of k2 (as +), or of its expectation"
     )
+    kl_loss_output_clip: float | None = Field(
+        default=None, gt=0, description="largest k3 in the loss, without gradient beyond; null: no bound"
+    )
     allow_both_kl: bool = Field(default=False, description="accept the KL in the reward and in the loss at once")
 
     reward_scaling: RewardScaling | None = Field(default=None, description="map scores to another range; null: off")
     overlong: Overlong = Field(default_factory=Overlong, description="rewards of long and truncated responses")
     reward_whitening: bool = Field(default=False, description="scale rewards to unit variance over the rollout batch")
+
+    reward_type: RewardLevel = Field(
+        default="chunk_level",
+        description="embodied: one reward, value and advantage per action chunk (its rewards added up) or per action",
+    )
+    logprob_type: ActionLevel = Field(
+        default="chunk_level",
+        description="embodied: one log-prob and ratio per action chunk, per action, or per component of an action",
+    )
+    entropy_type: ActionLevel = Field(
+        default="chunk_level", description="embodied: whose entropy the entropy term is a mean of"
+    )
+    bootstrap_type: Bootstrap = Field(
+        default="standard",
+        description="embodied: where an episode ends, its last state's value counts if it was cut by its time limit "
+        "(standard), always, or never (none)",
+    )
 
     rollout_micro_batch_size: int | None = Field(
         default=None, ge=1, description="rows per forward of the rollout policy; null: all that wait"

@@ -10,8 +10,11 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
+from rl_platform.config.action_level_rules import CHUNKS, broken_action_level_rules
 from rl_platform.config.batch_rules import broken_batch_rules
+from rl_platform.config.cluster_rules import broken_cluster_rules
 from rl_platform.config.components import Model, Optim, Sampling
+from rl_platform.config.controls import broken_controls
 from rl_platform.config.effects import idle_keys
 from rl_platform.config.estimators import check_estimator, estimator_of
 from rl_platform.config.explain import show
@@ -45,15 +48,18 @@ def check(
     check_estimator(config, rules.fail)
     rules.kl()
     rules.placement()
+    rules.report(broken_cluster_rules(config))
     rules.schedule()
     rules.report(broken_policy_loss_rules(config))
     rules.report(broken_batch_rules(config))
     rules.report(broken_parallel_rules(config))
+    rules.report(broken_controls(config))
     rules.trainable("actor")
     if config.critic.use_critic_model:
         rules.trainable("critic")
     if config.runner.task_type == "embodied":
         rules.embodied()
+        rules.report(broken_action_level_rules(config))
     else:
         rules.reasoning()
         rules.report(broken_reward_rules(config))
@@ -144,7 +150,8 @@ class _Rules:
         for key in keys:
             for name in (part.strip() for part in key.split(",")):
                 if name in COMPONENTS and name not in accepted:
-                    self.fail(f"{PLACEMENT}.{key}", f"{name} is placed, but {self._unneeded(name)}", *_PARTS)
+                    message = f"{name} is placed, but {self._unneeded(name)}"
+                    self.fail(f"{PLACEMENT}.{key}", message, *_PARTS, hint=f"take {name} out of this key")
 
     def _names(self, keys: Iterable[str], named: Counter[str], embodied: bool) -> None:
         for key in keys:
@@ -216,10 +223,13 @@ class _Rules:
         env, mini = self.config.env, self.config.data.mini_batch_size
         if not env.id:
             self.fail("env.id", "embodied training needs an environment", "runner.task_type", hint="as CartPole-v1")
-        rows = env.num_envs * env.rollout_steps
+        rows = self.config.transitions
         if rows % mini:
-            message = f"mini-batches of {mini} do not divide the {rows} transitions of env.num_envs * env.rollout_steps"
-            self.fail("data.mini_batch_size", message, "env.num_envs", "env.rollout_steps", "runner.task_type")
+            chunks = f" / {CHUNKS}" if self.config.actor.model.num_action_chunks > 1 else ""
+            sizes = f"env.num_envs * env.rollout_steps{chunks}"
+            message = f"mini-batches of {mini} do not divide the {rows} transitions of {sizes}"
+            involved = ("env.num_envs", "env.rollout_steps", CHUNKS, "runner.task_type")
+            self.fail("data.mini_batch_size", message, *involved)
         if env.num_workers > env.num_envs:
             message = f"more processes than environments: env.num_envs is {env.num_envs}"
             self.fail("env.num_workers", message, "env.num_envs", "runner.task_type")

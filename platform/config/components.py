@@ -39,6 +39,11 @@ class Model(Section):
     )
     activation: Literal["tanh", "relu", "silu", "elu"] = Field(default="tanh", description="embodied: of the backbone")
     initial_log_std: float = Field(default=0.0, description="embodied, continuous actions: log deviation at the start")
+    num_action_chunks: int = Field(
+        default=1,
+        ge=1,
+        description="embodied: actions chosen from one observation and executed one after another",
+    )
 
 
 class Optim(Section):
@@ -74,6 +79,9 @@ class Trainable(Section):
     )
     max_tokens_per_micro_batch: int | None = Field(
         default=None, ge=1, description="tokens per forward-backward, instead of rows"
+    )
+    balance: bool = Field(
+        default=True, description="rows of a mini-batch are shared so that the ranks have similar work; false: in order"
     )
     optim: Optim = Field(default_factory=Optim, description="optimizer")
     gradient_checkpointing: bool = Field(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from rl_platform.config.action_level_rules import CHUNKS
+from rl_platform.config.controls import idle_controls
 from rl_platform.config.estimators import estimator_of, idle_estimator_keys
 from rl_platform.config.parallel_rules import idle_parallel_keys
 from rl_platform.config.schema import Config
@@ -26,6 +28,7 @@ _CRITIC = (
     "training_backend",
     "micro_batch_size",
     "max_tokens_per_micro_batch",
+    "balance",
     "optim",
     "gradient_checkpointing",
     "parallel",
@@ -50,9 +53,10 @@ def idle_keys(config: Config) -> list[Idle]:
     """All keys and sections without effect in this config. A section may be listed beside keys inside it."""
     task = _embodied(config) if config.runner.task_type == "embodied" else _reasoning(config)
     estimator = (Idle(*found) for found in idle_estimator_keys(config))
+    losses = (_cluster(config), _losses(config), _policy_loss(config), _kl(config))
     layouts = (Idle(*found) for found in idle_parallel_keys(config))
-    losses = (_losses(config), _policy_loss(config), _kl(config))
-    parts = (*losses, estimator, layouts, _rewards(config), _batches(config), _optimizers(config))
+    controls = (Idle(*found) for found in idle_controls(config))
+    parts = (*losses, estimator, layouts, _rewards(config), _batches(config), _optimizers(config), controls)
     return [*task, *(idle for part in parts for idle in part)]
 
 
@@ -71,17 +75,30 @@ def _embodied(config: Config) -> Iterator[Idle]:
         yield Idle(f"actor.model.{name}", "an embodied policy is no language model")
     yield Idle("actor.gradient_checkpointing", "an embodied policy has no layers whose activations fill the memory")
     yield Idle("actor.max_tokens_per_micro_batch", "transitions have no tokens; actor.micro_batch_size counts rows")
+    yield Idle("actor.balance", "all transitions are the same work")
+    yield from _action_levels(config)
     for name in ("observations", "rewards"):
         switch = f"env.normalize_{name}"
         if not getattr(config.env, f"normalize_{name}"):
             yield Idle(f"env.clip_{name}", f"only normalised {name} are clipped, and {switch} is off", (switch,))
 
 
+def _action_levels(config: Config) -> Iterator[Idle]:
+    algorithm = config.algorithm
+    if config.actor.model.num_action_chunks == 1:
+        yield Idle("algorithm.reward_type", f"a chunk is one action, {CHUNKS} is 1: both types are the same", (CHUNKS,))
+    if algorithm.loss_agg_func in ("seq-mean-token-sum", "seq-mean-token-sum-norm"):
+        reason = f"loss_agg_func {algorithm.loss_agg_func} adds entropies up, which is the same at every level"
+        yield Idle("algorithm.entropy_type", reason, ("algorithm.loss_agg_func",))
+
+
 def _reasoning(config: Config) -> Iterator[Idle]:
     yield Idle("env", "reasoning tasks have no simulation")
     for role in ("actor", "critic", "reference"):
-        for name in ("hidden_sizes", "activation", "initial_log_std"):
+        for name in ("hidden_sizes", "activation", "initial_log_std", "num_action_chunks"):
             yield Idle(f"{role}.model.{name}", "only embodied policies are built from it")
+    for name in ("reward_type", "logprob_type", "entropy_type", "bootstrap_type"):
+        yield Idle(f"algorithm.{name}", "a response has no action chunks, and its rows hold one episode each")
     kind = config.data.task.type if config.data.task is not None else None
     switch = ("data.task.type",)
     if kind is not None and kind != "reasoning_gym":
@@ -96,6 +113,11 @@ def _reasoning(config: Config) -> Iterator[Idle]:
     if not config.data.use_chat_template:
         reason = "without data.use_chat_template there is no system turn"
         yield Idle("data.system_prompt", reason, ("data.use_chat_template",))
+
+
+def _cluster(config: Config) -> Iterator[Idle]:
+    if config.cluster.runtime == "local":
+        yield Idle("cluster.address", "cluster.runtime local is one process without Ray", ("cluster.runtime",))
 
 
 def _losses(config: Config) -> Iterator[Idle]:
@@ -164,14 +186,17 @@ def _batches(config: Config) -> Iterator[Idle]:
     elif algorithm.pf_ppo.method != "pow":
         method = "algorithm.pf_ppo.method"
         yield Idle("algorithm.pf_ppo.power", f"only {method} pow has an exponent", (method,))
-    sizes = ("data.train_batch_size", "algorithm.group_size")
+    sizes: tuple[str, ...] = ("data.train_batch_size", "algorithm.group_size")
     rows = config.data.train_batch_size * algorithm.group_size
     if embodied:
-        sizes, rows = ("env.num_envs", "env.rollout_steps"), config.env.num_envs * config.env.rollout_steps
+        sizes, rows = ("env.num_envs", "env.rollout_steps", "actor.model.num_action_chunks"), config.transitions
     if algorithm.ppo_epochs == 1 and rows <= config.data.mini_batch_size:
         reason = "a rollout is one optimizer step (algorithm.ppo_epochs, data.mini_batch_size): none is left to skip"
         switches = ("algorithm.ppo_epochs", "data.mini_batch_size", *sizes, "runner.task_type")
         yield Idle("algorithm.target_kl", reason, switches)
+    if rows <= config.data.mini_batch_size:
+        reason = "a rollout is one mini-batch, in which the order of the rows does not matter"
+        yield Idle("algorithm.shuffle_mini_batches", reason, ("data.mini_batch_size", *sizes, "runner.task_type"))
 
 
 def _rewards(config: Config) -> Iterator[Idle]:

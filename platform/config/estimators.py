@@ -27,12 +27,20 @@ class Estimator(NamedTuple):
 
 ESTIMATORS = {
     "gae": Estimator(
-        values=True, keys=("gamma", "gae_lambda", "gae_lambda_policy", "gae_lambda_value", "length_adaptive_alpha")
+        values=True,
+        keys=(
+            "gamma",
+            "gae_lambda",
+            "gae_lambda_policy",
+            "gae_lambda_value",
+            "length_adaptive_alpha",
+            "bootstrap_truncated",
+        ),
     ),
-    "grpo": Estimator(groups=True, whitens=False, keys=("grpo_std_normalization",)),
+    "grpo": Estimator(groups=True, whitens=False, keys=("grpo_std_normalization", "grpo_leave_one_out")),
     "rloo": Estimator(groups=True, whitens=False),
-    "reinforce_plus_plus": Estimator(whitens=True, keys=("gamma",)),
-    "reinforce_plus_plus_baseline": Estimator(groups=True, whitens=True),
+    "reinforce_plus_plus": Estimator(whitens=True, keys=("gamma", "reinforce_kl_credit")),
+    "reinforce_plus_plus_baseline": Estimator(groups=True, whitens=True, keys=("whiten_over",)),
     "raw": Estimator(),
 }
 _ANY = Estimator()

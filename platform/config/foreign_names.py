@@ -59,6 +59,11 @@ _TABLES: dict[str, str] = {
         adv_estimator.gae_lambda_value | algorithm.gae_lambda_value
         adv_estimator.length_adaptive_alpha | algorithm.length_adaptive_alpha
         adv_estimator.normalize_rewards | algorithm.grpo_std_normalization
+        use_leave_one_out_baseline | algorithm.grpo_leave_one_out
+        advantage_clip_low | algorithm.advantage_clip | a list of both bounds here
+        advantage_clip_high | algorithm.advantage_clip | a list of both bounds here
+        force_on_policy_ratio | algorithm.old_log_probs | true there is current here
+        batch_multiplier | algorithm.dynamic_sampling.prompts_per_round | a factor on data.train_batch_size there
         gae_gamma | algorithm.gamma
         num_prompts_per_step | data.train_batch_size
         num_generations_per_prompt | algorithm.group_size
@@ -125,6 +130,10 @@ _TABLES: dict[str, str] = {
         policy_loss.loss_mode | algorithm.policy_loss
         rollout_correction | algorithm.rollout_is
         rollout_correction.rollout_is | algorithm.rollout_is.level
+        bypass_mode | algorithm.old_log_probs | true there is rollout here
+        actor.shuffle | algorithm.shuffle_mini_batches
+        balance_batch | actor.balance critic.balance
+        gen_batch_size | algorithm.dynamic_sampling.prompts_per_round
         rollout_is_threshold | algorithm.rollout_is.high algorithm.rollout_is.low
         rollout_is_batch_normalize | algorithm.rollout_is.batch_normalize
         rollout_rs | algorithm.rollout_is.reject
@@ -198,6 +207,9 @@ _TABLES: dict[str, str] = {
         eps_clip_high | algorithm.clip_ratio_high
         eps_clip_c | algorithm.clip_ratio_c
         use_tis | algorithm.rollout_is
+        use_rollout_logprobs | algorithm.old_log_probs | true there is rollout here
+        balance_data | actor.balance critic.balance
+        over_sampling_batch_size | algorithm.dynamic_sampling.prompts_per_round
         tis_clip | algorithm.rollout_is.high
         tis_clip_low | algorithm.rollout_is.low
         entropy_coef | algorithm.entropy_bonus

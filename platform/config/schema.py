@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rl_platform.config.algorithm import Algorithm
 from rl_platform.config.base import Section
 from rl_platform.config.components import Actor, Critic, Env, Reference, Reward, Rollout
+
+GPU = Literal["a10", "a100-40gb", "a100-80gb", "b200", "h100", "h20", "h200", "l4", "l40s", "mi300x", "rtx4090"]
 
 
 class Runner(Section):
@@ -34,6 +36,12 @@ class Runner(Section):
         default=["tensorboard"], description="beside metrics.jsonl"
     )
     log_samples: int = Field(default=2, ge=0, description="reasoning: generated texts written per step")
+    max_staleness: int = Field(
+        default=0,
+        ge=0,
+        le=1,
+        description="1: a rollout is collected while the one before is trained on, with weights one update old",
+    )
     trace_steps: int = Field(
         default=5, ge=0, description="first steps of a launch whose timeline is written to trace.json; 0: none"
     )
@@ -48,6 +56,16 @@ class NodeGroup(Section):
     env_vars: dict[str, str] = Field(default_factory=dict, description="environment of the workers on these nodes")
 
 
+class ClusterInventory(Section):
+    """`cluster.inventory`: equal machines that need not exist, for --plan."""
+
+    nodes: int = Field(ge=1, description="machines; cluster.num_nodes follows from it")
+    gpus_per_node: int = Field(ge=0, description="GPUs of each; cluster.gpus_per_node follows from it")
+    gpu: GPU | None = Field(
+        default=None, description="kind of GPU, for estimates of memory and time; null: memory and speed not known"
+    )
+
+
 class Cluster(Section):
     """`cluster`: the only section that changes between a laptop and a cluster."""
 
@@ -55,11 +73,38 @@ class Cluster(Section):
     gpus_per_node: int | None = Field(
         default=None, ge=0, description="null: what this machine has; a number declares the inventory for --plan"
     )
+    devices_per_node: int | None = Field(
+        default=None,
+        ge=1,
+        description="CPU workers that stand for this many GPUs on each machine; null: none",
+    )
     component_placement: dict[str, Any] = Field(
         description="component names -> resources[:ranks], or {node_group, placement}"
     )
     node_groups: list[NodeGroup] = Field(default_factory=list, description="groups of nodes by label")
-    runtime: Literal["auto", "local", "ray"] = Field(default="auto", description="local: threads of one process")
+    runtime: Literal["auto", "local", "ray"] = Field(
+        default="auto",
+        description="local: threads of one process; ray: a process per host; auto: local where the placement allows it",
+    )
+    address: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Ray cluster to join, as auto or HOST:PORT; null: one is started",
+    )
+    inventory: ClusterInventory | None = Field(default=None, description="declares a whole cluster for --plan")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _follow_inventory(cls, values: Any) -> Any:
+        """`num_nodes` and `gpus_per_node` that were not written are those of the inventory."""
+        inventory = values.get("inventory") if isinstance(values, dict) else None
+        if not isinstance(inventory, dict):
+            return values
+        implied = {"num_nodes": inventory.get("nodes"), "gpus_per_node": inventory.get("gpus_per_node")}
+        written = {name: value for name, value in values.items() if value is not None}
+        smallest = {"num_nodes": 1, "gpus_per_node": 0}
+        sizes = {name: size for name, size in implied.items() if type(size) is int and size >= smallest[name]}
+        return sizes | written
 
 
 class Task(Section):
@@ -105,3 +150,8 @@ class Config(Section):
     rollout: Rollout = Field(default_factory=Rollout, description="generates responses or chooses actions")
     reward: Reward = Field(default_factory=Reward, description="scores responses")
     env: Env = Field(default_factory=Env, description="the simulation")
+
+    @property
+    def transitions(self) -> int:
+        """Embodied: rows of a rollout, one per choice of the policy."""
+        return self.env.num_envs * self.env.rollout_steps // self.actor.model.num_action_chunks

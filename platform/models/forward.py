@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from rl_platform.algorithms.action_levels import ActionLevels
 from rl_platform.algorithms.losses import ModelOutputs
+from rl_platform.models.chunk_policy import ChunkPolicy
 from rl_platform.models.full_kl import full_kl_of_states
 from rl_platform.models.language import Entropy, LanguageModel
 from rl_platform.models.packed import PackedTokens, pack
@@ -77,6 +79,25 @@ class EmbodiedActorCritic(nn.Module):
         observations, actions = (batch.inputs[name].flatten(0, 1) for name in ("observations", "actions"))
         log_probs, entropies, values = self.model.evaluate(observations, actions)
         return ModelOutputs(log_probs.view(shape), entropies.view(shape) if entropy else None, values.view(shape))
+
+
+class ChunkActorCritic(nn.Module):
+    """The same of chunks of actions, at their levels: rows hold one choice each, or several one after another."""
+
+    def __init__(self, model: ChunkPolicy, levels: ActionLevels) -> None:
+        super().__init__()
+        self.model, self.levels = model, levels
+
+    def forward(self, batch: RolloutBatch, *, entropy: bool = False) -> ModelOutputs:
+        shape, levels = batch.action_mask.shape, self.levels
+        names = ("observations", "actions", "executed")
+        observations, actions, executed = (batch.inputs[name].flatten(0, 1) for name in names)
+        log_probs, entropies, values = self.model.evaluate(observations, actions)
+        return ModelOutputs(
+            levels.of_components(log_probs, executed).view(shape),
+            levels.of_components(entropies, executed).view(shape) if entropy else None,
+            levels.placed_values(values).view(shape),
+        )
 
 
 def _packed(batch: RolloutBatch) -> tuple[PackedTokens, Tensor, Tensor]:

@@ -49,7 +49,7 @@ def _tanh(inputs: Tensor) -> Tensor:
 
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": Tanh, "relu": nn.ReLU, "silu": nn.SiLU, "elu": nn.ELU}
-_LOG_SQRT_2_PI = 0.5 * math.log(2 * math.pi)
+LOG_SQRT_2_PI = 0.5 * math.log(2 * math.pi)
 
 
 class ActorCriticPolicy(nn.Module):
@@ -126,7 +126,7 @@ class ActorCriticPolicy(nn.Module):
         if self.action_space.kind == "continuous":
             noise = (actions - head) * (-self.log_std).exp()
             # H = sum_i log sigma_i + (1 + log 2 pi) / 2, the same for every state
-            entropy = self.log_std.sum() + self.action_space.size * (0.5 + _LOG_SQRT_2_PI)
+            entropy = self.log_std.sum() + self.action_space.size * (0.5 + LOG_SQRT_2_PI)
             return self._gaussian_log_probs(noise), entropy.expand(values.shape), values
         log_probs = head.log_softmax(-1)
         entropy = -(log_probs.exp() * log_probs).sum(-1)
@@ -135,7 +135,7 @@ class ActorCriticPolicy(nn.Module):
     def _gaussian_log_probs(self, noise: Tensor) -> Tensor:
         """noise [B,A] = (a - mu) / sigma -> [B]."""
         # log N(a; mu, sigma) = -sum_i (noise_i^2 / 2 + log sigma_i + log sqrt(2 pi))
-        return -0.5 * noise.square().sum(-1) - (self.log_std.sum() + self.action_space.size * _LOG_SQRT_2_PI)
+        return -0.5 * noise.square().sum(-1) - (self.log_std.sum() + self.action_space.size * LOG_SQRT_2_PI)
 
 
 def _linear(inputs: int, outputs: int, gain: float) -> nn.Linear:

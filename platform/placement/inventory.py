@@ -39,28 +39,52 @@ class Node:
     labels: frozenset[str] = frozenset()
     device_ids: tuple[str, ...] = ()
     env_vars: Mapping[str, str] = field(default_factory=dict)
+    emulated: bool = False  # its accelerators are CPU workers
 
     def visible_devices(self, accelerators: Sequence[int]) -> str:
-        """CUDA_VISIBLE_DEVICES of a process that owns these accelerators (local numbers)."""
+        """CUDA_VISIBLE_DEVICES of a process that owns these accelerators (local numbers); empty for CPU workers."""
+        if self.emulated:
+            return ""
         return ",".join(self.device_ids[index] if self.device_ids else str(index) for index in accelerators)
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """All nodes, in the order in which they and their accelerators are numbered. `origin` says how they are known."""
+    """All nodes, in the order in which they and their accelerators are numbered. `origin` says how they are known,
+    `gpu` what kind their accelerators are if that was declared (a key of `hardware.GPUS`)."""
 
     nodes: tuple[Node, ...]
     origin: str = ""
+    gpu: str = ""
 
     @property
     def accelerators(self) -> int:
         return sum(node.accelerators for node in self.nodes)
+
+    @property
+    def stands_in(self) -> bool:
+        """Whether CPU workers stand for accelerators."""
+        return any(node.emulated for node in self.nodes)
+
+    @property
+    def noun(self) -> str:
+        """What one accelerator is called."""
+        return "CPU worker" if self.stands_in else "GPU"
 
     @classmethod
     def declared(cls, num_nodes: int, gpus_per_node: int) -> Inventory:
         """Equal nodes that need not exist, for planning."""
         nodes = tuple(Node(f"node-{index}", gpus_per_node) for index in range(num_nodes))
         return cls(nodes, "declared by cluster.gpus_per_node")
+
+    @classmethod
+    def emulated(cls, num_nodes: int, devices_per_node: int) -> Inventory:
+        """Machines whose CPU workers stand for accelerators, so that a placement for a cluster runs without one."""
+        found = cls.detected(num_nodes)
+        nodes = tuple(
+            replace(node, accelerators=devices_per_node, device_ids=(), emulated=True) for node in found.nodes
+        )
+        return cls(nodes, f"no real GPUs: {devices_per_node} CPU workers per node by cluster.devices_per_node")
 
     @classmethod
     def detected(cls, num_nodes: int = 1) -> Inventory:
@@ -109,7 +133,13 @@ class Inventory:
 
 
 def inventory_for(cluster: Cluster) -> Inventory:
-    """The inventory a config speaks of without a running cluster: declared by `gpus_per_node`, or like this machine."""
+    """The inventory a config speaks of without a running cluster: declared by `inventory` or `gpus_per_node`, or like
+    this machine."""
+    if (declared := cluster.inventory) is not None:
+        found = Inventory.declared(declared.nodes, declared.gpus_per_node)
+        return replace(found, origin="declared by cluster.inventory", gpu=declared.gpu or "")
+    if cluster.devices_per_node is not None:
+        return Inventory.emulated(cluster.num_nodes, cluster.devices_per_node)
     if cluster.gpus_per_node is not None:
         return Inventory.declared(cluster.num_nodes, cluster.gpus_per_node)
     return Inventory.detected(cluster.num_nodes)

@@ -56,7 +56,7 @@ def render(placement: Placement, inventory: Inventory) -> str:
 
 def _summary(inventory: Inventory) -> str:
     nodes = len(inventory.nodes)
-    parts = [f"{nodes} node{'s' if nodes != 1 else ''}", _count(inventory.accelerators, "GPU")]
+    parts = [f"{nodes} node{'s' if nodes != 1 else ''}", _count(inventory.accelerators, inventory.noun)]
     cpus = [node.cpus for node in inventory.nodes if node.cpus is not None]
     memory = [node.memory for node in inventory.nodes if node.memory is not None]
     if cpus:
@@ -76,7 +76,7 @@ def _grid(placement: Placement, inventory: Inventory) -> list[str]:
             runs[-1].append(column)
         else:
             runs.append([column])
-    labels = ["", "GPU" if inventory.accelerators else "", *placement.components]
+    labels = ["", inventory.noun if inventory.accelerators else "", *placement.components]
     margin = max(map(len, labels))
     lines: list[str] = []
     for block in _blocks([_cells(run, inventory) for run in runs], _WIDTH - margin):
@@ -87,7 +87,7 @@ def _grid(placement: Placement, inventory: Inventory) -> list[str]:
             lines.append("  ".join([label.ljust(margin), *cells]).rstrip())
     idle = [number for number, column in enumerate(columns) if column.number is not None and not any(column.ranks)]
     if idle:
-        lines.append(f"Used by no component: GPU {_ranges(idle)}")
+        lines.append(f"Used by no component: {inventory.noun} {number_ranges(idle)}")
     return lines
 
 
@@ -99,14 +99,17 @@ def _columns(placement: Placement, inventory: Inventory) -> Iterator[_Column]:
     for index, name in enumerate(names):
         for slot in placement.components[name]:
             for local in slot.accelerators or (None,):
-                ranks.setdefault((slot.node, local), [[] for _ in names])[index].append(slot.rank)
-                owned.setdefault((slot.node, local), [0] * len(names))[index] = len(slot.accelerators)
+                key = (slot.node, local)
+                if key not in ranks:
+                    ranks[key], owned[key] = [[] for _ in names], [0] * len(names)
+                ranks[key][index].append(slot.rank)
+                owned[key][index] = len(slot.accelerators)
     empty: list[list[int]] = [[] for _ in names]
     accelerators = [(node, local) for node, entry in enumerate(inventory.nodes) for local in range(entry.accelerators)]
     cpus = sorted(node for node, local in ranks if local is None)
-    for number, key in enumerate([*accelerators, *((node, None) for node in cpus)]):
-        used = tuple(map(tuple, ranks.get(key, empty)))
-        yield _Column(key[0], None if key[1] is None else number, used, tuple(owned.get(key, [0] * len(names))))
+    for number, (node, local) in enumerate([*accelerators, *((node, None) for node in cpus)]):
+        used = tuple(map(tuple, ranks.get((node, local), empty)))
+        yield _Column(node, None if local is None else number, used, tuple(owned.get((node, local), [0] * len(names))))
 
 
 def _cells(run: Sequence[_Column], inventory: Inventory) -> list[str]:
@@ -116,14 +119,14 @@ def _cells(run: Sequence[_Column], inventory: Inventory) -> list[str]:
     if first.node != last.node:
         node += f" .. {inventory.nodes[last.node].name}"
     numbers = [column.number for column in run if column.number is not None]
-    cells = [node, _ranges(numbers) if numbers else "cpu"]
+    cells = [node, number_ranges(numbers) if numbers else "cpu"]
     for index, owned in enumerate(first.owned):
         ranks = sorted({rank for column in run for rank in column.ranks[index]})
-        text = _ranges(ranks) if ranks else "."
+        text = number_ranges(ranks) if ranks else "."
         if len(run) > 1 and owned > 1:
-            text += f" ({owned} GPUs each)"
+            text += f" ({owned} {inventory.noun}s each)"
         elif len(run) > 1 and len(first.ranks[index]) > 1:
-            text += f" ({len(first.ranks[index])} per {'GPU' if numbers else 'node'})"
+            text += f" ({len(first.ranks[index])} per {inventory.noun if numbers else 'node'})"
         cells.append(text)
     return cells
 
@@ -166,7 +169,7 @@ def _processes(placement: Placement, inventory: Inventory) -> list[str]:
     for hosts in groups.values():
         name = hosts[0].name
         if len(hosts) > 1:
-            name = f"{name.partition('[')[0]}[{_ranges(sorted(host.members[0][1] for host in hosts))}]"
+            name = f"{name.partition('[')[0]}[{number_ranges(sorted(host.members[0][1] for host in hosts))}]"
         nodes = _nodes({host.node for host in hosts}, inventory)
         devices = _distinct(host.env[VISIBLE_DEVICES] or "(empty)" for host in hosts if VISIBLE_DEVICES in host.env)
         variables = _distinct(
@@ -197,7 +200,7 @@ def _concurrency(placement: Placement, inventory: Inventory) -> list[str]:
         )
         ranks = Counter((slot.node, local) for slot in slots for local in slot.accelerators)
         if ranks and max(ranks.values()) > 1:
-            parts.append(f"up to {max(ranks.values())} of its ranks share a GPU")
+            parts.append(f"up to {max(ranks.values())} of its ranks share a {inventory.noun}")
         parts += [f"takes turns with {', '.join(turns)}"] if turns else []
         parts += [f"runs beside {', '.join(beside)}"] if beside else []
         lines.append(f"  {name.ljust(margin)}  {'; '.join(parts) or 'alone'}")
@@ -226,7 +229,7 @@ def _count(count: int, noun: str) -> str:
     return f"{count or 'no'} {noun}{'s' if count > 1 else ''}"
 
 
-def _ranges(numbers: Sequence[int]) -> str:
+def number_ranges(numbers: Sequence[int]) -> str:
     """Ascending numbers as `0-3,8`; from the thirteenth range on only their count."""
     pieces: list[list[int]] = []
     for number in numbers:

@@ -37,7 +37,10 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One process and the (component, rank) pairs in it; `env` is what its placement adds to its environment."""
+    """One process and the (component, rank) pairs in it; `env` is what its placement adds to its environment.
+
+    `accelerators` are the real ones that it drives: none where CPU workers stand for them.
+    """
 
     name: str
     node: int
@@ -53,6 +56,7 @@ class Placement:
     components: Mapping[str, tuple[Slot, ...]]
     hosts: tuple[Host, ...]
     exclusive: frozenset[str] = frozenset()  # placed components that keep a process to themselves
+    emulated: bool = False  # CPU workers stand for the accelerators
 
     def world_size(self, component: str) -> int:
         return len(self.components[component])
@@ -60,10 +64,12 @@ class Placement:
     @cached_property
     def accelerators(self) -> Mapping[str, frozenset[tuple[int, int]]]:
         """Component -> the (node, local accelerator) pairs it owns."""
-        return {
-            name: frozenset((slot.node, local) for slot in slots for local in slot.accelerators)
-            for name, slots in self.components.items()
+        owned = {id(slots): slots for slots in self.components.values()}  # components of equal places share theirs
+        sets = {
+            key: frozenset((slot.node, local) for slot in slots for local in slot.accelerators)
+            for key, slots in owned.items()
         }
+        return {name: sets[id(slots)] for name, slots in self.components.items()}
 
     def takes_turns_with(self, component: str) -> tuple[str, ...]:
         """Components that own one of this one's accelerators: one of them computes there at a time."""
@@ -111,6 +117,7 @@ def schedule(cluster: Cluster, inventory: Inventory, *, exclusive: Collection[st
     declared = {group.label for group in cluster.node_groups}
     resources: dict[str | None, list[Resource]] = {}
     ranks: list[list[Place]] = []
+    known: dict[object, list[Place]] = {}  # keys with equal texts have equal places
     for entry in entries:
         if entry.node_group not in resources:
             resources[entry.node_group] = used.resources(entry.node_group)
@@ -120,11 +127,15 @@ def schedule(cluster: Cluster, inventory: Inventory, *, exclusive: Collection[st
             if used.nodes and entry.node_group not in declared:
                 problems.append(_unknown_group(entry, used, declared))
             continue
-        ranks.append(_place(entry, available, problems))
+        text = (entry.node_group, entry.segments)
+        if text not in known or problems:
+            known[text] = _place(entry, available, problems)
+        ranks.append(known[text])
     if problems:
         raise PlacementError(problems)
     alone = frozenset(exclusive) & {name for entry in entries for name in entry.components}
-    return Placement(_slots(entries, ranks), _hosts(entries, ranks, used, alone), alone)
+    emulated = any(node.emulated for node in used.nodes)
+    return Placement(_slots(entries, ranks), _hosts(entries, ranks, used, alone), alone, emulated)
 
 
 def _place(entry: Entry, resources: Sequence[Resource], problems: list[Problem]) -> list[Place]:
@@ -202,13 +213,16 @@ def _slots(entries: Iterable[Entry], ranks: Iterable[Sequence[Place]]) -> dict[s
         for node, accelerators in places:
             for local in accelerators:
                 owners[node, local] += len(entry.components)
+    shared = {key for key, count in owners.items() if count > 1}
     components: dict[str, tuple[Slot, ...]] = {}
+    equal: dict[int, tuple[Slot, ...]] = {}  # by the identity of their places
     for entry, places in placed:
-        slots = tuple(
-            Slot(rank, node, accelerators, any(owners[node, local] > 1 for local in accelerators))
-            for rank, (node, accelerators) in enumerate(places)
-        )
-        components.update(dict.fromkeys(entry.components, slots))
+        if id(places) not in equal:
+            equal[id(places)] = tuple(
+                Slot(rank, node, accelerators, any((node, local) in shared for local in accelerators))
+                for rank, (node, accelerators) in enumerate(places)
+            )
+        components.update(dict.fromkeys(entry.components, equal[id(places)]))
     return components
 
 
@@ -219,6 +233,7 @@ def _hosts(
     alone: Collection[str],
 ) -> tuple[Host, ...]:
     hosts: list[Host] = []
+    environments: dict[Place, dict[str, str]] = {}
     for entry, places in zip(entries, ranks, strict=True):
         together = tuple(name for name in entry.components if name not in alone)
         groups = [together] if together else []
@@ -226,9 +241,12 @@ def _hosts(
         for group in groups:
             label = ",".join(group)
             for rank, (node, accelerators) in enumerate(places):
-                members = tuple((name, rank) for name in group)
-                env = dict(inventory.nodes[node].env_vars)
-                if inventory.nodes[node].accelerators:  # an empty value keeps a CPU component off the GPUs
-                    env[VISIBLE_DEVICES] = inventory.nodes[node].visible_devices(accelerators)
-                hosts.append(Host(f"{label}[{rank}]", node, accelerators, members, env))
+                members = tuple([(name, rank) for name in group])
+                env = environments.get((node, accelerators))
+                if env is None:
+                    env = environments[node, accelerators] = dict(inventory.nodes[node].env_vars)
+                    if inventory.nodes[node].accelerators:  # an empty value keeps a CPU component off the GPUs
+                        env[VISIBLE_DEVICES] = inventory.nodes[node].visible_devices(accelerators)
+                driven = () if inventory.nodes[node].emulated else accelerators
+                hosts.append(Host(f"{label}[{rank}]", node, driven, members, env))
     return tuple(hosts)

@@ -84,7 +84,7 @@ class Text:
             message = "the text is empty"
         elif isinstance(value, bool) or not isinstance(value, int):
             message = f"this must be a text, not {kind_of(value)}"
-            if isinstance(value, list) and value and all(isinstance(item, int) for item in value):
+            if isinstance(value, list) and value and all(isinstance(item, int | str) for item in value):
                 hint = 'write "' + ",".join(map(str, value)) + '"'
         elif value >= 60:  # 60 is the smallest number that YAML 1.1 makes of digits with a colon
             pair = f"{value // 60}:{value % 60}"
@@ -92,7 +92,7 @@ class Text:
             hint = f'YAML 1.1 reads an unquoted {pair} as {value}: write "{pair}" or "{value}" in quotes'
         else:
             return str(value)
-        shown = {"": '""', "None": "null"}.get(str(value).strip(), str(value))
+        shown = {"": '""', "None": "null", "True": "true", "False": "false"}.get(str(value).strip(), str(value))
         self.problems.append(Problem(self.path, message, value=shown, allowed=self.allowed, hint=hint))
         return ""
 

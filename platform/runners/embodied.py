@@ -14,8 +14,8 @@ from rl_platform.components.policy_rollout import PolicyRollout
 from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.metrics import Reporter
-from rl_platform.records import RolloutBatch
 from rl_platform.runners.ppo import Learners
+from rl_platform.runners.rollouts import Collected
 from rl_platform.runtime import ComponentSpec, Runtime
 from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.group import WorkerGroup
@@ -38,11 +38,13 @@ class EmbodiedTask:
         self.learners = Learners(self.actor)
 
     def sync_weights(self, version: int) -> None:
-        self.groups["rollout"].receive(self.actor.publish(version).wait()[0]).wait()
+        weights = self.actor.publish(version, copy=self.config.runner.max_staleness > 0).wait()[0]
+        self.groups["rollout"].receive(weights).wait()
 
-    def collect(self, step: int) -> tuple[RolloutBatch, dict[str, float]]:
+    def collect(self, step: int) -> Collected:
         with self.reporter.phase("collect"), self._policy_at_work() as (to_policy, from_policy):
-            return self.groups["env"].collect(step, to_policy, from_policy).wait(on_progress=self.reporter.progress)[0]
+            collecting = self.groups["env"].collect(step, to_policy, from_policy)
+            return Collected(*collecting.wait(on_progress=self.reporter.progress)[0])
 
     def validate(self, step: int) -> dict[str, float]:
         last = step >= self.config.runner.max_steps

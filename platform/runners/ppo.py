@@ -16,13 +16,15 @@ from rl_platform.algorithms.advantages import advantages
 from rl_platform.algorithms.kl import kl_controller, sequence_mean_kl
 from rl_platform.algorithms.mismatch import mismatch_weights
 from rl_platform.algorithms.pf_ppo import apply_pf_ppo, row_scores
-from rl_platform.algorithms.rewards import penalize_kl
+from rl_platform.algorithms.rewards import penalized
 from rl_platform.algorithms.summary import rollout_metrics
+from rl_platform.algorithms.validation import check_batch
 from rl_platform.config.schema import Config
 from rl_platform.errors import Diverged
 from rl_platform.metrics import Reporter
 from rl_platform.records import RolloutBatch
 from rl_platform.rng import generator
+from rl_platform.runners.rollouts import Collected, Rollouts
 from rl_platform.runners.state import RunState
 from rl_platform.runners.timings import ComponentTimings
 from rl_platform.runtime.group import Handle, WorkerGroup
@@ -49,7 +51,7 @@ class Task(Protocol):
     def sync_weights(self, version: int) -> None:
         """The rollout uses the actor's weights as they are now."""
 
-    def collect(self, step: int) -> tuple[RolloutBatch, Metrics]:
+    def collect(self, step: int) -> Collected:
         """One rollout batch, scored."""
 
     def validate(self, step: int) -> Metrics: ...
@@ -71,26 +73,31 @@ class Task(Protocol):
 def train(config: Config, task: Task, reporter: Reporter, state: RunState) -> None:
     """Run PPO steps until `runner.max_steps`, from the step `state` was resumed at."""
     ppo = PPO(config, task.learners, reporter)
-    step = state.restore(task, ppo)
-    task.sync_weights(step)
+    rollouts = Rollouts(task, ahead=config.runner.max_staleness > 0)
+    step, steps = state.restore(task, ppo, rollouts), config.runner.max_steps
+    task.sync_weights(ppo.version(step))
     timings = ComponentTimings(config, task.groups)
     if step == 0:
         reporter.step(0, validate(task, reporter, 0))
-    last = step >= config.runner.max_steps or task.exhausted()
+    last = step >= steps or (task.exhausted() and not rollouts.pending)
     while not last:
-        batch, metrics = task.collect(step)
-        metrics |= ppo.update(batch, step)
+        rollout = rollouts.take(step)
+        if step + 1 < steps and not task.exhausted():
+            rollouts.begin(step + 1)
+        metrics = rollout.metrics | ppo.update(rollout.batch, step)
         step += 1
+        reporter.samples(step, rollout.samples)
+        rollouts.settle()
         if ppo.trains_actor(step - 1):
             with reporter.phase("sync weights"):
-                task.sync_weights(step)
-        last = step >= config.runner.max_steps or task.exhausted()
+                task.sync_weights(ppo.version(step))
+        last = step >= steps or (task.exhausted() and not rollouts.pending)
         if last or due(step, config.runner.val_check_interval):
             metrics |= validate(task, reporter, step)
         reporter.step(step, metrics | timings.since_last())
         if last or due(step, config.runner.save_interval):
             with reporter.phase("checkpoint"):
-                state.save(step, task, ppo)
+                state.save(step, task, ppo, rollouts)
     task.finish()
 
 
@@ -110,12 +117,23 @@ class PPO:
         self.algorithm, self.learners, self.reporter = config.algorithm, learners, reporter
         self.seed = config.runner.seed
         self.kl_controller = kl_controller(config.algorithm.kl_ctrl)
+        # the correction gives weight 0 to what is not finite, and counts it
+        self.tolerated = ("rollout_log_probs",) if config.algorithm.rollout_is is not None else ()
 
     def trains_actor(self, step: int) -> bool:
         return step >= self.algorithm.policy_training_start_step
 
+    def version(self, step: int) -> int:
+        """Of the actor's weights at the beginning of `step`: how many updates made them."""
+        return max(0, step - self.algorithm.policy_training_start_step)
+
     def update(self, batch: RolloutBatch, step: int) -> Metrics:
-        """All of PPO step `step` (from 0) after collection. Raises Diverged when no action in the batch counts."""
+        """All of PPO step `step` (from 0) after collection.
+
+        Raises Diverged when no action in the batch counts or its numbers are not finite, DataError when its fields do
+        not belong together.
+        """
+        check_batch(batch, self.tolerated)
         if not bool(batch.mask.any()):
             raise Diverged(
                 f"step {step}: no action of the rollout counts, so there is nothing to learn from: all responses were "
@@ -123,7 +141,11 @@ class PPO:
             )
         scores = row_scores(batch.rewards, batch.mask) if self.algorithm.use_pf_ppo else None  # without a KL penalty
         batch, metrics = self._estimate(batch)
-        metrics |= rollout_metrics(batch)
+        recomputed = self.algorithm.old_log_probs == "recompute"
+        metrics |= rollout_metrics(batch if recomputed else replace(batch, log_probs=None))  # nothing to compare
+        if batch.versions is not None:
+            age = (self.version(step) - batch.versions).float()
+            metrics |= {"staleness/mean": age.mean().item(), "staleness/max": age.max().item()}
         if (correction := self.algorithm.rollout_is) is not None:
             weights, measured = mismatch_weights(batch.log_probs, batch.rollout_log_probs, batch.mask, correction)
             batch = replace(batch, loss_weights=weights)
@@ -137,32 +159,29 @@ class PPO:
         if critic is not None:
             metrics |= self._run("train critic", critic.update(batch, step))
         if self.trains_actor(step):
+            if correction is not None and correction.denominator == "kept":
+                batch = replace(batch, action_mask=batch.action_mask & (batch.loss_weights > 0))
             metrics |= self._run("train actor", actor.update(batch, step))
         return metrics
 
     def _estimate(self, batch: RolloutBatch) -> tuple[RolloutBatch, Metrics]:
         """The batch with log-probs, values, advantages and returns."""
         metrics: Metrics = {}
+        source = self.algorithm.old_log_probs
+        if source == "rollout":
+            batch = replace(batch, log_probs=batch.rollout_log_probs)
         for name, group in (
             ("reference", self.learners.reference),  # first: a full KL is measured by the actor, from its states
-            ("log-probs", self.learners.actor),
+            ("log-probs", self.learners.actor if source == "recompute" else None),
             ("values", self.learners.critic),
         ):
             if group is not None:
                 fields = self._run(name, group.evaluate(batch))
                 batch = replace(batch, **fields)
+        check_batch(batch, self.tolerated)  # before a KL penalty spreads what is wrong with log-probs into the rewards
         if self.algorithm.use_kl_in_reward:
             coefficient = self.kl_controller.coefficient
-            rewards, kl = penalize_kl(
-                batch.rewards,
-                batch.log_probs,
-                batch.reference_log_probs,
-                batch.mask,
-                coefficient,
-                self.algorithm.kl_penalty,
-                batch.full_kl,
-            )
-            batch = replace(batch, rewards=rewards)
+            batch, kl = penalized(batch, self.algorithm, coefficient)
             measured = sequence_mean_kl(kl, batch.mask)
             self.kl_controller.update(measured, len(batch))
             metrics |= {"reward/kl": measured, "reward/kl_coef": coefficient}
@@ -170,7 +189,11 @@ class PPO:
             batch = replace(batch, reference_states=None)  # large, and the updates would compare to it for nothing
         with self.reporter.phase("advantages"):
             estimated, returns = advantages(batch, self.algorithm)
-        return replace(batch, advantages=estimated, returns=returns), metrics
+        if batch.ends is None:  # what only the estimator reads; `flatten` drops it elsewhere
+            batch = replace(batch, bootstrapped=None, end_values=None)
+        batch = replace(batch, advantages=estimated, returns=returns, kl_penalties=None)
+        check_batch(batch, self.tolerated)
+        return batch, metrics
 
     def _run(self, phase: str, call: Handle) -> Any:
         """The result of a call on a worker group, as a phase of the step; all ranks return the same."""

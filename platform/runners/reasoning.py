@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rl_platform.algorithms.dynamic_sampling import DynamicSampler
 from rl_platform.algorithms.rewards import place_outcome_rewards
@@ -22,10 +24,11 @@ from rl_platform.config.components import Sampling
 from rl_platform.config.schema import Config
 from rl_platform.envs.reasoning.prompts import PromptLoader, build_prompts
 from rl_platform.envs.reasoning.question import Split
-from rl_platform.metrics import Reporter
+from rl_platform.metrics import Reporter, Sample
 from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.records import Prompt, RolloutBatch, Trajectory
 from rl_platform.runners.ppo import Learners
+from rl_platform.runners.rollouts import Collected
 from rl_platform.runtime import ComponentSpec, Runtime
 from rl_platform.runtime.group import WorkerGroup
 
@@ -48,7 +51,7 @@ class ReasoningTask:
         self.validation = validation.prompts
         self.prompts = {prompt.index: prompt for prompt in train.prompts}
         self.sampler = dynamic_sampler(config)
-        self.loader = PromptLoader(train.prompts, config.data.train_batch_size, config.runner.seed, config.data.shuffle)
+        self.loader = PromptLoader(train.prompts, round_size(config), config.runner.seed, config.data.shuffle)
 
         components: dict[str, type] = {"actor": LanguageActor, "rollout": LanguageRollout, "reward": Reward}
         if config.critic.use_critic_model:
@@ -63,21 +66,23 @@ class ReasoningTask:
         self.learners = Learners(self.groups["actor"], self.groups.get("critic"), self.groups.get("reference"))
 
     def sync_weights(self, version: int) -> None:
-        weights = self.groups["actor"].publish(version).wait()[0]
+        weights = self.groups["actor"].publish(version, copy=self.config.runner.max_staleness > 0).wait()[0]
         self.groups["rollout"].receive(weights).wait()
 
-    def collect(self, step: int) -> tuple[RolloutBatch, dict[str, float]]:
+    def collect(self, step: int) -> Collected:
         metrics: dict[str, float] = {}
         with self.reporter.phase("generate"):
             if self.sampler is None:
                 trajectories = self._round(step, 0)
             else:
                 trajectories, metrics = self.sampler.fill(step, partial(self._round, step))
-        self.reporter.samples(step + 1, _samples(trajectories[: self.config.runner.log_samples]))
         shaped = shaped_rewards(trajectories, self.config.algorithm, self.config.data.max_response_length)
         self._warn_of_clipped_scores(int(shaped.metrics.get("reward/out_of_range", 0)))
         batch = rollout_batch(trajectories, shaped, self.tokenizer.pad_token_id)
-        return batch, trajectory_metrics(trajectories) | shaped.metrics | metrics
+        if self.config.algorithm.bootstrap_truncated:
+            batch = replace(batch, bootstrapped=cut_ends(trajectories, batch.action_mask))
+        samples = _samples(trajectories[: self.config.runner.log_samples])
+        return Collected(batch, trajectory_metrics(trajectories) | shaped.metrics | metrics, samples)
 
     def _round(self, step: int, number: int) -> list[Trajectory]:
         """Scored responses to the next batch of prompts. Rounds of one step draw unlike random numbers."""
@@ -113,7 +118,7 @@ class ReasoningTask:
     def finish(self) -> None:
         """Write the trained model as a Hugging Face folder."""
         with self.reporter.phase("export"):
-            folder = self.groups["actor"].rank(0).export(str(self.output_dir / "model")).result()
+            folder = self.groups["actor"].export(str(self.output_dir / "model")).wait()[0]
         self.reporter.note(f"trained model, loadable by transformers: {folder}")
 
     def _warn_of_clipped_scores(self, count: int) -> None:
@@ -143,6 +148,14 @@ class ReasoningTask:
         scored.close()
         place = {prompt.index: position for position, prompt in enumerate(prompts)}
         return sorted(trajectories, key=lambda trajectory: (place[trajectory.prompt.index], trajectory.sample))
+
+
+def round_size(config: Config) -> int:
+    """Prompts that are generated at once."""
+    options = config.algorithm.dynamic_sampling
+    if options is None or options.prompts_per_round is None:
+        return config.data.train_batch_size
+    return options.prompts_per_round
 
 
 def dynamic_sampler(config: Config) -> DynamicSampler | None:
@@ -180,11 +193,19 @@ def rollout_batch(trajectories: Sequence[Trajectory], shaped: ShapedRewards, pad
         inputs={"tokens": tokens, "lengths": torch.tensor([len(row) for row in rows])},
         action_mask=action_mask,
         sample_mask=shaped.sample_mask,
+        compared=shaped.compared,
         group_ids=torch.tensor([trajectory.prompt.index for trajectory in trajectories]),
         rewards=place_outcome_rewards(shaped.rewards, action_mask),
         rollout_log_probs=log_probs,
         correct=torch.tensor([trajectory.metric > 0 for trajectory in trajectories]),
+        versions=torch.tensor([trajectory.weights_version for trajectory in trajectories]),
     )
+
+
+def cut_ends(trajectories: Sequence[Trajectory], action_mask: Tensor) -> Tensor:
+    """[B,T] bool: the last sampled token of responses that the length limit cut."""
+    truncated = torch.tensor([trajectory.finish_reason == "length" for trajectory in trajectories])
+    return place_outcome_rewards(truncated, action_mask) > 0
 
 
 def trajectory_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -196,12 +217,13 @@ def trajectory_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "reward/unscored": float(sum(not trajectory.valid for trajectory in trajectories)),
         "len/response_clip_frac": _mean([trajectory.finish_reason == "length" for trajectory in trajectories]),
         "len/prompt_mean": _mean(prompts),
+        "len/prompt_max": float(max(prompts)),
         "perf/tokens": float(sum(prompts) + sum(responses)),
         "perf/samples": float(len(trajectories)),
     }
 
 
-def _samples(trajectories: Sequence[Trajectory]) -> list[tuple[str, str, float]]:
+def _samples(trajectories: Sequence[Trajectory]) -> list[Sample]:
     return [(trajectory.prompt.text, trajectory.text, trajectory.reward) for trajectory in trajectories]
 
 

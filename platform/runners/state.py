@@ -57,7 +57,7 @@ class RunState:
         """The run has come to its end."""
         self._mark.touch()
 
-    def restore(self, task: HasParts, ppo: Stateful) -> int:
+    def restore(self, task: HasParts, ppo: Stateful, rollouts: Stateful) -> int:
         """Everyone gets the state of the checkpoint; returns its step, 0 without one."""
         if self.resume_from is None:
             return 0
@@ -66,12 +66,14 @@ class RunState:
         run = self.resume_from.load("run")
         task.load_state_dict(run["task"])
         ppo.load_state_dict(run["ppo"])
+        rollouts.load_state_dict(run.get("rollouts", {}))
         return self.resume_from.step
 
-    def save(self, step: int, task: HasParts, ppo: Stateful) -> None:
+    def save(self, step: int, task: HasParts, ppo: Stateful, rollouts: Stateful) -> None:
         # reading sharded state takes all ranks; the first one has the whole
         parts = {name: group.state_dict().wait()[0] for name, group in task.parts().items()}
-        checkpoint = self.store.save(step, parts | {"run": {"task": task.state_dict(), "ppo": ppo.state_dict()}})
+        run = {"task": task.state_dict(), "ppo": ppo.state_dict(), "rollouts": rollouts.state_dict()}
+        checkpoint = self.store.save(step, parts | {"run": run})
         self.reporter.note(f"checkpoint of step {step}: {checkpoint.path}")
 
     def outlook(self) -> str:
@@ -92,6 +94,9 @@ def fingerprint(config: Config) -> str:
         )
         facts |= {f"env.{name}": value for name, value in env.items()}
         facts |= _facts("actor.model", config.actor.model, {"hidden_sizes", "activation"})
+        if config.actor.model.num_action_chunks > 1:
+            facts |= _facts("actor.model", config.actor.model, {"num_action_chunks"})
+            facts["algorithm.reward_type"] = config.algorithm.reward_type  # how many values there are
     else:
         language_model = {"path", "random_init", "tokenizer"}
         facts |= _facts("actor.model", config.actor.model, language_model)

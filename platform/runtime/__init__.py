@@ -13,6 +13,7 @@ from rl_platform.errors import PlatformError
 from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.group import WorkerGroup
 from rl_platform.runtime.host import ComponentSpec, PlacedHost
+from rl_platform.tracing import Span
 
 __all__ = ["ComponentSpec", "Placement", "Runtime"]
 
@@ -52,6 +53,9 @@ class Runtime(Protocol):
 
     def fail(self, error: PlatformError) -> None:
         """Closes every channel with `error`."""
+
+    def spans(self) -> list[Span]:
+        """What hosts that are processes recorded for the timeline; they record no more then."""
 
     def shutdown(self) -> None:
         """Stops everything within a bounded time; again: does nothing."""

@@ -118,12 +118,7 @@ class Channel(Generic[T]):
                     self._wait_for_room(f"{done} of {total} items put" if total > 1 else "", timeout)
                 stop = min(total, done + self.capacity - self._depth)
                 stream = self._streams.get(key) or self._open(key)
-                stream.items.extend(pairs[done:stop] if stop - done < total else pairs)
-                self._depth += stop - done
-                self._puts += stop - done
-                self._max_depth = max(self._max_depth, self._depth)
-                if stream.users:
-                    stream.ready.notify(stop - done)
+                self._add(stream, pairs[done:stop] if stop - done < total else pairs)
                 done = stop
 
     def get(self, key: Hashable = None, timeout: float | None = None) -> T:
@@ -216,6 +211,14 @@ class Channel(Generic[T]):
                 )
 
     # What follows runs with the lock held.
+
+    def _add(self, stream: _Stream[T], pairs: Sequence[tuple[T, float]]) -> None:
+        stream.items.extend(pairs)
+        self._depth += len(pairs)
+        self._puts += len(pairs)
+        self._max_depth = max(self._max_depth, self._depth)
+        if stream.users:
+            stream.ready.notify(len(pairs))
 
     def _open(self, key: Hashable) -> _Stream[T]:
         stream = self._streams[key] = _Stream(self._lock)

@@ -77,7 +77,10 @@ class ComponentSpec:
 
 
 class PlacedHost(Protocol):
-    """One host of a placement: `members` are (component, rank) in order of construction."""
+    """One host of a placement: `members` are (component, rank) in order of construction.
+
+    `env`, for a host with a process of its own, is added to that process's environment; threads do without.
+    """
 
     @property
     def name(self) -> str: ...
@@ -131,6 +134,10 @@ class RankThread:
     def submit(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Future[Any]:
         """Queues a call. Raises WorkerDied after `retire`."""
         return self._enqueue(method, partial(getattr(self._component, method), *args, **kwargs))
+
+    def run(self, name: str, function: Callable[[Any], Any]) -> Future[Any]:
+        """Queues `function(component)` as a call of this name. Raises WorkerDied after `retire`."""
+        return self._enqueue(name, lambda: function(self._component))
 
     def doing(self) -> str:
         current = self._current

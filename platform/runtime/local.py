@@ -7,27 +7,29 @@ process of their own.
 
 from __future__ import annotations
 
-import concurrent.futures
-import difflib
 import logging
 import threading
-import time
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from rl_platform.errors import ChannelClosed, Deadline, PlacementError, PlatformError, Problem, WorkerDied
+from rl_platform.errors import PlatformError, WorkerDied
 from rl_platform.runtime import ComponentSpec, Placement
 from rl_platform.runtime.channel import Channel, waiting_on
 from rl_platform.runtime.group import Handle, WorkerGroup
-from rl_platform.runtime.host import Host, RankThread, label
+from rl_platform.runtime.host import Host, RankThread
+from rl_platform.runtime.lifecycle import (
+    RUNNER,
+    SHUTDOWN_S,
+    check_components,
+    labels_of,
+    raise_first,
+    stop_after,
+    stop_ranks,
+)
+from rl_platform.tracing import Span
 
 logger = logging.getLogger(__name__)
-
-RUNNER = "runner"
-SHUTDOWN_S = 10.0
-INTERRUPTED_S = 3.0  # on Ctrl-C, where a person waits
 
 
 class LocalRuntime:
@@ -69,7 +71,7 @@ class LocalRuntime:
             for (name, _), thread in self._ranks.items():
                 Handle(f"{name}.__init__", [thread], [thread.construct()], self._deadline_s).wait()
         except BaseException as error:
-            self._stop_after(error)
+            stop_after(error, self.fail, self.shutdown)
             raise
         return groups
 
@@ -86,15 +88,18 @@ class LocalRuntime:
             raise WorkerDied(f"channel '{name}' was asked for after the runtime was shut down")
         if name in self._channels and not self._channels[name].closed:
             raise ValueError(f"channel '{name}' exists already and is open: close it first or choose another name")
-        channel: Channel[Any] = Channel(
-            name, capacity, self._deadline_s, self._labels(name, producers), self._labels(name, consumers), self._status
-        )
+        users = (labels_of(name, names, self._members) for names in (producers, consumers))
+        channel: Channel[Any] = Channel(name, capacity, self._deadline_s, *users, self._status)
         self._channels[name] = channel
         return channel
 
     def fail(self, error: PlatformError) -> None:
         """Closes every channel with `error`, so that nobody waits for data that will not come."""
-        _raise_first(_close_channels(list(self._channels.values()), error))
+        raise_first(_close_channels(list(self._channels.values()), error))
+
+    def spans(self) -> list[Span]:
+        """None: all threads record in this process."""
+        return []
 
     def shutdown(self, timeout: float = SHUTDOWN_S) -> None:
         """Closes channels, calls the components' `close` in reverse order of construction and joins all threads.
@@ -107,16 +112,11 @@ class LocalRuntime:
             return
         self._stopped = True
         failures = _close_channels(list(self._channels.values()), None)
-        idle = {thread: thread.retire() for thread in reversed(self._ranks.values())}
-        concurrent.futures.wait(idle.values(), timeout)
-        stuck_last = sorted(idle, key=lambda thread: not idle[thread].done())
-        until = time.monotonic() + timeout
-        for thread in stuck_last:
-            failures += _close(thread, until)
+        failures += stop_ranks(self._ranks.values(), timeout)
         for channel in self._channels.values():
             if depth := channel.stats().depth:
                 logger.warning("channel '%s' was shut down with %d items that nobody got", channel.name, depth)
-        _raise_first(failures)
+        raise_first(failures)
 
     def __enter__(self) -> Self:
         return self
@@ -127,46 +127,12 @@ class LocalRuntime:
         if error is None:
             self.shutdown()
         else:
-            self._stop_after(error)
-
-    def _stop_after(self, error: BaseException) -> None:
-        """Shuts down because of `error`, which stays the news: what fails meanwhile becomes a note of it."""
-        stopped = ChannelClosed(f"the run was stopped by {type(error).__name__}: {error}")
-        news = error if isinstance(error, PlatformError) else stopped
-        timeout = INTERRUPTED_S if isinstance(error, KeyboardInterrupt) else SHUTDOWN_S
-        for step in (partial(self.fail, news), partial(self.shutdown, timeout)):
-            try:
-                step()
-            except PlatformError as failure:
-                error.add_note(f"while shutting down: {failure}")
+            stop_after(error, self.fail, self.shutdown)
 
     def _check_startable(self, components: Mapping[str, ComponentSpec]) -> None:
         if self._stopped or self._ranks:
             raise RuntimeError("a runtime starts its components once: make a new one")
-        placed = {name for name, _ in self._members}
-        unknown = [
-            Problem(f"cluster.component_placement.{name}", "placed, but this run has no such component", hint=hint)
-            for name in sorted(placed - set(components))
-            for hint in [f"components of this run: {', '.join(sorted(components))}"]
-        ]
-        missing = [
-            Problem(f"cluster.component_placement.{name}", "this run needs the component, but it has no place")
-            for name in sorted(set(components) - placed)
-        ]
-        if unknown or missing:
-            raise PlacementError(unknown + missing)
-
-    def _labels(self, channel: str, names: Iterable[str]) -> Sequence[str]:
-        labels: list[str] = []
-        for name in [names] if isinstance(names, str) else names:
-            ranks = [label(*member) for member in self._members if name in (member[0], label(*member))]
-            if not ranks and name != RUNNER:
-                known = [RUNNER, *dict.fromkeys(component for component, _ in self._members)]
-                nearest = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean '{nearest[0]}'?" if nearest else f"there are: {', '.join(known)}"
-                raise ValueError(f"channel '{channel}': no component '{name}' in the placement; {hint}")
-            labels += ranks or [RUNNER]
-        return labels
+        check_components({name for name, _ in self._members}, components)
 
     def _status(self, name: str) -> str:
         if name == RUNNER:
@@ -180,7 +146,7 @@ class LocalRuntime:
     def _on_failure(self, name: str, error: PlatformError) -> None:
         channels = list(self._channels.values())
         theirs = [channel for channel in channels if name in channel.producers or name in channel.consumers]
-        _raise_first(_close_channels(theirs, error))
+        raise_first(_close_channels(theirs, error))
 
 
 def _close_channels(channels: Iterable[Channel[Any]], error: PlatformError | None) -> list[PlatformError]:
@@ -191,18 +157,3 @@ def _close_channels(channels: Iterable[Channel[Any]], error: PlatformError | Non
         except PlatformError as failure:
             failures.append(failure)
     return failures
-
-
-def _raise_first(failures: Sequence[PlatformError]) -> None:
-    if failures:
-        for other in failures[1:]:
-            failures[0].add_note(str(other))
-        raise failures[0]
-
-
-def _close(thread: RankThread, until: float) -> list[PlatformError]:
-    closing = thread.close()
-    if not thread.join(max(0.0, until - time.monotonic())):
-        return [Deadline(f"{thread.label} did not stop in time ({thread.doing()}); its thread was abandoned")]
-    error = closing.exception()
-    return [error] if isinstance(error, PlatformError) else []

@@ -27,6 +27,9 @@ def hangs(response, answer, metadata):
     if sum((response + answer).encode()) % 2:
         time.sleep(60)
     return 1.0
+
+def huge(response, answer, metadata):
+    return 1e39
 """
 
 
@@ -160,6 +163,33 @@ def test_responses_without_a_score_are_masked_and_counted(command, name: str):
     assert {row["reward/raw_mean"] for row in rows} == {1.0}  # the others never count as zero
 
 
+@pytest.mark.usefixtures("rewards")
+def test_a_score_that_no_float32_holds_is_named_before_anything_is_trained(command):
+    ended = command("reasoning.yaml", "reward.type=rewards:huge")
+    assert ended.code == 70
+    assert "Diverged: rewards of the rollout are not finite, first rewards[0, " in ended.err
+    assert "] = inf: they come from the reward function" in ended.err
+    assert "Traceback" not in ended.err
+    assert len(read_metrics("out")) == 1  # the validation before the first step
+
+
+@pytest.mark.parametrize(
+    ("role", "tensor", "advice"),
+    [
+        ("actor", "rollout_log_probs", "the actor may have diverged: lower actor.optim.lr"),
+        ("critic", "values", "the critic (embodied: the actor) may have diverged: lower its optim.lr"),
+    ],
+)
+def test_a_model_that_diverges_is_named(command, role: str, tensor: str, advice: str):
+    """One optimizer step of a size beyond float32: what the model says of the next rollout is not finite."""
+    one_step = f"{role}.optim.lr=1.0e38", "algorithm.ppo_epochs=1", "data.mini_batch_size=8"
+    ended = command("reasoning.yaml", *one_step)
+    assert ended.code == 70
+    assert f"Diverged: {tensor} of the rollout are not finite, first {tensor}[0, " in ended.err
+    assert advice in ended.err
+    assert "Traceback" not in ended.err
+
+
 # Backends and placements that this version does not run ---------------------------------------------------------------
 
 
@@ -171,10 +201,14 @@ def test_responses_without_a_score_are_masked_and_counted(command, name: str):
             "actor.parallel: 1 ranks of actor cannot hold whole copies of a model that 2 ranks share",
         ),
         (["rollout.backend=sglang"], "command line: rollout.backend: this version generates with torch only"),
-        (["cluster.runtime=ray"], "command line: cluster.runtime: this version runs in one process, without Ray"),
+        (["cluster.num_nodes=2"], "command line: cluster.num_nodes: without a Ray cluster to join"),
         (
-            ["cluster.gpus_per_node=2", "cluster.component_placement={'actor,critic': 0, 'rollout,reward': 1}"],
-            "command line: cluster.component_placement: this version runs in one process, but 2 accelerators are used",
+            [
+                "cluster.runtime=local",
+                "cluster.devices_per_node=2",
+                "cluster.component_placement={'actor,critic': 0, 'rollout,reward': 1}",
+            ],
+            "command line: cluster.runtime: local is one process, but 2 accelerators are used",
         ),
     ],
 )

@@ -97,6 +97,18 @@ def test_stopped_by_sigkill(command, kill_after_a_checkpoint, arguments: tuple[s
     assert_equal("whole", "killed")
 
 
+@pytest.mark.parametrize("task", ["reasoning.yaml", "embodied.yaml"])
+def test_a_rollout_collected_ahead_survives_sigkill(command, kill_after_a_checkpoint, assert_equal, task: str):
+    arguments = (task, *INTERVALS, "runner.max_staleness=1", "algorithm.rollout_is={}")
+    assert command(*arguments, "runner.output_dir=whole").code == 0
+    kill_after_a_checkpoint(*arguments, "runner.output_dir=killed")
+    assert command(*arguments, "runner.output_dir=killed").code == 0
+    assert_equal("whole", "killed")
+    if task == "reasoning.yaml":
+        ages = [(row["staleness/mean"], row["staleness/max"]) for row in read_metrics(Path("whole"))[1:]]
+        assert ages == [(0, 0)] + [(1, 1)] * (STEPS - 1)
+
+
 def test_two_runs_of_one_seed_are_equal_and_of_two_seeds_are_not(
     command, arguments: tuple[str, ...], assert_equal, final_state, differences
 ):

@@ -18,19 +18,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from rl_platform.algorithms.aggregation import Denominators
+from rl_platform.algorithms.action_levels import denominators_of
 from rl_platform.algorithms.losses import ModelOutputs
 from rl_platform.algorithms.metrics import Metrics, Sums
 from rl_platform.config.components import Optim
 from rl_platform.engines.training.base import Loss, MicroBatches
-from rl_platform.engines.training.sharing import hidden_size_of, over_ranks, part_of, shares
+from rl_platform.engines.training.sharing import balance_metrics_of, hidden_size_of, over_ranks, part_of, shares
 from rl_platform.records import RolloutBatch
 
 
 class FSDPEngine:
     """`model`: an nn.Module from `RolloutBatch` to `ModelOutputs`.
 
-    More than one rank: the default process group is initialised and holds exactly the ranks of this model.
+    More than one rank: the default process group is initialised and holds exactly the ranks of this model. `horizon`,
+    `nominal`: of the denominators, see `Denominators.of`. `balance`: see `shares`.
     """
 
     def __init__(
@@ -41,10 +42,13 @@ class FSDPEngine:
         dtype: torch.dtype,
         horizon: int,
         device: torch.device,
+        nominal: bool = False,
+        balance: bool = True,
         gradient_checkpointing: bool = False,
     ) -> None:
         self.rank, self.world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-        self.device, self.horizon = device, horizon
+        self.device, self.horizon, self.nominal = device, horizon, nominal
+        self.balance = balance
         self.model = model.to(device)
         if gradient_checkpointing:
             for layer in _layers(self.model):
@@ -60,15 +64,18 @@ class FSDPEngine:
 
     def evaluate(self, batch: RolloutBatch, micro_batches: MicroBatches) -> ModelOutputs:
         with self.precision:
-            outputs = evaluate(self.model, batch, micro_batches, self.device, self.rank, self.world_size)
+            outputs = evaluate(
+                self.model, batch, micro_batches, self.device, self.rank, self.world_size, balance=self.balance
+            )
         if self.world_size > 1:
             self.model.reshard()  # after a forward without backward the outermost unit is still whole
         return outputs
 
     def step(self, mini_batch: RolloutBatch, loss: Loss, micro_batches: MicroBatches) -> Metrics | None:
-        denominators = Denominators.of(mini_batch.mask, self.horizon, mini_batch.correct)
+        denominators = denominators_of(mini_batch, self.horizon, nominal=self.nominal)
         metrics, total = Metrics(), torch.zeros((), device=self.device)
-        for rows in shares(mini_batch, micro_batches, self.rank, self.world_size, hidden_size_of(self.model)):
+        width = hidden_size_of(self.model)
+        for rows in shares(mini_batch, micro_batches, self.rank, self.world_size, width, self.balance):
             part = part_of(mini_batch, rows).to(self.device)
             with self.precision:
                 outputs = self.model(part, entropy=True)
@@ -86,6 +93,7 @@ class FSDPEngine:
             return None
         if self.world_size > 1:
             metrics = over_ranks(metrics, self.device)
+            metrics = metrics.merge(balance_metrics_of(mini_batch, self.world_size, width, self.balance))
         return metrics.merge(Metrics(means={("grad_norm",): Sums(norm.detach().reshape(1), 1.0)}))
 
     def set_learning_rate(self, value: float) -> None:
@@ -139,10 +147,11 @@ def evaluate(
     device: torch.device,
     rank: int = 0,
     world_size: int = 1,
+    balance: bool = True,
 ) -> ModelOutputs:
     """The model's outputs [B,T] for a whole batch, float32 on the CPU; each rank computes its share, all get all."""
     found: dict[str, Tensor] = {}
-    for rows in shares(batch, micro_batches, rank, world_size, hidden_size_of(model)):
+    for rows in shares(batch, micro_batches, rank, world_size, hidden_size_of(model), balance):
         outputs = model(part_of(batch, rows).to(device))
         for name, tensor in vars(outputs).items():
             if tensor is not None:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from rl_platform.algorithms.aggregation import Denominators
+from rl_platform.algorithms.action_levels import denominators_of
 from rl_platform.algorithms.losses import ModelOutputs
 from rl_platform.algorithms.metrics import Metrics, Sums
 from rl_platform.config.components import Optim, Parallel
@@ -28,7 +28,7 @@ from rl_platform.engines.training.megatron_device import prepare, quiet_megatron
 from rl_platform.engines.training.megatron_model import build_stage, with_optimizer
 from rl_platform.engines.training.megatron_state import EMBEDDING, Group, ModelState
 from rl_platform.engines.training.megatron_weights import source_of
-from rl_platform.engines.training.sharing import on_cpu, over_ranks, part_of, shares
+from rl_platform.engines.training.sharing import balance_metrics_of, on_cpu, over_ranks, part_of, shares
 from rl_platform.engines.training.vocab_parallel import vocab_parallel_log_probs
 from rl_platform.errors import ConfigError, PlacementError, Problem
 from rl_platform.models.forward import TokenPolicy, TokenValues
@@ -72,9 +72,12 @@ class MegatronEngine:
         horizon: int,
         device: torch.device,
         parallel: Parallel,
+        nominal: bool = False,
+        balance: bool = True,
         gradient_checkpointing: bool = False,
     ) -> None:
         self.model, self.parallel, self.device, self.horizon = model, parallel, device, horizon
+        self.nominal, self.balance = nominal, balance
         self.is_value_model = isinstance(model, TokenValues)
         config = model.model.config
         if problems := [*unfit(config, parallel, "critic" if self.is_value_model else "actor")]:
@@ -122,7 +125,7 @@ class MegatronEngine:
         return ModelOutputs(**{name: found.cpu()})
 
     def step(self, mini_batch: RolloutBatch, loss: Loss, micro_batches: MicroBatches) -> Metrics | None:
-        denominators = Denominators.of(mini_batch.mask, self.horizon, mini_batch.correct)
+        denominators = denominators_of(mini_batch, self.horizon, nominal=self.nominal)
         metrics, total = Metrics(), torch.zeros((), device=self.device)
 
         def loss_of(rows: list[int], part: RolloutBatch, packed: PackedInput, hidden: Tensor) -> Any:
@@ -147,6 +150,8 @@ class MegatronEngine:
             return None
         if self.is_last and self.data.handle is not None:
             metrics = over_ranks(metrics, self.device, self.data.handle)
+            width = self.model.hidden_size
+            metrics = metrics.merge(balance_metrics_of(mini_batch, self.data.size, width, self.balance))
         metrics = self.pipeline.broadcast_object(on_cpu(metrics), self.pipeline.size - 1)
         metrics = self.tensor.broadcast_object(metrics, 0)  # one may stop the update: equal to the last bit
         return metrics.merge(Metrics(means={("grad_norm",): Sums(torch.tensor([float(norm)]), 1.0)}))
@@ -175,7 +180,7 @@ class MegatronEngine:
 
     def _parts(self, batch: RolloutBatch, micro_batches: MicroBatches) -> list[tuple[list[int], RolloutBatch]]:
         """This data-parallel rank's micro-batches; tensor and pipeline ranks work on the same ones."""
-        parts = shares(batch, micro_batches, self.data.rank, self.data.size, self.model.hidden_size)
+        parts = shares(batch, micro_batches, self.data.rank, self.data.size, self.model.hidden_size, self.balance)
         return [([*rows], part_of(batch, rows).to(self.device)) for rows in parts]
 
     def _run(

@@ -9,34 +9,50 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rl_platform.algorithms.balance import balanced_parts, sequence_cost
-from rl_platform.algorithms.metrics import Metrics, Sums
+from rl_platform.algorithms.balance import balance_metrics, balanced_parts, contiguous_parts, sequence_cost
+from rl_platform.algorithms.metrics import Metrics, Sums, over
 from rl_platform.engines.training.base import MicroBatches, row_lengths
 from rl_platform.records import RolloutBatch
 
 
 def shares(
-    batch: RolloutBatch, micro_batches: MicroBatches, rank: int, world_size: int, hidden_size: int = 0
+    batch: RolloutBatch,
+    micro_batches: MicroBatches,
+    rank: int,
+    world_size: int,
+    hidden_size: int = 0,
+    balance: bool = True,
 ) -> list[Sequence[int]]:
     """One rank's micro-batches as row indices: equally many rows (but for one) and similar work on every rank, each row
-    on one of them. Work is `sequence_cost` with the model's `hidden_size`.
+    on one of them. Work is `sequence_cost` with the model's `hidden_size`; without `balance` the rows are cut in order.
 
     Every rank gets equally many micro-batches, for their collectives to match; the empty ones at the end stand for
     idling.
     """
-    plans = [micro_batches.split(batch, rows) for rows in _rows_of_ranks(batch, world_size, hidden_size)]
+    plans = [micro_batches.split(batch, rows) for rows in _rows_of_ranks(batch, world_size, hidden_size, balance)]
     longest = max(len(plan) for plan in plans)
     return plans[rank] + [[] for _ in range(longest - len(plans[rank]))]
 
 
-def _rows_of_ranks(batch: RolloutBatch, world_size: int, hidden_size: int) -> list[Sequence[int]]:
+def _rows_of_ranks(batch: RolloutBatch, world_size: int, hidden_size: int, balance: bool) -> list[Sequence[int]]:
     rows = range(len(batch))
     if world_size == 1:
         return [rows]
     lengths = row_lengths(batch)
     if min(lengths) == max(lengths):  # as transitions are: any equal cut will do
         return [rows[start::world_size] for start in range(world_size)]
+    if not balance:
+        return [*contiguous_parts(len(batch), world_size)]
     return [*balanced_parts([sequence_cost(length, hidden_size) for length in lengths], world_size)]
+
+
+def balance_metrics_of(batch: RolloutBatch, world_size: int, hidden_size: int, balance: bool) -> Metrics:
+    """How evenly a mini-batch was shared; nothing where all rows are the same work."""
+    lengths = row_lengths(batch)
+    if min(lengths) == max(lengths):
+        return Metrics()
+    found = balance_metrics(lengths, _rows_of_ranks(batch, world_size, hidden_size, balance), hidden_size)
+    return Metrics(means=over(1.0, {name: torch.tensor(value) for name, value in found.items()}))
 
 
 def hidden_size_of(model: nn.Module) -> int:

@@ -12,7 +12,9 @@ GOLDENS = {
     "seq-mean-token-sum": 5.0,
     "seq-mean-token-mean": 2.0,
     "seq-mean-token-sum-norm": 1.25,
+    "token-sum": 15.0,
 }
+NOMINAL = {"seq-mean-token-sum": 3.75, "seq-mean-token-mean": 1.5, "seq-mean-token-sum-norm": 0.9375}
 SPLITS = [[[0, 1, 2, 3]], [[0, 1], [2, 3]], [[0], [1], [2], [3]], [[3, 0, 2], [1]], [[3], [2, 0, 1]]]
 
 
@@ -28,6 +30,14 @@ def test_any_split_into_micro_batches_sums_to_the_golden(mode: str, split: list[
     denominators = Denominators.of(MASK, horizon=4)
     parts = [aggregate(LOSS[rows], MASK[rows], denominators, mode) for rows in split]
     assert sum(float(part) for part in parts) == pytest.approx(GOLDENS[mode], rel=1e-6)
+
+
+@pytest.mark.parametrize("mode", NOMINAL)
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+def test_nominal_denominators_count_the_masked_row_too(mode: str, split: list[list[int]]) -> None:
+    denominators = Denominators.of(MASK, horizon=4, nominal=True)
+    parts = [aggregate(LOSS[rows], MASK[rows], denominators, mode) for rows in split]
+    assert sum(float(part) for part in parts) == pytest.approx(NOMINAL[mode], rel=1e-6)
 
 
 @pytest.mark.parametrize("mode", GOLDENS)

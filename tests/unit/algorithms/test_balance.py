@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_platform.algorithms.balance import balanced_parts, sequence_cost
+from rl_platform.algorithms.balance import balance_metrics, balanced_parts, contiguous_parts, sequence_cost
 
 
 def sums(costs: list[int], parts: list[list[int]]) -> list[int]:
@@ -24,6 +24,30 @@ def test_goldens(costs: list[int], count: int, largest: int) -> None:
     parts = balanced_parts(costs, count)
     assert sums(costs, parts)[0] <= largest
     assert sum(sums(costs, parts)) == sum(costs)
+
+
+def test_metrics() -> None:
+    """Work without the hidden size is the square of the length: halves of 25 + 16 and 1 + 4, or 25 + 1 and 16 + 4."""
+    lengths = [5, 4, 1, 2]
+    found = balance_metrics(lengths, [[0, 2], [1, 3]], hidden_size=0)
+    expected = {
+        "balance/min": 6.0,
+        "balance/mean": 6.0,
+        "balance/max": 6.0,
+        "balance/before_max": 41 / 23,
+        "balance/after_max": 26 / 23,
+        "balance/imbalance": 1 - 23 / 26,
+    }
+    assert found == pytest.approx(expected)
+
+
+@given(count=st.integers(0, 50), parts=st.integers(1, 9))
+def test_contiguous_parts(count: int, parts: int) -> None:
+    found = contiguous_parts(count, parts)
+    assert [row for part in found for row in part] == list(range(count))
+    sizes = [len(part) for part in found]
+    assert len(sizes) == parts
+    assert max(sizes) - min(sizes) <= 1
 
 
 @settings(deadline=None)

@@ -13,7 +13,7 @@ def test_embodied_card() -> None:
     card = dict(algorithm_card(algorithm, rows_per_rollout=4096, mini_batch_size=256, task_type="embodied"))
     assert card["optimizer steps per rollout"].startswith("160 (10 epochs x 16 mini-batches of 256 transitions)")
     assert card["value loss"].startswith("Huber, delta 10, values clipped to old values +-0.2")
-    assert card["old log-probs"].startswith("recorded during the rollout")
+    assert card["old log-probs"].startswith("recomputed with the values")
     assert card["KL to the reference"] == "none"
     assert card["critic warm-up"].startswith("none")
     assert "actor steps per rollout" not in card
@@ -98,6 +98,7 @@ def test_the_gradient_of_the_kl_loss_is_told() -> None:
         {"policy_loss": "reinforce"},
         {"policy_loss": "mine:loss"},
         {"positive_nll_coef": 0.1},
+        {"loss_agg_func": "token-sum"},
         {"rollout_is": {}},
         {"rollout_is": {"mode": None, "reject": {"threshold": 0.1}}},
         {"ppo_epochs": 2},
@@ -122,6 +123,39 @@ def test_every_choice_shows(change: dict[str, object]) -> None:
         for keys in ({}, change)
     )
     assert plain != changed
+
+
+@pytest.mark.parametrize(
+    ("base", "change", "text"),
+    [
+        ({"loss_agg_func": "seq-mean-token-sum"}, {"loss_agg_denominator": "nominal"}, "masked ones included"),
+        ({"adv_type": "grpo"}, {"grpo_leave_one_out": True}, "divided by the others' unbiased deviation"),
+        ({}, {"bootstrap_truncated": True}, "truncated responses go on with the critic's value"),
+        ({"dynamic_sampling": {}}, {"dynamic_sampling": {"prompts_per_round": 99}}, "rounds of 99 prompts"),
+        ({}, {"advantage_clip": [-2, 3.5]}, "bounded by [-2, 3.5]"),
+        ({"adv_type": "reinforce_plus_plus_baseline"}, {"whiten_over": "sequences"}, "responses, each counting once"),
+        ({"adv_type": "reinforce_plus_plus"}, {"reinforce_kl_credit": "local"}, "the KL penalty of each token its own"),
+        ({"overlong": {"filter": True}}, {"group_ignore_masked": True}, "nor in their group's statistics"),
+        ({"use_kl_in_reward": True, "kl_penalty": "k3"}, {"kl_output_clip": 5.0}, "k3 (at most 5)"),
+        ({"use_kl_loss": True}, {"kl_loss_output_clip": 10.0}, "k3 (at most 10)"),
+        (
+            {"rollout_is": {"mode": "icepop"}},
+            {"rollout_is": {"mode": "icepop", "denominator": "kept"}},
+            "leaves the loss",
+        ),
+        ({}, {"old_log_probs": "rollout"}, "those of the rollout engine"),
+        ({}, {"old_log_probs": "current"}, "the current ones, so the ratio is 1"),
+        ({"positive_nll_coef": 0.1}, {"positive_nll_norm": "all_tokens"}, "per token of all responses"),
+    ],
+    ids=str,
+)
+def test_every_control_shows(base: dict[str, object], change: dict[str, object], text: str) -> None:
+    plain, changed = (
+        str(algorithm_card(Algorithm(**keys), rows_per_rollout=128, mini_batch_size=64, task_type="reasoning"))
+        for keys in (base, base | change)
+    )
+    assert text in changed
+    assert text not in plain
 
 
 @pytest.mark.parametrize("adv_type", ["grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "raw"])

@@ -8,10 +8,13 @@ import pytest
 from rl_platform.config.algorithm import (
     PFPPO,
     POLICY_LOSSES,
+    ActionLevel,
     Algorithm,
+    Bootstrap,
     KLGradient,
     KLLossType,
     LossAggregation,
+    OldLogProbs,
 )
 from rl_platform.config.describe import choices, section_of, walk
 from rl_platform.config.estimators import ESTIMATORS
@@ -24,7 +27,7 @@ FIELDS = {
     name: field for name, field in walk(Algorithm) if section_of(field.annotation) is None or field.default is None
 }
 METHODS = choices(PFPPO.model_fields["method"].annotation)
-ENUMERATIONS = (KLLossType, KLGradient, LossAggregation)
+ENUMERATIONS = (KLLossType, KLGradient, LossAggregation, OldLogProbs, ActionLevel, Bootstrap)
 CHOICES = [*(name for kind in ENUMERATIONS for name in get_args(kind)), *METHODS, *ESTIMATORS, *POLICY_LOSSES]
 
 

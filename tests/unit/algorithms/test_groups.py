@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rl_platform.algorithms.advantages import FUNCTIONS, advantages
-from rl_platform.algorithms.groups import grpo, reward_to_go, rloo
+from rl_platform.algorithms.groups import grpo, leave_one_out, local_penalties, reward_to_go, rloo
 from rl_platform.algorithms.rewards import place_outcome_rewards
+from rl_platform.algorithms.statistics import whiten, whiten_rows
 from rl_platform.config.algorithm import Algorithm
 from rl_platform.config.estimators import ESTIMATORS
 from rl_platform.errors import Diverged
@@ -52,6 +53,10 @@ def batch_of(scores: Tensor, mask: Tensor, group_ids: Tensor, **fields: Any) -> 
             [0.5, -0.5, -0.5, 0.5, 0, 0, 0, 0, 0.75, -0.25, -0.25, -0.25, 0],
         ),
         (
+            {"adv_type": "grpo", "grpo_leave_one_out": True},
+            [1.154699, -1.154699, -1.154699, 1.154699, 0, 0, 0, 0, 1.0, -0.577349, -0.577349, -0.577349, 0],
+        ),
+        (
             {"adv_type": "rloo"},
             [0.666667, -0.666667, -0.666667, 0.666667, 0, 0, 0, 0, 1, -0.333333, -0.333333, -0.333333, 0],
         ),
@@ -68,6 +73,65 @@ def test_groups(keys: dict[str, Any], expected: list[float]) -> None:
 def test_scores_that_differ_by_rounding_only_give_exactly_zero() -> None:
     mask = torch.ones(8, 1, dtype=torch.bool)
     assert not grpo(torch.full((8, 1), 0.1), mask, torch.zeros(8, dtype=torch.int64)).any()
+
+
+def test_others_that_differ_by_rounding_only_do_not_amplify_the_one_that_differs() -> None:
+    scores = torch.tensor([1.0, *[0.35] * 7])[:, None]
+    mask = torch.ones(8, 1, dtype=torch.bool)
+    close(leave_one_out(scores, mask, torch.zeros(8, dtype=torch.int64))[0], [0.65])
+
+
+def test_the_deviation_of_others_that_nearly_agree_has_no_rounding_in_it() -> None:
+    """A difference of sums of squares would leave 1e-5 of the lone score's square, far above the deviation itself."""
+    scores = torch.tensor([1e5, 0.0, 1e-3, 2e-3], dtype=torch.float64)[:, None]
+    mask = torch.ones(4, 1, dtype=torch.bool)
+    found = leave_one_out(scores, mask, torch.zeros(4, dtype=torch.int64))[0, 0]
+    assert found.item() == pytest.approx((1e5 - 1e-3) / (1e-3 + 1e-6), rel=1e-6)
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 1000))
+def test_leave_one_out_is_what_its_name_says(seed: int) -> None:
+    batch = random_batch(seed)
+    batch.sample_mask = torch.rand(9, generator=torch.Generator().manual_seed(seed)) < 0.8
+    scores = torch.where(batch.mask, batch.rewards, 0.0).sum(dim=1)
+    expected = torch.zeros(9)
+    for row in batch.sample_mask.nonzero().flatten():
+        others = batch.sample_mask & (batch.group_ids == batch.group_ids[row])
+        others[row] = False
+        if others.any():
+            deviation = scores[others].std() + 1e-6 if others.sum() > 1 else 1.0
+            expected[row] = (scores[row] - scores[others].mean()) / deviation
+    found = advantages(batch, Algorithm(adv_type="grpo", grpo_leave_one_out=True))[0][:, 3]
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"adv_type": "grpo", "grpo_std_normalization": False}, [2 / 3, -1 / 3, 0.0]),
+        ({"adv_type": "rloo"}, [1.0, -0.5, 0.0]),
+        ({"adv_type": "grpo", "grpo_leave_one_out": True}, [1.0, -0.5 / (0.5**0.5 + 1e-6), 0.0]),
+    ],
+    ids=str,
+)
+def test_rows_with_a_score_are_compared_to_though_not_trained_on(keys: dict[str, Any], expected: list[float]) -> None:
+    mask, groups = torch.ones(3, 2, dtype=torch.bool), torch.zeros(3, dtype=torch.int64)
+    counted = {"sample_mask": torch.tensor([True, True, False]), "compared": torch.tensor([True, True, True])}
+    estimated, _ = advantages(batch_of(torch.tensor([1.0, 0.0, 0.0]), mask, groups, **counted), Algorithm(**keys))
+    close(estimated, torch.tensor(expected)[:, None].expand(3, 2))
+
+
+def test_bounds_hold_after_all_normalisation() -> None:
+    mask = torch.ones(13, 2, dtype=torch.bool)
+    mask[:, 0] = False
+    batch = batch_of(SCORES, mask, GROUPS)
+    plain, clipped = (
+        advantages(batch, Algorithm(adv_type="grpo", advantage_clip=clip))[0] for clip in (None, (-0.6, 1.0))
+    )
+    assert plain.max() > 1.4
+    close(clipped, plain.clamp(-0.6, 1.0))
+    assert not clipped[:, 0].any()
 
 
 def test_rows_that_do_not_count_stay_out_of_their_group() -> None:
@@ -113,11 +177,83 @@ def test_whitened_scores(adv_type: str, expected: list[float]) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("adv_type", "expected"),
+    [
+        ("reinforce_plus_plus_baseline", [0.480384, -0.800641, 1.120897, -1.441153]),
+        ("raw", [0.160128, -1.120897, 1.441153, -1.120897]),
+    ],
+)
+def test_whitened_with_the_biased_variance_of_another_system(adv_type: str, expected: list[float]) -> None:
+    """The one difference to NeMo-RL in these estimators."""
+    batch = batch_of(torch.tensor([1.0, 0, 2, 0]), LENGTHS, torch.tensor([0, 0, 1, 1]))
+    centred, _ = FUNCTIONS[adv_type](batch, Algorithm(adv_type=adv_type))
+    close(whiten(centred, LENGTHS, unbiased=False), torch.where(LENGTHS, torch.tensor(expected)[:, None], 0.0))
+
+
+def test_biased_variance_in_reinforce_plus_plus() -> None:
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0]], dtype=torch.bool)
+    to_go = reward_to_go(place_outcome_rewards(torch.tensor([1.0, 0.0]), mask), mask, 1.0)
+    close(whiten(to_go, mask, unbiased=False), [[0.816497] * 3, [-1.224745, -1.224745, 0]])
+
+
+def test_whitened_over_sequences() -> None:
+    """c = 0.5, -0.5, 1, -1 with mean 0 and unbiased variance 5 / 6, whatever the lengths."""
+    batch = batch_of(torch.tensor([1.0, 0, 2, 0]), LENGTHS, torch.tensor([0, 0, 1, 1]))
+    algorithm = Algorithm(adv_type="reinforce_plus_plus_baseline", whiten_over="sequences")
+    expected = torch.tensor([0.547723, -0.547723, 1.095445, -1.095445])[:, None]
+    close(advantages(batch, algorithm)[0], torch.where(LENGTHS, expected, 0.0))
+
+
+def test_whitening_over_sequences_ignores_rows_without_actions() -> None:
+    x, mask = torch.tensor([[1.0, NAN], [3.0, 3.0], [NAN, NAN]]), torch.tensor([[1, 0], [1, 1], [0, 0]]).bool()
+    close(whiten_rows(x, mask), [[-0.707107, 0], [0.707107, 0.707107], [0, 0]])
+
+
+def test_each_token_answers_for_its_own_penalty() -> None:
+    """Rewards 1 at the end; penalties 0.1, 0.2, 0.4 on three actions with an observation among them."""
+    mask = torch.tensor([[1, 0, 1, 1]], dtype=torch.bool)
+    penalties = torch.tensor([[0.1, 0, 0.2, 0.4]])
+    rewards = torch.tensor([[-0.1, NAN, -0.2, 0.6]])
+    close(local_penalties(rewards, penalties, mask, 1.0)[0], [0.9, 0, 0.8, 0.6])
+    close(local_penalties(rewards, penalties, mask, 0.5)[0], [0.15, 0, 0.3, 0.6])
+    close(reward_to_go(rewards, mask, 1.0)[0], [0.3, 0, 0.4, 0.6])
+    batch = batch_of(torch.zeros(1), mask, torch.zeros(1, dtype=torch.int64), kl_penalties=penalties)
+    batch.rewards = rewards
+    local, to_go = (
+        advantages(batch, Algorithm(adv_type="reinforce_plus_plus", reinforce_kl_credit=credit))[0]
+        for credit in ("local", "to_go")
+    )
+    close(local, whiten(local_penalties(rewards, penalties, mask, 1.0), mask))
+    close(to_go, whiten(reward_to_go(rewards, mask, 1.0), mask))
+
+
 def test_raw_is_whitened_only_if_asked() -> None:
     scores = torch.tensor([1.0, 0, 2, 0])
     batch = batch_of(scores, LENGTHS, torch.arange(4))
     estimated, _ = advantages(batch, Algorithm(adv_type="raw", normalize_advantages=False))
     close(estimated, torch.where(LENGTHS, scores[:, None], 0.0))
+
+
+@pytest.mark.parametrize("keys", [{}, {"gae_lambda_value": 1.0, "length_adaptive_alpha": 0.3}], ids=str)
+def test_a_row_that_was_cut_goes_on_with_a_value(keys: dict[str, Any]) -> None:
+    """As where the end is marked; the second row has stopped by itself."""
+    mask = torch.tensor([[1, 1, 0, 1, 1, 0], [0, 1, 1, 1, 0, 0]], dtype=torch.bool)
+    values = torch.where(mask, torch.rand(2, 6, generator=torch.Generator().manual_seed(0)), NAN)
+    end_values = torch.zeros(2, 6)
+    end_values[0, 4] = 0.7
+    batch = batch_of(torch.tensor([0.5, 1.0]), mask, torch.arange(2), values=values, end_values=end_values)
+    algorithm = Algorithm(gamma=0.9, gae_lambda=0.8, normalize_advantages=False, **keys)
+    found = advantages(batch, algorithm)
+    batch.ends = torch.zeros(2, 6, dtype=torch.bool)
+    batch.ends[0, 4] = batch.ends[1, 3] = True
+    for ours, expected in zip(found, advantages(batch, algorithm), strict=True):
+        assert ours is not None
+        assert expected is not None
+        close(ours, expected)
+    assert found[1] is not None
+    assert found[1][0, 4].item() == pytest.approx(0.5 + 0.9 * 0.7)
+    assert found[1][1, 3].item() == pytest.approx(1.0)
 
 
 def random_batch(seed: int, **fields: Any) -> RolloutBatch:
@@ -179,6 +315,14 @@ def test_numbers_that_are_not_finite_are_named(adv_type: str) -> None:
     batch.rewards[4, 3] = float("inf")
     with pytest.raises(Diverged, match=r"rewards\[4, 3\] = inf"):
         advantages(batch, Algorithm(adv_type=adv_type))
+
+
+def test_rewards_of_rows_that_are_only_compared_to_are_checked_too() -> None:
+    batch = random_batch(0, compared=torch.ones(9, dtype=torch.bool))
+    batch.sample_mask[4] = False
+    batch.rewards[4, 3] = NAN
+    with pytest.raises(Diverged, match=r"rewards\[4, 3\] = nan"):
+        advantages(batch, Algorithm(adv_type="rloo"))
 
 
 def test_values_that_are_not_finite_are_named() -> None:

@@ -1,10 +1,16 @@
-"""Defects that public PPO systems had or have; each test names what it keeps out."""
+"""Defects that public PPO systems had or have; each test names what it keeps out.
+
+`DEFECTS` is the table: system and defect, and the tests that would fail if it came here. Their names are checked.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 
+from rl_platform.algorithms.advantages import advantages
 from rl_platform.algorithms.aggregation import Denominators, aggregate
 from rl_platform.algorithms.card import algorithm_card
 from rl_platform.algorithms.gae import gae
@@ -12,17 +18,111 @@ from rl_platform.algorithms.kl import AdaptiveKLController, kl_estimate
 from rl_platform.algorithms.losses import value_loss
 from rl_platform.algorithms.policy_losses import positive_nll
 from rl_platform.algorithms.rewards import penalize_kl, place_outcome_rewards
+from rl_platform.algorithms.schedule import mini_batches
 from rl_platform.algorithms.shaping import overlong_penalty
 from rl_platform.algorithms.statistics import masked_var, whiten
 from rl_platform.config.algorithm import Algorithm
+from rl_platform.config.estimators import ESTIMATORS, check_estimator
 from rl_platform.config.reward_rules import broken_reward_rules
 from rl_platform.config.schema import Config
-from rl_platform.records import Prompt, Trajectory
+from rl_platform.records import Prompt, RolloutBatch, Trajectory
 from rl_platform.runners.reasoning import rollout_batch, shaped_rewards
 
 LOSS = torch.tensor([[1.0, 0, 0, 0], [2, 2, 2, 2], [3, 3, 0, 0], [9, 9, 9, 9]])
 MASK = torch.tensor([[1, 0, 0, 0], [1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0]], dtype=torch.bool)
 GAPS = torch.tensor([[1, 1, 0, 0, 1, 1, 0]], dtype=torch.bool)
+
+
+HERE = "unit/algorithms/test_known_defects.py"
+END_TO_END = "integration/test_batch_layout_invariance.py"
+SCHEDULE = "unit/runners/test_schedule.py"
+
+DEFECTS = {
+    "NeMo-RL PPO: dynamic sampling is accepted and never called": [
+        "integration/test_resume.py::test_surplus_groups_are_part_of_a_checkpoint",
+        "unit/algorithms/test_dynamic_sampling.py::test_refills_until_the_step_is_full_in_the_order_of_prompts",
+    ],
+    "NeMo-RL: the loss of positive examples is normalised per micro-batch, and has no rewards with group estimators": [
+        f"{HERE}::test_positive_examples_are_not_weighed_by_the_number_of_micro_batches",
+        f"{HERE}::test_every_estimator_gets_rows_that_say_whether_they_are_correct",
+    ],
+    "NeMo-RL: correctness and length of shaped rewards, a punishment without a floor": [
+        f"{HERE}::test_a_correct_answer_with_a_shaped_reward_of_zero_is_still_correct",
+        f"{HERE}::test_the_soft_punishment_has_a_floor",
+        f"{HERE}::test_the_soft_punishment_counts_every_sampled_token",
+    ],
+    "NeMo-RL GRPO: rounding as a deviation; lone successes filtered out": [
+        "unit/algorithms/test_groups.py::test_scores_that_differ_by_rounding_only_give_exactly_zero",
+        "unit/algorithms/test_dynamic_sampling.py::test_a_lone_success_is_kept_with_its_failures",
+    ],
+    "verl: the mean over tokens is taken per micro-batch": [
+        f"{HERE}::test_token_mean_is_not_normalised_per_micro_batch",
+        f"{END_TO_END}::test_a_mean_per_micro_batch_would_be_seen",
+    ],
+    "verl: the critic's step grows with the number of micro-batches": [
+        f"{HERE}::test_value_loss_does_not_grow_with_the_number_of_micro_batches",
+        f"{END_TO_END}::test_one_process",
+    ],
+    "verl: names with a + are not implemented": [f"{HERE}::test_plus_names_of_the_kl_loss_are_implemented"],
+    "verl: the full KL is documented and not implemented": [
+        "unit/algorithms/test_kl.py::test_full_kl",
+        "unit/components/test_learner.py::test_full_kl_to_the_reference",
+        "unit/runners/test_kl_control.py"
+        "::test_a_full_kl_comes_from_the_actor_and_the_states_of_the_reference_go_no_further",
+    ],
+    "verl: reinforce++ loses the reward before an observation": [
+        f"{HERE}::test_what_stands_before_an_observation_keeps_its_reward_in_reinforce_plus_plus",
+    ],
+    "verl: a terminal reward on a masked tail, or behind a rejected token, is dropped": [
+        f"{HERE}::test_terminal_reward_survives_a_trajectory_that_ends_with_an_observation",
+        "unit/runners/test_mismatch_correction.py::test_rejected_tokens_keep_their_place_in_the_estimator",
+    ],
+    "verl: the adaptive KL coefficient is lost on resume": [
+        f"{HERE}::test_adaptive_kl_coefficient_is_not_lost_on_resume",
+        "unit/runners/test_kl_control.py::test_the_adaptive_coefficient_survives_a_checkpoint_of_the_runner",
+    ],
+    "verl: PF-PPO pairs advantages with other rows": [
+        "unit/algorithms/test_pf_ppo.py::test_resampled_rows_still_belong_together",
+        f"{SCHEDULE}::test_both_models_train_on_the_draw_and_metrics_are_of_the_rollout",
+    ],
+    "verl: balancing that cannot be chosen changes mini-batches; whitening per mini-batch": [
+        "unit/engines/test_training.py::test_ranks_do_not_change_what_a_mini_batch_holds",
+        f"{HERE}::test_whitening_is_over_the_rollout_and_not_over_mini_batches",
+    ],
+    "verl: clip_ratio alone has no effect; warm-up is one step short": [
+        "unit/config/test_explain.py::test_names_of_other_systems",
+        f"{HERE}::test_warm_up_of_k_steps_is_not_described_as_k_minus_1",
+        f"{SCHEDULE}::test_exactly_k_steps_train_the_critic_only",
+    ],
+    "verl: seq-mean-token-sum-norm divides by the padded width and not by the sequences": [
+        f"{HERE}::test_sum_norm_divides_by_sequences_and_a_constant_horizon_not_by_the_padded_width",
+    ],
+    "slime PPO: observation tokens are transitions, and the last token gets the reward": [
+        f"{HERE}::test_observation_tokens_are_no_transitions",
+        f"{HERE}::test_terminal_reward_survives_a_trajectory_that_ends_with_an_observation",
+    ],
+    "slime PPO: returns without the KL, a value loss without 1/2, a variance in one pass, k1 as the KL loss": [
+        f"{HERE}::test_critic_returns_contain_the_kl_penalty_that_the_advantages_contain",
+        f"{HERE}::test_value_loss_has_its_one_half",
+        f"{HERE}::test_variance_of_close_values_is_not_negative",
+        f"{HERE}::test_the_default_kl_loss_regularises",
+    ],
+    "slime GRPO: the KL coefficient is ignored": [f"{HERE}::test_no_estimator_ignores_a_kl_in_the_reward"],
+    "RLinf: the metric of the value clip is always 0; rewards go to the last padded column": [
+        f"{HERE}::test_value_clip_metric_is_not_always_zero",
+        f"{HERE}::test_outcome_is_not_written_to_the_last_padded_column",
+    ],
+    "NeMo-RL PPO: a critic is trained on the returns that raw rewards do not have": [
+        f"{HERE}::test_what_makes_no_returns_trains_no_critic",
+        "integration/test_without_critic.py::test_run",
+    ],
+}
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_every_defect_has_its_guard(name: str, test_exists: Any) -> None:
+    assert DEFECTS[name]
+    assert [test for test in DEFECTS[name] if not test_exists(test)] == []
 
 
 def test_token_mean_is_not_normalised_per_micro_batch() -> None:
@@ -188,3 +288,90 @@ def test_truncation_is_never_rewarded() -> None:
     )
     (broken,) = broken_reward_rules(config)
     assert "would reward truncation" in broken.message
+
+
+def random_batch() -> RolloutBatch:
+    """Twelve rows of up to six actions in groups of three, an outcome reward at the end of each."""
+    numbers = torch.Generator().manual_seed(4)
+    mask = torch.arange(6) < torch.randint(2, 7, (12, 1), generator=numbers)
+    rewards = place_outcome_rewards(torch.randn(12, generator=numbers), mask)
+    group_ids, rows = torch.arange(12) // 3, torch.ones(12, dtype=torch.bool)
+    return RolloutBatch({}, mask, rows, group_ids, rewards, torch.zeros(12, 6), values=torch.zeros(12, 6))
+
+
+@pytest.mark.parametrize("adv_type", ESTIMATORS)
+def test_no_estimator_ignores_a_kl_in_the_reward(adv_type: str) -> None:
+    batch, algorithm = random_batch(), Algorithm(adv_type=adv_type)
+    plain = advantages(batch, algorithm)[0]
+    drift = torch.randn(batch.mask.shape, generator=torch.Generator().manual_seed(0))
+    batch.rewards, _ = penalize_kl(batch.rewards, drift, torch.zeros_like(drift), batch.mask, 0.5, "k1")
+    assert not torch.allclose(advantages(batch, algorithm)[0], plain, atol=1e-2)
+
+
+@pytest.mark.parametrize("adv_type", [name for name, estimator in ESTIMATORS.items() if not estimator.values])
+def test_what_makes_no_returns_trains_no_critic(adv_type: str) -> None:
+    """The estimator says that there are none, and a config that builds a critic all the same is refused."""
+    assert advantages(random_batch(), Algorithm(adv_type=adv_type))[1] is None
+    config = Config(
+        runner={"task_type": "reasoning"},
+        cluster={"component_placement": {"actor,critic,rollout,reward": "all"}},
+        algorithm={"adv_type": adv_type, "group_size": 2},
+        critic={"use_critic_model": True},
+    )
+    broken: list[str] = []
+    check_estimator(config, lambda key, message, *involved, hint="": broken.append(key))
+    assert broken == ["critic.use_critic_model"]
+
+
+def test_what_stands_before_an_observation_keeps_its_reward_in_reinforce_plus_plus() -> None:
+    """A return that starts anew at every masked token would be 0 for the first turn, and the same after whitening."""
+    batch = random_batch()
+    batch.action_mask = torch.tensor([[1, 1, 0, 1, 1, 0]], dtype=torch.bool).expand(12, 6).contiguous()
+    batch.rewards = place_outcome_rewards(torch.arange(12).float(), batch.action_mask)
+    found = advantages(batch, Algorithm(adv_type="reinforce_plus_plus"))[0]
+    for row in found:
+        assert len(set(row[[0, 1, 3, 4]].tolist())) == 1
+    assert found[0, 0] < 0 < found[-1, 0]
+
+
+def test_whitening_is_over_the_rollout_and_not_over_mini_batches() -> None:
+    batch = random_batch()
+    batch.advantages, _ = advantages(batch, Algorithm(gae_lambda=0.5))
+    active = batch.advantages[batch.mask]
+    assert active.mean().item() == pytest.approx(0.0, abs=1e-6)
+    assert active.var().item() == pytest.approx(1.0, abs=1e-5)
+    parts = mini_batches(batch, 4, torch.Generator().manual_seed(0))
+    means = [part.advantages[part.mask].mean().item() for part in parts if part.advantages is not None]
+    assert min(map(abs, means)) > 0.01
+
+
+def test_the_default_kl_loss_regularises() -> None:
+    """The expected gradient of k1 is zero. Exactly, over the whole vocabulary: sum_v pi(v) of the gradient of K(v)."""
+    logits = torch.tensor([2.0, 1.0, 0.0], requires_grad=True)
+    log_probs = logits.log_softmax(-1)
+    reference = torch.full((3,), 1 / 3).log()
+    kl = kl_estimate(log_probs, reference, None, Algorithm().kl_loss_type)  # type: ignore[arg-type]
+    (gradient,) = torch.autograd.grad((log_probs.exp().detach() * kl).sum(), logits)
+    assert gradient.abs().max() > 0.1
+
+
+@pytest.mark.parametrize("adv_type", ESTIMATORS)
+def test_every_estimator_gets_rows_that_say_whether_they_are_correct(adv_type: str) -> None:
+    trajectories = [
+        Trajectory(
+            Prompt(0, "", "", (1, 2)), sample, (3,), (-1.0,), "stop", 0, reward=1.0 - sample, metric=1.0 - sample
+        )
+        for sample in range(2)
+    ]
+    shaped = shaped_rewards(trajectories, Algorithm(adv_type=adv_type, group_size=2), longest_response=1)
+    found = rollout_batch(trajectories, shaped, pad_token_id=0).correct
+    assert found is not None
+    assert found.tolist() == [True, False]
+
+
+def test_the_soft_punishment_counts_every_sampled_token() -> None:
+    """Of the whole response, and none of the prompt."""
+    prompt = Prompt(0, "", "", (1,) * 9)
+    trajectories = [Trajectory(prompt, 0, (3,) * length, (-1.0,) * length, "stop", 0) for length in (3, 4, 5)]
+    shaped = shaped_rewards(trajectories, Algorithm(overlong={"buffer_length": 2, "max_length": 5}), longest_response=5)
+    assert shaped.rewards.tolist() == [0.0, -0.5, -1.0]

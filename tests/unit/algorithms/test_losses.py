@@ -21,7 +21,7 @@ from rl_platform.algorithms.policy_losses import ppo_clip
 from rl_platform.config.algorithm import Algorithm
 from rl_platform.records import RolloutBatch
 
-MODES = ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+MODES = ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm", "token-sum"]
 ALL_TERMS: dict[str, Any] = {
     "loss_type": "actor_critic",
     "clip_ratio_high": 0.28,
@@ -112,7 +112,7 @@ def test_micro_batches_change_nothing(mode: str, seed: int, cuts: set[int], orde
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_data_parallel_ranks_change_nothing(mode: str, ranks: int) -> None:
     """Gradients averaged over ranks, with the backend's factor `ranks`, equal those of one rank."""
     outputs, batch = random_case(5)
@@ -275,7 +275,9 @@ def test_end_to_end_golden_with_mismatch_weights_and_positive_examples(parts: li
 
 
 @pytest.mark.parametrize("parts", SPLITS, ids=str)
-@pytest.mark.parametrize(("mode", "expected"), [*zip(MODES, [0.036440, 0.072880, -0.104773, 0.018220], strict=True)])
+@pytest.mark.parametrize(
+    ("mode", "expected"), [*zip(MODES, [0.036440, 0.072880, -0.104773, 0.018220, 0.218640], strict=True)]
+)
 def test_end_to_end_golden_of_every_aggregation(mode: str, expected: float, parts: list[list[int]]) -> None:
     horizon = {"loss_agg_horizon": 4} if mode.endswith("norm") else {}
     metrics = corrected_end_to_end(Algorithm(**CORRECTED, loss_agg_func=mode, **horizon), parts)[2]
@@ -335,6 +337,21 @@ def test_entropy_without_a_bonus_is_measured_but_not_differentiated() -> None:
     plain, plain_metrics = actor_loss(ModelOutputs(log_probs), batch, denominators, Algorithm())
     assert plain.item() == loss.item()
     assert "actor/entropy" not in plain_metrics.finalize()
+
+
+@pytest.mark.parametrize(("clip", "value", "gradient"), [(None, 16.085537, -19.085537), (10.0, 10.0, 0.0)])
+def test_bound_of_k3_in_the_loss(clip: float | None, value: float, gradient: float) -> None:
+    """One token whose log-prob lies 3 below the reference's; no advantage, so that the KL is all there is."""
+    mask, zero = torch.ones(1, 1, dtype=torch.bool), torch.zeros(1, 1)
+    rows = torch.zeros(1, dtype=torch.int64)
+    batch = RolloutBatch({}, mask, mask[:, 0], rows, zero, zero, log_probs=zero - 4, advantages=zero)
+    batch.reference_log_probs = zero - 1
+    log_probs = (zero - 4).requires_grad_()
+    algorithm = Algorithm(use_kl_loss=True, kl_loss_coef=1.0, kl_loss_output_clip=clip)
+    loss, _ = actor_loss(ModelOutputs(log_probs), batch, Denominators.of(mask, 1), algorithm)
+    loss.backward()
+    assert log_probs.grad is not None
+    assert (loss.item(), log_probs.grad.item()) == pytest.approx((value, gradient), rel=1e-6)
 
 
 @pytest.mark.parametrize(

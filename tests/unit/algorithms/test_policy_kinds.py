@@ -251,6 +251,15 @@ class TestPositiveExamples:
         assert total == pytest.approx(0.5 * 5 / 3)
         torch.testing.assert_close(log_probs.grad, torch.tensor([[-1.0, 0], [-1, -1], [0, 0]]) / 6)
 
+    @pytest.mark.parametrize("parts", [[[0, 1, 2]], [[0], [1], [2]]], ids=str)
+    def test_over_all_tokens(self, parts: list[list[int]]) -> None:
+        denominators = Denominators.of(self.MASK, 2, self.CORRECT)
+        losses = [
+            positive_nll(self.LOG_PROBS[part], self.CORRECT[part], self.MASK[part], denominators, "all_tokens")
+            for part in parts
+        ]
+        assert sum(losses).item() == pytest.approx(5 / 4)
+
     def test_nothing_correct_is_zero_with_a_graph(self) -> None:
         log_probs = self.LOG_PROBS.clone().requires_grad_()
         none = torch.zeros(3, dtype=torch.bool)

@@ -46,6 +46,12 @@ def test_a_seed_fixes_the_order_and_epochs_differ() -> None:
     assert first != _order(mini_batches(_batch(64), 16, one))
 
 
+def test_without_a_generator_the_rows_keep_their_order() -> None:
+    parts = mini_batches(_batch(12), 4, None)
+    assert [len(part) for part in parts] == [4, 4, 4]
+    assert _order(parts) == list(range(12))
+
+
 @pytest.mark.parametrize(("rows", "size", "nearest"), [(100, 30, 25), (8, 16, 8), (7, 4, 7)])
 def test_a_remainder_is_refused_with_the_nearest_size(rows: int, size: int, nearest: int) -> None:
     with pytest.raises(ConfigError, match=rf"mini_batch_size(.|\n)*nearest is {nearest}"):

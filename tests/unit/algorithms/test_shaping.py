@@ -79,6 +79,20 @@ def test_filtered_responses_do_not_count_and_keep_their_reward() -> None:
     assert shaped.metrics == {"reward/filtered": 1.0}
 
 
+@pytest.mark.parametrize(("ignore", "compared"), [(False, [True, True, False]), (True, [False, True, False])])
+def test_filtered_responses_stay_in_the_statistics_of_their_group(ignore: bool, compared: list[bool]) -> None:
+    shaped = shape_rewards(
+        scores=torch.ones(3),
+        scored=torch.tensor([True, True, False]),
+        lengths=torch.full((3,), 4),
+        truncated=torch.tensor([True, False, True]),
+        algorithm=Algorithm(overlong={"filter": True}, group_ignore_masked=ignore),
+        longest_response=4,
+    )
+    assert shaped.sample_mask.tolist() == [False, True, False]
+    assert shaped.compared.tolist() == compared
+
+
 def test_all_responses_may_be_filtered() -> None:
     shaped = shape([1.0, 0.5], truncated=[True, True], overlong={"filter": True}, reward_whitening=True)
     assert not shaped.sample_mask.any()

@@ -58,6 +58,13 @@ BROKEN = [
         "greedy",
     ),
     ("embodied", ["runner.resume=nowhere"], "runner.resume", "no checkpoint"),
+    ("embodied", ["cluster.address=ray://head"], "cluster.address", "neither auto nor HOST:PORT"),
+    (
+        "embodied",
+        ["cluster.devices_per_node=2", "cluster.gpus_per_node=2"],
+        "cluster.devices_per_node",
+        "CPU workers or GPUs",
+    ),
     ("reasoning", [REASONING], f"{PLACED}.actor,critic,rollout,reward,reference", "no KL term is on"),
     ("reasoning", ["algorithm.use_kl_loss=true"], PLACED, "reference without a place"),
     (
@@ -130,6 +137,15 @@ BROKEN = [
     ),
     ("embodied", ["algorithm.positive_nll_coef=0.1"], "algorithm.positive_nll_coef", "no row of an embodied rollout"),
     ("embodied", ["algorithm.rollout_is={}"], "algorithm.rollout_is", "no mismatch to correct"),
+    ("reasoning", ["runner.max_staleness=1"], "runner.max_staleness", "without a correction they would count as new"),
+    ("embodied", ["runner.max_staleness=1"], "runner.max_staleness", "without a correction they would count as new"),
+    ("reasoning", ["runner.max_staleness=2"], "runner.max_staleness", "out of range"),
+    (
+        "embodied",
+        ["runner.max_staleness=1", "algorithm.rollout_is.level=sequence"],
+        "algorithm.rollout_is",
+        "an embodied row is all that one environment did",
+    ),
     ("reasoning", ["algorithm.rollout_is.mode=null"], "algorithm.rollout_is", "mode and reject are both null"),
     ("reasoning", ["algorithm.rollout_is={low: 1, high: 1}"], "algorithm.rollout_is.low", "nothing lies between"),
     ("reasoning", ["algorithm.rollout_is.low=1.1"], "algorithm.rollout_is.low", "out of range"),
@@ -251,6 +267,8 @@ PASSES = [
     ("reasoning", ["algorithm.policy_loss=my_package.losses:loss", "algorithm.clip_ratio_c=3.0"]),
     ("embodied", ["algorithm.policy_loss=reinforce"]),
     ("reasoning", ["algorithm.rollout_is={}"]),
+    ("reasoning", ["algorithm.rollout_is={}", "runner.max_staleness=1"]),
+    ("embodied", ["algorithm.rollout_is={}", "runner.max_staleness=1"]),
     ("reasoning", ["algorithm.rollout_is={level: sequence, low: 1, batch_normalize: true, reject: {threshold: 1}}"]),
     ("reasoning", ["algorithm.rollout_is={mode: null, reject: {stat: k1, level: token, threshold: 0.1}}"]),
     ("reasoning", ["algorithm.rollout_is={mode: sequence_mask, low: 0.999, high: null}"]),
@@ -375,6 +393,12 @@ def test_switched_off_parts_of_normalisation_and_kl(problems: Any) -> None:
     on = ["algorithm.use_kl_in_reward=true", REASONING]
     assert list(problems("reasoning", *on, "algorithm.kl_ctrl.horizon=5")) == ["algorithm.kl_ctrl.horizon"]
     assert list(problems("reasoning", *on, "algorithm.kl_ctrl.kl_coef=5")) == []
+
+
+def test_only_ray_joins_a_cluster(problems: Any) -> None:
+    joined = "cluster.address=10.0.0.1:6379"
+    assert list(problems("embodied", joined, "cluster.runtime=local")) == ["cluster.address"]
+    assert list(problems("embodied", joined)) == []
 
 
 def test_switched_off_parts_of_pf_ppo(problems: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -16,10 +16,5 @@ def _one_thread() -> None:
 
 
 @pytest.fixture(scope="session")
-def ranks() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("training_ranks", Path(__file__).with_name("ranks.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def ranks(script: Callable[[Path], ModuleType]) -> ModuleType:
+    return script(Path(__file__).with_name("ranks.py"))

@@ -123,7 +123,10 @@ def test_every_rank_reports_losses_and_gradient_norms_of_the_whole_mini_batch(fo
                 [*report["metrics"], *report["odd"]], [*expected[kind]["metrics"], *expected[kind]["odd"]], strict=True
             )
             for metrics, alone in both:
-                assert metrics == pytest.approx(alone, rel=1e-5, abs=1e-6)
+                learned = {name: value for name, value in metrics.items() if not name.startswith("balance/")}
+                assert learned == pytest.approx(alone, rel=1e-5, abs=1e-6)
+                if "dp2" in layout and metrics is not report["odd"][1]:  # one row cannot be shared
+                    assert 1 <= metrics["balance/after_max"] <= metrics["balance/before_max"]
                 assert metrics["grad_norm"] > 1e-3
 
 

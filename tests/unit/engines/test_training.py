@@ -75,6 +75,11 @@ class TestMicroBatches:
         lengths = [sum(batch.inputs["lengths"][row].item() for row in share[0]) for share in found]
         assert max(lengths) <= 916
 
+    def test_without_balance_the_rows_are_cut_in_order(self) -> None:
+        batch = batch_of([512, 40, 300, 300, 256, 256, 100, 60], 8)
+        found = [shares(batch, MicroBatches(), rank, 2, 4096, balance=False) for rank in range(2)]
+        assert [sorted(share[0]) for share in found] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
     def test_nothing(self) -> None:
         assert MicroBatches().split(batch_of([1, 2], 2), []) == []
         assert MicroBatches(tokens=3).split(batch_of([1, 2], 2), []) == []

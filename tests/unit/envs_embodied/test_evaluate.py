@@ -64,9 +64,48 @@ def test_a_video_or_the_reason_why_not(env_id: str, tmp_path: Path) -> None:
     assert list(tmp_path.rglob("*.unfinished.mp4")) == []
 
 
+def test_a_video_of_chunks(tmp_path: Path) -> None:
+    asked = []
+
+    def still(observations: np.ndarray) -> np.ndarray:
+        asked.append(observations)
+        return np.zeros((1, 3), np.int64)
+
+    path, description = tmp_path / "episode.mp4", EnvDescription("CartPole-v1", max_episode_steps=5)
+    note = record_video(description, still, path, seed=0, chunked=True)
+    assert path.exists() == (note is None)
+    assert len(asked) == (2 if note is None else 0)
+
+
 def test_a_drawing_library_that_is_not_there_gives_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MUJOCO_GL", "no-such-library")
     description = EnvDescription("HalfCheetah-v5", max_episode_steps=5)
     note = record_video(description, lambda _: np.zeros((1, 6)), tmp_path / "a.mp4", seed=0)
     assert note is not None
     assert "no-such-library" in note
+
+
+@pytest.mark.parametrize("num_envs", [1, 3, 8])
+def test_chunks_begin_with_episodes(num_envs: int) -> None:
+    """Three actions from one look, executed to the end of the episode and no further."""
+    import gymnasium
+
+    env = gymnasium.make("CartPole-v1")
+    lengths = []
+    for seed in range(50, 57):
+        observation, _ = env.reset(seed=seed)
+        length, done = 0, False
+        while not done:
+            if length % 3 == 0:
+                choice = int(observation[2] > 0)
+            observation, _, terminated, truncated, _ = env.step([choice, choice, 1 - choice][length % 3])
+            length, done = length + 1, terminated or truncated
+        lengths.append(length)
+
+    def policy(observations: np.ndarray) -> np.ndarray:
+        choices = _lean(observations)
+        return np.stack((choices, choices, 1 - choices), axis=1)
+
+    envs = VectorEnv(EnvDescription("CartPole-v1"), num_envs)
+    assert evaluate(envs, policy, episodes=7, seed=50, chunked=True).lengths == lengths
+    assert len({length % 3 for length in lengths}) > 1

@@ -50,7 +50,7 @@ def test_everything_this_version_cannot_run_is_told_at_once(folder: Path):
     (folder / "out").mkdir()
     (folder / "out" / "thesis.pdf").touch()
     overrides = "actor.training_backend=megatron", "actor.parallel.tensor=2", "rollout.backend=sglang"
-    found = cheap_problems("reasoning.yaml", *overrides, "cluster.runtime=ray", "cluster.gpus_per_node=0")
+    found = cheap_problems("reasoning.yaml", *overrides, "cluster.runtime=local", "cluster.gpus_per_node=0")
     assert found.keys() == {
         "actor.parallel",
         "rollout.backend",
@@ -68,8 +68,15 @@ def test_everything_this_version_cannot_run_is_told_at_once(folder: Path):
     ],
 )
 def test_placements_that_need_several_processes(folder: Path, placement: str, reason: str):
-    found = cheap_problems("reasoning.yaml", GPUS, f"cluster.component_placement={placement}")
-    assert reason in found["cluster.component_placement"].message
+    slots = "cluster.devices_per_node=2", f"cluster.component_placement={placement}"
+    found = cheap_problems("reasoning.yaml", *slots, "cluster.runtime=local")
+    assert reason in found["cluster.runtime"].message
+    assert cheap_problems("reasoning.yaml", *slots) == {}
+
+
+def test_several_nodes_are_those_of_a_cluster_to_join(folder: Path):
+    assert "this machine only" in cheap_problems("reasoning.yaml", "cluster.num_nodes=2")["cluster.num_nodes"].message
+    assert cheap_problems("reasoning.yaml", "cluster.num_nodes=2", "cluster.address=auto") == {}
 
 
 def test_a_gpu_that_is_declared_but_not_there(folder: Path):

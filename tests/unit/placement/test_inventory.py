@@ -39,6 +39,13 @@ def test_a_declaration_of_no_gpus_is_not_a_missing_one() -> None:
     assert inventory_for(Cluster(gpus_per_node=0, component_placement=ONE)).origin.startswith("declared")
 
 
+def test_cpu_workers_stand_for_accelerators_and_say_so() -> None:
+    found = inventory_for(Cluster(num_nodes=2, devices_per_node=8, component_placement=ONE))
+    assert found.accelerators == 16
+    assert found.origin == "no real GPUs: 8 CPU workers per node by cluster.devices_per_node"
+    assert found.nodes[0].visible_devices((0, 1)) == ""
+
+
 def test_this_machine() -> None:
     (node,) = inventory_for(Cluster(component_placement=ONE)).nodes
     assert node.cpus is not None

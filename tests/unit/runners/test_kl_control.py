@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from stand_ins import FixedGroup, SilentReporter
 
 from rl_platform.config.schema import Config
 from rl_platform.errors import Diverged
@@ -15,36 +14,6 @@ from rl_platform.records import RolloutBatch
 from rl_platform.runners.ppo import PPO, Learners
 
 SHAPE = (2, 3)
-
-
-class Done:
-    def __init__(self, result: Any) -> None:
-        self.result = result
-
-    def wait(self, on_progress: Any = None) -> list[Any]:
-        return [self.result]
-
-
-class Group:
-    """A worker group whose model gives fixed numbers."""
-
-    def __init__(self, **fields: Tensor) -> None:
-        self.fields = fields
-        self.trained_on: list[RolloutBatch] = []
-
-    def evaluate(self, batch: RolloutBatch) -> Done:
-        return Done(self.fields)
-
-    def update(self, batch: RolloutBatch, step: int) -> Done:
-        self.trained_on.append(batch)
-        return Done({})
-
-
-class Silent:
-    progress = None
-
-    def phase(self, name: str) -> Any:
-        return nullcontext()
 
 
 def make_ppo(kl_penalty: str = "k1", **kl_ctrl: Any) -> PPO:
@@ -59,11 +28,11 @@ def make_ppo(kl_penalty: str = "k1", **kl_ctrl: Any) -> PPO:
         },
     )
     learners = Learners(
-        actor=Group(log_probs=torch.full(SHAPE, -1.0)),
-        reference=Group(reference_log_probs=torch.full(SHAPE, -1.3)),
-        critic=Group(values=torch.zeros(SHAPE)),
+        actor=FixedGroup(log_probs=torch.full(SHAPE, -1.0)),
+        reference=FixedGroup(reference_log_probs=torch.full(SHAPE, -1.3)),
+        critic=FixedGroup(values=torch.zeros(SHAPE)),
     )
-    return PPO(config, learners, Silent())
+    return PPO(config, learners, SilentReporter())
 
 
 def make_batch(counts: bool = True) -> RolloutBatch:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from stand_ins import FixedGroup, SilentReporter
 
 from rl_platform.algorithms.mismatch import mismatch_weights
 from rl_platform.config.schema import Config
@@ -18,48 +17,18 @@ MASK = torch.tensor([[False, True, True], [True, True, False]])
 LOG_PROBS = torch.tensor([[0.0, -1.0, -2.0], [-0.5, -3.0, 0.0]])
 
 
-class Answer:
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def wait(self, on_progress: Any = None) -> list[Any]:
-        return [self.value]
-
-
-class Learner:
-    """Gives log-probs or values, and keeps the batch it is trained on."""
-
-    def __init__(self, **fields: Tensor) -> None:
-        self.fields = fields
-        self.trained_on: RolloutBatch | None = None
-
-    def evaluate(self, batch: RolloutBatch) -> Answer:
-        return Answer(self.fields)
-
-    def update(self, batch: RolloutBatch, step: int) -> Answer:
-        self.trained_on = batch
-        return Answer({})
-
-
-class Reporter:
-    progress = None
-
-    def phase(self, name: str) -> Any:
-        return nullcontext()
-
-
 def step(**algorithm: Any) -> tuple[RolloutBatch, dict[str, float], Config]:
     config = Config(
         runner={"task_type": "reasoning"},
         cluster={"component_placement": {"actor,critic,rollout,reward": "all"}},
         algorithm=algorithm,
     )
-    actor, critic = Learner(log_probs=LOG_PROBS), Learner(values=torch.zeros(2, 3))
+    actor, critic = FixedGroup(log_probs=LOG_PROBS), FixedGroup(values=torch.zeros(2, 3))
     rows = torch.arange(2)
     batch = RolloutBatch({}, MASK, rows >= 0, rows, torch.ones(2, 3), LOG_PROBS - 1.5)
-    metrics = PPO(config, Learners(actor, critic), Reporter()).update(batch, 0)  # type: ignore[arg-type]
-    assert actor.trained_on is not None
-    return actor.trained_on, metrics, config
+    metrics = PPO(config, Learners(actor, critic), SilentReporter()).update(batch, 0)  # type: ignore[arg-type]
+    (trained_on,) = actor.trained_on
+    return trained_on, metrics, config
 
 
 def test_off_means_no_weights() -> None:
@@ -78,3 +47,14 @@ def test_weights_of_the_whole_batch_go_to_the_actor(keys: dict[str, Any]) -> Non
     assert batch.loss_weights is not None
     assert torch.equal(batch.loss_weights, expected)
     assert measured.items() <= metrics.items()
+
+
+def test_rejected_tokens_keep_their_place_in_the_estimator() -> None:
+    """It acts on the policy loss alone. Taken out before, the last token would take the terminal reward along."""
+    plain, _, _ = step()
+    rejecting, metrics, _ = step(rollout_is={"mode": None, "reject": {"stat": "k2", "threshold": 0.1}})
+    assert metrics["is/rejected_frac"] == 1
+    assert rejecting.loss_weights is not None
+    assert not rejecting.loss_weights.any()
+    for name in ("advantages", "returns", "action_mask", "sample_mask"):
+        assert torch.equal(getattr(rejecting, name), getattr(plain, name))

@@ -6,7 +6,7 @@ import pytest
 
 from rl_platform.config.algorithm import Algorithm
 from rl_platform.records import Prompt, RolloutBatch, Trajectory
-from rl_platform.runners.reasoning import rollout_batch, shaped_rewards, trajectory_metrics
+from rl_platform.runners.reasoning import cut_ends, rollout_batch, shaped_rewards, trajectory_metrics
 
 PROMPT = Prompt(index=7, text="?", answer="!", token_ids=(1, 2))
 
@@ -55,3 +55,15 @@ def test_correctness_and_raw_rewards_are_not_shaped() -> None:
     metrics = trajectory_metrics(TRAJECTORIES)
     assert metrics["reward/raw_mean"] == pytest.approx(2 / 3)
     assert metrics["len/response_clip_frac"] == 0.25
+
+
+@pytest.mark.parametrize(("ignore", "compared"), [(False, [0, 1, 3]), (True, [0, 3])])
+def test_who_is_compared_to_reaches_the_batch(ignore: bool, compared: list[int]) -> None:
+    found = batch(Algorithm(overlong={"filter": True}, group_ignore_masked=ignore))
+    assert found.compared is not None
+    assert found.compared.nonzero().flatten().tolist() == compared
+
+
+def test_only_responses_that_were_cut_go_on_after_their_last_token() -> None:
+    found = cut_ends(TRAJECTORIES, batch(Algorithm()).action_mask)
+    assert found.nonzero().tolist() == [[1, 5]]

@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from stand_ins import DirectGroup, Done
 
 from rl_platform.components.actor import LanguageActor
 from rl_platform.components.base import ComponentContext
 from rl_platform.components.critic import LanguageCritic
-from rl_platform.config.schema import Config
+from rl_platform.config.schema import Config, Data
 from rl_platform.records import RolloutBatch
 from rl_platform.runners.ppo import PPO, Learners, train
+from rl_platform.runners.rollouts import Collected
 
 WARM_UP, STEPS, ROWS = 2, 4, 8
 TINY = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 32, "max_positions": 16}
@@ -53,20 +55,12 @@ def rollout(seed: int) -> RolloutBatch:
     )
 
 
-class Done:
-    def __init__(self, result: Any) -> None:
-        self.result = result
-
-    def wait(self, on_progress: Any = None) -> list[Any]:
-        return [self.result]
-
-
-class Group:
-    """A component of one rank, called at once; writes down what was called and the batches it was updated with."""
+class Group(DirectGroup):
+    """Writes down what is called."""
 
     def __init__(self, name: str, component: Any, calls: list[str]) -> None:
-        self.name, self.component, self.calls = name, component, calls
-        self.batches: list[RolloutBatch] = []
+        super().__init__(component)
+        self.name, self.calls = name, calls
         step, kind = component.engine.step, name
 
         def counted(*args: Any) -> Any:
@@ -77,14 +71,7 @@ class Group:
 
     def evaluate(self, batch: RolloutBatch) -> Done:
         self.calls.append(f"{self.name} evaluate")
-        return Done(self.component.evaluate(batch))
-
-    def update(self, batch: RolloutBatch, step: int) -> Done:
-        self.batches.append(batch)
-        return Done(self.component.update(batch, step))
-
-    def parameters(self) -> dict[str, torch.Tensor]:
-        return {name: tensor.clone() for name, tensor in self.component.publish(0).state.items()}
+        return super().evaluate(batch)
 
 
 class Reporter:
@@ -97,6 +84,9 @@ class Reporter:
         return nullcontext()
 
     def progress(self, *args: Any) -> None: ...
+
+    def samples(self, step: int, samples: Any) -> None:
+        assert samples == []
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         self.metrics.append(metrics)
@@ -119,9 +109,9 @@ class World:
     def sync_weights(self, version: int) -> None:
         self.synced.append(version)
 
-    def collect(self, step: int) -> tuple[RolloutBatch, dict[str, float]]:
+    def collect(self, step: int) -> Collected:
         self.before.append({"actor": self.actor.parameters(), "critic": self.critic.parameters()})
-        return rollout(step), {}
+        return Collected(rollout(step))
 
     def validate(self, step: int) -> dict[str, float]:
         return {}
@@ -134,7 +124,7 @@ class World:
 
 
 class State:
-    def restore(self, task: Any, ppo: Any) -> int:
+    def restore(self, *args: Any) -> int:
         return 0
 
     def save(self, *args: Any) -> None: ...
@@ -160,7 +150,7 @@ def test_exactly_k_steps_train_the_critic_only(monkeypatch: pytest.MonkeyPatch) 
         assert changed(states[step]["actor"], states[step + 1]["actor"]) == (step >= WARM_UP)
         assert changed(states[step]["critic"], states[step + 1]["critic"])
         assert ("actor/loss" in reporter.metrics[step + 1]) == (step >= WARM_UP)  # one report is before the first step
-    assert world.synced == [0, 3, 4]  # at the start, and after steps that trained the actor
+    assert world.synced == [0, 1, 2]  # at the start, and after steps that trained the actor: versions count these
 
 
 def test_all_critic_epochs_come_before_the_actors() -> None:
@@ -168,6 +158,28 @@ def test_all_critic_epochs_come_before_the_actors() -> None:
     world = World(config)
     PPO(config, world.learners, Reporter()).update(rollout(0), 0)  # type: ignore[arg-type]
     assert world.calls == ["actor evaluate", "critic evaluate", *["critic step"] * 6, *["actor step"] * 4]
+
+
+def test_the_first_optimizer_step_of_a_rollout_is_reinforce() -> None:
+    """Old log-probs come from the same weights: the ratio is 1, nothing is clipped, the step that of -A log pi."""
+    data = {"mini_batch_size": ROWS, "max_prompt_length": 4, "max_response_length": 4}
+    trained = {}
+    for kind in ("ppo_clip", "cispo", "reinforce"):
+        config = build(policy_loss=kind)
+        config = config.model_copy(update={"data": Data(**data)})
+        world = World(config)
+        metrics = PPO(config, world.learners, Reporter()).update(rollout(0), 0)  # type: ignore[arg-type]
+        for name in ("actor/ratio_mean", "actor/ratio_min", "actor/ratio_max"):
+            assert metrics[name] == pytest.approx(1.0, abs=1e-6)
+        assert metrics.get("actor/clip_frac", 0.0) == 0
+        assert abs(metrics["actor/approx_kl"]) < 1e-6
+        assert world.calls.count("actor step") == 1
+        trained[kind] = world.actor.parameters(), metrics["actor/grad_norm"]
+    expected, norm = trained["reinforce"]
+    for parameters, other_norm in trained.values():
+        assert other_norm == pytest.approx(norm, rel=1e-5)
+        for name, tensor in parameters.items():
+            torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-5)  # a thousandth of the step
 
 
 class TestPFPPO:
@@ -180,7 +192,7 @@ class TestPFPPO:
         world, metrics = self.trained()
         plain = World(build())
         expected = PPO(build(), plain.learners, Reporter()).update(rollout(0), 0)  # type: ignore[arg-type]
-        (ours,), (critics,), (all_rows,) = world.actor.batches, world.critic.batches, plain.actor.batches
+        (ours,), (critics,), (all_rows,) = world.actor.trained_on, world.critic.trained_on, plain.actor.trained_on
         assert torch.equal(ours.group_ids, critics.group_ids)
         drawn = ours.group_ids
         assert len(drawn) == ROWS
@@ -192,7 +204,7 @@ class TestPFPPO:
         assert metrics["pf_ppo/effective_rows"] > 1
 
     def test_draws_depend_on_the_step_and_repeat(self) -> None:
-        first, again, other = (self.trained(step)[0].actor.batches[0].group_ids.tolist() for step in (0, 0, 1))
+        first, again, other = (self.trained(step)[0].actor.trained_on[0].group_ids.tolist() for step in (0, 0, 1))
         assert first == again != other
 
     def test_weights_leave_the_critic_as_it_was(self) -> None:
@@ -213,4 +225,4 @@ class TestPFPPO:
         world = World(config)
         learners: Any = Learners(world.actor, world.critic, Reference())  # type: ignore[arg-type]
         PPO(config, learners, Reporter()).update(rollout(0), 0)  # type: ignore[arg-type]
-        assert torch.equal(world.actor.batches[0].group_ids, self.trained()[0].actor.batches[0].group_ids)
+        assert torch.equal(world.actor.trained_on[0].group_ids, self.trained()[0].actor.trained_on[0].group_ids)

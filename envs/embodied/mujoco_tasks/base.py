@@ -1,0 +1,92 @@
+"""What every MuJoCo task has in common: where its numbers come from, and how episodes begin."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import numpy as np
+
+Outcome = tuple[np.ndarray, np.ndarray]
+"""rewards [N] float64, terminated [N] bool."""
+
+
+class Quantities:
+    """Fields of MuJoCo's data for N simulations, as attributes: `qpos` [N,nq], `xpos` [N,bodies,3], ..."""
+
+    def __init__(self, fields: dict[str, np.ndarray]) -> None:
+        vars(self).update(fields)
+
+    def __getattr__(self, name: str) -> np.ndarray:
+        raise AttributeError(f"no task asked for {name}: add it to the task's `fields`")
+
+    def rows(self, which: np.ndarray) -> Quantities:
+        """A copy with simulations `which` only."""
+        return Quantities({name: array[which] for name, array in vars(self).items()})
+
+
+class Task(ABC):
+    """One kind of environment; `env` is an unwrapped one with the settings that all simulations share."""
+
+    fields: ClassVar[tuple[str, ...]] = ()
+    """What the task reads besides `qpos` and `qvel`. `cfrc_ext` costs an additional pass over the bodies."""
+
+    def __init__(self, env: Any) -> None:
+        self.model = env.model
+        self.dt: float = env.dt
+        self.init_qpos: np.ndarray = env.init_qpos.copy()
+        self.init_qvel: np.ndarray = env.init_qvel.copy()
+
+    @abstractmethod
+    def start(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Draw qpos [nq] and qvel [nv] of a new episode, in the order in which Gymnasium draws them."""
+
+    @abstractmethod
+    def observe(self, now: Quantities) -> np.ndarray:
+        """Observations [N,D] float64."""
+
+    @abstractmethod
+    def outcome(self, speeds: np.ndarray, now: Quantities, actions: np.ndarray) -> Outcome:
+        """Rewards and ends of a step.
+
+        speeds [N]: change of `position` over the step's time. actions [N,A] float32: Gymnasium sums their squares in
+        this precision, which shows in the rewards.
+        """
+
+    def position(self, now: Quantities) -> np.ndarray:
+        """[N]: how far the body is; its speed is rewarded. Zero for tasks that reward no speed."""
+        return np.zeros(len(now.qpos))
+
+
+class NoisyStart(Task):
+    """Episodes begin near the model's initial state, by `reset_noise_scale`."""
+
+    normal_velocities: ClassVar[bool] = False
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.noise: float = env._reset_noise_scale
+
+    def start(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        noise, positions, velocities = self.noise, len(self.init_qpos), len(self.init_qvel)
+        qpos = self.init_qpos + rng.uniform(-noise, noise, positions)
+        if self.normal_velocities:
+            return qpos, self.init_qvel + noise * rng.standard_normal(velocities)
+        return qpos, self.init_qvel + rng.uniform(-noise, noise, velocities)
+
+
+def never(count: int) -> np.ndarray:
+    """[count] bool: no episode terminates."""
+    return np.zeros(count, bool)
+
+
+def squares(array: np.ndarray) -> np.ndarray:
+    """Sum of squares of each row, whatever the shape of a row; [N]."""
+    found = np.square(array)
+    return (found if found.ndim == 2 else found.reshape(len(array), -1)).sum(axis=1)
+
+
+def join(parts: Iterable[np.ndarray]) -> np.ndarray:
+    """Side by side, each row flattened: [N, ...] arrays -> [N,D]."""
+    return np.concatenate([part if part.ndim == 2 else part.reshape(len(part), -1) for part in parts], axis=1)

@@ -1,0 +1,154 @@
+"""The config's own learners and PPO step around a model of a few thousand random parameters.
+
+What stays: the section `algorithm`, clipping and decay of the optimisers, temperature, activation. What is replaced:
+models (so nothing is loaded), batch sizes, learning rates, precision (float32), placement (this process, without GPU).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl_platform.components.actor import EmbodiedActor, LanguageActor
+from rl_platform.components.critic import LanguageCritic
+from rl_platform.components.reference import LanguageReference
+from rl_platform.config.components import Model, Optim, RandomLM, Trainable
+from rl_platform.config.schema import Cluster, Config
+from rl_platform.launch.check.samples import (
+    LONGEST_PROMPT,
+    LONGEST_RESPONSE,
+    SPACES,
+    Case,
+)
+from rl_platform.metrics import Reporters
+from rl_platform.placement.inventory import Inventory
+from rl_platform.placement.scheduler import schedule
+from rl_platform.records import RolloutBatch
+from rl_platform.runners.ppo import PPO, Learners
+from rl_platform.runtime import ComponentSpec
+from rl_platform.runtime.group import WorkerGroup
+from rl_platform.runtime.local import LocalRuntime
+
+MOST_EPOCHS = 2
+DEADLINE_S = 60.0
+_LONGEST = LONGEST_PROMPT + LONGEST_RESPONSE
+
+
+@dataclass
+class Small:
+    """Running learners and the PPO step over them."""
+
+    groups: Mapping[str, WorkerGroup]
+    ppo: PPO
+
+    def update(self, batch: RolloutBatch, step: int) -> dict[str, float]:
+        return self.ppo.update(batch, step)
+
+    def parameters(self, name: str) -> Tensor:
+        """All parameters of a learner, one after the other; a copy."""
+        state = self.groups[name].publish(0).wait()[0].state
+        return torch.cat([tensor.flatten() for tensor in state.values()]).clone()
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds of them."""
+        states = {name: group.state_dict().wait()[0] for name, group in self.trained.items()}
+        return states | {"ppo": self.ppo.state_dict()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        for name, group in self.trained.items():
+            group.load_state_dict(state[name]).wait()
+        self.ppo.load_state_dict(state["ppo"])
+
+    @property
+    def trained(self) -> dict[str, WorkerGroup]:
+        return {name: group for name, group in self.groups.items() if name != "reference"}
+
+
+@contextmanager
+def small_learners(case: Case, config: Config | None = None) -> Iterator[Small]:
+    """The learners of `config` (by default `small(case)`) in this process, until the block ends."""
+    config = small(case) if config is None else config
+    specs = _components(config)
+    placement = schedule(config.cluster, Inventory.declared(1, 0))
+    with LocalRuntime(placement, DEADLINE_S, case.seed) as runtime:
+        groups = runtime.start(specs)
+        if config.algorithm.full_kl_in_reward or config.algorithm.full_kl_in_loss:
+            groups["actor"].receive_reference_head(groups["reference"].head().wait()[0]).wait()
+        learners = Learners(groups["actor"], groups.get("critic"), groups.get("reference"))
+        yield Small(groups, PPO(config, learners, Reporters([])))
+
+
+def small(case: Case, micro_batch_size: int | None = None, even_steps: bool = True, **algorithm: Any) -> Config:
+    """The config with a small model. `algorithm`: keys to be changed.
+
+    even_steps: Adam divides a gradient by its own size, so that the rounding of a gradient near 0 becomes a whole step;
+    with an `eps` of 1 steps are as large as gradients. Off: `optim` as it is.
+    """
+    config = case.config
+    keys: dict[str, Any] = {
+        "ppo_epochs": min(config.algorithm.ppo_epochs, MOST_EPOCHS),
+        "critic_ppo_epochs": min(config.algorithm.critic_epochs, MOST_EPOCHS),
+        "logprob_forward_micro_batch_size": None,
+    }
+    names = _names(config)
+    learner = {"micro_batch_size": micro_batch_size, "max_tokens_per_micro_batch": None, "training_backend": "fsdp"}
+
+    def part(section: Trainable, model: Model | None) -> Trainable:
+        optim = section.optim
+        if even_steps:
+            changed = {"lr": 0.1, "eps": 1.0, "lr_schedule": "constant", "lr_warmup_steps": 0}
+            optim = Optim.model_copy(optim, update=changed)
+        return section.model_copy(update={**learner, "optim": optim, "model": model})
+
+    data = {
+        "mini_batch_size": case.rows // 2,
+        "max_prompt_length": LONGEST_PROMPT,
+        "max_response_length": LONGEST_RESPONSE,
+    }
+    if config.algorithm.loss_agg_horizon is None:
+        keys["loss_agg_horizon"] = config.data.max_response_length
+    return config.model_copy(
+        update={
+            "cluster": Cluster(component_placement={",".join(names): "all"}, gpus_per_node=0),
+            "algorithm": config.algorithm.model_copy(update=keys | algorithm),
+            "data": config.data.model_copy(update=data),
+            "actor": part(config.actor, _model(case)),
+            "critic": part(config.critic, None),
+            "reference": config.reference.model_copy(update={"model": _language_model(24)}),
+        }
+    )
+
+
+def rollout(case: Case, step: int) -> RolloutBatch:
+    """What PPO step `step` starts from: rewards and actions, nothing that a model says."""
+    found = replace(Case(case.config, case.seed + step).rollout, log_probs=None, reference_log_probs=None, full_kl=None)
+    return replace(found, values=None)
+
+
+def _components(config: Config) -> dict[str, ComponentSpec]:
+    if config.runner.task_type == "embodied":
+        return {"actor": ComponentSpec(EmbodiedActor, {"config": config, "spaces": SPACES})}
+    classes = {"actor": LanguageActor, "critic": LanguageCritic, "reference": LanguageReference}
+    return {name: ComponentSpec(classes[name], {"config": config}) for name in _names(config)}
+
+
+def _names(config: Config) -> list[str]:
+    critic = ["critic"] if config.critic.use_critic_model else []
+    return ["actor", *critic, *(["reference"] if config.algorithm.needs_reference else [])]
+
+
+def _model(case: Case) -> Model:
+    model = case.config.actor.model
+    if case.embodied:
+        return model.model_copy(update={"hidden_sizes": [8, 8], "dtype": "float32"})
+    return _language_model(16)
+
+
+def _language_model(width: int) -> Model:
+    tiny = RandomLM(hidden_size=width, num_layers=1, num_heads=2, intermediate_size=32, max_positions=_LONGEST)
+    return Model(random_init=tiny, tokenizer="bytes")

@@ -1,0 +1,87 @@
+"""What a property is: something that holds whatever the numbers, shown by two ways that must lead to the same ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rl_platform.config.schema import Config
+from rl_platform.launch.check.samples import Case
+
+ALLOWED = 1e-5  # float32 sums in another order
+SMALLEST_SCALE = 1e-3  # numbers that are all smaller are compared as if the largest were this
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Two numbers that should be one: `left` and `right` where they are furthest apart, and how far.
+
+    apart: |left - right| over the largest magnitude on either side, infinite if one is NaN; allowed: how far it may be.
+    """
+
+    what: str
+    left: float
+    right: float
+    apart: float
+    allowed: float
+
+    @property
+    def holds(self) -> bool:
+        return self.apart <= self.allowed
+
+
+@dataclass(frozen=True)
+class Property:
+    """name: in plain words; compared: what is put beside what; differences: all comparisons on a case.
+
+    not_asked: why a config is not asked for it, None if it is.
+    """
+
+    name: str
+    compared: str
+    differences: Callable[[Case], Iterator[Difference]]
+    not_asked: Callable[[Config], str | None] = lambda config: None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a property: the difference that says most, the error it ended with, or why it was not asked."""
+
+    name: str
+    compared: str
+    difference: Difference | None = None
+    error: str = ""
+    not_asked: str = ""
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.error) or (self.difference is not None and not self.difference.holds)
+
+    def __str__(self) -> str:
+        found = self.difference
+        if found is None:
+            return f"{self.name}: {self.error or self.not_asked}"
+        return (
+            f"{self.name}: {found.what}: {found.left:.6g} and {found.right:.6g}, "
+            f"difference {found.apart:.2g}, {found.allowed:g} allowed"
+        )
+
+
+def compare(
+    what: str, left: Tensor | float, right: Tensor | float, allowed: float = ALLOWED, scale: float = SMALLEST_SCALE
+) -> Difference:
+    """The largest difference between two tensors of one shape, relative to their largest number or `scale`."""
+    left, right = (torch.as_tensor(side).detach().double() for side in (left, right))
+    if left.shape != right.shape:
+        return Difference(f"{what}, shapes {list(left.shape)} and {list(right.shape)}", math.nan, math.nan, math.inf, 0)
+    if left.numel() == 0:
+        return Difference(f"{what}, of nothing", math.nan, math.nan, math.inf, 0)
+    apart = torch.where(left == right, 0.0, (left - right).abs()).nan_to_num(math.inf, math.inf)
+    size = max(float(side.nan_to_num(0, 0, 0).abs().max()) for side in (left, right))
+    place = tuple(int(index) for index in torch.unravel_index(apart.argmax(), apart.shape))
+    where = f"{what} at {list(place)}" if place else what
+    return Difference(where, float(left[place]), float(right[place]), float(apart[place]) / max(size, scale), allowed)

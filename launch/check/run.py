@@ -1,0 +1,109 @@
+"""`platform-launch --check`: tries every property on a config, and says what was found. Starts nothing else."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from rl_platform.config import LoadedConfig
+from rl_platform.config.algorithm import POLICY_LOSSES
+from rl_platform.config.estimators import ESTIMATORS
+from rl_platform.config.schema import Config
+from rl_platform.errors import ConfigError, PlatformError, WorkerError
+from rl_platform.launch.check import controls, estimators, formulas, layout, updates
+from rl_platform.launch.check.property import Outcome, Property
+from rl_platform.launch.check.report import print_outcomes
+from rl_platform.launch.check.samples import Case
+from rl_platform.launch.panels import print_lines
+from rl_platform.launch.preflight import check_estimator, check_policy_loss
+from rl_platform.launch.session import card
+
+PROPERTIES = [
+    *layout.PROPERTIES,
+    *updates.PROPERTIES,
+    *estimators.PROPERTIES,
+    *formulas.PROPERTIES,
+    *controls.PROPERTIES,
+]
+
+
+class PropertyFailed(PlatformError):
+    """What a config computes depends on what it must not depend on, or is not what its formula says."""
+
+    exit_code = 70
+
+
+def check(loaded: LoadedConfig) -> None:
+    """Print the algorithm card and what came of each property. Raises PropertyFailed if one does not hold."""
+    config, console, began = loaded.config, Console(), time.monotonic()
+    check_policy_loss(config)
+    check_estimator(config)
+    print_lines(console, f"{config.runner.experiment_name}: algorithm", card(config))
+    with console.status("checking"):
+        outcomes = outcomes_of(config)
+    print_outcomes(console, outcomes, config.runner.seed, time.monotonic() - began)
+    failed = [outcome for outcome in outcomes if outcome.failed]
+    if failed:
+        raise PropertyFailed(_explanation(config, failed))
+
+
+def outcomes_of(config: Config, properties: Sequence[Property] = PROPERTIES) -> list[Outcome]:
+    """Every property tried on a valid config, on numbers that follow from `runner.seed`."""
+    case = Case(config, config.runner.seed)
+    with _one_thread():
+        return [_tried(each, case) for each in properties]
+
+
+def _tried(each: Property, case: Case) -> Outcome:
+    reason = each.not_asked(case.config)
+    if reason is not None:
+        return Outcome(each.name, each.compared, not_asked=reason)
+    try:
+        differences = list(each.differences(case))
+    except Exception as error:  # of a function of the user's, say: one property less, the others are still tried
+        return Outcome(each.name, each.compared, error=_raised(error))
+    assert differences, f"{each.name} compared nothing"
+    most = max(differences, key=lambda difference: (not difference.holds, difference.apart))
+    return Outcome(each.name, each.compared, most)
+
+
+def _raised(error: BaseException) -> str:
+    if isinstance(error, WorkerError) and error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, ConfigError):
+        return "; ".join(f"{problem.key} ({problem.value}): {problem.message}" for problem in error.problems)
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}: {error}"
+
+
+def _explanation(config: Config, failed: Sequence[Outcome]) -> str:
+    lines = [f"{len(failed)} {'property does' if len(failed) == 1 else 'properties do'} not hold"]
+    lines += [str(outcome) for outcome in failed if not outcome.error]
+    for error in dict.fromkeys(outcome.error for outcome in failed if outcome.error):
+        names = [outcome.name for outcome in failed if outcome.error == error]
+        lines.append(f"{', '.join(names)}: {error}")
+    algorithm = config.algorithm
+    chosen = (("adv_type", algorithm.adv_type, ESTIMATORS), ("policy_loss", algorithm.policy_loss, POLICY_LOSSES))
+    own = [(key, name) for key, name, known in chosen if name not in known]
+    lines += [f"algorithm.{key} is a function of your own, {name}: look there first" for key, name in own]
+    if not own:
+        lines.append("no function of your own takes part: this is a bug in rl-platform")
+    lines.append(f"all numbers follow from runner.seed={config.runner.seed}")
+    return "\n    ".join(lines)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """The tensors are tiny, and sums of several threads depend on how many there are."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

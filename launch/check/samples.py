@@ -1,0 +1,246 @@
+"""What the properties are tried on: one small random rollout in the shape that the config's task gives, and its losses.
+
+Everything follows from `runner.seed`. No model and no environment is asked; the same numbers stand for their answers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from rl_platform.algorithms.action_levels import denominators_of
+from rl_platform.algorithms.advantages import advantages
+from rl_platform.algorithms.aggregation import Denominators
+from rl_platform.algorithms.losses import ModelOutputs, actor_critic_loss, actor_loss, critic_loss
+from rl_platform.algorithms.metrics import Metrics
+from rl_platform.algorithms.mismatch import mismatch_weights
+from rl_platform.algorithms.rewards import penalized, place_outcome_rewards
+from rl_platform.components.actor import action_levels
+from rl_platform.components.chunk_recording import ChunkRecording
+from rl_platform.config.algorithm import Algorithm
+from rl_platform.config.effects import has_values
+from rl_platform.config.schema import Config
+from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces
+from rl_platform.records import RolloutBatch
+from rl_platform.rng import generator
+
+ROWS, LONGEST_PROMPT, LONGEST_RESPONSE = 12, 5, 11
+ENVIRONMENTS, CHOICES = 4, 12
+SPACES = EnvSpaces((3,), ActionSpace("continuous", 2), (2,), (-1.0, -1.0), (1.0, 1.0))
+LARGEST_GROUP = 4
+MOVED = 0.3  # deviation of log-probs and values from the old ones: some ratios are clipped, some are not
+
+LossFunction = Callable[[ModelOutputs, RolloutBatch, Denominators, Algorithm], tuple[Tensor, Metrics]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A valid config and the seed of the numbers it is tried on."""
+
+    config: Config
+    seed: int
+
+    @property
+    def algorithm(self) -> Algorithm:
+        return self.config.algorithm
+
+    @property
+    def embodied(self) -> bool:
+        return self.config.runner.task_type == "embodied"
+
+    @property
+    def horizon(self) -> float:
+        return self.algorithm.loss_agg_horizon or self.config.data.max_response_length
+
+    @cached_property
+    def rollout(self) -> RolloutBatch:
+        """[B,T] before the estimator, with everything it reads: embodied, a row per environment; else, per response."""
+        return random_steps(self.config, self.seed) if self.embodied else random_responses(self.config, self.seed)
+
+    @cached_property
+    def batch(self) -> RolloutBatch:
+        """What mini-batches are made of: the rollout with advantages and returns; embodied, a row per transition."""
+        return estimated(self.rollout, self.algorithm)
+
+    @cached_property
+    def outputs(self) -> ModelOutputs:
+        """What a model that has moved on since the rollout gives for `batch`; all it may be asked for."""
+        return moved_outputs(self.batch, self.seed)
+
+    @property
+    def rows(self) -> int:
+        """Of `batch`, that mini-batches are made of."""
+        return ENVIRONMENTS * CHOICES if self.embodied else len(self.rollout)
+
+    @property
+    def losses(self) -> dict[str, LossFunction]:
+        """The losses that the config trains with, by name."""
+        if self.algorithm.loss_type == "actor_critic":
+            return {"actor and critic": actor_critic_loss}
+        return {"actor": actor_loss} | ({"critic": critic_loss} if has_values(self.config) else {})
+
+    def numbers(self, *names: str) -> torch.Generator:
+        return generator(self.seed, "check", *names)
+
+
+def random_responses(config: Config, seed: int) -> RolloutBatch:
+    """Rows of a prompt, a response with observations inside it, and padding; the last one does not count."""
+    numbers, size = generator(seed, "check", "responses"), min(config.algorithm.group_size, LARGEST_GROUP)
+    groups = -(-ROWS // size)
+    rows, width = groups * size, LONGEST_PROMPT + LONGEST_RESPONSE
+    prompts = 2 + torch.randint(LONGEST_PROMPT - 1, (groups,), generator=numbers).repeat_interleave(size)
+    lengths = prompts + 1 + torch.randint(LONGEST_RESPONSE, (rows,), generator=numbers)
+    columns = torch.arange(width)
+    observed = torch.rand(rows, width, generator=numbers) < 0.2
+    observed[torch.arange(rows), prompts] = False  # every response begins with a token of the policy's
+    mask = (columns >= prompts[:, None]) & (columns < lengths[:, None]) & ~observed
+    counts = torch.ones(rows, dtype=torch.bool)
+    counts[-1] = False
+    right = torch.rand(rows, generator=numbers) < 0.5
+    scores = right + 0.3 * torch.rand(rows, generator=numbers)
+    batch = RolloutBatch(
+        inputs={"tokens": torch.randint(256, (rows, width), generator=numbers), "lengths": lengths},
+        action_mask=mask,
+        sample_mask=counts,
+        group_ids=torch.arange(groups).repeat_interleave(size),
+        rewards=place_outcome_rewards(scores, mask),
+        rollout_log_probs=torch.zeros(rows, width),
+        correct=right,
+    )
+    return _with_models(batch, config, numbers)
+
+
+def random_steps(config: Config, seed: int) -> RolloutBatch:
+    """Rows of choices in environments, with ends of episodes, some of them cut off and worth something."""
+    numbers, shape = generator(seed, "check", "steps"), (ENVIRONMENTS, CHOICES)
+    levels = action_levels(config, SPACES)
+    recording = ChunkRecording(ENVIRONMENTS, CHOICES * levels.num_actions, SPACES, levels)
+    for array in (recording.observations, recording.end_observations, recording.actions, recording.log_probs):
+        array[:] = torch.randn(array.shape, generator=numbers).numpy()
+    ends = torch.rand(shape, generator=numbers) < 0.2
+    left = torch.where(ends, torch.randint(levels.num_actions, shape, generator=numbers), levels.num_actions - 1)
+    executed = torch.arange(levels.num_actions) <= left[..., None]  # an end leaves the rest of its chunk undone
+    rewards = torch.randn(executed.shape, generator=numbers)
+    recording.executed[:], recording.rewards[:] = executed.numpy(), torch.where(executed, rewards, 0.0).numpy()
+    recording.ends[:] = ends.numpy()
+    recording.terminated[:] = (ends & (torch.rand(shape, generator=numbers) < 0.5)).numpy()
+    next_observations = torch.randn(ENVIRONMENTS, *SPACES.observation_shape, generator=numbers)
+    batch = recording.finish(next_observations.numpy(), config.algorithm.bootstrap_type)
+    assert batch.bootstrapped is not None
+    following = torch.randn(batch.bootstrapped.shape, generator=numbers)
+    batch = replace(batch, end_values=torch.where(batch.bootstrapped, following, 0.0))
+    if levels.single:  # as `Recording` has it
+        batch.inputs["actions"] = batch.inputs["actions"][:, :, 0]
+        del batch.inputs["executed"]
+    return _with_models(batch, config, numbers)
+
+
+def _with_models(batch: RolloutBatch, config: Config, numbers: torch.Generator) -> RolloutBatch:
+    """The batch with numbers in place of what its models say."""
+    shape, algorithm = batch.action_mask.shape, config.algorithm
+    log_probs = -torch.rand(shape, generator=numbers) - 0.1
+
+    values = torch.randn(shape, generator=numbers)
+    if batch.value_mask is not None:
+        values = torch.where(batch.value_mask, values, 0.0)
+
+    def noisy() -> Tensor:
+        return log_probs + MOVED * torch.randn(shape, generator=numbers)
+
+    return replace(
+        batch,
+        log_probs=log_probs,
+        rollout_log_probs=noisy(),
+        values=values if has_values(config) else None,
+        reference_log_probs=noisy() if algorithm.needs_reference else None,
+        full_kl=torch.rand(shape, generator=numbers) if algorithm.full_kl_in_reward else None,
+    )
+
+
+def estimated(batch: RolloutBatch, algorithm: Algorithm) -> RolloutBatch:
+    """KL penalty, estimator and mismatch weights, as a step of a run applies them; without PF-PPO."""
+    if algorithm.old_log_probs == "rollout":
+        batch = replace(batch, log_probs=batch.rollout_log_probs)
+    if algorithm.use_kl_in_reward:
+        batch, _ = penalized(batch, algorithm, algorithm.kl_ctrl.kl_coef)
+    found, returns = advantages(batch, algorithm)
+    batch = replace(batch, advantages=found, returns=returns)
+    if algorithm.rollout_is is not None:
+        assert batch.log_probs is not None
+        weights, _ = mismatch_weights(batch.log_probs, batch.rollout_log_probs, batch.mask, algorithm.rollout_is)
+        batch = replace(batch, loss_weights=weights)
+    return batch if batch.ends is None else batch.flatten()
+
+
+def moved_outputs(batch: RolloutBatch, seed: int) -> ModelOutputs:
+    """Outputs [B,T] for a batch, near its old ones."""
+    assert batch.log_probs is not None
+    numbers, shape = generator(seed, "check", "outputs"), batch.action_mask.shape
+    noise = [MOVED * torch.randn(shape, generator=numbers) for _ in range(2)]
+    return ModelOutputs(
+        log_probs=batch.log_probs + noise[0],
+        entropy=torch.rand(shape, generator=numbers),
+        values=None if batch.values is None else batch.values + noise[1],
+        full_kl=torch.rand(shape, generator=numbers),
+    )
+
+
+def loss_and_gradients(
+    loss: LossFunction,
+    outputs: ModelOutputs,
+    batch: RolloutBatch,
+    parts: Sequence[Sequence[int]],
+    algorithm: Algorithm,
+    horizon: float,
+) -> dict[str, Tensor]:
+    """`loss`, and the gradient [B,T] in every output it depends on, of one mini-batch computed in parts of its rows.
+
+    A part without rows is what a rank without work computes: a row that is masked out.
+    """
+    leaves = {
+        name: tensor.detach().clone().requires_grad_() for name, tensor in vars(outputs).items() if tensor is not None
+    }
+    denominators = denominators_of(batch, horizon, nominal=algorithm.loss_agg_denominator == "nominal")
+    total = torch.zeros(())
+    for rows in parts:
+        index = torch.tensor(rows or [0])
+        part, divisors = batch.select(index), denominators
+        if not rows:
+            part, divisors = replace(part, sample_mask=torch.tensor([False])), replace(denominators, full=False)
+        share, _ = loss(ModelOutputs(**{name: leaf[index] for name, leaf in leaves.items()}), part, divisors, algorithm)
+        share.backward()
+        total = total + share.detach()
+    gradients = {f"gradient in {name}": leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+    return {"loss": total, **gradients}
+
+
+def widened(batch: RolloutBatch, columns: Tensor, width: int, fill: float) -> RolloutBatch:
+    """The batch with its columns at `columns` [T] of `width`; no action in the others, and `fill` where floats are."""
+    changed = {
+        field.name: None if (tensor := getattr(batch, field.name)) is None else wide(tensor, columns, width, fill)
+        for field in dataclasses.fields(batch)
+        if field.name != "inputs"
+    }
+    inputs = {name: wide(tensor, columns, width, fill) for name, tensor in batch.inputs.items()}
+    return RolloutBatch(inputs=inputs, **changed)
+
+
+def wide_outputs(outputs: ModelOutputs, columns: Tensor, width: int, fill: float) -> ModelOutputs:
+    """`outputs` for a batch that was `widened` alike."""
+    present: Mapping[str, Tensor] = {name: tensor for name, tensor in vars(outputs).items() if tensor is not None}
+    return ModelOutputs(**{name: wide(tensor, columns, width, fill) for name, tensor in present.items()})
+
+
+def wide(tensor: Tensor, columns: Tensor, width: int, fill: float) -> Tensor:
+    """[B,T,...] -> [B,width,...]; what has one number per row stays as it is."""
+    if tensor.dim() < 2:
+        return tensor
+    value = fill if tensor.is_floating_point() else 0
+    result = torch.full((tensor.shape[0], width, *tensor.shape[2:]), value, dtype=tensor.dtype)
+    result[:, columns] = tensor
+    return result

@@ -1,0 +1,165 @@
+"""Which runtime a run gets, and the Ray cluster under it: one of its own on this machine, or one that is running.
+
+A cluster of its own has its files in a temporary folder, no dashboard and a bounded object store, and ends with the
+run: no process is left. Runs that join one cluster do not meet: each has names and a placement group of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+import torch
+
+from rl_platform.config.schema import Cluster, Config
+from rl_platform.errors import PlacementError, Problem, WorkerDied
+from rl_platform.placement.scheduler import Placement
+from rl_platform.runtime import Runtime
+from rl_platform.runtime.local import LocalRuntime
+
+STORE_SHARE = 8  # the object store gets one part in this many of the free memory
+KNOCK_S = 5.0
+_GUARD = """
+import psutil, shutil, sys, time
+sys.stdin.read()
+time.sleep(2)
+for fact in sys.argv[2:]:
+    pid, created = fact.split(":")
+    try:
+        process = psutil.Process(int(pid))
+        if process.create_time() == float(created):
+            process.kill()
+    except psutil.Error:
+        pass
+shutil.rmtree(sys.argv[1], ignore_errors=True)
+"""
+ENDING_S = 5.0  # for Ray's processes to end by themselves
+
+
+@contextmanager
+def runtime_for(config: Config, placement: Placement) -> Iterator[Runtime]:
+    """The runtime of a run, over when the block ends. Raises WorkerDied if Ray does not come up."""
+    deadline_s, seed = config.runner.deadline_s, config.runner.seed
+    if not uses_ray(config.cluster, placement):
+        with LocalRuntime(placement, deadline_s, seed) as local:
+            yield local
+        return
+    with ray_cluster(config.cluster):
+        from rl_platform.runtime.ray import RayRuntime
+
+        with RayRuntime(placement, deadline_s, seed, trace=config.runner.trace_steps > 0) as runtime:
+            yield runtime
+
+
+def uses_ray(cluster: Cluster, placement: Placement) -> bool:
+    """Whether hosts are processes: if the config says so, joins a cluster or has a placement that needs it."""
+    if cluster.runtime == "auto":
+        return cluster.address is not None or not placement.fits_one_process
+    return cluster.runtime == "ray"
+
+
+@contextmanager
+def ray_cluster(cluster: Cluster) -> Iterator[None]:
+    """Ray, connected: joined at `cluster.address`, or started for this block."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+    if cluster.address is None:
+        with _started():
+            yield
+        return
+    import ray
+
+    try:
+        _knock(cluster.address)
+        _connect(address=cluster.address)
+    except (OSError, ValueError, RuntimeError) as error:
+        hint = "`ray status` on that machine shows whether a cluster runs there"
+        message = f"no Ray cluster can be joined: {' '.join(str(error).split())}"
+        raise PlacementError([Problem("cluster.address", message, value=cluster.address, hint=hint)]) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def _started() -> Iterator[None]:
+    import ray
+
+    before = set(_descendants())
+    folder = tempfile.mkdtemp(prefix="rl-", dir="/tmp" if os.path.isdir("/tmp") else None)  # sockets need short paths
+    try:
+        try:
+            _connect(
+                address="local",
+                num_gpus=torch.cuda.device_count(),
+                include_dashboard=False,
+                object_store_memory=_store_bytes(),
+                _temp_dir=folder,
+            )
+        except Exception as error:
+            raise WorkerDied(f"Ray did not start on this machine: {' '.join(str(error).split())}") from error
+        with _guarded(folder, [process for process in _descendants() if process not in before]):
+            yield
+    finally:
+        started = [process for process in _descendants() if process not in before]
+        ray.shutdown()
+        _, left = psutil.wait_procs(started, ENDING_S)
+        for process in left:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        psutil.wait_procs(left, ENDING_S)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _guarded(folder: str, processes: Sequence[psutil.Process]) -> Iterator[None]:
+    """Should the launcher be killed, another process ends what Ray leaves running, and removes its files."""
+    facts = [f"{process.pid}:{process.create_time()}" for process in processes if process.is_running()]
+    command = [sys.executable, "-c", _GUARD, folder, *facts]
+    guard = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    try:
+        yield
+    finally:
+        guard.kill()
+        guard.communicate()
+
+
+def _knock(address: str) -> None:
+    """Ray would try for minutes to reach an address where nobody is. Raises OSError."""
+    host, colon, port = address.rpartition(":")
+    if colon:
+        socket.create_connection((host, int(port)), timeout=KNOCK_S).close()
+
+
+def _connect(**options: Any) -> None:
+    """Ray replaces the handler of SIGTERM when it connects; the command's own comes back."""
+    import ray
+
+    handler = signal.getsignal(signal.SIGTERM)
+    ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
+
+
+def _descendants() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+def _store_bytes() -> int:
+    shared = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else psutil.virtual_memory().total
+    return max(100 * 2**20, min(psutil.virtual_memory().available // STORE_SHARE, shared * 9 // 10))

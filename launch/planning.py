@@ -1,0 +1,51 @@
+"""What `--plan` prints: the report as text, JSON or SVG, or a search for better placements. Nothing is started."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from rl_platform.config import LoadedConfig
+from rl_platform.errors import ConfigError, Problem
+from rl_platform.placement.calibration import OPTION, corrections, read_measured
+from rl_platform.placement.cost import Correction
+from rl_platform.placement.hardware import device_of
+from rl_platform.placement.inventory import Inventory
+from rl_platform.placement.report import plan_report
+from rl_platform.placement.report_json import report_json
+from rl_platform.placement.report_text import report_text
+from rl_platform.placement.scheduler import Placement
+from rl_platform.placement.search import search, search_text
+from rl_platform.placement.svg import report_svg
+
+PlanForm = Literal["text", "json", "svg", "search"]
+Planned = tuple[LoadedConfig, Placement, Inventory]
+Load = Callable[[str, Sequence[str]], Planned]
+
+_DRAW = {"text": report_text, "json": report_json, "svg": report_svg}
+
+
+def plan_text(form: PlanForm, planned: Planned, calibrate: str | None, load: Load) -> str:
+    """What stands on the terminal. `load` reads the config of the run that `calibrate`, a metrics.jsonl, belongs to."""
+    loaded, placement, inventory = planned
+    calibration, source = {}, ""
+    if calibrate is not None:
+        calibration, source = _calibration(Path(calibrate), inventory, load)
+    report = plan_report(loaded.config, placement, inventory, calibration)
+    if form == "search":
+        return search_text(search(loaded.config, inventory, calibration), inventory, report.spans, source)
+    return _DRAW[form](report)
+
+
+def _calibration(file: Path, inventory: Inventory, load: Load) -> tuple[dict[str, Correction], str]:
+    """Corrections from a run's metrics, and what they are in words."""
+    measured = read_measured(file)
+    own = file.parent / "config.yaml"
+    if not own.is_file():
+        message = "the run's config.yaml does not lie beside it, which says what was measured"
+        raise ConfigError([Problem(OPTION, message, value=str(file), hint="as runs/ppo/metrics.jsonl")])
+    loaded, placement, machines = load(str(own), [])
+    earlier = plan_report(loaded.config, placement, machines)
+    steps = f"{measured.steps} step{'s' if measured.steps > 1 else ''}"
+    return corrections(measured, earlier, device_of(inventory)), f"{steps} of {file}"

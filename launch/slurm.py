@@ -1,0 +1,142 @@
+"""`platform-launch --slurm`: a batch script that starts Ray on the nodes of a Slurm job and the run on the first one.
+
+The script is plain bash to be read and edited; nothing of it is needed to run under Ray by hand. Container plug-ins and
+environment modules are the cluster's own: `setup` is the place for them.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rl_platform.config.schema import Config
+from rl_platform.errors import ConfigError, PlatformError, Problem
+
+GRACE_S = 120  # before the time limit, for the run to end cleanly; it goes on when the same script is submitted again
+START_S = 300  # for all nodes to join
+_OPTION = re.compile(r"[a-z][a-z0-9-]*(=[^\s\"'\\`$#;&|<>()]+)?")
+
+_SCRIPT = """\
+# Ray on every node of the job, the run on the first. Written by platform-launch --slurm; submit it with sbatch.
+set -euo pipefail
+cd -- {folder}
+{setup}
+mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+head=${{nodes[0]}}
+port=$((20000 + SLURM_JOB_ID % 20000))  # jobs that share a node do not meet
+address=$(srun --nodes=1 --ntasks=1 --nodelist="$head" hostname --ip-address | awk '{{print $1; exit}}')
+export RAY_ADDRESS="$address:$port"  # what cluster.address=auto joins
+step=(srun --overlap --cpu-bind=none --cpus-per-task="$SLURM_CPUS_ON_NODE")
+on_head=("${{step[@]}}" --nodes=1 --ntasks=1 --nodelist="$head")
+
+background=()
+complaints=$(mktemp)
+stop() {{ kill "${{background[@]}}" 2> /dev/null || true; wait; rm -f "$complaints"; }}
+trap stop EXIT
+
+count='import ray; ray.init(address="auto", log_to_driver=False); print(sum(n["Alive"] for n in ray.nodes()))'
+joined() {{ "${{on_head[@]}}" python -c "$count" 2> "$complaints" | tail -n 1; }}
+wait_for() {{  # that many nodes
+    until [[ $(joined || true) == "$1" ]]; do
+        if (( SECONDS > {start} )) || ! kill -0 "${{background[0]}}" 2> /dev/null; then
+            echo "Ray at $RAY_ADDRESS does not have $1 of ${{nodes[*]}} after $SECONDS s:" >&2
+            cat "$complaints" >&2
+            exit 75
+        fi
+        sleep 2
+    done
+}}
+
+"${{on_head[@]}}" ray start --head --node-ip-address="$address" --port="$port" --disable-usage-stats --block &
+background+=($!)
+wait_for 1
+if (( ${{#nodes[@]}} > 1 )); then
+    others=$((${{#nodes[@]}} - 1))
+    list=$(IFS=,; echo "${{nodes[*]:1}}")
+    "${{step[@]}}" --nodes="$others" --ntasks="$others" --nodelist="$list" \\
+        ray start --address="$RAY_ADDRESS" --disable-usage-stats --block &
+    background+=($!)
+    wait_for "${{#nodes[@]}}"
+fi
+
+"${{on_head[@]}}" \\
+    {command} &
+run=$!
+trap 'kill -TERM "$run" 2> /dev/null || true' TERM  # Slurm's warning before the time limit
+code=0
+wait "$run" || code=$?
+while kill -0 "$run" 2> /dev/null; do  # the warning interrupted the wait
+    code=0
+    wait "$run" || code=$?
+done
+exit "$code"
+"""
+
+
+@dataclass(frozen=True)
+class SlurmOptions:
+    """`sbatch`: further options as "partition=gpu" or "requeue". `setup`: shell lines run before anything else."""
+
+    sbatch: Sequence[str] = ()
+    setup: str = ""
+
+
+def sbatch_script(config: Config, config_path: str, overrides: Sequence[str], options: SlurmOptions) -> str:
+    """The script for `cluster.num_nodes` whole nodes (`cpus-per-task` asks for parts of them). Raises ConfigError for
+    options that sbatch would not read as one word."""
+    cluster = config.cluster
+    words = [f"job-name={re.sub(r'[^A-Za-z0-9._-]', '_', config.runner.experiment_name)}", f"nodes={cluster.num_nodes}"]
+    words += ["ntasks-per-node=1", f"signal=B:TERM@{GRACE_S}"]
+    if cluster.gpus_per_node:
+        words.append(f"gpus-per-node={cluster.gpus_per_node}")
+    given = {option.partition("=")[0] for option in _checked(options.sbatch)}
+    if not given & {"exclusive", "cpus-per-task"}:
+        words.append("exclusive")
+    words = [word for word in words if word.partition("=")[0] not in given] + list(options.sbatch)
+    head = "".join(f"#SBATCH --{word}\n" for word in words)
+    command = shlex.join(["platform-launch", config_path, *overrides, "cluster.address=auto"])
+    setup = f"{options.setup}\n" if options.setup else ""
+    body = _SCRIPT.format(folder=shlex.quote(str(Path.cwd())), setup=setup, start=START_S, command=command)
+    return f"#!/bin/bash\n{head}\n{body}"
+
+
+def write_script(config: Config, script: str) -> Path:
+    """The script in the working folder, named after the run."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", config.runner.experiment_name)
+    path = Path(f"{name}.sbatch")
+    path.write_text(script, encoding="utf-8")
+    return path
+
+
+def submit(path: Path) -> str:
+    """What sbatch says of the job it made of the script. Raises ConfigError where there is no sbatch, PlatformError
+    when it refuses."""
+    if shutil.which("sbatch") is None:
+        hint = f"on a machine of the cluster: sbatch {path}"
+        raise ConfigError([Problem("--submit", "there is no sbatch on this machine", hint=hint)])
+    ended = subprocess.run(["sbatch", "--", str(path)], capture_output=True, text=True, check=False)
+    if ended.returncode != 0:
+        raise PlatformError(f"sbatch refused {path}: {ended.stderr.strip() or ended.stdout.strip()}")
+    return ended.stdout.strip()
+
+
+def _checked(sbatch: Sequence[str]) -> Sequence[str]:
+    problems = [
+        Problem(
+            "--sbatch",
+            "not an option of sbatch as one word",
+            value=option,
+            allowed="name=value or name, without dashes before it and without blanks or quotes",
+            hint="as partition=gpu",
+        )
+        for option in sbatch
+        if not _OPTION.fullmatch(option)
+    ]
+    if problems:
+        raise ConfigError(problems)
+    return sbatch

@@ -1,0 +1,83 @@
+"""The embodied policy that chooses a chunk of actions from one observation, and gives log-probs of their components."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from rl_platform.envs.embodied.spaces import ActionSpace
+from rl_platform.models.policy import LOG_SQRT_2_PI, ActorCriticPolicy
+
+
+class ChunkPolicy(ActorCriticPolicy):
+    """K actions of D components, independent of each other given the observation, and R values: of the state before
+    the chunk (1), or before each of its actions (K). Discrete: K categoricals, D = 1. Otherwise as ActorCriticPolicy,
+    of which it has the parameters where K = R = 1."""
+
+    def __init__(
+        self,
+        observation_shape: Sequence[int],
+        action_space: ActionSpace,
+        hidden_sizes: Sequence[int] = (256, 256),
+        activation: str = "tanh",
+        initial_log_std: float = 0.0,
+        *,
+        num_actions: int = 1,
+        num_values: int = 1,
+    ) -> None:
+        wide = replace(action_space, size=num_actions * action_space.size)
+        super().__init__(observation_shape, wide, hidden_sizes, activation, initial_log_std)
+        self.num_actions, self.choices = num_actions, action_space.size
+        if num_values > 1:
+            self.value_head = nn.Linear(self.value_head.in_features, num_values)
+            nn.init.zeros_(self.value_head.weight)
+            nn.init.zeros_(self.value_head.bias)
+
+    def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
+        """observations [B,...] -> Gaussian means or logits [B,K,A], values [B,R]."""
+        features = self._features(observations)
+        return self._heads(features), self.value_head(features)
+
+    @torch.no_grad()
+    def act(
+        self, observations: Tensor, generator: torch.Generator | None = None, deterministic: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """observations [N,...] -> actions [N,K,A] float32 (not clipped) or [N,K] int64, log_probs [N,K,D]."""
+        heads = self._heads(self._features(observations))
+        if self.action_space.kind == "continuous":
+            noise = torch.zeros_like(heads)
+            if not deterministic:
+                noise.normal_(generator=generator)
+            log_std = self._log_std()
+            return heads + log_std.exp() * noise, _gaussian_log_probs(noise, log_std)
+        log_probs = heads.log_softmax(-1)
+        races = torch.ones_like(log_probs)  # as in ActorCriticPolicy; equal ones leave the most likely choice
+        if not deterministic:
+            races.exponential_(generator=generator)
+        choices = (log_probs - races.log()).argmax(-1, keepdim=True)
+        return choices.squeeze(-1), log_probs.gather(-1, choices)
+
+    def evaluate(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """With gradients: observations [B,...], actions as of `act` -> log_probs, entropies [B,K,D], values [B,R]."""
+        heads, values = self(observations)
+        if self.action_space.kind == "continuous":
+            log_std = self._log_std()
+            log_probs = _gaussian_log_probs((actions - heads) * (-log_std).exp(), log_std)
+            return log_probs, (log_std + 0.5 + LOG_SQRT_2_PI).expand_as(log_probs), values
+        log_probs = heads.log_softmax(-1)
+        entropies = -(log_probs.exp() * log_probs).sum(-1, keepdim=True)
+        return log_probs.gather(-1, actions[..., None]), entropies, values
+
+    def _heads(self, features: Tensor) -> Tensor:
+        return self.policy_head(features).unflatten(-1, (self.num_actions, self.choices))
+
+    def _log_std(self) -> Tensor:
+        return self.log_std.view(self.num_actions, self.choices)
+
+
+def _gaussian_log_probs(noise: Tensor, log_std: Tensor) -> Tensor:
+    """noise [B,K,A] = (a - mu) / sigma, log_std [K,A] -> log N(a; mu, sigma) [B,K,A] of each component."""
+    return -0.5 * noise.square() - log_std - LOG_SQRT_2_PI

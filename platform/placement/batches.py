@@ -1,0 +1,59 @@
+"""How the batch sizes of a config meet the ranks of a placement: who gets how many rows, and who gets none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rl_platform.config.schema import Config
+from rl_platform.placement.layout import Layout
+from rl_platform.placement.memory import rows_per_step
+
+
+@dataclass(frozen=True)
+class Division:
+    """`rows` of a batch (`key` says which) over the ranks of a component."""
+
+    key: str
+    rows: int
+    component: str
+    ranks: int
+
+    @property
+    def even(self) -> bool:
+        return self.rows % self.ranks == 0
+
+    @property
+    def most(self) -> int:
+        """Rows of the rank that has the most."""
+        return -(-self.rows // self.ranks)
+
+    @property
+    def idle_ranks(self) -> int:
+        return max(0, self.ranks - self.rows)
+
+    def __str__(self) -> str:
+        ranks = f"{self.ranks} {self.component} rank{'s' if self.ranks > 1 else ''}"
+        if self.idle_ranks:
+            each = f"1 each, {self.idle_ranks} ranks get none"
+        elif self.even:
+            each = f"{self.most} each" if self.ranks > 1 else "all"
+        else:
+            each = f"{self.most} or {self.most - 1} each"
+        return f"{self.key}: {self.rows} rows over {ranks}: {each}"
+
+
+def divisions(config: Config, layout: Layout) -> tuple[Division, ...]:
+    """Every batch of a step and the component whose ranks share it."""
+    found: list[Division] = []
+    if config.runner.task_type == "embodied":
+        wanted = [("env.num_envs", config.env.num_envs, "env")]
+    else:
+        rows = rows_per_step(config)
+        grouped = config.algorithm.group_size > 1
+        key = "data.train_batch_size * algorithm.group_size" if grouped else "data.train_batch_size"
+        wanted = [(key, rows, "rollout"), (key, rows, "reference")]
+    wanted += [("data.mini_batch_size", config.data.mini_batch_size, name) for name in (layout.policy, "critic")]
+    for key, rows, name in wanted:
+        if name in layout.parts:
+            found.append(Division(key, rows, name, layout.parts[name].ranks))
+    return tuple(found)

@@ -1,0 +1,114 @@
+"""What a GPU, or a machine without one, can do: memory, arithmetic, bandwidth. Numbers for estimates, not promises.
+
+GPUs: the makers' data sheets, dense arithmetic; memory is what the driver leaves of it. Between nodes a usual network
+card per GPU is assumed. Neither torch nor CUDA is asked.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+
+from rl_platform.placement.inventory import DRIVER_TIMEOUT_S, Inventory
+
+GIB = 2**30
+_TERA, _GIGA = 1e12, 1e9
+ASSUMED = "h100"  # whose speed stands in for that of a GPU nobody named
+
+
+@dataclass(frozen=True)
+class Device:
+    """What one resource of a placement offers: a GPU, or a whole node that has none (`kind` "cpu").
+
+    memory: bytes, None when unknown. bf16, fp32: FLOPS. hbm: bytes/s of its own memory. link, network: bytes/s to a
+    device of the same and of another node, one way.
+    """
+
+    kind: str
+    memory: int | None
+    bf16: float
+    fp32: float
+    hbm: float
+    link: float
+    network: float
+    known: bool = True  # False: speed is that of ASSUMED
+
+    def flops(self, dtype: str) -> float:
+        return self.bf16 if dtype == "bfloat16" else self.fp32
+
+
+def _gpu(kind: str, memory: float, bf16: float, fp32: float, hbm: float, link: float, network: float) -> Device:
+    """Units of the table: GiB, TFLOPS, GB/s."""
+    rates = (hbm * _GIGA, link * _GIGA, network * _GIGA)
+    return Device(kind, int(memory * GIB), bf16 * _TERA, fp32 * _TERA, *rates)
+
+
+GPUS = {
+    device.kind: device
+    for device in (  # memory, bf16, fp32, hbm, link, network
+        _gpu("a10", 22, 125, 31.2, 600, 32, 3),
+        _gpu("a100-40gb", 39, 312, 19.5, 1555, 300, 25),
+        _gpu("a100-80gb", 79, 312, 19.5, 2039, 300, 25),
+        _gpu("b200", 178, 2250, 75, 8000, 900, 50),
+        _gpu("h100", 79, 989, 67, 3350, 450, 50),
+        _gpu("h20", 95, 148, 44, 4000, 450, 50),
+        _gpu("h200", 140, 989, 67, 4800, 450, 50),
+        _gpu("l4", 22, 121, 30.3, 300, 32, 3),
+        _gpu("l40s", 44, 362, 91.6, 864, 32, 12),
+        _gpu("mi300x", 191, 1307, 163.4, 5300, 448, 50),
+        _gpu("rtx4090", 23, 165, 82.6, 1008, 32, 3),
+    )
+}
+_CORE_FLOPS, _CORE_BYTES, _ASSUMED_CORES = 100e9, 5e9, 8  # of one core of a server; bandwidth is shared by the socket
+_MOST_BYTES = 100e9
+_ETHERNET = 1.25e9
+
+
+def device_of(inventory: Inventory) -> Device:
+    """The device that `inventory` counts: the GPU it names, one found on this machine, a node's CPU or a share of it.
+
+    A GPU without a name has an unknown memory and the speed of `ASSUMED`; `known` is False then.
+    """
+    if not inventory.accelerators or inventory.stands_in:
+        return _cpu(inventory)
+    if inventory.gpu:
+        return GPUS[inventory.gpu]
+    name, memory = _driver() if any(node.device_ids for node in inventory.nodes) else ("", None)
+    kind = _kind(name, memory)
+    if kind:
+        return GPUS[kind]
+    assumed = GPUS[ASSUMED]
+    rates = (assumed.bf16, assumed.fp32, assumed.hbm, assumed.link, assumed.network)
+    return Device(name or "GPU of unknown kind", memory, *rates, known=False)
+
+
+def _cpu(inventory: Inventory) -> Device:
+    node = inventory.nodes[0]
+    share = node.accelerators if node.emulated else 1
+    cores = (node.cpus or _ASSUMED_CORES) / share
+    memory = node.memory // share if node.memory else None
+    flops, bandwidth = cores * _CORE_FLOPS, min(cores * _CORE_BYTES, _MOST_BYTES)
+    return Device("cpu", memory, flops, flops, bandwidth, bandwidth, _ETHERNET)
+
+
+def _driver() -> tuple[str, int | None]:
+    """Name and bytes of this machine's first GPU, as nvidia-smi tells; empty and None when it does not."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return "", None
+    command = [tool, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=DRIVER_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return "", None
+    name, _, mebibytes = found.stdout.strip().partition("\n")[0].partition(",")
+    return name.strip(), int(mebibytes) * 2**20 if mebibytes.strip().isdigit() else None
+
+
+def _kind(name: str, memory: int | None) -> str:
+    """The kind in the table that a driver's name ("NVIDIA H100 80GB HBM3") speaks of, "" if it is none of them."""
+    words = name.lower().replace("-", " ").replace("geforce rtx ", "rtx").split()
+    if "a100" in words:
+        return "a100-80gb" if memory is not None and memory > 60 * GIB else "a100-40gb"
+    return next((kind for kind in GPUS if kind in words), "")

@@ -1,0 +1,207 @@
+"""Memory of every rank and every GPU, from the config and the model's shape alone.
+
+Counted: parameters, gradients and optimizer state of learners (float32, sharded over the ranks as FSDP does; a
+reference is whole on every rank), what a micro-batch leaves for the backward pass, the generator's key-value cache, and
+what a process takes by itself. Not counted: environments, verifiers, fragmentation. Components that share a
+GPU stay on it and take turns, so their lasting parts add up and of the passing ones the largest counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+
+from rl_platform.config.schema import Config
+from rl_platform.placement.hardware import GIB
+from rl_platform.placement.layout import Layout
+from rl_platform.placement.model_shape import ModelShape, PolicyShape, Shape
+
+FLOAT = 4  # bytes of float32, which parameters and their optimizer state are
+ADAM_STATES = 2
+LOGIT_CHUNK = 1024  # positions whose logits exist together: models.language.TOKENS_PER_CHUNK
+LOGIT_COPIES = 3  # logits, their exponentials and a gradient
+PREFILL_TOKENS = 4096  # of engines.rollout.torch
+PROCESS_ON_GPU = int(0.6 * GIB)  # CUDA context and libraries' workspaces
+PROCESS_IN_MEMORY = int(0.3 * GIB)  # the interpreter, torch and transformers; measured
+_LEARNERS = ("actor", "critic", "actor_critic")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes. weights and optimizer last; gradients, activations and kv_cache pass with the phase that needs them."""
+
+    weights: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    activations: int = 0
+    kv_cache: int = 0
+
+    @property
+    def lasting(self) -> int:
+        return self.weights + self.optimizer
+
+    @property
+    def passing(self) -> int:
+        return self.gradients + self.activations + self.kv_cache
+
+    @property
+    def total(self) -> int:
+        return self.lasting + self.passing
+
+    def __mul__(self, factor: float) -> Memory:
+        return Memory(*(math.ceil(getattr(self, field.name) * factor) for field in fields(self)))
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Bytes on one GPU, or on a node's main memory: of each component, of the processes, and at the fullest moment."""
+
+    components: Mapping[str, Memory]
+    processes: int
+    peak: int
+
+
+class MemoryModel:
+    """Estimates for one config on one layout. `on_gpu` False: ranks live in main memory."""
+
+    def __init__(self, config: Config, shapes: Mapping[str, Shape], layout: Layout, *, on_gpu: bool) -> None:
+        self.config, self.shapes, self.layout, self.on_gpu = config, shapes, layout, on_gpu
+        self._ranks = {name: self._rank(name, shape) for name, shape in shapes.items() if name in layout.parts}
+
+    def rank(self, component: str) -> Memory:
+        """One rank; nothing for a component that holds no model or whose model is not known."""
+        return self._ranks.get(component, Memory())
+
+    def usage(self, occupants: Iterable[tuple[str, float, int]]) -> Usage:
+        """One device that holds these (component, ranks, ranks' processes): a fraction of a rank that spans several
+        devices counts as that."""
+        found: dict[str, Memory] = {}
+        processes: dict[str, int] = {}
+        for name, ranks, hosts in occupants:
+            found[name] = self.rank(name) * ranks
+            key = self.layout.parts[name].key
+            processes[key] = max(processes.get(key, 0), hosts)
+        count = min(sum(processes.values()), 1) if self.layout.one_process else sum(processes.values())
+        overhead = count * (PROCESS_ON_GPU if self.on_gpu else PROCESS_IN_MEMORY)
+        lasting = sum(memory.lasting for memory in found.values())
+        return Usage(found, overhead, overhead + lasting + max((m.passing for m in found.values()), default=0))
+
+    def _rank(self, name: str, shape: Shape) -> Memory:
+        if name == "rollout":
+            return self._rollout(shape)
+        ranks = self.layout.parts[name].ranks
+        if name not in _LEARNERS:  # the reference is whole on every rank
+            return Memory(weights=shape.parameters * FLOAT, activations=self._forward(name, shape))
+        weights = shape.parameters * FLOAT // ranks
+        if isinstance(shape, ModelShape) and ranks > 1:
+            weights += _gathered(shape)
+        return Memory(
+            weights=weights,
+            gradients=shape.parameters * FLOAT // ranks,
+            optimizer=shape.parameters * FLOAT * ADAM_STATES // ranks,
+            activations=max(self._backward(name, shape), self._forward(name, shape)),
+        )
+
+    def _rollout(self, shape: Shape) -> Memory:
+        """The generator: its own copy of the weights unless it shares the learner's, and room for running sequences."""
+        shared = self.layout.together(self.layout.policy, "rollout")
+        if isinstance(shape, PolicyShape):
+            return Memory(weights=0 if shared else shape.parameters * FLOAT)
+        bytes_each = FLOAT if self.config.rollout.backend == "torch" else bytes_of(self.config.actor.model.dtype)
+        weights = 0 if shared else shape.parameters * bytes_each
+        if not self.on_gpu:  # oneDNN's layout, a second time
+            weights += (shape.layers * shape.matrices_per_layer + shape.vocabulary * shape.hidden) * FLOAT
+        slots = running_sequences(self.config, self.layout.parts["rollout"].ranks)
+        tokens = max(min(PREFILL_TOKENS, slots * self.config.data.max_prompt_length), slots)
+        logits = slots * shape.vocabulary * FLOAT * LOGIT_COPIES
+        return Memory(
+            weights=weights,
+            activations=logits + tokens * _live_elements(shape) * FLOAT,
+            kv_cache=shape.kv_elements_per_token * slots * longest(self.config) * bytes_each,
+        )
+
+    def _backward(self, name: str, shape: Shape) -> int:
+        """What a micro-batch keeps for its backward pass, and the logits of a chunk."""
+        rows = micro_batch_rows(self.config, name, self.layout.parts[name].ranks)
+        if isinstance(shape, PolicyShape):
+            return rows * 2 * sum(shape.widths) * FLOAT
+        section = self.config.critic.model if name == "critic" else None
+        dtype = (section or self.config.actor.model).dtype
+        tokens = rows * longest(self.config)
+        kept = tokens * shape.layers * saved_bytes_per_token(shape, dtype)
+        if dtype != "float32":  # autocast keeps the matrices a second time, layer by layer where they are sharded
+            whole = self.layout.parts[name].ranks == 1
+            kept += shape.matrices_per_layer * (shape.layers if whole else 2) * bytes_of(dtype)
+        return kept + self._logits(shape, rows)
+
+    def _forward(self, name: str, shape: Shape) -> int:
+        """Without a backward pass only the tensors of one layer are alive."""
+        part, forward_rows = self.layout.parts[name], self.config.algorithm.logprob_forward_micro_batch_size
+        rows = -(-rows_per_step(self.config) // part.ranks)
+        section = self.config.critic if name == "critic" else self.config.actor
+        if forward_rows:
+            rows = min(rows, forward_rows)
+        elif section.micro_batch_size or section.max_tokens_per_micro_batch:
+            rows = micro_batch_rows(self.config, name, part.ranks)
+        if isinstance(shape, PolicyShape):
+            return rows * max(shape.widths) * 2 * FLOAT
+        return rows * longest(self.config) * _live_elements(shape) * FLOAT + self._logits(shape, rows)
+
+    def _logits(self, shape: ModelShape, rows: int) -> int:
+        positions = min(rows * self.config.data.max_response_length, LOGIT_CHUNK)
+        return 0 if shape.value_head else positions * shape.vocabulary * FLOAT * LOGIT_COPIES
+
+
+def saved_bytes_per_token(shape: ModelShape, dtype: str) -> int:
+    """Bytes that one decoder layer keeps per token for its backward pass.
+
+    Two norms keep their input and its normalised form and hand their output to matrices (3 hidden each); attention
+    keeps queries, keys and values as wide as queries, its output, and that output in order again (5 widths); the gated
+    feed-forward keeps gate, activated gate, up and their product (4 widths).
+    """
+    norms, rest = 4 * shape.hidden, 2 * shape.hidden + 5 * shape.attention_width + 4 * shape.intermediate
+    return norms * FLOAT + rest * bytes_of(dtype)
+
+
+def bytes_of(dtype: str) -> int:
+    return 2 if dtype == "bfloat16" else FLOAT
+
+
+def longest(config: Config) -> int:
+    """Tokens of the longest sequence."""
+    return config.data.max_prompt_length + config.data.max_response_length
+
+
+def rows_per_step(config: Config) -> int:
+    """Sequences (embodied: transitions) of one PPO step."""
+    if config.runner.task_type == "embodied":
+        return config.env.num_envs * config.env.rollout_steps
+    return config.data.train_batch_size * config.algorithm.group_size
+
+
+def micro_batch_rows(config: Config, component: str, ranks: int) -> int:
+    """Rows of one forward and backward on one rank: its share of a mini-batch, or less if that is limited."""
+    section = config.critic if component == "critic" else config.actor
+    rows = -(-config.data.mini_batch_size // ranks)
+    if section.micro_batch_size:
+        rows = min(rows, section.micro_batch_size)
+    if section.max_tokens_per_micro_batch:
+        rows = min(rows, max(1, section.max_tokens_per_micro_batch // longest(config)))
+    return rows
+
+
+def running_sequences(config: Config, ranks: int) -> int:
+    """Sequences that one rollout rank decodes together, in training or validation."""
+    rows = max(rows_per_step(config), config.data.val_size)
+    return min(config.rollout.max_running_requests, -(-rows // ranks))
+
+
+def _gathered(shape: ModelShape) -> int:
+    """Unsharded on every rank while it is used: what is outside the layers, one layer and the one fetched ahead."""
+    return (shape.outer_parameters + 2 * shape.layer_parameters) * FLOAT
+
+
+def _live_elements(shape: ModelShape) -> int:
+    """Elements per token that one layer holds at its widest point without a backward pass."""
+    return 2 * shape.hidden + max(5 * shape.attention_width, 3 * shape.intermediate)

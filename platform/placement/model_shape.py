@@ -1,0 +1,221 @@
+"""The shape of a model and its parameters, counted from its config alone: no weights are read, no torch is imported.
+
+Counted exactly: Llama, Mistral, Qwen2 and Qwen3 (dense), and what `random_init` makes. Other models, and those whose
+config.json is not on this machine, have no shape here; the reason is told.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rl_platform.config.components import Model, RandomLM
+from rl_platform.config.schema import Config
+
+BYTE_VOCABULARY = 259  # tokenizer "bytes"
+OBSERVATIONS, ACTIONS = 64, 16  # assumed of an environment, which the plan does not start
+COUNTED = ("llama", "mistral", "qwen2", "qwen3")
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A dense decoder. `attention_bias`: of q, k and v; `output_bias`: of the attention's output; `qk_norm`: norms over
+    query and key heads; `value_head`: a scalar head in place of the vocabulary's."""
+
+    vocabulary: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    tied: bool
+    attention_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    value_head: bool = False
+
+    @property
+    def attention_width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        return self.kv_heads * self.head_dim
+
+    @property
+    def matrices_per_layer(self) -> int:
+        """Parameters of one layer's matrices, which take part in the products of every token."""
+        projections = self.hidden * (2 * self.attention_width + 2 * self.kv_width)
+        return projections + 3 * self.hidden * self.intermediate
+
+    @property
+    def layer_parameters(self) -> int:
+        biases = (self.attention_width + 2 * self.kv_width) * self.attention_bias + self.hidden * self.output_bias
+        biases += (2 * self.intermediate + self.hidden) * self.mlp_bias
+        norms = 2 * self.hidden + 2 * self.head_dim * self.qk_norm
+        return self.matrices_per_layer + biases + norms
+
+    @property
+    def head_parameters(self) -> int:
+        """Of the output head's own: none if it is the embedding, with a bias if it gives a value."""
+        if self.value_head:
+            return self.hidden + 1
+        return 0 if self.tied else self.vocabulary * self.hidden
+
+    @property
+    def outer_parameters(self) -> int:
+        """Of everything outside the layers: embedding, last norm, head."""
+        return self.vocabulary * self.hidden + self.hidden + self.head_parameters
+
+    @property
+    def parameters(self) -> int:
+        return self.layers * self.layer_parameters + self.outer_parameters
+
+    @property
+    def products_per_token(self) -> int:
+        """Multiply-adds of one token's forward, without attention scores."""
+        head = self.hidden * (1 if self.value_head else self.vocabulary)
+        return self.layers * self.matrices_per_layer + head
+
+    @property
+    def kv_elements_per_token(self) -> int:
+        return 2 * self.layers * self.kv_width
+
+
+@dataclass(frozen=True)
+class PolicyShape:
+    """An embodied policy: one MLP backbone, a policy head and a value head. Observations and actions are assumed."""
+
+    widths: tuple[int, ...]
+
+    @property
+    def parameters(self) -> int:
+        sizes = (OBSERVATIONS, *self.widths)
+        layers = sum((first + 1) * second for first, second in itertools.pairwise(sizes))
+        return layers + (sizes[-1] + 1) * (ACTIONS + 1) + ACTIONS
+
+    @property
+    def products_per_token(self) -> int:
+        return self.parameters
+
+
+Shape = ModelShape | PolicyShape
+
+SMOLLM2 = ModelShape(49152, 576, 30, 9, 3, 64, 1536, tied=True)  # alias smollm2-135m-instruct
+_ALIASES = {"smollm2-135m-instruct": SMOLLM2}
+
+
+def shapes(config: Config) -> tuple[dict[str, Shape], dict[str, str]]:
+    """The shape of every component that holds a model, and for those without one the reason."""
+    actor = config.actor.model
+    if config.runner.task_type == "embodied":
+        policy = PolicyShape(tuple(actor.hidden_sizes))
+        return dict.fromkeys(("actor", "actor_critic", "rollout"), policy), {}
+    sections = {"actor": actor, "rollout": actor}
+    if config.critic.use_critic_model:
+        sections["critic"] = config.critic.model or actor
+    if config.algorithm.needs_reference:
+        sections["reference"] = config.reference.model or actor
+    found: dict[str, Shape] = {}
+    reasons: dict[str, str] = {}
+    for name, model in sections.items():
+        shape = language_shape(model)
+        if isinstance(shape, str):
+            reasons[name] = shape
+        else:
+            found[name] = _with_value_head(shape) if name == "critic" else shape
+    return found, reasons
+
+
+def language_shape(model: Model) -> ModelShape | str:
+    """The shape of the language model a section asks for, or why it is not known."""
+    if model.random_init is not None:
+        vocabulary = _vocabulary(model.tokenizer or "")
+        if vocabulary is None:
+            return f"the vocabulary of tokenizer {model.tokenizer!r} is not known on this machine"
+        return _random(model.random_init, vocabulary)
+    path = model.path or ""
+    if path in _ALIASES:
+        return _ALIASES[path]
+    file = _config_file(path)
+    if file is None:
+        return f"no config.json of {path} is on this machine"
+    try:
+        options = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return f"{file} cannot be read: {error}"
+    return from_options(options) if isinstance(options, dict) else f"{file} holds no mapping"
+
+
+def from_options(options: dict[str, Any]) -> ModelShape | str:
+    """The shape that a Hugging Face config.json speaks of, or why it cannot be counted."""
+    kind = options.get("model_type")
+    if kind not in COUNTED:
+        return f"parameters of model_type {kind} are not counted, only those of {', '.join(COUNTED)}"
+    try:
+        hidden, heads = int(options["hidden_size"]), int(options["num_attention_heads"])
+        bias = bool(options.get("attention_bias", False))
+        return ModelShape(
+            vocabulary=int(options["vocab_size"]),
+            hidden=hidden,
+            layers=int(options["num_hidden_layers"]),
+            heads=heads,
+            kv_heads=int(options.get("num_key_value_heads") or heads),
+            head_dim=int(options.get("head_dim") or (128 if kind == "qwen3" else hidden // heads)),
+            intermediate=int(options["intermediate_size"]),
+            tied=bool(options.get("tie_word_embeddings", False)),
+            attention_bias=kind == "qwen2" or (kind != "mistral" and bias),
+            output_bias=kind in ("llama", "qwen3") and bias,
+            mlp_bias=kind == "llama" and bool(options.get("mlp_bias", False)),
+            qk_norm=kind == "qwen3",
+        )
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        return f"config.json lacks or garbles {error}"
+
+
+def _random(random: RandomLM, vocabulary: int) -> ModelShape:
+    return ModelShape(
+        vocabulary=vocabulary,
+        hidden=random.hidden_size,
+        layers=random.num_layers,
+        heads=random.num_heads,
+        kv_heads=random.num_kv_heads or random.num_heads,
+        head_dim=random.hidden_size // random.num_heads,
+        intermediate=random.intermediate_size,
+        tied=True,
+    )
+
+
+def _with_value_head(shape: ModelShape) -> ModelShape:
+    return replace(shape, value_head=True)
+
+
+def _config_file(path: str) -> Path | None:
+    """config.json of a folder, or of a hub id in the local cache; nothing is downloaded."""
+    folders = [Path(path).expanduser()]
+    if path.count("/") == 1 and not path.startswith((".", "/", "~")):
+        home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
+        hub = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
+        folders += sorted((hub / f"models--{path.replace('/', '--')}" / "snapshots").glob("*"))
+    return next((folder / "config.json" for folder in folders if (folder / "config.json").is_file()), None)
+
+
+def _vocabulary(tokenizer: str) -> int | None:
+    if tokenizer == "bytes":
+        return BYTE_VOCABULARY
+    if tokenizer in _ALIASES:
+        return _ALIASES[tokenizer].vocabulary
+    file = _config_file(tokenizer)
+    folder = file.parent if file is not None else Path(tokenizer).expanduser()
+    try:
+        content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        tokens = set(content["model"]["vocab"])
+        return len(tokens | {entry["content"] for entry in content.get("added_tokens", ())})
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

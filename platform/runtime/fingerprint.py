@@ -1,0 +1,40 @@
+"""Which code a process runs: processes of one run must all run the same."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import platform
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from rl_platform import errors
+
+
+@cache
+def code_fingerprint() -> str:
+    """Version and a hash of all modules of this package, and the versions that pickles depend on."""
+    digest = hashlib.sha256()
+    for path in _modules():
+        digest.update(f"{path.parent.name}/{path.name}\n".encode())
+        digest.update(path.read_bytes())
+    parts = [f"rl-platform {_version('rl-platform')} ({digest.hexdigest()[:12]})"]
+    parts += [f"{name} {_version(name)}" for name in ("torch", "numpy", "ray")]
+    return ", ".join([*parts, f"Python {platform.python_version()}"])
+
+
+def _modules() -> list[Path]:
+    """The files from which this process loads: a namespace package may lie in several places."""
+    own = Path(errors.__file__).parent
+    areas = {path.name for path in own.iterdir() if path.is_dir()} | {"envs", "launch"}
+    specs = [importlib.util.find_spec(f"rl_platform.{area}") for area in sorted(areas)]
+    folders = [Path(spec.origin).parent for spec in specs if spec is not None and spec.origin is not None]
+    return [*sorted(own.glob("*.py")), *(path for folder in folders for path in sorted(folder.rglob("*.py")))]
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,86 @@
+"""What all runtimes do alike at start and end: check components, name a channel's users, stop ranks, tell errors."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import difflib
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+
+from rl_platform.errors import ChannelClosed, Deadline, PlacementError, PlatformError, Problem
+from rl_platform.runtime.host import ComponentSpec, RankThread, label
+
+RUNNER = "runner"
+SHUTDOWN_S = 10.0
+INTERRUPTED_S = 3.0  # on Ctrl-C, where a person waits
+
+
+def check_components(placed: Collection[str], components: Mapping[str, ComponentSpec]) -> None:
+    """Raises PlacementError if `components` and the placement name different ones."""
+    unknown = [
+        Problem(f"cluster.component_placement.{name}", "placed, but this run has no such component", hint=hint)
+        for name in sorted(set(placed) - set(components))
+        for hint in [f"components of this run: {', '.join(sorted(components))}"]
+    ]
+    missing = [
+        Problem(f"cluster.component_placement.{name}", "this run needs the component, but it has no place")
+        for name in sorted(set(components) - set(placed))
+    ]
+    if unknown or missing:
+        raise PlacementError(unknown + missing)
+
+
+def labels_of(channel: str, names: Iterable[str], members: Sequence[tuple[str, int]]) -> tuple[str, ...]:
+    """Ranks meant by components, single ranks or `runner`. Raises ValueError for a name that is not placed."""
+    labels: list[str] = []
+    for name in [names] if isinstance(names, str) else names:
+        ranks = [label(*member) for member in members if name in (member[0], label(*member))]
+        if not ranks and name != RUNNER:
+            known = [RUNNER, *dict.fromkeys(component for component, _ in members)]
+            nearest = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean '{nearest[0]}'?" if nearest else f"there are: {', '.join(known)}"
+            raise ValueError(f"channel '{channel}': no component '{name}' in the placement; {hint}")
+        labels += ranks or [RUNNER]
+    return tuple(labels)
+
+
+def stop_ranks(ranks: Iterable[RankThread], timeout: float) -> list[PlatformError]:
+    """Fails queued calls, calls the components' `close` in reverse order of construction and joins all threads.
+
+    Waits at most `timeout` seconds for running calls and as long again for `close`. Returns the errors of `close`, and
+    Deadline for each thread that is still busy and was abandoned.
+    """
+    idle = {rank: rank.retire() for rank in reversed(list(ranks))}
+    concurrent.futures.wait(idle.values(), timeout)
+    stuck_last = sorted(idle, key=lambda rank: not idle[rank].done())
+    until = time.monotonic() + timeout
+    return [failure for rank in stuck_last for failure in _close(rank, until)]
+
+
+def stop_after(error: BaseException, fail: Callable[[PlatformError], None], shutdown: Callable[[float], None]) -> None:
+    """Shuts down because of `error`, which stays the news: what fails meanwhile becomes a note of it."""
+    stopped = ChannelClosed(f"the run was stopped by {type(error).__name__}: {error}")
+    news = error if isinstance(error, PlatformError) else stopped
+    timeout = INTERRUPTED_S if isinstance(error, KeyboardInterrupt) else SHUTDOWN_S
+    for step in (partial(fail, news), partial(shutdown, timeout)):
+        try:
+            step()
+        except PlatformError as failure:
+            error.add_note(f"while shutting down: {failure}")
+
+
+def raise_first(failures: Sequence[PlatformError]) -> None:
+    """Nothing for no failures; the others become notes of the first."""
+    if failures:
+        for other in failures[1:]:
+            failures[0].add_note(str(other))
+        raise failures[0]
+
+
+def _close(rank: RankThread, until: float) -> list[PlatformError]:
+    closing = rank.close()
+    if not rank.join(max(0.0, until - time.monotonic())):
+        return [Deadline(f"{rank.label} did not stop in time ({rank.doing()}); its thread was abandoned")]
+    error = closing.exception()
+    return [error] if isinstance(error, PlatformError) else []

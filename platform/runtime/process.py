@@ -1,0 +1,227 @@
+"""What runs inside the process of one host: its ranks, the channels that live here, the weights it published.
+
+Knows nothing of how calls arrive. Calls of a rank run in the order of their numbers, whatever order they arrive in.
+Published weights are sent by reference: in this process they stay the very tensors, another process asks for a copy,
+which is made between two calls of the rank that published them and carries a checksum.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import zlib
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rl_platform.errors import PlatformError, WorkerDied, WorkerError
+from rl_platform.records import Weights
+from rl_platform.runtime.channel import Channel, caller
+from rl_platform.runtime.cpu import keep_freed_memory
+from rl_platform.runtime.host import ComponentSpec, Host, PlacedHost
+from rl_platform.runtime.lifecycle import RUNNER, raise_first, stop_ranks
+from rl_platform.runtime.remote_channel import Address, Exchange, Link, RemoteChannel
+from rl_platform.runtime.wire import PLAIN, Packed, pack, pack_error, unpack
+from rl_platform.tracing import recorder
+
+Member = tuple[str, int]
+Timings = dict[str, tuple[int, float]]
+Record = tuple[str, int, str]  # logger, level, message
+EXPORT_S = 600.0  # longest wait for a rank to hand out its weights
+
+
+@dataclass(frozen=True)
+class WeightsToken:
+    """Published weights on their way: whose they are, which of its publications, and their version."""
+
+    host: str
+    label: str
+    number: int
+    version: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a call ended: its packed result or its packed error, and the rank's timings so far."""
+
+    result: Packed | None
+    error: bytes | None
+    timings: Timings
+
+
+class Names:
+    """What travels by name: channels and published weights. `here`: this host, or `runner`, which hosts nothing."""
+
+    def __init__(self, here: str, link: Link, status: Callable[[str], str]) -> None:
+        self.here, self.link = here, link
+        self.exchange = Exchange(here, link, self, status)
+        self._published: dict[str, tuple[int, Any]] = {}
+        self._count = 0
+
+    def token(self, value: Any) -> Any | None:
+        if isinstance(value, Channel | RemoteChannel):
+            return getattr(value, "address", None)
+        if isinstance(value, WeightsToken):
+            return value
+        if isinstance(value, Weights):
+            self._count += 1
+            self._published[caller()] = (self._count, value)
+            return WeightsToken(self.here, caller(), self._count, value.version)
+        return None
+
+    def resolve(self, token: Any) -> Any:
+        if isinstance(token, Address):
+            return self.exchange.channel(token)
+        if token.host == self.here:
+            return self.published(token)
+        return token if self.here == RUNNER else fetch_weights(token, self.link)
+
+    def published(self, token: WeightsToken) -> Any:
+        """The weights themselves. Raises WorkerError if others were published since."""
+        number, weights = self._published.get(token.label, (0, None))
+        if number != token.number:
+            raise WorkerError(f"weights version {token.version} of {token.label} were replaced before they were read")
+        return weights
+
+
+class KeptRecords(logging.Handler):
+    """Keeps warnings and errors until the runner fetches them."""
+
+    def __init__(self, kept: deque[Record]) -> None:
+        super().__init__(logging.WARNING)
+        self._kept = kept
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._kept.append((record.name, record.levelno, record.getMessage()))
+
+
+def prepare_process(environment: Mapping[str, str], threads: int, paths: Sequence[str], trace: bool) -> deque[Record]:
+    """Once, before anything is computed here: environment, torch's threads, search paths (the first one is the run's
+    folder). Returns where this process's warnings and errors will be."""
+    os.environ.update(environment)
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    torch.set_num_threads(threads)
+    keep_freed_memory()
+    recorder.on = trace
+    sys.path += [path for path in paths if path not in sys.path]
+    if Path(paths[0]).is_dir():
+        os.chdir(paths[0])
+    records: deque[Record] = deque(maxlen=1000)
+    logging.getLogger("rl_platform").addHandler(KeptRecords(records))
+    return records
+
+
+class HostProcess:
+    """The ranks of one host. `link`: ways to other hosts; `status`: what a rank elsewhere does now."""
+
+    def __init__(
+        self,
+        placed: PlacedHost,
+        specs: Mapping[str, ComponentSpec],
+        world_sizes: Mapping[str, int],
+        seed: int,
+        link: Link,
+        status: Callable[[str], str],
+    ) -> None:
+        self._elsewhere = status
+        self.names = Names(placed.name, link, self.status)
+        self.host = Host(placed, specs, world_sizes, seed, self._on_failure)
+        self._labels = {rank.label: rank for rank in self.host.ranks.values()}
+        self._order = threading.Lock()
+        self._next: dict[Member, int] = defaultdict(int)
+        self._early: dict[Member, dict[int, Callable[[], None]]] = defaultdict(dict)
+        self._exports: dict[int, Future[tuple[Any, int]]] = {}
+
+    def construct(self) -> None:
+        """All components, one after the other in the placement's order. Raises what a constructor raised, typed."""
+        for rank in self.host.ranks.values():
+            rank.construct().result()
+
+    def call(self, member: Member, number: int, method: str, arguments: Packed) -> Future[Outcome]:
+        """Queues call `number` (from 0) of a rank; the future never raises."""
+        outcome: Future[Outcome] = Future()
+        with self._order:
+            early = self._early[member]
+            early[number] = partial(self._start, member, method, arguments, outcome)
+            while (run := early.pop(self._next[member], None)) is not None:
+                self._next[member] += 1
+                run()
+        return outcome
+
+    def _start(self, member: Member, method: str, arguments: Packed, outcome: Future[Outcome]) -> None:
+        rank = self.host.ranks[member]
+
+        def run(component: Any) -> Packed:
+            args, kwargs = unpack(arguments, self.names, copy=True)
+            return pack(getattr(component, method)(*args, **kwargs), self.names)
+
+        def finish(done: Future[Packed]) -> None:
+            error = done.exception()
+            packed = None if error is not None else done.result()
+            outcome.set_result(Outcome(packed, None if error is None else pack_error(error), rank.timings()))
+
+        try:
+            rank.run(method, run).add_done_callback(finish)
+        except WorkerDied as error:
+            outcome.set_result(Outcome(None, pack_error(error), rank.timings()))
+
+    def export(self, token: WeightsToken) -> tuple[Any, int]:
+        """The weights in the object store and their checksum; made once, in turn with the rank's other calls."""
+        with self._order:
+            if token.number not in self._exports:
+                self._exports = {
+                    token.number: self._labels[token.label].run("send weights", partial(self._copy, token))
+                }
+            export = self._exports[token.number]
+        return export.result()
+
+    def _copy(self, token: WeightsToken, _: Any) -> tuple[Any, int]:
+        packed = pack(self.names.published(token).state, PLAIN)
+        return self.names.link.store(packed), checksum(packed)
+
+    def status(self, name: str) -> str:
+        """What a rank does now, here or elsewhere."""
+        rank = self._labels.get(name)
+        return rank.doing() if rank is not None else self._elsewhere(name)
+
+    def pulse(self) -> dict[str, tuple[str, tuple[int, int, str]]]:
+        """What each rank does and how far it is: (done, total, unit)."""
+        found = {}
+        for name, rank in self._labels.items():
+            progress = rank.progress()
+            found[name] = rank.doing(), (progress.done, progress.total, progress.unit)
+        return found
+
+    def shutdown(self, timeout: float) -> list[PlatformError]:
+        """Closes channels and components, each within `timeout` seconds; what went wrong."""
+        failures = self.names.exchange.fail(None, None)
+        return failures + stop_ranks(list(self.host.ranks.values()), timeout)
+
+    def _on_failure(self, name: str, error: PlatformError) -> None:
+        raise_first(self.names.exchange.fail(name, error))
+
+
+def checksum(packed: Packed) -> int:
+    """CRC-32 of all parts."""
+    found = zlib.crc32(packed.data)
+    for buffer in packed.buffers:
+        found = zlib.crc32(buffer, found)
+    return found
+
+
+def fetch_weights(token: WeightsToken, link: Link) -> Any:
+    """A copy of weights that another process published. Raises WorkerError unless all of it arrived as it was sent."""
+    reference, sum_sent = link.ask(token.host, "export", token, limit=EXPORT_S)
+    packed = link.load(reference)
+    own = Packed(packed.data, [bytearray(buffer) for buffer in packed.buffers])
+    if checksum(own) != sum_sent:
+        raise WorkerError(f"weights version {token.version} of {token.label} arrived damaged: their checksum differs")
+    return Weights(token.version, unpack(own, PLAIN, copy=False))

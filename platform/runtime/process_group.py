@@ -1,0 +1,44 @@
+"""Process groups of learners: ranks in different processes find each other and form torch's default group."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+MEET_S = 120.0  # a rank may still be importing libraries when the first one waits
+
+
+class Meeting:
+    """Where the ranks of one group meet; made in rank 0's process, which keeps the store."""
+
+    def __init__(self, address: str, world_size: int) -> None:
+        import torch.distributed as dist
+
+        self.store: Any = dist.TCPStore(
+            address, 0, world_size, is_master=True, timeout=timedelta(seconds=MEET_S), wait_for_workers=False
+        )
+        self.port: int = self.store.port
+
+
+def join_group(meeting: Meeting | tuple[str, int], rank: int, world_size: int, timeout_s: float, cuda: bool) -> None:
+    """Joins the default process group of this process; returns when all ranks have. `timeout_s`: of a collective."""
+    import torch.distributed as dist
+
+    store = meeting.store if isinstance(meeting, Meeting) else None
+    if store is None:
+        address, port = meeting  # type: ignore[misc]
+        store = dist.TCPStore(address, port, world_size, is_master=False, timeout=timedelta(seconds=MEET_S))
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if cuda else "gloo",
+        store=store,
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=timeout_s),
+    )
+
+
+def leave_group() -> None:
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()

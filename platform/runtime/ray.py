@@ -1,0 +1,329 @@
+"""The Ray runtime: every host of the placement is a Ray actor on its node, inside one placement group.
+
+Ray starts the processes, carries calls and holds large data in shared memory; everything else is in modules that do
+not know Ray. Actors are never restarted by Ray: they would come back with the state of their constructor. Ray itself is
+started or joined by `launch/cluster.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import ray
+import torch
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from rl_platform.errors import Deadline, PlacementError, PlatformError, Problem, WorkerDied, WorkerError
+from rl_platform.placement.inventory import VISIBLE_DEVICES
+from rl_platform.runtime import Placement
+from rl_platform.runtime.channel import waiting_on
+from rl_platform.runtime.fingerprint import code_fingerprint
+from rl_platform.runtime.host import PlacedHost
+from rl_platform.runtime.lifecycle import RUNNER
+from rl_platform.runtime.process import HostProcess, Record, WeightsToken, prepare_process
+from rl_platform.runtime.process_group import Meeting, join_group, leave_group
+from rl_platform.runtime.remote import Greeting, RemoteRuntime
+from rl_platform.runtime.remote_channel import Address
+from rl_platform.runtime.remote_worker import Send
+from rl_platform.runtime.reservation import Seat, bundle_for, environment_of, fits, listed
+from rl_platform.runtime.wire import PLAIN, Answer, Packed, pack_error, unpack, unpack_error, value_of
+from rl_platform.tracing import recorder
+
+GRACE_S = 10.0  # how long a busy process may take to answer that it is alive
+RESERVE_S = 60.0  # how long to wait for resources that others hold
+PULSE_S = 0.25
+WAITING_CALLS = 512  # threads, made as needed, of calls that wait in one process for a channel
+
+
+class RayRuntime(RemoteRuntime):
+    """Runs a placement as Ray actors. Ray is initialised already; several runs on one cluster do not meet.
+
+    `trace`: hosts record spans for the timeline until they are asked for them.
+    """
+
+    def __init__(self, placement: Placement, deadline_s: float, seed: int, trace: bool = False) -> None:
+        super().__init__(placement, deadline_s, seed, RayFleet(min(deadline_s, RESERVE_S), trace))
+
+
+class RayLink:
+    """Calls between the actors of one run, by name; large messages in Ray's object store."""
+
+    def __init__(self, namespace: str) -> None:
+        self.namespace = namespace
+        self._actors: dict[str, Any] = {}
+
+    def ask(self, host: str, method: str, *arguments: Any, limit: float) -> Any:
+        try:
+            if host not in self._actors:
+                self._actors[host] = ray.get_actor(host, self.namespace)
+            actor = self._actors[host]
+            reference = getattr(actor, method).remote(*arguments)
+            return value_of(self._wait(actor, host, reference, limit))
+        except (RayActorError, ValueError) as error:
+            if isinstance(error, ValueError) and not str(error).startswith("Failed to look up actor"):
+                raise
+            raise WorkerDied(f"the process of {host} died: {_reason(error)}") from error
+
+    def _wait(self, actor: Any, host: str, reference: Any, limit: float) -> Answer:
+        """The answer, however long it takes, as long as the process shows that it lives."""
+        while True:
+            try:
+                return ray.get(reference, timeout=min(limit + GRACE_S, threading.TIMEOUT_MAX))
+            except GetTimeoutError:
+                try:
+                    ray.get(actor.ping.remote(), timeout=GRACE_S)
+                except GetTimeoutError:
+                    raise Deadline(f"the process of {host} has not answered for {limit + 2 * GRACE_S:g} s") from None
+
+    def store(self, packed: Packed) -> Any:
+        return ray.put(packed)
+
+    def load(self, reference: Any) -> Packed:
+        try:
+            packed: Packed = ray.get(reference)
+        except RayError as error:
+            raise WorkerDied(f"a message is lost with the process that sent it: {_reason(error)}") from error
+        return packed
+
+
+class HostActor:
+    """The process of one host: passes calls on to `HostProcess` and answers when they are done."""
+
+    def __init__(
+        self, namespace: str, environment: Mapping[str, str], threads: int, paths: Sequence[str], trace: bool
+    ) -> None:
+        self._records = prepare_process(environment, threads, paths, trace)
+        self._link = RayLink(namespace)
+        self._waiting = ThreadPoolExecutor(WAITING_CALLS, thread_name_prefix="call")
+        self._process: HostProcess
+        self._meeting: Meeting | None = None
+
+    async def ping(self) -> None:
+        return None
+
+    async def accelerators(self) -> list[str]:
+        return [str(name) for name in ray.get_gpu_ids()]
+
+    async def see(self, accelerators: str) -> None:
+        os.environ[VISIBLE_DEVICES] = accelerators
+
+    async def greet(self) -> Answer:
+        address = ray.util.get_node_ip_address()
+        return await self._answer(lambda: Greeting(os.getpid(), address, code_fingerprint()))
+
+    async def build(
+        self,
+        placed: PlacedHost,
+        packed: Packed,
+        world_sizes: Mapping[str, int],
+        seed: int,
+        homes: Mapping[str, str],
+    ) -> Answer:
+        def build() -> None:
+            self._homes = homes
+            seat = Seat.of(placed)
+            _, kwargs = unpack(packed, PLAIN, copy=True)
+            link, components = self._link, kwargs["components"]
+            self._process = HostProcess(seat, components, world_sizes, seed, link, self._elsewhere)
+
+        return await self._answer(build)
+
+    async def meet(self, world_size: int) -> Answer:
+        def meet() -> tuple[str, int]:
+            address = ray.util.get_node_ip_address()
+            self._meeting = Meeting(address, world_size)
+            return address, self._meeting.port
+
+        return await self._answer(meet)
+
+    async def join(self, meeting: tuple[str, int], rank: int, size: int, timeout_s: float, cuda: bool) -> Answer:
+        return await self._answer(partial(join_group, self._meeting or meeting, rank, size, timeout_s, cuda))
+
+    async def construct(self) -> Answer:
+        return await self._answer(self._process.construct)
+
+    async def call(self, member: tuple[str, int], number: int, method: str, arguments: Packed) -> Answer:
+        return await asyncio.wrap_future(self._process.call(member, number, method, arguments)), None
+
+    async def channel(self, address: Address, operation: str, arguments: tuple[Any, ...], who: str) -> Answer:
+        try:
+            at_once = self._exchange.serve_at_once(address, operation, arguments)
+        except PlatformError as error:
+            return None, pack_error(error)
+        if at_once is not None:
+            return at_once, None
+        return await self._answer(partial(self._exchange.serve, address, operation, arguments, who))
+
+    async def forget(self, address: Address) -> Answer:
+        return await self._answer(partial(self._exchange.forget, address))
+
+    async def fail(self, label: str | None, error: bytes) -> Answer:
+        if not hasattr(self, "_process"):
+            return [], None
+        return await self._answer(lambda: self._exchange.fail(label, unpack_error(error)))
+
+    async def export(self, token: WeightsToken) -> Answer:
+        return await self._answer(partial(self._process.export, token))
+
+    async def doing(self, name: str) -> Answer:
+        return self._process.status(name), None
+
+    async def spans(self) -> Answer:
+        recorder.on = False
+        return recorder.drain(), None
+
+    async def pulse(self) -> Answer:
+        await asyncio.sleep(PULSE_S)
+        return (self._process.pulse(), self._fetched()), None
+
+    async def shutdown(self, timeout: float) -> Answer:
+        def shutdown() -> tuple[list[bytes], list[Record]]:
+            failures = self._process.shutdown(timeout) if hasattr(self, "_process") else []
+            leave_group()
+            return [pack_error(failure) for failure in failures], self._fetched()
+
+        return await self._answer(shutdown)
+
+    @property
+    def _exchange(self) -> Any:
+        return self._process.names.exchange
+
+    async def _answer(self, function: Callable[[], Any]) -> Answer:
+        """Runs in a thread, as it may wait."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._waiting, function), None
+        except Exception as error:
+            return None, pack_error(error)
+
+    def _elsewhere(self, name: str) -> str:
+        """For the message of a missed deadline: what the runner or a rank of another host does."""
+        if name == RUNNER:  # it waits here in a thread that bears its name
+            waiting = [waiting_on(thread.ident) for thread in threading.enumerate() if thread.name == RUNNER]
+            return f"waiting on {waiting[0]}" if any(waiting) else "busy"
+        try:
+            return str(self._link.ask(self._homes[name], "doing", name, limit=1.0))
+        except PlatformError:
+            return "dead"
+
+    def _fetched(self) -> list[Record]:
+        return [self._records.popleft() for _ in range(len(self._records))]
+
+
+class RayFleet:
+    """The actors of one run. `patience`: seconds to wait for what other runs hold; `trace`: see `RayRuntime`."""
+
+    def __init__(self, patience: float, trace: bool) -> None:
+        self.link = RayLink(f"rl-platform-{uuid.uuid4().hex[:12]}")
+        self._patience, self._trace = patience, trace
+        self._group: PlacementGroup | None = None
+        self._actors: dict[str, Any] = {}
+
+    def start(self, hosts: Sequence[PlacedHost]) -> Mapping[str, Send]:
+        nodes = sorted({placed.node for placed in hosts})
+        bundles = [bundle_for([placed for placed in hosts if placed.node == node]) for node in nodes]
+        self._group = placement_group(bundles, "STRICT_SPREAD" if len(nodes) > 1 else "STRICT_PACK")
+        self._reserve(bundles)
+        for node in nodes:
+            self._start_node([placed for placed in hosts if placed.node == node], nodes.index(node))
+        for node in nodes:
+            self._show_accelerators([placed for placed in hosts if placed.node == node])
+        return {name: partial(self._send, name) for name in self._actors}
+
+    def _start_node(self, hosts: Sequence[PlacedHost], bundle: int) -> None:
+        """The hosts of one node share its cores; the first one stands for all accelerators that the run has there."""
+        threads = max(1, torch.get_num_threads() // len(hosts))
+        gpus = bundle_for(hosts).get("GPU", 0.0)
+        for placed in hosts:
+            environment = dict(environment_of(placed))
+            own = {name: value for name, value in environment.items() if name != VISIBLE_DEVICES}
+            options = {
+                "name": placed.name,
+                "namespace": self.link.namespace,
+                "num_cpus": 0,
+                "num_gpus": gpus if placed is hosts[0] else 0,
+                "max_restarts": 0,
+                "scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, bundle),
+                "runtime_env": {"env_vars": own} if own else None,  # before the process starts, for its loader
+            }
+            paths = [os.getcwd(), *sys.path]
+            arguments = self.link.namespace, environment, threads, paths, self._trace
+            actor = ray.remote(HostActor).options(**options).remote(*arguments)
+            self._actors[placed.name] = actor
+
+    def _show_accelerators(self, hosts: Sequence[PlacedHost]) -> None:
+        """The plan counts accelerators, Ray says which of the node's are this run's."""
+        used = sorted({local for placed in hosts for local in placed.accelerators})
+        if not used:
+            return
+        names = dict(zip(used, ray.get(self._actors[hosts[0].name].accelerators.remote()), strict=True))
+        for placed in hosts:
+            if placed.accelerators:
+                ray.get(self._actors[placed.name].see.remote(",".join(names[local] for local in placed.accelerators)))
+
+    def stop(self, timeout: float) -> None:
+        for actor in self._actors.values():
+            ray.kill(actor)
+        self._actors = {}
+        if self._group is not None:
+            remove_placement_group(self._group)
+            self._group = None
+
+    def _send(self, host: str, method: str, *arguments: Any) -> Future[Any]:
+        """Never blocks and never raises: the future does."""
+        future: Future[Any] = Future()
+
+        def answered(done: Future[Answer]) -> None:
+            error = done.exception()
+            if error is not None:
+                future.set_exception(_typed(host, error))
+                return
+            value, failure = done.result()
+            if failure is None:
+                future.set_result(value)
+            else:
+                future.set_exception(unpack_error(failure))
+
+        actor = self._actors.get(host)
+        if actor is None:
+            future.set_exception(WorkerDied(f"the process of {host} was ended"))
+        else:
+            getattr(actor, method).remote(*arguments).future().add_done_callback(answered)
+        return future
+
+    def _reserve(self, bundles: Sequence[Mapping[str, float]]) -> None:
+        """Waits for the placement group: one that cannot be met would stay pending for ever."""
+        assert self._group is not None
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        if not fits(bundles, nodes):
+            self.stop(0)
+            found = f"the Ray cluster has {listed(nodes)}"
+            hint = "other resources, or cluster.address of a larger cluster"
+            message = f"needs {listed(bundles)}, but {found}"
+            raise PlacementError([Problem("cluster.component_placement", message, hint=hint)])
+        if not self._group.wait(self._patience):
+            self.stop(0)
+            free = f"{ray.available_resources().get('GPU', 0):g} GPUs of the cluster are free"
+            message = f"the placement needs {listed(bundles)}, which others still hold after {self._patience:g} s"
+            raise Deadline(f"{message}: {free}")
+
+
+def _typed(host: str, error: BaseException) -> PlatformError:
+    if isinstance(error, RayTaskError):
+        return WorkerError(f"the process of {host} failed: {error}")
+    return WorkerDied(f"the process of {host} died: {_reason(error)}")
+
+
+def _reason(error: BaseException) -> str:
+    """What Ray says of the end of a process, on one line."""
+    text = " ".join(str(error).split())
+    return text.partition("The actor is dead because its worker process has died. ")[2] or text

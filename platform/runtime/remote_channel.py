@@ -1,0 +1,320 @@
+"""Channels between processes: the queue lives in one of them, its home; the others reach it by calls.
+
+In its home a channel passes references as in one process. From and to other processes small items travel inside the
+call, batch by batch, and large ones through the object store: only a reference goes through the queue, and every
+process of a node reads the same memory, so received items must not be written to. A home that dies takes the queue with
+it: everyone who calls it gets WorkerDied. How calls reach another process is the runtime's part (`Link`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+from weakref import WeakValueDictionary
+
+from rl_platform.errors import Deadline, PlatformError, WorkerDied, WorkerError
+from rl_platform.runtime.channel import _WAITING, Channel, ChannelStats, caller
+from rl_platform.runtime.outbox import Outbox, Put
+from rl_platform.runtime.wire import BY_REFERENCE, Packed, References, pack, pack_error, unpack, unpack_error
+
+
+class Link(Protocol):
+    """Calls to other processes and the object store they share."""
+
+    def ask(self, host: str, method: str, *arguments: Any, limit: float) -> Any:
+        """What the host answers. Raises its error, WorkerDied if it is gone, Deadline if it has hung for `limit` s."""
+
+    def store(self, packed: Packed) -> Any:
+        """Puts a message where every process can read it; the reference to send instead."""
+
+    def load(self, reference: Any) -> Packed:
+        """The message, in shared memory where possible. Raises WorkerDied if it is lost."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Which channel is meant and where it lives, with all that its home needs to make it at the first use."""
+
+    number: int
+    name: str
+    home: str
+    capacity: int
+    deadline_s: float
+    producers: tuple[str, ...]
+    consumers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """An item as it travels: pickled (bytes or Packed), or a reference to that in the object store."""
+
+    form: Any
+
+
+class Exchange:
+    """The channels of one process: those that live here, and ways to the others. `here`: this host, or `runner`."""
+
+    def __init__(self, here: str, link: Link, references: References, status: Callable[[str], str]) -> None:
+        self.here, self.link, self.references = here, link, references
+        self._status = status
+        self._lock = threading.Lock()
+        self._homes: dict[int, HomeChannel] = {}
+        self._forgotten: set[int] = set()
+        self._outboxes: WeakValueDictionary[int, Outbox] = WeakValueDictionary()
+
+    def channel(self, address: Address) -> Channel[Any] | RemoteChannel:
+        """The queue itself if it lives here, otherwise a way to it."""
+        return self.home(address) if address.home == self.here else RemoteChannel(address, self)
+
+    def home(self, address: Address) -> HomeChannel:
+        with self._lock:
+            if address.number in self._forgotten:
+                raise WorkerDied(f"channel '{address.name}' was closed and is gone")
+            if address.number not in self._homes:
+                self._homes[address.number] = HomeChannel(address, self, self._status)
+            return self._homes[address.number]
+
+    def forget(self, address: Address) -> None:
+        """A closed channel whose name is used again."""
+        with self._lock:
+            self._homes.pop(address.number, None)
+            self._forgotten.add(address.number)
+
+    def fail(self, label: str | None, error: PlatformError | None) -> list[PlatformError]:
+        """Closes the channels here that name this producer or consumer (None: all); what was wrong with them."""
+        with self._lock:
+            homes = list(self._homes.values())
+        found: list[PlatformError] = []
+        for channel in homes:
+            if label is None or label in (*channel.producers, *channel.consumers):
+                try:
+                    channel.close(error)
+                except PlatformError as failure:
+                    found.append(failure)
+        return found
+
+    def serve(self, address: Address, operation: str, arguments: tuple[Any, ...], who: str) -> Any:
+        """A call of another process, in a thread that bears the caller's name while it waits."""
+        thread = threading.current_thread()
+        own, thread.name = thread.name, who
+        try:
+            return getattr(self.home(address), f"serve_{operation}")(*arguments)
+        finally:
+            thread.name = own
+
+    def serve_at_once(self, address: Address, operation: str, arguments: tuple[Any, ...]) -> list[Any] | None:
+        """As `serve`, if it needs no waiting and no work worth a thread; else nothing is done and None comes back."""
+        home = self.home(address)
+        if operation == "put":
+            return home.put_at_once(*arguments)
+        if operation == "close":
+            home.serve_close(*arguments)
+            return []
+        return home.get_at_once(*arguments) if operation == "get_many" else None
+
+    def outbox(self, channel: RemoteChannel) -> Outbox:
+        """Where all threads of this process put what goes to a channel elsewhere."""
+        with self._lock:
+            outbox = self._outboxes.get(channel.address.number)
+            if outbox is None:
+                outbox = self._outboxes[channel.address.number] = Outbox(channel.send)
+            return outbox
+
+    def parcel(self, item: Any) -> Parcel:
+        if isinstance(item, Parcel):
+            return item
+        packed = pack(item, self.references)
+        if packed.size >= BY_REFERENCE:
+            return Parcel(self.link.store(packed))
+        return Parcel(packed if packed.buffers else packed.data)
+
+    def open(self, item: Any) -> Any:
+        if not isinstance(item, Parcel):
+            return item
+        form = item.form
+        if isinstance(form, bytes):
+            return unpack(Packed(form, ()), self.references, copy=False)
+        return unpack(form if isinstance(form, Packed) else self.link.load(form), self.references, copy=False)
+
+
+class HomeChannel(Channel[Any]):
+    """The queue. Items that were put from elsewhere are parcels until they are got."""
+
+    def __init__(self, address: Address, exchange: Exchange, status: Callable[[str], str]) -> None:
+        super().__init__(
+            address.name, address.capacity, address.deadline_s, address.producers, address.consumers, status
+        )
+        self.address, self._exchange = address, exchange
+
+    def get_many(self, max_items: int, key: Hashable = None, timeout: float | None = None) -> list[Any]:
+        return self._opened(super().get_many(max_items, key, timeout))
+
+    def get_batch(self, weight: float, timeout: float | None = None, key: Hashable = None) -> list[Any]:
+        return self._opened(super().get_batch(weight, timeout, key))
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in super().__iter__():
+            yield self._exchange.open(item)
+
+    def _opened(self, items: list[Any]) -> list[Any]:
+        return [self._exchange.open(item) for item in items]
+
+    # For other processes: parcels in, parcels out.
+
+    def serve_put(self, puts: Sequence[Put]) -> list[bytes | None]:
+        """What went wrong with each. After one that waited in vain, no other one waits as long again."""
+        errors: list[bytes | None] = []
+        late = False
+        for put in puts:
+            threading.current_thread().name = put.who
+            try:
+                self.put_many([Parcel(form) for form in put.forms], put.weight, put.key, 0.0 if late else put.timeout)
+                errors.append(None)
+            except PlatformError as error:
+                late = late or isinstance(error, Deadline)
+                errors.append(pack_error(error))
+        return errors
+
+    def put_at_once(self, puts: Sequence[Put]) -> list[Any] | None:
+        with self._lock:
+            fits = not self._closed and self._depth + sum(len(put.forms) for put in puts) <= self.capacity
+            for put in puts if fits else ():
+                stream = self._streams.get(put.key) or self._open(put.key)
+                self._add(stream, [(Parcel(form), put.weight) for form in put.forms])
+        return [None] * len(puts) if fits else None
+
+    def get_at_once(self, max_items: int, key: Hashable, _: float | None) -> list[Any] | None:
+        with self._lock:
+            stream = self._streams.get(key)
+            if stream is None or max_items < 1 or not stream.items or stream.gathering:
+                return None
+            if not all(isinstance(item, Parcel) for item, _ in itertools.islice(stream.items, max_items)):
+                return None
+            taken = self._take(stream, max_items)
+            self._forget(key, stream)
+        return [_sendable(item.form) for item, _ in taken]
+
+    def serve_get_many(self, max_items: int, key: Hashable, timeout: float | None) -> list[Any]:
+        return self._forms(super().get_many(max_items, key, timeout))
+
+    def serve_get_batch(self, weight: float, timeout: float | None, key: Hashable) -> list[Any]:
+        return self._forms(super().get_batch(weight, timeout, key))
+
+    def serve_next(self) -> list[Any]:
+        """The next item without a key, or nothing at a clean end."""
+        for item in super().__iter__():
+            return self._forms([item])
+        return []
+
+    def serve_close(self, error: bytes | None) -> None:
+        self.close(None if error is None else unpack_error(error))
+
+    def serve_closed(self) -> bool:
+        return self.closed
+
+    def serve_stats(self) -> ChannelStats:
+        return self.stats()
+
+    def serve_check_integrity(self) -> None:
+        self.check_integrity()
+
+    def _forms(self, items: list[Any]) -> list[Any]:
+        try:
+            return [_sendable(self._exchange.parcel(item).form) for item in items]
+        except Exception as error:  # they are out of the queue and will reach nobody
+            lost = WorkerError(f"channel '{self.name}': an item cannot travel to another process: {error}")
+            self.close(lost)
+            raise lost from error
+
+
+class RemoteChannel:
+    """A channel that lives in another process; methods and meanings of `Channel`."""
+
+    def __init__(self, address: Address, exchange: Exchange) -> None:
+        self.address, self._exchange = address, exchange
+        self.name, self.capacity = address.name, address.capacity
+        self.producers, self.consumers = address.producers, address.consumers
+        self._closed = False
+        self._outbox: Outbox | None = None
+
+    def put(self, item: Any, weight: float = 1, key: Hashable = None, timeout: float | None = None) -> None:
+        self.put_many((item,), weight, key, timeout)
+
+    def put_many(
+        self, items: Iterable[Any], weight: float = 1, key: Hashable = None, timeout: float | None = None
+    ) -> None:
+        if weight < 0:
+            raise ValueError(f"channel '{self.name}': weight {weight} must not be negative")
+        forms = [self._exchange.parcel(item).form for item in items]
+        if forms:
+            self._outbox = self._outbox or self._exchange.outbox(self)
+            with self._waiting():
+                self._outbox.put(Put(forms, weight, key, timeout, caller()))
+
+    def get(self, key: Hashable = None, timeout: float | None = None) -> Any:
+        return self.get_many(1, key, timeout)[0]
+
+    def get_many(self, max_items: int, key: Hashable = None, timeout: float | None = None) -> list[Any]:
+        return self._opened(self._ask("get_many", max_items, key, timeout, timeout=timeout))
+
+    def get_batch(self, weight: float, timeout: float | None = None, key: Hashable = None) -> list[Any]:
+        return self._opened(self._ask("get_batch", weight, timeout, key, timeout=timeout))
+
+    def __iter__(self) -> Iterator[Any]:
+        while items := self._opened(self._ask("next")):
+            yield from items
+
+    def close(self, error: BaseException | None = None) -> None:
+        self._ask("close", None if error is None else pack_error(error))
+        self._closed = True
+
+    @property
+    def closed(self) -> bool:
+        self._closed = self._closed or bool(self._ask("closed"))
+        return self._closed
+
+    def stats(self) -> ChannelStats:
+        found: ChannelStats = self._ask("stats")
+        return found
+
+    def check_integrity(self) -> None:
+        self._ask("check_integrity")
+
+    def _opened(self, forms: list[Any]) -> list[Any]:
+        return [self._exchange.open(Parcel(form)) for form in forms]
+
+    def send(self, puts: Sequence[Put]) -> Sequence[bytes | None]:
+        limit = max(self.address.deadline_s if put.timeout is None else put.timeout for put in puts)
+        errors: Sequence[bytes | None] = self._ask("put", puts, timeout=limit)
+        return errors
+
+    def _ask(self, operation: str, *arguments: Any, timeout: float | None = None) -> Any:
+        limit = self.address.deadline_s if timeout is None else timeout
+        home = self.address.home
+        with self._waiting():
+            return self._exchange.link.ask(home, "channel", self.address, operation, arguments, caller(), limit=limit)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """This thread is known to wait on the channel."""
+        thread_id = threading.get_ident()
+        outer = _WAITING.get(thread_id)
+        _WAITING[thread_id] = outer or (self.name, time.monotonic())
+        try:
+            yield
+        finally:
+            if outer is None:
+                del _WAITING[thread_id]
+
+
+def _sendable(form: Any) -> Any:
+    """Buffers that arrived in shared memory are passed on from there."""
+    if not isinstance(form, Packed):
+        return form
+    return Packed(form.data, [pickle.PickleBuffer(buffer) for buffer in form.buffers])

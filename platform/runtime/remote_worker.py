@@ -1,0 +1,164 @@
+"""The runner's view of hosts in other processes: workers that send calls, and what is known of each process.
+
+How a call travels is the runtime's part (`Send`). What a rank does and how far it is arrives a few times a second, so
+that asking never blocks; a rank's timings arrive with each of its results.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from rl_platform.errors import PlatformError, WorkerDied, WorkerError
+from rl_platform.runtime.host import FailureHook, Progress, label
+from rl_platform.runtime.process import Names, Outcome, Record
+from rl_platform.runtime.wire import SHARED, pack, unpack, unpack_error
+
+Send = Callable[..., "Future[Any]"]
+DEATH_NOTICE_S = 5.0  # how long after a rank's own error the death of another process may become known
+
+
+class RemoteHost:
+    """One host's process as the runner knows it. `send(method, *arguments)` raises WorkerDied in its future."""
+
+    def __init__(
+        self, name: str, members: Sequence[tuple[str, int]], send: Send, on_death: Callable[..., None]
+    ) -> None:
+        self.name, self.members, self.send = name, tuple(members), send
+        self.labels = tuple(label(*member) for member in members)
+        self.death: WorkerDied | None = None
+        self.stopping = False
+        self._on_death = on_death
+        self._states: dict[str, tuple[str, tuple[int, int, str]]] = {}
+
+    def watch(self) -> None:
+        """Keeps asking how the ranks are, until the process ends."""
+        if not self.stopping:
+            self.send("pulse").add_done_callback(self._heard)
+
+    def _heard(self, answer: Future[Any]) -> None:
+        error = answer.exception()
+        if error is not None:
+            self.died(error)
+            return
+        self._states, records = answer.result()
+        relay(records)
+        self.watch()
+
+    def died(self, error: BaseException) -> None:
+        """The process is gone; told to the runtime once, and not at all while it is being stopped."""
+        if self.death is None and not self.stopping:
+            self.death = error if isinstance(error, WorkerDied) else WorkerDied(f"{self.name}: {error}")
+            self._on_death(self, self.death)
+
+    def doing(self, name: str) -> str:
+        return "dead" if self.death is not None else self._states.get(name, ("idle", (0, 0, "")))[0]
+
+    def progress(self, name: str) -> Progress:
+        return Progress(*self._states.get(name, ("", (0, 0, "")))[1])
+
+
+class RemoteWorker:
+    """A rank in another process. `peers_died`: set when any process of the run is known to be gone."""
+
+    def __init__(
+        self,
+        host: RemoteHost,
+        member: tuple[str, int],
+        names: Names,
+        packed: SharedArguments,
+        on_failure: FailureHook,
+        lost_peer: Callable[[float], WorkerDied | None],
+    ) -> None:
+        self.label = label(*member)
+        self._host, self._member, self._names, self._packed = host, member, names, packed
+        self._on_failure, self._lost_peer = on_failure, lost_peer
+        self._count = 0
+        self._order = threading.Lock()
+        self._busy = 0
+        self._timings: dict[str, tuple[int, float]] = {}
+
+    def submit(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Future[Any]:
+        """Raises WorkerDied when the process is gone, and what pickling raises for arguments that cannot travel."""
+        if self._host.death is not None:
+            raise self._host.death
+        arguments = self._packed(args, kwargs)
+        future: Future[Any] = Future()
+        with self._order:
+            sent = self._host.send("call", self._member, self._count, method, arguments)
+            self._count += 1
+        sent.add_done_callback(lambda done: self._finish(done, future))
+        return future
+
+    def doing(self) -> str:
+        return self._host.doing(self.label)
+
+    def timings(self) -> dict[str, tuple[int, float]]:
+        return self._timings.copy()
+
+    def progress(self) -> Progress:
+        return self._host.progress(self.label)
+
+    def _finish(self, done: Future[Outcome], future: Future[Any]) -> None:
+        try:
+            error = done.exception()
+            if error is not None:
+                self._host.died(error)
+                self._fail(self._host.death or error, future)
+                return
+            outcome = done.result()
+            self._timings = outcome.timings
+            if outcome.error is not None:
+                self._fail_or_lost(unpack_error(outcome.error), future)
+                return
+            assert outcome.result is not None
+            future.set_result(unpack(outcome.result, self._names, copy=True))
+        except BaseException as error:  # nobody else would tell who waits for this call
+            self._fail(WorkerError(f"the result of {self.label} cannot be read: {error}"), future)
+
+    def _fail_or_lost(self, error: BaseException, future: Future[Any]) -> None:
+        """A rank whose partner in a collective died fails too, often first: then the death is the news."""
+        if not isinstance(error, WorkerError):
+            self._fail(error, future)
+            return
+
+        def decide() -> None:
+            death = self._lost_peer(DEATH_NOTICE_S)
+            if death is not None:
+                death.__cause__ = death.__cause__ or error
+            self._fail(death or error, future)
+
+        threading.Thread(target=decide, daemon=True).start()
+
+    def _fail(self, error: BaseException, future: Future[Any]) -> None:
+        try:
+            if isinstance(error, PlatformError):
+                self._on_failure(self.label, error)
+        finally:
+            future.set_exception(error)
+
+
+class SharedArguments:
+    """Packs a call's arguments, once for all ranks of a group; large ones are put where every process can read them."""
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+        self._last: tuple[Any, Any, Any] = (None, None, None)
+
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        last_args, last_kwargs, packed = self._last
+        if args is not last_args or kwargs is not last_kwargs:
+            packed = pack((args, dict(kwargs)), self._names)
+            if packed.size >= SHARED:
+                packed = self._names.link.store(packed)
+            self._last = args, kwargs, packed
+        return packed
+
+
+def relay(records: Sequence[Record]) -> None:
+    """Log records of another process, as if they were written here."""
+    for name, level, message in records:
+        logging.getLogger(name).log(level, message)

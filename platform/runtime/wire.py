@@ -1,0 +1,163 @@
+"""How calls, results and messages become bytes: large arrays and tensors stay beside the pickled rest, uncopied.
+
+The buffers may live in shared memory: `unpack(copy=False)` makes arrays and tensors on top of them, which must not be
+written to; `copy=True` gives the receiver its own. Tensors on an accelerator travel through main memory. What travels
+by name instead of by value (channels, published weights) is decided by `References`.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import cloudpickle
+import numpy as np
+import torch
+
+from rl_platform.errors import PlatformError, WorkerError
+
+IN_BAND = 4096  # bytes: smaller buffers are copied into the pickle, which is cheaper than handling them apart
+SHARED = 64 * 1024  # bytes: larger arguments of a call on several ranks are put into the object store once
+BY_REFERENCE = (
+    4 * 2**20
+)  # bytes: of larger items only a reference is queued; for smaller ones it costs more than it saves
+
+Answer = tuple[Any, bytes | None]  # of a call to another process: a value, or a packed error
+Place = Callable[[pickle.PickleBuffer], bool]  # whether the buffer goes into the pickle itself
+
+_READER = threading.local()
+
+# Tensors have no read-only kind; that received ones are not to be written to is said by `unpack`.
+warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A pickled object and the large buffers it refers to."""
+
+    data: bytes
+    buffers: Sequence[Any]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all parts."""
+        return len(self.data) + sum(memoryview(buffer).nbytes for buffer in self.buffers)
+
+
+class References(Protocol):
+    """Objects that travel by name: `token` is what is sent instead, `resolve` what the receiver makes of it."""
+
+    def token(self, value: Any) -> Any | None: ...
+
+    def resolve(self, token: Any) -> Any: ...
+
+
+class Plain:
+    """Nothing travels by name."""
+
+    def token(self, value: Any) -> None:
+        return None
+
+    def resolve(self, token: Any) -> Any:
+        raise WorkerError(f"a reference among plain values: {token}")
+
+
+PLAIN = Plain()
+
+
+def pack(value: Any, references: References) -> Packed:
+    """Raises what pickling raises for objects that cannot travel."""
+    buffers: list[pickle.PickleBuffer] = []
+
+    def place(buffer: pickle.PickleBuffer) -> bool:
+        if buffer.raw().nbytes < IN_BAND:
+            return True
+        buffers.append(buffer)
+        return False
+
+    stream = io.BytesIO()
+    _Pickler(stream, references, place).dump(value)
+    return Packed(stream.getvalue(), buffers)
+
+
+def unpack(packed: Packed, references: References, copy: bool) -> Any:
+    """The object again. Its references are resolved in the calling thread and may wait for another process."""
+    buffers = [bytearray(buffer) for buffer in packed.buffers] if copy else packed.buffers
+    outer = getattr(_READER, "references", None)
+    _READER.references = references
+    try:
+        return pickle.loads(packed.data, buffers=buffers)
+    finally:
+        _READER.references = outer
+
+
+def pack_error(error: BaseException) -> bytes:
+    """An error with its notes and, if it can be pickled, its cause."""
+    cause = error.__cause__
+    for candidate in ((error, cause), (error, None)):
+        try:
+            data = cloudpickle.dumps(candidate)
+            pickle.loads(data)  # an exception with arguments of its own may pickle and yet not be read
+        except Exception:
+            continue
+        return data
+    return cloudpickle.dumps((WorkerError(f"{type(error).__name__}: {error}"), None))
+
+
+def unpack_error(data: bytes) -> BaseException:
+    """What `pack_error` was given. Raises nothing: an error of a class that does not exist here becomes WorkerError."""
+    try:
+        error, cause = pickle.loads(data)
+    except Exception as failure:
+        return WorkerError(f"an error arrived that cannot be read here: {failure}")
+    if not isinstance(error, PlatformError | ValueError):
+        return WorkerError(f"{type(error).__name__}: {error}")
+    error.__cause__ = cause
+    return error
+
+
+def value_of(answer: Answer) -> Any:
+    """The value, or the error is raised."""
+    value, failure = answer
+    if failure is not None:
+        raise unpack_error(failure)
+    return value
+
+
+class _Pickler(cloudpickle.Pickler):
+    def __init__(
+        self, stream: io.BytesIO, references: References, place: Callable[[pickle.PickleBuffer], bool]
+    ) -> None:
+        super().__init__(stream, protocol=5, buffer_callback=place)
+        self._references = references
+        self._sent: dict[Any, np.ndarray] = {}  # tensors over the same memory are sent once
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return _tensor, self._bytes_of(value)
+        token = self._references.token(value)
+        if token is not None:
+            return _resolve, (pickle.dumps(token),)
+        return super().reducer_override(value)
+
+    def _bytes_of(self, tensor: torch.Tensor) -> tuple[np.ndarray, str, tuple[int, ...]]:
+        name, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+        key = (tensor.data_ptr(), tensor.dtype, shape, tensor.stride(), tensor.device)
+        if not tensor.numel() or key not in self._sent:
+            flat = tensor.detach().cpu().contiguous().reshape(-1)
+            self._sent[key] = flat.view(torch.uint8).numpy()
+        return self._sent[key], name, shape
+
+
+def _resolve(token: bytes) -> Any:
+    return _READER.references.resolve(pickle.loads(token))
+
+
+def _tensor(raw: np.ndarray, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    dtype = getattr(torch, name)
+    return torch.from_numpy(raw).view(dtype).view(shape) if raw.size else torch.empty(shape, dtype=dtype)

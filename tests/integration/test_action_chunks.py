@@ -1,0 +1,80 @@
+"""Runs with action chunks: each key changes what is learned, and a run that was stopped goes on as if it were not."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from rl_platform.metrics import read_metrics
+
+CHUNKS = "actor.model.num_action_chunks=2"
+CHEETAH = ("env.id=HalfCheetah-v5", "env.max_episode_steps=7", "actor.model.initial_log_std=-1")
+FINE = tuple(f"algorithm.{key}_level" for key in ("reward_type=action", "logprob_type=token", "entropy_type=token"))
+
+
+@pytest.fixture
+def learned(command, final_state):
+    """learned("key=value"): the actor after two steps."""
+
+    def run(*overrides: str) -> dict:
+        name = f"run{len(overrides)}-{abs(hash(overrides))}"
+        ended = command("embodied.yaml", "runner.max_steps=2", f"runner.output_dir={name}", *overrides)
+        assert ended.code == 0, ended.err
+        assert all(math.isfinite(value) for row in read_metrics(name) for value in row.values())
+        return final_state(name, 2)["actor"]["model"]
+
+    return run
+
+
+KEYS = [
+    ((CHUNKS,), ()),
+    ((CHUNKS, "algorithm.logprob_type=action_level"), (CHUNKS,)),
+    (
+        (CHUNKS, "algorithm.logprob_type=action_level", "algorithm.reward_type=action_level"),
+        (CHUNKS, "algorithm.logprob_type=action_level"),
+    ),
+    (
+        (CHUNKS, "algorithm.entropy_bonus=0.1", "algorithm.entropy_type=action_level"),
+        (CHUNKS, "algorithm.entropy_bonus=0.1"),
+    ),
+    (("algorithm.bootstrap_type=always",), ()),
+    (
+        ("env.max_episode_steps=5", "algorithm.bootstrap_type=none"),
+        ("env.max_episode_steps=5",),
+    ),
+    ((*CHEETAH, "algorithm.logprob_type=token_level"), CHEETAH),
+    (
+        (*CHEETAH, "algorithm.entropy_bonus=0.1", "algorithm.entropy_type=token_level"),
+        (*CHEETAH, "algorithm.entropy_bonus=0.1"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("changed", "before"), KEYS, ids=lambda overrides: overrides[-1] if overrides else "plain")
+def test_every_key_has_an_effect(changed: tuple[str, ...], before: tuple[str, ...], learned, differences) -> None:
+    assert differences(learned(*changed), learned(*before))
+
+
+def test_a_run_that_was_stopped(command, final_state, logged, differences) -> None:
+    arguments = ("embodied.yaml", CHUNKS, *CHEETAH, *FINE, "runner.save_interval=2", "runner.val_check_interval=2")
+    assert command(*arguments, "runner.output_dir=whole").code == 0
+    assert command(*arguments, "runner.output_dir=parts", "runner.max_steps=2").code == 0
+    ended = command(*arguments, "runner.output_dir=parts")
+    assert "resumed from step 2" in ended.out
+    assert differences(final_state("whole", 4), final_state("parts", 4)) == []
+    assert differences(logged("whole"), logged("parts")) == []
+
+
+def test_micro_batches_and_workers_change_nothing(learned) -> None:
+    whole = learned(CHUNKS, *CHEETAH, *FINE, "env.num_workers=2")
+    parts = learned(CHUNKS, *CHEETAH, *FINE, "actor.micro_batch_size=1", "algorithm.logprob_forward_micro_batch_size=3")
+    for name, tensor in whole.items():
+        assert (tensor - parts[name]).abs().max() < 1e-5
+
+
+def test_a_checkpoint_of_other_chunks_is_refused(command) -> None:
+    assert command("embodied.yaml", CHUNKS, "runner.max_steps=1").code == 0
+    ended = command("embodied.yaml", CHUNKS, *FINE, "runner.max_steps=2")
+    assert ended.code != 0
+    assert "algorithm.reward_type" in ended.err

@@ -1,0 +1,173 @@
+"""Runs on Ray: every placement learns what one process learns, on one or two nodes; no process outlives its run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+STEPS = 3
+ENDED_S = 10.0
+REASONING = {
+    "shared": ["cluster.runtime=ray"],
+    "apart, two learning ranks": [
+        "cluster.devices_per_node=4",
+        "cluster.component_placement={'actor,critic': 0-1, rollout: 2, reward: 3}",
+    ],
+}
+
+
+@pytest.fixture
+def learned(command, final_state):
+    """learned(file, *overrides): the checkpoint's parts after three steps."""
+
+    def run(file: str, *overrides: str) -> dict[str, Any]:
+        shutil.rmtree("out", ignore_errors=True)
+        ended = command(file, *overrides, f"runner.max_steps={STEPS}", "runner.output_dir=out")
+        assert ended.code == 0, ended.err
+        return final_state("out", STEPS)
+
+    return run
+
+
+@pytest.fixture
+def nothing_left() -> Iterator[None]:
+    """Every process that a test started is gone soon after it."""
+    before = set(psutil.Process().children(recursive=True))
+    yield
+    started = set(psutil.Process().children(recursive=True)) - before
+    _, left = psutil.wait_procs(started, ENDED_S)
+    assert not left, f"processes left: {left}"
+
+
+def assert_equal(found: Any, expected: Any, path: str = "") -> None:
+    """Tensors agree to 1e-6 in float32, everything else exactly."""
+    if isinstance(expected, torch.Tensor):
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6, msg=lambda text: f"{path}: {text}")
+    elif isinstance(expected, dict):
+        assert found.keys() == expected.keys(), path
+        for key in expected:
+            assert_equal(found[key], expected[key], f"{path}/{key}")
+    elif isinstance(expected, list | tuple):
+        assert len(found) == len(expected), path
+        for index, pair in enumerate(zip(found, expected, strict=True)):
+            assert_equal(*pair, f"{path}/{index}")
+    else:
+        assert found == expected, path
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("overrides", REASONING.values(), ids=REASONING)
+def test_reasoning_learns_what_one_process_learns(learned, overrides: list[str]) -> None:
+    before, expected = set(Path("/tmp").glob("rl-*")), learned("reasoning.yaml")
+    assert_equal(learned("reasoning.yaml", *overrides), expected)
+    assert set(Path("/tmp").glob("rl-*")) <= before, "files of Ray are left"
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_embodied_apart_learns_what_one_process_learns(learned, differences) -> None:
+    apart = "cluster.component_placement={actor_critic: 0, env: 1, rollout: 2}"
+    assert differences(learned("embodied.yaml"), learned("embodied.yaml", "cluster.devices_per_node=3", apart)) == []
+
+
+@pytest.fixture
+def two_nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a Ray cluster of two nodes, both on this machine."""
+    from ray.cluster_utils import Cluster
+
+    folder = tempfile.mkdtemp(prefix="rl-", dir="/tmp")
+    monkeypatch.setenv("RAY_TMPDIR", folder)
+    Path(folder, "ray").mkdir()
+    cluster = Cluster()
+    try:
+        for _ in range(2):
+            cluster.add_node(num_cpus=1, object_store_memory=256 * 2**20, include_dashboard=False)
+        yield cluster.address
+    finally:
+        cluster.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_two_nodes_learn_what_one_process_learns(two_nodes: str, learned) -> None:
+    placement = "{'actor,critic': 0-1, 'rollout,reward': 1}"
+    overrides = [
+        "cluster.num_nodes=2",
+        "cluster.devices_per_node=1",
+        f"cluster.component_placement={placement}",
+        f"cluster.address={two_nodes}",
+    ]
+    assert_equal(learned("reasoning.yaml", *overrides), learned("reasoning.yaml"))
+
+
+Launched = Callable[..., tuple[Any, list[psutil.Process]]]
+
+
+@pytest.fixture
+def launched(start, folder: Path) -> Launched:
+    """launched(*overrides): an endless run on Ray after its first step, and all of its processes."""
+
+    def run(*overrides: str) -> tuple[Any, list[psutil.Process]]:
+        process = start("embodied.yaml", "runner.max_steps=100000", "runner.save_interval=1", *overrides)
+        until = time.monotonic() + 120
+        while not list(folder.glob("out/checkpoints/step-*")):
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        return process, psutil.Process(process.pid).children(recursive=True)
+
+    return run
+
+
+def hosts_of(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Those in which components run."""
+    return [process for process in processes if any("HostActor" in part for part in process.cmdline())]
+
+
+def assert_gone(processes: list[psutil.Process]) -> None:
+    _, left = psutil.wait_procs(processes, ENDED_S)
+    assert not left
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_ends_soon_and_leaves_no_process(launched, number: signal.Signals, code: int) -> None:
+    process, started = launched("cluster.runtime=ray")
+    assert hosts_of(started)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == code, errors
+    assert "the same command goes on from step" in errors
+    assert "Traceback" not in errors
+    assert_gone(started)
+
+
+def test_a_killed_learner_ends_the_run_with_a_way_to_go_on(launched) -> None:
+    process, started = launched("cluster.runtime=ray")
+    (host,) = hosts_of(started)
+    began = time.monotonic()
+    os.kill(host.pid, signal.SIGKILL)
+    _, errors = process.communicate(timeout=30)
+    assert time.monotonic() - began < 2 * ENDED_S
+    assert process.returncode == 75, errors
+    assert "WorkerDied: the process of actor_critic,env,rollout[0] died" in errors
+    assert "the same command goes on from step" in errors
+    assert_gone(started)
+
+
+def test_a_launcher_that_is_killed_takes_everything_with_it(launched) -> None:
+    process, started = launched("cluster.runtime=ray")
+    hosts = hosts_of(started)
+    assert hosts
+    process.kill()
+    process.communicate(timeout=30)
+    assert_gone(hosts)
+    assert_gone(started)

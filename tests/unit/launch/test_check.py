@@ -1,0 +1,443 @@
+"""`--check`: shipped configs pass, a user's function that breaks a property is caught, every property can fail."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from rl_platform.algorithms.advantages import advantages
+from rl_platform.algorithms.aggregation import Denominators
+from rl_platform.algorithms.kl import AdaptiveKLController, full_kl, kl_loss_estimate
+from rl_platform.algorithms.losses import actor_critic_loss, actor_loss, value_loss
+from rl_platform.algorithms.mismatch import mismatch_weights
+from rl_platform.algorithms.pf_ppo import apply_pf_ppo
+from rl_platform.algorithms.policy_losses import policy_loss_function
+from rl_platform.components import actor
+from rl_platform.components.learner import Learner
+from rl_platform.config import load_config
+from rl_platform.config.schema import Config
+from rl_platform.engines.training.fsdp import shares
+from rl_platform.launch.check import controls, estimators, formulas, layout, samples
+from rl_platform.launch.check.property import Outcome, compare
+from rl_platform.launch.check.report import print_outcomes
+from rl_platform.launch.check.run import PROPERTIES, outcomes_of
+from rl_platform.runners.ppo import PPO
+
+ROOT = Path(__file__).parents[3]
+SHIPPED = sorted((ROOT / "configs").rglob("*.yaml"))
+REASONING, EMBODIED = "configs/reasoning/ppo.yaml", "configs/embodied/ppo.yaml"
+
+WITH_REFERENCE = ["cluster.component_placement={'actor,critic,rollout,reward,reference': all}"]
+KL_REWARD = [*WITH_REFERENCE, "algorithm.use_kl_in_reward=true"]
+KL_LOSS = [*WITH_REFERENCE, "algorithm.use_kl_loss=true"]
+
+
+def without_critic(keys: str) -> list[str]:
+    return [
+        f"algorithm={{group_size: 4, {keys}}}",
+        "critic={}",
+        "cluster.component_placement={'actor,rollout,reward': all}",
+    ]
+
+
+FUNCTIONS = """\
+import torch
+from rl_platform.algorithms.metrics import Metrics
+
+
+def median(batch, algorithm):
+    scores = torch.where(batch.mask, batch.rewards, 0.0).sum(dim=1)
+    advantages = torch.zeros_like(batch.rewards)
+    for group in batch.group_ids[batch.sample_mask].unique():
+        rows = (batch.group_ids == group) & batch.sample_mask
+        advantages[rows] = (scores[rows] - scores[rows].median())[:, None]
+    return advantages, None
+
+
+def neighbours(batch, algorithm):
+    scores = torch.where(batch.mask, batch.rewards, 0.0).sum(dim=1).view(-1, algorithm.group_size)
+    return (scores - scores.mean(dim=1, keepdim=True)).flatten()[:, None].expand(batch.mask.shape), None
+
+
+def discounted_by_column(batch, algorithm):
+    columns = torch.arange(batch.mask.shape[1])
+    return torch.where(batch.mask, batch.rewards, 0.0).sum(dim=1, keepdim=True) * 0.9**columns, None
+
+
+def raises(batch, algorithm):
+    raise KeyError("surprise")
+
+
+def ratio(log_probs, old_log_probs, advantages, mask, algorithm):
+    return -(log_probs - old_log_probs).exp() * advantages, Metrics()
+
+
+def by_width(log_probs, old_log_probs, advantages, mask, algorithm):
+    return -(log_probs - old_log_probs).exp() * advantages / log_probs.shape[1], Metrics()
+
+
+def by_batch(log_probs, old_log_probs, advantages, mask, algorithm):
+    return -(log_probs - old_log_probs).exp() * (advantages - advantages.mean()), Metrics()
+"""
+
+
+@pytest.fixture
+def functions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (folder / "mine.py").write_text(FUNCTIONS)
+    monkeypatch.syspath_prepend(str(folder))
+    yield
+    sys.modules.pop("mine", None)
+    policy_loss_function.cache_clear()
+
+
+def config_of(path: str, overrides: list[str]) -> Config:
+    return load_config(ROOT / path, overrides).config
+
+
+def failures(config: Config) -> dict[str, Outcome]:
+    return {outcome.name: outcome for outcome in outcomes_of(config) if outcome.failed}
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: str(path.relative_to(ROOT)))
+def test_shipped_configs_pass(command, folder: Path, path: Path) -> None:
+    ended = command(path, "--check")
+    assert ended.code == 0
+    assert ended.err == ""
+    assert "policy loss: ratio clipped to" in ended.out  # the algorithm card
+    assert "micro-batch size: passed, largest difference " in ended.out
+    assert ", 0 failed, " in ended.out
+    assert sorted(entry.name for entry in folder.iterdir()) == ["embodied.yaml", "reasoning.yaml"]
+
+
+def test_nothing_of_the_world_is_needed(command) -> None:
+    """A model that is nowhere, a cluster that is not there, an engine that is not installed, an unknown environment."""
+    cluster = ["cluster.num_nodes=2", "cluster.gpus_per_node=8"]
+    placed = "cluster.component_placement={'actor,critic': 0-7, 'rollout': '8-15:0-3', 'reward': 0}"
+    elsewhere = ["rollout.backend=sglang", "actor.training_backend=megatron", "reward.type=nowhere:at_all"]
+    model = "actor.model={path: /nowhere, dtype: bfloat16}"
+    assert command(ROOT / REASONING, "--check", *cluster, placed, *elsewhere, model).code == 0
+    assert command("embodied.yaml", "--check", "env.id=Nowhere-v7").code == 0
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        without_critic("adv_type: grpo, policy_loss: gspo, loss_agg_func: seq-mean-token-mean, dynamic_sampling: {}"),
+        without_critic("adv_type: rloo, policy_loss: cispo, positive_nll_coef: 0.1, clip_ratio_low: 0.0"),
+        without_critic("adv_type: reinforce_plus_plus, policy_loss: reinforce, loss_agg_func: seq-mean-token-sum-norm"),
+        [*KL_REWARD, "algorithm.kl_penalty=full", "algorithm.policy_training_start_step=7"],
+        [*KL_REWARD, "algorithm.kl_ctrl={type: adaptive}", "algorithm.use_pf_ppo=true"],
+        [*KL_LOSS, "algorithm.kl_loss_type=abs", "algorithm.kl_loss_grad=score", "algorithm.target_kl=0.001"],
+        [*KL_LOSS, "algorithm.kl_loss_type=full", "algorithm.rollout_is={mode: icepop, reject: {threshold: 0.1}}"],
+        ["algorithm.use_pf_ppo=true", "algorithm.pf_ppo={mode: weight}", "algorithm.rollout_is={level: sequence}"],
+    ],
+)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_other_algorithms_pass(overrides: list[str], seed: int) -> None:
+    assert failures(config_of(REASONING, [*overrides, f"runner.seed={seed}"])) == {}
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["algorithm.old_log_probs=rollout", "algorithm.advantage_clip=[-1, 1]"],
+        ["algorithm.loss_agg_func=seq-mean-token-mean", "algorithm.loss_agg_denominator=nominal"],
+        without_critic("adv_type: grpo, grpo_leave_one_out: true, loss_agg_func: token-sum"),
+        without_critic("adv_type: reinforce_plus_plus_baseline, whiten_over: sequences"),
+        ["algorithm.positive_nll_coef=0.1", "algorithm.positive_nll_norm=all_tokens"],
+    ],
+)
+def test_what_other_systems_compute_passes(overrides: list[str]) -> None:
+    assert failures(config_of(REASONING, overrides)) == {}
+
+
+@pytest.mark.parametrize(
+    ("num_actions", "keys"),
+    [
+        (1, "logprob_type: token_level, bootstrap_type: none"),
+        (2, "reward_type: action_level, logprob_type: token_level, entropy_type: action_level, entropy_bonus: 0.01"),
+        (3, "logprob_type: action_level, bootstrap_type: always, loss_agg_func: seq-mean-token-mean"),
+    ],
+)
+def test_action_chunks_pass(num_actions: int, keys: str) -> None:
+    overrides = [f"algorithm.{key.replace(': ', '=')}" for key in keys.split(", ")]
+    overrides += [f"actor.model.num_action_chunks={num_actions}", f"env.rollout_steps={64 * num_actions}"]
+    assert failures(config_of(EMBODIED, overrides)) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "properties"),
+    [
+        ("median", set()),
+        ("neighbours", {"order of rows"}),
+        ("discounted_by_column", {"observation tokens", "padding"}),
+    ],
+)
+@pytest.mark.usefixtures("functions")
+def test_estimators_of_the_users(name: str, properties: set[str]) -> None:
+    config = config_of(REASONING, without_critic(f"adv_type: 'mine:{name}'"))
+    assert failures(config).keys() == properties
+
+
+@pytest.mark.parametrize("path", [REASONING, EMBODIED])
+@pytest.mark.parametrize(
+    ("name", "properties"),
+    [
+        ("ratio", set()),
+        ("by_width", {"observation tokens", "padding", "update of a model"}),
+        ("by_batch", {"micro-batch size", "number of ranks", "update of a model"}),
+    ],
+)
+@pytest.mark.usefixtures("functions")
+def test_policy_losses_of_the_users(path: str, name: str, properties: set[str]) -> None:
+    keys = {"clip_ratio_c": None} if path == REASONING else {}
+    config = config_of(path, [f"algorithm.policy_loss=mine:{name}", *(f"algorithm.{key}=null" for key in keys)])
+    expected = properties if path == REASONING or name != "by_width" else set()  # embodied rows have one width
+    assert failures(config).keys() == expected
+
+
+@pytest.mark.usefixtures("functions")
+def test_a_failure_names_property_numbers_and_seed_and_ends_with_70(command) -> None:
+    ended = command(ROOT / REASONING, "--check", *without_critic("adv_type: 'mine:neighbours'"), "runner.seed=3")
+    assert ended.code == 70
+    assert "order of rows: failed, largest difference " in ended.out
+    assert "group baseline: not asked of this config (adv_type is a function of your own)" in ended.out
+    first, reason, *rest = ended.err.splitlines()
+    assert first == "PropertyFailed: 1 property does not hold"
+    assert reason.startswith("    order of rows: advantages, rows shuffled at [")
+    assert reason.endswith(", 1e-05 allowed")
+    assert "    algorithm.adv_type is a function of your own, mine:neighbours: look there first" in rest
+    assert "    all numbers follow from runner.seed=3" in rest
+
+
+@pytest.mark.usefixtures("functions")
+def test_a_function_that_raises_is_told_once_and_without_a_traceback(command) -> None:
+    ended = command(ROOT / REASONING, "--check", *without_critic("adv_type: 'mine:raises'"))
+    assert ended.code == 70
+    assert len(re.findall(r"KeyError at mine\.py:\d+: 'surprise'", ended.err)) == 1
+    assert "Traceback" not in ended.err
+
+
+def test_a_failure_without_a_function_of_the_users_is_a_bug(command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formulas, "value_loss", scaled(value_loss, lambda *_: 2))
+    ended = command(ROOT / REASONING, "--check")
+    assert ended.code == 70
+    assert "    value loss: value loss at [" in ended.err
+    assert "    no function of your own takes part: this is a bug in rl-platform" in ended.err.splitlines()
+
+
+def test_a_function_that_is_not_there_is_a_problem_of_the_config(command) -> None:
+    ended = command(ROOT / REASONING, "--check", "algorithm.policy_loss=nowhere:loss")
+    assert ended.code == 2
+    assert "command line: algorithm.policy_loss: cannot be imported" in ended.err
+
+
+def test_a_typo_is_answered_without_torch(folder: Path) -> None:
+    code = (
+        "import sys; from rl_platform.launch.cli import main\n"
+        "sys.argv = ['platform-launch', '--check', 'embodied.yaml', 'algorithm.gama=1']\n"
+        "try: main()\n"
+        "finally: print('torch' in sys.modules)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stdout.strip() == "False"
+
+
+def test_neither_ray_nor_an_environment_is_imported_nor_a_gpu_touched(folder: Path) -> None:
+    code = (
+        "import sys; from rl_platform.launch.cli import main\n"
+        "sys.argv = ['platform-launch', '--check', 'embodied.yaml']\n"
+        "try: main()\n"
+        "finally: print({'ray', 'mujoco', 'sglang'} & sys.modules.keys(), sys.modules['torch'].cuda.is_initialized())"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0
+    assert ended.stdout.splitlines()[-1] == "set() False"
+
+
+def test_help_names_it(command) -> None:
+    assert "--check" in command("--help").out
+
+
+def test_what_is_not_asked_says_why() -> None:
+    why = {outcome.name: outcome.not_asked for outcome in outcomes_of(config_of(EMBODIED, []))}
+    assert why["padding"] == "embodied rows are single transitions"
+    assert why["critic warm-up"] == "there is no separate critic"
+    assert why["group baseline"] == "adv_type gae compares no groups"
+    assert why["GAE recursion"] == ""
+    why = {
+        outcome.name: outcome.not_asked
+        for outcome in outcomes_of(config_of(REASONING, without_critic("adv_type: raw")))
+    }
+    assert why["value loss"] == "there is no critic"
+    assert why["GAE recursion"] == "adv_type raw is no recursion over values"
+    assert why["KL terms"] == "no KL term is on"
+
+
+# Every property is given a wrong function in place of the one it looks at: (property, config, where, name, wrong one).
+
+
+def own_denominators(loss: Callable) -> Callable:
+    return lambda outputs, batch, counts, algorithm: loss(
+        outputs, batch, Denominators.of(batch.mask, counts.horizon), algorithm
+    )
+
+
+def scaled(function: Callable, factor: Callable[..., Any]) -> Callable:
+    """`function` with the first of its results, or its only one, times `factor(its arguments)`."""
+
+    def wrong(*args: Any, **kwargs: Any) -> Any:
+        found = function(*args, **kwargs)
+        by = factor(*args)
+        return (found[0] * by, *found[1:]) if isinstance(found, tuple) else found * by
+
+    return wrong
+
+
+def one_rank_idles(batch, micro_batches, rank, world_size, hidden_size):
+    return shares(batch, micro_batches, rank, world_size, hidden_size) if rank == 0 else []
+
+
+def gradient_too_long(outputs, batch, counts, algorithm):
+    loss, metrics = actor_loss(outputs, batch, counts, algorithm)
+    return loss.detach() + 1.5 * (loss - loss.detach()), metrics
+
+
+def off_by_a_little(self, batch):
+    return {"log_probs": self.outputs(batch).log_probs + 0.1}
+
+
+def forgets_the_optimizer(self, state):
+    self.engine.model.load_state_dict(state["model"])
+    self.failures = state["failures"]
+
+
+def rows_rolled(batch, scores, options, numbers):
+    found, metrics = apply_pf_ppo(batch, scores, options, numbers)
+    return replace(found, advantages=found.advantages.roll(1, 0)), metrics
+
+
+class Backwards(AdaptiveKLController):
+    def __init__(self, control: Any) -> None:
+        super().__init__(control.kl_coef, control.target_kl, control.horizon)
+
+    def update(self, kl: float, trajectories: int) -> None:
+        super().update(2 * self.target - kl, trajectories)
+
+
+class SplitsGroups(controls.DynamicSampler):
+    def fill(self, step: int, generate: Callable) -> Any:
+        rows, metrics = super().fill(step, generate)
+        return [*rows[1:], rows[0]], metrics
+
+
+def grows_with_row(batch, algorithm):
+    return torch.arange(len(batch))[:, None]
+
+
+GRPO, RLOO = without_critic("adv_type: grpo"), without_critic("adv_type: rloo")
+ADAPTIVE = [*KL_REWARD, "algorithm.kl_ctrl={type: adaptive, kl_coef: 0.1}"]
+RESAMPLE = ["algorithm.use_pf_ppo=true"]
+SAMPLING = without_critic("adv_type: grpo, dynamic_sampling: {}")
+WRONG: list[tuple[str, list[str], Any, str, Any]] = [
+    ("micro-batch size", [], samples, "actor_loss", own_denominators(actor_loss)),
+    ("number of ranks", [], layout, "shares", one_rank_idles),
+    ("observation tokens", [], samples, "advantages", scaled(advantages, lambda b, a: torch.arange(b.mask.shape[1]))),
+    ("padding", [], samples, "actor_loss", scaled(actor_loss, lambda o, b, c, a: 1 / b.mask.shape[1])),
+    ("order of rows", [], samples, "advantages", scaled(advantages, grows_with_row)),
+    ("balancing", [], layout, "shares", one_rank_idles),
+    ("balancing", [], layout, "mini_batches", lambda batch, size, numbers: [batch.select(torch.arange(size))] * 2),
+    ("update of a model", [], actor, "actor_loss", own_denominators(actor_loss)),
+    ("first step", [], actor.LanguageActor, "evaluate", off_by_a_little),
+    ("critic warm-up", ["algorithm.policy_training_start_step=2"], PPO, "trains_actor", lambda ppo, step: step >= 1),
+    ("resume", [], Learner, "load_state_dict", forgets_the_optimizer),
+    ("GAE recursion", [], estimators, "advantages", scaled(advantages, lambda b, a: 1.01)),
+    ("decoupled GAE", [], estimators, "advantages", scaled(advantages, lambda b, a: a.gae_lambda_policy or 0.5)),
+    ("group baseline", GRPO, estimators, "advantages", scaled(advantages, lambda b, a: b.rewards.sum(1, True))),
+    ("RLOO and GRPO", RLOO, estimators, "advantages", scaled(advantages, lambda b, a: 1 + (a.adv_type == "rloo"))),
+    (
+        "first gradient",
+        [],
+        formulas,
+        "policy_loss_function",
+        lambda kind: scaled(policy_loss_function(kind), lambda *_: 2),
+    ),
+    ("ratio clipping", [], formulas, "policy_loss_function", lambda kind: policy_loss_function("reinforce")),
+    ("value loss", [], formulas, "value_loss", scaled(value_loss, lambda *_: 2)),
+    ("KL terms", KL_LOSS, formulas, "kl_loss_estimate", scaled(kl_loss_estimate, lambda *_: 2)),
+    ("KL terms", [*KL_LOSS, "algorithm.kl_loss_type=full"], formulas, "full_kl", lambda p, q: full_kl(q, p)),
+    ("KL terms", KL_REWARD, formulas, "kl_estimate", lambda p, q, *_: q - p),
+    ("autograd", [], samples, "actor_loss", gradient_too_long),
+    (
+        "rollout mismatch",
+        ["algorithm.rollout_is={}"],
+        controls,
+        "mismatch_weights",
+        scaled(mismatch_weights, lambda *_: 2),
+    ),
+    ("adaptive KL", ADAPTIVE, controls, "kl_controller", Backwards),
+    ("PF-PPO", RESAMPLE, controls, "apply_pf_ppo", rows_rolled),
+    ("dynamic sampling", SAMPLING, controls, "DynamicSampler", SplitsGroups),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "place", "attribute", "wrong"), WRONG, ids=[f"{case[0]}: {case[3]}" for case in WRONG]
+)
+def test_every_property_can_fail(
+    monkeypatch: pytest.MonkeyPatch, name: str, overrides: list[str], place: Any, attribute: str, wrong: Any
+) -> None:
+    config = config_of(REASONING, overrides)
+    (asked,) = (each for each in PROPERTIES if each.name == name)
+    (right,) = outcomes_of(config, [asked])
+    assert right.difference is not None
+    assert not right.failed
+    monkeypatch.setattr(place, attribute, wrong)
+    (found,) = outcomes_of(config, [asked])
+    assert found.failed, found
+    assert found.error == ""
+
+
+def test_the_list_of_wrong_functions_has_every_property() -> None:
+    assert {case[0] for case in WRONG} == {each.name for each in PROPERTIES}
+
+
+def test_an_embodied_loss_is_looked_at_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples, "actor_critic_loss", own_denominators(actor_critic_loss))
+    assert {"micro-batch size", "number of ranks"} <= failures(config_of(EMBODIED, [])).keys()
+
+
+class TestCompare:
+    def test_relative_to_the_largest_number(self) -> None:
+        found = compare("x", torch.tensor([100.0, 2.0]), torch.tensor([100.0, 1.0]), allowed=0.02)
+        assert (found.what, found.left, found.right, found.apart) == ("x at [1]", 2.0, 1.0, 0.01)
+        assert found.holds
+
+    @pytest.mark.parametrize("bad", [torch.tensor([1.0, torch.nan]), torch.ones(3), torch.tensor([1.0, torch.inf])])
+    def test_not_a_number_another_shape_and_infinity_do_not_hold(self, bad: torch.Tensor) -> None:
+        assert not compare("x", bad, torch.ones(2)).holds
+        assert not compare("x", torch.ones(2), bad).holds
+
+    def test_nothing_compared_does_not_hold(self) -> None:
+        assert not compare("x", torch.ones(0), torch.ones(0)).holds
+
+
+def test_the_table_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    outcomes = outcomes_of(config_of(REASONING, []))
+    broken = Outcome("broken", "one = two", compare("numbers", 1.0, 2.0))
+    print_outcomes(Console(force_terminal=True, width=100, color_system=None), [*outcomes, broken], 1, 2.0)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert len(lines) == len(PROPERTIES) + 4  # one line each, a frame, the summary
+    assert any(line.split()[1:] == ["broken", "one", "=", "two", "0.5", "failed", "│"] for line in lines)
+    assert lines[-1] == "15 passed, 1 failed, 8 not asked; seed 1, 2.0 s"

@@ -1,0 +1,105 @@
+"""`--plan` on the command line: its forms, its search, the calibration by a real run; nothing is started."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+import yaml
+
+HEAVY = {"torch", "ray", "transformers", "gymnasium"}
+CLUSTER = "cluster={inventory: {nodes: 2, gpus_per_node: 4, gpu: h100}, component_placement: {'actor,critic': 0-3, 'rollout,reward': 4-7}}"  # noqa: E501
+
+
+def test_plan_alone_is_text_wherever_it_stands(command):
+    first, last = command("--plan", "reasoning.yaml", CLUSTER), command("reasoning.yaml", CLUSTER, "--plan")
+    assert first.code == last.code == 0
+    assert first.out == last.out == command("reasoning.yaml", CLUSTER, "--plan=text").out
+    for heading in ("Cluster: 2 nodes, 8 GPUs", "Memory in GiB", "One step, estimated for h100", "Batches:"):
+        assert heading in first.out
+
+
+def test_plan_as_json_and_as_a_picture(command):
+    tree = json.loads(command("reasoning.yaml", CLUSTER, "--plan=json").out)
+    assert [device["ranks"] for device in tree["devices"][3:5]] == [
+        {"actor": [3], "critic": [3]},
+        {"rollout": [0], "reward": [0]},
+    ]
+    assert ElementTree.fromstring(command("reasoning.yaml", CLUSTER, "--plan=svg").out).tag.endswith("svg")
+
+
+def test_plan_of_another_form_is_wrong_usage(command):
+    ended = command("reasoning.yaml", "--plan=xml")
+    assert ended.code == 2
+    assert "'xml' is not one of 'text', 'json', 'svg', 'search'" in ended.err
+
+
+def test_the_proposed_lines_can_be_pasted(command, folder: Path):
+    text = command("reasoning.yaml", CLUSTER, "--plan=search").out
+    pasted = yaml.safe_load(text[text.index("\ncluster:") :])
+    config = yaml.safe_load((folder / "reasoning.yaml").read_text())
+    config["cluster"] = pasted["cluster"] | {"gpus_per_node": 4}
+    (folder / "better.yaml").write_text(yaml.safe_dump(config))
+    assert command("better.yaml", "--plan").code == 0
+
+
+def test_a_search_without_a_model_ends_with_the_reason(command):
+    ended = command("reasoning.yaml", "--plan=search", "actor.model={path: ./nowhere}")
+    assert ended.code == 2
+    assert "actor.model: nothing can be predicted: no config.json of ./nowhere is on this machine" in ended.err
+
+
+@pytest.mark.parametrize("form", ["--plan", "--plan=search"])
+def test_a_plan_loads_no_heavy_library_and_starts_nothing(folder: Path, form: str):
+    code = (
+        "import sys; from rl_platform.launch.cli import main\n"
+        f"sys.argv = ['platform-launch', 'reasoning.yaml', {form!r}, {CLUSTER!r}]\n"
+        "try: main()\n"
+        f"finally: print(sorted({HEAVY!r} & sys.modules.keys()))"
+    )
+    began = time.monotonic()
+    ended = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines()[-1] == "[]"
+    assert time.monotonic() - began < 10
+    assert not (folder / "out").exists()
+
+
+def test_a_real_run_calibrates_the_plan_of_its_own_config(command, folder: Path):
+    assert command("reasoning.yaml", "runner.max_steps=3").code == 0
+    rows = [json.loads(line) for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
+    tree = json.loads(command("reasoning.yaml", "--plan=json", "--calibrate", "out/metrics.jsonl").out)
+    predicted = {phase["phase"]: phase["seconds"] for phase in tree["step"]["phases"]}
+    for phase in ("generate", "log-probs", "values", "train critic", "train actor"):
+        measured = [row[f"time/{phase}"] for row in rows if row["step"] in (2, 3)]
+        assert predicted[phase] == pytest.approx(sum(measured) / 2), phase
+    text = command("reasoning.yaml", "--plan=search", "--calibrate", "out/metrics.jsonl").out
+    assert "corrected by 2 steps of out/metrics.jsonl" in text
+
+
+def test_a_real_embodied_run_calibrates_too(command, folder: Path):
+    assert command("embodied.yaml", "runner.max_steps=2").code == 0
+    tree = json.loads(command("embodied.yaml", "--plan=json", "--calibrate=out/metrics.jsonl").out)
+    rows = [json.loads(line) for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
+    predicted = {phase["phase"]: phase["seconds"] for phase in tree["step"]["phases"]}
+    for phase in ("collect", "log-probs", "train actor"):
+        assert predicted[phase] == pytest.approx(rows[2][f"time/{phase}"]), phase
+
+
+def test_calibration_by_a_run_on_another_device_or_without_its_config_is_refused(command, folder: Path):
+    assert command("reasoning.yaml", "runner.max_steps=1").code == 0
+    ended = command("reasoning.yaml", CLUSTER, "--plan", "--calibrate", "out/metrics.jsonl")
+    assert ended.code == 2
+    assert "--calibrate: the run was timed on cpu, the plan is for h100" in ended.err
+    (folder / "copy.jsonl").write_bytes((folder / "out" / "metrics.jsonl").read_bytes())
+    ended = command("reasoning.yaml", "--plan", "--calibrate", "copy.jsonl")
+    assert ended.code == 2
+    assert "config.yaml does not lie beside it" in ended.err
+    ended = command("reasoning.yaml", "--calibrate", "out/metrics.jsonl")
+    assert ended.code == 2
+    assert "--calibrate belongs to --plan" in ended.err

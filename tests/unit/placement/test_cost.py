@@ -1,0 +1,208 @@
+"""Predicted times: the laws they obey, the order of phases, and the calibration by a run."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_platform.errors import ConfigError
+from rl_platform.placement.calibration import corrections, read_measured
+from rl_platform.placement.cost import Correction
+from rl_platform.placement.report import Report
+from rl_platform.placement.timeline import duration, gantt
+
+APART: dict[str, object] = {"actor": "0-3", "critic": "4-5", "rollout,reward": "6-7"}
+PHASES = ["sync weights", "generate", "score", "log-probs", "values", "train critic", "train actor"]
+
+
+def seconds(report: Report) -> dict[str, float]:
+    return {span.phase: span.seconds for span in report.spans}
+
+
+@pytest.mark.parametrize("placement", ["shared", "apart"])
+def test_more_gpus_of_a_node_are_never_slower(tmp_path: Path, placement: str, plans: Any) -> None:
+    model = plans.llama(tmp_path)
+    times = []
+    for gpus in (2, 4, 8, 16, 32, 64):
+        half = gpus // 2
+        apart = {"actor,critic": f"0-{half - 1}", "rollout,reward": f"{half}-{gpus - 1}"}
+        where: dict[str, object] | None = None if placement == "shared" else {**apart}
+        times.append(seconds(plans.report(plans.config(*plans.large, model, gpus=gpus, placement=where))))
+    for fewer, more in itertools.pairwise(times):
+        assert all(more[phase] <= fewer[phase] for phase in PHASES if phase != "sync weights")
+        assert sum(more.values()) < sum(fewer.values())
+
+
+def test_more_nodes_are_never_slower(tmp_path: Path, plans: Any) -> None:
+    reports = [plans.report(plans.config(*plans.large, plans.llama(tmp_path), nodes=nodes)) for nodes in (2, 4, 8, 16)]
+    totals = [report.seconds for report in reports]
+    assert totals == sorted(totals, reverse=True)
+
+
+def test_a_larger_model_is_slower_in_every_phase(tmp_path: Path, plans: Any) -> None:
+    small = seconds(plans.report(plans.config(*plans.large, plans.llama(tmp_path / "small"), placement=APART)))
+    for change in ({"num_hidden_layers": 32}, {"intermediate_size": 16384}, {"hidden_size": 4096}):
+        larger = seconds(
+            plans.report(plans.config(*plans.large, plans.llama(tmp_path / "large", **change), placement=APART))
+        )
+        assert all(larger[phase] > small[phase] for phase in PHASES), change
+
+
+@pytest.mark.parametrize(
+    ("change", "slower"),
+    [
+        ("data.max_response_length=4096", {"generate", "score", "log-probs", "values", "train critic", "train actor"}),
+        ("algorithm.ppo_epochs=2", {"train critic", "train actor"}),
+        ("algorithm.critic_ppo_epochs=3", {"train critic"}),
+        ("actor.model.dtype=float32", {"log-probs", "values", "train critic", "train actor"}),
+        ("rollout.max_running_requests=32", {"generate", "score"}),
+    ],
+)
+def test_what_a_key_makes_slower(tmp_path: Path, change: str, slower: set[str], plans: Any) -> None:
+    model = plans.llama(tmp_path)
+    before, after = (seconds(plans.report(plans.config(*plans.large, model, *more))) for more in ((), (change,)))
+    assert {phase for phase in PHASES if after[phase] > before[phase] * 1.001} == slower
+
+
+def test_weights_cost_nothing_in_one_process_and_the_network_between_nodes(tmp_path: Path, plans: Any) -> None:
+    model = plans.llama(tmp_path)
+    placements: list[tuple[int, dict[str, object]]] = [
+        (1, {"actor,critic,rollout,reward": "0"}),
+        (1, {"actor,critic": "0-3", "rollout,reward": "4-7"}),
+        (2, {"actor,critic": "0-7", "rollout,reward": "8-15"}),
+    ]
+    found = [
+        seconds(plans.report(plans.config(model, nodes=nodes, placement=placement)))["sync weights"]
+        for nodes, placement in placements
+    ]
+    assert found[0] < 0.001 < found[1] < found[2]
+    assert found[2] == pytest.approx(1.236e9 * 4 / (50e9 * 0.7), rel=0.05)
+
+
+def test_phases_of_shared_gpus_follow_one_another_in_the_order_of_the_step(plans: Any) -> None:
+    config = plans.config("algorithm.use_kl_loss=true", placement={"actor,critic,reference,rollout,reward": "all"})
+    spans = [span for span in plans.report(config).spans if not span.note]
+    order = ["sync weights", "generate", "reference", "log-probs", "values", "train critic", "train actor"]
+    assert [span.phase for span in spans] == order
+    for before, after in itertools.pairwise(spans):
+        assert after.start == before.stop
+
+
+def test_components_on_gpus_of_their_own_work_side_by_side(plans: Any) -> None:
+    report = plans.report(plans.config(placement=APART))
+    spans = {span.phase: span for span in report.spans}
+    assert spans["log-probs"].start == spans["values"].start == spans["generate"].stop
+    assert spans["train critic"].start == spans["train actor"].start
+    assert spans["train actor"].start == max(spans["log-probs"].stop, spans["values"].stop)
+    assert report.seconds < sum(span.seconds for span in report.spans if not span.note)
+    assert (spans["score"].start, spans["score"].stop) == (spans["generate"].start, spans["generate"].stop)
+    assert spans["score"].component == "reward"
+
+
+def test_partly_shared_gpus_serialise_those_who_share(plans: Any) -> None:
+    spans = {
+        span.phase: span
+        for span in plans.report(
+            plans.config(placement={"actor": "0-3", "critic": "2-5", "rollout,reward": "6-7"})
+        ).spans
+    }
+    assert spans["values"].start == spans["log-probs"].stop
+    assert spans["train actor"].start == spans["train critic"].stop
+
+
+def test_the_gantt_draws_bars_to_scale(plans: Any) -> None:
+    report = plans.report(plans.config(placement=APART))
+    lines = gantt(report.spans)
+    assert len(lines) == 1 + len(report.spans)
+    bars = {line.partition(":")[2].split("  ")[0].strip(): line for line in lines[1:]}
+    generate, actor = bars["generate"], bars["train actor"]
+    share = next(span.seconds for span in report.spans if span.phase == "generate") / report.seconds
+    assert generate.count("#") == pytest.approx(share * 64, abs=1)
+    assert generate.rindex("#") <= actor.index("#")
+    assert f"{share:.0%}" in generate
+    assert max(map(len, lines)) <= 130
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(3e-6, "3 us"), (0.0456, "45.6 ms"), (3.21, "3.21 s"), (600, "10 min"), (9000, "2.5 h")],
+)
+def test_durations(value: float, text: str) -> None:
+    assert duration(value) == text
+
+
+# calibration
+
+
+def timings(folder: Path, rows: list[dict[str, float]]) -> Path:
+    file = folder / "metrics.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+MEASURED = {
+    "sync weights": 0.002,
+    "generate": 40.0,
+    "log-probs": 0.9,
+    "values": 0.001,
+    "train critic": 3.0,
+    "train actor": 70.0,
+}
+
+
+def row(step: int, factor: float = 1.0) -> dict[str, float]:
+    times = {f"time/{phase}": value * factor for phase, value in MEASURED.items()}
+    return {"step": step, **times, "time/step": 200.0, "time/advantages": 0.1, "time/actor.update": 3.0}
+
+
+def test_a_calibrated_model_reproduces_the_runs_phases(tmp_path: Path, plans: Any) -> None:
+    config = plans.config(placement=APART)
+    earlier = plans.report(config)
+    file = timings(tmp_path, [{"step": 0, "time/step": 9.0}, row(1, 10), row(2), row(3, 1.1), row(4, 0.9)])
+    measured = read_measured(file)
+    assert measured.steps == 3  # without validation before the first step, and without the first, which warms up
+    factors = corrections(measured, earlier, earlier.device)
+    again = plans.report(config, factors)
+    assert {phase: seconds(again)[phase] for phase in MEASURED} == pytest.approx(MEASURED)
+
+
+def test_a_slow_phase_is_slower_where_it_was_bound_only() -> None:
+    bounds = {"arithmetic": 2.0, "transfers": 1.0}
+    assert Correction(5.0, "arithmetic").apply(bounds) == {"arithmetic": 10.0, "transfers": 1.0}
+    assert Correction(0.25, "arithmetic").apply(bounds) == {"arithmetic": 0.5, "transfers": 0.25}
+
+
+def test_a_run_on_another_kind_of_device_does_not_calibrate(tmp_path: Path, plans: Any) -> None:
+    measured = read_measured(timings(tmp_path, [row(1)]))
+    on_cpu, on_gpu = plans.report(plans.config(gpus=0)), plans.report(plans.config())
+    with pytest.raises(ConfigError, match="the run was timed on cpu, the plan is for h100"):
+        corrections(measured, on_cpu, on_gpu.device)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "holds no timings of a step"),
+        ('{"step": 0, "time/step": 3}\n', "holds no timings of a step"),
+        ('{"step": 1, "reward/mean": 3}\n', "holds no timings of a step"),
+        ("no json\n", "cannot be read"),
+    ],
+)
+def test_files_without_timings(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_measured(file)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_measured(tmp_path / "nowhere.jsonl")
+
+
+def test_timings_of_other_phases_do_not_calibrate(tmp_path: Path, plans: Any) -> None:
+    report = plans.report(plans.config())
+    measured = read_measured(timings(tmp_path, [{"step": 1, "time/step": 1.0, "time/collect": 1.0}]))
+    with pytest.raises(ConfigError, match="none of its phases is one of a plan"):
+        corrections(measured, report, report.device)

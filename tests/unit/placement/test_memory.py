@@ -1,0 +1,196 @@
+"""Memory estimates against what really built models hold and keep, and the laws they must obey."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from rl_platform.config import load_config
+from rl_platform.config.components import Model, RandomLM
+from rl_platform.config.schema import Cluster, Config
+from rl_platform.placement.hardware import GPUS
+from rl_platform.placement.inventory import Inventory
+from rl_platform.placement.layout import Layout, layout_of, layout_of_split
+from rl_platform.placement.memory import PROCESS_ON_GPU, MemoryModel, saved_bytes_per_token
+from rl_platform.placement.model_shape import ModelShape, language_shape, shapes
+from rl_platform.placement.scheduler import schedule
+
+ROOT = Path(__file__).parents[3]
+WIDE = RandomLM(hidden_size=64, num_layers=3, num_heads=4, num_kv_heads=2, intermediate_size=160, max_positions=64)
+
+
+def layout(placement: dict[str, object], nodes: int = 1, gpus: int = 8) -> Layout:
+    cluster = Cluster(num_nodes=nodes, component_placement=placement)
+    return layout_of(schedule(cluster, Inventory.declared(nodes, gpus)))
+
+
+def model(config: Config, where: Layout, *, on_gpu: bool = True) -> MemoryModel:
+    return MemoryModel(config, shapes(config)[0], where, on_gpu=on_gpu)
+
+
+@pytest.fixture
+def config() -> Config:
+    return load_config(ROOT / "configs/reasoning/ppo_tiny.yaml").config
+
+
+def test_the_formula_of_saved_tensors_is_close_to_what_autograd_saves() -> None:
+    """Per layer and token: the difference between a model of three layers and one of one, of equal width."""
+    from rl_platform.models.language import LanguageModel
+    from rl_platform.models.packed import pack
+    from rl_platform.models.pretrained import load_causal_lm
+
+    def saved(layers: int) -> int:
+        random = WIDE.model_copy(update={"num_layers": layers})
+        network = LanguageModel(load_causal_lm(Model(random_init=random, tokenizer="bytes"), 259, 258, seed=1))
+        parameters = {parameter.untyped_storage().data_ptr() for parameter in network.parameters()}
+        seen: dict[int, int] = {}
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if (
+                tensor.data_ptr() not in parameters
+                and storage.data_ptr() not in parameters
+                and tensor.is_floating_point()
+            ):
+                seen[storage.data_ptr()] = storage.nbytes()
+                alive.append(tensor)
+            return tensor
+
+        alive: list[torch.Tensor] = []
+        packed = pack([torch.arange(48) + row for row in range(4)])
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            network.hidden(packed.tokens, packed.positions, packed.attention)
+        return sum(seen.values())
+
+    measured = (saved(3) - saved(1)) / 2 / (4 * 48)
+    shape = language_shape(Model(random_init=WIDE, tokenizer="bytes"))
+    assert isinstance(shape, ModelShape)
+    assert saved_bytes_per_token(shape, "float32") == pytest.approx(measured, rel=0.15)
+    assert saved_bytes_per_token(shape, "bfloat16") < saved_bytes_per_token(shape, "float32")
+
+
+def test_learner_weights_gradients_and_optimizer_are_those_of_adamw(config: Config) -> None:
+    from rl_platform.models.pretrained import load_causal_lm
+
+    network = load_causal_lm(config.actor.model, 259, 258, seed=1)
+    optimizer = torch.optim.AdamW(network.parameters())
+    sum(parameter.sum() for parameter in network.parameters()).backward()
+    optimizer.step()
+    size = sum(parameter.nbytes for parameter in network.parameters())
+    gradients = sum(parameter.grad.nbytes for parameter in network.parameters())
+    states = sum(
+        tensor.nbytes for state in optimizer.state.values() for name, tensor in state.items() if name != "step"
+    )
+    found = model(config, layout({"actor,critic,rollout,reward": "0"})).rank("actor")
+    assert (found.weights, found.gradients, found.optimizer) == (size, gradients, states)
+
+
+def test_the_key_value_cache_is_the_engines(config: Config) -> None:
+    from rl_platform.engines.rollout.torch import TorchRolloutEngine
+    from rl_platform.models.pretrained import load_config as load_model_config
+
+    engine = TorchRolloutEngine(load_model_config(config.actor.model, 259, 258), (258,), 4, device=torch.device("cpu"))
+    data = config.data
+    cache = engine._new_cache(4, data.max_prompt_length + data.max_response_length)
+    few = config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_running_requests": 4})})
+    assert model(few, layout({"actor,critic,rollout,reward": "0"})).rank("rollout").kv_cache == cache.data.nbytes
+
+
+def test_states_are_sharded_over_ranks_and_the_reference_is_not() -> None:
+    config = loaded(MANY)
+    one = model(config, layout({"actor,critic,reference,rollout,reward": "0"}))
+    eight = model(config, layout({"actor,critic,reference,rollout,reward": "all"}))
+    for name in ("actor", "critic"):
+        assert eight.rank(name).optimizer * 8 == pytest.approx(one.rank(name).optimizer, rel=1e-3)
+        assert eight.rank(name).gradients * 8 == pytest.approx(one.rank(name).gradients, rel=1e-3)
+        assert one.rank(name).weights / 8 < eight.rank(name).weights < one.rank(name).weights
+    assert eight.rank("reference").weights == one.rank("reference").weights
+    assert one.rank("reference").optimizer == one.rank("reference").gradients == 0
+    assert one.rank("reward").total == 0
+
+
+def test_the_generator_shares_the_weights_of_a_single_rank_in_its_process_only() -> None:
+    config = loaded(MANY)
+    weights = {
+        "shared": model(config, layout({"actor,critic,reference,rollout,reward": "0"})),
+        "several ranks": model(config, layout({"actor,critic,reference,rollout,reward": "0-1"})),
+        "another GPU": model(config, layout({"actor,critic,reference": "0", "rollout,reward": "1"})),
+    }
+    found = {name: estimate.rank("rollout").weights for name, estimate in weights.items()}
+    whole = weights["shared"].rank("actor").weights
+    assert found == {"shared": 0, "several ranks": whole, "another GPU": whole}
+
+
+def test_on_a_gpu_lasting_parts_add_up_and_the_largest_passing_one_counts() -> None:
+    config = loaded(MANY)
+    estimate = model(config, layout({"actor,critic,reference,rollout,reward": "all"}))
+    names = ("actor", "critic", "rollout")
+    parts = [estimate.rank(name) for name in names]
+    usage = estimate.usage([(name, 1.0, 1) for name in names])
+    assert usage.processes == PROCESS_ON_GPU  # one process holds the components of one key
+    assert usage.peak == PROCESS_ON_GPU + sum(p.lasting for p in parts) + max(p.passing for p in parts)
+    assert usage.peak < PROCESS_ON_GPU + sum(part.total for part in parts)
+    apart = model(config, layout({"actor": "0-3", "critic,reference": "0-3", "rollout,reward": "4-7"}))
+    assert apart.usage([("actor", 1.0, 1), ("critic", 1.0, 1)]).processes == 2 * PROCESS_ON_GPU
+
+
+MANY = {
+    "actor.model": "{path: smollm2-135m-instruct}",
+    "algorithm.use_kl_loss": "true",
+    "cluster.component_placement": "{'actor,critic,reference,rollout,reward': all}",
+}
+
+
+def loaded(changes: dict[str, str], **more: str) -> Config:
+    overrides = [f"{key}={value}" for key, value in {**changes, **more}.items()]
+    return load_config(ROOT / "configs/reasoning/ppo.yaml", overrides).config
+
+
+@pytest.mark.parametrize(
+    ("change", "component", "part"),
+    [
+        ("actor.max_tokens_per_micro_batch=4096", "actor", "activations"),
+        ("data.mini_batch_size=64", "actor", "activations"),
+        ("rollout.max_running_requests=256", "rollout", "kv_cache"),
+        ("data.max_response_length=512", "rollout", "kv_cache"),
+    ],
+)
+def test_more_of_it_needs_more_memory(change: str, component: str, part: str) -> None:
+    base = {**MANY, "actor.max_tokens_per_micro_batch": "1024", "data.train_batch_size": "1024"}
+    key, _, value = change.partition("=")
+    if key == "data.mini_batch_size":
+        base["actor.max_tokens_per_micro_batch"] = "null"
+    where = layout({"actor,critic,reference,rollout,reward": "0"})
+    small = getattr(model(loaded(base), where).rank(component), part)
+    large = getattr(model(loaded({**base, key: value}), where).rank(component), part)
+    assert large > small
+
+
+def test_layouts_of_a_placement_and_of_its_sizes_agree() -> None:
+    splits = [
+        ((("actor", "critic", "rollout", "reward"), range(16)),),
+        ((("actor", "critic"), range(8)), (("rollout", "reward"), range(8, 16))),
+        ((("actor",), range(3)), (("critic",), range(3, 9)), (("rollout", "reward"), range(9, 12))),
+        ((("actor", "critic", "rollout", "reward"), range(1)),),
+        ((("actor", "critic"), range(1)), (("rollout", "reward"), range(1, 2))),
+    ]
+    for keys in splits:
+        placement = {",".join(names): f"{span.start}-{span.stop - 1}" for names, span in keys}
+        cluster = Cluster(num_nodes=2, component_placement=placement)
+        whole = layout_of(schedule(cluster, Inventory.declared(2, 8)))
+        assert layout_of_split(keys, 8) == whole
+
+
+def test_every_kind_of_gpu_of_the_schema_is_known() -> None:
+    from typing import get_args
+
+    from rl_platform.config.schema import GPU
+
+    assert set(get_args(GPU)) == set(GPUS)
+    for device in GPUS.values():
+        assert device.fp32 < device.bf16
+        assert device.network <= device.link < device.hbm
+        assert replace(device, known=False).flops("bfloat16") == device.bf16

@@ -1,0 +1,152 @@
+"""Parameters counted from a config equal those of the model that is really built from it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rl_platform.config.components import Model, RandomLM
+from rl_platform.placement.model_shape import SMOLLM2, ModelShape, PolicyShape, from_options, language_shape
+
+SMALL = {
+    "hidden_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 40,
+    "vocab_size": 101,
+}
+
+
+def built(options: dict[str, Any]) -> Any:
+    """The model that transformers makes of the options, without memory for its numbers."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        network = AutoModelForCausalLM.from_config(AutoConfig.for_model(**options))
+    network.tie_weights()
+    return network
+
+
+def count(module: Any) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"model_type": "llama"},
+        {"model_type": "llama", "num_key_value_heads": 4, "head_dim": 10},
+        {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
+        {"model_type": "mistral"},
+        {"model_type": "qwen2"},
+        {"model_type": "qwen3"},
+        {"model_type": "qwen3", "attention_bias": True, "head_dim": 12},
+    ],
+    ids=lambda own: ",".join(map(str, own.values())),
+)
+def test_parameters_are_those_of_the_model(own: dict[str, Any], tied: bool) -> None:
+    options = SMALL | own | {"tie_word_embeddings": tied}
+    network = built(options)
+    shape = from_options(json.loads(json.dumps(network.config.to_dict())))
+    assert isinstance(shape, ModelShape)
+    assert shape.parameters == count(network)
+    assert from_options(options) == shape  # the keys that a config.json may leave out have the same defaults
+    layer = network.model.layers[0]
+    assert shape.layer_parameters == count(layer)
+    matrices = [parameter for parameter in layer.parameters() if parameter.dim() == 2]
+    assert shape.matrices_per_layer == sum(matrix.numel() for matrix in matrices)
+    critic = ModelShape(**{**vars(shape), "value_head": True})
+    assert critic.parameters == count(network.model) + shape.hidden + 1
+
+
+def test_random_init_is_counted_like_the_model_the_run_builds() -> None:
+    from rl_platform.models.language import LanguageModel
+    from rl_platform.models.pretrained import load_causal_lm
+
+    random = RandomLM(hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, intermediate_size=48, max_positions=16)
+    model = Model(random_init=random, tokenizer="bytes")
+    shape = language_shape(model)
+    assert isinstance(shape, ModelShape)
+    network = load_causal_lm(model, 259, 258, seed=1)
+    assert shape.parameters == count(network)
+    critic = ModelShape(**{**vars(shape), "value_head": True})
+    assert critic.parameters == count(LanguageModel(network, value_head=True))
+
+
+def test_the_packaged_model_has_its_published_size() -> None:
+    assert language_shape(Model(path="smollm2-135m-instruct")) == SMOLLM2
+    assert SMOLLM2.parameters == 134_515_008
+
+
+def test_a_known_model_of_the_hub() -> None:
+    qwen = {
+        "model_type": "qwen2",
+        "hidden_size": 896,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "intermediate_size": 4864,
+        "vocab_size": 151_936,
+        "tie_word_embeddings": True,
+    }
+    shape = from_options(qwen)
+    assert isinstance(shape, ModelShape)
+    assert shape.parameters == 494_032_768  # Qwen2.5-0.5B
+
+
+def test_config_json_of_a_folder_and_of_the_hubs_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = SMALL | {"model_type": "llama"}
+    (tmp_path / "config.json").write_text(json.dumps(options))
+    expected = from_options(options)
+    assert language_shape(Model(path=str(tmp_path))) == expected
+    snapshot = tmp_path / "hub" / "models--some--model" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text(json.dumps(options))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert language_shape(Model(path="some/model")) == expected
+    assert language_shape(Model(path="some/other")) == "no config.json of some/other is on this machine"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"model_type": "gpt_oss"}', "parameters of model_type gpt_oss are not counted, only those of llama"),
+        ("{}", "parameters of model_type None are not counted"),
+        ('{"model_type": "llama"}', "config.json lacks or garbles 'hidden_size'"),
+        ('{"model_type": "llama", "hidden_size": "wide"}', "config.json lacks or garbles"),
+        ("[]", "holds no mapping"),
+        ("{", "cannot be read"),
+    ],
+)
+def test_models_that_cannot_be_counted_say_why(tmp_path: Path, text: str, reason: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    found = language_shape(Model(path=str(tmp_path)))
+    assert isinstance(found, str)
+    assert reason in found
+
+
+def test_the_vocabulary_of_a_tokenizers_file(tmp_path: Path) -> None:
+    content = {"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"content": "<end>"}, {"content": "b"}]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    shape = language_shape(Model(random_init=RandomLM(), tokenizer=str(tmp_path)))
+    assert isinstance(shape, ModelShape)
+    assert shape.vocabulary == 3
+    unknown = language_shape(Model(random_init=RandomLM(), tokenizer=str(tmp_path / "nowhere")))
+    assert isinstance(unknown, str)
+    assert "the vocabulary of tokenizer" in unknown
+
+
+def test_an_embodied_policy_is_counted_like_the_one_built() -> None:
+    from rl_platform.envs.embodied.spaces import ActionSpace
+    from rl_platform.models.policy import ActorCriticPolicy
+    from rl_platform.placement.model_shape import ACTIONS, OBSERVATIONS
+
+    space = ActionSpace("continuous", ACTIONS)
+    policy = ActorCriticPolicy((OBSERVATIONS,), space, (32, 24))
+    assert PolicyShape((32, 24)).parameters == count(policy)

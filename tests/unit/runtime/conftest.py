@@ -1,0 +1,98 @@
+"""One small Ray cluster per test module that needs it, and channels that live in another process of it."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+import pytest
+
+GPUS = 4  # pretended: Ray hands them out, nobody computes on them
+WITHIN_S = 10.0
+
+
+@dataclass(frozen=True)
+class PlacedHost:
+    name: str
+    members: tuple[tuple[str, int], ...]
+    node: int = 0
+    accelerators: tuple[int, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Placed:
+    hosts: list[PlacedHost]
+
+    def world_size(self, component: str) -> int:
+        return sum(name == component for host in self.hosts for name, _ in host.members)
+
+
+@pytest.fixture(scope="session")
+def placed() -> Callable[..., Placed]:
+    """placed([("actor", 0), ("critic", 0)], [("actor", 1)]): a placement of two hosts, `host0` and `host1`."""
+
+    def place(*hosts: list[tuple[str, int]], **options: Any) -> Placed:
+        return Placed([PlacedHost(f"host{index}", tuple(members), **options) for index, members in enumerate(hosts)])
+
+    return place
+
+
+@pytest.fixture(scope="module")
+def ray_cluster() -> Iterator[None]:
+    """Ray with two CPUs and some pretended GPUs; afterwards no process of it is left."""
+    import ray
+
+    before = set(psutil.Process().children(recursive=True))
+    folder = tempfile.mkdtemp(prefix="rl-", dir="/tmp")
+    ray.init(
+        num_cpus=2,
+        num_gpus=GPUS,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        object_store_memory=512 * 2**20,
+        _temp_dir=folder,
+    )
+    yield
+    started = [child for child in psutil.Process().children(recursive=True) if child not in before]
+    ray.shutdown()
+    _, left = psutil.wait_procs(started, WITHIN_S)
+    shutil.rmtree(folder, ignore_errors=True)
+    assert not left, f"processes left: {left}"
+
+
+class Idle:
+    def __init__(self, context: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def ray_channel(ray_cluster: None, placed: Callable[..., Placed]) -> Iterator[Callable[..., Any]]:
+    """ray_channel(capacity=2): a channel that lives in another process."""
+    import sys
+
+    import cloudpickle
+
+    from rl_platform.runtime import ComponentSpec
+    from rl_platform.runtime.ray import RayRuntime
+    from rl_platform.runtime.remote_channel import Address, RemoteChannel
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    numbers = itertools.count(1_000_000)
+    with RayRuntime(placed([("reward", 0)]), 20.0, 7) as runtime:
+        runtime.start({"reward": ComponentSpec(Idle)})
+        exchange = runtime._names.exchange
+
+        def make(capacity: int = 16, deadline_s: float = 5.0, producers: Any = (), consumers: Any = ()) -> Any:
+            where = Address(
+                next(numbers), "rollouts", "host0", capacity, deadline_s, tuple(producers), tuple(consumers)
+            )
+            return RemoteChannel(where, exchange)
+
+        yield make

@@ -1,0 +1,358 @@
+"""The Ray runtime: processes, calls, channels and weights between them, failures, reservation, shutdown."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from rl_platform.components.base import ComponentContext
+from rl_platform.errors import ChannelClosed, DataError, Deadline, PlacementError, WorkerDied, WorkerError
+from rl_platform.records import Weights
+from rl_platform.runtime import ComponentSpec, Runtime
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+NOTICED_S = 10.0
+
+
+class Worker:
+    """A component that does what the test asks for."""
+
+    def __init__(self, context: ComponentContext, broken: str = "") -> None:
+        self.context = context
+        self.seen: list[Any] = []
+        self.weights: Weights | None = None
+        if context.label == broken:
+            raise OSError("no such model")
+        context.shared.setdefault("built", []).append(context.label)
+
+    def about(self) -> tuple[int, list[str], ComponentContext, str | None]:
+        return os.getpid(), self.context.shared["built"], self.context, os.environ.get("CUDA_VISIBLE_DEVICES")
+
+    def note(self, value: Any) -> None:
+        self.seen.append(value)
+
+    def noted(self) -> list[Any]:
+        return self.seen
+
+    def echo(self, value: Any) -> Any:
+        return value
+
+    def lock(self) -> Any:
+        return threading.Lock()
+
+    def warn(self) -> None:
+        logging.getLogger("rl_platform.test").warning("the disk is nearly full")
+
+    def fail(self, error: BaseException) -> None:
+        raise error
+
+    def sleep(self, seconds: float) -> None:
+        for index in range(int(seconds * 20)):
+            self.context.progress.update(index, int(seconds * 20), "naps")
+            time.sleep(0.05)
+
+    def hang(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def die(self, pause: float = 0.0) -> None:
+        time.sleep(pause)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def produce(self, channel: Any, items: list[Any]) -> None:
+        channel.put_many(items)
+
+    def consume(self, channel: Any) -> list[Any]:
+        return list(channel)
+
+    def sum_and_ownership(self, channel: Any) -> tuple[float, bool]:
+        array = channel.get()
+        return float(array.sum()), array.flags.owndata or array.flags.writeable
+
+    def publish(self, version: int) -> Weights:
+        self.weights = self.weights or Weights(version, {"w": torch.zeros(5000)})
+        self.weights = Weights(version, self.weights.state)
+        self.weights.state["w"] += 1
+        return self.weights
+
+    def receive(self, weights: Weights) -> tuple[int, float, bool]:
+        """Version, value, and whether the tensor is one that a neighbour owns."""
+        value = weights.state["w"]
+        value += 0  # it may be written to
+        neighbours = self.context.shared.setdefault("tensors", [])
+        same = any(value is other for other in neighbours)
+        neighbours.append(value)
+        return weights.version, float(value[-1]), same
+
+    def reduce(self) -> float:
+        import torch.distributed as dist
+
+        tensor = torch.tensor([float(self.context.rank + 1)])
+        dist.all_reduce(tensor)
+        return float(tensor)
+
+    def reduce_after(self, seconds: float) -> None:
+        import torch.distributed as dist
+
+        time.sleep(seconds)
+        dist.all_reduce(torch.ones(1))
+
+
+@pytest.fixture
+def start(placed: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """start([("actor", 0)], ...): a runtime on these hosts and its groups; shut down at the end."""
+    from rl_platform.runtime.ray import RayRuntime
+
+    started: list[Any] = []
+
+    def run(*hosts: list[tuple[str, int]], deadline_s: float = 20.0, broken: str = "", **options: Any) -> Any:
+        runtime = RayRuntime(placed(*hosts, **options), deadline_s, 7)
+        started.append(runtime)
+        names = dict.fromkeys(name for members in hosts for name, _ in members)
+        return runtime, runtime.start({name: ComponentSpec(Worker, {"broken": broken}) for name in names})
+
+    yield run
+    for runtime in started:
+        with suppress(Deadline):
+            runtime.shutdown(1.0)
+
+
+PAIR = [("actor", 0), ("critic", 0)], [("rollout", 0)]
+
+
+@pytest.fixture(scope="module")
+def pair(ray_cluster: None, placed: Callable[..., Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """A runtime on the hosts of `PAIR` and its groups, for tests that leave it as it was."""
+    from rl_platform.runtime.ray import RayRuntime
+
+    with RayRuntime(placed(*PAIR), 20.0, 7) as runtime:
+        yield runtime, runtime.start({name: ComponentSpec(Worker) for name in ("actor", "critic", "rollout")})
+
+
+def test_components_of_a_host_share_a_process_and_calls_keep_their_order(pair):
+    runtime, groups = pair
+    chosen: Runtime = runtime
+    assert chosen is runtime
+    (actor,), (critic,), (rollout,) = (groups[name].about().wait() for name in ("actor", "critic", "rollout"))
+    assert actor[0] == critic[0] != rollout[0] != os.getpid()
+    assert actor[1] == ["actor[0]", "critic[0]"]
+    assert actor[2].neighbours == ("critic",)
+    assert (rollout[2].label, rollout[2].world_size, rollout[2].seed) == ("rollout[0]", 1, 7)
+    for number in range(200):
+        groups["rollout"].note(number)
+    assert groups["rollout"].noted().wait()[0] == list(range(200))
+    calls, seconds = groups["rollout"].timings()["note"]
+    assert calls == 200
+    assert seconds > 0
+
+
+def test_large_arguments_and_results_arrive_whole_and_may_be_written_to(pair):
+    _, groups = pair
+    tensor, array = torch.randn(300, 1000), np.arange(100_000)
+    tied = {"a": tensor, "b": tensor, "row": tensor[3], "half": tensor.to(torch.bfloat16), "none": torch.empty(0, 2)}
+    for echoed, again in groups["rollout"].echo((tied, array)).wait():
+        assert all(torch.equal(echoed[name], value) for name, value in tied.items())
+        assert echoed["a"].data_ptr() == echoed["b"].data_ptr()
+        assert [value.dtype for value in echoed.values()] == [value.dtype for value in tied.values()]
+        assert np.array_equal(again, array)
+        echoed["a"] += 1
+        again += 1
+
+
+def test_errors_come_back_typed_with_the_remote_traceback(pair):
+    _, groups = pair
+    with pytest.raises(DataError, match="no line 7") as typed:
+        groups["actor"].fail(DataError("no line 7")).wait()
+    assert typed.value.__notes__ == ["raised in actor[0].fail"]
+    raised = r"rollout\[0\].fail raised OSError: disk full\nRemote traceback:\n(.|\n)*in fail"
+    with pytest.raises(WorkerError, match=raised):
+        groups["rollout"].fail(OSError("disk full")).wait()
+    with pytest.raises(WorkerError, match="cannot pickle"):
+        groups["rollout"].lock().wait()
+    with pytest.raises(TypeError, match="cannot pickle"):
+        groups["rollout"].echo(threading.Lock())
+    assert groups["rollout"].echo("works still").wait() == ["works still"]
+
+
+def test_a_constructor_that_fails_ends_everything(start):
+    children = set(psutil.Process().children(recursive=True))
+    with pytest.raises(WorkerError, match=r"rollout\[0\].__init__ raised OSError: no such model"):
+        start(*PAIR, broken="rollout[0]")
+    end = time.monotonic() + NOTICED_S
+    while [child for child in set(psutil.Process().children(recursive=True)) - children if "HostActor" in child.name()]:
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def test_items_travel_between_processes_and_large_ones_without_a_copy(pair):
+    runtime, groups = pair
+    stream = runtime.channel("stream", 4, ["actor"], ["rollout"])
+    consuming = groups["rollout"].consume(stream)
+    groups["actor"].produce(stream, list(range(50))).wait()
+    stream.close()
+    assert consuming.wait()[0] == list(range(50))
+    large = runtime.channel("stream", 4, ["runner"], ["rollout"])
+    large.put(np.ones(1_000_000))
+    total, own = groups["rollout"].sum_and_ownership(large).wait()[0]
+    assert total == 1_000_000
+    assert not own, "the array should lie in the object store"
+    with pytest.raises(ValueError, match="is open"):
+        runtime.channel("stream", 4)
+
+
+def test_a_missed_deadline_says_what_the_other_processes_do(pair):
+    runtime, groups = pair
+    channel = runtime.channel("deadline", 4, ["rollout"], ["actor"])
+    sleeping = groups["rollout"].sleep(1.5)
+    time.sleep(0.6)
+    waiting = groups["actor"].consume(channel)
+    waited = r"runner waited 0.2 s on channel 'deadline' \(depth 0, producers: rollout\[0\] busy in sleep"
+    with pytest.raises(Deadline, match=waited):
+        channel.get(timeout=0.2)
+    unfinished = r"1 of 1 ranks unfinished: actor\[0\] busy in consume for .* waiting on channel"
+    with pytest.raises(Deadline, match=unfinished):
+        waiting.wait(0.6)
+    sleeping.wait()
+    channel.close()
+
+
+def test_a_failed_call_closes_the_channels_of_its_rank_everywhere(pair):
+    runtime, groups = pair
+    channel = runtime.channel("failing", 4, ["rollout"], ["actor"])
+    consuming = groups["actor"].consume(channel)
+    with pytest.raises(DataError):
+        groups["rollout"].fail(DataError("bad data")).wait()
+    with pytest.raises(DataError, match="bad data"):
+        consuming.wait(5)
+
+
+def test_weights_are_the_very_tensors_in_their_process_and_a_verified_copy_elsewhere(start):
+    _, groups = start([("actor", 0), ("critic", 0)], [("rollout", 0)], [("rollout", 1)])
+    published = groups["actor"].publish(1).wait()[0]
+    assert groups["rollout"].receive(published).wait() == [(1, 1.0, False)] * 2
+    groups["critic"].receive(published).wait()
+    assert groups["critic"].receive(published).wait() == [(1, 1.0, True)]
+    newer = groups["actor"].publish(2).wait()[0]
+    assert groups["rollout"].receive(newer).wait() == [(2, 2.0, False)] * 2
+    with pytest.raises(WorkerError, match=r"weights version 1 of actor\[0\] were replaced"):
+        groups["rollout"].receive(published).wait()
+
+
+def test_learners_with_several_ranks_have_a_process_group(start):
+    _, groups = start([("actor", 0)], [("actor", 1)])
+    assert groups["actor"].reduce().wait() == [3.0, 3.0]
+
+
+def test_a_dead_process_is_noticed_named_and_closes_its_channels(start):
+    runtime, groups = start(*PAIR)
+    channel = runtime.channel("answers", 4, ["rollout"], ["actor"])
+    consuming = groups["actor"].consume(channel)
+    began = time.monotonic()
+    with pytest.raises(WorkerDied, match="the process of host1 died"):
+        groups["rollout"].die().wait()
+    with pytest.raises(WorkerDied, match="host1"):
+        consuming.wait(NOTICED_S)
+    assert time.monotonic() - began < NOTICED_S
+    with pytest.raises(WorkerDied):
+        groups["rollout"].echo(1).wait()
+    assert groups["actor"].echo("lives").wait() == ["lives"]
+
+
+def test_a_process_that_dies_while_nobody_calls_it_is_noticed(start):
+    runtime, groups = start(*PAIR)
+    (pid, *_) = groups["rollout"].about().wait()[0]
+    channel = runtime.channel("answers", 4, ["rollout"], ["actor"])
+    consuming = groups["actor"].consume(channel)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(WorkerDied, match="host1"):
+        consuming.wait(NOTICED_S)
+
+
+def test_of_a_group_that_computes_together_the_death_is_the_news(start):
+    _, groups = start([("actor", 0)], [("actor", 1)])
+    surviving = groups["actor"].rank(0).reduce_after(0.0)
+    dying = groups["actor"].rank(1).die(0.3)
+    with pytest.raises(WorkerDied, match="host1"):
+        surviving.wait(NOTICED_S)
+    with pytest.raises(WorkerDied):
+        dying.wait(NOTICED_S)
+
+
+def test_warnings_of_a_process_are_heard_by_the_runner(pair, caplog):
+    _, groups = pair
+    groups["rollout"].warn().wait()
+    end = time.monotonic() + 5
+    while "the disk is nearly full" not in caplog.text:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_progress_is_heard_and_moves_the_deadline(pair):
+    _, groups = pair
+    heard: list[tuple[int, int, str]] = []
+    groups["actor"].sleep(2.0).wait(1.0, on_progress=lambda *progress: heard.append(progress))
+    assert heard
+    assert heard[-1][1:] == (40, "naps")
+
+
+def test_a_process_sees_the_accelerators_that_ray_gave_the_run(start):
+    _, groups = start([("actor", 0)], accelerators=(2, 3), env={"CUDA_VISIBLE_DEVICES": "2,3", "RL_MARK": "here"})
+    _, _, context, visible = groups["actor"].about().wait()[0]
+    assert context.accelerators == (0, 1)  # as the process numbers what it sees
+    assert visible == "0,1"
+
+
+def test_a_placement_that_the_cluster_cannot_hold_is_refused_at_once(start):
+    began = time.monotonic()
+    with pytest.raises(PlacementError, match="needs 1 node with 9 GPUs, but the Ray cluster has 1 node with 4 GPUs"):
+        start([("actor", 0)], accelerators=tuple(range(9)))
+    assert time.monotonic() - began < 5
+
+
+def test_resources_that_another_run_holds_are_waited_for_until_the_deadline(start):
+    start([("actor", 0)], accelerators=(0, 1, 2))
+    with pytest.raises(Deadline, match="needs 1 node with 2 GPUs, which others still hold after 1 s: 1 GPUs"):
+        start([("actor", 0)], accelerators=(0, 1), deadline_s=1.0)
+
+
+def test_two_runs_on_one_cluster_do_not_meet(start):
+    (_, first), (_, second) = start([("actor", 0)]), start([("actor", 0)])
+    first["actor"].note(1).wait()
+    assert second["actor"].noted().wait() == [[]]
+    assert first["actor"].about().wait()[0][0] != second["actor"].about().wait()[0][0]
+
+
+def test_shutdown_ends_every_process_and_names_the_busy_rank(start):
+    runtime, groups = start(*PAIR)
+    pids = [groups[name].about().wait()[0][0] for name in ("actor", "rollout")]
+    hanging = groups["rollout"].hang(60)
+    channel = runtime.channel("left", 4, ["actor"])
+    end = time.monotonic() + NOTICED_S
+    while "busy in hang" not in groups["rollout"]._workers[0].doing():  # a call that has not begun is refused
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    with pytest.raises(Deadline, match=r"rollout\[0\] did not stop in time"):
+        runtime.shutdown(1.0)
+    end = time.monotonic() + NOTICED_S
+    while any(psutil.pid_exists(pid) for pid in pids):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    with pytest.raises(WorkerDied):
+        hanging.wait(5)
+    with pytest.raises((WorkerDied, ChannelClosed)):
+        channel.put(1)
+    runtime.shutdown()
