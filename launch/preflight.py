@@ -20,6 +20,7 @@ import torch
 
 from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError, Problem
+from rl_platform.launch.layouts import check_layouts, layout_problems
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import Placement
 
@@ -40,11 +41,7 @@ def check_cheap(config: Config, placement: Placement) -> None:
 
 
 def _engines(config: Config, placement: Placement) -> Iterator[Problem]:
-    for name in ("actor", "critic"):
-        backend = getattr(config, name).training_backend
-        if backend != "fsdp" and name in placement.components:
-            message, hint = "this version trains with fsdp only", f"{name}.training_backend=fsdp"
-            yield Problem(f"{name}.training_backend", message, value=backend, allowed="fsdp", hint=hint)
+    yield from layout_problems(config, placement)
     if config.rollout.backend != "torch":
         message, hint = "this version generates with torch only", "rollout.backend=torch"
         yield Problem("rollout.backend", message, value=config.rollout.backend, allowed="torch", hint=hint)
@@ -123,6 +120,7 @@ def check_models(config: Config, placement: Placement, inventory: Inventory) -> 
 
     Counts weights, gradients and optimizer state; activations and caches come on top. Returns a checkpoint's bytes.
     """
+    check_layouts(config, placement)
     sizes = {
         name: _parameters(config, name) for name in ("actor", "critic", "reference") if name in placement.components
     }

@@ -16,7 +16,7 @@ from rl_platform.components.failures import keep_failed_batch
 from rl_platform.config.components import Trainable
 from rl_platform.config.schema import Config
 from rl_platform.engines.training.base import Loss, MicroBatches, learning_rate
-from rl_platform.engines.training.fsdp import FSDPEngine
+from rl_platform.engines.training.build import training_engine
 from rl_platform.errors import Diverged
 from rl_platform.records import RolloutBatch, Weights
 from rl_platform.rng import generator
@@ -41,13 +41,12 @@ class Learner:
         self.loss, self.kind, self.epochs = loss, kind, epochs
         self.device = torch.device("cuda", context.accelerators[0]) if context.accelerators else torch.device("cpu")
         section_model = section.model or config.actor.model
-        self.engine = FSDPEngine(
+        self.engine = training_engine(
+            section,
             model,
-            section.optim,
             dtype=getattr(torch, section_model.dtype),
             horizon=config.algorithm.loss_agg_horizon or config.data.max_response_length,
             device=self.device,
-            balance=section.balance,
             nominal=config.algorithm.loss_agg_denominator == "nominal",
         )
         self.training_micro_batches = MicroBatches(section.micro_batch_size, section.max_tokens_per_micro_batch)

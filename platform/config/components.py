@@ -61,6 +61,14 @@ class Optim(Section):
     min_lr: float = Field(default=0.0, ge=0, description="learning rate at the end of the decay")
 
 
+class Parallel(Section):
+    """`parallel`: how the ranks of a model share it; the ranks that this does not use up share the mini-batches."""
+
+    tensor: int = Field(default=1, ge=1, description="ranks that share every layer")
+    pipeline: int = Field(default=1, ge=1, description="stages: ranks that hold some of the layers each")
+    sequence: bool = Field(default=False, description="the tensor ranks share the tokens of norms and residuals too")
+
+
 class Trainable(Section):
     """What actor and critic have in common."""
 
@@ -76,6 +84,10 @@ class Trainable(Section):
         default=True, description="rows of a mini-batch are shared so that the ranks have similar work; false: in order"
     )
     optim: Optim = Field(default_factory=Optim, description="optimizer")
+    gradient_checkpointing: bool = Field(
+        default=False, description="compute the layers again in the backward: less memory, about a third more time"
+    )
+    parallel: Parallel = Field(default_factory=Parallel, description="megatron: layout of the model over its ranks")
 
 
 class Actor(Trainable):

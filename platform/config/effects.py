@@ -8,6 +8,7 @@ from typing import NamedTuple
 from rl_platform.config.action_level_rules import CHUNKS
 from rl_platform.config.controls import idle_controls
 from rl_platform.config.estimators import estimator_of, idle_estimator_keys
+from rl_platform.config.parallel_rules import idle_parallel_keys
 from rl_platform.config.schema import Config
 
 _PROMPTS = (
@@ -29,6 +30,8 @@ _CRITIC = (
     "max_tokens_per_micro_batch",
     "balance",
     "optim",
+    "gradient_checkpointing",
+    "parallel",
     "model",
 )
 
@@ -51,8 +54,9 @@ def idle_keys(config: Config) -> list[Idle]:
     task = _embodied(config) if config.runner.task_type == "embodied" else _reasoning(config)
     estimator = (Idle(*found) for found in idle_estimator_keys(config))
     losses = (_cluster(config), _losses(config), _policy_loss(config), _kl(config))
+    layouts = (Idle(*found) for found in idle_parallel_keys(config))
     controls = (Idle(*found) for found in idle_controls(config))
-    parts = (*losses, estimator, _rewards(config), _batches(config), _optimizers(config), controls)
+    parts = (*losses, estimator, layouts, _rewards(config), _batches(config), _optimizers(config), controls)
     return [*task, *(idle for part in parts for idle in part)]
 
 
@@ -69,6 +73,7 @@ def _embodied(config: Config) -> Iterator[Idle]:
         yield Idle(f"runner.{name}", "embodied training has no data set and no texts")
     for name in ("path", "random_init", "tokenizer"):
         yield Idle(f"actor.model.{name}", "an embodied policy is no language model")
+    yield Idle("actor.gradient_checkpointing", "an embodied policy has no layers whose activations fill the memory")
     yield Idle("actor.max_tokens_per_micro_batch", "transitions have no tokens; actor.micro_batch_size counts rows")
     yield Idle("actor.balance", "all transitions are the same work")
     yield from _action_levels(config)

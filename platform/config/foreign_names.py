@@ -169,6 +169,10 @@ _TABLES: dict[str, str] = {
         lr_warmup_steps_ratio | actor.optim.lr_warmup_steps critic.optim.lr_warmup_steps | in steps here
         actor.strategy | actor.training_backend
         critic.strategy | critic.training_backend
+        megatron.tensor_model_parallel_size | actor.parallel.tensor critic.parallel.tensor
+        megatron.pipeline_model_parallel_size | actor.parallel.pipeline critic.parallel.pipeline
+        megatron.sequence_parallel | actor.parallel.sequence critic.parallel.sequence
+        enable_gradient_checkpointing | actor.gradient_checkpointing critic.gradient_checkpointing
         actor_rollout_ref.model.path | actor.model.path
         rollout.n | algorithm.group_size
         actor_rollout_ref.rollout.name | rollout.backend

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from rl_platform.checkpoint import Checkpoint
 from rl_platform.envs.embodied.spaces import EnvDescription
@@ -23,6 +25,16 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def no_process_group() -> Iterator[None]:
+    """A run with Megatron in this process leaves a group of one rank behind, which ends with the process."""
+    yield
+    if dist.is_initialized():
+        if (state := sys.modules.get("megatron.core.parallel_state")) is not None:
+            state.destroy_model_parallel()
+        dist.destroy_process_group()
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ RUNS = {
         "algorithm.group_size=2",
         "algorithm.dynamic_sampling={}",
     ),
+    "megatron": ("reasoning.yaml", "actor.training_backend=megatron", "critic.training_backend=megatron"),
     "CartPole": ("embodied.yaml",),
     "HalfCheetah": (
         "embodied.yaml",

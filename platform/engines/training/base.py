@@ -22,7 +22,11 @@ class TrainingEngine(Protocol):
     """One rank of one model in training.
 
     All ranks call the same methods in the same order, with the same batches; each works on its share of the rows.
+
+    `model`: the platform's own model it was made from; where another library holds the weights, its config and names.
     """
+
+    model: Any
 
     def evaluate(self, batch: RolloutBatch, micro_batches: MicroBatches) -> ModelOutputs:
         """Outputs [B,T] for the whole batch on every rank, without gradient, float32 on the CPU."""
@@ -36,7 +40,7 @@ class TrainingEngine(Protocol):
     def set_learning_rate(self, value: float) -> None: ...
 
     def weights(self) -> dict[str, Tensor]:
-        """All parameters by name, unsharded, on every rank; the live ones where there is one rank."""
+        """All parameters by name, unsharded, on every rank; the live ones where plain torch has one rank."""
 
     def state_dict(self) -> dict[str, Any]:
         """Parameters and optimizer state by name, unsharded, whole on rank 0: any number of ranks can load it.

@@ -7,21 +7,23 @@ that a sum. torch.distributed.checkpoint takes a second to import and is needed 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from rl_platform.algorithms.action_levels import denominators_of
-from rl_platform.algorithms.balance import balance_metrics, balanced_parts, contiguous_parts, sequence_cost
 from rl_platform.algorithms.losses import ModelOutputs
-from rl_platform.algorithms.metrics import Metrics, Sums, over
+from rl_platform.algorithms.metrics import Metrics, Sums
 from rl_platform.config.components import Optim
-from rl_platform.engines.training.base import Loss, MicroBatches, row_lengths
+from rl_platform.engines.training.base import Loss, MicroBatches
+from rl_platform.engines.training.sharing import balance_metrics_of, hidden_size_of, over_ranks, part_of, shares
 from rl_platform.records import RolloutBatch
 
 
@@ -42,11 +44,15 @@ class FSDPEngine:
         device: torch.device,
         nominal: bool = False,
         balance: bool = True,
+        gradient_checkpointing: bool = False,
     ) -> None:
         self.rank, self.world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         self.device, self.horizon, self.nominal = device, horizon, nominal
         self.balance = balance
         self.model = model.to(device)
+        if gradient_checkpointing:
+            for layer in _layers(self.model):
+                layer.forward = partial(_recomputed, layer.forward)
         if self.world_size > 1:
             _shard(self.model, device, self.world_size)
         self.precision = autocast(device, dtype)
@@ -68,9 +74,9 @@ class FSDPEngine:
     def step(self, mini_batch: RolloutBatch, loss: Loss, micro_batches: MicroBatches) -> Metrics | None:
         denominators = denominators_of(mini_batch, self.horizon, nominal=self.nominal)
         metrics, total = Metrics(), torch.zeros((), device=self.device)
-        width = _hidden_size(self.model)
+        width = hidden_size_of(self.model)
         for rows in shares(mini_batch, micro_batches, self.rank, self.world_size, width, self.balance):
-            part = _part(mini_batch, rows).to(self.device)
+            part = part_of(mini_batch, rows).to(self.device)
             with self.precision:
                 outputs = self.model(part, entropy=True)
             part_loss, part_metrics = loss(outputs, part, denominators if rows else replace(denominators, full=False))
@@ -86,8 +92,8 @@ class FSDPEngine:
         if not finite:
             return None
         if self.world_size > 1:
-            metrics = _over_ranks(metrics, self.device)
-            metrics = metrics.merge(_balance_metrics(mini_batch, self.world_size, width, self.balance))
+            metrics = over_ranks(metrics, self.device)
+            metrics = metrics.merge(balance_metrics_of(mini_batch, self.world_size, width, self.balance))
         return metrics.merge(Metrics(means={("grad_norm",): Sums(norm.detach().reshape(1), 1.0)}))
 
     def set_learning_rate(self, value: float) -> None:
@@ -145,8 +151,8 @@ def evaluate(
 ) -> ModelOutputs:
     """The model's outputs [B,T] for a whole batch, float32 on the CPU; each rank computes its share, all get all."""
     found: dict[str, Tensor] = {}
-    for rows in shares(batch, micro_batches, rank, world_size, _hidden_size(model), balance):
-        outputs = model(_part(batch, rows).to(device))
+    for rows in shares(batch, micro_batches, rank, world_size, hidden_size_of(model), balance):
+        outputs = model(part_of(batch, rows).to(device))
         for name, tensor in vars(outputs).items():
             if tensor is not None:
                 shape = (*batch.action_mask.shape, *tensor.shape[2:])
@@ -158,78 +164,16 @@ def evaluate(
     return ModelOutputs(**{name: tensor.cpu() for name, tensor in found.items()})
 
 
-def shares(
-    batch: RolloutBatch,
-    micro_batches: MicroBatches,
-    rank: int,
-    world_size: int,
-    hidden_size: int = 0,
-    balance: bool = True,
-) -> list[Sequence[int]]:
-    """One rank's micro-batches as row indices: equally many rows (but for one) and similar work on every rank, each row
-    on one of them. Work is `sequence_cost` with the model's `hidden_size`; without `balance` the rows are cut in order.
-
-    Every rank gets equally many micro-batches, for their collectives to match; the empty ones at the end stand for
-    idling.
-    """
-    plans = [micro_batches.split(batch, rows) for rows in _rows_of_ranks(batch, world_size, hidden_size, balance)]
-    longest = max(len(plan) for plan in plans)
-    return plans[rank] + [[] for _ in range(longest - len(plans[rank]))]
+def _layers(model: nn.Module) -> list[nn.Module]:
+    """The decoder layers of a language model."""
+    return [layer for module in model.modules() if isinstance(module, nn.ModuleList) for layer in module]
 
 
-def _rows_of_ranks(batch: RolloutBatch, world_size: int, hidden_size: int, balance: bool) -> list[Sequence[int]]:
-    rows = range(len(batch))
-    if world_size == 1:
-        return [rows]
-    lengths = row_lengths(batch)
-    if min(lengths) == max(lengths):  # as transitions are: any equal cut will do
-        return [rows[start::world_size] for start in range(world_size)]
-    if not balance:
-        return [*contiguous_parts(len(batch), world_size)]
-    return [*balanced_parts([sequence_cost(length, hidden_size) for length in lengths], world_size)]
-
-
-def _balance_metrics(batch: RolloutBatch, world_size: int, hidden_size: int, balance: bool) -> Metrics:
-    """How evenly a mini-batch was shared; nothing where all rows are the same work."""
-    lengths = row_lengths(batch)
-    if min(lengths) == max(lengths):
-        return Metrics()
-    found = balance_metrics(lengths, _rows_of_ranks(batch, world_size, hidden_size, balance), hidden_size)
-    return Metrics(means=over(1.0, {name: torch.tensor(value) for name, value in found.items()}))
-
-
-def _hidden_size(model: nn.Module) -> int:
-    """Width of a language model; 0 for models whose rows are all of one length."""
-    return getattr(model, "hidden_size", 0)
-
-
-def _part(batch: RolloutBatch, rows: Sequence[int]) -> RolloutBatch:
-    """The given rows. None: one row that is masked out, so that a rank without work joins in and adds nothing."""
-    if not rows:
-        return replace(batch.select(torch.tensor([0])), sample_mask=torch.tensor([False]))
-    return batch if rows == range(len(batch)) else batch.select(torch.tensor(rows))
-
-
-def _over_ranks(metrics: Metrics, device: torch.device) -> Metrics:
-    """The metrics of all ranks' shares together. Every rank has the same names, in the same order."""
-
-    def reduced(tensors: list[Tensor | float], operation: dist.ReduceOp.RedOpType) -> list[Tensor]:
-        if not tensors:
-            return []
-        parts = [torch.as_tensor(tensor, dtype=torch.float64, device=device) for tensor in tensors]
-        flat = torch.cat([part.reshape(-1) for part in parts])
-        dist.all_reduce(flat, operation)
-        return [new.view_as(part) for new, part in zip(flat.split([p.numel() for p in parts]), parts, strict=True)]
-
-    totals = reduced([sums.total for sums in metrics.means.values()], dist.ReduceOp.SUM)
-    counts = reduced([sums.count for sums in metrics.means.values()], dist.ReduceOp.SUM)
-    minima = reduced(list(metrics.minima.values()), dist.ReduceOp.MIN)
-    maxima = reduced(list(metrics.maxima.values()), dist.ReduceOp.MAX)
-    return Metrics(
-        means={names: Sums(*sums) for names, sums in zip(metrics.means, zip(totals, counts, strict=True), strict=True)},
-        minima=dict(zip(metrics.minima, minima, strict=True)),
-        maxima=dict(zip(metrics.maxima, maxima, strict=True)),
-    )
+def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """`forward`, which keeps its inputs only and runs again in the backward."""
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
 
 def _shard(model: nn.Module, device: torch.device, world_size: int) -> None:
@@ -238,8 +182,6 @@ def _shard(model: nn.Module, device: torch.device, world_size: int) -> None:
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh(device.type, (world_size,))
-    for module in model.modules():
-        if isinstance(module, nn.ModuleList):
-            for layer in module:
-                fully_shard(layer, mesh=mesh)
+    for layer in _layers(model):
+        fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)

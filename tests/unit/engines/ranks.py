@@ -56,9 +56,8 @@ def model(kind: str) -> nn.Module:
     return TokenValues(LanguageModel(network, value_head=True))
 
 
-def engine(kind: str, optim: Optim = OPTIM, balance: bool = True) -> FSDPEngine:
-    device = torch.device("cpu")
-    return FSDPEngine(model(kind), optim, dtype=torch.float32, horizon=32, device=device, balance=balance)
+def engine(kind: str, optim: Optim = OPTIM, **options: Any) -> FSDPEngine:
+    return FSDPEngine(model(kind), optim, dtype=torch.float32, horizon=32, device=torch.device("cpu"), **options)
 
 
 def loss(kind: str) -> Any:
@@ -182,6 +181,12 @@ def tensors(trained: FSDPEngine) -> list[Tensor]:
     return [tensor.detach().clone() for tensor in local]
 
 
+def recomputed() -> dict[str, Any]:
+    """Three updates of an actor whose layers are computed again in the backward."""
+    trained = engine("actor", gradient_checkpointing=True)
+    return {"metrics": steps(trained, "actor", 0, 3), "parameters": parameters(trained)}
+
+
 def main(rank: int, world_size: int, folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -191,7 +196,12 @@ def main(rank: int, world_size: int, folder: Path) -> None:
         world_size=world_size,
         timeout=timedelta(seconds=60),
     )
-    results = {"run": run(folder), "resumed": resumed(folder, 1), "poisoned": {kind: poisoned(kind) for kind in KINDS}}
+    results: dict[str, Any] = {
+        "run": run(folder),
+        "resumed": resumed(folder, 1),
+        "poisoned": {kind: poisoned(kind) for kind in KINDS},
+    }
+    results["recomputed"] = recomputed()
     torch.save(results, folder / f"rank{rank}.pt")
     dist.destroy_process_group()
 

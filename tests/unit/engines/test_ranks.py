@@ -96,3 +96,12 @@ def test_a_gradient_that_is_not_finite_on_one_rank_changes_no_rank(results, kind
         assert found["unchanged"]
         assert found["next"] is not None
         assert_equal(found["parameters"], results["one"]["run"][kind]["parameters"])  # as if it had not happened
+
+
+def test_layers_that_are_computed_again_change_nothing(results) -> None:
+    expected = results["one"]["run"]["actor"]
+    for rank in range(2):
+        found = results[rank]["recomputed"]
+        assert_equal(found["parameters"], expected["parameters"])
+        for metrics, alone in zip(found["metrics"], expected["metrics"], strict=True):
+            assert without_balance(metrics) == pytest.approx(alone, rel=1e-5, abs=1e-6)

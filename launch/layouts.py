@@ -1,0 +1,68 @@
+"""Whether models that Megatron trains fit their ranks and their layout; checked before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from rl_platform.config.schema import Config
+from rl_platform.errors import ConfigError, Problem
+from rl_platform.placement.scheduler import Placement
+
+
+def layout_problems(config: Config, placement: Placement) -> Iterator[Problem]:
+    """What is wrong with the number of ranks, the processes or the devices of Megatron's models."""
+    roles = _trained_by_megatron(config, placement)
+    for role in roles:
+        parallel, ranks = getattr(config, role).parallel, placement.world_size(role)
+        shared = parallel.tensor * parallel.pipeline
+        if ranks % shared:
+            message = f"{ranks} ranks of {role} cannot hold whole copies of a model that {shared} ranks share"
+            hint = f"tensor times pipeline divides the ranks that cluster.component_placement gives to {role}"
+            yield Problem(f"{role}.parallel", message, value=_show(config, role), hint=hint)
+        on_cpu = not any(slot.accelerators for slot in placement.components[role])
+        if on_cpu and torch.cuda.is_available():
+            message = "Megatron would use the GPUs of this machine, and the placement gives it none"
+            hint = "place it on a GPU, or hide them: CUDA_VISIBLE_DEVICES="
+            yield Problem(f"{role}.training_backend", message, value="megatron", hint=hint)
+    if len(roles) == 2 and _layout(config, "actor") != _layout(config, "critic") and _share_hosts(placement):
+        message = f"a process has one layout for all its models, and that of the actor is {_show(config, 'actor')}"
+        hint = "the same tensor and pipeline for both, or separate keys in cluster.component_placement"
+        yield Problem("critic.parallel", message, value=_show(config, "critic"), hint=hint)
+
+
+def check_layouts(config: Config, placement: Placement) -> None:
+    """Raises ConfigError for a model that cannot be shared as its layout says. Reads the models' configs only."""
+    from rl_platform.engines.training.layout import unfit
+    from rl_platform.models.pretrained import load_config
+    from rl_platform.models.tokenizer import load_tokenizer
+
+    problems: list[Problem] = []
+    for role in _trained_by_megatron(config, placement):
+        section = getattr(config, role)
+        model, key = (section.model, f"{role}.model") if section.model else (config.actor.model, "actor.model")
+        tokenizer = load_tokenizer(model, key)
+        loaded = load_config(model, tokenizer.vocab_size, tokenizer.eos_token_ids[0], key)
+        problems += unfit(loaded, section.parallel, role)
+    if problems:
+        raise ConfigError(problems)
+
+
+def _trained_by_megatron(config: Config, placement: Placement) -> list[str]:
+    placed = (role for role in ("actor", "critic") if role in placement.components)
+    return [role for role in placed if getattr(config, role).training_backend == "megatron"]
+
+
+def _layout(config: Config, role: str) -> tuple[int, int]:
+    parallel = getattr(config, role).parallel
+    return parallel.tensor, parallel.pipeline
+
+
+def _show(config: Config, role: str) -> str:
+    tensor, pipeline = _layout(config, role)
+    return f"tensor {tensor}, pipeline {pipeline}"
+
+
+def _share_hosts(placement: Placement) -> bool:
+    return any({"actor", "critic"} <= {name for name, _ in host.members} for host in placement.hosts)

@@ -1,0 +1,284 @@
+"""Training of language models with Megatron-Core: tensor, sequence, pipeline and data parallelism.
+
+The same promises as the engine of plain torch, and the same numbers up to rounding. Layers, data parallelism, pipeline
+schedules and optimizers are Megatron's; they run on GPUs and, through `megatron_device`, on CPUs with gloo. Ours are
+the packed attention, the heads and the whole weights. Not covered: embodied policies, the KL over the whole vocabulary,
+Transformer Engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from rl_platform.algorithms.action_levels import denominators_of
+from rl_platform.algorithms.losses import ModelOutputs
+from rl_platform.algorithms.metrics import Metrics, Sums
+from rl_platform.config.components import Optim, Parallel
+from rl_platform.engines.training.base import Loss, MicroBatches
+from rl_platform.engines.training.layout import unfit
+from rl_platform.engines.training.megatron_device import prepare, quiet_megatron
+from rl_platform.engines.training.megatron_model import build_stage, with_optimizer
+from rl_platform.engines.training.megatron_state import EMBEDDING, Group, ModelState
+from rl_platform.engines.training.megatron_weights import source_of
+from rl_platform.engines.training.sharing import balance_metrics_of, on_cpu, over_ranks, part_of, shares
+from rl_platform.engines.training.vocab_parallel import vocab_parallel_log_probs
+from rl_platform.errors import ConfigError, PlacementError, Problem
+from rl_platform.models.forward import TokenPolicy, TokenValues
+from rl_platform.models.packed import PackedAttention, pack
+from rl_platform.records import RolloutBatch
+
+with quiet_megatron():
+    from megatron.core import parallel_state, tensor_parallel
+    from megatron.core.packed_seq_params import PackedSeqParams
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+
+
+@dataclass
+class PackedInput(PackedSeqParams):
+    """What the layers of `megatron_layers` read of a micro-batch: N tokens, the last `padding` of no sequence.
+
+    For Megatron itself it is one sequence. flat_index [B,T]: where position t of row b stands in the flat row.
+    """
+
+    tokens: Tensor | None = None
+    positions: Tensor | None = None
+    attention: PackedAttention | None = None
+    flat_index: Tensor | None = None
+    padding: int = 0
+
+
+class MegatronEngine:
+    """`model` gives the weights to start from and says what is computed; it is emptied, its config and names stay.
+
+    More than one rank: the default process group is initialised and holds exactly the ranks of this model. All models
+    of a process have the same layout. Raises ConfigError for a model that does not fit the layout, PlacementError for
+    ranks that do not.
+    """
+
+    def __init__(
+        self,
+        model: TokenPolicy | TokenValues,
+        optim: Optim,
+        *,
+        dtype: torch.dtype,
+        horizon: int,
+        device: torch.device,
+        parallel: Parallel,
+        nominal: bool = False,
+        balance: bool = True,
+        gradient_checkpointing: bool = False,
+    ) -> None:
+        self.model, self.parallel, self.device, self.horizon = model, parallel, device, horizon
+        self.nominal, self.balance = nominal, balance
+        self.is_value_model = isinstance(model, TokenValues)
+        config = model.model.config
+        if problems := [*unfit(config, parallel, "critic" if self.is_value_model else "actor")]:
+            raise ConfigError(problems)
+        _start(parallel, device)
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self.tensor = Group.of(parallel_state.get_tensor_model_parallel_group())
+        self.pipeline = Group.of(parallel_state.get_pipeline_model_parallel_group())
+        self.data = Group.of(parallel_state.get_data_parallel_group())
+        with quiet_megatron():
+            self.stage = build_stage(
+                config,
+                model.model.backbone.rotary_emb.inv_freq,
+                parallel,
+                dtype,
+                device,
+                value_head=self.is_value_model,
+                gradient_checkpointing=gradient_checkpointing,
+            )
+            self.chunk, self.optimizer = with_optimizer(self.stage, optim, dtype, distributed=self.data.size > 1)
+        self.is_last = self.stage.post_process
+        sources = self._sources()
+        self.clip_grad = optim.clip_grad
+        parameters = [(parameter, sources[name]) for name, parameter in self.stage.named_parameters()]
+        whole = model.state_dict()
+        shapes = {name: tensor.shape for name, tensor in whole.items()}
+        tied = config.tie_word_embeddings and not self.is_value_model
+        self.state = ModelState(parameters, self.optimizer, shapes, self.tensor, self.pipeline, self.data, tied=tied)
+        self.state.start_from(whole)
+        model.to("meta")
+
+    def evaluate(self, batch: RolloutBatch, micro_batches: MicroBatches) -> ModelOutputs:
+        name = "values" if self.is_value_model else "log_probs"
+        found = torch.zeros(batch.action_mask.shape, device=self.device)
+        parts = self._parts(batch, micro_batches)
+
+        def keep(rows: list[int], part: RolloutBatch, packed: PackedInput, hidden: Tensor, **_: Any) -> None:
+            outputs = vars(self._outputs(part, packed, hidden, entropy=False))
+            if rows:
+                found[torch.tensor(rows, device=self.device)] = outputs[name].float()
+
+        with torch.no_grad():
+            self._run(parts, keep, forward_only=True)
+        self.pipeline.sum(self.data.sum(found))  # every row was computed in one place and is 0 in the others
+        return ModelOutputs(**{name: found.cpu()})
+
+    def step(self, mini_batch: RolloutBatch, loss: Loss, micro_batches: MicroBatches) -> Metrics | None:
+        denominators = denominators_of(mini_batch, self.horizon, nominal=self.nominal)
+        metrics, total = Metrics(), torch.zeros((), device=self.device)
+
+        def loss_of(rows: list[int], part: RolloutBatch, packed: PackedInput, hidden: Tensor) -> Any:
+            nonlocal metrics, total
+            outputs = self._outputs(part, packed, hidden, entropy=True)
+            part_loss, part_metrics = loss(outputs, part, denominators if rows else replace(denominators, full=False))
+            metrics, total = metrics.merge(part_metrics), total + part_loss.detach()
+            # 0 tokens: Megatron divides gradients by their number, but these losses are divided already
+            return part_loss, torch.zeros((), dtype=torch.int, device=self.device), {}
+
+        self.chunk.zero_grad_buffer()
+        self._run(self._parts(mini_batch, micro_batches), loss_of, forward_only=False)
+        self.pipeline.sum(self.data.sum(total))
+        self.optimizer.prepare_grads()
+        clip = self.clip_grad
+        norm = self.optimizer.get_grad_norm() if clip is None else self.optimizer.clip_grad_norm(clip)
+        finite = bool(torch.isfinite(total + norm))  # a clipped ratio has no gradient and hides a loss that is NaN
+        if finite:
+            self.optimizer.step_with_ready_grads()
+        self.optimizer.zero_grad(set_to_none=True)
+        if not finite:
+            return None
+        if self.is_last and self.data.handle is not None:
+            metrics = over_ranks(metrics, self.device, self.data.handle)
+            width = self.model.hidden_size
+            metrics = metrics.merge(balance_metrics_of(mini_batch, self.data.size, width, self.balance))
+        metrics = self.pipeline.broadcast_object(on_cpu(metrics), self.pipeline.size - 1)
+        metrics = self.tensor.broadcast_object(metrics, 0)  # one may stop the update: equal to the last bit
+        return metrics.merge(Metrics(means={("grad_norm",): Sums(torch.tensor([float(norm)]), 1.0)}))
+
+    def set_learning_rate(self, value: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = value
+
+    def weights(self) -> dict[str, Tensor]:
+        return self.state.weights()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state.load_state_dict(state)
+
+    def _sources(self) -> dict[str, Any]:
+        """Where every parameter of this stage comes from."""
+        first = self.stage.decoder.layers[0].layer_number - 1
+        config, size = self.model.model.config, self.tensor.size
+        return {
+            name: source_of(name, first, config, size, value_head=self.is_value_model)
+            for name, _ in self.stage.named_parameters()
+        }
+
+    def _parts(self, batch: RolloutBatch, micro_batches: MicroBatches) -> list[tuple[list[int], RolloutBatch]]:
+        """This data-parallel rank's micro-batches; tensor and pipeline ranks work on the same ones."""
+        parts = shares(batch, micro_batches, self.data.rank, self.data.size, self.model.hidden_size, self.balance)
+        return [([*rows], part_of(batch, rows).to(self.device)) for rows in parts]
+
+    def _run(
+        self, parts: list[tuple[list[int], RolloutBatch]], finish: Callable[..., Any], *, forward_only: bool
+    ) -> None:
+        """Megatron's schedule over the micro-batches; `finish` sees the last stage's hidden states of each."""
+
+        def forward(parts: Iterator[tuple[list[int], RolloutBatch]], chunk: Any) -> Any:
+            rows, part = next(parts)
+            packed = self._packed(part)
+            hidden = chunk(packed.tokens[None], packed.positions[None], None, packed_seq_params=packed)
+            return hidden, partial(finish, rows, part, packed)
+
+        get_forward_backward_func()(
+            forward_step_func=forward,
+            data_iterator=iter(parts),
+            model=[self.chunk],
+            num_microbatches=len(parts),
+            seq_length=1,  # the stages tell each other the shapes
+            micro_batch_size=1,
+            forward_only=forward_only,
+            collect_non_loss_data=forward_only,
+        )
+
+    def _packed(self, part: RolloutBatch) -> PackedInput:
+        tokens, lengths = part.inputs["tokens"], part.inputs["lengths"].tolist()
+        packed = pack([tokens[row, :length] for row, length in enumerate(lengths)])
+        padding = -len(packed.tokens) % self.tensor.size if self.parallel.sequence else 0
+        size = len(packed.tokens) + padding
+        ends = torch.tensor([0, size], dtype=torch.int32, device=self.device)
+        return PackedInput(
+            qkv_format="thd",
+            cu_seqlens_q=ends,
+            cu_seqlens_kv=ends,
+            max_seqlen_q=size,
+            max_seqlen_kv=size,
+            tokens=F.pad(packed.tokens, (0, padding)),
+            positions=F.pad(packed.positions, (0, padding)),
+            attention=packed.attention,
+            flat_index=packed.flat_index,
+            padding=padding,
+        )
+
+    def _outputs(self, part: RolloutBatch, packed: PackedInput, hidden: Tensor, *, entropy: bool) -> ModelOutputs:
+        """[B,T] with zeros outside the action positions, from the last hidden states [N,1,H] (or a tensor rank's share
+        of them). Every tensor rank gets all outputs."""
+        rows, columns = part.action_mask.nonzero(as_tuple=True)
+        assert packed.flat_index is not None
+        before = packed.flat_index[rows, columns - 1]
+        hidden = self._gathered(hidden)[:, 0]
+        states = hidden.index_select(0, before)
+
+        def scattered(values: Tensor) -> Tensor:
+            out = torch.zeros(part.action_mask.shape, dtype=values.dtype, device=values.device)
+            return out.index_put((rows, columns), values)
+
+        if isinstance(self.model, TokenValues):
+            return ModelOutputs(values=scattered(self.stage.output_layer(states.float()).squeeze(-1)))
+        wanted = "none" if not entropy else "gradient" if self.model.entropy_gradient else "value"
+        targets = part.inputs["tokens"][rows, columns]
+        weight = self.stage.shared_embedding_or_output_weight() if self.state.tied else self.stage.output_layer.weight
+        first = self.tensor.rank * len(weight)
+        own = weight[: max(self.state.shapes[EMBEDDING][0] - first, 0)]  # without the rows that fill up
+        log_probs, entropies = vocab_parallel_log_probs(
+            states, own, targets, first, self.model.temperature, wanted, self.tensor.handle
+        )
+        return ModelOutputs(scattered(log_probs), None if entropies is None else scattered(entropies))
+
+    def _gathered(self, hidden: Tensor) -> Tensor:
+        """All tokens on every tensor rank. The gradient of a policy is summed over the ranks, which see a part of the
+        vocabulary each; that of values is the same on all of them."""
+        group = parallel_state.get_tensor_model_parallel_group()
+        if self.parallel.sequence:
+            return tensor_parallel.gather_from_sequence_parallel_region(
+                hidden, tensor_parallel_output_grad=not self.is_value_model, group=group
+            )
+        return hidden if self.is_value_model else tensor_parallel.copy_to_tensor_model_parallel_region(hidden, group)
+
+
+def _start(parallel: Parallel, device: torch.device) -> None:
+    """Process groups of the layout, once per process."""
+    backend = prepare(device)
+    if not dist.is_initialized():
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    wanted = parallel.tensor * parallel.pipeline
+    if dist.get_world_size() % wanted:
+        message = f"{dist.get_world_size()} ranks cannot hold copies of a model that {wanted} ranks share"
+        raise PlacementError([Problem("cluster.component_placement", message, allowed=f"a multiple of {wanted} ranks")])
+    if parallel_state.model_parallel_is_initialized():
+        sizes = (
+            parallel_state.get_tensor_model_parallel_world_size(),
+            parallel_state.get_pipeline_model_parallel_world_size(),
+        )
+        if sizes != (parallel.tensor, parallel.pipeline):
+            message = f"another model of this process has tensor {sizes[0]} and pipeline {sizes[1]}"
+            hint = "give them the same layout, or processes of their own: separate keys in cluster.component_placement"
+            raise PlacementError([Problem("parallel", message, value=str(parallel), hint=hint)])
+        return
+    parallel_state.initialize_model_parallel(parallel.tensor, parallel.pipeline, create_gloo_process_groups=False)
+    with torch.random.fork_rng(devices=[]):  # there is no dropout: Megatron only asks for a seed
+        tensor_parallel.model_parallel_cuda_manual_seed(1)

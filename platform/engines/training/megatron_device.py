@@ -1,0 +1,144 @@
+"""Where Megatron-Core computes: on the GPU it was written for, or on a CPU.
+
+Megatron names CUDA literally, in its own modules and in a few methods of tensors. On a machine without GPUs those
+modules, and nothing else, see a view of torch in which these names mean the CPU. torch itself and every other library
+stay as they are. Not covered: CUDA streams and graphs, fused kernels.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+
+_SCOPE = "megatron.core"
+_CPU = torch.device("cpu")
+_FACTORIES = ("tensor", "zeros", "ones", "full", "empty", "empty_like", "zeros_like", "arange")
+
+
+def prepare(device: torch.device) -> str:
+    """Make Megatron work on `device`; the torch.distributed backend that goes with it.
+
+    Raises RuntimeError for the CPU of a machine that has GPUs: Megatron would use both.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        return "nccl"
+    if torch.cuda.is_available():
+        raise RuntimeError("Megatron trains on the GPU of a machine that has one; hide it with CUDA_VISIBLE_DEVICES=")
+    if not any(isinstance(finder, _LateModules) for finder in sys.meta_path):
+        _install()
+    return "gloo"
+
+
+@contextmanager
+def quiet_megatron() -> Iterator[None]:
+    """Within this block Megatron does not warn of kernels that are not installed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+class _View(ModuleType):
+    """`base` with some names replaced."""
+
+    def __init__(self, base: ModuleType, **replaced: Any) -> None:
+        super().__init__(base.__name__)
+        self.__dict__.update(replaced)
+        self.__dict__["_base"] = base
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_base"], name)
+
+
+def _torch_without_cuda() -> ModuleType:
+    cuda = _View(
+        torch.cuda,
+        current_device=lambda: _CPU,
+        synchronize=_nothing,
+        empty_cache=_nothing,
+        get_rng_state=lambda *_: torch.get_rng_state(),
+        manual_seed=torch.manual_seed,
+    )
+    return _View(torch, cuda=cuda, **{name: _on_cpu(getattr(torch, name)) for name in _FACTORIES})
+
+
+def _nothing(*_: Any, **__: Any) -> None: ...
+
+
+def _on_cpu(factory: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(factory)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        if str(kwargs.get("device", "")).startswith("cuda"):
+            kwargs["device"] = _CPU
+        return factory(*args, **kwargs)
+
+    return made
+
+
+_VIEW = _torch_without_cuda()
+
+
+def _in_scope(name: str) -> bool:
+    return name == _SCOPE or name.startswith(f"{_SCOPE}.")
+
+
+def _look_at_view(module: ModuleType) -> None:
+    if module.__dict__.get("torch") is torch:
+        module.__dict__["torch"] = _VIEW
+    if module.__name__ == "megatron.core.tensor_parallel.random":
+        module.__dict__["_get_cuda_rng_state"] = lambda *_, **__: torch.get_rng_state()
+        module.__dict__["_set_cuda_rng_state"] = lambda state, *_, **__: torch.set_rng_state(state)
+
+
+class _LateModules(importlib.abc.MetaPathFinder):
+    """Modules of Megatron that are imported from now on see the view too."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if not _in_scope(fullname):
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def run_and_look(module: ModuleType) -> None:
+                run(module)
+                _look_at_view(module)
+
+            spec.loader.exec_module = run_and_look  # type: ignore[method-assign]
+        return spec
+
+
+def _install() -> None:
+    for name, module in list(sys.modules.items()):
+        if module is not None and _in_scope(name):
+            _look_at_view(module)
+    sys.meta_path.insert(0, _LateModules())
+    to_cuda, type_of = torch.Tensor.cuda, torch.Tensor.type
+
+    def called_by_megatron() -> bool:
+        return _in_scope(sys._getframe(2).f_globals.get("__name__", ""))
+
+    def cuda(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return self if called_by_megatron() else to_cuda(self, *args, **kwargs)
+
+    def type_(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Megatron compares the names of types: torch.FloatTensor is called torch.cuda.FloatTensor there."""
+        found = type_of(self, *args, **kwargs)
+        if isinstance(found, str) and called_by_megatron():
+            return found.replace("torch.", "torch.cuda.", 1)
+        return found
+
+    torch.Tensor.cuda = cuda  # type: ignore[method-assign]
+    torch.Tensor.type = type_  # type: ignore[method-assign]

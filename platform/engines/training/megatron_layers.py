@@ -1,0 +1,57 @@
+"""Modules for Megatron's local layer specification that read packed sequences on any device, without fused kernels."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class RMSNorm(nn.RMSNorm):
+    """Under sequence parallelism a rank sees its own tokens: the mark makes Megatron sum the gradients."""
+
+    def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
+        super().__init__(hidden_size, eps=eps, dtype=config.params_dtype, device=torch.get_default_device())
+        self.weight.sequence_parallel = config.sequence_parallel
+
+
+class PackedCoreAttention(nn.Module):
+    """Causal attention of the packed sequences, as `packed_seq_params.attention` (a `PackedAttention`) separates them.
+
+    query [N,heads,D], key and value [N,key heads,D] -> [N,heads*D]; the last `packed_seq_params.padding` tokens belong
+    to no sequence and get zeros.
+    """
+
+    def __init__(self, config: Any, *_: Any, softmax_scale: float | None = None, **__: Any) -> None:
+        super().__init__()
+        self.scaling = softmax_scale or 1.0 / math.sqrt(config.kv_channels)
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, *_: Any, packed_seq_params: Any = None, **__: Any
+    ) -> Tensor:
+        padding = packed_seq_params.padding
+        real = len(query) - padding
+        flat = [tensor[:real].transpose(0, 1)[None] for tensor in (query, key, value)]
+        out = packed_seq_params.attention(0, *flat, self.scaling).flatten(1)
+        return F.pad(out, (0, 0, 0, padding)) if padding else out
+
+
+class PackedRotary(nn.Module):
+    """Rotary angles [N,1,1,D] of packed tokens, each at its own position. `frequencies` [D/2]: the model's own.
+
+    Stands where Megatron's embedding of positions 0..S-1 would: what that calls a length is the packed sequences here.
+    """
+
+    def __init__(self, frequencies: Tensor) -> None:
+        super().__init__()
+        self.frequencies = frequencies
+
+    def get_rotary_seq_len(self, *arguments: Any) -> Any:
+        return arguments[-1]
+
+    def forward(self, packed: Any, **_: Any) -> Tensor:
+        angles = torch.outer(packed.positions.to(self.frequencies.dtype), self.frequencies)
+        return torch.cat([angles, angles], dim=-1)[:, None, None]

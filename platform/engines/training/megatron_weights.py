@@ -1,0 +1,105 @@
+"""Which Hugging Face tensors make up a parameter of a Megatron model, and how ranks share it.
+
+Plain tensor work, the same for parameters and for the moments of their optimizer. Covers Llama, Qwen2 and Qwen3.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+Sharing = Literal["replicated", "columns", "vocabulary", "qkv", "gate_up"]
+_LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
+_OF_LAYER: dict[str, tuple[Sharing, tuple[str, ...]]] = {
+    "input_layernorm.weight": ("replicated", ("input_layernorm.weight",)),
+    "self_attention.linear_qkv.weight": ("qkv", tuple(f"self_attn.{name}_proj.weight" for name in "qkv")),
+    "self_attention.linear_qkv.bias": ("qkv", tuple(f"self_attn.{name}_proj.bias" for name in "qkv")),
+    "self_attention.q_layernorm.weight": ("replicated", ("self_attn.q_norm.weight",)),
+    "self_attention.k_layernorm.weight": ("replicated", ("self_attn.k_norm.weight",)),
+    "self_attention.linear_proj.weight": ("columns", ("self_attn.o_proj.weight",)),
+    "pre_mlp_layernorm.weight": ("replicated", ("post_attention_layernorm.weight",)),
+    "mlp.linear_fc1.weight": ("gate_up", ("mlp.gate_proj.weight", "mlp.up_proj.weight")),
+    "mlp.linear_fc2.weight": ("columns", ("mlp.down_proj.weight",)),
+}
+_OF_MODEL: dict[str, tuple[Sharing, tuple[str, ...]]] = {
+    "embedding.word_embeddings.weight": ("vocabulary", ("model.backbone.embed_tokens.weight",)),
+    "decoder.final_layernorm.weight": ("replicated", ("model.backbone.norm.weight",)),
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """The tensors, by name, that a Megatron parameter is made of, and how `tensor_size` ranks share it."""
+
+    names: tuple[str, ...]
+    sharing: Sharing
+    tensor_size: int
+    key_heads: int
+    head_size: int
+    vocabulary: int
+
+    def split(self, whole: Sequence[Tensor], rank: int) -> Tensor:
+        """One rank's part."""
+        size = self.tensor_size
+        match self.sharing:
+            case "replicated":
+                return whole[0]
+            case "columns":
+                return whole[0].chunk(size, dim=1)[rank]
+            case "vocabulary":
+                missing = padded(self.vocabulary, size) - self.vocabulary
+                return torch.cat([whole[0], whole[0].new_zeros(missing, whole[0].shape[1])]).chunk(size)[rank]
+            case "gate_up":
+                return torch.cat([tensor.chunk(size)[rank] for tensor in whole])
+            case "qkv":  # the queries of each key head stand beside its key and its value
+                heads = [tensor.view(self.key_heads, -1, *tensor.shape[1:]) for tensor in whole]
+                return torch.cat(heads, dim=1).flatten(0, 1).chunk(size)[rank]
+
+    def join(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """The whole tensors from all ranks' parts."""
+        match self.sharing:
+            case "replicated":
+                return [parts[0]]
+            case "columns":
+                return [torch.cat([*parts], dim=1)]
+            case "vocabulary":
+                return [torch.cat([*parts])[: self.vocabulary]]
+            case "gate_up":
+                halves = [part.chunk(2) for part in parts]
+                return [torch.cat([half[index] for half in halves]) for index in range(2)]
+            case "qkv":
+                both = torch.cat([*parts])
+                heads = both.view(self.key_heads, -1, *both.shape[1:])
+                sizes = [heads.shape[1] - 2 * self.head_size, self.head_size, self.head_size]
+                return [part.flatten(0, 1) for part in heads.split(sizes, dim=1)]
+
+
+def source_of(name: str, first_layer: int, config: Any, tensor_size: int, *, value_head: bool) -> Source:
+    """Where parameter `name` of a pipeline stage, whose layers count from `first_layer` in the model, comes from.
+
+    `config`: the transformers config. Names are those of the platform's own models (`model.backbone...`).
+    """
+    layer = _LAYER.fullmatch(name)
+    if layer is not None:
+        sharing, names = _OF_LAYER[layer[2]]
+        names = tuple(f"model.backbone.layers.{first_layer + int(layer[1])}.{part}" for part in names)
+    elif name.startswith("output_layer."):
+        sharing, names = "replicated" if value_head else "vocabulary", (f"model.head.{name.rpartition('.')[2]}",)
+    else:
+        sharing, names = _OF_MODEL[name]
+    return Source(names, sharing, tensor_size, config.num_key_value_heads, head_size(config), config.vocab_size)
+
+
+def head_size(config: Any) -> int:
+    """Channels of an attention head of a transformers config."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def padded(vocabulary: int, tensor_size: int) -> int:
+    """Rows of an embedding that ranks share equally: those beyond the vocabulary are never read."""
+    return -(-vocabulary // tensor_size) * tensor_size

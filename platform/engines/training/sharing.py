@@ -1,0 +1,101 @@
+"""How the data-parallel ranks of a model share a mini-batch, and how their metrics become one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from rl_platform.algorithms.balance import balance_metrics, balanced_parts, contiguous_parts, sequence_cost
+from rl_platform.algorithms.metrics import Metrics, Sums, over
+from rl_platform.engines.training.base import MicroBatches, row_lengths
+from rl_platform.records import RolloutBatch
+
+
+def shares(
+    batch: RolloutBatch,
+    micro_batches: MicroBatches,
+    rank: int,
+    world_size: int,
+    hidden_size: int = 0,
+    balance: bool = True,
+) -> list[Sequence[int]]:
+    """One rank's micro-batches as row indices: equally many rows (but for one) and similar work on every rank, each row
+    on one of them. Work is `sequence_cost` with the model's `hidden_size`; without `balance` the rows are cut in order.
+
+    Every rank gets equally many micro-batches, for their collectives to match; the empty ones at the end stand for
+    idling.
+    """
+    plans = [micro_batches.split(batch, rows) for rows in _rows_of_ranks(batch, world_size, hidden_size, balance)]
+    longest = max(len(plan) for plan in plans)
+    return plans[rank] + [[] for _ in range(longest - len(plans[rank]))]
+
+
+def _rows_of_ranks(batch: RolloutBatch, world_size: int, hidden_size: int, balance: bool) -> list[Sequence[int]]:
+    rows = range(len(batch))
+    if world_size == 1:
+        return [rows]
+    lengths = row_lengths(batch)
+    if min(lengths) == max(lengths):  # as transitions are: any equal cut will do
+        return [rows[start::world_size] for start in range(world_size)]
+    if not balance:
+        return [*contiguous_parts(len(batch), world_size)]
+    return [*balanced_parts([sequence_cost(length, hidden_size) for length in lengths], world_size)]
+
+
+def balance_metrics_of(batch: RolloutBatch, world_size: int, hidden_size: int, balance: bool) -> Metrics:
+    """How evenly a mini-batch was shared; nothing where all rows are the same work."""
+    lengths = row_lengths(batch)
+    if min(lengths) == max(lengths):
+        return Metrics()
+    found = balance_metrics(lengths, _rows_of_ranks(batch, world_size, hidden_size, balance), hidden_size)
+    return Metrics(means=over(1.0, {name: torch.tensor(value) for name, value in found.items()}))
+
+
+def hidden_size_of(model: nn.Module) -> int:
+    """Width of a language model; 0 for models whose rows are all of one length."""
+    return getattr(model, "hidden_size", 0)
+
+
+def part_of(batch: RolloutBatch, rows: Sequence[int]) -> RolloutBatch:
+    """The given rows. None: one row that is masked out, so that a rank without work joins in and adds nothing."""
+    if not rows:
+        return replace(batch.select(torch.tensor([0])), sample_mask=torch.tensor([False]))
+    return batch if rows == range(len(batch)) else batch.select(torch.tensor(rows))
+
+
+def over_ranks(metrics: Metrics, device: torch.device, group: dist.ProcessGroup | None = None) -> Metrics:
+    """The metrics of all shares together, of the ranks in `group` (None: all).
+
+    Every rank has the same names, in the same order.
+    """
+
+    def reduced(tensors: list[Tensor | float], operation: dist.ReduceOp.RedOpType) -> list[Tensor]:
+        if not tensors:
+            return []
+        parts = [torch.as_tensor(tensor, dtype=torch.float64, device=device) for tensor in tensors]
+        flat = torch.cat([part.reshape(-1) for part in parts])
+        dist.all_reduce(flat, operation, group)
+        return [new.view_as(part) for new, part in zip(flat.split([p.numel() for p in parts]), parts, strict=True)]
+
+    totals = reduced([sums.total for sums in metrics.means.values()], dist.ReduceOp.SUM)
+    counts = reduced([sums.count for sums in metrics.means.values()], dist.ReduceOp.SUM)
+    minima = reduced(list(metrics.minima.values()), dist.ReduceOp.MIN)
+    maxima = reduced(list(metrics.maxima.values()), dist.ReduceOp.MAX)
+    return Metrics(
+        means={names: Sums(*sums) for names, sums in zip(metrics.means, zip(totals, counts, strict=True), strict=True)},
+        minima=dict(zip(metrics.minima, minima, strict=True)),
+        maxima=dict(zip(metrics.maxima, maxima, strict=True)),
+    )
+
+
+def on_cpu(metrics: Metrics) -> Metrics:
+    """A tensor that is sent to another process would come back on a device of that number there."""
+    return Metrics(
+        {names: Sums(sums.total.cpu(), float(sums.count)) for names, sums in metrics.means.items()},
+        {name: value.cpu() for name, value in metrics.minima.items()},
+        {name: value.cpu() for name, value in metrics.maxima.items()},
+    )

@@ -1,0 +1,90 @@
+"""Log-probabilities and entropies where each rank holds some rows of the output matrix.
+
+Full logits never exist: a rank computes those of its own part of the vocabulary, for a chunk of tokens at a time, and
+three numbers per token are added up over the ranks. Every rank gets all results.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from rl_platform.models.language import TOKENS_PER_CHUNK, Entropy
+
+
+def vocab_parallel_log_probs(
+    states: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    first: int,
+    temperature: float,
+    entropy: Entropy,
+    group: dist.ProcessGroup | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probability [K] float32 of `targets` [K] after `states` [K,H], and the entropy [K] if asked for.
+
+    `weight` [V_r,H]: this rank's rows, of the tokens from `first` on. Logits are divided by `temperature`. The gradient
+    to `states` is this rank's part of it. `group` None: this rank holds the whole vocabulary.
+    """
+    recompute = torch.is_grad_enabled() and len(states) > TOKENS_PER_CHUNK
+    log_probs, entropies = [], []
+    for part, wanted in zip(states.split(TOKENS_PER_CHUNK), targets.split(TOKENS_PER_CHUNK), strict=True):
+        arguments = (part, weight, wanted, first, temperature, entropy, group)
+        found = checkpoint(_chunk, *arguments, use_reentrant=False) if recompute else _chunk(*arguments)
+        log_probs.append(found[0])
+        entropies.append(found[1])
+    return torch.cat(log_probs), None if entropy == "none" else torch.cat(entropies)
+
+
+def _chunk(
+    states: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    first: int,
+    temperature: float,
+    entropy: Entropy,
+    group: dist.ProcessGroup | None,
+) -> tuple[Tensor, Tensor]:
+    logits = torch.nn.functional.linear(states, weight).float()
+    if temperature != 1.0:
+        logits = logits / temperature
+    largest = logits.detach().amax(dim=-1)
+    if group is not None:
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group)
+    logits = logits - largest[:, None]
+    own = (targets >= first) & (targets < first + len(weight))
+    target = logits.gather(1, torch.where(own, targets - first, 0)[:, None]).squeeze(1)
+    odds = logits.exp()
+    sums = [odds.sum(-1), torch.where(own, target, 0.0)]
+    if entropy != "none":
+        z, e = (logits, odds) if entropy == "gradient" else (logits.detach(), odds.detach())
+        sums.append((e * z).sum(-1))
+    total, target, *expected = _sum_over_ranks(torch.stack(sums), group)
+    norm = total.log()
+    if entropy == "none":
+        return target - norm, norm
+    # H = log sum_v exp z_v - sum_v softmax(z)_v z_v, which no shift of z changes
+    entropies = norm - expected[0] / total
+    return target - norm, entropies if entropy == "gradient" else entropies.detach()
+
+
+def _sum_over_ranks(parts: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    return parts if group is None else _SumOverRanks.apply(parts, group)
+
+
+class _SumOverRanks(torch.autograd.Function):
+    """Backward hands on the gradient as it is: every rank computes the same loss from the sum."""
+
+    @staticmethod
+    def forward(ctx: Any, parts: Tensor, group: dist.ProcessGroup) -> Tensor:
+        total = parts.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None

@@ -1,0 +1,70 @@
+"""The same run with either training backend learns the same, and one goes on from what the other has saved."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="Megatron would compute on the GPU of this machine"),
+    pytest.mark.filterwarnings("ignore"),  # of Megatron, about kernels that are not installed
+]
+BACKENDS = ("fsdp", "megatron")
+
+
+def overrides(backend: str) -> tuple[str, ...]:
+    return tuple(f"{role}.training_backend={backend}" for role in ("actor", "critic"))
+
+
+def largest_difference(first: Any, second: Any) -> float:
+    """Of all tensors in two states of the same form."""
+    if isinstance(first, torch.Tensor):
+        assert first.shape == second.shape
+        return float((first - second).abs().max())
+    if isinstance(first, dict):
+        assert first.keys() == second.keys()
+        return max((largest_difference(first[key], second[key]) for key in first), default=0.0)
+    return 0.0
+
+
+@pytest.fixture
+def learned(command, final_state):
+    """learned("megatron"): models and optimizers after three steps, in the folder of that name."""
+
+    def run(backend: str) -> dict[str, Any]:
+        kept = "runner.max_steps=3", "runner.save_interval=1", "runner.keep_checkpoints=3"
+        ended = command("reasoning.yaml", *overrides(backend), *kept, f"runner.output_dir={backend}")
+        assert ended.code == 0, ended.err
+        return final_state(backend, 3)
+
+    return run
+
+
+def test_same_run(learned, logged, folder: Path) -> None:
+    plain, megatron = (learned(backend) for backend in BACKENDS)
+    for role in ("actor", "critic"):
+        first = torch.cat([tensor.flatten() for tensor in plain[role]["model"].values()])
+        assert first.abs().max() > 0.1
+        for part in ("model", "optimizer"):
+            assert largest_difference(plain[role][part], megatron[role][part]) < 1e-4
+    exported = [load_file(folder / backend / "model" / "model.safetensors") for backend in BACKENDS]
+    assert largest_difference(*exported) < 1e-4
+    for row, other in zip(*(logged(backend) for backend in BACKENDS), strict=True):
+        numbers = {name: value for name, value in row.items() if isinstance(value, float)}
+        assert {name: other[name] for name in numbers} == pytest.approx(numbers, rel=1e-3, abs=1e-4)
+
+
+@pytest.mark.parametrize(("before", "after"), [BACKENDS, BACKENDS[::-1]])
+def test_one_goes_on_from_the_other(command, final_state, learned, folder: Path, before: str, after: str) -> None:
+    undisturbed = learned(before)
+    shutil.rmtree(folder / before / "checkpoints" / "step-00000003")
+    ended = command("reasoning.yaml", *overrides(after), "runner.max_steps=3", f"runner.output_dir={before}")
+    assert ended.code == 0, ended.err
+    resumed = final_state(before, 3)
+    for role in ("actor", "critic"):
+        assert largest_difference(undisturbed[role]["model"], resumed[role]["model"]) < 1e-4

