@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 CHUNK = 32  # positions per matrix product: of a wider triangle more is zeros, of a narrower one more is carrying
-WIDEST = 256  # if all rows have one factor: up to here one product is faster than a level of chunks
+WIDEST = 512  # if all rows have one factor: up to here one product is faster than a level of chunks
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -52,7 +52,7 @@ def chunked_scan(terms: Tensor, factor: Tensor, levels: list[Tensor]) -> Tensor:
         return (terms[:, None] @ triangle[..., :length, :length])[:, 0]
     chunks = F.pad(terms, (0, -length % CHUNK)).view(rows, -1, CHUNK) if length % CHUNK else terms.view(rows, -1, CHUNK)
     heads = chunked_scan((chunks @ triangle[..., :1]).squeeze(-1), factor**CHUNK, above)
-    chunks[:, :-1, -1] += factor[..., None].to(terms.dtype) * heads[:, 1:]
+    chunks[:, :-1, -1].addcmul_(heads[:, 1:], factor[..., None].to(terms.dtype))
     return (chunks @ triangle).view(rows, -1)[:, :length]
 
 
