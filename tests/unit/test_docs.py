@@ -50,8 +50,11 @@ def load(base: str | None, text: str, folder: Path) -> Config:
 @pytest.mark.parametrize(("base", "text"), examples())
 def test_example_loads_and_its_placement_is_possible(base: str | None, text: str, tmp_path: Path) -> None:
     config = load(base, text, tmp_path)
-    inventory = Inventory.declared(config.cluster.num_nodes, config.cluster.gpus_per_node or 0)
-    assert schedule(config.cluster, inventory).hosts
+    cluster = config.cluster
+    workers = cluster.devices_per_node
+    declared = Inventory.declared(cluster.num_nodes, cluster.gpus_per_node or 0)
+    inventory = declared if workers is None else Inventory.emulated(cluster.num_nodes, workers)
+    assert schedule(cluster, inventory).hosts
 
 
 def test_there_are_examples_for_both_tasks(tmp_path: Path) -> None:
