@@ -115,7 +115,7 @@ def _in_chunks(
         slots = mask[block].cumsum(dim=1)  # of an active position: its place among them, from 1
         packed = terms.new_zeros(len(slots), _slots(int(slots[:, -1].max())))
         packed.scatter_add_(1, slots, terms)  # a masked position shares the slot of the active one before it, adds 0
-        scanned = chunked_scan(packed, factor if shared else factor[block], levels)
+        scanned = chunked_scan(packed, levels)
         following = torch.gather(scanned[:, 1:], 1, slots, out=terms)
         keep_(torch.add(reward, following, alpha=gamma, out=returns[block]), bits)
         keep_(torch.sub(returns[block], value, out=estimated[block]), bits)

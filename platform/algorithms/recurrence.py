@@ -27,33 +27,35 @@ def reverse_scan(terms: Tensor, factors: Tensor) -> Tensor:
 
 
 def triangles(factor: Tensor, length: int, dtype: torch.dtype) -> list[Tensor]:
-    """What `chunked_scan` multiplies rows of up to `length` with: matrices f^(s - t), s >= t, one per level of chunks.
+    """What `chunked_scan` multiplies rows of up to `length` with: f^(s - t) for s >= t, one matrix per level of chunks.
 
-    `factor`: float64, a scalar or one per row [B]; the matrices are [C,C] or [B,C,C].
+    `factor`: float64, a scalar or one per row [B]; the matrices are [C+1,C] or [B,C+1,C]. Their last row, s = C, is
+    what each position of a chunk gets from the y behind it.
     """
     whole = length <= (CHUNK if factor.dim() else WIDEST)
     size = length if whole else CHUNK
     powers = factor[..., None] ** torch.arange(size + 1, device=factor.device)
-    steps = torch.arange(size, device=factor.device)
-    distance = steps[:, None] - steps
+    steps = torch.arange(size + 1, device=factor.device)
+    distance = steps[:, None] - steps[:-1]
     triangle = torch.where(distance >= 0, powers[..., distance.clamp(min=0)], 0.0).to(dtype)
     return [triangle] if whole else [triangle, *triangles(powers[..., size], -(-length // size), dtype)]
 
 
-def chunked_scan(terms: Tensor, factor: Tensor, levels: list[Tensor]) -> Tensor:
+def chunked_scan(terms: Tensor, levels: list[Tensor]) -> Tensor:
     """y_t = terms_t + factor y_{t+1} over the last dimension of [B,T], y_T = 0; `levels`: `triangles` of T or more.
 
-    Inside a chunk y is a product with a triangular matrix. The first y of all chunks form a recurrence again, with
-    factor^CHUNK, and tell each chunk what it gets from the next one. `terms` is overwritten.
+    Inside a chunk y is a product with a triangular matrix, as if nothing followed. The first y of all chunks form a
+    recurrence again, with factor^CHUNK, and tell each chunk what it gets from the next one.
     """
     rows, length = terms.shape
     triangle, *above = levels
     if not above:
         return (terms[:, None] @ triangle[..., :length, :length])[:, 0]
     chunks = F.pad(terms, (0, -length % CHUNK)).view(rows, -1, CHUNK) if length % CHUNK else terms.view(rows, -1, CHUNK)
-    heads = chunked_scan((chunks @ triangle[..., :1]).squeeze(-1), factor**CHUNK, above)
-    chunks[:, :-1, -1].addcmul_(heads[:, 1:], factor[..., None].to(terms.dtype))
-    return (chunks @ triangle).view(rows, -1)[:, :length]
+    result = chunks @ triangle[..., :-1, :]
+    heads = chunked_scan(result[..., 0], above)
+    result[:, :-1].addcmul_(heads[:, 1:, None], triangle[..., -1:, :])
+    return result.view(rows, -1)[:, :length]
 
 
 def bit_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:

@@ -7,6 +7,8 @@ import difflib
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
+from types import TracebackType
+from typing import Protocol, Self
 
 from rl_platform.errors import ChannelClosed, Deadline, PlacementError, PlatformError, Problem
 from rl_platform.runtime.host import ComponentSpec, RankThread, label
@@ -68,6 +70,25 @@ def stop_after(error: BaseException, fail: Callable[[PlatformError], None], shut
             step()
         except PlatformError as failure:
             error.add_note(f"while shutting down: {failure}")
+
+
+class ShutsDown(Protocol):
+    """A context manager that shuts down at its end; because of an error, if there is one."""
+
+    def fail(self, error: PlatformError) -> None: ...
+
+    def shutdown(self, timeout: float = SHUTDOWN_S) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.shutdown()
+        else:
+            stop_after(error, self.fail, self.shutdown)
 
 
 def raise_first(failures: Sequence[PlatformError]) -> None:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Mapping
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from rl_platform.errors import PlatformError, WorkerDied
 from rl_platform.runtime import ComponentSpec, Placement
@@ -21,6 +20,7 @@ from rl_platform.runtime.host import Host, RankThread
 from rl_platform.runtime.lifecycle import (
     RUNNER,
     SHUTDOWN_S,
+    ShutsDown,
     check_components,
     labels_of,
     raise_first,
@@ -32,7 +32,7 @@ from rl_platform.tracing import Span
 logger = logging.getLogger(__name__)
 
 
-class LocalRuntime:
+class LocalRuntime(ShutsDown):
     """Runs a placement's components as threads; a context manager that shuts down at its end.
 
     placement: which component ranks share a host; deadline_s: the longest wait for a call or a channel, in seconds;
@@ -117,17 +117,6 @@ class LocalRuntime:
             if depth := channel.stats().depth:
                 logger.warning("channel '%s' was shut down with %d items that nobody got", channel.name, depth)
         raise_first(failures)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self.shutdown()
-        else:
-            stop_after(error, self.fail, self.shutdown)
 
     def _check_startable(self, components: Mapping[str, ComponentSpec]) -> None:
         if self._stopped or self._ranks:

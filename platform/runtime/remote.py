@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from rl_platform.errors import Deadline, PlacementError, PlatformError, Problem, WorkerDied
 from rl_platform.placement.scheduler import LEARNERS
@@ -22,7 +21,15 @@ from rl_platform.runtime.channel import waiting_on
 from rl_platform.runtime.fingerprint import code_fingerprint
 from rl_platform.runtime.group import WorkerGroup
 from rl_platform.runtime.host import PlacedHost
-from rl_platform.runtime.lifecycle import RUNNER, SHUTDOWN_S, check_components, labels_of, raise_first, stop_after
+from rl_platform.runtime.lifecycle import (
+    RUNNER,
+    SHUTDOWN_S,
+    ShutsDown,
+    check_components,
+    labels_of,
+    raise_first,
+    stop_after,
+)
 from rl_platform.runtime.process import Names
 from rl_platform.runtime.remote_channel import Address, Link, RemoteChannel
 from rl_platform.runtime.remote_worker import RemoteHost, RemoteWorker, Send, SharedArguments, relay
@@ -54,7 +61,7 @@ class Fleet(Protocol):
         """Ends every process it started and gives back what it reserved; again: does nothing."""
 
 
-class RemoteRuntime:
+class RemoteRuntime(ShutsDown):
     """Runs a placement's hosts as processes of `fleet`; a context manager that shuts down at its end.
 
     deadline_s: the longest wait for a call or a channel, in seconds; seed: the run's.
@@ -167,17 +174,6 @@ class RemoteRuntime:
         finally:
             self._fleet.stop(timeout)
         raise_first(failures)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self.shutdown()
-        else:
-            stop_after(error, self.fail, self.shutdown)
 
     def _greet(self) -> None:
         greetings: dict[str, Greeting] = self._all("greet", dict.fromkeys(self._hosts, ()), START_S)
