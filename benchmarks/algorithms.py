@@ -27,7 +27,7 @@ GAMMA, LAMBDA = 1.0, 0.95
 Estimate = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-def chunked(rewards: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def estimator(rewards: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     return gae(rewards, values, mask, GAMMA, LAMBDA)
 
 
@@ -70,18 +70,18 @@ def measure_advantages(rows: int, length: int, density: float, rounds: int) -> d
     mask = torch.empty(rows, length, dtype=torch.bool).bernoulli_(density, generator=generator)
     inputs = (rewards, values, mask)
     before = peak_bytes()
-    chunked(*inputs)  # also the warm-up, of the allocator too
+    estimator(*inputs)  # also the warm-up, of the allocator too
     memory = (peak_bytes() - before) / sum(tensor.nbytes for tensor in inputs)
-    seconds: dict[str, list[float]] = {"chunks": [], "loop": []}
+    seconds: dict[str, list[float]] = {"estimator": [], "loop": []}
     for _ in range(rounds):
-        ours, found = timed(chunked, inputs)
+        ours, found = timed(estimator, inputs)
         plain, expected = timed(loop, inputs)
         check(found, expected)
         del found, expected
-        seconds["chunks"].append(ours)
+        seconds["estimator"].append(ours)
         seconds["loop"].append(plain)
-        print(f"  chunks {ours:.3f} s, loop {plain:.2f} s")
-    ratios = [plain / ours for ours, plain in zip(seconds["chunks"], seconds["loop"], strict=True)]
+        print(f"  estimator {ours:.3f} s, loop {plain:.2f} s")
+    ratios = [plain / ours for ours, plain in zip(seconds["estimator"], seconds["loop"], strict=True)]
     print_verdict("GAE, times as fast as the loop", ratios, TARGET)
     print(f"memory, times the inputs: {memory:.2f}; target below {TARGET_MEMORY:g}")
     return {"seconds": seconds, "ratios": ratios, "memory": memory}

@@ -8,9 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rl_platform.algorithms.compiled_gae import compiled_gae, compiles
 from rl_platform.algorithms.recurrence import CHUNK, bit_mask, chunked_scan, keep, keep_, reverse_scan, triangles
 
 LONG_ROW = 128  # positions from which chunks are faster than steps
+COMPILE_FROM = 2**22  # positions of a batch from which compiling a loop is won back, within a hundred batches or so
 BLOCK = 2**18  # positions of the rows computed together: what a block needs stays in the cache
 
 
@@ -43,6 +45,8 @@ def gae(
         return _stepwise(rewards, values, mask, gamma, lam, ends, end_values)
     if mask.shape[1] < LONG_ROW:
         return _stepwise(rewards, values, mask, gamma, lam)
+    if mask.numel() >= COMPILE_FROM and compiles(values):
+        return compiled_gae(rewards, values, mask, gamma, lam)
     return _in_chunks(rewards, values, mask, gamma, lam)
 
 

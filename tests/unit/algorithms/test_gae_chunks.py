@@ -1,16 +1,34 @@
-"""GAE of long rows, which is computed in chunks: equal to the step by step form, whatever the mask and the lambda."""
+"""GAE of long rows, in chunks and compiled: equal to the definition, whatever the mask and the lambda."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
 from rl_platform.algorithms import gae as module
+from rl_platform.algorithms.compiled_gae import compiled_gae
 from rl_platform.algorithms.gae import decoupled_gae, gae, length_adaptive_lambda
 from rl_platform.algorithms.recurrence import CHUNK, bit_mask, chunked_scan, keep, triangles
 
 NAN = float("nan")
+
+
+@pytest.fixture(params=["chunks", "compiled"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """How rows are scanned here: the size of the batch decides elsewhere."""
+    calls: list[str] = []
+
+    def counted(*arguments: object) -> tuple[Tensor, Tensor]:
+        calls.append("compiled")
+        return compiled_gae(*arguments)
+
+    monkeypatch.setattr(module, "compiled_gae", counted)
+    monkeypatch.setattr(module, "COMPILE_FROM", 0 if request.param == "compiled" else 2**40)
+    yield request.param
+    assert bool(calls) == (request.param == "compiled")
 
 
 def near(actual: Tensor, expected: Tensor) -> None:
@@ -40,7 +58,7 @@ def long_case(rows: int, length: int, density: float, seed: int = 0) -> tuple[Te
 @pytest.mark.parametrize("lam", [0.0, 0.5, 0.95, 1.0])
 @pytest.mark.parametrize("density", [0.05, 0.7, 2.0])
 @pytest.mark.parametrize("per_row", [False, True])
-def test_long_rows_equal_the_loop(lam: float, density: float, per_row: bool) -> None:
+def test_long_rows_equal_the_loop(lam: float, density: float, per_row: bool, way: str) -> None:
     rewards, values, mask = long_case(3, 8192, density)
     mask[1, 100:] = False  # rows of very different lengths
     weights = torch.tensor([lam, 0.3, 1.0]) if per_row else lam
@@ -52,7 +70,7 @@ def test_long_rows_equal_the_loop(lam: float, density: float, per_row: bool) -> 
 
 
 @pytest.mark.parametrize("length", [module.LONG_ROW, 300, 1023, 1025])
-def test_lengths_around_the_chunks(length: int) -> None:
+def test_lengths_around_the_chunks(length: int, way: str) -> None:
     rewards, values, mask = long_case(5, length, 2.0)
     for actual, golden in zip(
         gae(rewards, values, mask, 0.99, 0.9), loop(rewards, values, mask, 0.99, 0.9), strict=True
@@ -69,7 +87,18 @@ def test_blocks_of_rows_are_put_together(monkeypatch: pytest.MonkeyPatch) -> Non
         torch.testing.assert_close(together, apart, rtol=1e-6, atol=1e-6)
 
 
-def test_padding_and_observations_change_nothing_in_long_rows() -> None:
+def test_large_batches_are_compiled_where_that_is_possible(monkeypatch: pytest.MonkeyPatch) -> None:
+    rewards, values, mask = long_case(33, 2**17, 0.5)
+    assert mask.numel() >= module.COMPILE_FROM
+    compiled = gae(rewards, values, mask, 1.0, 0.95)
+    monkeypatch.setattr(module, "compiles", lambda values: False)
+    for one, other in zip(compiled, gae(rewards, values, mask, 1.0, 0.95), strict=True):
+        near(one, other.double())
+    half = gae(rewards[:, :4096].bfloat16(), values[:, :4096].bfloat16(), mask[:, :4096], 1.0, 0.95)
+    assert {tensor.dtype for tensor in half} == {torch.bfloat16}
+
+
+def test_padding_and_observations_change_nothing_in_long_rows(way: str) -> None:
     rewards, values, mask = long_case(4, 512, 0.8)
     plain = gae(rewards, values, mask, 0.99, 0.95)
     gap = torch.full((4, 37), NAN)
@@ -80,7 +109,7 @@ def test_padding_and_observations_change_nothing_in_long_rows() -> None:
         torch.testing.assert_close(padded[wide_mask], narrow[mask], rtol=1e-6, atol=1e-6)
 
 
-def test_rows_without_an_active_position_give_zeros() -> None:
+def test_rows_without_an_active_position_give_zeros(way: str) -> None:
     rewards, values, mask = long_case(3, 512, 0.8)
     mask[1] = False
     for result in gae(torch.where(mask, rewards, NAN), values, mask, 1.0, 0.95):
