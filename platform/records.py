@@ -44,8 +44,8 @@ class Trajectory:
 
     token_ids: response tokens including EOS if it was sampled; log_probs: the engine's log-probability of each of them
     (of the temperature-scaled, unfiltered distribution); finish_reason: "stop" (EOS) or "length"; weights_version: of
-    the policy that generated it; reward and metric are set by the reward component, `valid` is False when scoring
-    failed.
+    the policy that generated it; reward, metric and step_rewards (where in token_ids a step ends, and its reward) are
+    set by the reward component, `valid` is False when scoring failed.
     """
 
     prompt: Prompt
@@ -58,6 +58,7 @@ class Trajectory:
     reward: float = 0.0
     metric: float = 0.0
     valid: bool = True
+    step_rewards: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass

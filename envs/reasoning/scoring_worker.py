@@ -14,7 +14,7 @@ import sys
 import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 from rl_platform.envs.reasoning.verifiers import ScoreItem, Verifier, load_verifier
@@ -28,12 +28,16 @@ _LONGEST_DETAIL = 4_000
 
 @dataclass(frozen=True)
 class Score:
-    """`value` counts only if `valid`; otherwise `reason` is RAISED, TIMEOUT or DIED, and `detail` tells more."""
+    """`value` counts only if `valid`; otherwise `reason` is RAISED, TIMEOUT or DIED, and `detail` tells more.
+
+    `steps`: where a step of the response ends, in characters from its beginning, and the reward of that step.
+    """
 
     value: float
     valid: bool = True
     reason: str = ""
     detail: str = ""
+    steps: tuple[tuple[int, float], ...] = ()
 
 
 def main() -> None:
@@ -59,18 +63,25 @@ def main() -> None:
 
 
 def score_one(verifier: Verifier, item: ScoreItem) -> Score:
-    """The verifier's number. Whatever it raises, SystemExit included, makes the sample invalid; the process goes on."""
+    """The verifier's verdict. Whatever it raises, SystemExit too, makes the sample invalid; the process goes on."""
     try:
-        value = _number(verifier(item))
+        verdict = verifier(item)
+        value, steps = verdict if isinstance(verdict, tuple) else (verdict, ())
+        return Score(_number(value), steps=tuple((_end(end, item.response), _number(reward)) for end, reward in steps))
     except BaseException:
         return Score(0.0, valid=False, reason=RAISED, detail=traceback.format_exc()[-_LONGEST_DETAIL:])
-    return Score(value)
 
 
 def _number(value: Any) -> float:
     if not isinstance(value, Real) or not math.isfinite(value):
         raise ValueError(f"a reward must be a finite number, not {value!r}")
     return float(value)
+
+
+def _end(end: Any, response: str) -> int:
+    if not isinstance(end, Integral) or not 0 < end <= len(response):
+        raise ValueError(f"a step of a response of {len(response)} characters cannot end at {end!r}")
+    return int(end)
 
 
 def _die_with(parent: int) -> None:

@@ -1,4 +1,4 @@
-"""How a response is scored: functions from a `ScoreItem` to a number, built by name inside the scoring processes.
+"""How a response is scored: functions from a `ScoreItem` to a verdict, built by name inside the scoring processes.
 
 Built-in scores lie in [0, 1]. A response that is wrong or cannot be read scores 0; a verifier raises only when it
 cannot do its work (an expected answer it does not understand), and that sample is then left out of training. Timeouts
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fractions import Fraction
@@ -31,7 +31,9 @@ class ScoreItem:
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
-Verifier = Callable[[ScoreItem], float]
+# The score; or that and rewards of steps, each with the number of characters of the response at which the step ends.
+Verdict = float | tuple[float, Sequence[tuple[int, float]]]
+Verifier = Callable[[ScoreItem], Verdict]
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,9 @@ def _task_verifier(spec: VerifierSpec) -> Verifier:
 
 
 def _user_verifier(name: str) -> Verifier:
-    function = load_function(KEY, name, "function(response, answer, metadata) -> float")
+    function = load_function(
+        KEY, name, "function(response, answer, metadata) -> float, or (float, [(end of a step, its reward)])"
+    )
     return lambda item: function(item.response, item.answer, item.metadata)
 
 

@@ -1,6 +1,7 @@
-"""Token rewards: an outcome reward on the last action, and the KL penalty inside the reward.
+"""Token rewards: an outcome reward on the last action, process rewards on theirs, and the KL penalty inside the reward.
 
-Scaling and shaping of scores happen before; the reward of an embodied step needs no placement and does not pass here.
+Scaling and shaping of scores happen before, and to scores only; the reward of an embodied step needs no placement and
+does not pass here.
 """
 
 from __future__ import annotations
@@ -26,6 +27,21 @@ def place_outcome_rewards(scores: Tensor, action_mask: Tensor) -> Tensor:
     positions = torch.arange(action_mask.shape[1], device=action_mask.device)
     last = torch.where(action_mask, positions, -1).amax(dim=1, keepdim=True)
     return torch.where(positions == last, scores[:, None].float(), 0.0)
+
+
+@torch.no_grad()
+def place_process_rewards(addressed: Tensor, action_mask: Tensor) -> tuple[Tensor, int]:
+    """[B,T] rewards of single steps, each on an action, and how many had to be moved there.
+
+    `addressed` [B,T]: what is not on a position of `action_mask` [B,T] goes to the nearest action before it, or to the
+    row's first one where there is none before; several on one action add up. A row without any action gets nothing.
+    """
+    positions = torch.arange(action_mask.shape[1], device=action_mask.device)
+    before = torch.where(action_mask, positions, -1).cummax(dim=1).values
+    first = action_mask.to(torch.int8).argmax(dim=1, keepdim=True)
+    given = torch.where(action_mask.any(dim=1, keepdim=True), addressed.float(), 0.0)
+    placed = torch.zeros_like(given).scatter_add_(1, torch.where(before >= 0, before, first), given)
+    return placed, int(((given != 0) & ~action_mask).sum())
 
 
 @torch.no_grad()

@@ -7,15 +7,18 @@ Shaping of rewards (KL, length, whitening) belongs to the algorithm, not here.
 from __future__ import annotations
 
 import queue
+from bisect import bisect_left
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import cached_property
 
 from rl_platform.config.schema import Config
 from rl_platform.envs.reasoning.scoring import ScoringPool, ScoringStats
 from rl_platform.envs.reasoning.scoring_worker import Score
 from rl_platform.envs.reasoning.verifiers import ScoreItem, VerifierSpec
 from rl_platform.errors import ChannelClosed, WorkerError
+from rl_platform.models.tokenizer import Tokenizer, load_tokenizer
 from rl_platform.records import Trajectory
 from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.host import ComponentContext
@@ -31,7 +34,7 @@ class Reward:
     """
 
     def __init__(self, context: ComponentContext, config: Config) -> None:
-        self._label = context.label
+        self._label, self._model = context.label, config.actor.model
         self._spec = verifier_spec(config)
         self._pool = ScoringPool(self._spec, num_workers=config.reward.num_workers, timeout_s=config.reward.timeout_s)
 
@@ -87,7 +90,18 @@ class Reward:
 
     def _scored(self, trajectory: Trajectory, score: Score) -> Trajectory:
         metric = float(score.value >= 1.0) if self._spec.built_in else score.value
-        return replace(trajectory, reward=score.value, metric=metric, valid=score.valid)
+        steps = tuple((self._token_at(trajectory.token_ids, end), reward) for end, reward in score.steps)
+        return replace(trajectory, reward=score.value, metric=metric, valid=score.valid, step_rewards=steps)
+
+    def _token_at(self, token_ids: Sequence[int], end: int) -> int:
+        """The position of the token with which the text has `end` characters."""
+        counts = range(1, len(token_ids))
+        return bisect_left(counts, end, key=lambda count: len(self._tokenizer.decode(token_ids[:count])))
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        """Most verifiers reward no steps."""
+        return load_tokenizer(self._model)
 
     def _check_any_valid(self, scores: Sequence[Score]) -> None:
         if not scores or any(score.valid for score in scores):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rl_platform.algorithms.dynamic_sampling import DynamicSampler
-from rl_platform.algorithms.rewards import place_outcome_rewards
+from rl_platform.algorithms.rewards import place_outcome_rewards, place_process_rewards
 from rl_platform.algorithms.shaping import ShapedRewards, shape_rewards
 from rl_platform.components.actor import LanguageActor
 from rl_platform.components.critic import LanguageCritic
@@ -79,6 +79,9 @@ class ReasoningTask:
         shaped = shaped_rewards(trajectories, self.config.algorithm, self.config.data.max_response_length)
         self._warn_of_clipped_scores(int(shaped.metrics.get("reward/out_of_range", 0)))
         batch = rollout_batch(trajectories, shaped, self.tokenizer.pad_token_id)
+        if any(trajectory.step_rewards for trajectory in trajectories):
+            process, found = process_rewards(trajectories, batch.action_mask)
+            batch, metrics = replace(batch, rewards=batch.rewards + process), metrics | found
         if self.config.algorithm.bootstrap_truncated:
             batch = replace(batch, bootstrapped=cut_ends(trajectories, batch.action_mask))
         samples = _samples(trajectories[: self.config.runner.log_samples])
@@ -200,6 +203,16 @@ def rollout_batch(trajectories: Sequence[Trajectory], shaped: ShapedRewards, pad
         correct=torch.tensor([trajectory.metric > 0 for trajectory in trajectories]),
         versions=torch.tensor([trajectory.weights_version for trajectory in trajectories]),
     )
+
+
+def process_rewards(trajectories: Sequence[Trajectory], action_mask: Tensor) -> tuple[Tensor, dict[str, float]]:
+    """[B,T] rewards of single steps, as the verifier gave them: neither scaled nor shaped."""
+    addressed = torch.zeros(action_mask.shape)
+    for row, trajectory in zip(addressed, trajectories, strict=True):
+        for position, reward in trajectory.step_rewards:
+            row[len(trajectory.prompt.token_ids) + position] += reward
+    placed, moved = place_process_rewards(addressed, action_mask)
+    return placed, {"reward/process_mean": placed.sum().item() / len(placed), "reward/process_moved": float(moved)}
 
 
 def cut_ends(trajectories: Sequence[Trajectory], action_mask: Tensor) -> Tensor:

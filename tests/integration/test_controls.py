@@ -71,3 +71,15 @@ def test_controls_of_groups_work_together(command, folder: Path) -> None:
     assert "masked ones included" in ended.out
     metrics = last_line(folder / "out")
     assert -3 <= metrics["adv/min"] <= metrics["adv/max"] <= 3
+
+
+def test_a_verifier_may_reward_single_steps(command, folder: Path) -> None:
+    (folder / "steps.py").write_text(
+        "def bytes_count(response, answer, metadata):\n    return 0.0, [(1, 0.25)] if response else []\n"
+    )
+    ended = command("reasoning.yaml", "runner.max_steps=1", "reward.type=steps:bytes_count")
+    assert ended.code == 0, ended.err
+    metrics = last_line(folder / "out")
+    assert metrics["reward/raw_mean"] == 0.0
+    assert metrics["reward/process_mean"] == pytest.approx(metrics["reward/mean"])
+    assert metrics["reward/process_mean"] > 0.1
