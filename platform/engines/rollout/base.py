@@ -20,21 +20,37 @@ class Request:
 
 @dataclass(frozen=True)
 class Completion:
-    """A finished response: token ids including a sampled EOS, and the log-probability of each."""
+    """A response: token ids including a sampled EOS, and the log-probability of each; "abort": it was cut by `abort`."""
 
     index: int
     token_ids: tuple[int, ...]
     log_probs: tuple[float, ...]
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "abort"]
 
 
 class RolloutEngine(Protocol):
     """One rank's generator."""
 
+    @property
+    def version(self) -> int:
+        """Of the weights that it generates with; -1 before the first `receive`."""
+
     def receive(self, weights: Weights) -> None:
-        """Generate with these weights from now on."""
+        """Generate with these weights from now on. What is being generated begins again: no response mixes two sets."""
 
     def generate(
         self, requests: Sequence[Request], sampling: SamplingParams, on_finished: Callable[[Completion], None]
     ) -> None:
         """Answer every request exactly once, calling `on_finished` as soon as each is done."""
+
+    def abort(self) -> None:
+        """From another thread: `generate` answers what is left at once, with the tokens there are, as "abort"."""
+
+    def sleep(self) -> None:
+        """Give the accelerator's memory to others until `wake`."""
+
+    def wake(self) -> None:
+        """Generate again, with the weights of before."""
+
+    def close(self) -> None:
+        """The end; again is fine."""

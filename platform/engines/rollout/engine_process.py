@@ -1,0 +1,142 @@
+"""An engine in a process of its own: calls go out, items and an answer come back, and its end is noticed.
+
+The process may kill its own parent when it crashes (SGLang's does), eat memory or hang; whoever holds this end goes on.
+What is called there is the affair of `program`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from rl_platform.errors import Deadline, WorkerDied, WorkerError
+
+ITEM, ANSWER, FAILED, DIED = "item", "answer", "failed", "died"  # kinds of what comes back for a call
+LOG_LINES = 30  # of the end of the log, shown when the engine does not start
+
+
+class Call:
+    """One call and what comes back for it."""
+
+    def __init__(self, number: int, operation: str) -> None:
+        self.number, self.operation = number, operation
+        self.arrived: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+
+    def items(self, timeout: float | None = None) -> Iterator[Any]:
+        """What arrives before the answer. Raises WorkerError if the engine refuses, WorkerDied if it dies, Deadline if
+        nothing comes within `timeout` seconds."""
+        while True:
+            try:
+                kind, value = self.arrived.get(timeout=timeout)
+            except queue.Empty:
+                raise Deadline(f"the engine did not answer to {self.operation} within {timeout:g} s") from None
+            if kind == ITEM:
+                yield value
+            elif kind == ANSWER:
+                self.value = value
+                return
+            else:
+                raise WorkerDied(value) if kind == DIED else WorkerError(f"{self.operation}: {value}")
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """The answer."""
+        for _ in self.items(timeout):
+            pass
+        return self.value
+
+
+class EngineProcess:
+    """Starts `python -c program DESCRIPTOR PARENT`, sends it `setup` and then calls.
+
+    `environment` is added to that of this process, with PYTHONPATH in front of its own. Output goes to `log`.
+    """
+
+    def __init__(self, program: str, setup: Any, environment: Mapping[str, str], log: Path) -> None:
+        self.log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        ours, theirs = socket.socketpair()
+        with theirs, log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", program, str(theirs.fileno()), str(os.getpid())],
+                env=_environment(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # what it starts ends with it, and Ctrl-C is left to the platform
+            )
+        self._connection = Connection(ours.detach())
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._calls: dict[int, Call] = {}
+        self._dead = False
+        self._reader = threading.Thread(target=self._read, name="engine", daemon=True)
+        self.started = self._register("start")
+        with suppress(OSError):  # dead already: the reader says so
+            self._connection.send(setup)
+        self._reader.start()
+
+    def call(self, operation: str, *arguments: Any) -> Call:
+        """Starts a call; returns at once."""
+        call = self._register(operation)
+        with self._lock, suppress(OSError):
+            self._connection.send((call.number, operation, arguments))
+        return call
+
+    def kill(self) -> None:
+        """Ends it and what it started. Again is fine."""
+        if self.process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        if self._reader.is_alive() and self._reader is not threading.current_thread():
+            self._reader.join()
+
+    def end_of_log(self) -> str:
+        text = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+        return "\n".join(text[-LOG_LINES:])
+
+    def _register(self, operation: str) -> Call:
+        with self._lock:
+            call = Call(next(self._numbers), operation)
+            if self._dead:
+                call.arrived.put((DIED, self._obituary()))
+            else:
+                self._calls[call.number] = call
+        return call
+
+    def _read(self) -> None:
+        with suppress(EOFError, OSError):
+            while True:
+                number, kind, value = self._connection.recv()
+                call = self._calls.get(number) if kind == ITEM else self._calls.pop(number)
+                if call is not None:
+                    call.arrived.put((kind, value))
+        with suppress(ProcessLookupError):  # half an engine is of no use
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        with self._lock:
+            self._dead = True
+            self._connection.close()
+            left, self._calls = self._calls, {}
+        for call in left.values():
+            call.arrived.put((DIED, self._obituary()))
+
+    def _obituary(self) -> str:
+        return f"the engine's process {self.process.pid} ended (exit status {self.process.returncode}); log: {self.log}"
+
+
+def _environment(added: Mapping[str, str]) -> dict[str, str]:
+    path = [entry for entry in (added.get("PYTHONPATH"), *sys.path) if entry]
+    return {**os.environ, **added, "PYTHONPATH": os.pathsep.join(path)}

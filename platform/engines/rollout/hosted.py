@@ -1,0 +1,118 @@
+"""SGLang as a rollout engine: its process, kept alive, with the current weights.
+
+When the process dies it is started again, gets the weights it had, and what was not answered is asked again: every
+request is answered once. What runs there is in `sglang.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from rl_platform.engines.rollout.base import Completion, Request
+from rl_platform.engines.rollout.engine_process import Call, EngineProcess
+from rl_platform.engines.rollout.shared_weights import SharedWeights
+from rl_platform.engines.rollout.sglang import CPU_ENVIRONMENT, PROGRAM, EngineSetup
+from rl_platform.errors import Deadline, WorkerDied, WorkerError
+from rl_platform.records import SamplingParams, Weights
+
+logger = logging.getLogger(__name__)
+
+START_S = 600.0  # a large model on many GPUs takes minutes
+ATTEMPTS = 3  # processes in a row that die without having answered anything
+
+
+class HostedEngine:
+    """`environment`: for the engine's process alone. Raises WorkerError with the end of its log if it does not start."""
+
+    def __init__(self, label: str, setup: EngineSetup, environment: Mapping[str, str], log: Path) -> None:
+        self._label, self._setup, self._log = label, setup, log
+        self._environment = (CPU_ENVIRONMENT if setup.device == "cpu" else {}) | dict(environment)
+        self._shared = SharedWeights()
+        self._weights: Weights | None = None
+        self._generation: Call | None = None
+        self.restarts = 0
+        self._process = self._start()
+
+    @property
+    def version(self) -> int:
+        return -1 if self._weights is None else self._weights.version
+
+    @property
+    def process_id(self) -> int:
+        return self._process.process.pid
+
+    def receive(self, weights: Weights) -> None:
+        self._weights = weights
+        try:
+            self._load()
+        except WorkerDied as death:
+            self._restart(death)
+
+    def generate(
+        self, requests: Sequence[Request], sampling: SamplingParams, on_finished: Callable[[Completion], None]
+    ) -> None:
+        unanswered = {request.index: request for request in requests}
+        deaths = 0
+        while unanswered:
+            try:
+                self._generation = self._process.call("generate", list(unanswered.values()), sampling)
+                for completion in self._generation.items():
+                    del unanswered[completion.index]
+                    on_finished(completion)
+                    deaths = 0
+            except WorkerDied as death:
+                deaths += 1
+                if deaths >= ATTEMPTS:
+                    raise WorkerDied(f"{self._label}: {deaths} engines in a row died: {death}") from death
+                self._restart(death)
+
+    def abort(self) -> None:
+        if self._generation is not None:
+            self._process.call("abort", self._generation.number).wait()
+
+    def sleep(self) -> None:
+        self._process.call("sleep").wait()
+
+    def wake(self) -> None:
+        self._process.call("wake").wait()
+        if self._weights is not None:
+            self._load()
+
+    def cached_tokens(self) -> int:
+        """Of the prompts of this process: how many tokens were taken from its prefix cache."""
+        cached: int = self._process.call("cached_tokens").wait()
+        return cached
+
+    def close(self) -> None:
+        self._process.kill()
+
+    def _load(self) -> None:
+        assert self._weights is not None
+        state = {_exported(name): tensor for name, tensor in self._weights.state.items()}
+        self._process.call("load", self._shared.write(state, self._setup.tensor_parallel)).wait()
+
+    def _start(self) -> EngineProcess:
+        began = time.monotonic()
+        process = EngineProcess(PROGRAM, self._setup, self._environment, self._log)
+        try:
+            process.started.wait(START_S)
+        except (Deadline, WorkerDied, WorkerError) as error:
+            process.kill()
+            raise WorkerError(f"{self._label}: SGLang did not start: {error}\n{process.end_of_log()}") from error
+        logger.info("%s: SGLang started in %.0f s", self._label, time.monotonic() - began)
+        return process
+
+    def _restart(self, death: WorkerDied) -> None:
+        self.restarts += 1
+        logger.warning("%s: %s. It is started again with the weights it had", self._label, death)
+        self._process.kill()
+        self._process = self._start()
+        self._load()
+
+
+def _exported(name: str) -> str:
+    """The name that a parameter of `models.language.LanguageModel` has in a Hugging Face folder."""
+    return "lm_head.weight" if name == "head.weight" else name.replace("backbone.", "model.", 1)

@@ -1,0 +1,222 @@
+"""The program of SGLang's process: the engine, the calls that arrive, the answers that leave.
+
+One code path; a CPU differs from a GPU in the arguments of `engine_arguments` only. Token ids go in and come out, the
+tokenizer is not loaded. The model's weights are not read from a disk either: the engine starts with what it makes up
+and gets its weights by `load` before the first request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+import traceback
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+from rl_platform.engines.rollout.base import Completion, Request
+from rl_platform.engines.rollout.engine_process import ANSWER, FAILED, ITEM
+from rl_platform.parent import die_with
+from rl_platform.records import SamplingParams
+
+PROGRAM = "from rl_platform.engines.rollout.sglang import main; main()"
+VERSION = "0.5.23"  # names and semantics of weight updates change between releases
+CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1"}
+
+
+@dataclass(frozen=True)
+class EngineSetup:
+    """`cache_tokens`: room for keys and values, None: what `memory_share` of a GPU leaves. `dtype` as torch names it."""
+
+    model_config: dict[str, Any]
+    eos_token_ids: tuple[int, ...]
+    device: str
+    tensor_parallel: int
+    dtype: str
+    max_running: int
+    cache_tokens: int | None
+    memory_share: float
+    seed: int
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+def engine_arguments(setup: EngineSetup, folder: str) -> dict[str, Any]:
+    """What `sglang.Engine` is called with: what both profiles share, the profile of the device, what the user adds."""
+    common = {
+        "model_path": folder,
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "tp_size": setup.tensor_parallel,
+        "dtype": setup.dtype,
+        "max_running_requests": setup.max_running,
+        "max_total_tokens": setup.cache_tokens,
+        "random_seed": setup.seed % 2**31,
+        "grammar_backend": "none",
+        "skip_server_warmup": True,
+        "sleep_on_idle": True,  # an idle scheduler polls otherwise, and takes a core from everybody else
+        "log_level": "error",
+    }
+    cpu = {
+        "device": "cpu",
+        "attention_backend": "torch_native",
+        "sampling_backend": "pytorch",
+        "disable_overlap_schedule": True,
+        "disable_cuda_graph": True,
+        "mem_fraction_static": 0.1,
+    }
+    gpu = {"device": "cuda", "mem_fraction_static": setup.memory_share, "enable_memory_saver": True}
+    return common | (cpu if setup.device == "cpu" else gpu) | setup.extra
+
+
+def main() -> None:
+    """Entry point of the process: arguments are the socket's descriptor and the process id of the parent."""
+    descriptor, parent = map(int, sys.argv[1:])
+    die_with(parent)
+    connection = Connection(descriptor)
+    setup: EngineSetup = connection.recv()
+    try:
+        host = EngineHost(connection, setup)
+    except BaseException as error:
+        connection.send((0, FAILED, f"{type(error).__name__}: {error}"))
+        raise
+    connection.send((0, ANSWER, None))
+    host.serve()
+    os._exit(0)  # its own shutdown waits for schedulers that the end of this process ends
+
+
+class EngineHost:
+    """The engine and the calls in work. Everything runs in the engine's event loop but the reading of the socket."""
+
+    def __init__(self, connection: Connection, setup: EngineSetup) -> None:
+        import sglang
+
+        if sglang.__version__ != VERSION:
+            raise RuntimeError(f"sglang {sglang.__version__} is installed, {VERSION} is needed")
+        self.connection, self.setup = connection, setup
+        self.folder = tempfile.TemporaryDirectory(prefix="rl-platform-model-")
+        self._write_config()
+        self.engine = sglang.Engine(**engine_arguments(setup, self.folder.name))
+        self.manager = self.engine.tokenizer_manager
+        self.updating = asyncio.Event()
+        self.updating.set()
+        self.aborting: set[int] = set()
+
+    def serve(self) -> None:
+        """Until the other end closes."""
+        self.engine.loop.run_until_complete(self._serve())
+
+    async def _serve(self) -> None:
+        loop, tasks = asyncio.get_running_loop(), set()
+        while True:
+            try:
+                number, operation, arguments = await loop.run_in_executor(None, self.connection.recv)
+            except (EOFError, OSError):
+                return
+            task = loop.create_task(self._perform(number, operation, arguments))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+    async def _perform(self, number: int, operation: str, arguments: tuple[Any, ...]) -> None:
+        try:
+            answer = await getattr(self, operation)(number, *arguments)
+        except Exception:
+            self.connection.send((number, FAILED, traceback.format_exc()))
+        else:
+            self.connection.send((number, ANSWER, answer))
+
+    # Calls ------------------------------------------------------------------------------------------------------------
+
+    async def generate(self, number: int, requests: list[Request], sampling: SamplingParams) -> None:
+        """Sends a Completion for every request as soon as it is finished."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for request in requests:
+                    group.create_task(self._complete(number, request, sampling))
+        finally:
+            self.aborting.discard(number)
+
+    async def abort(self, number: int, generation: int) -> None:
+        """What the call `generation` has not finished ends now, with what there is of it."""
+        self.aborting.add(generation)
+        self.manager.abort_request(abort_all=True)
+
+    async def load(self, number: int, parts: list[list[bytes]]) -> None:
+        """New weights, handles per bucket and rank. Requests in work begin again: none mixes two sets of weights."""
+        from sglang.srt.managers import io_struct as messages
+
+        self.updating.clear()
+        try:
+            await self.manager.pause_generation(messages.PauseGenerationReqInput(mode="abort"))
+            _check(await self.manager.begin_weight_update(messages.BeginWeightUpdateReqInput(selector="all"), None))
+            for handles in parts:
+                last = handles is parts[-1]
+                request = messages.UpdateWeightsFromTensorReqInput(
+                    serialized_named_tensors=handles, load_format=None, flush_cache=last
+                )
+                _check(await self.manager.update_weights_from_tensor(request, None))
+            _check(await self.manager.end_weight_update(messages.EndWeightUpdateReqInput(), None))
+            await self.manager.continue_generation(messages.ContinueGenerationReqInput())
+        finally:
+            self.updating.set()
+
+    async def sleep(self, number: int) -> None:
+        """Gives the GPU's memory back, keys, values and weights."""
+        from sglang.srt.managers import io_struct as messages
+
+        await self.manager.release_memory_occupation(messages.ReleaseMemoryOccupationReqInput(), None)
+
+    async def wake(self, number: int) -> None:
+        """Takes the memory again; weights are to be loaded before the next request."""
+        from sglang.srt.managers import io_struct as messages
+
+        await self.manager.resume_memory_occupation(messages.ResumeMemoryOccupationReqInput(), None)
+
+    async def cached_tokens(self, number: int) -> int:
+        """Of the prompts answered so far: how many tokens were not computed again."""
+        return self.reused
+
+    # ------------------------------------------------------------------------------------------------------------------
+
+    reused = 0
+
+    async def _complete(self, number: int, request: Request, sampling: SamplingParams) -> None:
+        while True:
+            await self.updating.wait()
+            found = await self.engine.async_generate(
+                input_ids=list(request.token_ids), sampling_params=self._parameters(request, sampling),
+                return_logprob=True,
+            )
+            facts = found["meta_info"]
+            reason = facts["finish_reason"]["type"]
+            if reason != "abort" or number in self.aborting:
+                break
+            await asyncio.sleep(0.01)  # an update ended it: it begins again, with the new weights
+        self.reused += facts.get("cached_tokens", 0)
+        sampled = facts["output_token_logprobs"]  # log-probability, token and text of each
+        tokens, log_probs = tuple(entry[1] for entry in sampled), tuple(entry[0] for entry in sampled)
+        self.connection.send((number, ITEM, Completion(request.index, tokens, log_probs, reason)))
+
+    def _parameters(self, request: Request, sampling: SamplingParams) -> dict[str, Any]:
+        return {
+            "max_new_tokens": sampling.max_new_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k or -1,
+            "stop_token_ids": list(self.setup.eos_token_ids),
+            "sampling_seed": request.seed % 2**31,
+        }
+
+    def _write_config(self) -> None:
+        import json
+
+        with open(os.path.join(self.folder.name, "config.json"), "w", encoding="utf-8") as file:
+            json.dump(self.setup.model_config, file)
+
+
+def _check(result: tuple[bool, str]) -> None:
+    """Weight updates that fail return, they do not raise."""
+    done, message = result[0], result[1]
+    if not done:
+        raise RuntimeError(f"the weights were not taken: {message}")
