@@ -140,8 +140,9 @@ def load(path: str, overrides: Sequence[str]) -> tuple[LoadedConfig, Placement, 
 
     loaded = load_config(path, overrides, check_cluster)
     assert inventory is not None
-    exclusive = ("rollout",) if loaded.config.rollout.backend == "sglang" else ()
-    return loaded, schedule(loaded.config.cluster, inventory, exclusive=exclusive), inventory
+    placement = schedule(loaded.config.cluster, inventory)
+    on_gpus = bool(placement.accelerators.get("rollout")) and not placement.emulated
+    return loaded.with_backend(*chosen_backend(loaded.config.rollout.backend, on_gpus)), placement, inventory
 
 
 def _check_usage(plan: PlanForm | None, calibrate: str | None, slurm: bool, slurm_options: bool) -> None:

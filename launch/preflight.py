@@ -13,12 +13,14 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 
 import psutil
 import torch
 
 from rl_platform.config.schema import Config
+from rl_platform.engines.rollout.sglang import VERSION as SGLANG
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch.layouts import check_layouts, layout_problems
 from rl_platform.placement.inventory import Inventory
@@ -42,9 +44,17 @@ def check_cheap(config: Config, placement: Placement) -> None:
 
 def _engines(config: Config, placement: Placement) -> Iterator[Problem]:
     yield from layout_problems(config, placement)
-    if config.rollout.backend != "torch":
-        message, hint = "this version generates with torch only", "rollout.backend=torch"
-        yield Problem("rollout.backend", message, value=config.rollout.backend, allowed="torch", hint=hint)
+    if config.rollout.backend == "sglang":
+        yield from _sglang(config)
+
+
+def _sglang(config: Config) -> Iterator[Problem]:
+    if importlib.util.find_spec("sglang") is None:
+        message, hint = "sglang is not installed", "pip install 'rl-platform[sglang]', or rollout.backend=torch"
+        yield Problem("rollout.backend", message, value="sglang", hint=hint)
+    elif (found := version("sglang")) != SGLANG:
+        message = f"sglang {found} is installed; weights are updated in the way of {SGLANG}"
+        yield Problem("rollout.backend", message, value="sglang", hint=f"pip install sglang=={SGLANG}")
 
 
 def _processes(config: Config, placement: Placement) -> Iterator[Problem]:

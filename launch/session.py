@@ -60,6 +60,8 @@ def run(loaded: LoadedConfig, config_path: str, placement: Placement, inventory:
         state.begin()
         (folder / "config.yaml").write_text(loaded.resolved_yaml(), encoding="utf-8")
         reporter.start(_info(config, config_path, folder, state, render(placement, inventory)))
+        for note in loaded.notes:
+            reporter.note(note)
         try:
             _train(config, placement, world, reporter, timeline, state, folder)
         except BaseException as error:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from rl_platform.components.base import ComponentContext
 from rl_platform.config.components import Sampling
 from rl_platform.config.schema import Config
 from rl_platform.engines.rollout.base import Completion, Request
-from rl_platform.engines.rollout.torch import TorchRolloutEngine
+from rl_platform.engines.rollout.build import rollout_engine
 from rl_platform.models.pretrained import load_config
 from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.records import Prompt, SamplingParams, Trajectory, Weights
@@ -24,10 +22,13 @@ class LanguageRollout:
     def __init__(self, context: ComponentContext, config: Config) -> None:
         self.context, self.config = context, config
         self.tokenizer = load_tokenizer(config.actor.model)
-        device = torch.device("cuda", context.accelerators[0]) if context.accelerators else torch.device("cpu")
         eos = self.tokenizer.eos_token_ids
         model_config = load_config(config.actor.model, self.tokenizer.vocab_size, eos[0])
-        self.engine = TorchRolloutEngine(model_config, eos, config.rollout.max_running_requests, device)
+        self.engine = rollout_engine(config, context.label, model_config, eos, context.accelerators, context.seed)
+
+    def close(self) -> None:
+        """Ends what the engine started."""
+        self.engine.close()
 
     def receive(self, weights: Weights) -> int:
         """Generate with these weights from now on; returns their version."""

@@ -133,10 +133,22 @@ class Rollout(Section):
     """`rollout`: generates responses or chooses actions."""
 
     group_name: str | None = Field(default=None, description="name of the worker group in logs")
-    backend: Literal["torch", "sglang"] = Field(default="torch", description="generation engine of language models")
+    backend: Literal["auto", "torch", "sglang"] = Field(
+        default="auto", description="generation engine of language models; auto: sglang on GPUs if it is installed"
+    )
     sampling: Sampling = Field(default_factory=Sampling, description="training")
     val_sampling: ValSampling = Field(default_factory=ValSampling, description="validation; greedy by default")
     max_running_requests: int = Field(default=64, ge=1, description="sequences decoded together; the others wait")
+    tensor_parallel_size: int | None = Field(
+        default=None, ge=1, description="sglang: processes that share the model; null: one per GPU of a rank"
+    )
+    gpu_memory_utilization: float = Field(
+        default=0.6, gt=0, lt=1, description="sglang: share of a GPU's memory for weights, keys and values"
+    )
+    engine_args: dict[str, Any] = Field(default_factory=dict, description="sglang: further arguments of sglang.Engine")
+    engine_env: dict[str, str] = Field(
+        default_factory=dict, description="sglang: environment variables of the engine's process"
+    )
 
 
 class Reward(Section):

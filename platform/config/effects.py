@@ -44,6 +44,9 @@ class Idle(NamedTuple):
     switches: tuple[str, ...] = ("runner.task_type",)
 
 
+_SGLANG = ("tensor_parallel_size", "gpu_memory_utilization", "engine_args", "engine_env")
+
+
 def has_values(config: Config) -> bool:
     """Whether a value function is trained, as a head on the policy or as a model of its own."""
     return config.algorithm.loss_type == "actor_critic" or config.critic.use_critic_model
@@ -63,7 +66,7 @@ def idle_keys(config: Config) -> list[Idle]:
 def _embodied(config: Config) -> Iterator[Idle]:
     for name in _PROMPTS:
         yield Idle(f"data.{name}", "embodied training has no prompts")
-    for name in ("backend", "sampling", "val_sampling", "max_running_requests"):
+    for name in ("backend", "sampling", "val_sampling", "max_running_requests", *_SGLANG):
         yield Idle(f"rollout.{name}", "embodied policies choose actions and generate no text")
     yield Idle("reward", "embodied rewards come from the environment")
     yield Idle("algorithm.reward_scaling", "it maps the scores of responses; see env.normalize_rewards")
@@ -99,6 +102,9 @@ def _reasoning(config: Config) -> Iterator[Idle]:
             yield Idle(f"{role}.model.{name}", "only embodied policies are built from it")
     for name in ("reward_type", "logprob_type", "entropy_type", "bootstrap_type"):
         yield Idle(f"algorithm.{name}", "a response has no action chunks, and its rows hold one episode each")
+    if config.rollout.backend == "torch":
+        for name in _SGLANG:
+            yield Idle(f"rollout.{name}", "the torch engine has no such option", ("rollout.backend",))
     kind = config.data.task.type if config.data.task is not None else None
     switch = ("data.task.type",)
     if kind is not None and kind != "reasoning_gym":

@@ -31,6 +31,15 @@ class LoadedConfig:
 
     config: Config
     sources: dict[str, str]
+    notes: tuple[str, ...] = ()  # on what was decided for the user
+
+    def with_backend(self, backend: str, why: str) -> LoadedConfig:
+        """With the engine that `rollout.backend: auto` stands for here."""
+        if self.config.rollout.backend == backend or self.config.runner.task_type == "embodied":
+            return self
+        rollout = self.config.rollout.model_copy(update={"backend": backend})
+        notes = (*self.notes, f"rollout.backend auto is {backend} here: {why}")
+        return replace(self, config=self.config.model_copy(update={"rollout": rollout}), notes=notes)
 
     def where(self, key: str) -> str:
         """The line of `key` or, if it was not written, of the nearest section around it."""

@@ -108,7 +108,7 @@ class MemoryModel:
         shared = self.layout.together(self.layout.policy, "rollout")
         if isinstance(shape, PolicyShape):
             return Memory(weights=0 if shared else shape.parameters * FLOAT)
-        bytes_each = FLOAT if self.config.rollout.backend == "torch" else bytes_of(self.config.actor.model.dtype)
+        bytes_each = FLOAT if self.config.rollout.backend != "sglang" else bytes_of(self.config.actor.model.dtype)
         weights = 0 if shared else shape.parameters * bytes_each
         if not self.on_gpu:  # oneDNN's layout, a second time
             weights += (shape.layers * shape.matrices_per_layer + shape.vocabulary * shape.hidden) * FLOAT

@@ -27,7 +27,10 @@ ATTEMPTS = 3  # processes in a row that die without having answered anything
 class HostedEngine:
     """`environment`: for the engine's process alone. Raises WorkerError with the end of its log if it does not start."""
 
-    def __init__(self, label: str, setup: EngineSetup, environment: Mapping[str, str], log: Path) -> None:
+    def __init__(
+        self, label: str, setup: EngineSetup, eos_token_ids: Sequence[int], environment: Mapping[str, str], log: Path
+    ) -> None:
+        self.eos = tuple(eos_token_ids)
         self._label, self._setup, self._log = label, setup, log
         self._environment = (CPU_ENVIRONMENT if setup.device == "cpu" else {}) | dict(environment)
         self._shared = SharedWeights()
@@ -58,7 +61,7 @@ class HostedEngine:
         deaths = 0
         while unanswered:
             try:
-                self._generation = self._process.call("generate", list(unanswered.values()), sampling)
+                self._generation = self._process.call("generate", list(unanswered.values()), sampling, self.eos)
                 for completion in self._generation.items():
                     del unanswered[completion.index]
                     on_finished(completion)

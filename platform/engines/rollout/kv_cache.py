@@ -23,6 +23,7 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
+        self.slots = slots
         self.data = torch.zeros(layers, 2, slots, heads, length, head_dim, dtype=dtype, device=device)
 
     def move(self, source: int, target: int) -> None:

@@ -8,12 +8,14 @@ and gets its weights by `load` before the first request.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 import tempfile
 import traceback
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from rl_platform.engines.rollout.base import Completion, Request
@@ -31,7 +33,6 @@ class EngineSetup:
     """`cache_tokens`: room for keys and values, None: what `memory_share` of a GPU leaves. `dtype` as torch names it."""
 
     model_config: dict[str, Any]
-    eos_token_ids: tuple[int, ...]
     device: str
     tensor_parallel: int
     dtype: str
@@ -102,6 +103,7 @@ class EngineHost:
         self.updating = asyncio.Event()
         self.updating.set()
         self.aborting: set[int] = set()
+        self.reused = 0
 
     def serve(self) -> None:
         """Until the other end closes."""
@@ -128,12 +130,14 @@ class EngineHost:
 
     # Calls ------------------------------------------------------------------------------------------------------------
 
-    async def generate(self, number: int, requests: list[Request], sampling: SamplingParams) -> None:
+    async def generate(
+        self, number: int, requests: list[Request], sampling: SamplingParams, eos: tuple[int, ...]
+    ) -> None:
         """Sends a Completion for every request as soon as it is finished."""
         try:
             async with asyncio.TaskGroup() as group:
                 for request in requests:
-                    group.create_task(self._complete(number, request, sampling))
+                    group.create_task(self._complete(number, request, _parameters(request, sampling, eos)))
         finally:
             self.aborting.discard(number)
 
@@ -177,16 +181,11 @@ class EngineHost:
         """Of the prompts answered so far: how many tokens were not computed again."""
         return self.reused
 
-    # ------------------------------------------------------------------------------------------------------------------
-
-    reused = 0
-
-    async def _complete(self, number: int, request: Request, sampling: SamplingParams) -> None:
+    async def _complete(self, number: int, request: Request, parameters: dict[str, Any]) -> None:
         while True:
             await self.updating.wait()
             found = await self.engine.async_generate(
-                input_ids=list(request.token_ids), sampling_params=self._parameters(request, sampling),
-                return_logprob=True,
+                input_ids=list(request.token_ids), sampling_params=parameters, return_logprob=True
             )
             facts = found["meta_info"]
             reason = facts["finish_reason"]["type"]
@@ -198,21 +197,21 @@ class EngineHost:
         tokens, log_probs = tuple(entry[1] for entry in sampled), tuple(entry[0] for entry in sampled)
         self.connection.send((number, ITEM, Completion(request.index, tokens, log_probs, reason)))
 
-    def _parameters(self, request: Request, sampling: SamplingParams) -> dict[str, Any]:
-        return {
-            "max_new_tokens": sampling.max_new_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k or -1,
-            "stop_token_ids": list(self.setup.eos_token_ids),
-            "sampling_seed": request.seed % 2**31,
-        }
-
     def _write_config(self) -> None:
-        import json
+        """All that is read of a model's folder."""
+        Path(self.folder.name, "config.json").write_text(json.dumps(self.setup.model_config), encoding="utf-8")
 
-        with open(os.path.join(self.folder.name, "config.json"), "w", encoding="utf-8") as file:
-            json.dump(self.setup.model_config, file)
+
+def _parameters(request: Request, sampling: SamplingParams, eos: tuple[int, ...]) -> dict[str, Any]:
+    """In SGLang's words. It heeds the seed only with `enable_deterministic_inference`, which needs a GPU."""
+    return {
+        "max_new_tokens": sampling.max_new_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or -1,
+        "stop_token_ids": list(eos),
+        "sampling_seed": request.seed % 2**31,
+    }
 
 
 def _check(result: tuple[bool, str]) -> None:

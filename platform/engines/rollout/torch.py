@@ -10,6 +10,7 @@ Does not cover tensor parallelism, paging, or samples of one prompt sharing more
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -53,9 +54,26 @@ class TorchRolloutEngine:
         self.max_running = max_running
         self.device = device
         self.version = -1
+        self._lock = threading.RLock()  # one decoding step, or one update
+        self._again = self._aborted = False
         self._packed: list[_PackedLinear] = []
 
     def receive(self, weights: Weights) -> None:
+        with self._lock:
+            self._receive(weights)
+            self._again = True
+
+    def abort(self) -> None:
+        self._aborted = True
+
+    def sleep(self) -> None:
+        """Between calls there is nothing but the weights, which are the trainer's own where both share a device."""
+
+    def wake(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def _receive(self, weights: Weights) -> None:
         if self.version < 0:
             self.model.load_state_dict(
                 {name: tensor.to(self.device) for name, tensor in weights.state.items()}, assign=True
@@ -84,18 +102,34 @@ class TorchRolloutEngine:
         slots = min(self.max_running, len(requests))
         longest = max((len(request.token_ids) for request in requests), default=0) + sampling.max_new_tokens
         cache = self._new_cache(slots, longest)
-        while waiting or running:
-            free = slots - len(running)
-            if waiting and free * REFILL_SHARE >= min(slots, len(waiting)):
-                entered = self._take(waiting, free, sampling)
-                logits = self._prefill(cache, entered, first=len(running))
-                running += entered
-                offset = len(running) - len(entered)
-            else:
-                logits = self._decode(cache, running)
-                offset = 0
-            self._append(running[offset:], logits, sampling)
+        self._again = self._aborted = False
+        while (waiting or running) and not self._aborted:
+            with self._lock:
+                if self._again:  # no response mixes two sets of weights
+                    waiting.extendleft(entry.request for entry in reversed(running))
+                    running.clear()
+                    self._again = False
+                self._advance(cache, waiting, running, sampling)
             self._release(cache, running, sampling, on_finished)
+        for entry in running:
+            on_finished(Completion(entry.request.index, tuple(entry.tokens), tuple(entry.log_probs), "abort"))
+        for request in waiting:
+            on_finished(Completion(request.index, (), (), "abort"))
+
+    def _advance(
+        self, cache: KVCache, waiting: deque[Request], running: list[_Running], sampling: SamplingParams
+    ) -> None:
+        """One more token for those that run, or the first one for those that enter."""
+        free = cache.slots - len(running)
+        offset = 0
+        if waiting and free * REFILL_SHARE >= min(cache.slots, len(waiting)):
+            entered = self._take(waiting, free, sampling)
+            logits = self._prefill(cache, entered, first=len(running))
+            offset = len(running)
+            running += entered
+        else:
+            logits = self._decode(cache, running)
+        self._append(running[offset:], logits, sampling)
 
     def _take(self, waiting: deque[Request], free: int, sampling: SamplingParams) -> list[_Running]:
         entered: list[_Running] = []

@@ -1,0 +1,50 @@
+"""Which rollout engine a rank generates with, and its construction."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rl_platform.config.rollout_backend import chosen_backend
+from rl_platform.config.schema import Config
+from rl_platform.engines.rollout.base import RolloutEngine
+from rl_platform.engines.rollout.hosted import HostedEngine
+from rl_platform.engines.rollout.sglang import EngineSetup
+from rl_platform.engines.rollout.torch import TorchRolloutEngine
+
+LOGS = "logs"  # of the run's output folder
+
+
+def rollout_engine(
+    config: Config, label: str, model_config: Any, eos: tuple[int, ...], accelerators: tuple[int, ...], seed: int
+) -> RolloutEngine:
+    """The engine of one rank, on its accelerators or on the CPU."""
+    rollout = config.rollout
+    if chosen_backend(rollout.backend, bool(accelerators))[0] == "torch":
+        device = torch.device("cuda", accelerators[0]) if accelerators else torch.device("cpu")
+        return TorchRolloutEngine(model_config, eos, rollout.max_running_requests, device)
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    description = model_config.to_dict()
+    setup = EngineSetup(
+        model_config=description | {"architectures": description.get("architectures") or [_architecture(model_config)]},
+        device="cuda" if accelerators else "cpu",
+        tensor_parallel=rollout.tensor_parallel_size or max(1, len(accelerators)),
+        dtype=config.actor.model.dtype,
+        max_running=rollout.max_running_requests,
+        cache_tokens=None if accelerators else rollout.max_running_requests * (longest + 1),
+        memory_share=rollout.gpu_memory_utilization,
+        seed=seed,
+        extra=rollout.engine_args,
+    )
+    log = Path(config.runner.output_dir).expanduser().absolute() / LOGS / f"{label}-sglang.log"
+    return HostedEngine(label, setup, eos, rollout.engine_env, log)
+
+
+def _architecture(model_config: Any) -> str:
+    """The class of transformers that a config without `architectures` is for."""
+    from transformers import AutoModelForCausalLM
+
+    name: str = AutoModelForCausalLM._model_mapping[type(model_config)].__name__
+    return name

@@ -1,0 +1,28 @@
+"""The function of sgl-kernel that a plain engine calls on a CPU."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from torch import Tensor
+
+
+def assign_req_to_token_pool_cpu(
+    requests: Tensor, table: Tensor, starts: Tensor, ends: Tensor, locations: Tensor, _width: int
+) -> None:
+    """table[r, start:end] = the next (end - start) of `locations`, for each request r in turn."""
+    taken = 0
+    for request, start, end in zip(requests.tolist(), starts.tolist(), ends.tolist(), strict=True):
+        table[request, start:end] = locations[taken : taken + end - start].to(table.dtype)
+        taken += end - start
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+
+    def missing(*_: Any, **__: Any) -> NoReturn:
+        raise NotImplementedError(f"sgl_kernel.{name} is not there on a CPU")
+
+    missing.__name__ = name
+    return missing
