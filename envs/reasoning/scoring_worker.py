@@ -6,7 +6,10 @@ it), then one Score per item as soon as it is known. Nothing here needs torch, s
 
 from __future__ import annotations
 
+import ctypes
 import math
+import os
+import signal
 import sys
 import traceback
 from dataclasses import dataclass
@@ -16,10 +19,10 @@ from typing import Any
 
 from rl_platform.envs.reasoning.verifiers import ScoreItem, Verifier, load_verifier
 from rl_platform.errors import ConfigError, WorkerError
-from rl_platform.parent import die_with
 
 READY = "ready"
 RAISED, TIMEOUT, DIED = "raised", "timeout", "died"
+_PR_SET_PDEATHSIG = 1
 _LONGEST_DETAIL = 4_000
 
 
@@ -40,7 +43,7 @@ class Score:
 def main() -> None:
     """Entry point of the process: arguments are the socket's descriptor and the process id of the parent."""
     descriptor, parent = map(int, sys.argv[1:])
-    die_with(parent)
+    _die_with(parent)
     connection = Connection(descriptor)
     try:
         verifier = load_verifier(connection.recv())
@@ -79,3 +82,12 @@ def _end(end: Any, response: str) -> int:
     if not isinstance(end, Integral) or not 0 < end <= len(response):
         raise ValueError(f"a step of a response of {len(response)} characters cannot end at {end!r}")
     return int(end)
+
+
+def _die_with(parent: int) -> None:
+    """Linux: the kernel kills this process with the thread that started it, even if a verifier hangs. Elsewhere an idle
+    process ends when its socket closes."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)

@@ -23,6 +23,13 @@ from typing import Any
 from rl_platform.errors import Deadline, WorkerDied, WorkerError
 
 ITEM, ANSWER, FAILED, DIED = "item", "answer", "failed", "died"  # kinds of what comes back for a call
+_GUARDED = """
+import os, signal, sys
+if os.fork() == 0:
+    os.close(int(sys.argv[1]))
+    os.read(0, 1)  # until nobody holds the other end of the pipe any more
+    os.killpg(0, signal.SIGKILL)
+"""
 LOG_LINES = 30  # of the end of the log, shown when the engine does not start
 
 
@@ -57,7 +64,10 @@ class Call:
 
 
 class EngineProcess:
-    """Starts `python -c program DESCRIPTOR PARENT`, sends it `setup` and then calls.
+    """Starts `python -c program DESCRIPTOR`, sends it `setup` and then calls.
+
+    It leads a group of processes, of what it starts itself and a guard that kills them all when this process ends, in
+    whatever way.
 
     `environment` is added to that of this process, with PYTHONPATH in front of its own. Output goes to `log`.
     """
@@ -66,11 +76,12 @@ class EngineProcess:
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         ours, theirs = socket.socketpair()
-        with theirs, log.open("ab") as output:
+        watched, self._lifeline = os.pipe()
+        with theirs, os.fdopen(watched) as stdin, log.open("ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", program, str(theirs.fileno()), str(os.getpid())],
+                [sys.executable, "-c", _GUARDED + program, str(theirs.fileno())],
                 env=_environment(environment),
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=output,
                 stderr=output,
                 pass_fds=[theirs.fileno()],
@@ -129,12 +140,13 @@ class EngineProcess:
         with self._lock:
             self._dead = True
             self._connection.close()
+            os.close(self._lifeline)
             left, self._calls = self._calls, {}
         for call in left.values():
             call.arrived.put((DIED, self._obituary()))
 
     def _obituary(self) -> str:
-        return f"the engine's process {self.process.pid} ended (exit status {self.process.returncode}); log: {self.log}"
+        return f"the engine's process died; its log is {self.log}"
 
 
 def _environment(added: Mapping[str, str]) -> dict[str, str]:

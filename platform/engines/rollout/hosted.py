@@ -45,7 +45,9 @@ class HostedEngine:
 
     @property
     def process_id(self) -> int:
-        return self._process.process.pid
+        """Of the engine."""
+        pid: int = self._process.started.value
+        return pid
 
     def receive(self, weights: Weights) -> None:
         self._weights = weights

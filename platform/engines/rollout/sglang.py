@@ -20,7 +20,6 @@ from typing import Any
 
 from rl_platform.engines.rollout.base import Completion, Request
 from rl_platform.engines.rollout.engine_process import ANSWER, FAILED, ITEM
-from rl_platform.parent import die_with
 from rl_platform.records import SamplingParams
 
 PROGRAM = "from rl_platform.engines.rollout.sglang import main; main()"
@@ -72,17 +71,15 @@ def engine_arguments(setup: EngineSetup, folder: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Entry point of the process: arguments are the socket's descriptor and the process id of the parent."""
-    descriptor, parent = map(int, sys.argv[1:])
-    die_with(parent)
-    connection = Connection(descriptor)
+    """Entry point of the process: the argument is the socket's descriptor."""
+    connection = Connection(int(sys.argv[1]))
     setup: EngineSetup = connection.recv()
     try:
         host = EngineHost(connection, setup)
     except BaseException as error:
         connection.send((0, FAILED, f"{type(error).__name__}: {error}"))
         raise
-    connection.send((0, ANSWER, None))
+    connection.send((0, ANSWER, os.getpid()))
     host.serve()
     os._exit(0)  # its own shutdown waits for schedulers that the end of this process ends
 

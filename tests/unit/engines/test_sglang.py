@@ -1,0 +1,205 @@
+"""SGLang's engine, really running on a CPU: what every rollout engine promises, and what becomes of it when it dies."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from sglang_engine import ENGINE_ENV, needs_sglang
+
+from rl_platform.engines.rollout.base import Completion
+from rl_platform.engines.rollout.hosted import HostedEngine
+from rl_platform.engines.rollout.sglang import EngineSetup
+from rl_platform.errors import WorkerError
+from rl_platform.records import SamplingParams, Weights
+
+pytestmark = [needs_sglang, pytest.mark.timeout(900)]
+LONG = SamplingParams(50, temperature=1.0)
+
+
+@pytest.fixture(scope="module")
+def shared(script: Any) -> ModuleType:
+    """Models, prompts and checks that the torch engine is tested with."""
+    return script(Path(__file__).with_name("test_rollout.py"))
+
+
+def setup_for(config: Any) -> EngineSetup:
+    description = config.to_dict() | {"architectures": ["LlamaForCausalLM"]}
+    return EngineSetup(description, "cpu", 1, "float32", 16, 4096, 0.1, seed=0)
+
+
+@pytest.fixture(scope="module")
+def plain(shared: ModuleType) -> Any:
+    return shared.causal_lm()
+
+
+@pytest.fixture(scope="module")
+def engine(shared: ModuleType, plain: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostedEngine]:
+    log = tmp_path_factory.mktemp("sglang") / "engine.log"
+    running = HostedEngine("rollout[0]", setup_for(plain.config), (shared.NEVER,), ENGINE_ENV, log)
+    family = psutil.Process(running.process_id).children(recursive=True)
+    assert len(family) >= 2, "a scheduler and a guard"
+    yield running
+    children = psutil.Process(running.process_id).children(recursive=True)
+    running.close()
+    running.close()
+    assert not psutil.wait_procs(children, timeout=10)[1], "what the engine started is gone with it"
+
+
+@pytest.fixture
+def fresh(shared: ModuleType, plain: Any, engine: HostedEngine) -> HostedEngine:
+    """The engine with the weights of `plain` and no EOS."""
+    engine.eos = (shared.NEVER,)
+    engine.receive(Weights(engine.version + 1, shared.state_of(copy.deepcopy(plain))))
+    return engine
+
+
+def test_greedy_decoding_equals_transformers(shared: ModuleType, plain: Any, fresh: HostedEngine) -> None:
+    requests = shared.prompts()
+    found = shared.answers(fresh, requests, SamplingParams(10, temperature=0.0))
+    for request in requests:
+        prompt = torch.tensor([request.token_ids])
+        options = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 10, "do_sample": False}
+        expected = plain.generate(prompt, **options)[0, len(request.token_ids) :]
+        assert found[request.index].token_ids == tuple(expected.tolist())
+        assert found[request.index].finish_reason == "length"
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 0.0])
+def test_log_probs_equal_teacher_forced_ones(
+    temperature: float, shared: ModuleType, plain: Any, fresh: HostedEngine
+) -> None:
+    requests = shared.prompts(shared=3)
+    sampling = SamplingParams(12, temperature, top_p=0.9, top_k=20)
+    for index, completion in shared.answers(fresh, requests, sampling).items():
+        expected = shared.teacher_forced(copy.deepcopy(plain), requests[index], completion, temperature or 1.0)
+        torch.testing.assert_close(torch.tensor(completion.log_probs), expected, rtol=0, atol=1e-4)
+
+
+def test_an_eos_is_part_of_the_response(shared: ModuleType, fresh: HostedEngine) -> None:
+    requests, greedy = shared.prompts(), SamplingParams(5, temperature=0.0)
+    first = shared.answers(fresh, requests, greedy)[3].token_ids[0]
+    fresh.eos = (first,)
+    completion = shared.answers(fresh, requests, greedy)[3]
+    assert (completion.token_ids, completion.finish_reason) == ((first,), "stop")
+    assert len(completion.log_probs) == 1
+
+
+def test_samples_of_a_prompt_share_its_computation(shared: ModuleType, fresh: HostedEngine) -> None:
+    prompt = shared.prompts((20,))[0].token_ids
+    before = fresh.cached_tokens()
+    shared.answers(fresh, [shared.Request(0, prompt, 0)], SamplingParams(2))
+    requests = [shared.Request(index, prompt, index) for index in range(4)]
+    shared.answers(fresh, requests, SamplingParams(2))
+    assert fresh.cached_tokens() - before >= 4 * (len(prompt) - 1)
+
+
+def test_new_weights_and_none_of_the_old(shared: ModuleType, plain: Any, fresh: HostedEngine) -> None:
+    requests, greedy = shared.prompts(), SamplingParams(6, temperature=0.0)
+    before = shared.answers(fresh, requests, greedy)  # their prompts are in the prefix cache now
+    trainer = copy.deepcopy(plain)
+    for parameter in trainer.parameters():
+        parameter.data.add_(torch.randn_like(parameter), alpha=0.2)
+    fresh.receive(Weights(77, shared.state_of(trainer)))
+    assert fresh.version == 77
+    after = shared.answers(fresh, requests, greedy)
+    assert after != before
+    for request in requests:
+        expected = shared.teacher_forced(copy.deepcopy(trainer), request, after[request.index])
+        torch.testing.assert_close(torch.tensor(after[request.index].log_probs), expected, rtol=0, atol=1e-4)
+
+
+def while_it_generates(engine: HostedEngine, requests: Any, sampling: SamplingParams, act: Any) -> list[Completion]:
+    """What comes back when `act()` is called in the middle."""
+    found: list[Completion] = []
+    thread = threading.Thread(target=engine.generate, args=(requests, sampling, found.append))
+    thread.start()
+    time.sleep(0.1)
+    assert len(found) < len(requests), "it was over before anything could be done to it"
+    act()
+    thread.join(300)
+    return found
+
+
+def test_weights_that_come_while_it_generates_mix_in_no_response(
+    shared: ModuleType, plain: Any, fresh: HostedEngine
+) -> None:
+    requests = shared.prompts((4,) * 64)
+    trainer = copy.deepcopy(plain)
+    for parameter in trainer.parameters():
+        parameter.data.add_(torch.randn_like(parameter), alpha=0.2)
+    finished_before: list[int] = []
+
+    def update() -> None:
+        fresh.receive(Weights(5, shared.state_of(trainer)))
+
+    found = while_it_generates(fresh, requests, LONG, update)
+    assert sorted(completion.index for completion in found) == list(range(64))
+    for completion in found:
+        request = requests[completion.index]
+        gaps = [
+            (shared.teacher_forced(copy.deepcopy(model), request, completion) - torch.tensor(completion.log_probs))
+            .abs()
+            .max()
+            for model in (plain, trainer)
+        ]
+        assert min(gaps) < 1e-4
+        finished_before.append(int(gaps[0] < gaps[1]))
+    assert sum(finished_before) < 64, "some were generated with the new weights"
+
+
+def test_abort_returns_what_there_is(shared: ModuleType, plain: Any, fresh: HostedEngine) -> None:
+    requests = shared.prompts((4,) * 64)
+    found = while_it_generates(fresh, requests, LONG, fresh.abort)
+    assert sorted(completion.index for completion in found) == list(range(64))
+    cut = [completion for completion in found if completion.finish_reason == "abort"]
+    assert cut
+    assert all(len(completion.token_ids) < 50 for completion in cut)
+    assert len(shared.answers(fresh, requests[:3], SamplingParams(4))) == 3
+
+
+def test_many_requests_of_mixed_lengths_are_all_answered_once(shared: ModuleType, fresh: HostedEngine) -> None:
+    requests = shared.prompts([1 + index % 13 for index in range(200)])
+    assert len(shared.answers(fresh, requests, SamplingParams(8))) == 200
+
+
+def test_sleep_and_wake(shared: ModuleType, fresh: HostedEngine) -> None:
+    requests, greedy = shared.prompts(), SamplingParams(6, temperature=0.0)
+    before = shared.answers(fresh, requests, greedy)
+    fresh.sleep()
+    fresh.wake()
+    assert {i: c.token_ids for i, c in shared.answers(fresh, requests, greedy).items()} == {
+        i: c.token_ids for i, c in before.items()
+    }
+
+
+def test_one_that_is_killed_is_started_again_and_asked_again(shared: ModuleType, plain: Any, fresh: HostedEngine) -> None:
+    requests, restarts = shared.prompts((4,) * 64), fresh.restarts
+    version, victim = fresh.version, fresh.process_id
+    found = while_it_generates(fresh, requests, LONG, lambda: os.kill(victim, signal.SIGKILL))
+    assert fresh.restarts == restarts + 1
+    assert fresh.process_id != victim
+    assert fresh.version == version
+    assert sorted(completion.index for completion in found) == list(range(64)), "each once"
+    for completion in found[-3:]:
+        expected = shared.teacher_forced(copy.deepcopy(plain), requests[completion.index], completion)
+        torch.testing.assert_close(torch.tensor(completion.log_probs), expected, rtol=0, atol=1e-4)
+
+
+def test_an_engine_that_does_not_start_shows_the_end_of_its_log(plain: Any, tmp_path: Path) -> None:
+    setup = setup_for(plain.config)
+    setup.model_config["architectures"] = ["NobodysForCausalLM"]
+    with pytest.raises(WorkerError) as caught:
+        HostedEngine("rollout[3]", setup, (), ENGINE_ENV, tmp_path / "engine.log")
+    assert "rollout[3]: SGLang did not start" in str(caught.value)
+    assert "NobodysForCausalLM" in str(caught.value)
