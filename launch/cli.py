@@ -17,6 +17,7 @@ from typing import Annotated
 import typer
 
 from rl_platform.config import LoadedConfig, load_config
+from rl_platform.config.rollout_backend import chosen_backend
 from rl_platform.config.schema import Cluster
 from rl_platform.errors import ConfigError, PlacementError, PlatformError, Problem
 from rl_platform.launch.planning import PlanForm, plan_text

@@ -20,7 +20,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Completion:
-    """A response: token ids including a sampled EOS, and the log-probability of each; "abort": it was cut by `abort`."""
+    """A response: token ids including a sampled EOS, the log-probability of each; "abort": `abort` has cut it."""
 
     index: int
     token_ids: tuple[int, ...]

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from rl_platform.engines.rollout.base import Completion, Request
 from rl_platform.engines.rollout.engine_process import Call, EngineProcess
-from rl_platform.engines.rollout.shared_weights import SharedWeights
 from rl_platform.engines.rollout.sglang import CPU_ENVIRONMENT, PROGRAM, EngineSetup
+from rl_platform.engines.rollout.shared_weights import SharedWeights
 from rl_platform.errors import Deadline, WorkerDied, WorkerError
 from rl_platform.records import SamplingParams, Weights
 
@@ -25,7 +25,7 @@ ATTEMPTS = 3  # processes in a row that die without having answered anything
 
 
 class HostedEngine:
-    """`environment`: for the engine's process alone. Raises WorkerError with the end of its log if it does not start."""
+    """`environment`: for the engine's process alone. Raises WorkerError with the end of its log if that does not start."""
 
     def __init__(
         self, label: str, setup: EngineSetup, eos_token_ids: Sequence[int], environment: Mapping[str, str], log: Path

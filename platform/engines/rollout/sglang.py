@@ -29,7 +29,7 @@ CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1"}
 
 @dataclass(frozen=True)
 class EngineSetup:
-    """`cache_tokens`: room for keys and values, None: what `memory_share` of a GPU leaves. `dtype` as torch names it."""
+    """`cache_tokens`: room for keys and values, None: what `memory_share` of a GPU leaves; `dtype` as torch says it."""
 
     model_config: dict[str, Any]
     device: str

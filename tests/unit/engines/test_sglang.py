@@ -183,7 +183,9 @@ def test_sleep_and_wake(shared: ModuleType, fresh: HostedEngine) -> None:
     }
 
 
-def test_one_that_is_killed_is_started_again_and_asked_again(shared: ModuleType, plain: Any, fresh: HostedEngine) -> None:
+def test_one_that_is_killed_is_started_again_and_asked_again(
+    shared: ModuleType, plain: Any, fresh: HostedEngine
+) -> None:
     requests, restarts = shared.prompts((4,) * 64), fresh.restarts
     version, victim = fresh.version, fresh.process_id
     found = while_it_generates(fresh, requests, LONG, lambda: os.kill(victim, signal.SIGKILL))
