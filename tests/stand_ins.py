@@ -60,3 +60,5 @@ class SilentReporter:
 
     def phase(self, name: str) -> Any:
         return nullcontext()
+
+    def note(self, text: str) -> None: ...

@@ -30,6 +30,8 @@ from rl_platform.runners.timings import ComponentTimings
 from rl_platform.runtime.group import Handle, WorkerGroup
 
 Metrics = dict[str, float]
+# Above these NeMo-RL's own tests and guide call a run unhealthy.
+MISMATCH_LIMITS = {"mismatch/prob_error": 1.05, "mismatch/k3": 1e-3}
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ class PPO:
 
     def __init__(self, config: Config, learners: Learners, reporter: Reporter) -> None:
         self.algorithm, self.learners, self.reporter = config.algorithm, learners, reporter
-        self.seed = config.runner.seed
+        self.seed, self.warned_of_mismatch = config.runner.seed, False
         self.kl_controller = kl_controller(config.algorithm.kl_ctrl)
         # the correction gives weight 0 to what is not finite, and counts it
         self.tolerated = ("rollout_log_probs",) if config.algorithm.rollout_is is not None else ()
@@ -146,6 +148,8 @@ class PPO:
         if batch.versions is not None:
             age = (self.version(step) - batch.versions).float()
             metrics |= {"staleness/mean": age.mean().item(), "staleness/max": age.max().item()}
+        if metrics.get("staleness/max", 0.0) == 0.0:
+            self._warn_of_mismatch(metrics)
         if (correction := self.algorithm.rollout_is) is not None:
             weights, measured = mismatch_weights(batch.log_probs, batch.rollout_log_probs, batch.mask, correction)
             batch = replace(batch, loss_weights=weights)
@@ -194,6 +198,16 @@ class PPO:
         batch = replace(batch, advantages=estimated, returns=returns, kl_penalties=None)
         check_batch(batch, self.tolerated)
         return batch, metrics
+
+    def _warn_of_mismatch(self, metrics: Metrics) -> None:
+        """Once in a run: the two engines differ by more than rounding does."""
+        passed = {name: metrics[name] for name, limit in MISMATCH_LIMITS.items() if metrics.get(name, 0.0) > limit}
+        if passed and not self.warned_of_mismatch:
+            self.warned_of_mismatch = True
+            found = ", ".join(f"{name} {value:.3g} (limit {MISMATCH_LIMITS[name]:g})" for name, value in passed.items())
+            advice = "" if self.algorithm.rollout_is else "; algorithm.rollout_is corrects for it"
+            message = "rollout and training engine give the same tokens different probabilities"
+            self.reporter.note(f"{message}: {found}{advice}")
 
     def _run(self, phase: str, call: Handle) -> Any:
         """The result of a call on a worker group, as a phase of the step; all ranks return the same."""

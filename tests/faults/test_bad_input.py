@@ -200,7 +200,6 @@ def test_a_model_that_diverges_is_named(command, role: str, tensor: str, advice:
             ["actor.training_backend=megatron", "actor.parallel.tensor=2"],
             "actor.parallel: 1 ranks of actor cannot hold whole copies of a model that 2 ranks share",
         ),
-        (["rollout.backend=sglang"], "command line: rollout.backend: this version generates with torch only"),
         (["cluster.num_nodes=2"], "command line: cluster.num_nodes: without a Ray cluster to join"),
         (
             [

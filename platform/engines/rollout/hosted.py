@@ -25,7 +25,7 @@ ATTEMPTS = 3  # processes in a row that die without having answered anything
 
 
 class HostedEngine:
-    """`environment`: for the engine's process alone. Raises WorkerError with the end of its log if that does not start."""
+    """`environment`: for the engine's process. Raises WorkerError with the end of its log if it does not come up."""
 
     def __init__(
         self, label: str, setup: EngineSetup, eos_token_ids: Sequence[int], environment: Mapping[str, str], log: Path

@@ -115,10 +115,19 @@ def test_plan_starts_nothing(command, folder: Path):
     assert not (folder / "out").exists()
 
 
-def test_plan_shows_what_cannot_run_yet(command):
-    ended = command("reasoning.yaml", "--plan", "rollout.backend=sglang", "cluster.gpus_per_node=1")
-    assert ended.code == 0
-    assert "no local runtime: rollout needs a process of its own" in ended.out
+@pytest.mark.parametrize(
+    ("installed", "gpus", "backend", "why"),
+    [(True, 1, "sglang", "there are GPUs"), (False, 1, "torch", "not installed"), (True, 0, "torch", "on a CPU")],
+)
+def test_the_engine_that_auto_stands_for(
+    installed: bool, gpus: int, backend: str, why: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: object() if installed else None)
+    loaded = cli.load("reasoning.yaml", [f"cluster.gpus_per_node={gpus}"])[0]
+    assert loaded.config.rollout.backend == backend
+    assert loaded.notes[0].startswith(f"rollout.backend auto is {backend} here: ")
+    assert why in loaded.notes[0]
+    assert cli.load("reasoning.yaml", ["rollout.backend=torch"])[0].notes == ()
 
 
 def test_print_config_starts_nothing_and_loads_again(command, folder: Path):
@@ -126,7 +135,7 @@ def test_print_config_starts_nothing_and_loads_again(command, folder: Path):
     assert ended.code == 0
     assert yaml.safe_load(ended.out)["runner"]["seed"] == 7
     (folder / "again.yaml").write_text(ended.out)
-    assert load_config(folder / "again.yaml").config == load_config("reasoning.yaml", ["runner.seed=7"]).config
+    assert load_config(folder / "again.yaml").config == cli.load("reasoning.yaml", ["runner.seed=7"])[0].config
     assert not (folder / "out").exists()
 
 

@@ -46,18 +46,22 @@ def test_a_valid_config_passes_and_nothing_is_made(folder: Path, file: str):
     assert not (folder / "out").exists()
 
 
-def test_everything_this_version_cannot_run_is_told_at_once(folder: Path):
+def test_everything_this_version_cannot_run_is_told_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: None)  # no sglang
     (folder / "out").mkdir()
     (folder / "out" / "thesis.pdf").touch()
     overrides = "actor.training_backend=megatron", "actor.parallel.tensor=2", "rollout.backend=sglang"
-    found = cheap_problems("reasoning.yaml", *overrides, "cluster.runtime=local", "cluster.gpus_per_node=0")
-    assert found.keys() == {
-        "actor.parallel",
-        "rollout.backend",
-        "cluster.runtime",
-        "runner.output_dir",
-    }
+    found = cheap_problems("reasoning.yaml", *overrides, "cluster.num_nodes=2", "cluster.gpus_per_node=0")
+    assert found.keys() == {"actor.parallel", "rollout.backend", "cluster.num_nodes", "runner.output_dir"}
     assert all(problem.hint for problem in found.values())
+    assert "pip install 'rl-platform[sglang]'" in found["rollout.backend"].hint
+
+
+def test_sglang_of_another_version_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: object())
+    monkeypatch.setattr("rl_platform.launch.preflight.version", lambda name: "0.4.1")
+    problem = cheap_problems("reasoning.yaml", "rollout.backend=sglang")["rollout.backend"]
+    assert "sglang 0.4.1 is installed" in problem.message
 
 
 @pytest.mark.parametrize(

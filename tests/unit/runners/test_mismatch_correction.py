@@ -38,6 +38,24 @@ def test_off_means_no_weights() -> None:
     assert metrics["mismatch/abs_logp"] == pytest.approx(1.5)
 
 
+@pytest.mark.parametrize(("gap", "warnings"), [(1.5, 1), (1e-4, 0)])
+def test_engines_that_differ_by_more_than_rounding_are_told_once(gap: float, warnings: int) -> None:
+    notes: list[str] = []
+    reporter = SilentReporter()
+    reporter.note = notes.append  # type: ignore[method-assign]
+    config = Config(
+        runner={"task_type": "reasoning"},
+        cluster={"component_placement": {"actor,critic,rollout,reward": "all"}},
+    )
+    rows = torch.arange(2)
+    learners = Learners(FixedGroup(log_probs=LOG_PROBS), FixedGroup(values=torch.zeros(2, 3)))  # type: ignore[arg-type]
+    ppo = PPO(config, learners, reporter)  # type: ignore[arg-type]
+    for _ in range(2):
+        ppo.update(RolloutBatch({}, MASK, rows >= 0, rows, torch.ones(2, 3), LOG_PROBS - gap), 0)
+    assert len(notes) == warnings
+    assert all("mismatch/prob_error" in note and "algorithm.rollout_is corrects" in note for note in notes)
+
+
 @pytest.mark.parametrize("keys", [{}, {"mode": "icepop"}, {"level": "sequence", "high": None}], ids=str)
 def test_weights_of_the_whole_batch_go_to_the_actor(keys: dict[str, Any]) -> None:
     batch, metrics, config = step(rollout_is=keys)
