@@ -21,6 +21,7 @@ from rl_platform.config.algorithm import Algorithm
 from rl_platform.config.components import Optim
 from rl_platform.engines.training.base import MicroBatches
 from rl_platform.engines.training.fsdp import FSDPEngine
+from rl_platform.engines.training.state_files import read, write
 from rl_platform.envs.embodied.spaces import ActionSpace
 from rl_platform.models.forward import EmbodiedActorCritic, TokenPolicy, TokenValues
 from rl_platform.models.language import LanguageModel
@@ -126,9 +127,7 @@ def run(folder: Path) -> dict[str, Any]:
         report["metrics"] = steps(trained, kind, 0, 3)
         report["parameters"] = parameters(trained)
         report["outputs"] = outputs(trained, kind)
-        state = trained.state_dict()
-        if trained.rank == 0:
-            torch.save(state, folder / f"{kind}-{trained.world_size}.pt")
+        write(trained.sharded_state(), folder / f"{kind}-{trained.world_size}")
         report["few rows"] = trained.step(batch(kind, 3, (6, 4, 5)), loss(kind), MicroBatches(rows=1)).finalize()
         report["one row"] = trained.step(batch(kind, 4, (6,)), loss(kind), MicroBatches()).finalize()
         report["continued"] = parameters(trained)
@@ -149,7 +148,7 @@ def resumed(folder: Path, world_size: int) -> dict[str, Any]:
     for kind in KINDS:
         trained = engine(kind)
         outputs(trained, kind)
-        trained.load_state_dict(torch.load(folder / f"{kind}-{world_size}.pt"))
+        read(trained.sharded_state(), folder / f"{kind}-{world_size}")
         evaluated = outputs(trained, kind)
         trained.step(batch(kind, 3, (6, 4, 5)), loss(kind), MicroBatches(rows=1))
         trained.step(batch(kind, 4, (6,)), loss(kind), MicroBatches())
