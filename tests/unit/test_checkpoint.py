@@ -41,7 +41,7 @@ def test_round_trip(tmp_path: Path) -> None:
     assert found == saved
     assert found.step == 40
     assert found.path.name == "step-00000040"
-    assert list(found.files) == ["actor", "runner"]
+    assert found.parts == {"actor": "actor.pt", "runner": "runner.pt"}
     actor = found.load("actor")
     assert torch.equal(actor["model"]["w"], torch.full((4, 3), 4.0))
     assert actor["model"]["w"].data_ptr() == actor["model"]["tied"].data_ptr()  # tied weights stay tied

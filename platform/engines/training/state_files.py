@@ -76,7 +76,8 @@ def read_whole(folder: str | Path) -> dict[str, Tensor]:
         for name, metadata in _Reader(Path(folder)).read_metadata().state_dict_metadata.items()
     }
     state = {name: Sharded.of(tensor) for name, tensor in found.items()}
-    dcp.load(dict.fromkeys(state), storage_reader=_Reader(Path(folder)), planner=_LoadPlanner(state), no_dist=True)
+    with _collective("read from", folder):
+        dcp.load(dict.fromkeys(state), storage_reader=_Reader(Path(folder)), planner=_LoadPlanner(state), no_dist=True)
     return found
 
 

@@ -219,9 +219,9 @@ def test_half_precision_keeps_master_weights(runs, kind: str) -> None:
         for seed in range(4):
             assert engine.step(runs.ranks.batch(kind, seed), runs.ranks.loss(kind), MicroBatches(rows=3)) is not None
     outputs = [runs.ranks.outputs(engine, kind) for engine in (half, exact)]
-    for name, expected in outputs[1].items():
-        assert outputs[0][name].dtype == torch.float32
-        torch.testing.assert_close(outputs[0][name], expected, atol=0.05, rtol=0.05)
+    for output, expected in outputs[1].items():
+        assert outputs[0][output].dtype == torch.float32
+        torch.testing.assert_close(outputs[0][output], expected, atol=0.05, rtol=0.05)
     moved = [_master(engine, name) - start for engine in (half, exact)]
     assert moved[0].dtype == torch.float32
     assert moved[0].abs().max() < 1e-4  # no rounding of what it started from either
