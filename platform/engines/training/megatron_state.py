@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rl_platform.engines.training.megatron_parts import placed
+from rl_platform.engines.training.megatron_shards import placed
 from rl_platform.engines.training.megatron_weights import Source
 from rl_platform.engines.training.state import MOMENTS, Sharded, State, adam_state
 

@@ -155,6 +155,17 @@ def test_plain_torch_and_one_rank_go_on_from_a_state_of_every_layout(runs, found
                 assert_close(resumed[part], expected[kind][part])
 
 
+@pytest.mark.parametrize("kind", ["actor", "critic"])
+def test_each_rank_writes_its_own_part_of_a_state(runs, found, folder, kind: str) -> None:
+    (whole,) = runs.ranks.bytes_of_ranks(folder / f"torch-{kind}")
+    for size, names in PLACES.items():
+        for layout in names:
+            parts = runs.ranks.bytes_of_ranks(folder / f"{layout}-{kind}")
+            assert len(parts) == size
+            assert sum(parts) == whole, "each element once, without what only fills up"
+            assert max(parts) < 1.2 * whole / size
+
+
 @layouts
 def test_a_gradient_that_is_not_finite_changes_no_rank(found, expected, layout: str) -> None:
     for rank in found[layout]:
