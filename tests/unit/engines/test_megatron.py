@@ -22,8 +22,8 @@ from torch import Tensor
 
 from rl_platform.config.components import Model, Parallel
 from rl_platform.engines.training.base import MicroBatches
-from rl_platform.engines.training.state_files import read, write
-from rl_platform.errors import ConfigError
+from rl_platform.engines.training.state_files import read, read_whole, write
+from rl_platform.errors import CheckpointError, ConfigError
 from rl_platform.models.forward import TokenPolicy
 from rl_platform.models.language import LanguageModel
 from rl_platform.models.pretrained import PACKAGED, load_causal_lm, packaged_gguf
@@ -204,6 +204,22 @@ def test_resuming_is_exact(runs, kind: str, tmp_path: Path) -> None:
     read(other.sharded_state(), tmp_path)
     assert runs.ranks.steps(other, kind, 2, 4) == undisturbed
     assert all(torch.equal(*pair) for pair in zip(runs.tensors(engine), runs.tensors(other), strict=True))
+
+
+def test_a_value_head_is_saved_with_its_moments(runs, tmp_path: Path) -> None:
+    critic = runs.megatron("critic")
+    assert not bool(critic.weights()["model.head.weight"].any())  # the base model fills all but the head
+    runs.ranks.steps(critic, "critic", 0, 2)
+    write(critic.sharded_state(), tmp_path)
+    saved = read_whole(tmp_path)
+    for key in ("model.model.head.weight", "optimizer.model.head.weight.exp_avg", "optimizer.model.head.bias.exp_avg"):
+        assert bool(saved[key].any()), key
+    assert saved["optimizer.model.head.bias.step"] == 2
+    other = runs.megatron("critic")
+    read(other.sharded_state(), tmp_path)
+    assert torch.equal(other.weights()["model.head.weight"], saved["model.model.head.weight"])
+    with pytest.raises(CheckpointError, match=r"head\.bias is not in this model"):
+        read(runs.megatron("actor").sharded_state(), tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["actor", "critic"])

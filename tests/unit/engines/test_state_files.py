@@ -11,11 +11,17 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from rl_platform.checkpoint_files import HashingWriter, damage
+from rl_platform.config.components import Optim
+from rl_platform.engines.training.fsdp import FSDPEngine
 from rl_platform.engines.training.state import Sharded, State, adam_state, state_bytes
 from rl_platform.engines.training.state_files import read, read_whole, write
 from rl_platform.errors import CheckpointError
+from rl_platform.launch.preflight import BYTES_SAVED
+from rl_platform.models.forward import TokenPolicy
+from rl_platform.models.language import LanguageModel
 
 VALUES = torch.arange(60.0).view(6, 10)
 
@@ -135,6 +141,38 @@ def test_adam_before_its_first_step_is_what_adam_makes() -> None:
     for key, value in made.state[parameter].items():
         assert torch.equal(value, own.state[parameter][key])
         assert value.dtype == own.state[parameter][key].dtype
+
+
+def test_a_value_head_is_saved_with_its_moments_and_goes_on(ranks, tmp_path: Path) -> None:
+    critic = ranks.engine("critic")
+    fresh = critic.weights()
+    assert not any(bool(fresh[f"model.head.{name}"].any()) for name in ("weight", "bias"))
+    base = ranks.engine("actor").weights()  # of the same seed: the base fills all but the head
+    assert all(torch.equal(base[name], tensor) for name, tensor in fresh.items() if ".backbone." in name)
+    ranks.steps(critic, "critic", 0, 2)
+    write(critic.sharded_state(), tmp_path)
+    saved = read_whole(tmp_path)
+    for name in ("weight", "bias"):
+        for key in (f"model.model.head.{name}", f"optimizer.model.head.{name}.exp_avg_sq"):
+            assert bool(saved[key].any()), key
+        assert saved[f"optimizer.model.head.{name}.step"] == 2
+    other = ranks.engine("critic")
+    read(other.sharded_state(), tmp_path)
+    assert ranks.steps(other, "critic", 2, 4) == ranks.steps(critic, "critic", 2, 4)
+    with pytest.raises(CheckpointError, match=r"head\.bias is not in this model"):
+        read(ranks.engine("actor").sharded_state(), tmp_path)
+
+
+def test_a_state_takes_the_disk_that_is_asked_for_before_a_run(ranks, tmp_path: Path) -> None:
+    network = LlamaForCausalLM(
+        LlamaConfig(vocab_size=500, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4)
+    )
+    model = TokenPolicy(LanguageModel(network), temperature=1.0)
+    engine = FSDPEngine(model, Optim(), dtype=torch.float32, horizon=8, device=torch.device("cpu"))
+    estimate = BYTES_SAVED * sum(parameter.numel() for parameter in model.parameters())
+    taken = sum(file.bytes for file in write(engine.sharded_state(), tmp_path).values())
+    assert estimate < taken < 1.02 * estimate
+    assert state_bytes(engine.sharded_state()) == pytest.approx(taken, rel=0.02)
 
 
 def test_frozen_parameters_and_second_names_are_not_written(ranks) -> None:
