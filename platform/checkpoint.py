@@ -1,16 +1,15 @@
 """Checkpoints that survive kills, full disks and flipped bits.
 
-A checkpoint is a folder `step-00000040` with one file per part (`actor.pt`, `critic.pt`, ...) and a `manifest.json`
-that holds size and SHA-256 of each file, the step and the caller's fingerprint, and is itself sealed by a SHA-256. It
-is staged under a hidden name, synced and renamed, so a folder with its final name is complete; everything is verified
-again before it is read. Parts hold tensors and plain values only, so loading never runs code from the file.
+A checkpoint is a folder `step-00000040` with a file (`env.pt`) or a folder of shards (`actor/`) for each part and a
+`manifest.json` that holds size and SHA-256 of each file, the step and the caller's fingerprint, and is itself sealed by
+a SHA-256. It is staged under a hidden name, synced and renamed, so a folder with its final name is complete; everything
+is verified again before it is read. Files hold tensors and plain values only, so loading never runs code from them.
 
-Not covered: what belongs into a part, and gathering the state of several ranks. One writer per folder.
+Not covered: what belongs into a part, and what is in a folder of shards. One run per folder.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import logging
@@ -19,35 +18,54 @@ import pickle
 import re
 import shutil
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from rl_platform.checkpoint_files import Written, damage, sync, sync_folder, write_state
 from rl_platform.errors import CheckpointError
 
-FORMAT = 1
+FORMAT = 2  # 1: the state of a learner was one file
 MANIFEST = "manifest.json"
 _STEP_FOLDER = re.compile(r"step-(\d{8,})")
 _PART_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _CONTAINERS = (list, tuple, torch.Size)
 _SCALARS = (str, int, float, bool, bytes, type(None))
-_HASH_IN_THREAD = 1 << 20  # bytes of one write from which hashing beside the disk write pays for the hand-over
 
 log = logging.getLogger(__name__)
 
 
+class UnknownFormat(CheckpointError):
+    """A good checkpoint, of another version of the platform."""
+
+
+@dataclass(frozen=True)
+class Shards:
+    """A part that several processes write, each its own files.
+
+    bytes: about how much they write together. write: they write into the folder, which all of them see, and sync; the
+    result is what was written, by file name. Raises CheckpointError if one of them cannot.
+    """
+
+    bytes: int
+    write: Callable[[Path], Mapping[str, Written]]
+
+
+Part = Mapping[str, Any] | Shards
+
+
 @dataclass(frozen=True)
 class Checkpoint:
-    """A verified checkpoint. `files` maps part names to file names inside `path`."""
+    """A verified checkpoint. `parts` maps names to what holds them inside `path`: a file, or a folder of shards."""
 
     path: Path
     step: int
     fingerprint: str
-    files: Mapping[str, str]
+    parts: Mapping[str, str]
 
     @classmethod
     def open(cls, path: str | Path) -> Checkpoint:
@@ -61,22 +79,26 @@ class Checkpoint:
                 f"Checkpoints were swapped or renamed; the right name is {_folder_name(manifest['step'])}"
             )
         with ThreadPoolExecutor() as pool:  # hashing releases the interpreter lock: several files at once
-            damages = list(filter(None, pool.map(lambda entry: _damage(path, entry), manifest["parts"].values())))
+            expected = {name: Written(**entry) for name, entry in manifest["files"].items()}
+            damages = list(filter(None, pool.map(lambda name: damage(path, name, expected[name]), expected)))
         if damages:
             raise CheckpointError(f"checkpoint {path} is damaged: " + "; ".join(damages))
-        files = {name: entry["file"] for name, entry in manifest["parts"].items()}
-        return cls(path, manifest["step"], manifest["fingerprint"], files)
+        return cls(path, manifest["step"], manifest["fingerprint"], manifest["parts"])
 
     def load(self, part: str, map_location: str | torch.device = "cpu") -> dict[str, Any]:
         """The part as it was saved, tensors on `map_location`. CheckpointError if it is missing or unreadable."""
-        if part not in self.files:
-            raise CheckpointError(f"checkpoint {self.path} has no part {part!r}; it holds: {', '.join(self.files)}")
-        file = self.path / self.files[part]
+        file = self.file(part)
         try:
             state: dict[str, Any] = torch.load(file, map_location=map_location, weights_only=True)
         except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
             raise CheckpointError(f"checkpoint file {file} cannot be read: {error}") from error
         return state
+
+    def file(self, part: str) -> Path:
+        """The file of a part, or its folder of shards. CheckpointError if it is missing."""
+        if part not in self.parts:
+            raise CheckpointError(f"checkpoint {self.path} has no part {part!r}; it holds: {', '.join(self.parts)}")
+        return self.path / self.parts[part]
 
 
 class CheckpointStore:
@@ -102,11 +124,14 @@ class CheckpointStore:
     def latest(self) -> Checkpoint | None:
         """The newest checkpoint that verifies, None if there is none. Damaged ones are skipped with a warning.
 
-        Raises CheckpointError if the newest good one belongs to another model: starting over silently would lose it.
+        Raises CheckpointError if the newest good one belongs to another model or to another version of the platform:
+        starting over silently would lose it.
         """
         for step in reversed(self.steps()):
             try:
                 checkpoint = Checkpoint.open(self.folder / _folder_name(step))
+            except UnknownFormat:
+                raise
             except CheckpointError as error:
                 self._damaged.add(step)
                 log.warning("%s. Falling back to an older checkpoint.", error)
@@ -118,23 +143,18 @@ class CheckpointStore:
         """The checkpoint at an explicit path. Raises CheckpointError if it is damaged or belongs to another model."""
         return self._own(Checkpoint.open(path))
 
-    def save(self, step: int, parts: Mapping[str, Mapping[str, Any]]) -> Checkpoint:
+    def save(self, step: int, parts: Mapping[str, Part]) -> Checkpoint:
         """Write all parts of `step`, verify them, then delete older checkpoints beyond `keep`.
 
         Checkpoints of later steps are deleted too: a run that saves step n after them has gone back and left them.
         Raises TypeError for a value that could not be loaded again, CheckpointError if the disk is full or failing; the
         checkpoints from before are then intact.
         """
-        storages: dict[int, int] = {}
-        for name, state in parts.items():
-            if not _PART_NAME.fullmatch(name):
-                raise ValueError(f"part {name!r}: use letters, digits, '_', '-' and '.'")
-            _measure(state, name, storages)
-        self.require_space(sum(storages.values()))
+        self._require(_bytes_of(parts), 1)
         final = self.folder / _folder_name(step)
         try:
             self._write(final, step, parts)
-        except OSError as error:
+        except (OSError, CheckpointError) as error:
             self._sweep()
             raise CheckpointError(self._failure(step, error)) from error
         except BaseException:
@@ -146,28 +166,45 @@ class CheckpointStore:
         return checkpoint
 
     def require_space(self, estimate: int) -> None:
-        """Raise CheckpointError unless twice `estimate` (bytes of one checkpoint) are free where the store lies."""
-        free = shutil.disk_usage(self.folder).free
-        if free < 2 * estimate:
+        """Raise CheckpointError unless twice `estimate` (bytes of one checkpoint) are free where the store lies: an old
+        one goes when the new one is complete."""
+        self._require(estimate, 2)
+
+    def _require(self, estimate: int, times: int) -> None:
+        free, needed = shutil.disk_usage(self.folder).free, times * estimate
+        if free < needed:
             raise CheckpointError(
-                f"not enough disk space for checkpoints in {self.folder}: one takes about {_size(estimate)}, twice "
-                f"that is required, {_size(free)} are free. Free {_size(2 * estimate - free)} more or set "
-                f"runner.output_dir to another disk. Existing checkpoints are untouched"
+                f"not enough disk space for checkpoints in {self.folder}: one takes about {_size(estimate)}, "
+                f"{'twice that is required, ' if times == 2 else ''}{_size(free)} are free. Free "
+                f"{_size(needed - free)} more or set runner.output_dir to another disk. Existing checkpoints are "
+                "untouched"
             )
 
-    def _write(self, final: Path, step: int, parts: Mapping[str, Mapping[str, Any]]) -> None:
+    def _write(self, final: Path, step: int, parts: Mapping[str, Part]) -> None:
         stage = self.folder / f".tmp-{final.name}"
         os.mkdir(stage)
-        entries = {name: _write_part(stage / f"{name}.pt", state) for name, state in parts.items()}
-        body = {"format": FORMAT, "step": step, "fingerprint": self.fingerprint, "parts": entries}
+        files: dict[str, Written] = {}
+        places = {name: name if isinstance(part, Shards) else f"{name}.pt" for name, part in parts.items()}
+        for name, part in parts.items():
+            if isinstance(part, Shards):
+                files |= _write_shards(stage, name, part)
+            else:
+                files[places[name]] = write_state(stage / places[name], part)
+        body = {
+            "format": FORMAT,
+            "step": step,
+            "fingerprint": self.fingerprint,
+            "parts": places,
+            "files": {name: asdict(written) for name, written in files.items()},
+        }
         with open(stage / MANIFEST, "wb") as file:
             file.write(_seal(body))
-            _sync(file)
-        _sync_folder(stage)
+            sync(file)
+        sync_folder(stage)
         if final.exists():  # the sweep puts it back if the second rename is never reached
             os.rename(final, self.folder / f".old-{final.name}")
         os.rename(stage, final)
-        _sync_folder(self.folder)
+        sync_folder(self.folder)
         shutil.rmtree(self.folder / f".old-{final.name}", ignore_errors=True)
 
     def _sweep(self) -> None:
@@ -199,56 +236,33 @@ class CheckpointStore:
             )
         return checkpoint
 
-    def _failure(self, step: int, error: OSError) -> str:
-        action = (
-            "Free space or set runner.output_dir to another disk" if error.errno == errno.ENOSPC else "Check the disk"
-        )
+    def _failure(self, step: int, error: OSError | CheckpointError) -> str:
         return (
-            f"checkpoint of step {step} could not be written to {self.folder}: {error}. {action}. "
+            f"checkpoint of step {step} could not be written to {self.folder}: {error}. Free space, check the disk or "
+            "set runner.output_dir to another one. "
             f"Steps still on disk: {', '.join(map(str, self.steps())) or 'none'}"
         )
 
 
-class _HashingWriter:
-    """A file for `torch.save`: hashes and counts what passes. Large chunks are hashed while the disk writes them."""
-
-    def __init__(self, file: Any, pool: ThreadPoolExecutor) -> None:
-        self.file, self.pool = file, pool
-        self.sha256, self.bytes = hashlib.sha256(), 0
-        self.error: BaseException | None = None
-
-    def write(self, data: memoryview) -> int:
-        try:
-            if data.nbytes < _HASH_IN_THREAD:
-                self.sha256.update(data)
-                self.file.write(data)
-            else:
-                hashing = self.pool.submit(self.sha256.update, data)
-                try:
-                    self.file.write(data)
-                finally:
-                    hashing.result()  # `data` is valid during this call only
-        except BaseException as error:
-            self.error = error  # torch turns it into a RuntimeError about positions
-            raise
-        self.bytes += data.nbytes
-        return data.nbytes
-
-    def flush(self) -> None:
-        """Called by `torch.save` at its end; `_sync` flushes."""
+def _write_shards(stage: Path, name: str, shards: Shards) -> dict[str, Written]:
+    folder = stage / name
+    os.mkdir(folder)
+    written = shards.write(folder)
+    if missing := sorted(file for file in written if not (folder / file).exists()):
+        raise CheckpointError(f"{missing[0]} was written elsewhere: every node must see the same output folder")
+    sync_folder(folder)
+    return {f"{name}/{file}": found for file, found in written.items()}
 
 
-def _write_part(path: Path, state: Mapping[str, Any]) -> dict[str, Any]:
-    with open(path, "wb") as file, ThreadPoolExecutor(1) as pool:
-        writer = _HashingWriter(file, pool)
-        try:
-            torch.save(state, writer)
-        except RuntimeError:
-            if writer.error is not None:
-                raise writer.error from None
-            raise
-        _sync(file)
-    return {"file": path.name, "bytes": writer.bytes, "sha256": writer.sha256.hexdigest()}
+def _bytes_of(parts: Mapping[str, Part]) -> int:
+    """What the parts take on disk, about. ValueError, TypeError for names and values that could not be loaded again."""
+    storages: dict[int, int] = {}
+    for name, part in parts.items():
+        if not _PART_NAME.fullmatch(name):
+            raise ValueError(f"part {name!r}: use letters, digits, '_', '-' and '.'")
+        if not isinstance(part, Shards):
+            _measure(part, name, storages)
+    return sum(storages.values()) + sum(part.bytes for part in parts.values() if isinstance(part, Shards))
 
 
 def _measure(value: Any, where: str, storages: dict[int, int]) -> None:
@@ -286,38 +300,16 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     if not sealed:
         raise CheckpointError(f"checkpoint {path} is damaged: {MANIFEST} does not match its own SHA-256")
     if body["format"] != FORMAT:
-        raise CheckpointError(f"checkpoint {path}: format {body['format']} is not known here, expected {FORMAT}")
+        raise UnknownFormat(
+            f"checkpoint {path} has format {body['format']} and this version of the platform reads format {FORMAT}. "
+            "Finish the run with the version that wrote it, or start a new one in another runner.output_dir"
+        )
     return dict(body)
 
 
 def _seal(body: Mapping[str, Any]) -> bytes:
     digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
     return json.dumps({**body, "sha256": digest}, sort_keys=True, indent=1).encode()
-
-
-def _damage(folder: Path, entry: Mapping[str, Any]) -> str:
-    try:
-        size = (folder / entry["file"]).stat().st_size
-        if size != entry["bytes"]:
-            return f"{entry['file']} has {size:,} bytes instead of {entry['bytes']:,}"
-        with open(folder / entry["file"], "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        return f"{entry['file']}: {error.strerror}"
-    return "" if digest == entry["sha256"] else f"{entry['file']} does not match its SHA-256"
-
-
-def _sync(file: Any) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _folder_name(step: int) -> str:

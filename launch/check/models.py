@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -54,15 +55,16 @@ class Small:
         state = self.groups[name].publish(0).wait()[0].state
         return torch.cat([tensor.flatten() for tensor in state.values()]).clone()
 
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint holds of them."""
-        states = {name: group.state_dict().wait()[0] for name, group in self.trained.items()}
-        return states | {"ppo": self.ppo.state_dict()}
-
-    def load(self, state: Mapping[str, Any]) -> None:
+    def save(self, folder: Path) -> dict[str, Any]:
+        """What a checkpoint holds of them: the learners in files in `folder`, the PPO step in the result."""
         for name, group in self.trained.items():
-            group.load_state_dict(state[name]).wait()
-        self.ppo.load_state_dict(state["ppo"])
+            group.save_state(str(folder / name)).wait()
+        return self.ppo.state_dict()
+
+    def load(self, folder: Path, ppo: dict[str, Any]) -> None:
+        for name, group in self.trained.items():
+            group.load_state(str(folder / name)).wait()
+        self.ppo.load_state_dict(ppo)
 
     @property
     def trained(self) -> dict[str, WorkerGroup]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
@@ -68,16 +69,18 @@ def warm_up(case: Case) -> Iterator[Difference]:
 def resume(case: Case) -> Iterator[Difference]:
     config = small(case, even_steps=False)
     start = case.algorithm.policy_training_start_step
-    with small_learners(case, config) as learners:
-        learners.update(rollout(case, 0), start)
-        saved = copy.deepcopy(learners.state())
-        plain = learners.update(rollout(case, 1), start + 1)
-        expected = {name: learners.parameters(name) for name in learners.trained}
-    with small_learners(case, config) as learners:
-        learners.load(saved)
-        found = learners.update(rollout(case, 1), start + 1)
-        for name, tensor in expected.items():
-            yield compare(f"parameters of the {name}", learners.parameters(name), tensor, 0)
+    with TemporaryDirectory() as folder:
+        with small_learners(case, config) as learners:
+            learners.update(rollout(case, 0), start)
+            ppo = learners.save(Path(folder))
+            plain = learners.update(rollout(case, 1), start + 1)
+            expected = {name: learners.parameters(name) for name in learners.trained}
+        with small_learners(case, config) as learners:
+            learners.load(Path(folder), ppo)
+            found = learners.update(rollout(case, 1), start + 1)
+            resumed = {name: learners.parameters(name) for name in learners.trained}
+    for name, tensor in expected.items():
+        yield compare(f"parameters of the {name}", resumed[name], tensor, 0)
     for name in plain:
         yield compare(f"metric {name}", found[name], plain[name], 0)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,12 +10,14 @@ from torch import Tensor, nn
 from rl_platform.algorithms.losses import ModelOutputs
 from rl_platform.algorithms.metrics import Metrics
 from rl_platform.algorithms.schedule import mini_batches
+from rl_platform.checkpoint_files import Written
 from rl_platform.components.base import ComponentContext
 from rl_platform.components.failures import keep_failed_batch
 from rl_platform.config.components import Trainable
 from rl_platform.config.schema import Config
 from rl_platform.engines.training.base import Loss, MicroBatches, learning_rate
 from rl_platform.engines.training.build import training_engine
+from rl_platform.engines.training.state import Sharded, State, state_bytes
 from rl_platform.errors import Diverged
 from rl_platform.records import RolloutBatch, Weights
 from rl_platform.rng import generator
@@ -110,12 +111,26 @@ class Learner:
                 f"Lower {self.kind}.optim.lr or resume from an earlier checkpoint.{kept}"
             )
 
-    def state_dict(self) -> dict[str, Any]:
-        return self.engine.state_dict() | {"failures": self.failures}
+    def save_state(self, folder: str) -> dict[str, Written]:
+        """Every rank writes its part of the state into `folder`; returns its files. Raises CheckpointError."""
+        from rl_platform.engines.training.state_files import write  # takes a second to import
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.engine.load_state_dict(state)
-        self.failures = state["failures"]
+        return write(self._state(torch.tensor(self.failures)), folder)
+
+    def load_state(self, folder: str) -> None:
+        """Go on from a state, whatever ranks and backend have saved it. Raises CheckpointError."""
+        from rl_platform.engines.training.state_files import read
+
+        failures = torch.tensor(0)
+        read(self._state(failures), folder)
+        self.failures = int(failures)
+
+    def state_bytes(self) -> int:
+        """What this rank's part of the state takes on disk, about."""
+        return state_bytes(self.engine.sharded_state())
+
+    def _state(self, failures: Tensor) -> State:
+        return self.engine.sharded_state() | {"failures": Sharded.of(failures)}
 
     def publish(self, version: int, copy: bool = False) -> Weights:
         """The parameters under the model's own names, by reference in one process unless a `copy` is asked for, which

@@ -70,8 +70,11 @@ class EmbodiedTask:
     def exhausted(self) -> bool:
         return False
 
+    def learned_parts(self) -> Mapping[str, WorkerGroup]:
+        return {"actor": self.actor}
+
     def parts(self) -> Mapping[str, WorkerGroup]:
-        return {"actor": self.actor, "env": self.groups["env"]}
+        return {"env": self.groups["env"]}
 
     def state_dict(self) -> dict[str, Any]:
         return {}

@@ -61,8 +61,11 @@ class Task(Protocol):
     def exhausted(self) -> bool:
         """Whether the data is used up (`runner.max_epochs`)."""
 
+    def learned_parts(self) -> Mapping[str, WorkerGroup]:
+        """Components that are trained, by the name of their checkpoint part: all their ranks write it."""
+
     def parts(self) -> Mapping[str, WorkerGroup]:
-        """Components with state, by the name of their checkpoint part."""
+        """Other components with state, by the name of their checkpoint part."""
 
     def state_dict(self) -> dict[str, Any]: ...
 

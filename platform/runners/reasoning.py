@@ -106,8 +106,11 @@ class ReasoningTask:
         epochs = self.config.runner.max_epochs
         return epochs is not None and self.loader.epoch >= epochs
 
-    def parts(self) -> Mapping[str, WorkerGroup]:
+    def learned_parts(self) -> Mapping[str, WorkerGroup]:
         return {name: self.groups[name] for name in ("actor", "critic") if name in self.groups}
+
+    def parts(self) -> Mapping[str, WorkerGroup]:
+        return {}
 
     def state_dict(self) -> dict[str, Any]:
         state = {"loader": self.loader.state_dict()}

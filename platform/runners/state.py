@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from rl_platform.checkpoint import Checkpoint, CheckpointStore
+from rl_platform.checkpoint import Checkpoint, CheckpointStore, Part, Shards
+from rl_platform.checkpoint_files import Written
 from rl_platform.config.components import Model
 from rl_platform.config.schema import Config
 from rl_platform.metrics import Reporter
@@ -23,6 +24,8 @@ class Stateful(Protocol):
 
 
 class HasParts(Stateful, Protocol):
+    def learned_parts(self) -> Mapping[str, WorkerGroup]: ...
+
     def parts(self) -> Mapping[str, WorkerGroup]: ...
 
 
@@ -61,6 +64,8 @@ class RunState:
         """Everyone gets the state of the checkpoint; returns its step, 0 without one."""
         if self.resume_from is None:
             return 0
+        for name, group in task.learned_parts().items():
+            group.load_state(str(self.resume_from.file(name))).wait()
         for name, group in task.parts().items():
             group.load_state_dict(self.resume_from.load(name)).wait()
         run = self.resume_from.load("run")
@@ -70,8 +75,8 @@ class RunState:
         return self.resume_from.step
 
     def save(self, step: int, task: HasParts, ppo: Stateful, rollouts: Stateful) -> None:
-        # reading sharded state takes all ranks; the first one has the whole
-        parts = {name: group.state_dict().wait()[0] for name, group in task.parts().items()}
+        parts: dict[str, Part] = {name: _shards(group) for name, group in task.learned_parts().items()}
+        parts |= {name: group.state_dict().wait()[0] for name, group in task.parts().items()}
         run = {"task": task.state_dict(), "ppo": ppo.state_dict(), "rollouts": rollouts.state_dict()}
         checkpoint = self.store.save(step, parts | {"run": run})
         self.reporter.note(f"checkpoint of step {step}: {checkpoint.path}")
@@ -83,6 +88,15 @@ class RunState:
         if not steps:
             return f"no checkpoint was written yet (runner.save_interval): {again} starts over"
         return f"{again} goes on from step {steps[-1]}"
+
+
+def _shards(group: WorkerGroup) -> Shards:
+    """What all ranks of a learner write together."""
+
+    def write(folder: Path) -> dict[str, Written]:
+        return {name: file for files in group.save_state(str(folder)).wait() for name, file in files.items()}
+
+    return Shards(sum(group.state_bytes().wait()), write)
 
 
 def fingerprint(config: Config) -> str:

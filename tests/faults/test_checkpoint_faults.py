@@ -19,21 +19,27 @@ import pytest
 import torch
 
 from rl_platform import checkpoint as module
-from rl_platform.checkpoint import MANIFEST, Checkpoint, CheckpointStore
+from rl_platform.checkpoint import MANIFEST, Checkpoint, CheckpointStore, Part, Shards
+from rl_platform.checkpoint_files import HashingWriter
+from rl_platform.engines.training.state import Sharded, state_bytes
+from rl_platform.engines.training.state_files import read_whole, write
 from rl_platform.errors import CheckpointError
 
 
-def parts(value: int) -> dict[str, dict[str, object]]:
+def parts(value: int) -> dict[str, Part]:
+    """Shards of a learner, as its ranks write them, and a part that is one file."""
+    state = {"w": Sharded.of(torch.full((1000,), float(value)))}
     return {
-        "actor": {"w": torch.full((1000,), float(value))},
+        "actor": Shards(state_bytes(state), lambda folder: write(state, folder)),
         "critic": {"w": torch.arange(500.0) + value, "step": value},
     }
 
 
 def assert_holds(checkpoint: Checkpoint, value: int) -> None:
-    for name, state in parts(value).items():
-        for key, item in checkpoint.load(name).items():
-            assert torch.equal(torch.as_tensor(item), torch.as_tensor(state[key]))
+    assert torch.equal(read_whole(checkpoint.file("actor"))["w"], torch.full((1000,), float(value)))
+    critic = checkpoint.load("critic")
+    assert torch.equal(critic["w"], torch.arange(500.0) + value)
+    assert critic["step"] == value
 
 
 # ------------------------------------------------------------------------------------------------- 5: kills
@@ -59,7 +65,7 @@ def _save_and_die(folder: Path, step: int, value: int, point: int) -> int:
             store = CheckpointStore(folder, keep=2)
             for name in ("mkdir", "fsync", "rename", "unlink", "rmdir"):
                 setattr(os, name, dying(getattr(os, name)))
-            module._HashingWriter.write = dying(module._HashingWriter.write)
+            HashingWriter.write = dying(HashingWriter.write)
             store.save(step, parts(value))
         finally:
             os._exit(0 if count < point else 1)
@@ -143,11 +149,12 @@ def empty(file: Path) -> None:
     file.write_bytes(b"")
 
 
+SHARD = "actor/__0_0.distcp"
 DAMAGES = [flip_bit, zero_block, truncate, grow, empty, Path.unlink]
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-@pytest.mark.parametrize("name", ["actor.pt", "critic.pt", MANIFEST])
+@pytest.mark.parametrize("name", ["actor/__0_0.distcp", "actor/.metadata", "critic.pt", MANIFEST])
 def test_damage_is_detected_and_named(
     store: CheckpointStore, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None], name: str
 ) -> None:
@@ -181,9 +188,9 @@ def test_every_byte_of_the_manifest_counts(store: CheckpointStore) -> None:
 
 def test_all_damaged_files_are_named_at_once(store: CheckpointStore) -> None:
     path = store.folder / "step-00000020"
-    flip_bit(path / "actor.pt")
+    flip_bit(path / SHARD)
     (path / "critic.pt").unlink()
-    with pytest.raises(CheckpointError, match=r"actor\.pt does not match.*critic\.pt: No such file"):
+    with pytest.raises(CheckpointError, match=rf"{SHARD} does not match.*critic\.pt: No such file"):
         store.open(path)
 
 
@@ -201,17 +208,17 @@ def test_swapped_steps_are_detected(store: CheckpointStore, caplog: pytest.LogCa
 
 
 def test_swapped_parts_are_detected(store: CheckpointStore) -> None:
-    first, second = (store.folder / name / "actor.pt" for name in ("step-00000010", "step-00000020"))
+    first, second = (store.folder / name / SHARD for name in ("step-00000010", "step-00000020"))
     assert first.stat().st_size == second.stat().st_size
     shutil.copy(first, second)
-    with pytest.raises(CheckpointError, match=r"actor\.pt does not match"):
-        store.open(second.parent)
+    with pytest.raises(CheckpointError, match=f"{SHARD} does not match"):
+        store.open(second.parents[1])
 
 
 def test_damaged_checkpoints_do_not_push_good_ones_out(store: CheckpointStore) -> None:
     store.save(30, parts(30))
     for step in (20, 30):
-        flip_bit(store.folder / f"step-{step:08d}" / "actor.pt")
+        flip_bit(store.folder / f"step-{step:08d}" / SHARD)
     resumed = CheckpointStore(store.folder, keep=2)
     assert resumed.latest().step == 10
     resumed.save(40, parts(40))
@@ -221,17 +228,17 @@ def test_damaged_checkpoints_do_not_push_good_ones_out(store: CheckpointStore) -
 def test_nothing_is_deleted_when_the_new_checkpoint_does_not_verify(
     store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sync, injected = module._sync_folder, []
+    sync, injected = module.sync_folder, []
 
     def corrupt_then_sync(folder: Path) -> None:
         if folder.name.startswith(".tmp-"):
-            flip_bit(folder / "actor.pt")
+            flip_bit(folder / SHARD)
             injected.append(folder)
         sync(folder)
 
-    monkeypatch.setattr(module, "_sync_folder", corrupt_then_sync)
+    monkeypatch.setattr(module, "sync_folder", corrupt_then_sync)
     tight = CheckpointStore(store.folder, keep=1)
-    with pytest.raises(CheckpointError, match=r"actor\.pt does not match"):
+    with pytest.raises(CheckpointError, match=f"{SHARD} does not match"):
         tight.save(30, parts(30))
     assert injected
     assert tight.latest().step == 20
@@ -248,7 +255,9 @@ def test_refused_before_anything_is_written_when_the_disk_is_too_full(
 
     def usage(path: Path) -> SimpleNamespace:
         asked.append(path)
-        return SimpleNamespace(free=2 * needed - 1)
+        return SimpleNamespace(free=free)
+
+    free = needed - 1
 
     monkeypatch.setattr(shutil, "disk_usage", usage)
     monkeypatch.setattr(os, "mkdir", lambda *_: pytest.fail("the save was started"))
@@ -257,11 +266,17 @@ def test_refused_before_anything_is_written_when_the_disk_is_too_full(
     assert asked == [store.folder]
     assert store.latest().step == 20
     monkeypatch.undo()
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2 * needed))
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    free = needed
     assert store.save(30, parts(30)).step == 30
+    free = 2 * needed - 1  # at the start of a run: beside the old checkpoint there must be room for the new one
+    with pytest.raises(CheckpointError, match=r"twice that is required"):
+        store.require_space(needed)
+    free = 2 * needed
+    store.require_space(needed)
 
 
-@pytest.mark.parametrize("call", [1, 2, 3, 4])
+@pytest.mark.parametrize("call", range(1, 7))  # shards, their index, their folder, a file, the manifest, the step
 def test_disk_full_while_syncing(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch, call: int) -> None:
     fsync, count = os.fsync, 0
 
@@ -304,8 +319,8 @@ def test_failure_in_every_write_of_a_part(
         def __getattr__(self, name: str) -> object:
             return getattr(self.file, name)
 
-    init = module._HashingWriter.__init__
-    monkeypatch.setattr(module._HashingWriter, "__init__", lambda self, file, pool: init(self, Disk(file), pool))
+    init = HashingWriter.__init__
+    monkeypatch.setattr(HashingWriter, "__init__", lambda self, file, pool: init(self, Disk(file), pool))
     point = 0
     while True:
         point += 1
@@ -324,7 +339,8 @@ def test_failure_in_every_write_of_a_part(
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="mounting a small disk needs root")
-def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", ["actor", "critic"])
+def test_a_disk_that_is_really_full(tmp_path: Path, part: str) -> None:
     """On a 1 MB file system with the space check passing: another writer takes the space during the save."""
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -333,9 +349,11 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
     try:
         store = CheckpointStore(disk / "checkpoints", keep=2)
         store.save(10, parts(10))
-        store.require_space = lambda estimate: None  # the check came before the other writer
+        store._require = lambda estimate, times: None  # the check came before the other writer
+        state = {"w": Sharded.of(torch.ones(1_000_000))}
+        big = {"actor": Shards(0, lambda folder: write(state, folder)), "critic": {"w": torch.ones(1_000_000)}}
         with pytest.raises(CheckpointError, match="No space left"):
-            store.save(20, {"actor": {"w": torch.ones(1_000_000)}})
+            store.save(20, {part: big[part]})
         assert_holds(store.latest(), 10)
         assert store.steps() == [10]
     finally:

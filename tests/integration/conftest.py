@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from rl_platform.checkpoint import Checkpoint
+from rl_platform.engines.training.state_files import read_whole
 from rl_platform.envs.embodied.spaces import EnvDescription
 from rl_platform.envs.embodied.vector import VectorEnv
 
@@ -43,7 +44,10 @@ def final_state():
 
     def load(output_dir: str | Path, step: int) -> dict[str, Any]:
         checkpoint = Checkpoint.open(Path(output_dir) / "checkpoints" / f"step-{step:08d}")
-        parts = {name: checkpoint.load(name) for name in checkpoint.files}
+        parts = {
+            name: read_whole(checkpoint.file(name)) if checkpoint.file(name).is_dir() else checkpoint.load(name)
+            for name in checkpoint.parts
+        }
         if "env" in parts:
             parts["env"]["envs"]["envs"] = _future(parts["env"]["envs"])
         return parts

@@ -116,7 +116,7 @@ def test_two_runs_of_one_seed_are_equal_and_of_two_seeds_are_not(
     assert command(*arguments, "runner.output_dir=second").code == 0
     assert_equal("first", "second")
     assert command(*arguments, "runner.output_dir=other", "runner.seed=2").code == 0
-    actors = [final_state(output_dir, STEPS)["actor"]["model"] for output_dir in ("first", "other")]
+    actors = [final_state(output_dir, STEPS)["actor"] for output_dir in ("first", "other")]
     assert differences(*actors)
 
 

@@ -48,10 +48,8 @@ def learned(command, final_state):
 def test_same_run(learned, logged, folder: Path) -> None:
     plain, megatron = (learned(backend) for backend in BACKENDS)
     for role in ("actor", "critic"):
-        first = torch.cat([tensor.flatten() for tensor in plain[role]["model"].values()])
-        assert first.abs().max() > 0.1
-        for part in ("model", "optimizer"):
-            assert largest_difference(plain[role][part], megatron[role][part]) < 1e-4
+        assert max(float(tensor.abs().max()) for tensor in plain[role].values()) > 0.1
+        assert largest_difference(plain[role], megatron[role]) < 1e-4
     exported = [load_file(folder / backend / "model" / "model.safetensors") for backend in BACKENDS]
     assert largest_difference(*exported) < 1e-4
     for row, other in zip(*(logged(backend) for backend in BACKENDS), strict=True):
@@ -67,4 +65,4 @@ def test_one_goes_on_from_the_other(command, final_state, learned, folder: Path,
     assert ended.code == 0, ended.err
     resumed = final_state(before, 3)
     for role in ("actor", "critic"):
-        assert largest_difference(undisturbed[role]["model"], resumed[role]["model"]) < 1e-4
+        assert largest_difference(undisturbed[role], resumed[role]) < 1e-4

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections import OrderedDict
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from rl_platform.checkpoint import MANIFEST, Checkpoint, CheckpointStore
+from rl_platform.checkpoint import MANIFEST, Checkpoint, CheckpointStore, Shards, _seal
+from rl_platform.checkpoint_files import Written
 from rl_platform.errors import CheckpointError
 
 
@@ -41,7 +44,7 @@ def test_round_trip(tmp_path: Path) -> None:
     assert found == saved
     assert found.step == 40
     assert found.path.name == "step-00000040"
-    assert list(found.files) == ["actor", "runner"]
+    assert found.parts == {"actor": "actor.pt", "runner": "runner.pt"}
     actor = found.load("actor")
     assert torch.equal(actor["model"]["w"], torch.full((4, 3), 4.0))
     assert actor["model"]["w"].data_ptr() == actor["model"]["tied"].data_ptr()  # tied weights stay tied
@@ -109,6 +112,46 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=r"hidden=64.*hidden=128"):
             open_it()
     assert Checkpoint.open(path).fingerprint == "hidden=64"
+
+
+def test_a_checkpoint_of_another_version_is_refused_and_not_skipped(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=2)
+    store.save(1, parts(1))
+    newest = store.save(2, parts(2)).path / MANIFEST
+    body = json.loads(newest.read_bytes())
+    del body["sha256"]
+    newest.write_bytes(_seal(body | {"format": 1}))
+    with pytest.raises(CheckpointError, match=r"step-00000002 has format 1 and this version .* reads format 2"):
+        store.latest()
+    assert store.steps() == [1, 2]
+
+
+def test_a_room_that_holds_two_checkpoints_is_enough_to_keep_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is free at the start is what a run needs: each save finds room beside the checkpoint before it."""
+    state = {"w": torch.zeros(10_000)}
+    room = 2 * state["w"].nbytes + 10_000  # and a little for the files' own form
+
+    def usage(path: Path) -> SimpleNamespace:
+        return SimpleNamespace(free=room - sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file()))
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    store = CheckpointStore(tmp_path, keep=1)
+    store.require_space(state["w"].nbytes)
+    for step in range(1, 4):
+        store.save(step, {"actor": state})
+    assert store.steps() == [3]
+    with pytest.raises(CheckpointError, match="not enough disk space"):
+        store.save(4, {"actor": {"w": torch.zeros(20_000)}})
+
+
+def test_a_shard_that_is_not_in_the_folder_was_written_elsewhere(tmp_path: Path) -> None:
+    """As on a node with a disk of its own."""
+    store = CheckpointStore(tmp_path, keep=1)
+    with pytest.raises(CheckpointError, match=r"__1_0\.distcp was written elsewhere: every node must see"):
+        store.save(1, {"actor": Shards(0, lambda folder: {"__1_0.distcp": Written(1, "")})})
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_errors_say_what_is_there(tmp_path: Path) -> None:

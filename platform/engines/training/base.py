@@ -13,6 +13,7 @@ from rl_platform.algorithms.aggregation import Denominators
 from rl_platform.algorithms.losses import ModelOutputs
 from rl_platform.algorithms.metrics import Metrics
 from rl_platform.config.components import Optim
+from rl_platform.engines.training.state import State
 from rl_platform.records import RolloutBatch
 
 Loss = Callable[[ModelOutputs, RolloutBatch, Denominators], tuple[Tensor, Metrics]]
@@ -42,14 +43,12 @@ class TrainingEngine(Protocol):
     def weights(self) -> dict[str, Tensor]:
         """All parameters by name, unsharded, on every rank; the live ones where plain torch has one rank."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """Parameters and optimizer state by name, unsharded, whole on rank 0: any number of ranks can load it.
+    def sharded_state(self) -> State:
+        """This rank's parts of what is trained and of the optimizer state, live: write them, or fill them to go on.
 
-        May refer to live tensors: write it before the next step.
+        Names are those of the model, `model.NAME` and `optimizer.NAME.KEY`, whatever the backend and the ranks: a state
+        that one layout has written is read by any other. Learning rate and betas are the config's business.
         """
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state`. Rank 0's is used, whatever the other ranks are given."""
 
 
 @dataclass(frozen=True)

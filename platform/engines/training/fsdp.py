@@ -2,7 +2,7 @@
 
 Every rank gets the same mini-batch and computes its own share of the rows, so denominators need no communication: each
 rank knows all masks. FSDP averages gradients over ranks; local losses are multiplied by the number of ranks to make
-that a sum. torch.distributed.checkpoint takes a second to import and is needed only where states are read and written.
+that a sum. torch.distributed.checkpoint takes a second to import and is needed only where whole weights are gathered.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from rl_platform.algorithms.metrics import Metrics, Sums
 from rl_platform.config.components import Optim
 from rl_platform.engines.training.base import Loss, MicroBatches
 from rl_platform.engines.training.sharing import balance_metrics_of, hidden_size_of, over_ranks, part_of, shares
+from rl_platform.engines.training.state import Sharded, State, adam_state
 from rl_platform.records import RolloutBatch
 
 
@@ -107,23 +108,19 @@ class FSDPEngine:
 
         return get_model_state_dict(self.model, options=StateDictOptions(full_state_dict=True))
 
-    def state_dict(self) -> dict[str, Any]:
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
-
-        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        model, optimizer = get_state_dict(self.model, self.optimizer, options=options)
-        return {"model": model, "optimizer": optimizer}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
-
-        set_state_dict(
-            self.model,
-            self.optimizer,
-            model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"],
-            options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=self.world_size > 1),
-        )
+    def sharded_state(self) -> State:
+        found: State = {}
+        seen: set[int] = set()
+        for name, tensor in self.model.state_dict(keep_vars=True).items():
+            frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
+            if frozen or id(tensor) in seen:  # the same tensor under two names
+                continue
+            seen.add(id(tensor))
+            found[f"model.{name}"] = Sharded.of(tensor)
+            if tensor.requires_grad:
+                adam = adam_state(self.optimizer, tensor)
+                found |= {f"optimizer.{name}.{key}": Sharded.of(value) for key, value in adam.items()}
+        return found
 
     def _clipped_gradient_norm(self) -> Tensor:
         norm = nn.utils.get_total_norm([parameter.grad for parameter in self.parameters if parameter.grad is not None])

@@ -29,6 +29,7 @@ from rl_platform.engines.training.megatron_model import build_stage, with_optimi
 from rl_platform.engines.training.megatron_state import EMBEDDING, Group, ModelState
 from rl_platform.engines.training.megatron_weights import source_of
 from rl_platform.engines.training.sharing import balance_metrics_of, on_cpu, over_ranks, part_of, shares
+from rl_platform.engines.training.state import State
 from rl_platform.engines.training.vocab_parallel import vocab_parallel_log_probs
 from rl_platform.errors import ConfigError, PlacementError, Problem
 from rl_platform.models.forward import TokenPolicy, TokenValues
@@ -163,11 +164,8 @@ class MegatronEngine:
     def weights(self) -> dict[str, Tensor]:
         return self.state.weights()
 
-    def state_dict(self) -> dict[str, Any]:
-        return self.state.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.state.load_state_dict(state)
+    def sharded_state(self) -> State:
+        return self.state.sharded()
 
     def _sources(self) -> dict[str, Any]:
         """Where every parameter of this stage comes from."""

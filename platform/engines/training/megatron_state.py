@@ -1,23 +1,25 @@
-"""Parameters and optimizer state of a Megatron model as whole tensors by name, whatever the ranks share.
+"""Parameters and optimizer state of a Megatron model by the names of whole tensors, whatever the ranks share.
 
 The names and the form are those of the other training backend, so either goes on from what the other has saved.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from rl_platform.engines.training.megatron_shards import placed
 from rl_platform.engines.training.megatron_weights import Source
-from rl_platform.errors import CheckpointError
+from rl_platform.engines.training.state import MOMENTS, Sharded, State, adam_state
 
 HEAD, EMBEDDING = "model.head.weight", "model.backbone.embed_tokens.weight"
-VALUES, MOMENTS = "values", ("exp_avg", "exp_avg_sq")
+VALUES = "values"
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,11 @@ class Master:
     start: int
     stop: int
 
+    def is_all_of(self, parameter: nn.Parameter) -> bool:
+        """Whether the parameter is its own master."""
+        values = self.parts[VALUES]
+        return values.data_ptr() == parameter.data_ptr() and values.numel() == parameter.numel()
+
 
 class ModelState:
     """`parameters`: this rank's, with their sources; `shapes`: of all whole tensors, by name; `tied`: the output matrix
@@ -88,9 +95,6 @@ class ModelState:
     ) -> None:
         self.parameters, self.optimizer, self.shapes, self.tied = parameters, optimizer, shapes, tied
         self.tensor, self.pipeline, self.data = tensor, pipeline, data
-        self.world = Group(dist.group.WORLD, dist.get_rank(), dist.get_world_size())
-        if self.world.size == 1:
-            self.world = Group(None, 0, 1)
         own = [source for _, source in parameters]
         self.stages = [pipeline.broadcast_object(own, stage) for stage in range(pipeline.size)]
         self.device = parameters[0][0].device
@@ -102,99 +106,54 @@ class ModelState:
 
     def weights(self) -> dict[str, Tensor]:
         """Copies of all parameters in float32 on every rank."""
-        return self._named(dict(self._whole(lambda own: own.detach().to(torch.float32, copy=True))))
+        tensors = dict(self._whole())
+        return {name: tensors[self._stored(name)] for name in self.shapes}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Parameters and moments of the optimizer in float32 on the CPU of rank 0; empty elsewhere."""
-        model, *found = (
-            self._kept(lambda parameter, key=key: self._unsharded(parameter, key)) for key in (VALUES, *MOMENTS)
-        )
-        moments = dict(zip(MOMENTS, found, strict=True))
-        own = [master for master in self._masters() if master is not None]
-        step = own[0].parts["step"].detach().cpu() if own else torch.zeros(())
-        group = self.optimizer.optimizer.param_groups[0]
-        options = {name: group[name] for name in self.optimizer.optimizer.defaults}
-        names = list(moments["exp_avg"])
-        state = {name: {"step": step.clone(), **{key: moments[key][name] for key in MOMENTS}} for name in names}
-        groups = [{**options, "params": names}]
-        return {"model": self._named(model), "optimizer": {"state": state, "param_groups": groups}}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over rank 0's `state`. Raises CheckpointError if it is of another model."""
-        problem = self._problem_with(state) if self.world.rank == 0 else None
-        if problem := self.world.broadcast_object(problem, 0):
-            raise CheckpointError(f"this state cannot be loaded: {problem}")
-        mine = self.world.rank == 0
-        optimizer = state["optimizer"] if mine else {"state": {}, "param_groups": []}
-        model = state["model"] if mine else {}
-        step = float(next(iter(optimizer["state"].values()))["step"]) if mine and optimizer["state"] else 0.0
-        rate = optimizer["param_groups"][0]["lr"] if mine else 0.0
-        step, rate = self.world.broadcast_object((step, rate), 0)
-        for group in self.optimizer.optimizer.param_groups:
-            group["lr"] = rate
-        for stage, sources in enumerate(self.stages):
-            for index, source in enumerate(sources):
-                own = self.parameters[index][0] if stage == self.pipeline.rank else None
-                whole = self._sent([model[name] for name in source.names] if mine else None, source)
-                if own is not None:
-                    self._load_parameter(own, source, whole)
+    def sharded(self) -> State:
+        """The float32 masters and moments that this rank holds, as parts of the tensors that they belong to."""
+        found: State = {}
+        for parameter, source in self.parameters:
+            names = [self._stored(name) for name in source.names]
+            shapes = [self.shapes[name] for name in names]
+            written = not (self.tied and source.names == (HEAD,))  # on a stage of its own: the embedding is written
+            for name, shape in zip(names, shapes, strict=True):
+                found.setdefault(f"model.{name}", Sharded(shape))
+                found.setdefault(f"optimizer.{name}.step", Sharded(()))
                 for key in MOMENTS:
-                    tensors = [optimizer["state"][self._stored(name)][key] for name in source.names] if mine else None
-                    whole = self._sent(tensors, source)
-                    if own is not None:
-                        self._load(own, source, whole, key)
-        for master in self._masters():
-            if master is not None:
-                master.parts["step"].fill_(step)
-
-    def _sent(self, tensors: list[Tensor] | None, source: Source) -> list[Tensor]:
-        """Rank 0's whole tensors of a source, on every rank. A copy: nothing that was loaded is trained in place."""
-        if tensors is None:
-            tensors = [torch.empty(self.shapes[name]) for name in source.names]
-        copies = [tensor.detach().to(self.device, torch.float32, copy=True).contiguous() for tensor in tensors]
-        return [self.world.broadcast(tensor, 0) for tensor in copies]
+                    found.setdefault(f"optimizer.{name}.{key}", Sharded(shape))
+            place = partial(placed, source, self.tensor.rank, parameter.shape, shapes)
+            master = self._master(parameter)
+            if master is None or not master.is_all_of(parameter):
+                for index, offsets, part in place(parameter.data):
+                    found[f"model.{names[index]}"].add(offsets, part, written=False)
+            if master is None:
+                continue
+            for key in (VALUES, *MOMENTS):
+                for index, offsets, part in place(master.parts[key], master.start):
+                    name = f"model.{names[index]}" if key == VALUES else f"optimizer.{names[index]}.{key}"
+                    found[name].add(offsets, part, written)
+            for name in names:
+                found[f"optimizer.{name}.step"].add((), master.parts["step"], written)
+        return found
 
     def _load_parameter(self, own: nn.Parameter, source: Source, whole: list[Tensor]) -> None:
-        own.data.copy_(source.split(whole, self.tensor.rank))
-        self._load(own, source, whole, VALUES)
-
-    def _load(self, own: nn.Parameter, source: Source, whole: list[Tensor], key: str) -> None:
-        master = self._master(own)
-        if master is not None:
-            part = source.split(whole, self.tensor.rank).reshape(-1)
-            master.parts[key].view(-1).copy_(part[master.start : master.stop])
-
-    def _problem_with(self, state: dict[str, Any]) -> str | None:
-        found = {name: tensor.shape for name, tensor in state["model"].items()}
-        if missing := sorted(self.shapes.keys() - found.keys()):
-            return f"{missing[0]} is missing: it is of another model"
-        for name, shape in self.shapes.items():
-            if found[name] != shape:
-                return f"{name} has the shape {tuple(found[name])} and not {tuple(shape)}: it is of another model"
-        return None
-
-    def _named(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """In the model's own order, the tied output matrix under both of its names."""
-        return {name: tensors[self._stored(name)] for name in self.shapes if self._stored(name) in tensors}
+        part = source.split(whole, self.tensor.rank)
+        own.data.copy_(part)
+        if (master := self._master(own)) is not None:
+            master.parts[VALUES].view(-1).copy_(part.reshape(-1)[master.start : master.stop])
 
     def _stored(self, name: str) -> str:
+        """A tied output matrix has two names."""
         return EMBEDDING if self.tied and name == HEAD else name
 
-    def _kept(self, of: Callable[[nn.Parameter], Tensor]) -> dict[str, Tensor]:
-        found = {}
-        for name, tensor in self._whole(of):  # every rank takes part, one keeps
-            if self.world.rank == 0:
-                found[name] = tensor.cpu()
-        return {name: found[name] for name in self.shapes if name in found}
-
-    def _whole(self, of: Callable[[nn.Parameter], Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Whole tensors by name, on every rank, from what `of` gives for each of its own parameters."""
+    def _whole(self) -> Iterator[tuple[str, Tensor]]:
+        """Copies of whole parameters by name, on every rank."""
         for stage, sources in enumerate(self.stages):
             for index, source in enumerate(sources):
                 if self.tied and source.names == (HEAD,):
                     continue
                 if stage == self.pipeline.rank:
-                    part = of(self.parameters[index][0])
+                    part = self.parameters[index][0].detach().to(torch.float32, copy=True)
                     parts = [part] if source.sharing == "replicated" else self.tensor.gather(part)
                     whole = [tensor.contiguous() for tensor in source.join(parts)]
                 else:
@@ -202,22 +161,9 @@ class ModelState:
                 for name, tensor in zip(source.names, whole, strict=True):
                     yield name, self.pipeline.broadcast(tensor, stage)
 
-    def _unsharded(self, parameter: nn.Parameter, key: str) -> Tensor:
-        """[parameter.shape] from the parts that the data-parallel ranks hold; never the live tensor."""
-        flat = torch.zeros(parameter.numel(), device=self.device)
-        master = self._master(parameter)
-        if master is not None:
-            flat[master.start : master.stop] = master.parts[key].detach().view(-1)
-        if self._shared_by_data_ranks:
-            self.data.sum(flat)
-        return flat.view(parameter.shape)
-
     @property
     def _shared_by_data_ranks(self) -> bool:
         return hasattr(self.optimizer, "model_param_group_index_map")
-
-    def _masters(self) -> list[Master | None]:
-        return [self._master(parameter) for parameter, _ in self.parameters]
 
     def _master(self, parameter: nn.Parameter) -> Master | None:
         """None: other data-parallel ranks hold all of it."""
@@ -231,8 +177,4 @@ class ModelState:
             start, stop = owned.start, owned.end
         else:
             values = getattr(parameter, "main_param", parameter)
-        state = self.optimizer.optimizer.state[values]
-        if not state:  # as Adam makes it at its first step
-            state["step"] = torch.zeros((), dtype=torch.float32, device=values.device)
-            state.update({key: torch.zeros_like(values) for key in MOMENTS})
-        return Master({VALUES: values.data, **state}, start, stop)
+        return Master({VALUES: values.data, **adam_state(self.optimizer.optimizer, values)}, start, stop)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 
 import pytest
@@ -223,15 +222,15 @@ class TestModels:
         )
         torch.testing.assert_close(whole["log_probs"], parts["log_probs"], rtol=1e-5, atol=1e-5)
 
-    def test_state_of_one_is_the_state_of_the_other(self, context, reasoning, token_batch) -> None:
+    def test_state_of_one_is_the_state_of_the_other(self, context, reasoning, token_batch, tmp_path) -> None:
         config = reasoning()
         actor = LanguageActor(context(), config)
         actor.update(token_batch(), 0)
         other = LanguageActor(context(), config)
-        file = io.BytesIO()
-        torch.save(actor.state_dict(), file)
-        file.seek(0)
-        other.load_state_dict(torch.load(file))
+        actor.failures = 2
+        actor.save_state(str(tmp_path))
+        other.load_state(str(tmp_path))
+        assert other.failures == 2
         assert other.update(token_batch(seed=1), 1) == actor.update(token_batch(seed=1), 1)
         ours, theirs = actor.publish(2).state, other.publish(2).state
         assert all(torch.equal(ours[name], theirs[name]) for name in ours)

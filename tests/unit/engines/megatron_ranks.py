@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from rl_platform.config.components import Optim, Parallel
 from rl_platform.engines.training.base import MicroBatches
 from rl_platform.engines.training.fsdp import FSDPEngine
+from rl_platform.engines.training.state_files import read, write
 from rl_platform.models.forward import TokenPolicy, TokenValues
 from rl_platform.models.language import LanguageModel
 
@@ -96,16 +97,14 @@ def engine_of(
     return MegatronEngine(network, optim, dtype=dtype, parallel=LAYOUTS[layout], **CPU, **options)
 
 
-def run(engine: Any, kind: str, file: Path) -> dict[str, Any]:
-    """Three updates and two odd ones; the state after three is written to `file`."""
+def run(engine: Any, kind: str, folder: Path) -> dict[str, Any]:
+    """Three updates and two odd ones; the state after three is written to `folder`."""
     batches = KINDS[kind]
     report: dict[str, Any] = {"start": ranks.outputs(engine, batches)}
     report["metrics"] = ranks.steps(engine, batches, 0, 3)
     report["parameters"] = ranks.parameters(engine)
     report["outputs"] = ranks.outputs(engine, batches)
-    state = engine.state_dict()
-    if engine.rank == 0:
-        torch.save(state, file)
+    write(engine.sharded_state(), folder)
     report["odd"] = odd_steps(engine, batches)
     report["continued"] = ranks.parameters(engine)
     return report
@@ -117,10 +116,9 @@ def odd_steps(engine: Any, batches: str) -> list[dict[str, float]]:
     return [few.finalize(), engine.step(ranks.batch(batches, 4, (6,)), ranks.loss(batches), MicroBatches()).finalize()]
 
 
-def resumed(engine: Any, kind: str, file: Path) -> dict[str, Any]:
-    """Go on from a state, as `run` did. Only rank 0 is given it."""
-    state = torch.load(file)
-    engine.load_state_dict(state if engine.rank == 0 else {})
+def resumed(engine: Any, kind: str, folder: Path) -> dict[str, Any]:
+    """Go on from a state, as `run` did."""
+    read(engine.sharded_state(), folder)
     outputs = ranks.outputs(engine, KINDS[kind])
     odd_steps(engine, KINDS[kind])
     return {"outputs": outputs, "continued": ranks.parameters(engine)}
@@ -130,11 +128,11 @@ def poisoned(engine: Any, kind: str) -> dict[str, Any]:
     """A step that is not finite in one row: what it changed, and that training goes on after it."""
     batches = KINDS[kind]
     ranks.steps(engine, batches, 0, 2)
-    before = tensors(engine.state_dict())
+    before = tensors(engine)
     spoiled = ranks.batch(batches, 5)
     spoiled.advantages[3] = spoiled.returns[3] = float("nan")
     answer = engine.step(spoiled, ranks.loss(batches), MicroBatches(rows=2))
-    after = tensors(engine.state_dict())
+    after = tensors(engine)
     ranks.steps(engine, batches, 2, 3)
     return {
         "answer": answer,
@@ -143,19 +141,17 @@ def poisoned(engine: Any, kind: str) -> dict[str, Any]:
     }
 
 
-def tensors(state: Any) -> list[Tensor]:
-    """All tensors of a state, copied."""
-    if isinstance(state, dict):
-        return [tensor for value in state.values() for tensor in tensors(value)]
-    return [state.clone()] if isinstance(state, Tensor) else []
+def tensors(engine: Any) -> list[Tensor]:
+    """This rank's parts of parameters, masters and Adam state, copied."""
+    return [part.clone() for sharded in engine.sharded_state().values() for _, part in sharded.destinations]
 
 
 def report(kind: str, layout: str, folder: Path) -> dict[str, Any]:
     """Everything the tests compare of one model in one layout."""
     engine = megatron(kind, layout, gradient_checkpointing=layout == "tp2 pp2")
-    found = run(engine, kind, folder / f"{layout}-{kind}.pt")
+    found = run(engine, kind, folder / f"{layout}-{kind}")
     found["held"] = held(engine, KINDS[kind])
-    found["resumed"] = resumed(engine, kind, folder / f"torch-{kind}.pt")
+    found["resumed"] = resumed(engine, kind, folder / f"torch-{kind}")
     if kind in LLAMA:
         found["poisoned"] = poisoned(megatron(kind, layout), kind)
     return found

@@ -6,6 +6,7 @@ Both save the states they reach into FOLDER and go on from the states the other 
 
 from __future__ import annotations
 
+import math
 import sys
 from datetime import timedelta
 from functools import partial
@@ -15,12 +16,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from rl_platform.algorithms.losses import actor_critic_loss, actor_loss, critic_loss
 from rl_platform.config.algorithm import Algorithm
 from rl_platform.config.components import Optim
 from rl_platform.engines.training.base import MicroBatches
 from rl_platform.engines.training.fsdp import FSDPEngine
+from rl_platform.engines.training.state_files import _Reader, read, write
 from rl_platform.envs.embodied.spaces import ActionSpace
 from rl_platform.models.forward import EmbodiedActorCritic, TokenPolicy, TokenValues
 from rl_platform.models.language import LanguageModel
@@ -126,9 +129,7 @@ def run(folder: Path) -> dict[str, Any]:
         report["metrics"] = steps(trained, kind, 0, 3)
         report["parameters"] = parameters(trained)
         report["outputs"] = outputs(trained, kind)
-        state = trained.state_dict()
-        if trained.rank == 0:
-            torch.save(state, folder / f"{kind}-{trained.world_size}.pt")
+        write(trained.sharded_state(), folder / f"{kind}-{trained.world_size}")
         report["few rows"] = trained.step(batch(kind, 3, (6, 4, 5)), loss(kind), MicroBatches(rows=1)).finalize()
         report["one row"] = trained.step(batch(kind, 4, (6,)), loss(kind), MicroBatches()).finalize()
         report["continued"] = parameters(trained)
@@ -149,12 +150,23 @@ def resumed(folder: Path, world_size: int) -> dict[str, Any]:
     for kind in KINDS:
         trained = engine(kind)
         outputs(trained, kind)
-        trained.load_state_dict(torch.load(folder / f"{kind}-{world_size}.pt"))
+        read(trained.sharded_state(), folder / f"{kind}-{world_size}")
         evaluated = outputs(trained, kind)
         trained.step(batch(kind, 3, (6, 4, 5)), loss(kind), MicroBatches(rows=1))
         trained.step(batch(kind, 4, (6,)), loss(kind), MicroBatches())
         found[kind] = {"outputs": evaluated, "continued": parameters(trained)}
     return found
+
+
+def bytes_of_ranks(folder: Path) -> list[int]:
+    """How much of the tensors in a state each rank has written."""
+    metadata = _Reader(folder).read_metadata()
+    found: dict[str, int] = {}
+    for name, tensor in metadata.state_dict_metadata.items():
+        for chunk in tensor.chunks:
+            file = metadata.storage_data[MetadataIndex(name, chunk.offsets)].relative_path
+            found[file] = found.get(file, 0) + math.prod(chunk.sizes) * tensor.properties.dtype.itemsize
+    return [found[file] for file in sorted(found)]
 
 
 def poisoned(kind: str) -> dict[str, Any]:

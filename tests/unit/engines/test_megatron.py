@@ -22,6 +22,7 @@ from torch import Tensor
 
 from rl_platform.config.components import Model, Parallel
 from rl_platform.engines.training.base import MicroBatches
+from rl_platform.engines.training.state_files import read, read_whole, write
 from rl_platform.errors import CheckpointError, ConfigError
 from rl_platform.models.forward import TokenPolicy
 from rl_platform.models.language import LanguageModel
@@ -61,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def expected(runs: ModuleType, folder: Path) -> dict[str, Any]:
     """What plain torch found, by kind of model. Its states are in the folder."""
     torch.set_num_threads(1)
-    return {kind: runs.run(runs.plain(kind), kind, folder / f"torch-{kind}.pt") for kind in runs.KINDS}
+    return {kind: runs.run(runs.plain(kind), kind, folder / f"torch-{kind}") for kind in runs.KINDS}
 
 
 @pytest.fixture(scope="module")
@@ -149,9 +150,20 @@ def test_every_layout_goes_on_from_a_state_of_plain_torch(found, expected, layou
 def test_plain_torch_and_one_rank_go_on_from_a_state_of_every_layout(runs, found, folder, expected, layout) -> None:
     for make in (runs.plain, runs.megatron):
         for kind in ("actor", "critic"):
-            resumed = runs.resumed(make(kind), kind, folder / f"{layout}-{kind}.pt")
+            resumed = runs.resumed(make(kind), kind, folder / f"{layout}-{kind}")
             for part in ("outputs", "continued"):
                 assert_close(resumed[part], expected[kind][part])
+
+
+@pytest.mark.parametrize("kind", ["actor", "critic"])
+def test_each_rank_writes_its_own_part_of_a_state(runs, found, folder, kind: str) -> None:
+    (whole,) = runs.ranks.bytes_of_ranks(folder / f"torch-{kind}")
+    for size, names in PLACES.items():
+        for layout in names:
+            parts = runs.ranks.bytes_of_ranks(folder / f"{layout}-{kind}")
+            assert len(parts) == size
+            assert sum(parts) == whole, "each element once, without what only fills up"
+            assert max(parts) < 1.2 * whole / size
 
 
 @layouts
@@ -183,23 +195,31 @@ def test_ranks_hold_their_shares_only(found) -> None:
 
 
 @pytest.mark.parametrize("kind", ["actor", "critic"])
-def test_resuming_is_exact(runs, kind: str) -> None:
+def test_resuming_is_exact(runs, kind: str, tmp_path: Path) -> None:
     engine = runs.megatron(kind)
     runs.ranks.steps(engine, kind, 0, 2)
-    state = _copied(engine.state_dict())
+    write(engine.sharded_state(), tmp_path)
     undisturbed = runs.ranks.steps(engine, kind, 2, 4)
     other = runs.megatron(kind)
-    other.load_state_dict(state)
+    read(other.sharded_state(), tmp_path)
     assert runs.ranks.steps(other, kind, 2, 4) == undisturbed
-    pairs = zip(runs.tensors(engine.state_dict()), runs.tensors(other.state_dict()), strict=True)
-    assert all(torch.equal(*pair) for pair in pairs)
+    assert all(torch.equal(*pair) for pair in zip(runs.tensors(engine), runs.tensors(other), strict=True))
 
 
-def _copied(state: Any) -> Any:
-    """As it would come back from a file."""
-    if isinstance(state, dict):
-        return {key: _copied(value) for key, value in state.items()}
-    return state.clone() if isinstance(state, Tensor) else state
+def test_a_value_head_is_saved_with_its_moments(runs, tmp_path: Path) -> None:
+    critic = runs.megatron("critic")
+    assert not bool(critic.weights()["model.head.weight"].any())  # the base model fills all but the head
+    runs.ranks.steps(critic, "critic", 0, 2)
+    write(critic.sharded_state(), tmp_path)
+    saved = read_whole(tmp_path)
+    for key in ("model.model.head.weight", "optimizer.model.head.weight.exp_avg", "optimizer.model.head.bias.exp_avg"):
+        assert bool(saved[key].any()), key
+    assert saved["optimizer.model.head.bias.step"] == 2
+    other = runs.megatron("critic")
+    read(other.sharded_state(), tmp_path)
+    assert torch.equal(other.weights()["model.head.weight"], saved["model.model.head.weight"])
+    with pytest.raises(CheckpointError, match=r"head\.bias is not in this model"):
+        read(runs.megatron("actor").sharded_state(), tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["actor", "critic"])
@@ -220,21 +240,26 @@ def test_half_precision_keeps_master_weights(runs, kind: str) -> None:
     """Updates far below the resolution of bfloat16 add up, and a state holds them."""
     optim = runs.ranks.OPTIM.model_copy(update={"lr": 1e-5, "weight_decay": 0.0})
     half, exact = (runs.megatron(kind, optim=optim, dtype=dtype) for dtype in (torch.bfloat16, torch.float32))
-    start = _copied(exact.state_dict()["model"])
+    name = "model.backbone.layers.0.mlp.down_proj.weight"
+    start = _master(exact, name).clone()
     for engine in (half, exact):
         for seed in range(4):
             assert engine.step(runs.ranks.batch(kind, seed), runs.ranks.loss(kind), MicroBatches(rows=3)) is not None
     outputs = [runs.ranks.outputs(engine, kind) for engine in (half, exact)]
-    for name, expected in outputs[1].items():
-        assert outputs[0][name].dtype == torch.float32
-        torch.testing.assert_close(outputs[0][name], expected, atol=0.05, rtol=0.05)
-    state = half.state_dict()["model"]
-    name = "model.backbone.layers.0.mlp.down_proj.weight"
-    moved = [(other[name] - start[name]) for other in (state, exact.state_dict()["model"])]
-    assert state[name].dtype == torch.float32
-    assert (state[name] - start[name]).abs().max() < 1e-4  # no rounding of what it started from either
+    for output, expected in outputs[1].items():
+        assert outputs[0][output].dtype == torch.float32
+        torch.testing.assert_close(outputs[0][output], expected, atol=0.05, rtol=0.05)
+    moved = [_master(engine, name) - start for engine in (half, exact)]
+    assert moved[0].dtype == torch.float32
+    assert moved[0].abs().max() < 1e-4  # no rounding of what it started from either
     if kind == "actor":  # before its head has moved the critic's backbone has no gradient to speak of
         assert torch.nn.functional.cosine_similarity(moved[0].flatten(), moved[1].flatten(), dim=0) > 0.8
+
+
+def _master(engine: Any, name: str) -> Tensor:
+    """What one rank saves of a parameter that it holds in one part."""
+    ((_, part),) = engine.sharded_state()[f"model.{name}"].parts
+    return part
 
 
 @pytest.mark.parametrize("backend", ["plain", "megatron"])
@@ -281,16 +306,6 @@ def test_a_real_model_has_the_log_probs_and_weights_of_transformers(runs) -> Non
     assert len(weights) == len(state)
     for name, tensor in weights.items():
         assert torch.equal(tensor, state[name.replace("model.backbone.", "model.").replace("model.head.", "lm_head.")])
-
-
-def test_a_state_of_another_model_is_refused(runs) -> None:
-    engine = runs.megatron("actor")
-    state = runs.megatron("critic").state_dict()
-    with pytest.raises(CheckpointError, match=r"model\.head\.weight has the shape \(1, 16\) and not \(31, 16\)"):
-        engine.load_state_dict(state)
-    del state["model"]["model.backbone.norm.weight"]
-    with pytest.raises(CheckpointError, match=r"model\.backbone\.norm\.weight is missing"):
-        engine.load_state_dict(state)
 
 
 def test_a_second_layout_in_one_process_is_refused(runs) -> None:

@@ -23,6 +23,7 @@ def results(ranks: ModuleType, two_ranks: Any, tmp_path_factory: pytest.TempPath
     one: dict[Any, Any] = {"run": ranks.run(folder), "poisoned": {kind: ranks.poisoned(kind) for kind in ranks.KINDS}}
     two_ranks(Path(ranks.__file__), folder)
     one["resumed"] = ranks.resumed(folder, 2)
+    one["bytes"] = {size: ranks.bytes_of_ranks(folder / f"critic-{size}") for size in (1, 2)}
     loaded: dict[Any, Any] = {rank: torch.load(folder / f"rank{rank}.pt") for rank in range(2)}
     return loaded | {"one": one}
 
@@ -86,6 +87,12 @@ def test_a_state_saved_by_other_ranks_goes_on_equally(results, kind, who) -> Non
     undisturbed = results["one"]["run"][kind]
     for part in ("outputs", "continued"):
         assert_equal(results[who]["resumed"][kind][part], undisturbed[part])
+
+
+def test_each_rank_writes_its_own_half_of_a_state(results) -> None:
+    (whole,), halves = results["one"]["bytes"][1], results["one"]["bytes"][2]
+    assert sum(halves) == whole, "each element once"
+    assert max(halves) < 0.6 * whole
 
 
 @kinds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -15,6 +16,7 @@ from rl_platform.algorithms.schedule import mini_batches
 from rl_platform.config.components import Optim
 from rl_platform.engines.training.base import MicroBatches, learning_rate
 from rl_platform.engines.training.fsdp import shares
+from rl_platform.engines.training.state_files import read, write
 from rl_platform.records import RolloutBatch
 
 kinds = pytest.mark.parametrize("kind", ["actor", "critic", "embodied"])
@@ -194,24 +196,15 @@ class TestStep:
         assert tied[0] == tied[1]
 
     @kinds
-    def test_resuming_is_exact(self, ranks: ModuleType, kind: str) -> None:
+    def test_resuming_is_exact(self, ranks: ModuleType, kind: str, tmp_path: Path) -> None:
         engine = ranks.engine(kind)
         ranks.steps(engine, kind, 0, 2)
-        state = _copied(engine.state_dict())
+        write(engine.sharded_state(), tmp_path)
         undisturbed = ranks.steps(engine, kind, 2, 4)
         other = ranks.engine(kind)
-        other.load_state_dict(state)
+        read(other.sharded_state(), tmp_path)
         assert ranks.steps(other, kind, 2, 4) == undisturbed
         assert all(torch.equal(*pair) for pair in zip(ranks.tensors(engine), ranks.tensors(other), strict=True))
-
-
-def _copied(state: Any) -> Any:
-    """As it would come back from a file."""
-    if isinstance(state, dict):
-        return {key: _copied(value) for key, value in state.items()}
-    if isinstance(state, list):
-        return [_copied(value) for value in state]
-    return state.clone() if isinstance(state, torch.Tensor) else state
 
 
 def test_half_precision_keeps_float32_parameters(ranks: ModuleType) -> None:

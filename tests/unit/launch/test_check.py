@@ -318,9 +318,12 @@ def off_by_a_little(self, batch):
     return {"log_probs": self.outputs(batch).log_probs + 0.1}
 
 
-def forgets_the_optimizer(self, state):
-    self.engine.model.load_state_dict(state["model"])
-    self.failures = state["failures"]
+load_state = Learner.load_state
+
+
+def forgets_the_optimizer(self, folder):
+    load_state(self, folder)
+    self.engine.optimizer.state.clear()
 
 
 def rows_rolled(batch, scores, options, numbers):
@@ -361,7 +364,7 @@ WRONG: list[tuple[str, list[str], Any, str, Any]] = [
     ("update of a model", [], actor, "actor_loss", own_denominators(actor_loss)),
     ("first step", [], actor.LanguageActor, "evaluate", off_by_a_little),
     ("critic warm-up", ["algorithm.policy_training_start_step=2"], PPO, "trains_actor", lambda ppo, step: step >= 1),
-    ("resume", [], Learner, "load_state_dict", forgets_the_optimizer),
+    ("resume", [], Learner, "load_state", forgets_the_optimizer),
     ("GAE recursion", [], estimators, "advantages", scaled(advantages, lambda b, a: 1.01)),
     ("decoupled GAE", [], estimators, "advantages", scaled(advantages, lambda b, a: a.gae_lambda_policy or 0.5)),
     ("group baseline", GRPO, estimators, "advantages", scaled(advantages, lambda b, a: b.rewards.sum(1, True))),

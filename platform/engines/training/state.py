@@ -1,0 +1,59 @@
+"""The state of a model in training as the parts that a rank holds, by name. `state_files` writes and reads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+Offsets = tuple[int, ...]
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """What this rank holds of a tensor of `shape`: parts at their offsets, live, so that reading fills them.
+
+    `copies` are read and not written: other parts, of this or another rank, hold the same.
+    """
+
+    shape: tuple[int, ...]
+    parts: list[tuple[Offsets, Tensor]] = field(default_factory=list)
+    copies: list[tuple[Offsets, Tensor]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Sharded:
+        """This rank's part of a DTensor, or all of a plain tensor, which is then the same on every rank."""
+        tensor = tensor.detach()
+        if not hasattr(tensor, "to_local"):
+            return cls(tensor.shape, [((0,) * tensor.dim(), tensor)])
+        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+        _, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+        return cls(tensor.shape, [(tuple(offsets), tensor.to_local())])
+
+    def add(self, offsets: Offsets, part: Tensor, written: bool) -> None:
+        (self.parts if written else self.copies).append((offsets, part))
+
+    @property
+    def destinations(self) -> list[tuple[Offsets, Tensor]]:
+        """What reading fills."""
+        return self.parts + self.copies
+
+
+State = dict[str, Sharded]
+
+
+def state_bytes(state: State) -> int:
+    """Bytes that this rank would write, were it alone."""
+    return sum(part.nbytes for sharded in state.values() for _, part in sharded.parts)
+
+
+def adam_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:
+    """Steps and moments of a parameter; before the first step they are made, as Adam itself would then."""
+    state: dict[str, Tensor] = optimizer.state[parameter]
+    if not state:
+        state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+        state.update({key: torch.zeros_like(parameter, requires_grad=False) for key in MOMENTS})
+    return state

@@ -1,0 +1,245 @@
+"""State that ranks hold in parts, written and read by torch.distributed.checkpoint.
+
+Each rank writes a file with its own parts; what several ranks hold is written once. A part is found by the name of its
+tensor and its place in it, so that any other layout can read what it needs. Nothing is gathered: no rank ever holds
+more than its own state and one part that it is reading.
+
+Not covered: which names and parts there are (the engines say), and that files are whole (the manifest says).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystem, _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    ReadItem,
+    SavePlan,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+
+from rl_platform.checkpoint_files import HashingWriter, Written, sync
+from rl_platform.engines.training.state import Sharded, State
+from rl_platform.errors import CheckpointError
+
+
+def write(state: State, folder: str | Path) -> dict[str, Written]:
+    """Every rank writes its parts into `folder`; returns the files that this one made.
+
+    Raises CheckpointError on every rank if one of them cannot write.
+    """
+    writer = _Writer(Path(folder))
+    with _collective("written to", folder) as alone:
+        dcp.save(dict.fromkeys(state), storage_writer=writer, planner=_SavePlanner(state), no_dist=alone)
+    return writer.files.written
+
+
+def read(state: State, folder: str | Path) -> None:
+    """Every rank fills its parts from `folder`, whatever ranks have written it.
+
+    Raises CheckpointError on every rank if names or shapes are not those of the files, or a file cannot be read.
+    """
+    with _collective("read from", folder) as alone:
+        dcp.load(dict.fromkeys(state), storage_reader=_Reader(Path(folder)), planner=_LoadPlanner(state), no_dist=alone)
+
+
+def read_whole(folder: str | Path) -> dict[str, Tensor]:
+    """All tensors in `folder`, whole, in this process alone."""
+    found = {
+        name: torch.empty(metadata.size, dtype=metadata.properties.dtype)
+        for name, metadata in _Reader(Path(folder)).read_metadata().state_dict_metadata.items()
+    }
+    state = {name: Sharded.of(tensor) for name, tensor in found.items()}
+    with _collective("read from", folder):
+        dcp.load(dict.fromkeys(state), storage_reader=_Reader(Path(folder)), planner=_LoadPlanner(state), no_dist=True)
+    return found
+
+
+@contextmanager
+def _collective(action: str, folder: str | Path) -> Iterator[bool]:
+    """Errors of any rank become a CheckpointError; within the block True if this rank is the only one."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # said of one rank, too
+            yield not dist.is_initialized() or dist.get_world_size() == 1
+    except CheckpointException as error:
+        rank, (cause, _) = next(iter(error.failures.items()))
+        if not isinstance(cause, Exception):  # Ctrl-C
+            raise cause from None
+        reason = cause.strerror if isinstance(cause, OSError) and cause.strerror else cause
+        raise CheckpointError(f"state cannot be {action} {folder}, says rank {rank}: {reason}") from cause
+
+
+class _SavePlanner(dcp.DefaultSavePlanner):
+    def __init__(self, state: State) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self.own = state
+
+    def create_local_plan(self) -> SavePlan:
+        items = [
+            WriteItem(
+                MetadataIndex(name, offsets),
+                WriteItemType.SHARD,
+                tensor_data=TensorWriteData(
+                    ChunkStorageMetadata(torch.Size(offsets), part.shape),
+                    TensorProperties.create_from_tensor(part),
+                    torch.Size(sharded.shape),
+                ),
+            )
+            for name, sharded in self.own.items()
+            for offsets, part in sharded.parts
+            if part.numel()
+        ]
+        self.plan = SavePlan(items)
+        return self.plan
+
+    def lookup_object(self, index: MetadataIndex) -> Tensor:
+        return next(part for offsets, part in self.own[index.fqn].parts if offsets == index.offset)
+
+
+class _LoadPlanner(dcp.DefaultLoadPlanner):
+    def __init__(self, state: State) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self.own = state
+
+    def set_up_planner(self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False) -> None:
+        assert metadata is not None
+        self.metadata, self.is_coordinator = metadata, is_coordinator
+
+    def create_local_plan(self) -> LoadPlan:
+        items: list[ReadItem] = []
+        for name, sharded in self.own.items():
+            saved = self.metadata.state_dict_metadata.get(name)
+            if saved is None:
+                raise ValueError(f"{name} is missing: it is of another model")
+            assert isinstance(saved, TensorStorageMetadata)
+            if tuple(saved.size) != tuple(sharded.shape):
+                shapes = f"has the shape {tuple(saved.size)} and not {tuple(sharded.shape)}"
+                raise ValueError(f"{name} {shapes}: it is of another model")
+            wanted = [ChunkStorageMetadata(torch.Size(offsets), part.shape) for offsets, part in sharded.destinations]
+            found = create_read_items_for_chunk_list(name, saved, wanted)
+            if sum(math.prod(item.lengths) for item in found) != sum(math.prod(chunk.sizes) for chunk in wanted):
+                raise ValueError(f"parts of {name} are missing")
+            items += found
+        return LoadPlan(items)
+
+    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
+        read = {item.dest_index.fqn for plan in global_plan for item in plan.items}
+        if unread := sorted(self.metadata.state_dict_metadata.keys() - read):
+            raise ValueError(f"{unread[0]} is not in this model: it is of another one")
+        return global_plan
+
+    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
+        assert index.index is not None
+        return self.own[index.fqn].destinations[index.index][1]
+
+
+class _Files(FileSystem):
+    """A file system that remembers the hash of what is written, and what a write failed with."""
+
+    def __init__(self) -> None:
+        self.written: dict[str, Written] = {}
+        self.error: BaseException | None = None
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
+        with open(path, mode) as file:
+            if mode != "wb":
+                yield file
+                return
+            with ThreadPoolExecutor(1) as pool:
+                writer = HashingWriter(file, pool)
+                try:
+                    yield writer
+                finally:
+                    self.error = writer.error
+                sync(file)
+                self.written[Path(path).name] = writer.written
+
+    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
+        super().rename(path, new_path)
+        self.written[Path(new_path).name] = self.written.pop(Path(path).name)
+
+
+class _Writer(dcp.FileSystemWriter):
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, sync_files=False)  # `_Files` does it
+        self.fs = self.files = _Files()
+
+    def storage_meta(self) -> StorageMeta:
+        return StorageMeta()  # neither path nor random id: equal states make equal files
+
+    def write_data(self, *args: Any, **kwargs: Any) -> Any:
+        return self._telling(super().write_data, *args, **kwargs)
+
+    def finish(self, *args: Any, **kwargs: Any) -> None:
+        self._telling(super().finish, *args, **kwargs)
+
+    def _telling(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The method's result; the real error where torch would tell one of its own."""
+        try:
+            return method(*args, **kwargs)
+        except RuntimeError:
+            if self.files.error is not None:
+                raise self.files.error from None
+            raise
+
+
+class _Reader(dcp.FileSystemReader):
+    def read_metadata(self) -> Metadata:
+        with open(self._get_metadata_path(), "rb") as file:
+            metadata: Metadata = _PlainUnpickler(file).load()
+        return metadata
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Names, shapes and places only: reading them never runs code from the file."""
+
+    CLASSES: Mapping[tuple[str, str], Any] = {
+        (cls.__module__, cls.__qualname__): cls
+        for cls in (
+            _MEM_FORMAT_ENCODING,
+            ChunkStorageMetadata,
+            Metadata,
+            MetadataIndex,
+            StorageMeta,
+            TensorProperties,
+            TensorStorageMetadata,
+            _StorageInfo,
+            torch.Size,
+            torch.serialization._get_layout,
+        )
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (found := self.CLASSES.get((module, name))) is not None:
+            return found
+        if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
+            return found
+        raise pickle.UnpicklingError(f"{module}.{name} does not belong into a checkpoint")

@@ -1,0 +1,79 @@
+"""A run that is killed goes on with another number of ranks and ends as one that was never stopped and never moved."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from rl_platform.checkpoint import Checkpoint
+
+pytestmark = [
+    pytest.mark.skipif(torch.cuda.is_available(), reason="Megatron would compute on the GPU of this machine"),
+    pytest.mark.filterwarnings("ignore"),  # of Megatron, about kernels that are not installed
+]
+STEPS, ENDED_S = 3, 10.0
+ONE_RANK: dict[str, list[str]] = {
+    "fsdp": [],
+    "megatron": ["actor.training_backend=megatron", "critic.training_backend=megatron"],
+}
+APART = [
+    "cluster.devices_per_node=4",
+    "cluster.component_placement={'actor,critic': 0-1, rollout: 2, reward: 3}",
+]
+TWO_RANKS = {
+    "fsdp": APART,
+    "megatron": [*ONE_RANK["megatron"], *APART, "actor.parallel.tensor=2", "critic.parallel.tensor=2"],
+}
+
+
+@pytest.fixture
+def kill_after_a_checkpoint(start):
+    """kill_after_a_checkpoint(*arguments): SIGKILL as soon as there is one; returns once no process of it is left."""
+
+    def run(*arguments: str) -> Checkpoint:
+        process: subprocess.Popen[str] = start(*arguments)
+        until = time.monotonic() + 240
+        while not (found := sorted(Path("out/checkpoints").glob("step-*"))):
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < until
+            time.sleep(0.002)
+        started = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        assert process.wait() == -9
+        assert not psutil.wait_procs(started, ENDED_S)[1]
+        return Checkpoint.open(found[-1])
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("backend", "before", "after"),
+    [("fsdp", TWO_RANKS, ONE_RANK), ("megatron", TWO_RANKS, ONE_RANK), ("megatron", ONE_RANK, TWO_RANKS)],
+    ids=["fsdp, two ranks to one", "megatron, two ranks to one", "megatron, one rank to two"],
+)
+def test_a_killed_run_goes_on_with_other_ranks(
+    command, kill_after_a_checkpoint, final_state, backend: str, before: Any, after: Any
+) -> None:
+    rest = [f"runner.max_steps={STEPS}", "runner.save_interval=1"]
+    whole = command("reasoning.yaml", *ONE_RANK[backend], *rest, "runner.output_dir=whole")
+    assert whole.code == 0, whole.err
+    killed = kill_after_a_checkpoint("reasoning.yaml", *before[backend], *rest)
+    shards = [file.name for file in killed.file("critic").glob("*.distcp")]
+    assert sorted(shards) == [f"__{rank}_0.distcp" for rank in range(2 if before is TWO_RANKS else 1)]
+    ended = command("reasoning.yaml", *after[backend], *rest)
+    assert ended.code == 0, ended.err
+    assert "resumed from step" in ended.out
+    expected, found = final_state("whole", STEPS), final_state("out", STEPS)
+    for role in ("actor", "critic"):  # parameters, moments, counts
+        assert found[role].keys() == expected[role].keys()
+        for name, tensor in expected[role].items():
+            torch.testing.assert_close(
+                found[role][name], tensor, rtol=1e-5, atol=1e-6, msg=lambda t, n=name: f"{n}: {t}"
+            )
+    assert found["run"] == expected["run"]
