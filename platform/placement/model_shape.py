@@ -120,7 +120,7 @@ def shapes(config: Config) -> tuple[dict[str, Shape], dict[str, str]]:
     sections = {"actor": actor, "rollout": actor}
     if config.critic.use_critic_model:
         sections["critic"] = config.critic.model or actor
-    if config.algorithm.needs_reference:
+    if config.has_reference:
         sections["reference"] = config.reference.model or actor
     found: dict[str, Shape] = {}
     reasons: dict[str, str] = {}
