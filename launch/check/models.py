@@ -96,7 +96,11 @@ def small(case: Case, micro_batch_size: int | None = None, even_steps: bool = Tr
         "logprob_forward_micro_batch_size": None,
     }
     names = _names(config)
-    learner: dict[str, Any] = {"micro_batch_size": micro_batch_size, "max_tokens_per_micro_batch": None, "training_backend": "fsdp"}
+    learner: dict[str, Any] = {
+        "micro_batch_size": micro_batch_size,
+        "max_tokens_per_micro_batch": None,
+        "training_backend": "fsdp",
+    }
     learner |= {"lora": None, "cpu_offload": False}
 
     def part(section: Trainable, model: Model | None) -> Trainable:

@@ -27,9 +27,17 @@ def broken_fsdp_rules(config: Config) -> Iterator[BrokenRule]:
         if section.training_backend != "megatron":
             continue
         for name, asked, reason in (
-            ("lora", section.lora is not None, "adapters are put into the modules of transformers, which Megatron is not"),
+            (
+                "lora",
+                section.lora is not None,
+                "adapters are put into the modules of transformers, which Megatron is not",
+            ),
             ("cpu_offload", section.cpu_offload, "it is a policy of FSDP2"),
-            ("parallel.context", section.parallel.context > 1, "Megatron shares tokens by Transformer Engine's attention"),
+            (
+                "parallel.context",
+                section.parallel.context > 1,
+                "Megatron shares tokens by Transformer Engine's attention",
+            ),
         ):
             if asked:
                 message = f"{reason}, which this version does not use" if name == "parallel.context" else reason

@@ -76,7 +76,7 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def merged(weights: dict[str, Tensor], lora: Lora) -> dict[str, Tensor]:
-    """The same weights under the names of a model without adapters: W + alpha / rank * B A, other tensors as they are."""
+    """The same weights under the names of a model without adapters: W + alpha / rank * B A, others as they are."""
     plain: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         if ".lora_" in name:

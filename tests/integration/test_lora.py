@@ -49,8 +49,12 @@ def test_a_run_with_adapters(command, final_state, logged, folder: Path) -> None
 def test_resumed_bit_for_bit(command, final_state, differences, folder: Path) -> None:
     kept = ("runner.save_interval=1", "runner.keep_checkpoints=9")
     assert command("reasoning.yaml", *SCORED, *LORA, *KL, *kept, "runner.max_steps=4").code == 0
-    assert command("reasoning.yaml", *SCORED, *LORA, *KL, *kept, "runner.max_steps=2", "runner.output_dir=cut").code == 0
-    assert command("reasoning.yaml", *SCORED, *LORA, *KL, *kept, "runner.max_steps=4", "runner.output_dir=cut").code == 0
+    assert (
+        command("reasoning.yaml", *SCORED, *LORA, *KL, *kept, "runner.max_steps=2", "runner.output_dir=cut").code == 0
+    )
+    assert (
+        command("reasoning.yaml", *SCORED, *LORA, *KL, *kept, "runner.max_steps=4", "runner.output_dir=cut").code == 0
+    )
     assert differences(final_state("out", 4), final_state("cut", 4)) == []
 
 

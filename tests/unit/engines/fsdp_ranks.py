@@ -14,12 +14,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_platform.config.components import Lora
 from rl_platform.engines.training.base import MicroBatches
 from rl_platform.engines.training.fsdp import FSDPEngine
+from rl_platform.models.context_parallel import ContextParallel, UlyssesAttention
 from rl_platform.models.lora import add_adapters, without_adapters
+from rl_platform.models.packed import pack
 
 _spec = importlib.util.spec_from_file_location("training_ranks", Path(__file__).with_name("ranks.py"))
 assert _spec is not None
@@ -29,12 +32,12 @@ _spec.loader.exec_module(ranks)
 
 LORA = Lora(rank=3, alpha=5.0, target_modules=["q_proj", "v_proj", "down_proj"])
 KINDS = ("actor", "critic")
-VARIANTS: dict[str, dict[str, Any]] = {  # of two ranks
-    "context": {"context": 2},
-    "context, layers twice": {"context": 2, "gradient_checkpointing": True},
-    "offload": {"cpu_offload": True},
-    "lora": {"lora": LORA},
-    "lora, context": {"lora": LORA, "context": 2, "gradient_checkpointing": True},
+VARIANTS: dict[tuple[str, str], dict[str, Any]] = {  # (kind, name): what two ranks train
+    ("actor", "context"): {"context": 2},
+    ("critic", "context"): {"context": 2},
+    ("actor", "offload"): {"cpu_offload": True},
+    ("critic", "lora"): {"lora": LORA},
+    ("actor", "lora, context, layers twice"): {"lora": LORA, "context": 2, "gradient_checkpointing": True},
 }
 
 
@@ -49,9 +52,7 @@ def model(kind: str, lora: Lora | None) -> nn.Module:
 def engine(
     kind: str, *, lora: Lora | None = None, dtype: torch.dtype = torch.float32, optim: Any = ranks.OPTIM, **options: Any
 ) -> FSDPEngine:
-    return FSDPEngine(
-        model(kind, lora), optim, dtype=dtype, horizon=32, device=torch.device("cpu"), **options
-    )
+    return FSDPEngine(model(kind, lora), optim, dtype=dtype, horizon=32, device=torch.device("cpu"), **options)
 
 
 def run(trained: FSDPEngine, kind: str, file: Path | None = None) -> dict[str, Any]:
@@ -88,6 +89,27 @@ def resumed(trained: FSDPEngine, kind: str, file: Path) -> dict[str, Any]:
     return {"outputs": ranks.outputs(trained, kind), "continued": go_on(trained, kind)[1]}
 
 
+def exchanged_attention() -> dict[str, Tensor]:
+    """Attention with one key head for four query heads, over 11 tokens that two ranks share; with its gradients."""
+    packed = pack([torch.arange(7), torch.arange(4) + 2])
+    numbers = torch.Generator().manual_seed(1)
+    whole = [torch.randn(1, heads, 11, 6, generator=numbers, requires_grad=True) for heads in (4, 1, 1)]
+    expected = packed.attention(0, *whole, 0.4)
+    weights = torch.randn(expected.shape, generator=numbers)
+    (expected * weights).sum().backward()
+    context = ContextParallel(dist.group.WORLD)
+    mine = slice(6 * context.rank, 6 * context.rank + 6)
+    own = [F.pad(tensor.detach(), (0, 0, 0, 1))[:, :, mine].requires_grad_() for tensor in whole]
+    found = UlyssesAttention(packed.attention, context, 11)(0, *own, 0.4)
+    (found * F.pad(weights, (0, 0, 0, 0, 0, 1))[mine]).sum().backward()
+    gradients = [F.pad(tensor.grad, (0, 0, 0, 1))[:, :, mine] for tensor in whole]
+    assert all(tensor.grad is not None for tensor in own)
+    return {
+        "found": torch.cat([found.flatten(), *(tensor.grad.flatten() for tensor in own)]),
+        "expected": torch.cat([F.pad(expected, (0, 0, 0, 0, 0, 1))[mine].flatten(), *(g.flatten() for g in gradients)]),
+    }
+
+
 def main(rank: int, world_size: int, folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -97,14 +119,12 @@ def main(rank: int, world_size: int, folder: Path) -> None:
         world_size=world_size,
         timeout=timedelta(seconds=60),
     )
-    found: dict[str, Any] = {}
-    for name, options in VARIANTS.items():
-        for kind in KINDS:
-            adapted = "lora" in options
-            file = folder / f"{kind}-{'lora' if adapted else 'plain'}"
-            report = run(engine(kind, **options), kind, Path(f"{file}-{name}.pt"))
-            report["resumed"] = resumed(engine(kind, **options), kind, Path(f"{file}.pt"))
-            found[f"{kind} {name}"] = report
+    found: dict[str, Any] = {"attention": exchanged_attention()}
+    for (kind, name), options in VARIANTS.items():
+        report = run(engine(kind, **options), kind, folder / f"{kind} {name}.pt")
+        trained = "lora" if "lora" in options else "plain"
+        report["resumed"] = resumed(engine(kind, **options), kind, folder / f"{kind} {trained}.pt")
+        found[f"{kind} {name}"] = report
     found["bfloat16"] = run(engine("actor", dtype=torch.bfloat16), "actor")
     torch.save(found, folder / f"rank{rank}.pt")
     dist.destroy_process_group()
