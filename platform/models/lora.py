@@ -40,6 +40,16 @@ def unknown_targets(backbone: nn.Module, lora: Lora, key: str) -> list[Problem]:
     ]
 
 
+def adapter_parameters(backbone: nn.Module, lora: Lora) -> int:
+    """How many parameters the adapters of this model have."""
+    matrices = ((name.rpartition(".")[2], module) for name, module in backbone.named_modules())
+    return sum(
+        lora.rank * (module.in_features + module.out_features)
+        for name, module in matrices
+        if isinstance(module, nn.Linear) and name in lora.target_modules
+    )
+
+
 def add_adapters(backbone: nn.Module, lora: Lora, seed: int, key: str) -> None:
     """Freeze the backbone and put adapters on its targets; the matrices A depend on `seed` alone.
 
