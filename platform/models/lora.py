@@ -7,6 +7,7 @@ B starts at zero, so a model with new adapters is the model itself. peft is opti
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -62,7 +63,8 @@ def add_adapters(backbone: nn.Module, lora: Lora, seed: int, key: str) -> None:
     from peft import LoraConfig, inject_adapter_in_model
 
     options = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.target_modules), bias="none")
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of transformers, about a name that peft still asks for
         torch.manual_seed(seed)
         inject_adapter_in_model(options, backbone, ADAPTER)
 

@@ -132,7 +132,7 @@ class MemoryModel:
     def _backward(self, name: str, shape: Shape) -> int:
         """What a micro-batch keeps for its backward pass, and the logits of a chunk."""
         context = section_of(self.config, name).parallel.context
-        rows = micro_batch_rows(self.config, name, self.layout.parts[name].ranks // context)
+        rows = micro_batch_rows(self.config, name, max(1, self.layout.parts[name].ranks // context))
         if isinstance(shape, PolicyShape):
             return rows * 2 * sum(shape.widths) * FLOAT
         section = self.config.critic.model if name == "critic" else None

@@ -46,6 +46,16 @@ def test_a_run_with_adapters(command, final_state, logged, folder: Path) -> None
     assert {name.split(".")[-2] for name in moved} == {"q_proj", "v_proj", "down_proj"}
 
 
+def test_a_kl_over_the_whole_vocabulary(command, logged) -> None:
+    full = ("algorithm.use_kl_in_reward=true", "algorithm.kl_penalty=full", "algorithm.use_kl_loss=true")
+    both = ("algorithm.kl_loss_type=full", "algorithm.allow_both_kl=true", "runner.max_steps=3")
+    ended = command("reasoning.yaml", *SCORED, *LORA, *full, *both)
+    assert ended.code == 0, ended.err
+    found = [row["reward/kl"] for row in logged("out") if "reward/kl" in row]
+    assert found[0] == pytest.approx(0.0, abs=1e-6)
+    assert min(found[1:]) > 1e-6
+
+
 def test_resumed_bit_for_bit(command, final_state, differences, folder: Path) -> None:
     kept = ("runner.save_interval=1", "runner.keep_checkpoints=9")
     assert command("reasoning.yaml", *SCORED, *LORA, *KL, *kept, "runner.max_steps=4").code == 0

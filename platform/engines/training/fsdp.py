@@ -199,10 +199,11 @@ def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _data_ranks(model: nn.Module, device: torch.device, context: int) -> DataRanks:
-    """The ranks among which rows are shared; with `context`, the model learns who shares its tokens."""
-    if not dist.is_initialized():
-        return ALONE
-    rank, size = dist.get_rank(), dist.get_world_size()
+    """The ranks among which rows are shared; with `context`, the model learns who shares its tokens.
+
+    Raises PlacementError for ranks that form no whole groups.
+    """
+    rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     if context == 1:
         return DataRanks(rank, size)
     if size % context:

@@ -31,6 +31,12 @@ def test_ranks_form_whole_groups() -> None:
     assert "4 ranks of actor cannot form groups of 3" in problem.message
 
 
+def test_a_plan_of_too_few_ranks_is_a_message_and_no_traceback(command) -> None:
+    ended = command("--plan", "reasoning.yaml", "actor.parallel.context=2")
+    assert ended.code in (0, 2)
+    assert "Traceback" not in ended.err
+
+
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "ranks", "fits"),
     [(4, 4, 4, True), (4, 2, 4, True), (8, 4, 2, True), (2, 2, 4, False), (16, 2, 4, True), (4, 1, 2, True)],
