@@ -1,4 +1,4 @@
-"""Whether models that Megatron trains fit their ranks and their layout; checked before anything starts."""
+"""Whether trained models fit their ranks and their layout; checked before anything starts."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from collections.abc import Iterator
 
 import torch
 
+from rl_platform.config.components import Trainable
 from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError, Problem
+from rl_platform.models.lora import not_installed
 from rl_platform.placement.scheduler import Placement
 
 
 def layout_problems(config: Config, placement: Placement) -> Iterator[Problem]:
-    """What is wrong with the number of ranks, the processes or the devices of Megatron's models."""
+    """What is wrong with the number of ranks, the processes or the devices of the models, and what is missing."""
+    yield from _fsdp_problems(config, placement)
     roles = _trained_by_megatron(config, placement)
     for role in roles:
         parallel, ranks = getattr(config, role).parallel, placement.world_size(role)
@@ -34,24 +37,43 @@ def layout_problems(config: Config, placement: Placement) -> Iterator[Problem]:
 
 def check_layouts(config: Config, placement: Placement) -> None:
     """Raises ConfigError for a model that cannot be shared as its layout says. Reads the models' configs only."""
+    from rl_platform.engines.training.fsdp_layout import unfit_for_fsdp
     from rl_platform.engines.training.layout import unfit
     from rl_platform.models.pretrained import load_config
     from rl_platform.models.tokenizer import load_tokenizer
 
     problems: list[Problem] = []
-    for role in _trained_by_megatron(config, placement):
-        section = getattr(config, role)
+    for role in _trained(config, placement):
+        section: Trainable = getattr(config, role)
+        by_megatron = section.training_backend == "megatron"
+        if not by_megatron and section.parallel.context == 1 and section.lora is None:
+            continue
         model, key = (section.model, f"{role}.model") if section.model else (config.actor.model, "actor.model")
         tokenizer = load_tokenizer(model, key)
         loaded = load_config(model, tokenizer.vocab_size, tokenizer.eos_token_ids[0], key)
-        problems += unfit(loaded, section.parallel, role)
+        problems += unfit(loaded, section.parallel, role) if by_megatron else unfit_for_fsdp(loaded, section, role)
     if problems:
         raise ConfigError(problems)
 
 
+def _fsdp_problems(config: Config, placement: Placement) -> Iterator[Problem]:
+    for role in _trained(config, placement):
+        section: Trainable = getattr(config, role)
+        ranks, context = placement.world_size(role), section.parallel.context
+        if ranks % context and section.training_backend == "fsdp":
+            message = f"{ranks} ranks of {role} cannot form groups of {context} that share the tokens of a micro-batch"
+            hint = "it divides the ranks that cluster.component_placement gives to the component"
+            yield Problem(f"{role}.parallel.context", message, value=str(context), hint=hint)
+        if section.lora is not None and (missing := not_installed(f"{role}.lora")) is not None:
+            yield missing
+
+
+def _trained(config: Config, placement: Placement) -> list[str]:
+    return [role for role in ("actor", "critic") if role in placement.components]
+
+
 def _trained_by_megatron(config: Config, placement: Placement) -> list[str]:
-    placed = (role for role in ("actor", "critic") if role in placement.components)
-    return [role for role in placed if getattr(config, role).training_backend == "megatron"]
+    return [role for role in _trained(config, placement) if getattr(config, role).training_backend == "megatron"]
 
 
 def _layout(config: Config, role: str) -> tuple[int, int]:

@@ -134,12 +134,11 @@ def check_models(config: Config, placement: Placement, inventory: Inventory) -> 
     sizes = {
         name: _parameters(config, name) for name in ("actor", "critic", "reference") if name in placement.components
     }
-    trained = {name: size for name, size in sizes.items() if name != "reference"}
-    needs = {name: size * (BYTES_TRAINED if name in trained else BYTES_FROZEN) for name, size in sizes.items()}
+    needs = {name: frozen * BYTES_FROZEN + trained * BYTES_TRAINED for name, (frozen, trained) in sizes.items()}
     if not any(host.accelerators for host in placement.hosts):
-        needs["rollout (repacked weights)"] = sizes["actor"] * BYTES_FROZEN
+        needs["rollout (repacked weights)"] = sum(sizes["actor"]) * BYTES_FROZEN
         _check_memory(config, needs, inventory)
-    return sum(trained.values()) * BYTES_SAVED
+    return sum(trained for _, trained in sizes.values()) * BYTES_SAVED
 
 
 def _check_memory(config: Config, needs: dict[str, int], inventory: Inventory) -> None:
@@ -152,11 +151,12 @@ def _check_memory(config: Config, needs: dict[str, int], inventory: Inventory) -
     raise ConfigError([Problem("actor.model", message, value=value, hint="a smaller model, or a GPU")])
 
 
-def _parameters(config: Config, name: str) -> int:
-    """Parameters of a component's language model, which is built without memory for them."""
+def _parameters(config: Config, name: str) -> tuple[int, int]:
+    """Frozen and trained parameters of a component's language model, which is built without memory for them."""
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM
 
+    from rl_platform.models.lora import adapter_parameters
     from rl_platform.models.pretrained import load_config
     from rl_platform.models.tokenizer import load_tokenizer
 
@@ -168,7 +168,11 @@ def _parameters(config: Config, name: str) -> int:
     with init_empty_weights():
         network = AutoModelForCausalLM.from_config(model_config)
     network.tie_weights()  # each parameter that was made without memory is one of its own
-    return sum(parameter.numel() for parameter in network.parameters())
+    count = sum(parameter.numel() for parameter in network.parameters())
+    if name == "reference":
+        return count, 0
+    lora = getattr(config, name).lora
+    return (0, count) if lora is None else (count, adapter_parameters(network.base_model, lora))
 
 
 def check_reward(config: Config) -> None:

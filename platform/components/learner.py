@@ -19,6 +19,7 @@ from rl_platform.engines.training.base import Loss, MicroBatches, learning_rate
 from rl_platform.engines.training.build import training_engine
 from rl_platform.engines.training.state import Sharded, State, state_bytes
 from rl_platform.errors import Diverged
+from rl_platform.models.lora import merged
 from rl_platform.records import RolloutBatch, Weights
 from rl_platform.rng import generator
 
@@ -134,8 +135,10 @@ class Learner:
 
     def publish(self, version: int, copy: bool = False) -> Weights:
         """The parameters under the model's own names, by reference in one process unless a `copy` is asked for, which
-        stays as it is while this goes on learning. `version`: updates so far."""
+        stays as it is while this goes on learning. Adapters are merged into new matrices. `version`: updates so far."""
         weights = {name.removeprefix("model."): tensor for name, tensor in self.engine.weights().items()}
+        if self.section.lora is not None:
+            weights = merged(weights, self.section.lora)
         return Weights(version, {name: tensor.clone() for name, tensor in weights.items()} if copy else weights)
 
 

@@ -34,6 +34,8 @@ _PARTS = (  # keys that decide which components a run has
     "critic.use_critic_model",
     "algorithm.use_kl_in_reward",
     "algorithm.use_kl_loss",
+    "actor.lora",
+    "reference.model",
 )
 _REWARD_TYPES = ("task", "math_verify", "exact_match")
 
@@ -175,11 +177,13 @@ class _Rules:
         needed = dict.fromkeys(("actor", "rollout", "reward"), "reasoning needs actor, rollout and reward")
         if self.config.critic.use_critic_model:
             needed["critic"] = "critic.use_critic_model is true"
-        if self.config.algorithm.needs_reference:
+        if self.config.has_reference:
             needed["reference"] = "the KL terms compare to it"
         return needed
 
     def _unneeded(self, name: str) -> str:
+        if name == "reference" and self.config.reference_is_base:
+            return "with actor.lora it is the actor without its adapters; reference.model would name another model"
         if name == "reference":
             return "no KL term is on: it would hold a model that nobody asks"
         if name == "critic":
@@ -256,7 +260,7 @@ class _Rules:
         self._model("actor.model", config.actor.model)
         if config.critic.use_critic_model and config.critic.model is not None:
             self._model("critic.model", config.critic.model)
-        if config.algorithm.needs_reference and config.reference.model is not None:
+        if config.has_reference and config.reference.model is not None:
             self._model("reference.model", config.reference.model)
         for name in ("sampling", "val_sampling"):
             sampling: Sampling = getattr(config.rollout, name)

@@ -67,6 +67,22 @@ class Parallel(Section):
     tensor: int = Field(default=1, ge=1, description="ranks that share every layer")
     pipeline: int = Field(default=1, ge=1, description="stages: ranks that hold some of the layers each")
     sequence: bool = Field(default=False, description="the tensor ranks share the tokens of norms and residuals too")
+    context: int = Field(default=1, ge=1, description="fsdp: ranks that share the tokens of every micro-batch")
+
+
+class Lora(Section):
+    """`lora`: adapters of low rank that are trained instead of the matrices they stand beside.
+
+    There is no dropout: the ratio of PPO compares two policies, and noise in one of them is not its gradient's doing.
+    """
+
+    rank: int = Field(default=16, ge=1, description="inner width of an adapter")
+    alpha: float = Field(default=32.0, gt=0, description="adapters are scaled by alpha / rank")
+    target_modules: list[str] = Field(
+        default=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+        min_length=1,
+        description="last names of the linear layers that get one",
+    )
 
 
 class Trainable(Section):
@@ -87,7 +103,11 @@ class Trainable(Section):
     gradient_checkpointing: bool = Field(
         default=False, description="compute the layers again in the backward: less memory, about a third more time"
     )
-    parallel: Parallel = Field(default_factory=Parallel, description="megatron: layout of the model over its ranks")
+    parallel: Parallel = Field(default_factory=Parallel, description="layout of the model over its ranks")
+    cpu_offload: bool = Field(
+        default=False, description="fsdp: parameters, gradients and optimizer in main memory, a layer on the GPU"
+    )
+    lora: Lora | None = Field(default=None, description="fsdp: train adapters on the frozen model; null: all of it")
 
 
 class Actor(Trainable):

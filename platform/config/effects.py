@@ -32,6 +32,8 @@ _CRITIC = (
     "optim",
     "gradient_checkpointing",
     "parallel",
+    "cpu_offload",
+    "lora",
     "model",
 )
 

@@ -152,6 +152,16 @@ class Config(Section):
     env: Env = Field(default_factory=Env, description="the simulation")
 
     @property
+    def reference_is_base(self) -> bool:
+        """KL terms compare to the actor's own model with its adapters off: no second model, no component."""
+        return self.algorithm.needs_reference and self.actor.lora is not None and self.reference.model is None
+
+    @property
+    def has_reference(self) -> bool:
+        """There is a component `reference`."""
+        return self.algorithm.needs_reference and not self.reference_is_base
+
+    @property
     def transitions(self) -> int:
         """Embodied: rows of a rollout, one per choice of the policy."""
         return self.env.num_envs * self.env.rollout_steps // self.actor.model.num_action_chunks

@@ -22,6 +22,8 @@ from rl_platform.placement.memory import (
     micro_batch_rows,
     rows_per_step,
     running_sequences,
+    section_of,
+    trained_parameters,
 )
 from rl_platform.placement.model_shape import ModelShape, Shape
 
@@ -29,6 +31,7 @@ TRAINING_SHARE = 0.4  # of the peak arithmetic that forward and backward passes 
 STREAM_SHARE = 0.7  # of the peak bandwidth that reading weights and caches reaches
 TRANSFER_SHARE = 0.7  # of a link's bandwidth that collectives reach
 BACKWARD = 3  # forward and backward, in forwards
+BACKWARD_OF_ADAPTERS = 2  # without the gradients of the matrices beside them
 OPTIMIZER_BYTES = 7 * FLOAT  # AdamW reads weight, gradient and two moments of a parameter and writes three of them
 TRANSFER_S = 50e-6  # one collective or broadcast that moves nothing
 LAUNCH_S = 250e-6  # the operators of one layer one by one, whatever the batch: measured on a core, as in a GPU's queue
@@ -87,7 +90,8 @@ class CostModel:
             wanted += [("collect", "rollout", self._collect)]
         else:
             wanted += [("generate", "rollout", self._generate)]
-        evaluated = (("reference", "reference"), ("log-probs", policy), ("values", "critic"))
+        reference = policy if self.config.reference_is_base else "reference"
+        evaluated = (("reference", reference), ("log-probs", policy), ("values", "critic"))
         wanted += [(phase, name, self._evaluate(name)) for phase, name in evaluated]
         wanted += [("train critic", "critic", self._train("critic")), ("train actor", policy, self._train(policy))]
         found: dict[str, tuple[str, Cost]] = {}
@@ -152,9 +156,10 @@ class CostModel:
             epochs = algorithm.ppo_epochs
             if name == "critic" and algorithm.critic_ppo_epochs is not None:
                 epochs = algorithm.critic_ppo_epochs
-            passes = self._passes(name, layout, self.rows * epochs, BACKWARD)
+            forwards = BACKWARD if section_of(self.config, name).lora is None else BACKWARD_OF_ADAPTERS
+            passes = self._passes(name, layout, self.rows * epochs, forwards)
             steps = epochs * max(1, self.rows // self.config.data.mini_batch_size)
-            shard = self.shapes[name].parameters / layout.parts[name].ranks
+            shard = trained_parameters(self.config, name, self.shapes[name]) / layout.parts[name].ranks
             optimizer = steps * shard * OPTIMIZER_BYTES / (self.device.hbm * STREAM_SHARE)
             return {bound: seconds + optimizer for bound, seconds in passes.items()}
 

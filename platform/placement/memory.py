@@ -1,9 +1,10 @@
 """Memory of every rank and every GPU, from the config and the model's shape alone.
 
-Counted: parameters, gradients and optimizer state of learners (float32, sharded over the ranks as FSDP does; a
-reference is whole on every rank), what a micro-batch leaves for the backward pass, the generator's key-value cache, and
-what a process takes by itself. Not counted: environments, verifiers, fragmentation. Components that share a
-GPU stay on it and take turns, so their lasting parts add up and of the passing ones the largest counts.
+Counted: parameters, gradients and optimizer state of learners (float32, sharded over the ranks as FSDP does; with
+adapters only those have gradients and optimizer state; a reference is whole on every rank), what a micro-batch leaves
+for the backward pass, the generator's key-value cache, and what a process takes by itself. Not counted: environments,
+verifiers, fragmentation. Components that share a GPU stay on it and take turns, so their lasting parts add up and of
+the passing ones the largest counts.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
+from rl_platform.config.components import Trainable
 from rl_platform.config.schema import Config
 from rl_platform.placement.hardware import GIB
 from rl_platform.placement.layout import Layout
@@ -93,13 +95,17 @@ class MemoryModel:
         ranks = self.layout.parts[name].ranks
         if name not in _LEARNERS:  # the reference is whole on every rank
             return Memory(weights=shape.parameters * FLOAT, activations=self._forward(name, shape))
-        weights = shape.parameters * FLOAT // ranks
-        if isinstance(shape, ModelShape) and ranks > 1:
+        section, trained = section_of(self.config, name), trained_parameters(self.config, name, shape)
+        offloaded = section.cpu_offload and self.on_gpu
+        whole = shape.parameters if section.lora is None else shape.parameters + trained
+        held = 0 if offloaded else 1  # of what main memory holds instead, a GPU has only what is gathered
+        weights = held * whole * FLOAT // ranks
+        if isinstance(shape, ModelShape) and (ranks > 1 or offloaded):
             weights += _gathered(shape)
         return Memory(
             weights=weights,
-            gradients=shape.parameters * FLOAT // ranks,
-            optimizer=shape.parameters * FLOAT * ADAM_STATES // ranks,
+            gradients=held * trained * FLOAT // ranks,
+            optimizer=held * trained * FLOAT * ADAM_STATES // ranks,
             activations=max(self._backward(name, shape), self._forward(name, shape)),
         )
 
@@ -110,6 +116,8 @@ class MemoryModel:
             return Memory(weights=0 if shared else shape.parameters * FLOAT)
         bytes_each = FLOAT if self.config.rollout.backend != "sglang" else bytes_of(self.config.actor.model.dtype)
         weights = 0 if shared else shape.parameters * bytes_each
+        if shared and self.config.actor.lora is not None:  # merged matrices are its own
+            weights = shape.layers * shape.matrices_per_layer * bytes_each
         if not self.on_gpu:  # oneDNN's layout, a second time
             weights += (shape.layers * shape.matrices_per_layer + shape.vocabulary * shape.hidden) * FLOAT
         slots = running_sequences(self.config, self.layout.parts["rollout"].ranks)
@@ -123,23 +131,24 @@ class MemoryModel:
 
     def _backward(self, name: str, shape: Shape) -> int:
         """What a micro-batch keeps for its backward pass, and the logits of a chunk."""
-        rows = micro_batch_rows(self.config, name, self.layout.parts[name].ranks)
+        context = section_of(self.config, name).parallel.context
+        rows = micro_batch_rows(self.config, name, max(1, self.layout.parts[name].ranks // context))
         if isinstance(shape, PolicyShape):
             return rows * 2 * sum(shape.widths) * FLOAT
         section = self.config.critic.model if name == "critic" else None
         dtype = (section or self.config.actor.model).dtype
-        tokens = rows * longest(self.config)
+        tokens = -(-rows * longest(self.config) // context)
         kept = tokens * shape.layers * saved_bytes_per_token(shape, dtype)
         if dtype != "float32":  # autocast keeps the matrices a second time, layer by layer where they are sharded
             whole = self.layout.parts[name].ranks == 1
             kept += shape.matrices_per_layer * (shape.layers if whole else 2) * bytes_of(dtype)
-        return kept + self._logits(shape, rows)
+        return kept + self._logits(shape, rows) // context
 
     def _forward(self, name: str, shape: Shape) -> int:
         """Without a backward pass only the tensors of one layer are alive."""
         part, forward_rows = self.layout.parts[name], self.config.algorithm.logprob_forward_micro_batch_size
         rows = -(-rows_per_step(self.config) // part.ranks)
-        section = self.config.critic if name == "critic" else self.config.actor
+        section = section_of(self.config, name)
         if forward_rows:
             rows = min(rows, forward_rows)
         elif section.micro_batch_size or section.max_tokens_per_micro_batch:
@@ -151,6 +160,19 @@ class MemoryModel:
     def _logits(self, shape: ModelShape, rows: int) -> int:
         positions = min(rows * self.config.data.max_response_length, LOGIT_CHUNK)
         return 0 if shape.value_head else positions * shape.vocabulary * FLOAT * LOGIT_COPIES
+
+
+def section_of(config: Config, component: str) -> Trainable:
+    """The section of a component that learns."""
+    return config.critic if component == "critic" else config.actor
+
+
+def trained_parameters(config: Config, component: str, shape: Shape) -> int:
+    """Parameters with a gradient and optimizer state: all, or the adapters and a value head."""
+    lora = section_of(config, component).lora
+    if lora is None or isinstance(shape, PolicyShape):
+        return shape.parameters
+    return shape.adapter_parameters(lora) + (shape.head_parameters if shape.value_head else 0)
 
 
 def saved_bytes_per_token(shape: ModelShape, dtype: str) -> int:
@@ -182,7 +204,7 @@ def rows_per_step(config: Config) -> int:
 
 def micro_batch_rows(config: Config, component: str, ranks: int) -> int:
     """Rows of one forward and backward on one rank: its share of a mini-batch, or less if that is limited."""
-    section = config.critic if component == "critic" else config.actor
+    section = section_of(config, component)
     rows = -(-config.data.mini_batch_size // ranks)
     if section.micro_batch_size:
         rows = min(rows, section.micro_batch_size)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rl_platform.config.components import Model, RandomLM
+from rl_platform.config.components import Lora, Model, RandomLM
 from rl_platform.config.schema import Config
 
 BYTE_VOCABULARY = 259  # tokenizer "bytes"
@@ -60,6 +60,14 @@ class ModelShape:
         biases += (2 * self.intermediate + self.hidden) * self.mlp_bias
         norms = 2 * self.hidden + 2 * self.head_dim * self.qk_norm
         return self.matrices_per_layer + biases + norms
+
+    def adapter_parameters(self, lora: Lora) -> int:
+        """Of the adapters of all layers; linear layers of other names than those of the counted models have none."""
+        hidden, inner = self.hidden, self.intermediate
+        sums = {"q_proj": hidden + self.attention_width, "o_proj": self.attention_width + hidden}  # width in and out
+        sums |= dict.fromkeys(("k_proj", "v_proj"), hidden + self.kv_width)
+        sums |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), hidden + inner)
+        return self.layers * lora.rank * sum(sums.get(name, 0) for name in set(lora.target_modules))
 
     @property
     def head_parameters(self) -> int:
@@ -120,7 +128,7 @@ def shapes(config: Config) -> tuple[dict[str, Shape], dict[str, str]]:
     sections = {"actor": actor, "rollout": actor}
     if config.critic.use_critic_model:
         sections["critic"] = config.critic.model or actor
-    if config.algorithm.needs_reference:
+    if config.has_reference:
         sections["reference"] = config.reference.model or actor
     found: dict[str, Shape] = {}
     reasons: dict[str, str] = {}

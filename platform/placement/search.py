@@ -98,7 +98,7 @@ def _groupings(config: Config) -> tuple[tuple[tuple[str, ...], ...], ...]:
     if config.runner.task_type == "embodied":
         return ((("actor_critic", "env", "rollout"),), (("actor_critic",), ("env", "rollout")))
     critic = ("critic",) if config.critic.use_critic_model else ()
-    reference = ("reference",) if config.algorithm.needs_reference else ()
+    reference = ("reference",) if config.has_reference else ()
     generating = ("rollout", "reward")
     wanted = [
         (("actor", *critic, *reference, *generating),),

@@ -37,11 +37,12 @@ MISMATCH_LIMITS = {"mismatch/prob_error": 1.05, "mismatch/k3": 1e-3}
 @dataclass(frozen=True)
 class Learners:
     """The worker groups that hold models. critic None: values come from the actor, or the estimator needs none;
-    reference None: no KL terms."""
+    reference None: no KL terms, or they compare to the actor without its adapters, with `reference_is_base`."""
 
     actor: WorkerGroup
     critic: WorkerGroup | None = None
     reference: WorkerGroup | None = None
+    reference_is_base: bool = False
 
 
 class Task(Protocol):
@@ -177,6 +178,8 @@ class PPO:
         source = self.algorithm.old_log_probs
         if source == "rollout":
             batch = replace(batch, log_probs=batch.rollout_log_probs)
+        if self.learners.reference_is_base:
+            batch = replace(batch, **self._run("reference", self.learners.actor.evaluate_reference(batch)))
         for name, group in (
             ("reference", self.learners.reference),  # first: a full KL is measured by the actor, from its states
             ("log-probs", self.learners.actor if source == "recompute" else None),

@@ -56,14 +56,16 @@ class ReasoningTask:
         components: dict[str, type] = {"actor": LanguageActor, "rollout": LanguageRollout, "reward": Reward}
         if config.critic.use_critic_model:
             components["critic"] = LanguageCritic
-        if config.algorithm.needs_reference:
+        if config.has_reference:
             components["reference"] = LanguageReference
         self.groups = runtime.start({name: ComponentSpec(cls, {"config": config}) for name, cls in components.items()})
-        if config.algorithm.full_kl_in_reward or config.algorithm.full_kl_in_loss:
+        if config.has_reference and (config.algorithm.full_kl_in_reward or config.algorithm.full_kl_in_loss):
             head = self.groups["reference"].head().wait()[0]
             self.groups["actor"].receive_reference_head(head).wait()
         self.warned_of_clipped_scores = False
-        self.learners = Learners(self.groups["actor"], self.groups.get("critic"), self.groups.get("reference"))
+        self.learners = Learners(
+            self.groups["actor"], self.groups.get("critic"), self.groups.get("reference"), config.reference_is_base
+        )
 
     def sync_weights(self, version: int) -> None:
         weights = self.groups["actor"].publish(version, copy=self.config.runner.max_staleness > 0).wait()[0]

@@ -28,4 +28,6 @@ def training_engine(
         from rl_platform.engines.training.megatron import MegatronEngine
 
         return MegatronEngine(model, section.optim, parallel=section.parallel, **options)
-    return FSDPEngine(model, section.optim, **options)
+    return FSDPEngine(
+        model, section.optim, context=section.parallel.context, cpu_offload=section.cpu_offload, **options
+    )
