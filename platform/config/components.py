@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -66,7 +67,16 @@ class Parallel(Section):
 
     tensor: int = Field(default=1, ge=1, description="ranks that share every layer")
     pipeline: int = Field(default=1, ge=1, description="stages: ranks that hold some of the layers each")
+    virtual_pipeline: int = Field(
+        default=1, ge=1, description="parts of the layers that each stage holds: interleaved schedule, if over 1"
+    )
+    expert: int = Field(default=1, ge=1, description="mixtures of experts: ranks that hold other experts of each layer")
     sequence: bool = Field(default=False, description="the tensor ranks share the tokens of norms and residuals too")
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks is a multiple of this: copies of the experts need no more whole copies of the rest."""
+        return self.pipeline * math.lcm(self.tensor, self.expert)
 
 
 class Trainable(Section):

@@ -63,6 +63,33 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Groups:
+    """A rank's groups. `expert`: ranks that hold different experts of its layers; `expert_data`: the same ones."""
+
+    tensor: Group
+    pipeline: Group
+    data: Group
+    expert: Group
+    expert_data: Group
+
+    @classmethod
+    def of_megatron(cls) -> Groups:
+        from megatron.core import parallel_state
+
+        return cls(
+            Group.of(parallel_state.get_tensor_model_parallel_group()),
+            Group.of(parallel_state.get_pipeline_model_parallel_group()),
+            Group.of(parallel_state.get_data_parallel_group()),
+            Group.of(parallel_state.get_expert_model_parallel_group()),
+            Group.of(parallel_state.get_expert_data_parallel_group()),
+        )
+
+    def sharing(self, source: Source) -> Group:
+        """The ranks that share what comes from `source`."""
+        return self.expert if source.sharing == "experts" else self.tensor
+
+
+@dataclass(frozen=True)
 class Master:
     """This rank's part [start:stop] of a flattened parameter: its float32 values and its optimizer state, by key."""
 
@@ -73,26 +100,25 @@ class Master:
 
 class ModelState:
     """`parameters`: this rank's, with their sources; `shapes`: of all whole tensors, by name; `tied`: the output matrix
-    is the embedding. `optimizer`: Megatron's, of those parameters."""
+    is the embedding. `optimizer`: Megatron's chain of them, of those parameters."""
 
     def __init__(
         self,
         parameters: list[tuple[nn.Parameter, Source]],
         optimizer: Any,
         shapes: dict[str, torch.Size],
-        tensor: Group,
-        pipeline: Group,
-        data: Group,
+        groups: Groups,
         *,
         tied: bool,
     ) -> None:
-        self.parameters, self.optimizer, self.shapes, self.tied = parameters, optimizer, shapes, tied
-        self.tensor, self.pipeline, self.data = tensor, pipeline, data
+        self.parameters, self.shapes, self.tied = parameters, shapes, tied
+        self.optimizers = optimizer.chained_optimizers  # of the experts: the last one
+        self.groups, self.pipeline = groups, groups.pipeline
         self.world = Group(dist.group.WORLD, dist.get_rank(), dist.get_world_size())
         if self.world.size == 1:
             self.world = Group(None, 0, 1)
         own = [source for _, source in parameters]
-        self.stages = [pipeline.broadcast_object(own, stage) for stage in range(pipeline.size)]
+        self.stages = [self.pipeline.broadcast_object(own, stage) for stage in range(self.pipeline.size)]
         self.device = parameters[0][0].device
 
     def start_from(self, whole: dict[str, Tensor]) -> None:
@@ -112,8 +138,8 @@ class ModelState:
         moments = dict(zip(MOMENTS, found, strict=True))
         own = [master for master in self._masters() if master is not None]
         step = own[0].parts["step"].detach().cpu() if own else torch.zeros(())
-        group = self.optimizer.optimizer.param_groups[0]
-        options = {name: group[name] for name in self.optimizer.optimizer.defaults}
+        adam = self.optimizers[0].optimizer
+        options = {name: adam.param_groups[0][name] for name in adam.defaults}
         names = list(moments["exp_avg"])
         state = {name: {"step": step.clone(), **{key: moments[key][name] for key in MOMENTS}} for name in names}
         groups = [{**options, "params": names}]
@@ -130,7 +156,7 @@ class ModelState:
         step = float(next(iter(optimizer["state"].values()))["step"]) if mine and optimizer["state"] else 0.0
         rate = optimizer["param_groups"][0]["lr"] if mine else 0.0
         step, rate = self.world.broadcast_object((step, rate), 0)
-        for group in self.optimizer.optimizer.param_groups:
+        for group in (group for optimizer in self.optimizers for group in optimizer.optimizer.param_groups):
             group["lr"] = rate
         for stage, sources in enumerate(self.stages):
             for index, source in enumerate(sources):
@@ -155,13 +181,13 @@ class ModelState:
         return [self.world.broadcast(tensor, 0) for tensor in copies]
 
     def _load_parameter(self, own: nn.Parameter, source: Source, whole: list[Tensor]) -> None:
-        own.data.copy_(source.split(whole, self.tensor.rank))
+        own.data.copy_(source.split(whole, self.groups.sharing(source).rank))
         self._load(own, source, whole, VALUES)
 
     def _load(self, own: nn.Parameter, source: Source, whole: list[Tensor], key: str) -> None:
         master = self._master(own)
         if master is not None:
-            part = source.split(whole, self.tensor.rank).reshape(-1)
+            part = source.split(whole, self.groups.sharing(source).rank).reshape(-1)
             master.parts[key].view(-1).copy_(part[master.start : master.stop])
 
     def _problem_with(self, state: dict[str, Any]) -> str | None:
@@ -195,7 +221,7 @@ class ModelState:
                     continue
                 if stage == self.pipeline.rank:
                     part = of(self.parameters[index][0])
-                    parts = [part] if source.sharing == "replicated" else self.tensor.gather(part)
+                    parts = [part] if source.sharing == "replicated" else self.groups.sharing(source).gather(part)
                     whole = [tensor.contiguous() for tensor in source.join(parts)]
                 else:
                     whole = [torch.empty(self.shapes[name], device=self.device) for name in source.names]
@@ -208,13 +234,12 @@ class ModelState:
         master = self._master(parameter)
         if master is not None:
             flat[master.start : master.stop] = master.parts[key].detach().view(-1)
-        if self._shared_by_data_ranks:
-            self.data.sum(flat)
+        if _shared_by_data_ranks(self._optimizer(parameter)):
+            (self.groups.expert_data if is_expert(parameter) else self.groups.data).sum(flat)
         return flat.view(parameter.shape)
 
-    @property
-    def _shared_by_data_ranks(self) -> bool:
-        return hasattr(self.optimizer, "model_param_group_index_map")
+    def _optimizer(self, parameter: nn.Parameter) -> Any:
+        return self.optimizers[-1 if is_expert(parameter) else 0]
 
     def _masters(self) -> list[Master | None]:
         return [self._master(parameter) for parameter, _ in self.parameters]
@@ -222,17 +247,28 @@ class ModelState:
     def _master(self, parameter: nn.Parameter) -> Master | None:
         """None: other data-parallel ranks hold all of it."""
         start, stop = 0, parameter.numel()
-        if self._shared_by_data_ranks:  # the distributed optimizer
-            if parameter not in self.optimizer.model_param_group_index_map:
+        optimizer = self._optimizer(parameter)
+        if _shared_by_data_ranks(optimizer):
+            if parameter not in optimizer.model_param_group_index_map:
                 return None
-            group, order = self.optimizer.model_param_group_index_map[parameter]
-            values = self.optimizer.optimizer.param_groups[group]["params"][order]
-            owned = self.optimizer._get_model_param_range_map(parameter)["param"]
+            group, order = optimizer.model_param_group_index_map[parameter]
+            values = optimizer.optimizer.param_groups[group]["params"][order]
+            owned = optimizer._get_model_param_range_map(parameter)["param"]
             start, stop = owned.start, owned.end
         else:
             values = getattr(parameter, "main_param", parameter)
-        state = self.optimizer.optimizer.state[values]
+        state = optimizer.optimizer.state[values]
         if not state:  # as Adam makes it at its first step
             state["step"] = torch.zeros((), dtype=torch.float32, device=values.device)
             state.update({key: torch.zeros_like(values) for key in MOMENTS})
         return Master({VALUES: values.data, **state}, start, stop)
+
+
+def is_expert(parameter: nn.Parameter) -> bool:
+    """By Megatron's own mark."""
+    return not getattr(parameter, "allreduce", True)
+
+
+def _shared_by_data_ranks(optimizer: Any) -> bool:
+    """Megatron's distributed optimizer."""
+    return hasattr(optimizer, "model_param_group_index_map")

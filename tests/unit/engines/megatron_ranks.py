@@ -37,18 +37,35 @@ LAYOUTS = {
     "tp2 pp2": Parallel(tensor=2, pipeline=2, sequence=True),
     "tp2 dp2": Parallel(tensor=2),
     "pp2 dp2": Parallel(pipeline=2),
+    "pp2 vp2": Parallel(pipeline=2, virtual_pipeline=2),
+    "ep2": Parallel(expert=2),
+    "tp2 ep2": Parallel(tensor=2, sequence=True, expert=2),
+    "pp2 vp2 ep2": Parallel(pipeline=2, virtual_pipeline=2, expert=2),
 }
 CPU: dict[str, Any] = {"horizon": 32, "device": torch.device("cpu")}
 LLAMA = {"actor": "actor", "critic": "critic"}
-EVERY_KIND = ("one", "tp2 sp", "tp2 pp2")  # layouts in which all kinds are trained
-KINDS = {**LLAMA, "qwen2": "actor", "qwen3": "actor"}  # what is trained -> the kind of batch and loss in `ranks`
+DEEP = {"deep actor": "actor", "deep critic": "critic"}  # of four layers, for two stages of two parts
+EXPERTS = {"experts": "actor", "experts critic": "critic"}  # Qwen3-MoE
+DENSE = {**LLAMA, "qwen2": "actor", "qwen3": "actor", "kl": "kl"}
+KINDS = {**DENSE, **DEEP, **EXPERTS}  # what is trained -> the kind of batch and loss in `ranks`
+KINDS_OF = {  # in the other layouts: LLAMA
+    "one": [*KINDS],
+    "tp2 sp": [*DENSE, "experts"],
+    "dp2": [*LLAMA, "experts"],
+    "tp2 pp2": [*DENSE],
+    "pp2 vp2": [*DEEP],
+    "ep2": [*EXPERTS],
+    "tp2 ep2": ["experts"],
+    "pp2 vp2 ep2": ["experts"],
+}
 
 
 def model(kind: str) -> nn.Module:
-    """Like `ranks.model`; qwen2 has biases, qwen3 norms in its attention, both an output matrix of their own."""
-    if kind in LLAMA:
-        return ranks.model(kind)
+    """Like `ranks.model`; qwen2 has biases, qwen3 norms in its attention, all an output matrix of their own."""
+    if kind in LLAMA or kind in DEEP or kind == "kl":
+        return ranks.model(KINDS[kind], layers=4 if kind in DEEP else 2)
     from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     torch.manual_seed(7)
     sizes: dict[str, Any] = {
@@ -64,11 +81,17 @@ def model(kind: str) -> nn.Module:
     network: Any
     if kind == "qwen2":
         network = Qwen2ForCausalLM(Qwen2Config(**sizes))
+    elif kind in EXPERTS:
+        sizes |= {"num_hidden_layers": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
+        config = Qwen3MoeConfig(**sizes, head_dim=8, norm_topk_prob=kind == "experts")
+        network = Qwen3MoeForCausalLM(config)
     else:
         network = Qwen3ForCausalLM(Qwen3Config(**sizes, head_dim=8))
     with torch.no_grad():  # biases start at 0 and norms at 1, which would hide a wrong share
         for parameter in network.parameters():
             parameter.add_(0.02 * torch.randn(parameter.shape))
+    if KINDS[kind] == "critic":
+        return TokenValues(LanguageModel(network, value_head=True))
     return TokenPolicy(LanguageModel(network), temperature=0.8, entropy_gradient=True)
 
 
@@ -156,7 +179,7 @@ def report(kind: str, layout: str, folder: Path) -> dict[str, Any]:
     found = run(engine, kind, folder / f"{layout}-{kind}.pt")
     found["held"] = held(engine, KINDS[kind])
     found["resumed"] = resumed(engine, kind, folder / f"torch-{kind}.pt")
-    if kind in LLAMA:
+    if kind in (*LLAMA, *DEEP, "experts"):
         found["poisoned"] = poisoned(megatron(kind, layout), kind)
     return found
 
@@ -164,12 +187,13 @@ def report(kind: str, layout: str, folder: Path) -> dict[str, Any]:
 def held(engine: Any, batches: str) -> dict[str, int]:
     """What this rank holds of the model, and how many of 7 packed tokens its first norm sees."""
     seen = []
-    layers = engine.stage.decoder.layers
+    layers = [layer for stage in engine.stages for layer in stage.decoder.layers]
     hook = layers[0].input_layernorm.register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0])))
     engine.evaluate(ranks.batch(batches, 0, (7,)), MicroBatches())
     hook.remove()
-    moments = [state["exp_avg"].numel() for state in engine.optimizer.optimizer.state.values()]
-    parameters = [parameter.numel() for parameter in engine.stage.parameters()]
+    states = [state for part in engine.optimizer.chained_optimizers for state in part.optimizer.state.values()]
+    moments = [state["exp_avg"].numel() for state in states]
+    parameters = [parameter.numel() for stage in engine.stages for parameter in stage.parameters()]
     return {"layers": len(layers), "tokens": seen[0], "moments": sum(moments), "parameters": sum(parameters)}
 
 
@@ -185,7 +209,7 @@ def main(rank: int, world_size: int, folder: Path, layouts: list[str]) -> None:
         timeout=timedelta(seconds=60),
     )
     for layout in layouts:
-        found = {kind: report(kind, layout, folder) for kind in (KINDS if layout in EVERY_KIND else LLAMA)}
+        found = {kind: report(kind, layout, folder) for kind in KINDS_OF.get(layout, LLAMA)}
         torch.save(found, folder / f"{layout}-rank{rank}.pt")
         parallel_state.destroy_model_parallel()
     dist.destroy_process_group()

@@ -32,8 +32,12 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="Megatron would compute on the GPU of this machine"),
     pytest.mark.filterwarnings("ignore"),  # of Megatron, about kernels that are not installed
 ]
-PLACES = {2: ("tp2", "tp2 sp", "pp2", "dp2"), 4: ("tp2 pp2", "tp2 dp2", "pp2 dp2")}
+PLACES = {
+    2: ("tp2", "tp2 sp", "pp2", "dp2", "pp2 vp2", "ep2", "tp2 ep2"),
+    4: ("tp2 pp2", "tp2 dp2", "pp2 dp2", "pp2 vp2 ep2"),
+}
 SEVERAL = [layout for layouts in PLACES.values() for layout in layouts]
+SPREAD = [layout for layout in SEVERAL if "dp2" in layout or layout in ("ep2", "pp2 vp2 ep2")]
 layouts = pytest.mark.parametrize("layout", ["one", *SEVERAL])
 
 
@@ -112,7 +116,7 @@ def test_parameters_and_outputs(runs, found, expected, layout: str) -> None:
             assert min(moved) > 1e-2, "three steps that change nothing would prove nothing"
             for part in ("start", "parameters", "outputs", "continued"):
                 assert_close(report[part], expected[kind][part])
-    assert {"actor", "critic"} <= found[layout][0].keys()
+    assert [*found[layout][0]] == [*runs.KINDS_OF.get(layout, runs.LLAMA)]
 
 
 @layouts
@@ -125,14 +129,15 @@ def test_every_rank_reports_losses_and_gradient_norms_of_the_whole_mini_batch(fo
             for metrics, alone in both:
                 learned = {name: value for name, value in metrics.items() if not name.startswith("balance/")}
                 assert learned == pytest.approx(alone, rel=1e-5, abs=1e-6)
-                if "dp2" in layout and metrics is not report["odd"][1]:  # one row cannot be shared
+                if layout in SPREAD and metrics is not report["odd"][1]:  # one row cannot be shared
                     assert 1 <= metrics["balance/after_max"] <= metrics["balance/before_max"]
                 assert metrics["grad_norm"] > 1e-3
 
 
 @pytest.mark.parametrize("layout", SEVERAL)
 def test_ranks_agree_to_the_bit_on_what_may_stop_the_update(found, layout: str) -> None:
-    drifts = [[metrics["actor/approx_kl_k3"] for metrics in rank["actor"]["metrics"]] for rank in found[layout]]
+    kind = next(iter(found[layout][0]))
+    drifts = [[metrics["actor/approx_kl_k3"] for metrics in rank[kind]["metrics"]] for rank in found[layout]]
     assert all(drift == drifts[0] for drift in drifts)
     assert max(drifts[0]) > 0
 
@@ -148,7 +153,7 @@ def test_every_layout_goes_on_from_a_state_of_plain_torch(found, expected, layou
 @layouts
 def test_plain_torch_and_one_rank_go_on_from_a_state_of_every_layout(runs, found, folder, expected, layout) -> None:
     for make in (runs.plain, runs.megatron):
-        for kind in ("actor", "critic"):
+        for kind in [kind for kind in found[layout][0] if kind in (*runs.LLAMA, *runs.DEEP, "experts")]:
             resumed = runs.resumed(make(kind), kind, folder / f"{layout}-{kind}.pt")
             for part in ("outputs", "continued"):
                 assert_close(resumed[part], expected[kind][part])
@@ -157,7 +162,7 @@ def test_plain_torch_and_one_rank_go_on_from_a_state_of_every_layout(runs, found
 @layouts
 def test_a_gradient_that_is_not_finite_changes_no_rank(found, expected, layout: str) -> None:
     for rank in found[layout]:
-        for kind in ("actor", "critic"):
+        for kind in [kind for kind, report in rank.items() if "poisoned" in report]:
             report = rank[kind]["poisoned"]
             assert report["answer"] is None
             assert report["unchanged"]
@@ -166,7 +171,7 @@ def test_a_gradient_that_is_not_finite_changes_no_rank(found, expected, layout: 
 
 def test_ranks_hold_their_shares_only(found) -> None:
     """(parameters, layers, tokens in the norms of a pack of 7, moments) of the actor on each rank."""
-    held = {layout: [rank["actor"]["held"] for rank in ranks] for layout, ranks in found.items()}
+    held = {layout: [rank["actor"]["held"] for rank in ranks] for layout, ranks in found.items() if "actor" in ranks[0]}
     whole = held["one"][0]
     assert whole["layers"] == 2
     assert whole["tokens"] == 7
@@ -176,6 +181,11 @@ def test_ranks_hold_their_shares_only(found) -> None:
     assert [rank["tokens"] for rank in held["tp2 sp"]] == [4, 4]  # one is added to share 7
     assert [rank["layers"] for rank in held["pp2"]] == [1, 1]
     assert [rank["layers"] for rank in held["tp2 pp2"]] == [1, 1, 1, 1]
+    experts = {layout: [rank["experts"]["held"] for rank in found[layout]] for layout in ("one", "ep2", "pp2 vp2 ep2")}
+    assert [rank["layers"] for rank in experts["pp2 vp2 ep2"]] == [2, 2, 2, 2]
+    outside = 4 * 4 * 3 * 12 * 16  # parameters of four experts in four layers
+    for rank in experts["ep2"]:
+        assert rank["parameters"] == experts["one"][0]["parameters"] - outside / 2
     assert sum(rank["moments"] for rank in held["dp2"]) == pytest.approx(
         whole["moments"], rel=0.1
     )  # buffers are padded
@@ -242,7 +252,7 @@ def test_layers_that_are_computed_again_change_nothing(runs, backend: str) -> No
     results, calls = [], []
     for again in (False, True):
         engine = getattr(runs, backend)("actor", gradient_checkpointing=again)
-        network = engine.model if backend == "plain" else engine.stage
+        network = engine.model if backend == "plain" else engine.stages[0]
         (norm,) = (module for name, module in network.named_modules() if name.endswith("layers.1.input_layernorm"))
         seen: list[int] = []
         norm.register_forward_hook(lambda *_, seen=seen: seen.append(1))
