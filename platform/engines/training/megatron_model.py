@@ -65,6 +65,7 @@ def _hidden_states(hidden_states: Tensor, **_: Any) -> Tensor:
 def _settings(config: Any, parallel: Parallel, dtype: torch.dtype, gradient_checkpointing: bool) -> Any:
     from megatron.core.transformer.transformer_config import TransformerConfig
 
+    interleaved = parallel.virtual_pipeline > 1
     return TransformerConfig(
         num_layers=config.num_hidden_layers,
         hidden_size=config.hidden_size,
@@ -83,7 +84,10 @@ def _settings(config: Any, parallel: Parallel, dtype: torch.dtype, gradient_chec
         attention_dropout=0.0,
         tensor_model_parallel_size=parallel.tensor,
         pipeline_model_parallel_size=parallel.pipeline,
-        virtual_pipeline_model_parallel_size=parallel.virtual_pipeline if parallel.virtual_pipeline > 1 else None,
+        virtual_pipeline_model_parallel_size=parallel.virtual_pipeline if interleaved else None,
+        # one message at a time in each direction: two stages are each other's next and previous one
+        overlap_p2p_comm=interleaved,
+        batch_p2p_comm=not interleaved,
         sequence_parallel=parallel.sequence,
         params_dtype=dtype,
         pipeline_dtype=dtype,
