@@ -8,6 +8,7 @@ import torch
 
 from rl_platform.config.components import Trainable
 from rl_platform.config.schema import Config
+from rl_platform.engines.training.layout import transformer_engine_installed, unfit
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.placement.scheduler import Placement
 
@@ -31,6 +32,8 @@ def layout_problems(config: Config, placement: Placement) -> Iterator[Problem]:
             message = "Megatron would use the GPUs of this machine, and the placement gives it none"
             hint = "place it on a GPU, or hide them: CUDA_VISIBLE_DEVICES="
             yield Problem(f"{role}.training_backend", message, value="megatron", hint=hint)
+        if getattr(config, role).kernels == "transformer_engine" and (obstacle := _no_fused_layers(on_cpu)):
+            yield Problem(f"{role}.kernels", obstacle, value="transformer_engine", hint=f"{role}.kernels=torch")
     if len(roles) == 2 and _layout(config, "actor") != _layout(config, "critic") and _share_hosts(placement):
         message = f"a process has one layout for all its models, and that of the actor is {_show(config, 'actor')}"
         hint = "the same for both, or separate keys in cluster.component_placement"
@@ -39,7 +42,6 @@ def layout_problems(config: Config, placement: Placement) -> Iterator[Problem]:
 
 def check_layouts(config: Config, placement: Placement) -> None:
     """Raises ConfigError for a model that cannot be shared as its layout says. Reads the models' configs only."""
-    from rl_platform.engines.training.layout import unfit
     from rl_platform.models.pretrained import load_config
     from rl_platform.models.tokenizer import load_tokenizer
 
@@ -57,6 +59,12 @@ def check_layouts(config: Config, placement: Placement) -> None:
 def _trained_by_megatron(config: Config, placement: Placement) -> list[str]:
     placed = (role for role in ("actor", "critic") if role in placement.components)
     return [role for role in placed if getattr(config, role).training_backend == "megatron"]
+
+
+def _no_fused_layers(on_cpu: bool) -> str | None:
+    if on_cpu:
+        return "Transformer Engine computes on GPUs, and the placement gives it none"
+    return None if transformer_engine_installed() else "Transformer Engine is not installed"
 
 
 def _uneven_turns(config: Config, role: str, copies: int) -> Iterator[Problem]:

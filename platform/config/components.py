@@ -71,6 +71,7 @@ class Parallel(Section):
         default=1, ge=1, description="parts of the layers that each stage holds: interleaved schedule, if over 1"
     )
     expert: int = Field(default=1, ge=1, description="mixtures of experts: ranks that hold other experts of each layer")
+    context: int = Field(default=1, ge=1, description="ranks that share each sequence: more than 1 is not supported")
     sequence: bool = Field(default=False, description="the tensor ranks share the tokens of norms and residuals too")
 
     @property
@@ -96,6 +97,10 @@ class Trainable(Section):
     optim: Optim = Field(default_factory=Optim, description="optimizer")
     gradient_checkpointing: bool = Field(
         default=False, description="compute the layers again in the backward: less memory, about a third more time"
+    )
+    kernels: Literal["auto", "torch", "transformer_engine"] = Field(
+        default="auto",
+        description="megatron: whose layers; auto: Transformer Engine's where it is installed and there is a GPU",
     )
     parallel: Parallel = Field(default_factory=Parallel, description="megatron: layout of the model over its ranks")
 

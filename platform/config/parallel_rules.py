@@ -21,6 +21,7 @@ def idle_parallel_keys(config: Config) -> Iterator[tuple[str, str, tuple[str, ..
                 f"only {backend} megatron splits a model; fsdp shards it over all ranks",
                 (backend,),
             )
+            yield f"{role}.kernels", f"only {backend} megatron has other layers than transformers'", (backend,)
             continue
         pipeline, interleaved = f"{role}.parallel.pipeline", f"{role}.parallel.virtual_pipeline"
         if section.parallel.tensor == 1:
@@ -30,10 +31,14 @@ def idle_parallel_keys(config: Config) -> Iterator[tuple[str, str, tuple[str, ..
 
 
 def broken_parallel_rules(config: Config) -> Iterator[BrokenRule]:
-    """An interleaved schedule with nothing to interleave."""
+    """An interleaved schedule with nothing to interleave, and what needs an attention that is not used."""
     roles = ("actor", "critic") if config.critic.use_critic_model else ("actor",)
     for role in roles:
         section: Trainable = getattr(config, role)
+        if section.training_backend == "megatron" and section.parallel.context > 1:
+            message = "ranks can share a sequence with Transformer Engine's attention only, which is not used here"
+            hint = f"{role}.parallel.tensor with {role}.parallel.sequence, or {role}.gradient_checkpointing"
+            yield BrokenRule(f"{role}.parallel.context", message, hint=hint)
         interleaved = section.parallel.pipeline > 1 and section.parallel.virtual_pipeline > 1
         if interleaved and section.micro_batch_size is None and section.max_tokens_per_micro_batch is None:
             message = "without a limit a mini-batch is one micro-batch, and stages that take turns need several"

@@ -27,5 +27,5 @@ def training_engine(
     if section.training_backend == "megatron":
         from rl_platform.engines.training.megatron import MegatronEngine
 
-        return MegatronEngine(model, section.optim, parallel=section.parallel, **options)
+        return MegatronEngine(model, section.optim, parallel=section.parallel, kernels=section.kernels, **options)
     return FSDPEngine(model, section.optim, **options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,15 @@ from rl_platform.errors import Problem
 
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 ROTARY = ("default", "linear", "llama3")  # fixed frequencies, nothing else
+
+
+def transformer_engine_installed() -> bool:
+    return importlib.util.find_spec("transformer_engine") is not None
+
+
+def uses_transformer_engine(kernels: str, *, on_gpu: bool) -> bool:
+    """Whether layers are Transformer Engine's or torch's, by `actor.kernels`. It computes on GPUs only."""
+    return kernels == "transformer_engine" or (kernels == "auto" and on_gpu and transformer_engine_installed())
 
 
 def unfit(config: Any, parallel: Parallel, role: str) -> Iterator[Problem]:

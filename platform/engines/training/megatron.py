@@ -2,19 +2,18 @@
 
 The same promises as the engine of plain torch, and the same numbers up to rounding. Layers, data parallelism, pipeline
 schedules and optimizers are Megatron's; they run on GPUs and, through `megatron_device`, on CPUs with gloo. Ours are
-the packed attention, the heads and the whole weights. Not covered: embodied policies, Transformer Engine.
+the packed attention, the heads and the whole weights. Not covered: embodied policies, context parallelism.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor
 
 from rl_platform.algorithms.action_levels import denominators_of
@@ -22,7 +21,7 @@ from rl_platform.algorithms.losses import ModelOutputs
 from rl_platform.algorithms.metrics import Metrics, Sums
 from rl_platform.config.components import Optim, Parallel
 from rl_platform.engines.training.base import Loss, MicroBatches
-from rl_platform.engines.training.layout import unfit
+from rl_platform.engines.training.layout import unfit, uses_transformer_engine
 from rl_platform.engines.training.megatron_device import prepare, quiet_megatron
 from rl_platform.engines.training.megatron_model import build_stage, clipped_gradient_norm, with_optimizer
 from rl_platform.engines.training.megatron_state import EMBEDDING, Groups, ModelState
@@ -31,27 +30,13 @@ from rl_platform.engines.training.sharing import balance_metrics_of, on_cpu, ove
 from rl_platform.engines.training.vocab_parallel import vocab_parallel_full_kl, vocab_parallel_log_probs
 from rl_platform.errors import ConfigError, PlacementError, Problem
 from rl_platform.models.forward import TokenPolicy, TokenValues
-from rl_platform.models.packed import PackedAttention, pack
 from rl_platform.records import RolloutBatch
 
 with quiet_megatron():
     from megatron.core import parallel_state, tensor_parallel
-    from megatron.core.packed_seq_params import PackedSeqParams
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
-
-@dataclass
-class PackedInput(PackedSeqParams):
-    """What the layers of `megatron_layers` read of a micro-batch: N tokens, the last `padding` of no sequence.
-
-    For Megatron itself it is one sequence. flat_index [B,T]: where position t of row b stands in the flat row.
-    """
-
-    tokens: Tensor | None = None
-    positions: Tensor | None = None
-    attention: PackedAttention | None = None
-    flat_index: Tensor | None = None
-    padding: int = 0
+    from rl_platform.engines.training.megatron_input import PackedInput, packed_input
 
 
 class MegatronEngine:
@@ -74,6 +59,7 @@ class MegatronEngine:
         nominal: bool = False,
         balance: bool = True,
         gradient_checkpointing: bool = False,
+        kernels: str = "auto",
     ) -> None:
         self.model, self.parallel, self.device, self.horizon = model, parallel, device, horizon
         self.nominal, self.balance = nominal, balance
@@ -96,6 +82,7 @@ class MegatronEngine:
                     chunk=chunk,
                     value_head=self.is_value_model,
                     gradient_checkpointing=gradient_checkpointing,
+                    fused=uses_transformer_engine(kernels, on_gpu=device.type == "cuda"),
                 )
                 for chunk in range(parallel.virtual_pipeline)
             ]
@@ -195,10 +182,11 @@ class MegatronEngine:
         self, parts: list[tuple[list[int], RolloutBatch]], finish: Callable[..., Any], *, forward_only: bool
     ) -> None:
         """Megatron's schedule over the micro-batches; `finish` sees the last stage's hidden states of each."""
+        share = self.tensor.size if self.parallel.sequence else 1
 
         def forward(parts: Iterator[tuple[list[int], RolloutBatch]], chunk: Any) -> Any:
             rows, part = next(parts)
-            packed = self._packed(part)
+            packed = packed_input(part, share)
             hidden = chunk(packed.tokens[None], packed.positions[None], None, packed_seq_params=packed)
             return hidden, partial(finish, rows, part, packed)
 
@@ -212,25 +200,6 @@ class MegatronEngine:
             micro_batch_size=1,
             forward_only=forward_only,
             collect_non_loss_data=forward_only,
-        )
-
-    def _packed(self, part: RolloutBatch) -> PackedInput:
-        tokens, lengths = part.inputs["tokens"], part.inputs["lengths"].tolist()
-        packed = pack([tokens[row, :length] for row, length in enumerate(lengths)])
-        padding = -len(packed.tokens) % self.tensor.size if self.parallel.sequence else 0
-        size = len(packed.tokens) + padding
-        ends = torch.tensor([0, size], dtype=torch.int32, device=self.device)
-        return PackedInput(
-            qkv_format="thd",
-            cu_seqlens_q=ends,
-            cu_seqlens_kv=ends,
-            max_seqlen_q=size,
-            max_seqlen_kv=size,
-            tokens=F.pad(packed.tokens, (0, padding)),
-            positions=F.pad(packed.positions, (0, padding)),
-            attention=packed.attention,
-            flat_index=packed.flat_index,
-            padding=padding,
         )
 
     def _outputs(self, part: RolloutBatch, packed: PackedInput, hidden: Tensor, *, entropy: bool) -> ModelOutputs:

@@ -1,7 +1,8 @@
 """This rank's part of a language model in Megatron-Core: a pipeline stage whose tensors are shared by tensor ranks.
 
-Built from a transformers model of the Llama family, with Megatron's local layer specification, which needs neither
-Transformer Engine nor a GPU. Not covered: context parallelism, fused kernels.
+Built from a transformers model of the Llama family, with Megatron's local layers, which need neither Transformer Engine
+nor a GPU, or with Transformer Engine's linear layers and norms. The attention is ours in both: it knows the packed
+sequences and what they share. Not covered: context parallelism, fp8.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ def build_stage(
     chunk: int,
     value_head: bool,
     gradient_checkpointing: bool,
+    fused: bool,
 ) -> Any:
     """A GPTModel [N tokens] -> hidden states [N,1,H] with arbitrary weights; Megatron's parallel state must be there.
 
     `config`, `frequencies`: the transformers config and its rotary frequencies [D/2]. `chunk`: which of this rank's
     `parallel.virtual_pipeline` parts of the pipeline. The first of all reads tokens; the last has an `output_layer`,
-    the rows of the output matrix or a float32 scalar head, for the caller to apply.
+    the rows of the output matrix or a float32 scalar head, for the caller to apply. `fused`: Transformer Engine's
+    layers.
     """
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
@@ -41,7 +44,7 @@ def build_stage(
     place = chunk if parallel.virtual_pipeline > 1 else None
     stage: Any = GPTModel(
         settings,
-        _specification(settings, place),
+        _specification(settings, place, fused=fused),
         vocab_size=padded(config.vocab_size, parallel.tensor),
         max_sequence_length=config.max_position_embeddings,
         position_embedding_type="rope",
@@ -133,19 +136,21 @@ def _as_it_is(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _specification(settings: Any, chunk: int | None) -> Any:
-    """Megatron's local layers of this pipeline stage with our norm and attention."""
+def _specification(settings: Any, chunk: int | None, *, fused: bool) -> Any:
+    """Megatron's layers of this part of the pipeline with our attention and, where they are not fused, our norm."""
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 
     from rl_platform.engines.training.megatron_experts import Experts, Router
 
-    block = get_gpt_decoder_block_spec(settings, use_transformer_engine=False, normalization="RMSNorm", vp_stage=chunk)
-    block.layer_norm = RMSNorm
+    block = get_gpt_decoder_block_spec(settings, use_transformer_engine=fused, normalization="RMSNorm", vp_stage=chunk)
+    if not fused:
+        block.layer_norm = RMSNorm
     for layer in block.layer_specs:
-        layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
         attention = layer.submodules.self_attention.submodules
         attention.core_attention = PackedCoreAttention
-        if settings.qk_layernorm:
+        if not fused:
+            layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
+        if not fused and settings.qk_layernorm:
             attention.q_layernorm = attention.k_layernorm = RMSNorm
         if settings.num_moe_experts is not None:
             layer.submodules.mlp.submodules.router, layer.submodules.mlp.submodules.experts = Router, Experts

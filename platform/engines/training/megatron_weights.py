@@ -1,6 +1,7 @@
 """Which Hugging Face tensors make up a parameter of a Megatron model, and how ranks share it.
 
-Plain tensor work, the same for parameters and for the moments of their optimizer. Covers Llama, Qwen2, Qwen3 and Qwen3-MoE.
+Plain tensor work, the same for parameters and for the moments of their optimizer. Covers Llama, Qwen2, Qwen3 and
+Qwen3-MoE.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ _OF_LAYER: dict[str, tuple[Sharing, tuple[str, ...]]] = {
     "self_attention.k_layernorm.weight": ("replicated", ("self_attn.k_norm.weight",)),
     "self_attention.linear_proj.weight": ("columns", ("self_attn.o_proj.weight",)),
     "pre_mlp_layernorm.weight": ("replicated", ("post_attention_layernorm.weight",)),
+    # Transformer Engine's linear layers normalise their input themselves.
+    "self_attention.linear_qkv.layer_norm_weight": ("replicated", ("input_layernorm.weight",)),
+    "mlp.linear_fc1.layer_norm_weight": ("replicated", ("post_attention_layernorm.weight",)),
     "mlp.linear_fc1.weight": ("gate_up", ("mlp.gate_proj.weight", "mlp.up_proj.weight")),
     "mlp.linear_fc2.weight": ("columns", ("mlp.down_proj.weight",)),
     "mlp.router.weight": ("replicated", ("mlp.gate.weight",)),

@@ -64,8 +64,14 @@ def model(kind: str) -> nn.Module:
     """Like `ranks.model`; qwen2 has biases, qwen3 norms in its attention, all an output matrix of their own."""
     if kind in LLAMA or kind in DEEP or kind == "kl":
         return ranks.model(KINDS[kind], layers=4 if kind in DEEP else 2)
-    from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+    from transformers import (
+        Qwen2Config,
+        Qwen2ForCausalLM,
+        Qwen3Config,
+        Qwen3ForCausalLM,
+        Qwen3MoeConfig,
+        Qwen3MoeForCausalLM,
+    )
 
     torch.manual_seed(7)
     sizes: dict[str, Any] = {
