@@ -1,6 +1,6 @@
 """The shape of a model and its parameters, counted from its config alone: no weights are read, no torch is imported.
 
-Counted exactly: Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE with experts in every layer, and what `random_init` makes. Other
+Counted exactly: Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE (experts in every layer), and what `random_init` makes. Other
 models, and those whose config.json is not on this machine, have no shape here; the reason is told.
 """
 

@@ -16,11 +16,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rl_platform.config.components import Optim, Parallel
+from rl_platform.config.components import Model, Optim, Parallel
 from rl_platform.engines.training.base import MicroBatches
 from rl_platform.engines.training.fsdp import FSDPEngine
 from rl_platform.models.forward import TokenPolicy, TokenValues
 from rl_platform.models.language import LanguageModel
+from rl_platform.models.pretrained import PACKAGED, load_causal_lm
 
 _spec = importlib.util.spec_from_file_location("training_ranks", Path(__file__).with_name("ranks.py"))
 assert _spec is not None
@@ -41,6 +42,8 @@ LAYOUTS = {
     "ep2": Parallel(expert=2),
     "tp2 ep2": Parallel(tensor=2, sequence=True, expert=2),
     "pp2 vp2 ep2": Parallel(pipeline=2, virtual_pipeline=2, expert=2),
+    "real pp2": Parallel(pipeline=2),
+    "real tp3": Parallel(tensor=3, sequence=True),  # the model has 9 heads
 }
 CPU: dict[str, Any] = {"horizon": 32, "device": torch.device("cpu")}
 LLAMA = {"actor": "actor", "critic": "critic"}
@@ -172,6 +175,32 @@ def poisoned(engine: Any, kind: str) -> dict[str, Any]:
     }
 
 
+def real(layout: str) -> dict[str, Any]:
+    """Of SmolLM2-135M in a layout: how far its log-probs are from those of transformers' logits, and which whole
+    weights are not those it was made of."""
+    network: Any = load_causal_lm(Model(path=PACKAGED), 0, 0, 0)
+    state = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    batch = ranks.batch("actor", 0, (20, 13))
+    tokens = batch.inputs["tokens"] = batch.inputs["tokens"] * 1000 + 7
+    batch.sample_mask[:] = True
+    with torch.no_grad():
+        whole = [network(tokens[row : row + 1, :length]).logits[0] for row, length in enumerate((20, 13))]
+    engine = engine_of(TokenPolicy(LanguageModel(network), 1.0), layout)
+    found = engine.evaluate(batch, MicroBatches()).log_probs
+    errors = []
+    for row, logits in enumerate(whole):
+        following = tokens[row, 1 : len(logits)]
+        expected = logits[:-1].log_softmax(-1).gather(1, following[:, None]).squeeze(1)
+        errors.append(float((found[row, 2 : len(logits)] - expected[1:]).abs().max()))
+    weights = engine.weights()
+    theirs = {name.replace("model.backbone.", "model.").replace("model.head.", "lm_head."): name for name in weights}
+    assert theirs.keys() == state.keys()
+    return {
+        "error": max(errors),
+        "changed": [name for name in state if not torch.equal(weights[theirs[name]], state[name])],
+    }
+
+
 def tensors(state: Any) -> list[Tensor]:
     """All tensors of a state, copied."""
     if isinstance(state, dict):
@@ -215,6 +244,10 @@ def main(rank: int, world_size: int, folder: Path, layouts: list[str]) -> None:
         timeout=timedelta(seconds=60),
     )
     for layout in layouts:
+        if layout.startswith("real"):
+            torch.save(real(layout), folder / f"{layout}-rank{rank}.pt")
+            parallel_state.destroy_model_parallel()
+            continue
         found = {kind: report(kind, layout, folder) for kind in KINDS_OF.get(layout, LLAMA)}
         torch.save(found, folder / f"{layout}-rank{rank}.pt")
         parallel_state.destroy_model_parallel()

