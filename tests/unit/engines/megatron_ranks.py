@@ -55,7 +55,7 @@ KINDS_OF = {  # in the other layouts: LLAMA
     "one": [*KINDS],
     "tp2 sp": [*DENSE, "experts"],
     "dp2": [*LLAMA, "experts"],
-    "tp2 pp2": [*DENSE],
+    "tp2 pp2": [*LLAMA, "qwen2", "qwen3"],
     "pp2 vp2": [*DEEP],
     "ep2": [*EXPERTS],
     "tp2 ep2": ["experts"],
