@@ -110,6 +110,11 @@ def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], toleranc
         )
 
 
+def tolerance_of(kind: str) -> float:
+    """Routing weights of four layers, one behind the other, pass on the rounding of each other."""
+    return 1e-5 if kind.startswith("experts") else 2e-6
+
+
 @layouts
 def test_parameters_and_outputs(runs, found, expected, layout: str) -> None:
     for rank in found[layout]:
@@ -117,7 +122,7 @@ def test_parameters_and_outputs(runs, found, expected, layout: str) -> None:
             moved = [(expected[kind]["outputs"][name] - start).abs().max() for name, start in report["start"].items()]
             assert min(moved) > 1e-2, "three steps that change nothing would prove nothing"
             for part in ("start", "parameters", "outputs", "continued"):
-                assert_close(report[part], expected[kind][part])
+                assert_close(report[part], expected[kind][part], tolerance_of(kind))
     assert [*found[layout][0]] == [*runs.KINDS_OF.get(layout, runs.LLAMA)]
 
 
@@ -149,7 +154,7 @@ def test_every_layout_goes_on_from_a_state_of_plain_torch(found, expected, layou
     for rank in found[layout]:
         for kind, report in rank.items():
             for part in ("outputs", "continued"):
-                assert_close(report["resumed"][part], expected[kind][part])
+                assert_close(report["resumed"][part], expected[kind][part], tolerance_of(kind))
 
 
 @layouts
@@ -158,7 +163,7 @@ def test_plain_torch_and_one_rank_go_on_from_a_state_of_every_layout(runs, found
         for kind in [kind for kind in found[layout][0] if kind in (*runs.LLAMA, *runs.DEEP, "experts")]:
             resumed = runs.resumed(make(kind), kind, folder / f"{layout}-{kind}.pt")
             for part in ("outputs", "continued"):
-                assert_close(resumed[part], expected[kind][part])
+                assert_close(resumed[part], expected[kind][part], tolerance_of(kind))
 
 
 @layouts
@@ -168,7 +173,9 @@ def test_a_gradient_that_is_not_finite_changes_no_rank(found, expected, layout: 
             report = rank[kind]["poisoned"]
             assert report["answer"] is None
             assert report["unchanged"]
-            assert_close(report["parameters"], expected[kind]["parameters"])  # as if it had not happened
+            assert_close(
+                report["parameters"], expected[kind]["parameters"], tolerance_of(kind)
+            )  # as if it had not happened
 
 
 def test_ranks_hold_their_shares_only(found) -> None:
