@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -66,8 +67,17 @@ class Parallel(Section):
 
     tensor: int = Field(default=1, ge=1, description="ranks that share every layer")
     pipeline: int = Field(default=1, ge=1, description="stages: ranks that hold some of the layers each")
+    virtual_pipeline: int = Field(
+        default=1, ge=1, description="parts of the layers that each stage holds: interleaved schedule, if over 1"
+    )
+    expert: int = Field(default=1, ge=1, description="mixtures of experts: ranks that hold other experts of each layer")
     sequence: bool = Field(default=False, description="the tensor ranks share the tokens of norms and residuals too")
     context: int = Field(default=1, ge=1, description="fsdp: ranks that share the tokens of every micro-batch")
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks is a multiple of this: copies of the experts need no more whole copies of the rest."""
+        return self.pipeline * math.lcm(self.tensor, self.expert)
 
 
 class Lora(Section):
@@ -108,6 +118,10 @@ class Trainable(Section):
         default=False, description="fsdp: parameters, gradients and optimizer in main memory, a layer on the GPU"
     )
     lora: Lora | None = Field(default=None, description="fsdp: train adapters on the frozen model; null: all of it")
+    kernels: Literal["auto", "torch", "transformer_engine"] = Field(
+        default="auto",
+        description="megatron: whose layers; auto: Transformer Engine's where it is installed and there is a GPU",
+    )
 
 
 class Actor(Trainable):

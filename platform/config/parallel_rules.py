@@ -1,4 +1,4 @@
-"""Rules of the training backends: which keys they read, and what Megatron does not train."""
+"""Rules of the training backends: which keys of a layout they read, and which layouts cannot be."""
 
 from __future__ import annotations
 
@@ -18,23 +18,26 @@ def idle_parallel_keys(config: Config) -> Iterator[tuple[str, str, tuple[str, ..
         section: Trainable = getattr(config, role)
         backend, tensor = f"{role}.training_backend", f"{role}.parallel.tensor"
         if section.training_backend != "megatron":
-            for name in ("tensor", "pipeline", "sequence"):
+            for name in ("tensor", "pipeline", "virtual_pipeline", "expert", "sequence"):
                 reason = f"only {backend} megatron splits a model; fsdp shards it over all ranks"
                 yield f"{role}.parallel.{name}", reason, (backend,)
-        elif section.parallel.tensor == 1:
+            yield f"{role}.kernels", f"only {backend} megatron has other layers than transformers'", (backend,)
+            continue
+        pipeline, interleaved = f"{role}.parallel.pipeline", f"{role}.parallel.virtual_pipeline"
+        if section.parallel.tensor == 1:
             yield f"{role}.parallel.sequence", f"tensor ranks share the tokens, and {tensor} is 1", (tensor,)
+        if section.parallel.pipeline == 1:
+            yield interleaved, f"stages work on their parts in turns, and {pipeline} is 1", (pipeline,)
 
 
 def broken_parallel_rules(config: Config) -> Iterator[BrokenRule]:
-    """What a Megatron model cannot do."""
+    """What fsdp alone can do, and an interleaved schedule with nothing to interleave."""
     yield from broken_fsdp_rules(config)
-    algorithm, backend = config.algorithm, "actor.training_backend"
-    if config.actor.training_backend != "megatron":
-        return
-    for key, used in (
-        ("algorithm.kl_penalty", algorithm.full_kl_in_reward),
-        ("algorithm.kl_loss_type", algorithm.full_kl_in_loss),
-    ):
-        if used:
-            message = "a full KL needs the logits of the whole vocabulary, which Megatron's ranks share"
-            yield BrokenRule(key, message, (backend,), hint=f"{backend}: fsdp, or another estimator")
+    roles = ("actor", "critic") if config.critic.use_critic_model else ("actor",)
+    for role in roles:
+        section: Trainable = getattr(config, role)
+        interleaved = section.parallel.pipeline > 1 and section.parallel.virtual_pipeline > 1
+        if interleaved and section.micro_batch_size is None and section.max_tokens_per_micro_batch is None:
+            message = "without a limit a mini-batch is one micro-batch, and stages that take turns need several"
+            rows = f"{role}.micro_batch_size"
+            yield BrokenRule(f"{role}.parallel.virtual_pipeline", message, (rows,), hint=f"set {rows}, or the tokens")

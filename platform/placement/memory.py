@@ -180,9 +180,9 @@ def saved_bytes_per_token(shape: ModelShape, dtype: str) -> int:
 
     Two norms keep their input and its normalised form and hand their output to matrices (3 hidden each); attention
     keeps queries, keys and values as wide as queries, its output, and that output in order again (5 widths); the gated
-    feed-forward keeps gate, activated gate, up and their product (4 widths).
+    feed-forward keeps gate, activated gate, up and their product (4 widths of each expert that a token goes through).
     """
-    norms, rest = 4 * shape.hidden, 2 * shape.hidden + 5 * shape.attention_width + 4 * shape.intermediate
+    norms, rest = 4 * shape.hidden, 2 * shape.hidden + 5 * shape.attention_width + 4 * shape.feed_forward_width
     return norms * FLOAT + rest * bytes_of(dtype)
 
 
@@ -226,4 +226,4 @@ def _gathered(shape: ModelShape) -> int:
 
 def _live_elements(shape: ModelShape) -> int:
     """Elements per token that one layer holds at its widest point without a backward pass."""
-    return 2 * shape.hidden + max(5 * shape.attention_width, 3 * shape.intermediate)
+    return 2 * shape.hidden + max(5 * shape.attention_width, 3 * shape.feed_forward_width)

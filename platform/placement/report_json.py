@@ -41,6 +41,7 @@ def as_tree(report: Report) -> dict[str, Any]:
                 "process": part.key,
                 "gpus_per_rank": part.per_rank,
                 "parameters": report.shapes[name].parameters if name in report.shapes else None,
+                "active_parameters": report.shapes[name].active_parameters if name in report.shapes else None,
                 "takes_turns_with": sorted(report.placement.takes_turns_with(name)),
             }
             for name, part in report.layout.parts.items()

@@ -47,6 +47,10 @@ def _memory(report: Report) -> Iterator[str]:
         share = f"  {use.usage.peak / capacity:.0%}" if capacity else ""
         yield f"  {label:{margin}}  {'at most':12}{'':{13 * len(_COLUMNS)}}{_gib(use.usage.peak):>9}{share}"
     yield "  weights and optimizer stay; of gradients, activations and caches only one component's exist at a time"
+    for name, shape in report.shapes.items():
+        if shape.active_parameters < shape.parameters:
+            total, active = shape.parameters / 1e9, shape.active_parameters / 1e9
+            yield f"  {name}: {total:.3g} billion parameters, {active:.3g} billion of which a token goes through"
 
 
 def _limits(report: Report) -> str:

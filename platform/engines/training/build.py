@@ -27,7 +27,7 @@ def training_engine(
     if section.training_backend == "megatron":
         from rl_platform.engines.training.megatron import MegatronEngine
 
-        return MegatronEngine(model, section.optim, parallel=section.parallel, **options)
+        return MegatronEngine(model, section.optim, parallel=section.parallel, kernels=section.kernels, **options)
     return FSDPEngine(
         model, section.optim, context=section.parallel.context, cpu_offload=section.cpu_offload, **options
     )

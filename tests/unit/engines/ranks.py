@@ -34,10 +34,13 @@ KINDS = ("actor", "critic", "embodied")
 ALGORITHM = Algorithm(entropy_bonus=0.01, value_clip=0.5, loss_agg_func="seq-mean-token-mean", target_kl=1.0)
 OPTIM = Optim(lr=1e-2, eps=1e-4, weight_decay=0.1, clip_grad=0.5)  # eps: noise of a vanishing gradient makes no step
 LENGTHS = (5, 17, 9, 3, 30, 6, 4)  # odd, so that two ranks get unequally many rows
+KL = ALGORITHM.model_copy(update={"use_kl_loss": True, "kl_loss_type": "full", "kl_loss_coef": 0.3})
+REFERENCE_WIDTH = 12  # another than the actor's
 PLANS = (MicroBatches(), MicroBatches(rows=2), MicroBatches(tokens=36))
 
 
-def model(kind: str) -> nn.Module:
+def model(kind: str, layers: int = 2) -> nn.Module:
+    """`kl`: an actor that is compared to a reference over the whole vocabulary."""
     torch.manual_seed(7)
     if kind == "embodied":
         return EmbodiedActorCritic(ActorCriticPolicy((5,), ActionSpace("continuous", 3), (16, 16)))
@@ -47,15 +50,17 @@ def model(kind: str) -> nn.Module:
         vocab_size=31,
         hidden_size=16,
         intermediate_size=24,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=64,
         tie_word_embeddings=True,
     )
     network = LlamaForCausalLM(config)
-    if kind == "actor":
-        return TokenPolicy(LanguageModel(network), temperature=0.8, entropy_gradient=True)
+    if kind in ("actor", "kl"):
+        policy = TokenPolicy(LanguageModel(network), temperature=0.8, entropy_gradient=True)
+        policy.reference_head = torch.randn(31, REFERENCE_WIDTH) if kind == "kl" else None
+        return policy
     return TokenValues(LanguageModel(network, value_head=True))
 
 
@@ -64,8 +69,8 @@ def engine(kind: str, optim: Optim = OPTIM, **options: Any) -> FSDPEngine:
 
 
 def loss(kind: str) -> Any:
-    function = {"actor": actor_loss, "critic": critic_loss, "embodied": actor_critic_loss}[kind]
-    return partial(function, algorithm=ALGORITHM)
+    functions = {"actor": actor_loss, "kl": actor_loss, "critic": critic_loss, "embodied": actor_critic_loss}
+    return partial(functions[kind], algorithm=KL if kind == "kl" else ALGORITHM)
 
 
 def batch(kind: str, seed: int = 0, lengths: tuple[int, ...] = LENGTHS) -> RolloutBatch:
@@ -99,6 +104,7 @@ def batch(kind: str, seed: int = 0, lengths: tuple[int, ...] = LENGTHS) -> Rollo
         values=noise(),
         advantages=noise(),
         returns=noise(),
+        reference_states=torch.randn(*shape, REFERENCE_WIDTH, generator=numbers) if kind == "kl" else None,
     )
 
 
