@@ -26,6 +26,8 @@ from rl_platform.errors import CheckpointError, ConfigError
 from rl_platform.models.forward import TokenPolicy
 from rl_platform.models.language import LanguageModel
 from rl_platform.models.pretrained import PACKAGED, load_causal_lm, packaged_gguf
+from rl_platform.placement.megatron_memory import state_bytes
+from rl_platform.placement.model_shape import ModelShape
 
 pytestmark = [
     pytest.mark.skipif(not dist.is_gloo_available(), reason="this build of torch has no gloo"),
@@ -180,6 +182,17 @@ def test_ranks_hold_their_shares_only(found) -> None:
         whole["moments"], rel=0.1
     )  # buffers are padded
     assert max(rank["moments"] for rank in held["dp2"]) < 0.6 * whole["moments"]
+
+
+def test_a_plan_expects_what_the_ranks_hold(runs, found, expected) -> None:
+    """Parameters and moments of the first rank, beside the estimate for its layout."""
+    shape = ModelShape(31, 16, 2, heads=4, kv_heads=2, head_dim=4, intermediate=24, tied=True)
+    assert shape.parameters == sum(tensor.numel() for tensor in runs.ranks.model("actor").model.parameters())
+    for layout, ranks in found.items():
+        held = ranks[0]["actor"]["held"]
+        weights, optimizer = state_bytes(shape, runs.LAYOUTS[layout], "float32", len(ranks))
+        assert held["parameters"] * 4 == pytest.approx(weights, rel=0.1), layout
+        assert held["moments"] * 8 == pytest.approx(optimizer - weights, rel=0.15), layout
 
 
 @pytest.mark.parametrize("kind", ["actor", "critic"])
