@@ -19,6 +19,7 @@ several GPUs, generation.
 from __future__ import annotations
 
 import argparse
+import math
 import multiprocessing
 import statistics
 import time
@@ -89,7 +90,7 @@ def batch(settings: argparse.Namespace, case: str) -> RolloutBatch:
         group_ids=torch.arange(settings.rows),
         rewards=torch.zeros(mask.shape),
         rollout_log_probs=torch.zeros(mask.shape),
-        log_probs=0.1 * torch.randn(mask.shape, generator=draw) - 12,
+        log_probs=0.1 * torch.randn(mask.shape, generator=draw) - math.log(vocabulary),
         advantages=torch.randn(mask.shape, generator=draw),
     )
 
