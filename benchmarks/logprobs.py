@@ -1,7 +1,7 @@
 """Log-probabilities and values of a rollout batch, as they are recomputed before an update: seconds and peak memory.
 
-* Seconds: rows from an eighth of the longest to all of it. transformers pads them, ours packs them. A model of the shape
-  of SmolLM2-135M with random weights, float32, one rank, no gradient; both compute logits of the responses only.
+* Seconds: rows from an eighth of the longest to all of it. transformers pads them, ours packs them. A model of the
+  shape of SmolLM2-135M with random weights, float32, one rank, no gradient; both compute logits of the responses only.
 * Peak memory: a batch of 2,048 tokens and one of 8,192 through a small model with a large vocabulary, all rows at once.
   What the pass takes beyond what was there before, in a process of its own. Plain logits grow by tokens times
   vocabulary.

@@ -19,10 +19,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rl_platform.config.components import Model, Parallel
+from rl_platform.engines.training import vocab_parallel
 from rl_platform.engines.training.base import MicroBatches
 from rl_platform.errors import CheckpointError, ConfigError
+from rl_platform.models import language
 from rl_platform.models.forward import TokenPolicy
 from rl_platform.models.language import LanguageModel
 from rl_platform.models.pretrained import PACKAGED, load_causal_lm, packaged_gguf
@@ -130,6 +133,52 @@ def test_every_rank_reports_losses_and_gradient_norms_of_the_whole_mini_batch(fo
                 if "dp2" in layout and metrics is not report["odd"][1]:  # one row cannot be shared
                     assert 1 <= metrics["balance/after_max"] <= metrics["balance/before_max"]
                 assert metrics["grad_norm"] > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["actor", "critic", "qwen2", "qwen3"])
+def test_plain_torch_packed_is_a_plain_loop_over_padded_rows(runs, expected, kind: str) -> None:
+    """What all layouts are compared to, beside transformers and AdamW without anything of ours but the loss."""
+    padded = runs.padded(kind)
+    for found, alone in zip(expected[kind]["metrics"], padded["metrics"], strict=True):
+        assert found == pytest.approx(alone, rel=1e-5, abs=1e-5)
+    assert_close(expected[kind]["parameters"], padded["parameters"], 1e-5)
+
+
+@layouts
+def test_sequences_that_are_not_packed_give_the_same_losses_and_gradient_norms(found, expected, layout: str) -> None:
+    for rank in found[layout]:
+        for kind in ("actor", "critic"):
+            for metrics, packed in zip(rank[kind]["poisoned"]["metrics"], expected[kind]["metrics"], strict=True):
+                learned = {name: value for name, value in metrics.items() if not name.startswith("balance/")}
+                assert learned == pytest.approx(packed, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("backend", ["plain", "megatron"])
+def test_logits_never_exist_for_more_than_a_chunk_of_tokens(runs, monkeypatch, backend: str) -> None:
+    """31 tokens in the vocabulary, 51 actions, chunks of 20; a model of width 16 has no tensor of 31 columns else."""
+    for module in (language, vocab_parallel):
+        monkeypatch.setattr(module, "TOKENS_PER_CHUNK", 20)
+    engine, rows = getattr(runs, backend)("actor"), runs.ranks.batch("actor")
+    assert int(rows.action_mask.sum()) > 40
+    with Shapes() as shapes:
+        engine.evaluate(rows, MicroBatches())
+        engine.step(rows, runs.ranks.loss("actor"), MicroBatches())
+    logits = [shape for shape in shapes.seen if shape[-1:] == (31,)]
+    assert max(shape[0] for shape in logits) == 20
+
+
+class Shapes(TorchDispatchMode):
+    """Of every tensor that is made in this block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[tuple[int, ...]] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        parts = result if isinstance(result, tuple | list) else [result]
+        self.seen |= {tuple(part.shape) for part in parts if isinstance(part, Tensor)}
+        return result
 
 
 @pytest.mark.parametrize("layout", SEVERAL)
