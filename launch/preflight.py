@@ -72,6 +72,8 @@ def _processes(config: Config, placement: Placement) -> Iterator[Problem]:
         key = "cluster.gpus_per_node" if config.cluster.gpus_per_node is not None else "cluster.component_placement"
         message = f"GPU {used} is used, but torch sees {found or 'none'} on this machine"
         hint = "cluster.gpus_per_node=0 runs on the CPU, null uses what is there; --plan shows any number"
+        if cluster.inventory is not None:
+            key, hint = "cluster.inventory", "replace it to run here, as cluster={component_placement: {...}}"
         yield Problem(key, message, hint=hint)
     for name in ("env", "rollout"):
         if config.runner.task_type == "embodied" and (ranks := placement.world_size(name)) != 1:

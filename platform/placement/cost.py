@@ -2,7 +2,8 @@
 
 A phase takes as long as the slowest of what it must do: products at the device's rate times what such code reaches of
 it, bytes moved, transfers between ranks; decoding reads all weights and the cache for every token and pays for its
-kernels' launches. Responses are taken as long as they may be. Scoring runs beside generation and is not counted.
+kernels' launches. Responses are taken as long as they may be. Scoring runs beside generation and is not counted;
+Megatron's layouts are taken for as fast as sharding.
 `calibration` corrects phases by what an earlier run measured.
 """
 
@@ -16,7 +17,6 @@ from rl_platform.config.schema import Config
 from rl_platform.placement.hardware import Device
 from rl_platform.placement.layout import Layout
 from rl_platform.placement.memory import (
-    FLOAT,
     bytes_of,
     longest,
     micro_batch_rows,
@@ -25,7 +25,7 @@ from rl_platform.placement.memory import (
     section_of,
     trained_parameters,
 )
-from rl_platform.placement.model_shape import ModelShape, Shape
+from rl_platform.placement.model_shape import FLOAT, ModelShape, Shape
 
 TRAINING_SHARE = 0.4  # of the peak arithmetic that forward and backward passes reach
 STREAM_SHARE = 0.7  # of the peak bandwidth that reading weights and caches reaches

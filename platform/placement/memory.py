@@ -1,10 +1,10 @@
 """Memory of every rank and every GPU, from the config and the model's shape alone.
 
-Counted: parameters, gradients and optimizer state of learners (float32, sharded over the ranks as FSDP does; with
-adapters only those have gradients and optimizer state; a reference is whole on every rank), what a micro-batch leaves
-for the backward pass, the generator's key-value cache, and what a process takes by itself. Not counted: environments,
-verifiers, fragmentation. Components that share a GPU stay on it and take turns, so their lasting parts add up and of
-the passing ones the largest counts.
+Counted: parameters, gradients and optimizer state of learners (float32, sharded over the ranks as FSDP does, or as
+Megatron's layout shares them; with adapters only those have gradients and optimizer state; a reference is whole on
+every rank), what a micro-batch leaves for the backward pass, the generator's key-value cache, and what a process takes by
+itself. Not counted: environments, verifiers, fragmentation. Components that share a GPU stay on it and take turns, so
+their lasting parts add up and of the passing ones the largest counts.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
-from rl_platform.config.components import Trainable
+from rl_platform.config.components import Parallel, Trainable
 from rl_platform.config.schema import Config
 from rl_platform.placement.hardware import GIB
 from rl_platform.placement.layout import Layout
-from rl_platform.placement.model_shape import ModelShape, PolicyShape, Shape
+from rl_platform.placement.megatron_memory import ADAM_STATES, layout_of_learner, state_bytes
+from rl_platform.placement.model_shape import FLOAT, ModelShape, PolicyShape, Shape
 
-FLOAT = 4  # bytes of float32, which parameters and their optimizer state are
-ADAM_STATES = 2
 LOGIT_CHUNK = 1024  # positions whose logits exist together: models.language.TOKENS_PER_CHUNK
 LOGIT_COPIES = 3  # logits, their exponentials and a gradient
 PREFILL_TOKENS = 4096  # of engines.rollout.torch
@@ -96,6 +95,10 @@ class MemoryModel:
         if name not in _LEARNERS:  # the reference is whole on every rank
             return Memory(weights=shape.parameters * FLOAT, activations=self._forward(name, shape))
         section, trained = section_of(self.config, name), trained_parameters(self.config, name, shape)
+        activations = max(self._backward(name, shape), self._forward(name, shape))
+        if isinstance(shape, ModelShape) and section.training_backend == "megatron":
+            kept, optimized = state_bytes(shape, section.parallel, self._dtype(name), ranks)
+            return Memory(weights=kept, optimizer=optimized, activations=activations)
         offloaded = section.cpu_offload and self.on_gpu
         whole = shape.parameters if section.lora is None else shape.parameters + trained
         held = 0 if offloaded else 1  # of what main memory holds instead, a GPU has only what is gathered
@@ -106,8 +109,15 @@ class MemoryModel:
             weights=weights,
             gradients=held * trained * FLOAT // ranks,
             optimizer=held * trained * FLOAT * ADAM_STATES // ranks,
-            activations=max(self._backward(name, shape), self._forward(name, shape)),
+            activations=activations,
         )
+
+    def _dtype(self, name: str) -> str:
+        section = self.config.critic.model if name == "critic" else None
+        return (section or self.config.actor.model).dtype
+
+    def _copies(self, name: str) -> int:
+        return copies(self.config, name, self.layout.parts[name].ranks)
 
     def _rollout(self, shape: Shape) -> Memory:
         """The generator: its own copy of the weights unless it shares the learner's, and room for running sequences."""
@@ -131,31 +141,35 @@ class MemoryModel:
 
     def _backward(self, name: str, shape: Shape) -> int:
         """What a micro-batch keeps for its backward pass, and the logits of a chunk."""
-        context = section_of(self.config, name).parallel.context
-        rows = micro_batch_rows(self.config, name, max(1, self.layout.parts[name].ranks // context))
+        rows, section = micro_batch_rows(self.config, name, self._copies(name)), section_of(self.config, name)
         if isinstance(shape, PolicyShape):
             return rows * 2 * sum(shape.widths) * FLOAT
-        section = self.config.critic.model if name == "critic" else None
-        dtype = (section or self.config.actor.model).dtype
-        tokens = -(-rows * longest(self.config) // context)
-        kept = tokens * shape.layers * saved_bytes_per_token(shape, dtype)
-        if dtype != "float32":  # autocast keeps the matrices a second time, layer by layer where they are sharded
+        dtype, parallel = self._dtype(name), layout_of_learner(section)
+        tokens = -(-rows * longest(self.config) // parallel.context)
+        per_layer = saved_bytes_per_token(shape, dtype, parallel)
+        kept = tokens * shape.layers * per_layer  # stages hold fewer layers, but of as many more micro-batches
+        if section.gradient_checkpointing:  # the inputs of all layers, and one of them again
+            kept = tokens * (shape.layers * shape.hidden * FLOAT + per_layer)
+        if dtype != "float32" and section.training_backend == "fsdp":
+            # autocast keeps the matrices a second time, layer by layer where they are sharded
             whole = self.layout.parts[name].ranks == 1
             kept += shape.matrices_per_layer * (shape.layers if whole else 2) * bytes_of(dtype)
-        return kept + self._logits(shape, rows) // context
+        return kept + self._logits(shape, rows) // (parallel.tensor * parallel.context)
 
     def _forward(self, name: str, shape: Shape) -> int:
         """Without a backward pass only the tensors of one layer are alive."""
-        part, forward_rows = self.layout.parts[name], self.config.algorithm.logprob_forward_micro_batch_size
-        rows = -(-rows_per_step(self.config) // part.ranks)
+        shares, forward_rows = self._copies(name), self.config.algorithm.logprob_forward_micro_batch_size
+        rows = -(-rows_per_step(self.config) // shares)
         section = section_of(self.config, name)
         if forward_rows:
             rows = min(rows, forward_rows)
         elif section.micro_batch_size or section.max_tokens_per_micro_batch:
-            rows = micro_batch_rows(self.config, name, part.ranks)
+            rows = micro_batch_rows(self.config, name, shares)
         if isinstance(shape, PolicyShape):
             return rows * max(shape.widths) * 2 * FLOAT
-        return rows * longest(self.config) * _live_elements(shape) * FLOAT + self._logits(shape, rows)
+        context = section.parallel.context if name in _LEARNERS else 1
+        tokens = -(-rows * longest(self.config) // context)
+        return tokens * _live_elements(shape) * FLOAT + self._logits(shape, rows) // context
 
     def _logits(self, shape: ModelShape, rows: int) -> int:
         positions = min(rows * self.config.data.max_response_length, LOGIT_CHUNK)
@@ -175,15 +189,16 @@ def trained_parameters(config: Config, component: str, shape: Shape) -> int:
     return shape.adapter_parameters(lora) + (shape.head_parameters if shape.value_head else 0)
 
 
-def saved_bytes_per_token(shape: ModelShape, dtype: str) -> int:
-    """Bytes that one decoder layer keeps per token for its backward pass.
+def saved_bytes_per_token(shape: ModelShape, dtype: str, parallel: Parallel | None = None) -> int:
+    """Bytes that one decoder layer keeps per token for its backward pass; on one of its tensor ranks.
 
     Two norms keep their input and its normalised form and hand their output to matrices (3 hidden each); attention
     keeps queries, keys and values as wide as queries, its output, and that output in order again (5 widths); the gated
     feed-forward keeps gate, activated gate, up and their product (4 widths of each expert that a token goes through).
     """
     norms, rest = 4 * shape.hidden, 2 * shape.hidden + 5 * shape.attention_width + 4 * shape.feed_forward_width
-    return norms * FLOAT + rest * bytes_of(dtype)
+    tensor, sequence = (1, False) if parallel is None else (parallel.tensor, parallel.sequence)
+    return norms * FLOAT // (tensor if sequence else 1) + rest * bytes_of(dtype) // tensor
 
 
 def bytes_of(dtype: str) -> int:
@@ -200,6 +215,15 @@ def rows_per_step(config: Config) -> int:
     if config.runner.task_type == "embodied":
         return config.env.num_envs * config.env.rollout_steps
     return config.data.train_batch_size * config.algorithm.group_size
+
+
+def copies(config: Config, component: str, ranks: int) -> int:
+    """Shares that `ranks` ranks of a component make of a batch's rows: tensor, pipeline and context ranks work on the
+    same."""
+    if component not in ("actor", "critic"):
+        return ranks
+    parallel = layout_of_learner(section_of(config, component))
+    return max(1, ranks // (parallel.tensor * parallel.pipeline * parallel.context))
 
 
 def micro_batch_rows(config: Config, component: str, ranks: int) -> int:

@@ -1,7 +1,8 @@
 """The shape of a model and its parameters, counted from its config alone: no weights are read, no torch is imported.
 
 Counted exactly: Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE (experts in every layer), and what `random_init` makes. Other
-models, and those whose config.json is not on this machine, have no shape here; the reason is told.
+models, and those whose config.json is neither on this machine nor among the `known_models`, have no shape here; the
+reason is told.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from typing import Any
 
 from rl_platform.config.components import Lora, Model, RandomLM
 from rl_platform.config.schema import Config
+from rl_platform.placement.known_models import KNOWN
 
+FLOAT = 4  # bytes of float32, which parameters and their optimizer state are
 BYTE_VOCABULARY = 259  # tokenizer "bytes"
 OBSERVATIONS, ACTIONS = 64, 16  # assumed of an environment, which the plan does not start
 COUNTED = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
@@ -174,6 +177,8 @@ def language_shape(model: Model) -> ModelShape | str:
     if path in _ALIASES:
         return _ALIASES[path]
     file = _config_file(path)
+    if file is None and path in KNOWN:
+        return from_options(KNOWN[path])
     if file is None:
         return f"no config.json of {path} is on this machine"
     try:

@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from rl_platform.algorithms.action_levels import denominators_of
+from rl_platform.algorithms.losses import ModelOutputs
 from rl_platform.config.components import Model, Optim, Parallel
 from rl_platform.engines.training.base import MicroBatches
 from rl_platform.engines.training.fsdp import FSDPEngine
@@ -23,6 +25,7 @@ from rl_platform.engines.training.state_files import read, write
 from rl_platform.models.forward import TokenPolicy, TokenValues
 from rl_platform.models.language import LanguageModel
 from rl_platform.models.pretrained import PACKAGED, load_causal_lm
+from rl_platform.records import RolloutBatch
 
 _spec = importlib.util.spec_from_file_location("training_ranks", Path(__file__).with_name("ranks.py"))
 assert _spec is not None
@@ -157,16 +160,20 @@ def resumed(engine: Any, kind: str, folder: Path) -> dict[str, Any]:
 
 
 def poisoned(engine: Any, kind: str) -> dict[str, Any]:
-    """A step that is not finite in one row: what it changed, and that training goes on after it."""
+    """A step that is not finite in one row: what it changed, and that training goes on after it.
+
+    Sequences stand alone in their micro-batches here, unlike in `run`.
+    """
     batches = KINDS[kind]
-    ranks.steps(engine, batches, 0, 2)
+    metrics = ranks.steps(engine, batches, 0, 2, ranks.UNPACKED)
     before = tensors(engine)
     spoiled = ranks.batch(batches, 5)
     spoiled.advantages[3] = spoiled.returns[3] = float("nan")
     answer = engine.step(spoiled, ranks.loss(batches), MicroBatches(rows=2))
     after = tensors(engine)
-    ranks.steps(engine, batches, 2, 3)
+    metrics += ranks.steps(engine, batches, 2, 3, ranks.UNPACKED)
     return {
+        "metrics": metrics,
         "answer": answer,
         "unchanged": len(before) == len(after) and all(torch.equal(*pair) for pair in zip(before, after, strict=True)),
         "parameters": ranks.parameters(engine),
@@ -197,6 +204,41 @@ def real(layout: str) -> dict[str, Any]:
         "error": max(errors),
         "changed": [name for name in state if not torch.equal(weights[theirs[name]], state[name])],
     }
+
+
+def padded(kind: str) -> dict[str, Any]:
+    """Three updates as one would write them: transformers on padded rows, a loss, clipping, AdamW. No engine."""
+    batches, options = KINDS[kind], ranks.OPTIM
+    network: Any = model(kind)
+    network.model.backbone.set_attn_implementation("eager")
+    optimizer = torch.optim.AdamW(
+        network.parameters(), options.lr, options.betas, options.eps, options.weight_decay, fused=True
+    )
+    found = []
+    for step in range(3):
+        rows = ranks.batch(batches, step)
+        outputs = padded_outputs(network, rows)
+        loss, metrics = ranks.loss(batches)(outputs, rows, denominators_of(rows, CPU["horizon"], nominal=False))
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(network.parameters(), options.clip_grad)
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(metrics.finalize() | {"grad_norm": float(norm)})
+    return {"metrics": found, "parameters": {name: tensor.detach() for name, tensor in network.state_dict().items()}}
+
+
+def padded_outputs(network: Any, rows: RolloutBatch) -> ModelOutputs:
+    """[B,T] of transformers' own attention; padding stands right of the tokens and is masked."""
+    tokens, mask = rows.inputs["tokens"], rows.action_mask
+    present = (torch.arange(tokens.shape[1]) < rows.inputs["lengths"][:, None]).long()
+    states = network.model.backbone(input_ids=tokens, attention_mask=present, use_cache=False).last_hidden_state
+    scores = network.model.head(states).roll(1, dims=1)  # what predicts each position stands before it
+    if isinstance(network, TokenValues):
+        return ModelOutputs(values=torch.where(mask, scores.squeeze(-1), 0.0))
+    distribution = (scores / network.temperature).log_softmax(-1)
+    log_probs = distribution.gather(-1, tokens[..., None]).squeeze(-1)
+    entropy = -(distribution.exp() * distribution).sum(-1)
+    return ModelOutputs(torch.where(mask, log_probs, 0.0), torch.where(mask, entropy, 0.0))
 
 
 def tensors(engine: Any) -> list[Tensor]:

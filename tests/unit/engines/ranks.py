@@ -37,6 +37,7 @@ LENGTHS = (5, 17, 9, 3, 30, 6, 4)  # odd, so that two ranks get unequally many r
 KL = ALGORITHM.model_copy(update={"use_kl_loss": True, "kl_loss_type": "full", "kl_loss_coef": 0.3})
 REFERENCE_WIDTH = 12  # another than the actor's
 PLANS = (MicroBatches(), MicroBatches(rows=2), MicroBatches(tokens=36))
+UNPACKED = (MicroBatches(rows=1),)
 
 
 def model(kind: str, layers: int = 2) -> nn.Module:
@@ -113,11 +114,13 @@ def outputs(trained: FSDPEngine, kind: str) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in vars(found).items() if tensor is not None}
 
 
-def steps(trained: FSDPEngine, kind: str, first: int, last: int) -> list[dict[str, float] | None]:
+def steps(
+    trained: FSDPEngine, kind: str, first: int, last: int, plans: tuple[MicroBatches, ...] = PLANS
+) -> list[dict[str, float] | None]:
     """Optimizer steps, each with other data and other micro-batches; their metrics."""
     found = []
     for step in range(first, last):
-        metrics = trained.step(batch(kind, step), loss(kind), PLANS[step % len(PLANS)])
+        metrics = trained.step(batch(kind, step), loss(kind), plans[step % len(plans)])
         found.append(None if metrics is None else metrics.finalize())
     return found
 
@@ -176,18 +179,22 @@ def bytes_of_ranks(folder: Path) -> list[int]:
 
 
 def poisoned(kind: str) -> dict[str, Any]:
-    """A step that is not finite in one row, so on one rank: what it changed, and that training goes on after it."""
+    """A step that is not finite in one row, so on one rank: what it changed, and that training goes on after it.
+
+    Sequences stand alone in their micro-batches here, unlike in `run`.
+    """
     trained = engine(kind)
-    steps(trained, kind, 0, 2)
+    metrics = steps(trained, kind, 0, 2, UNPACKED)
     before = tensors(trained)
     spoiled = batch(kind, 5)
     spoiled.advantages[3] = spoiled.returns[3] = float("nan")
     answer = trained.step(spoiled, loss(kind), MicroBatches(rows=2))
     after = tensors(trained)
     return {
+        "metrics": metrics,
         "answer": answer,
         "unchanged": len(before) == len(after) and all(torch.equal(*pair) for pair in zip(before, after, strict=True)),
-        "next": steps(trained, kind, 2, 3)[0],
+        "next": steps(trained, kind, 2, 3, UNPACKED)[0],
         "parameters": parameters(trained),
     }
 

@@ -20,15 +20,20 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rl_platform.config.components import Model, Parallel
+from rl_platform.engines.training import vocab_parallel
 from rl_platform.engines.training.base import MicroBatches
 from rl_platform.engines.training.state_files import read, read_whole, write
 from rl_platform.errors import CheckpointError, ConfigError
+from rl_platform.models import language
 from rl_platform.models.forward import TokenPolicy
 from rl_platform.models.language import LanguageModel
 from rl_platform.models.pretrained import export_causal_lm, load_causal_lm, packaged_gguf
 from rl_platform.models.tokenizer import ByteTokenizer
+from rl_platform.placement.megatron_memory import state_bytes
+from rl_platform.placement.model_shape import ModelShape
 
 pytestmark = [
     pytest.mark.skipif(not dist.is_gloo_available(), reason="this build of torch has no gloo"),
@@ -142,6 +147,52 @@ def test_every_rank_reports_losses_and_gradient_norms_of_the_whole_mini_batch(fo
                 assert metrics["grad_norm"] > 1e-3
 
 
+@pytest.mark.parametrize("kind", ["actor", "critic", "qwen2", "qwen3"])
+def test_plain_torch_packed_is_a_plain_loop_over_padded_rows(runs, expected, kind: str) -> None:
+    """What all layouts are compared to, beside transformers and AdamW without anything of ours but the loss."""
+    padded = runs.padded(kind)
+    for found, alone in zip(expected[kind]["metrics"], padded["metrics"], strict=True):
+        assert found == pytest.approx(alone, rel=1e-5, abs=1e-5)
+    assert_close(expected[kind]["parameters"], padded["parameters"], 1e-5)
+
+
+@layouts
+def test_sequences_that_are_not_packed_give_the_same_losses_and_gradient_norms(found, expected, layout: str) -> None:
+    for rank in found[layout]:
+        for kind in ("actor", "critic"):
+            for metrics, packed in zip(rank[kind]["poisoned"]["metrics"], expected[kind]["metrics"], strict=True):
+                learned = {name: value for name, value in metrics.items() if not name.startswith("balance/")}
+                assert learned == pytest.approx(packed, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("backend", ["plain", "megatron"])
+def test_logits_never_exist_for_more_than_a_chunk_of_tokens(runs, monkeypatch, backend: str) -> None:
+    """31 tokens in the vocabulary, 51 actions, chunks of 20; a model of width 16 has no tensor of 31 columns else."""
+    for module in (language, vocab_parallel):
+        monkeypatch.setattr(module, "TOKENS_PER_CHUNK", 20)
+    engine, rows = getattr(runs, backend)("actor"), runs.ranks.batch("actor")
+    assert int(rows.action_mask.sum()) > 40
+    with Shapes() as shapes:
+        engine.evaluate(rows, MicroBatches())
+        engine.step(rows, runs.ranks.loss("actor"), MicroBatches())
+    logits = [shape for shape in shapes.seen if shape[-1:] == (31,)]
+    assert max(shape[0] for shape in logits) == 20
+
+
+class Shapes(TorchDispatchMode):
+    """Of every tensor that is made in this block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[tuple[int, ...]] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        parts = result if isinstance(result, tuple | list) else [result]
+        self.seen |= {tuple(part.shape) for part in parts if isinstance(part, Tensor)}
+        return result
+
+
 @pytest.mark.parametrize("layout", SEVERAL)
 def test_ranks_agree_to_the_bit_on_what_may_stop_the_update(found, layout: str) -> None:
     kind = next(iter(found[layout][0]))
@@ -213,6 +264,17 @@ def test_ranks_hold_their_shares_only(found) -> None:
         whole["moments"], rel=0.1
     )  # buffers are padded
     assert max(rank["moments"] for rank in held["dp2"]) < 0.6 * whole["moments"]
+
+
+def test_a_plan_expects_what_the_ranks_hold(runs, found, expected) -> None:
+    """Parameters and moments of the first rank, beside the estimate for its layout."""
+    shape = ModelShape(31, 16, 2, heads=4, kv_heads=2, head_dim=4, intermediate=24, tied=True)
+    assert shape.parameters == sum(tensor.numel() for tensor in runs.ranks.model("actor").model.parameters())
+    for layout, ranks in found.items():
+        held = ranks[0]["actor"]["held"]
+        weights, optimizer = state_bytes(shape, runs.LAYOUTS[layout], "float32", len(ranks))
+        assert held["parameters"] * 4 == pytest.approx(weights, rel=0.1), layout
+        assert held["moments"] * 8 == pytest.approx(optimizer - weights, rel=0.15), layout
 
 
 @pytest.mark.parametrize("kind", ["actor", "critic"])

@@ -55,6 +55,15 @@ def test_every_rank_reports_the_metrics_of_the_whole_mini_batch(results, kind) -
             assert without_balance(metrics) == pytest.approx(alone, rel=1e-5, abs=1e-6)
 
 
+@kinds
+def test_sequences_that_are_not_packed_give_the_same_losses_and_gradient_norms(results, kind) -> None:
+    expected = results["one"]["run"][kind]["metrics"]
+    for who in ("one", 0, 1):
+        found = results[who]["poisoned"][kind]
+        for metrics, packed in zip([*found["metrics"], found["next"]], expected, strict=True):
+            assert without_balance(metrics) == pytest.approx(packed, rel=1e-5, abs=1e-6)
+
+
 def without_balance(metrics: dict[str, float]) -> dict[str, float]:
     """The metrics that one rank has too."""
     return {name: value for name, value in metrics.items() if not name.startswith("balance/")}

@@ -137,6 +137,31 @@ def test_on_a_gpu_lasting_parts_add_up_and_the_largest_passing_one_counts() -> N
     assert apart.usage([("actor", 1.0, 1), ("critic", 1.0, 1)]).processes == 2 * PROCESS_ON_GPU
 
 
+def test_megatrons_layout_shares_the_state_and_what_a_micro_batch_keeps() -> None:
+    where = layout({"actor,critic,reference,rollout,reward": "all"})
+    base = MANY | {"actor.training_backend": "megatron", "actor.max_tokens_per_micro_batch": "304"}
+    plain, shared = (loaded(base | more) for more in ({}, TENSOR))
+    one, two = (model(config, where).rank("actor") for config in (plain, shared))
+    assert one.weights == 2 * two.weights  # SmolLM2 divides by 3 in truth
+    assert one.gradients == 0  # their buffer stays: it is counted with the optimizer
+    assert two.optimizer == pytest.approx(two.weights * (1 + 2 / 4))  # gradients, and moments over 4 copies
+    assert one.optimizer == pytest.approx(one.weights * (1 + 2 / 8), rel=1e-6)
+    assert two.activations < one.activations
+    half = model(loaded(base | {"actor.model": "{path: smollm2-135m-instruct, dtype: bfloat16}"}), where)
+    assert half.rank("actor").weights * 2 == one.weights
+    assert half.rank("actor").optimizer == pytest.approx(one.weights * (1 + 3 / 8), rel=1e-6)
+
+
+@pytest.mark.parametrize("backend", ["fsdp", "megatron"])
+def test_layers_that_are_computed_again_keep_less(backend: str) -> None:
+    where = layout({"actor,critic,reference,rollout,reward": "0"})
+    again = {"actor.gradient_checkpointing": "true"}
+    kept = [model(loaded(MANY | {"actor.training_backend": backend} | more), where) for more in ({}, again)]
+    activations = [estimate.rank("actor").activations for estimate in kept]
+    assert activations[1] < 0.6 * activations[0]
+
+
+TENSOR = {"actor.parallel": "{tensor: 2}"}
 MANY = {
     "actor.model": "{path: smollm2-135m-instruct}",
     "algorithm.use_kl_loss": "true",

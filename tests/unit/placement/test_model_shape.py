@@ -111,20 +111,22 @@ def test_the_packaged_model_has_its_published_size() -> None:
     assert SMOLLM2.parameters == 134_515_008
 
 
-def test_a_known_model_of_the_hub() -> None:
-    qwen = {
-        "model_type": "qwen2",
-        "hidden_size": 896,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "intermediate_size": 4864,
-        "vocab_size": 151_936,
-        "tie_word_embeddings": True,
-    }
-    shape = from_options(qwen)
+@pytest.mark.parametrize(
+    ("path", "parameters"),
+    [
+        ("Qwen/Qwen2.5-0.5B", 494_032_768),
+        ("Qwen/Qwen2.5-1.5B-Instruct", 1_543_714_304),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", 1_777_088_000),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", 7_615_616_512),
+    ],
+)
+def test_known_models_of_the_hub_have_their_published_sizes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, path: str, parameters: int
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    shape = language_shape(Model(path=path))
     assert isinstance(shape, ModelShape)
-    assert shape.parameters == 494_032_768  # Qwen2.5-0.5B
+    assert shape.parameters == parameters
 
 
 def test_config_json_of_a_folder_and_of_the_hubs_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,6 +165,7 @@ def test_json_has_every_gpu_and_is_stable(plans: Any) -> None:
         "rows": 64,
         "component": "rollout",
         "ranks": 3,
+        "together": 1,
         "even": False,
     }
 
