@@ -90,8 +90,11 @@ def ours(turns: Turns, settings: argparse.Namespace) -> None:
     from rl_platform.envs.reasoning.tasks import build_questions
     from rl_platform.runners.reasoning import ReasoningTask
 
-    def build(config: Config, runtime: Runtime, reporter: Reporter, folder: Path, _: Placement) -> ReasoningTask:
-        return ReasoningTask(config, runtime, reporter, folder, build_questions(config.data, config.runner.seed))
+    def build(
+        config: Config, runtime: Runtime, reporter: Reporter, folder: Path, placement: Placement
+    ) -> ReasoningTask:
+        questions = build_questions(config.data, config.runner.seed)
+        return ReasoningTask(config, runtime, reporter, folder, questions, placement)
 
     train_ours(turns, str(CONFIG), overrides(settings), build)
 

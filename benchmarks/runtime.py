@@ -31,7 +31,7 @@ TARGET = 0.9  # of the local runtime's speed
 def build(config: Config, runtime: Any, reporter: Any, folder: Path, placement: Placement) -> Task:
     if config.runner.task_type == "reasoning":
         questions = build_questions(config.data, config.runner.seed)
-        return ReasoningTask(config, runtime, reporter, folder, questions)
+        return ReasoningTask(config, runtime, reporter, folder, questions, placement)
     env = make_env(EnvDescription(config.env.id, config.env.kwargs, config.env.max_episode_steps))
     spaces = read_spaces(env, config.env.id)
     env.close()

@@ -131,7 +131,7 @@ def _task(
     if isinstance(world, Split):
         from rl_platform.runners.reasoning import ReasoningTask
 
-        return ReasoningTask(config, runtime, reporter, folder, world)
+        return ReasoningTask(config, runtime, reporter, folder, world, placement)
     from rl_platform.runners.embodied import EmbodiedTask
 
     actor = "actor_critic" if "actor_critic" in placement.components else "actor"

@@ -165,17 +165,18 @@ class PPO:
         return metrics
 
     def _estimate(self, batch: RolloutBatch) -> tuple[RolloutBatch, Metrics]:
-        """The batch with log-probs, values, advantages and returns."""
+        """The batch with log-probs, values, advantages and returns. What the collection has evaluated stays."""
         metrics: Metrics = {}
         source = self.algorithm.old_log_probs
         if source == "rollout":
             batch = replace(batch, log_probs=batch.rollout_log_probs)
-        for name, group in (
-            ("reference", self.learners.reference),  # first: a full KL is measured by the actor, from its states
-            ("log-probs", self.learners.actor if source == "recompute" else None),
-            ("values", self.learners.critic),
+        for name, known, group in (
+            # first: a full KL is measured by the actor, from the reference's states
+            ("reference", batch.reference_log_probs, self.learners.reference),
+            ("log-probs", batch.log_probs, self.learners.actor if source == "recompute" else None),
+            ("values", batch.values, self.learners.critic),
         ):
-            if group is not None:
+            if group is not None and known is None:
                 fields = self._run(name, group.evaluate(batch))
                 batch = replace(batch, **fields)
         check_batch(batch, self.tolerated)  # before a KL penalty spreads what is wrong with log-probs into the rewards
