@@ -17,6 +17,7 @@ from rl_platform.config.components import Trainable
 from rl_platform.config.schema import Config
 from rl_platform.engines.training.base import Loss, MicroBatches, learning_rate
 from rl_platform.engines.training.build import training_engine
+from rl_platform.engines.training.offload import OffloadingEngine
 from rl_platform.errors import Diverged
 from rl_platform.records import RolloutBatch, Weights
 from rl_platform.rng import generator
@@ -109,6 +110,12 @@ class Learner:
                 f"(PPO step {step}, epoch {epoch}). No parameter was changed by them. "
                 f"Lower {self.kind}.optim.lr or resume from an earlier checkpoint.{kept}"
             )
+
+    def offload(self, weights: bool) -> None:
+        """Gradients and optimizer state leave the device until they are used, and the weights too if asked. Of a
+        section with `offload: true`."""
+        assert isinstance(self.engine, OffloadingEngine)
+        self.engine.offload(weights=weights)
 
     def state_dict(self) -> dict[str, Any]:
         return self.engine.state_dict() | {"failures": self.failures}

@@ -9,6 +9,7 @@ from pydantic import Field
 from rl_platform.config.base import Section
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
+Offload = bool | Literal["auto"]
 Betas = Annotated[tuple[Beta, Beta], Field(strict=False)]  # strict would refuse the list that YAML gives
 
 
@@ -69,6 +70,13 @@ class Parallel(Section):
     sequence: bool = Field(default=False, description="the tensor ranks share the tokens of norms and residuals too")
 
 
+def _offload(what: str) -> Any:
+    return Field(
+        default="auto",
+        description=f"{what} in host memory while others use the GPU; auto: where they would not fit together",
+    )
+
+
 class Trainable(Section):
     """What actor and critic have in common."""
 
@@ -88,6 +96,7 @@ class Trainable(Section):
         default=False, description="compute the layers again in the backward: less memory, about a third more time"
     )
     parallel: Parallel = Field(default_factory=Parallel, description="megatron: layout of the model over its ranks")
+    offload: Offload = _offload("weights, gradients and optimizer state")
 
 
 class Actor(Trainable):
@@ -110,6 +119,7 @@ class Reference(Section):
 
     group_name: str | None = Field(default=None, description="name of the worker group in logs")
     model: Model | None = Field(default=None, description="null: the actor's model as it was at the start")
+    offload: Offload = _offload("weights")
 
 
 class Sampling(Section):
@@ -136,6 +146,7 @@ class Rollout(Section):
     backend: Literal["torch", "sglang"] = Field(default="torch", description="generation engine of language models")
     sampling: Sampling = Field(default_factory=Sampling, description="training")
     val_sampling: ValSampling = Field(default_factory=ValSampling, description="validation; greedy by default")
+    offload: Offload = _offload("weights of its own")
     max_running_requests: int = Field(default=64, ge=1, description="sequences decoded together; the others wait")
 
 

@@ -87,7 +87,8 @@ def _accepts(annotation: Any, metadata: list[Any]) -> str:
     if origin in (Union, types.UnionType):
         plain = [part for part in arguments if part is not type(None)]
         null = ", or null" if len(plain) < len(arguments) else ""
-        return " or ".join(_accepts(part, metadata) for part in plain) + null
+        words = (_accepts(part, metadata) for part in plain)
+        return " or ".join(word.removeprefix("only ") if len(plain) > 1 else word for word in words) + null
     if origin is Literal:
         return ", ".join(str(choice) for choice in arguments) if len(arguments) > 1 else f"only {arguments[0]}"
     if origin is list:

@@ -8,7 +8,7 @@ What differs between the tasks is behind `Task`; where components run is the run
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -27,6 +27,7 @@ from rl_platform.rng import generator
 from rl_platform.runners.rollouts import Collected, Rollouts
 from rl_platform.runners.state import RunState
 from rl_platform.runners.timings import ComponentTimings
+from rl_platform.runners.turns import TakingTurns
 from rl_platform.runtime.group import Handle, WorkerGroup
 
 Metrics = dict[str, float]
@@ -35,11 +36,12 @@ Metrics = dict[str, float]
 @dataclass(frozen=True)
 class Learners:
     """The worker groups that hold models. critic None: values come from the actor, or the estimator needs none;
-    reference None: no KL terms."""
+    reference None: no KL terms. turns None: nobody leaves its devices for others."""
 
     actor: WorkerGroup
     critic: WorkerGroup | None = None
     reference: WorkerGroup | None = None
+    turns: TakingTurns | None = None
 
 
 class Task(Protocol):
@@ -157,11 +159,11 @@ class PPO:
             batch = batch.flatten()
         actor, critic = self.learners.actor, self.learners.critic
         if critic is not None:
-            metrics |= self._run("train critic", critic.update(batch, step))
+            metrics |= self._run("train critic", critic.update, batch, step)
         if self.trains_actor(step):
             if correction is not None and correction.denominator == "kept":
                 batch = replace(batch, action_mask=batch.action_mask & (batch.loss_weights > 0))
-            metrics |= self._run("train actor", actor.update(batch, step))
+            metrics |= self._run("train actor", actor.update, batch, step)
         return metrics
 
     def _estimate(self, batch: RolloutBatch) -> tuple[RolloutBatch, Metrics]:
@@ -177,7 +179,7 @@ class PPO:
             ("values", batch.values, self.learners.critic),
         ):
             if group is not None and known is None:
-                fields = self._run(name, group.evaluate(batch))
+                fields = self._run(name, group.evaluate, batch)
                 batch = replace(batch, **fields)
         check_batch(batch, self.tolerated)  # before a KL penalty spreads what is wrong with log-probs into the rewards
         if self.algorithm.use_kl_in_reward:
@@ -196,10 +198,12 @@ class PPO:
         check_batch(batch, self.tolerated)
         return batch, metrics
 
-    def _run(self, phase: str, call: Handle) -> Any:
+    def _run(self, phase: str, call: Callable[..., Handle], *arguments: Any) -> Any:
         """The result of a call on a worker group, as a phase of the step; all ranks return the same."""
         with self.reporter.phase(phase):
-            return call.wait(on_progress=self.reporter.progress)[0]
+            if self.learners.turns is not None:
+                self.learners.turns.before(phase)
+            return call(*arguments).wait(on_progress=self.reporter.progress)[0]
 
     def state_dict(self) -> dict[str, Any]:
         return {"kl_controller": self.kl_controller.state_dict()}

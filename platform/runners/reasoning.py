@@ -26,11 +26,12 @@ from rl_platform.envs.reasoning.prompts import PromptLoader, build_prompts
 from rl_platform.envs.reasoning.question import Split
 from rl_platform.metrics import Reporter, Sample
 from rl_platform.models.tokenizer import load_tokenizer
-from rl_platform.placement.scheduler import Placement
+from rl_platform.placement.turns import Turns
 from rl_platform.records import Prompt, RolloutBatch, Trajectory
 from rl_platform.runners.ppo import Learners
 from rl_platform.runners.rollouts import Collected
 from rl_platform.runners.streaming import streaming_of
+from rl_platform.runners.turns import TakingTurns, with_turns
 from rl_platform.runtime import ComponentSpec, Runtime
 from rl_platform.runtime.group import WorkerGroup
 
@@ -47,8 +48,9 @@ class ReasoningTask:
         reporter: Reporter,
         output_dir: Path,
         questions: Split,
-        placement: Placement,
+        turns: Turns,
     ) -> None:
+        config = with_turns(config, turns)
         self.config, self.runtime, self.reporter, self.output_dir = config, runtime, reporter, output_dir
         self.tokenizer = load_tokenizer(config.actor.model)
         train = build_prompts(questions.train, self.tokenizer, config.data)
@@ -71,10 +73,14 @@ class ReasoningTask:
             head = self.groups["reference"].head().wait()[0]
             self.groups["actor"].receive_reference_head(head).wait()
         self.warned_of_clipped_scores = False
-        self.learners = Learners(self.groups["actor"], self.groups.get("critic"), self.groups.get("reference"))
-        self.streaming = streaming_of(config, placement, self.groups, self._batch)
+        self.turns = TakingTurns(turns, self.groups)
+        self.learners = Learners(
+            self.groups["actor"], self.groups.get("critic"), self.groups.get("reference"), self.turns
+        )
+        self.streaming = streaming_of(config, turns, self.groups, self._batch)
 
     def sync_weights(self, version: int) -> None:
+        self.turns.before("sync weights")
         weights = self.groups["actor"].publish(version, copy=self.config.runner.max_staleness > 0).wait()[0]
         self.groups["rollout"].receive(weights).wait()
 
@@ -166,6 +172,7 @@ class ReasoningTask:
 
         `on_arrival` gets them as they come.
         """
+        self.turns.before("generate")
         generated = self.runtime.channel("trajectories", CHANNEL_CAPACITY, ["rollout"], ["reward"])
         scored = self.runtime.channel("scored", CHANNEL_CAPACITY, ["reward"], ["runner"])
         scoring = self.groups["reward"].stream(generated, scored)

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from rl_platform.config.schema import Config
-from rl_platform.placement.layout import layout_of
-from rl_platform.placement.scheduler import Placement
 from rl_platform.placement.streaming import part_rows, streaming_chains
+from rl_platform.placement.turns import Turns
 from rl_platform.records import Prompt, RolloutBatch, Trajectory
 from rl_platform.runtime.group import WorkerGroup
 
@@ -87,12 +86,11 @@ def _evaluated(chain: Sequence[WorkerGroup], batch: RolloutBatch) -> Fields:
 
 
 def streaming_of(
-    config: Config, placement: Placement, groups: Mapping[str, WorkerGroup], batch_of: BatchOf
+    config: Config, turns: Turns, groups: Mapping[str, WorkerGroup], batch_of: BatchOf
 ) -> Streaming | None:
     """None where everything is evaluated after the generation."""
-    layout = layout_of(placement)
-    chains = streaming_chains(config, layout)
+    chains = streaming_chains(config, turns.layout, turns.leaving)
     if not chains:
         return None
-    rows = part_rows(config, layout, [name for chain in chains for name in chain])
+    rows = part_rows(config, turns.layout, [name for chain in chains for name in chain])
     return Streaming([[groups[name] for name in chain] for chain in chains], rows, batch_of)

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rl_platform.engines.offload import Swap
 from rl_platform.engines.rollout.base import Completion, Request
 from rl_platform.engines.rollout.kv_cache import DecodeAttention, KVCache, PrefillAttention
 from rl_platform.engines.rollout.sampling import sample, uniforms
@@ -54,8 +55,22 @@ class TorchRolloutEngine:
         self.device = device
         self.version = -1
         self._packed: list[_PackedLinear] = []
+        self._swap = Swap(self.model.parameters, device)
+
+    def offload(self) -> None:
+        """The weights leave the device until they are used. Only where they are not the trainer's."""
+        self._swap.leave()
+        for linear in self._packed:
+            linear.packed = None
+
+    def _onload(self) -> None:
+        if self._swap.away:
+            self._swap.enter()
+            for linear in self._packed:
+                linear.repack()
 
     def receive(self, weights: Weights) -> None:
+        self._onload()
         if self.version < 0:
             self.model.load_state_dict(
                 {name: tensor.to(self.device) for name, tensor in weights.state.items()}, assign=True
@@ -79,6 +94,7 @@ class TorchRolloutEngine:
         sampling: SamplingParams,
         on_finished: Callable[[Completion], None],
     ) -> None:
+        self._onload()
         waiting = deque(requests)
         running: list[_Running] = []
         slots = min(self.max_running, len(requests))

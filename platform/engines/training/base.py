@@ -42,6 +42,9 @@ class TrainingEngine(Protocol):
     def weights(self) -> dict[str, Tensor]:
         """All parameters by name, unsharded, on every rank; the live ones where plain torch has one rank."""
 
+    def lasting(self) -> tuple[list[Tensor], list[Tensor]]:
+        """This rank's parameters, and what only `step` needs: gradients that are there, and the optimizer's state."""
+
     def state_dict(self) -> dict[str, Any]:
         """Parameters and optimizer state by name, unsharded, whole on rank 0: any number of ranks can load it.
 

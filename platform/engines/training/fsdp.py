@@ -107,6 +107,12 @@ class FSDPEngine:
 
         return get_model_state_dict(self.model, options=StateDictOptions(full_state_dict=True))
 
+    def lasting(self) -> tuple[list[Tensor], list[Tensor]]:
+        parameters = [*self.model.parameters()]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        values = [value for state in self.optimizer.state.values() for value in state.values()]
+        return parameters, [*gradients, *(value for value in values if isinstance(value, Tensor))]
+
     def state_dict(self) -> dict[str, Any]:
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 

@@ -163,6 +163,14 @@ class MegatronEngine:
     def weights(self) -> dict[str, Tensor]:
         return self.state.weights()
 
+    def lasting(self) -> tuple[list[Tensor], list[Tensor]]:
+        parameters = [*self.stage.parameters()]
+        gradients = [parameter.main_grad for parameter in parameters]
+        inner = self.optimizer.optimizer
+        masters = [master for group in inner.param_groups for master in group["params"]]
+        values = [value for state in inner.state.values() for value in state.values()]
+        return parameters, [*gradients, *masters, *(value for value in values if isinstance(value, Tensor))]
+
     def state_dict(self) -> dict[str, Any]:
         return self.state.state_dict()
 

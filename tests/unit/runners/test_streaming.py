@@ -19,6 +19,7 @@ from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.errors import WorkerError
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import layout_of
+from rl_platform.placement.occupancy import step_turns
 from rl_platform.placement.scheduler import schedule
 from rl_platform.placement.streaming import part_rows, streaming_chains
 from rl_platform.records import Prompt, RolloutBatch, Trajectory
@@ -74,8 +75,9 @@ def task_of(config: Config) -> Iterator[ReasoningTask]:
     """A task in this process, whatever its placement."""
     placement = schedule(config.cluster, Inventory.emulated(1, DEVICES))
     with LocalRuntime(placement, 60, config.runner.seed) as runtime:
+        turns = step_turns(config, placement, Inventory.emulated(1, DEVICES))
         questions = build_questions(config.data, config.runner.seed)
-        task = ReasoningTask(config, runtime, Reporter(), None, questions, placement)  # type: ignore[arg-type]
+        task = ReasoningTask(config, runtime, Reporter(), None, questions, turns)  # type: ignore[arg-type]
         task.sync_weights(0)
         yield task
 
@@ -100,17 +102,20 @@ class TestPlacement:
             (EACH, (("reference",), ("actor",), ("critic",))),
             ({"actor,rollout,reward": "0", "critic,reference": "1"}, (("reference", "critic"),)),
             ({"actor": "0", "reference,critic,rollout,reward": "1"}, (("actor",),)),
-            ({"actor": "0-1", "critic": "1-2", "reference": "2", "rollout,reward": "3"}, (("reference", "actor", "critic"),)),
+            (
+                {"actor": "0-1", "critic": "1-2", "reference": "2", "rollout,reward": "3"},
+                (("reference", "actor", "critic"),),
+            ),
         ],
         ids=str,
-    )  # fmt: skip
+    )
     def test_who_streams_follows_from_the_placement(self, placement: Any, chains: Any) -> None:
         config = build(placement)
         layout = layout_of(schedule(config.cluster, Inventory.emulated(1, DEVICES)))
         assert streaming_chains(config, layout) == chains
 
     def test_one_cpu_is_shared_by_all(self) -> None:
-        config = build({name: "all" for name in ("actor", "critic", "reference", "rollout", "reward")})
+        config = build(dict.fromkeys(("actor", "critic", "reference", "rollout", "reward"), "all"))
         layout = layout_of(schedule(config.cluster, Inventory.declared(1, 0)))
         assert streaming_chains(config, layout) == ()
 
@@ -119,10 +124,13 @@ class TestPlacement:
         [
             ({"dynamic_sampling": {}, "group_size": 2}, ()),
             ({"old_log_probs": "rollout"}, (("reference",), ("critic",))),
-            ({"use_kl_in_reward": True, "use_kl_loss": False, "kl_penalty": "full"}, (("reference", "actor"), ("critic",))),
+            (
+                {"use_kl_in_reward": True, "use_kl_loss": False, "kl_penalty": "full"},
+                (("reference", "actor"), ("critic",)),
+            ),
         ],
         ids=str,
-    )  # fmt: skip
+    )
     def test_who_may_stream_follows_from_the_algorithm(self, algorithm: Any, chains: Any) -> None:
         config = build(EACH, **algorithm)
         layout = layout_of(schedule(config.cluster, Inventory.emulated(1, DEVICES)))

@@ -1,0 +1,98 @@
+"""A training engine that gives up its device's memory between uses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl_platform.algorithms.losses import ModelOutputs
+from rl_platform.algorithms.metrics import Metrics
+from rl_platform.engines.offload import Swap, storage_of, storages
+from rl_platform.engines.training.base import Loss, MicroBatches, TrainingEngine
+from rl_platform.records import RolloutBatch
+from rl_platform.tracing import recorder
+
+
+class OffloadingEngine:
+    """`engine`, whose tensors on `device` are in host memory until they are used, and again after `offload`.
+
+    Weights and what only a step needs come back separately: an evaluation has no use for the optimizer. All of it
+    changes no bit of what is computed.
+    """
+
+    def __init__(self, engine: TrainingEngine, device: torch.device) -> None:
+        self.engine, self.device = engine, device
+        self.model: Any = engine.model
+        self._weights = Swap(lambda: engine.lasting()[0], device)
+        self._training = Swap(self._training_tensors, device)
+        self.offload(weights=True)
+
+    def offload(self, *, weights: bool) -> None:
+        """Gradients and optimizer state leave, and the weights too if asked. What is away stays there."""
+        self._training.leave()
+        if weights:
+            self._weights.leave()
+
+    def onload(self, *, training: bool) -> None:
+        """The weights come back, and gradients and optimizer state too if asked. Every use does it by itself."""
+        began = time.monotonic()
+        swaps = [swap for swap in (self._weights, *([self._training] if training else [])) if swap.away]
+        for swap in swaps:
+            swap.enter()
+        if swaps:
+            recorder.add("call", "onload", began)
+
+    def evaluate(self, batch: RolloutBatch, micro_batches: MicroBatches) -> ModelOutputs:
+        self.onload(training=False)
+        return self.engine.evaluate(batch, micro_batches)
+
+    def step(self, mini_batch: RolloutBatch, loss: Loss, micro_batches: MicroBatches) -> Metrics | None:
+        self.onload(training=True)
+        return self.engine.step(mini_batch, loss, micro_batches)
+
+    def set_learning_rate(self, value: float) -> None:
+        self.engine.set_learning_rate(value)
+
+    def weights(self) -> dict[str, Tensor]:
+        self.onload(training=False)
+        return self.engine.weights()
+
+    def lasting(self) -> tuple[list[Tensor], list[Tensor]]:
+        return self.engine.lasting()
+
+    def state_dict(self) -> dict[str, Any]:
+        """As the engine's, of copies; what was away is away again."""
+        away = self._training.away, self._weights.away
+        self.onload(training=True)
+        state: dict[str, Any] = self._copied(self.engine.state_dict())
+        if away[0]:
+            self.offload(weights=away[1])
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """As the engine's; everything is away after it."""
+        self.onload(training=True)
+        self.engine.load_state_dict(state)
+        self.offload(weights=True)
+
+    def _training_tensors(self) -> Iterator[Tensor]:
+        """Without those that are views of the weights."""
+        weights, training = self.engine.lasting()
+        own = storages(weights, self.device)
+        for tensor in training:
+            storage = storage_of(tensor, self.device)
+            if storage is not None and storage._cdata not in own:
+                yield tensor
+
+    def _copied(self, state: Any) -> Any:
+        """Live tensors would be empty when it is written."""
+        if isinstance(state, dict):
+            return {key: self._copied(value) for key, value in state.items()}
+        if isinstance(state, list):
+            return [self._copied(value) for value in state]
+        live = isinstance(state, Tensor) and state.device.type == self.device.type
+        return state.clone() if live else state
