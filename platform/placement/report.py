@@ -22,7 +22,7 @@ from rl_platform.placement.plan import number_ranges
 from rl_platform.placement.scheduler import Placement
 from rl_platform.placement.streaming import streaming_chains
 from rl_platform.placement.timeline import Span, step_seconds, timeline
-from rl_platform.placement.turns import Turns
+from rl_platform.placement.turns import Turns, offload_keys
 
 
 @dataclass(frozen=True)
@@ -152,15 +152,8 @@ def _remedy(report: Report, component: str) -> str:
 
 def _offload_warnings(report: Report) -> Iterator[str]:
     """Where `offload: true` saves nothing."""
-    config = report.config
-    sections = {
-        "actor": config.actor,
-        "critic": config.critic,
-        "reference": config.reference,
-        "rollout": config.rollout,
-    }
-    for name, section in sections.items():
-        if name not in report.layout.parts or section.offload is not True:
+    for name, asked in offload_keys(report.config).items():
+        if name not in report.layout.parts or asked is not True:
             continue
         if name not in report.turns.leaving:
             alone = not report.layout.turns[name]

@@ -145,22 +145,26 @@ def turns_with(config: Config, layout: Layout, leaving: frozenset[str]) -> Turns
     return Turns(layout, leaving, recompute, lends_weights(layout))
 
 
+def offload_keys(config: Config) -> Mapping[str, bool | Literal["auto"]]:
+    """The keys `offload` by component."""
+    return {
+        "actor": config.actor.offload,
+        "critic": config.critic.offload,
+        "reference": config.reference.offload,
+        "rollout": config.rollout.offload,
+    }
+
+
 def asked_to_leave(config: Config, layout: Layout, answer: bool | Literal["auto"]) -> frozenset[str]:
     """The components whose `offload` is `answer` and for which it means something: others use their devices."""
     if config.runner.task_type == "embodied" or config.runner.max_staleness:
         return frozenset()  # one ahead: generation and training are at the same time, nobody can leave
-    sections = {
-        "actor": config.actor,
-        "critic": config.critic,
-        "reference": config.reference,
-        "rollout": config.rollout,
-    }
     full_kl = config.algorithm.full_kl_in_reward or config.algorithm.full_kl_in_loss
     return frozenset(
         name
-        for name, section in sections.items()
+        for name, asked in offload_keys(config).items()
         if name in layout.parts
-        and section.offload == answer
+        and asked == answer
         and layout.turns[name]
         and not (name == "rollout" and lends_weights(layout))
         and not (name == "reference" and full_kl)  # its output matrix is read in every update of the actor
