@@ -7,11 +7,14 @@ of the same kind: everything happens as on a GPU, and nothing is saved.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from rl_platform.tracing import recorder
 
 
 @dataclass
@@ -58,14 +61,16 @@ class Swap:
         self.away = True
 
     def enter(self) -> None:
-        """Back to the device; while there, does nothing. The host's copies are kept for the next departure."""
+        """Back to the device, as a span of the timeline; while there, does nothing. The host's memory is kept."""
         if not self.away:
             return
+        began = time.monotonic()
         for kept in self._kept.values():
             kept.storage.resize_(len(kept.host))
             _as_bytes(kept.storage).copy_(kept.host, non_blocking=True)
         self._wait()
         self.away = False
+        recorder.add("call", "onload", began)
 
     def _host_buffer(self, size: int) -> Tensor:
         return torch.empty(size, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
@@ -91,7 +96,7 @@ def _own_storage(tensor: Tensor, device: torch.device) -> torch.UntypedStorage |
     """The same, of memory that can be freed: a tensor on a mapped file or a received message gets a storage first."""
     storage = storage_of(tensor, device)
     if storage is not None and not storage.resizable():
-        assert isinstance(tensor, nn.Parameter), "only parameters are loaded from files and messages"
+        assert not hasattr(tensor, "to_local"), "shards are made on memory of their own"
         tensor.data = tensor.data.clone()
         storage = tensor.untyped_storage()
     return storage

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +13,6 @@ from rl_platform.algorithms.metrics import Metrics
 from rl_platform.engines.offload import Swap, storage_of, storages
 from rl_platform.engines.training.base import Loss, MicroBatches, TrainingEngine
 from rl_platform.records import RolloutBatch
-from rl_platform.tracing import recorder
 
 
 class OffloadingEngine:
@@ -39,12 +37,9 @@ class OffloadingEngine:
 
     def onload(self, *, training: bool) -> None:
         """The weights come back, and gradients and optimizer state too if asked. Every use does it by itself."""
-        began = time.monotonic()
-        swaps = [swap for swap in (self._weights, *([self._training] if training else [])) if swap.away]
-        for swap in swaps:
-            swap.enter()
-        if swaps:
-            recorder.add("call", "onload", began)
+        self._weights.enter()
+        if training:
+            self._training.enter()
 
     def evaluate(self, batch: RolloutBatch, micro_batches: MicroBatches) -> ModelOutputs:
         self.onload(training=False)
