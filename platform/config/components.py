@@ -9,7 +9,7 @@ from pydantic import Field
 from rl_platform.config.base import Section
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
-Offload = bool | Literal["auto"]
+Offload = Literal[True, False, "auto"]
 Betas = Annotated[tuple[Beta, Beta], Field(strict=False)]  # strict would refuse the list that YAML gives
 
 

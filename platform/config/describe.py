@@ -73,7 +73,7 @@ def allowed(field: FieldInfo) -> str:
 def choices(annotation: Any) -> list[str]:
     """The members of the Literals in an annotation, [] if it has none."""
     if get_origin(annotation) is Literal:
-        return [str(value) for value in get_args(annotation)]
+        return [str(value).lower() if isinstance(value, bool) else str(value) for value in get_args(annotation)]
     return [choice for part in get_args(annotation) if not isinstance(part, FieldInfo) for choice in choices(part)]
 
 
@@ -87,10 +87,10 @@ def _accepts(annotation: Any, metadata: list[Any]) -> str:
     if origin in (Union, types.UnionType):
         plain = [part for part in arguments if part is not type(None)]
         null = ", or null" if len(plain) < len(arguments) else ""
-        words = (_accepts(part, metadata) for part in plain)
-        return " or ".join(word.removeprefix("only ") if len(plain) > 1 else word for word in words) + null
+        return " or ".join(_accepts(part, metadata) for part in plain) + null
     if origin is Literal:
-        return ", ".join(str(choice) for choice in arguments) if len(arguments) > 1 else f"only {arguments[0]}"
+        words = choices(annotation)
+        return ", ".join(words) if len(words) > 1 else f"only {words[0]}"
     if origin is list:
         inner_words = _accepts(arguments[0], [])
         return f"a list, each item {inner_words}" if not choices(annotation) else f"a list of: {inner_words}"

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from rl_platform.config.offload_rules import offload_keys
 from rl_platform.config.schema import Config
 from rl_platform.placement.batches import Division, divisions
 from rl_platform.placement.cost import Correction, CostModel, swaps, waves
@@ -22,7 +23,7 @@ from rl_platform.placement.plan import number_ranges
 from rl_platform.placement.scheduler import Placement
 from rl_platform.placement.streaming import streaming_chains
 from rl_platform.placement.timeline import Span, step_seconds, timeline
-from rl_platform.placement.turns import Turns, offload_keys
+from rl_platform.placement.turns import Turns
 
 
 @dataclass(frozen=True)

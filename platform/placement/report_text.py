@@ -91,7 +91,7 @@ def _turns(report: Report) -> Iterator[str]:
     """For every group of GPUs that hold alike: who leaves and comes, phase by phase."""
     alike: dict[frozenset[str], list[DeviceUse]] = {}
     for use in report.devices:
-        if leaving := report.turns.leaving & use.ranks.keys():
+        if leaving := frozenset(report.turns.leaving & use.ranks.keys()):
             alike.setdefault(leaving, []).append(use)
     if not alike:
         return

@@ -67,7 +67,9 @@ def timeline(
             start = max(ready, free.get(name, 0.0))
             span = _span(phase, name, start, cost, (swaps or {}).get(phase))
             if stage is EVALUATION and name in streams and waves > 1:
-                span = _streamed(span, spans, free.get(name, 0.0), waves)
+                before = (phases[other] for other in stage[: stage.index(phase)] if other in phases)
+                ahead = sum(cost.seconds for other, cost in before if other in streams and other in layout.turns[name])
+                span = _streamed(span, next(other for other in spans if other.phase == "generate"), waves, ahead)
             spans.append(span)
             for other in (name, *layout.turns[name]):
                 free[other] = max(free.get(other, 0.0), span.stop)
@@ -85,11 +87,12 @@ def _span(phase: str, name: str, start: float, cost: Cost, swap: Swap | None) ->
     return Span(phase, name, start, start + swap.seconds + cost.seconds, bound, leaves=leaves, comes=comes)
 
 
-def _streamed(span: Span, before: Sequence[Span], free: float, waves: int) -> Span:
-    """An evaluation that begins when the first wave of responses is there and ends with the last one's rows."""
-    generation = next(other for other in before if other.phase == "generate")
-    start = max(generation.start + generation.seconds / waves, free)
-    stop = max(start + span.seconds, generation.stop + span.seconds / waves)
+def _streamed(span: Span, generation: Span, waves: int, ahead: float) -> Span:
+    """An evaluation that begins when the first wave of responses is there and ends with the last one's rows. `ahead`:
+    seconds of others on its devices, which take each part before it."""
+    start = generation.start + generation.seconds / waves
+    work = ahead + span.seconds
+    stop = max(start + work, generation.stop + work / waves)
     return replace(span, start=start, stop=stop, note="streams beside generate")
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from rl_platform.config.offload_rules import offload_keys
 from rl_platform.config.schema import Config
 from rl_platform.placement.layout import Layout
 
@@ -143,16 +144,6 @@ def turns_with(config: Config, layout: Layout, leaving: frozenset[str]) -> Turns
     """The turns of a config when these components leave."""
     recompute = config.algorithm.old_log_probs == "recompute"
     return Turns(layout, leaving, recompute, lends_weights(layout))
-
-
-def offload_keys(config: Config) -> Mapping[str, bool | Literal["auto"]]:
-    """The keys `offload` by component."""
-    return {
-        "actor": config.actor.offload,
-        "critic": config.critic.offload,
-        "reference": config.reference.offload,
-        "rollout": config.rollout.offload,
-    }
 
 
 def asked_to_leave(config: Config, layout: Layout, answer: bool | Literal["auto"]) -> frozenset[str]:

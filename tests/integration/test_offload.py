@@ -1,4 +1,4 @@
-"""`offload: true` in a whole run: components leave and come back in turns, and what is learned is the same to the bit."""
+"""`offload: true` in whole runs: components leave and come back in turns, and what is learned is equal to the bit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KL = "algorithm={ppo_epochs: 2, use_kl_loss: true}"
 
 @pytest.fixture
 def learned(command, final_state, logged):
-    """learned(folder, *overrides): models, optimizers and metrics of a run of three steps that was ended and resumed."""
+    """learned(folder, *overrides): models, optimizers and metrics of three steps, ended after two and resumed."""
 
     def run(folder: str, *overrides: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         for steps in (2, 3):
