@@ -74,9 +74,8 @@ def assert_equal(found: Any, expected: Any, path: str = "") -> None:
 def calls(lane: str) -> list[tuple[str, float, float]]:
     """What the last run's timeline shows of a component's rank: name, begin and end of its calls."""
     events = json.loads(Path("out/trace.json").read_text())["traceEvents"]
-    (place,) = {
-        (event["pid"], event["tid"]) for event in events if event["ph"] == "M" and event["args"]["name"] == lane
-    }
+    lanes = [event for event in events if event["name"] == "thread_name" and event["args"]["name"] == lane]
+    (place,) = {(event["pid"], event["tid"]) for event in lanes}
     own = [event for event in events if event["ph"] == "X" and (event["pid"], event["tid"]) == place]
     return [(event["name"], event["ts"], event["ts"] + event["dur"]) for event in own if event["cat"] == "call"]
 
