@@ -35,6 +35,11 @@ class LanguageRollout:
         self.engine.receive(weights)
         return self.engine.version
 
+    def offload(self, weights: bool) -> None:
+        """Leave the device until the next use: there is nothing but weights between generations."""
+        if weights:
+            self.engine.offload()
+
     def generate(
         self,
         prompts: Sequence[Prompt],

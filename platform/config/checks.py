@@ -18,6 +18,7 @@ from rl_platform.config.controls import broken_controls
 from rl_platform.config.effects import idle_keys
 from rl_platform.config.estimators import check_estimator, estimator_of
 from rl_platform.config.explain import show
+from rl_platform.config.offload_rules import broken_offload_rules
 from rl_platform.config.parallel_rules import broken_parallel_rules
 from rl_platform.config.policy_loss_rules import broken_policy_loss_rules
 from rl_platform.config.reward_rules import broken_reward_rules
@@ -55,6 +56,7 @@ def check(
     rules.report(broken_policy_loss_rules(config))
     rules.report(broken_batch_rules(config))
     rules.report(broken_parallel_rules(config))
+    rules.report(broken_offload_rules(config))
     rules.report(broken_controls(config))
     rules.trainable("actor")
     if config.critic.use_critic_model:

@@ -10,6 +10,7 @@ from pydantic import Field
 from rl_platform.config.base import Section
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
+Offload = Literal[True, False, "auto"]
 Betas = Annotated[tuple[Beta, Beta], Field(strict=False)]  # strict would refuse the list that YAML gives
 
 
@@ -95,6 +96,13 @@ class Lora(Section):
     )
 
 
+def _offload(what: str) -> Any:
+    return Field(
+        default="auto",
+        description=f"{what} in host memory while others use the GPU; auto: where they would not fit together",
+    )
+
+
 class Trainable(Section):
     """What actor and critic have in common."""
 
@@ -122,6 +130,7 @@ class Trainable(Section):
         default="auto",
         description="megatron: whose layers; auto: Transformer Engine's where it is installed and there is a GPU",
     )
+    offload: Offload = _offload("weights, gradients and optimizer state")
 
 
 class Actor(Trainable):
@@ -144,6 +153,7 @@ class Reference(Section):
 
     group_name: str | None = Field(default=None, description="name of the worker group in logs")
     model: Model | None = Field(default=None, description="null: the actor's model as it was at the start")
+    offload: Offload = _offload("weights")
 
 
 class Sampling(Section):
@@ -172,6 +182,7 @@ class Rollout(Section):
     )
     sampling: Sampling = Field(default_factory=Sampling, description="training")
     val_sampling: ValSampling = Field(default_factory=ValSampling, description="validation; greedy by default")
+    offload: Offload = _offload("weights of its own")
     max_running_requests: int = Field(default=64, ge=1, description="sequences decoded together; the others wait")
     tensor_parallel_size: int | None = Field(
         default=None, ge=1, description="sglang: processes that share the model; null: one per GPU of a rank"

@@ -34,6 +34,7 @@ _CRITIC = (
     "parallel",
     "cpu_offload",
     "lora",
+    "offload",
     "model",
 )
 
@@ -68,6 +69,8 @@ def idle_keys(config: Config) -> list[Idle]:
 def _embodied(config: Config) -> Iterator[Idle]:
     for name in _PROMPTS:
         yield Idle(f"data.{name}", "embodied training has no prompts")
+    for key in ("actor.offload", "rollout.offload"):
+        yield Idle(key, "an embodied policy is small: it stays where it is")
     for name in ("backend", "sampling", "val_sampling", "max_running_requests", *_SGLANG):
         yield Idle(f"rollout.{name}", "embodied policies choose actions and generate no text")
     yield Idle("reward", "embodied rewards come from the environment")

@@ -17,6 +17,7 @@ from rl_platform.config.schema import Config
 from rl_platform.placement.hardware import Device
 from rl_platform.placement.layout import Layout
 from rl_platform.placement.memory import (
+    MemoryModel,
     bytes_of,
     longest,
     micro_batch_rows,
@@ -26,6 +27,7 @@ from rl_platform.placement.memory import (
     trained_parameters,
 )
 from rl_platform.placement.model_shape import FLOAT, ModelShape, Shape
+from rl_platform.placement.turns import Turn, Turns
 
 TRAINING_SHARE = 0.4  # of the peak arithmetic that forward and backward passes reach
 STREAM_SHARE = 0.7  # of the peak bandwidth that reading weights and caches reaches
@@ -33,6 +35,7 @@ TRANSFER_SHARE = 0.7  # of a link's bandwidth that collectives reach
 BACKWARD = 3  # forward and backward, in forwards
 BACKWARD_OF_ADAPTERS = 2  # without the gradients of the matrices beside them
 OPTIMIZER_BYTES = 7 * FLOAT  # AdamW reads weight, gradient and two moments of a parameter and writes three of them
+HOST_LINK = 20e9  # bytes/s between a GPU and pinned host memory, one way: PCIe 4.0 x16
 TRANSFER_S = 50e-6  # one collective or broadcast that moves nothing
 LAUNCH_S = 250e-6  # the operators of one layer one by one, whatever the batch: measured on a core, as in a GPU's queue
 ENV_STEP_S = 30e-6  # one environment, one step, one core: MuJoCo's HalfCheetah
@@ -65,6 +68,32 @@ class Correction:
             name: seconds * self.factor if name == self.bound or self.factor < 1 else seconds
             for name, seconds in bounds.items()
         }
+
+
+def waves(config: Config, layout: Layout) -> int:
+    """How often a rollout rank fills its slots with new sequences until its share of a step is done."""
+    if config.runner.task_type == "embodied":
+        return 1
+    ranks = layout.parts["rollout"].ranks
+    return math.ceil(-(-rows_per_step(config) // ranks) / running_sequences(config, ranks))
+
+
+@dataclass(frozen=True)
+class Swap:
+    """Who leaves and comes at the beginning of a phase, and the seconds that takes."""
+
+    turn: Turn
+    seconds: float
+
+
+def swaps(turns: Turns, memory: MemoryModel, device: Device) -> dict[str, Swap]:
+    """By phase, those in which anybody leaves or comes; every rank has a link to host memory of its own."""
+    rate = min(HOST_LINK, device.hbm * STREAM_SHARE)
+    return {
+        turn.phase: Swap(turn, memory.moved((*turn.leaves, *turn.comes)) / rate)
+        for turn in turns.step
+        if turn.leaves or turn.comes
+    }
 
 
 class CostModel:

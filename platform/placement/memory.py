@@ -2,9 +2,10 @@
 
 Counted: parameters, gradients and optimizer state of learners (float32, sharded over the ranks as FSDP does, or as
 Megatron's layout shares them; with adapters only those have gradients and optimizer state; a reference is whole on
-every rank), what a micro-batch leaves for the backward pass, the generator's key-value cache, and what a process takes by
-itself. Not counted: environments, verifiers, fragmentation. Components that share a GPU stay on it and take turns, so
-their lasting parts add up and of the passing ones the largest counts.
+every rank), what a micro-batch leaves for the backward pass, the generator's key-value cache, and what a process takes
+by itself. Not counted: environments, verifiers, fragmentation. Components that share a GPU take turns, so of the
+passing parts the largest counts. Their lasting parts add up, but for components that leave for host memory (`turns`):
+then the fullest phase counts.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from rl_platform.placement.hardware import GIB
 from rl_platform.placement.layout import Layout
 from rl_platform.placement.megatron_memory import ADAM_STATES, layout_of_learner, state_bytes
 from rl_platform.placement.model_shape import FLOAT, ModelShape, PolicyShape, Shape
+from rl_platform.placement.turns import PHASES, Held, Move, Turns
 
 LOGIT_CHUNK = 1024  # positions whose logits exist together: models.language.TOKENS_PER_CHUNK
 LOGIT_COPIES = 3  # logits, their exponentials and a gradient
@@ -50,6 +52,10 @@ class Memory:
     def total(self) -> int:
         return self.lasting + self.passing
 
+    def held(self, held: Held) -> int:
+        """Lasting bytes on the device in one state of a component."""
+        return {"nothing": 0, "weights": self.weights, "all": self.lasting}[held]
+
     def __mul__(self, factor: float) -> Memory:
         return Memory(*(math.ceil(getattr(self, field.name) * factor) for field in fields(self)))
 
@@ -74,9 +80,9 @@ class MemoryModel:
         """One rank; nothing for a component that holds no model or whose model is not known."""
         return self._ranks.get(component, Memory())
 
-    def usage(self, occupants: Iterable[tuple[str, float, int]]) -> Usage:
+    def usage(self, occupants: Iterable[tuple[str, float, int]], turns: Turns | None = None) -> Usage:
         """One device that holds these (component, ranks, ranks' processes): a fraction of a rank that spans several
-        devices counts as that."""
+        devices counts as that. `turns` None: nobody leaves."""
         found: dict[str, Memory] = {}
         processes: dict[str, int] = {}
         for name, ranks, hosts in occupants:
@@ -85,8 +91,12 @@ class MemoryModel:
             processes[key] = max(processes.get(key, 0), hosts)
         count = min(sum(processes.values()), 1) if self.layout.one_process else sum(processes.values())
         overhead = count * (PROCESS_ON_GPU if self.on_gpu else PROCESS_IN_MEMORY)
-        lasting = sum(memory.lasting for memory in found.values())
-        return Usage(found, overhead, overhead + lasting + max((m.passing for m in found.values()), default=0))
+        peak = _peak(found) if turns is None or not turns.leaving & found.keys() else _peak_in_turns(found, turns)
+        return Usage(found, overhead, overhead + peak)
+
+    def moved(self, moves: Iterable[Move]) -> int:
+        """Bytes that one rank of each of these components sends to host memory or fetches from there."""
+        return sum(abs(self.rank(m.component).held(m.after) - self.rank(m.component).held(m.before)) for m in moves)
 
     def _rank(self, name: str, shape: Shape) -> Memory:
         if name == "rollout":
@@ -174,6 +184,21 @@ class MemoryModel:
     def _logits(self, shape: ModelShape, rows: int) -> int:
         positions = min(rows * self.config.data.max_response_length, LOGIT_CHUNK)
         return 0 if shape.value_head else positions * shape.vocabulary * FLOAT * LOGIT_COPIES
+
+
+def _peak(found: Mapping[str, Memory]) -> int:
+    lasting = sum(memory.lasting for memory in found.values())
+    return lasting + max((memory.passing for memory in found.values()), default=0)
+
+
+def _peak_in_turns(found: Mapping[str, Memory], turns: Turns) -> int:
+    """Of the phases of a step: who holds what in it, and what its own component needs besides."""
+    peaks = []
+    for turn in turns.step:
+        lasting = sum(memory.held(turn.held.get(name, "all")) for name, memory in found.items())
+        working = PHASES[turn.phase] if turn.phase != "sync weights" else ()
+        peaks.append(lasting + max((found[name].passing for name in working if name in found), default=0))
+    return max(peaks)
 
 
 def section_of(config: Config, component: str) -> Trainable:

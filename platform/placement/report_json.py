@@ -59,7 +59,10 @@ def as_tree(report: Report) -> dict[str, Any]:
         ],
         "step": {
             "seconds": report.seconds if report.spans else None,
-            "phases": [{**asdict(span), "seconds": span.seconds} for span in report.spans],
+            "phases": [
+                {**asdict(span), "leaves": [*span.leaves], "comes": [*span.comes], "seconds": span.seconds}
+                for span in report.spans
+            ],
         },
         "batches": [{**asdict(division), "even": division.even} for division in report.divisions],
         "unknown": dict(report.unknown),

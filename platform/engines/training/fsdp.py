@@ -141,6 +141,12 @@ class FSDPEngine:
                 found |= {f"optimizer.{name}.{key}": Sharded.of(value) for key, value in adam.items()}
         return found
 
+    def lasting(self) -> tuple[list[Tensor], list[Tensor]]:
+        parameters = [*self.model.parameters()]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        values = [value for state in self.optimizer.state.values() for value in state.values()]
+        return parameters, [*gradients, *(value for value in values if isinstance(value, Tensor))]
+
     def _clipped_gradient_norm(self) -> Tensor:
         norm = nn.utils.get_total_norm([parameter.grad for parameter in self.parameters if parameter.grad is not None])
         if hasattr(norm, "full_tensor"):  # the norm of sharded gradients

@@ -159,6 +159,14 @@ class MegatronEngine:
     def sharded_state(self) -> State:
         return self.state.sharded()
 
+    def lasting(self) -> tuple[list[Tensor], list[Tensor]]:
+        parameters = [parameter for stage in self.stages for parameter in stage.parameters()]
+        inner = [optimizer.optimizer for optimizer in self.optimizer.chained_optimizers]
+        masters = [master for adam in inner for group in adam.param_groups for master in group["params"]]
+        values = [value for adam in inner for state in adam.state.values() for value in state.values()]
+        gradients = [parameter.main_grad for parameter in parameters]
+        return parameters, [*gradients, *masters, *(value for value in values if isinstance(value, Tensor))]
+
     def _parameters(self, stage: Any) -> Iterator[tuple[torch.nn.Parameter, Source]]:
         """The parameters of one of this rank's stages and where they come from."""
         first = stage.decoder.layers[0].layer_number - 1

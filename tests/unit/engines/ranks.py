@@ -21,8 +21,10 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from rl_platform.algorithms.losses import actor_critic_loss, actor_loss, critic_loss
 from rl_platform.config.algorithm import Algorithm
 from rl_platform.config.components import Optim
+from rl_platform.engines.offload import storages
 from rl_platform.engines.training.base import MicroBatches
 from rl_platform.engines.training.fsdp import FSDPEngine
+from rl_platform.engines.training.offload import OffloadingEngine
 from rl_platform.engines.training.state_files import _Reader, read, write
 from rl_platform.envs.embodied.spaces import ActionSpace
 from rl_platform.models.forward import EmbodiedActorCritic, TokenPolicy, TokenValues
@@ -212,6 +214,18 @@ def recomputed() -> dict[str, Any]:
     return {"metrics": steps(trained, "actor", 0, 3), "parameters": parameters(trained)}
 
 
+def offloaded() -> dict[str, Any]:
+    """Three updates of an actor that leaves its device after every one: what it held then, and what it learned."""
+    trained = OffloadingEngine(engine("actor"), torch.device("cpu"))
+    metrics, held = [], []
+    for step in range(3):
+        metrics += steps(trained, "actor", step, step + 1)
+        trained.offload(weights=True)
+        here = storages([tensor for part in trained.lasting() for tensor in part], torch.device("cpu"))
+        held.append(sum(storage.nbytes() for storage in here.values()))
+    return {"metrics": metrics, "held": held, "outputs": outputs(trained, "actor"), "parameters": parameters(trained)}
+
+
 def main(rank: int, world_size: int, folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -227,6 +241,7 @@ def main(rank: int, world_size: int, folder: Path) -> None:
         "poisoned": {kind: poisoned(kind) for kind in KINDS},
     }
     results["recomputed"] = recomputed()
+    results["offloaded"] = offloaded()
     torch.save(results, folder / f"rank{rank}.pt")
     dist.destroy_process_group()
 

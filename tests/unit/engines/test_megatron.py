@@ -159,7 +159,7 @@ def test_plain_torch_packed_is_a_plain_loop_over_padded_rows(runs, expected, kin
 @layouts
 def test_sequences_that_are_not_packed_give_the_same_losses_and_gradient_norms(found, expected, layout: str) -> None:
     for rank in found[layout]:
-        for kind in ("actor", "critic"):
+        for kind in [kind for kind in ("actor", "critic") if kind in rank]:
             for metrics, packed in zip(rank[kind]["poisoned"]["metrics"], expected[kind]["metrics"], strict=True):
                 learned = {name: value for name, value in metrics.items() if not name.startswith("balance/")}
                 assert learned == pytest.approx(packed, rel=1e-5, abs=1e-6)

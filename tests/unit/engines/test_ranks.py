@@ -121,3 +121,12 @@ def test_layers_that_are_computed_again_change_nothing(results) -> None:
         assert_equal(found["parameters"], expected["parameters"])
         for metrics, alone in zip(found["metrics"], expected["metrics"], strict=True):
             assert without_balance(metrics) == pytest.approx(alone, rel=1e-5, abs=1e-6)
+
+
+def test_shards_that_leave_their_device_after_every_update_change_no_bit(results) -> None:
+    for rank in range(2):
+        expected, found = results[rank]["run"]["actor"], results[rank]["offloaded"]
+        assert found["held"] == [0, 0, 0]
+        assert found["metrics"] == expected["metrics"]
+        for part in ("outputs", "parameters"):
+            assert all(torch.equal(found[part][name], tensor) for name, tensor in expected[part].items())

@@ -91,6 +91,8 @@ class Reporter:
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         self.metrics.append(metrics)
 
+    def note(self, text: str) -> None: ...
+
 
 class World:
     """Models of one config behind learners, and the task that `train` runs."""
