@@ -28,6 +28,7 @@ from rl_platform.metrics import Reporter, Sample
 from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.records import Prompt, RolloutBatch, Trajectory
 from rl_platform.runners.ppo import Learners
+from rl_platform.runners.recovery import Recovery, closing_after_death
 from rl_platform.runners.rollouts import Collected
 from rl_platform.runtime import ComponentSpec, Runtime
 from rl_platform.runtime.group import WorkerGroup
@@ -63,11 +64,11 @@ class ReasoningTask:
             head = self.groups["reference"].head().wait()[0]
             self.groups["actor"].receive_reference_head(head).wait()
         self.warned_of_clipped_scores = False
+        self.recovery = Recovery(runtime, self.groups["rollout"])
         self.learners = Learners(self.groups["actor"], self.groups.get("critic"), self.groups.get("reference"))
 
     def sync_weights(self, version: int) -> None:
-        weights = self.groups["actor"].publish(version, copy=self.config.runner.max_staleness > 0).wait()[0]
-        self.groups["rollout"].receive(weights).wait()
+        self.recovery.sync(self.groups["actor"].publish(version, copy=self.config.runner.max_staleness > 0).wait()[0])
 
     def collect(self, step: int) -> Collected:
         metrics: dict[str, float] = {}
@@ -82,7 +83,9 @@ class ReasoningTask:
         if self.config.algorithm.bootstrap_truncated:
             batch = replace(batch, bootstrapped=cut_ends(trajectories, batch.action_mask))
         samples = _samples(trajectories[: self.config.runner.log_samples])
-        return Collected(batch, trajectory_metrics(trajectories) | shaped.metrics | metrics, samples)
+        return Collected(
+            batch, trajectory_metrics(trajectories) | shaped.metrics | metrics | self.recovery.metrics(), samples
+        )
 
     def _round(self, step: int, number: int) -> list[Trajectory]:
         """Scored responses to the next batch of prompts. Rounds of one step draw unlike random numbers."""
@@ -132,22 +135,40 @@ class ReasoningTask:
     def _generate(
         self, prompts: Sequence[Prompt], samples: int, sampling: Sampling, purpose: str, step: int
     ) -> list[Trajectory]:
-        """Scored responses in the order of prompts and samples; some are scored while others are generated."""
-        generated = self.runtime.channel("trajectories", CHANNEL_CAPACITY, ["rollout"], ["reward"])
-        scored = self.runtime.channel("scored", CHANNEL_CAPACITY, ["reward"], ["runner"])
-        scoring = self.groups["reward"].stream(generated, scored)
-        generating = self.groups["rollout"].generate(prompts, samples, sampling, purpose, step, generated)
-        total = len(prompts) * samples
+        """Scored responses in the order of prompts and samples; some are scored while others are generated.
+
+        After the death of a process those that had not arrived are generated anew, from the same random numbers.
+        """
         trajectories: list[Trajectory] = []
-        while len(trajectories) < total:
-            trajectories += scored.get_many(total - len(trajectories))
-            self.reporter.progress(len(trajectories), total, "responses")
-        generating.wait()
-        generated.close()
-        scoring.wait()
-        scored.close()
+        self.recovery.run(lambda: self._fill(trajectories, prompts, samples, sampling, purpose, step))
         place = {prompt.index: position for position, prompt in enumerate(prompts)}
         return sorted(trajectories, key=lambda trajectory: (place[trajectory.prompt.index], trajectory.sample))
+
+    def _fill(
+        self,
+        trajectories: list[Trajectory],
+        prompts: Sequence[Prompt],
+        samples: int,
+        sampling: Sampling,
+        purpose: str,
+        step: int,
+    ) -> None:
+        """Adds the scored responses that are not among `trajectories` yet."""
+        generated = self.runtime.channel("trajectories", CHANNEL_CAPACITY, ["rollout"], ["reward"])
+        scored = self.runtime.channel("scored", CHANNEL_CAPACITY, ["reward"], ["runner"])
+        answered = [(trajectory.prompt.index, trajectory.sample) for trajectory in trajectories]
+        total = len(prompts) * samples
+        with closing_after_death(generated, scored) as calls:
+            calls.append(scoring := self.groups["reward"].stream(generated, scored))
+            arguments = prompts, samples, sampling, purpose, step, generated
+            calls.append(generating := self.groups["rollout"].generate(*arguments, self.recovery.version, answered))
+            while len(trajectories) < total:
+                trajectories += scored.get_many(total - len(trajectories))
+                self.reporter.progress(len(trajectories), total, "responses")
+            generating.wait()
+            generated.close()
+            scoring.wait()
+            scored.close()
 
 
 def round_size(config: Config) -> int:

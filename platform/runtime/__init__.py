@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from rl_platform.errors import PlatformError
+from rl_platform.errors import PlatformError, WorkerDied
 from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.group import WorkerGroup
 from rl_platform.runtime.host import ComponentSpec, PlacedHost
@@ -50,6 +50,18 @@ class Runtime(Protocol):
         self, name: str, capacity: int, producers: Iterable[str] = (), consumers: Iterable[str] = ()
     ) -> Channel[Any]:
         """A bounded stream between the named components, single ranks or `runner`."""
+
+    @property
+    def restarts(self) -> int:
+        """Processes that were started again so far."""
+
+    def restart(self, error: WorkerDied) -> list[tuple[str, int]]:
+        """After a call or channel failed with `error`: starts the processes that died, and returns their ranks.
+
+        Their components are as their constructors left them, and channels of theirs stay closed. All calls that were
+        under way must have ended before channels are made again. Raises WorkerDied, the reason to end the run, if a
+        process is gone that cannot be replaced.
+        """
 
     def fail(self, error: PlatformError) -> None:
         """Closes every channel with `error`."""

@@ -47,6 +47,7 @@ class LocalRuntime(ShutsDown):
         self._ranks: dict[tuple[str, int], RankThread] = {}
         self._channels: dict[str, Channel[Any]] = {}
         self._stopped = False
+        self.restarts = 0
 
     def start(self, components: Mapping[str, ComponentSpec]) -> dict[str, WorkerGroup]:
         """Constructs every component rank, one after the other in the placement's order, each in its own thread.
@@ -92,6 +93,10 @@ class LocalRuntime(ShutsDown):
         channel: Channel[Any] = Channel(name, capacity, self._deadline_s, *users, self._status)
         self._channels[name] = channel
         return channel
+
+    def restart(self, error: WorkerDied) -> list[tuple[str, int]]:
+        """Raises `error`: threads end with their process."""
+        raise error
 
     def fail(self, error: PlatformError) -> None:
         """Closes every channel with `error`, so that nobody waits for data that will not come."""
