@@ -28,7 +28,7 @@ from rl_platform.metrics import Reporter, Sample
 from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.records import Prompt, RolloutBatch, Trajectory
 from rl_platform.runners.ppo import Learners
-from rl_platform.runners.recovery import Recovery, closing_after_death
+from rl_platform.runners.recovery import Recovery
 from rl_platform.runners.rollouts import Collected
 from rl_platform.runtime import ComponentSpec, Runtime
 from rl_platform.runtime.group import WorkerGroup
@@ -158,7 +158,7 @@ class ReasoningTask:
         scored = self.runtime.channel("scored", CHANNEL_CAPACITY, ["reward"], ["runner"])
         answered = [(trajectory.prompt.index, trajectory.sample) for trajectory in trajectories]
         total = len(prompts) * samples
-        with closing_after_death(generated, scored) as calls:
+        with self.recovery.working(generated, scored) as calls:
             calls.append(scoring := self.groups["reward"].stream(generated, scored))
             arguments = prompts, samples, sampling, purpose, step, generated
             calls.append(generating := self.groups["rollout"].generate(*arguments, self.recovery.version, answered))

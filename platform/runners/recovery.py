@@ -23,6 +23,7 @@ class Recovery:
         self.version = -1
         self._weights: Weights | None = None
         self._behind: set[int] = set()  # ranks without these weights
+        self._calls: list[Handle] = []  # of an attempt that failed
 
     def sync(self, weights: Weights) -> None:
         """All ranks of the rollout use these weights."""
@@ -32,47 +33,92 @@ class Recovery:
         if isinstance(weights, Weights):  # no name but the tensors: in this process, where nothing is started again
             self._weights = None
 
-    def run(self, attempt: Callable[[], T]) -> T:
-        """What `attempt` returns; made again after a death, once the rollout is whole and has its weights.
+    def run(self, attempt: Callable[[], T], again: Callable[[], None] | None = None) -> T:
+        """What `attempt` returns; made again after a death, once the rollout has its weights and after `again()`.
 
-        A failed attempt must have ended all it began. Raises WorkerDied if a process is gone that is not started again.
+        It makes its calls in `working`. Raises WorkerDied if a process is gone that is not started again.
         """
+        failed = False
         while True:
             try:
                 self._catch_up()
+                if failed and again is not None:
+                    again()
                 return attempt()
             except WorkerDied as error:
-                restarted = self.runtime.restart(error)
+                restarted, failed = self.runtime.restart(error, self._settle), True
             self._behind |= {rank for component, rank in restarted if component == self.rollout.name}
+
+    @contextmanager
+    def working(self, *channels: Channel[Any]) -> Iterator[list[Handle]]:
+        """Calls added to the list end before the next attempt: after a death nobody goes on with these channels.
+
+        What such a call was doing is lost; what it had put into a channel and somebody got is not.
+        """
+        calls: list[Handle] = []
+        try:
+            yield calls
+        except WorkerDied as error:
+            self._calls = calls
+            for channel in channels:
+                with suppress(WorkerDied):  # it lived in the process that died
+                    channel.close(error)
+            raise
 
     def metrics(self) -> dict[str, float]:
         return {"runtime/restarts": float(self.runtime.restarts)}
+
+    def _settle(self) -> None:
+        calls, self._calls = self._calls, []
+        for call in calls:
+            call.settle()
 
     def _catch_up(self) -> None:
         if not self._behind or self._weights is None:
             return
         ranks = sorted(self._behind)
-        receiving = self.rollout.on(ranks).receive(self._weights)
-        receiving.settle()
-        for rank, version in zip(ranks, receiving.wait(), strict=True):
+        with self.working() as calls:
+            calls.append(receiving := self.rollout.on(ranks).receive(self._weights))
+            versions = receiving.wait()
+        for rank, version in zip(ranks, versions, strict=True):
             if version != self.version:
                 raise WorkerError(f"rollout[{rank}] has weights version {version}; {self.version} were published")
         self._behind = set()
 
 
-@contextmanager
-def closing_after_death(*channels: Channel[Any]) -> Iterator[list[Handle]]:
-    """When WorkerDied leaves the block, calls added to the list have ended and nobody waits on these channels.
+class Simulation:
+    """The environments, whose state is kept where one of their processes, or the rollout's, may be started again.
 
-    What such a call was doing is lost; what it had already put into a channel and somebody got is not.
+    env: a worker group with `state_dict` and `load_state_dict`. What is collected is then the same as if nobody died.
     """
-    calls: list[Handle] = []
-    try:
-        yield calls
-    except WorkerDied as error:
-        for channel in channels:
-            with suppress(WorkerDied):  # it lived in the process that died
-                channel.close(error)
-        for call in calls:
-            call.settle()
-        raise
+
+    def __init__(self, recovery: Recovery, env: Any) -> None:
+        self.recovery, self.env = recovery, env
+        self.keeps = any(recovery.runtime.restartable(component) for component in ("env", "rollout"))
+        self._state: dict[str, Any] | None = None  # where the next rollout begins
+
+    def collect(self, attempt: Callable[[], T]) -> T:
+        """What `attempt` returns, which moves the environments; made again after a death from where it began."""
+        self._keep_first()
+
+        def collect() -> tuple[T, dict[str, Any] | None]:
+            return attempt(), self._now()
+
+        found, self._state = self.recovery.run(collect, self._rewind)
+        return found
+
+    def evaluate(self, attempt: Callable[[], T]) -> T:
+        """What `attempt` returns, which leaves the environments as they are; made again after a death."""
+        self._keep_first()
+        return self.recovery.run(attempt, self._rewind)
+
+    def _keep_first(self) -> None:
+        self._state = self._state or self._now()
+
+    def _now(self) -> dict[str, Any] | None:
+        state: dict[str, Any] | None = self.env.state_dict().wait()[0] if self.keeps else None
+        return state
+
+    def _rewind(self) -> None:
+        if self._state is not None:
+            self.env.load_state_dict(self._state).wait()

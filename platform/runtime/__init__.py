@@ -5,7 +5,7 @@ Runners and components see this interface only; a runtime for another kind of cl
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -55,12 +55,15 @@ class Runtime(Protocol):
     def restarts(self) -> int:
         """Processes that were started again so far."""
 
-    def restart(self, error: WorkerDied) -> list[tuple[str, int]]:
+    def restartable(self, component: str) -> bool:
+        """Whether `restart` would start a process of this component, should it die now."""
+
+    def restart(self, error: WorkerDied, settle: Callable[[], None]) -> list[tuple[str, int]]:
         """After a call or channel failed with `error`: starts the processes that died, and returns their ranks.
 
-        Their components are as their constructors left them, and channels of theirs stay closed. All calls that were
-        under way must have ended before channels are made again. Raises WorkerDied, the reason to end the run, if a
-        process is gone that cannot be replaced.
+        Their components are as their constructors left them, and channels of theirs stay closed. `settle` returns when
+        no call is under way that uses such a channel. Raises WorkerDied, the reason to end the run, if a process is
+        gone that is not started again.
         """
 
     def fail(self, error: PlatformError) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rl_platform.errors import PlatformError, WorkerDied
@@ -94,8 +94,11 @@ class LocalRuntime(ShutsDown):
         self._channels[name] = channel
         return channel
 
-    def restart(self, error: WorkerDied) -> list[tuple[str, int]]:
-        """Raises `error`: threads end with their process."""
+    def restartable(self, component: str) -> bool:
+        """No: threads end with their process."""
+        return False
+
+    def restart(self, error: WorkerDied, settle: Callable[[], None]) -> list[tuple[str, int]]:
         raise error
 
     def fail(self, error: PlatformError) -> None:

@@ -325,5 +325,5 @@ def _typed(host: str, error: BaseException) -> PlatformError:
 
 def _reason(error: BaseException) -> str:
     """What Ray says of the end of a process, on one line."""
-    text = " ".join(str(error).split())
+    text = " ".join(str(error).split()).partition(" Some common causes include")[0]
     return text.partition("The actor is dead because its worker process has died. ")[2] or text

@@ -143,13 +143,20 @@ class RemoteRuntime(ShutsDown):
     def restarts(self) -> int:
         return self._restarts.count
 
-    def restart(self, error: WorkerDied) -> list[Member]:
-        """Starts the processes that died; returns their ranks, whose components are as their constructors left them.
+    def restartable(self, component: str) -> bool:
+        hosts = [host for host in self._hosts.values() if any(name == component for name, _ in host.members)]
+        return any(self._restarts.possible(host) for host in hosts)
+
+    def restart(self, error: WorkerDied, settle: Callable[[], None]) -> list[Member]:
+        """Starts the processes that died, after `settle()`; returns their ranks, as their constructors left them.
 
         Raises `error` if no process of this run died, and the death of a process that is not started again.
         """
         if self._stopped or self._lost_peer(DEATH_NOTICE_S) is None:
             raise error
+        for host in self._hosts.values():
+            self._restarts.check(host)
+        settle()
         members: list[Member] = []
         while lost := [host for host in self._hosts.values() if host.death is not None]:
             told, self._told = self._told, []

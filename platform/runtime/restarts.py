@@ -1,7 +1,7 @@
 """Which processes of a run are started again when they die, and how often.
 
-A process whose components keep nothing but weights that are published again is; one with a learner or environments is
-not: what it had learned or simulated since the last checkpoint is gone with it.
+One without a learner is: its components keep weights that are published again, or simulations that the runner has a
+recent state of. What a learner had learned since the last checkpoint is gone with its process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rl_platform.runtime.remote_worker import RemoteHost
 
 logger = logging.getLogger(__name__)
 
-STATELESS = frozenset({"rollout", "reward"})
+RESTARTABLE = frozenset({"rollout", "reward", "env"})
 
 
 class Restarts:
@@ -32,21 +32,23 @@ class Restarts:
 
     def possible(self, host: RemoteHost) -> bool:
         """Whether a process may be started in its place."""
-        stateless = all(component in STATELESS for component, _ in host.members)
-        return stateless and self._used[host.members] < self.allowed
+        restartable = all(component in RESTARTABLE for component, _ in host.members)
+        return restartable and self._used[host.members] < self.allowed
+
+    def check(self, host: RemoteHost) -> None:
+        """Raises the death of a host if it died and no process may be started in its place."""
+        if host.death is None or self.possible(host):
+            return
+        if used := self._used[host.members]:
+            again = f"{', '.join(host.labels)} was started again {used} times (cluster.restarts)"
+            raise WorkerDied(f"{host.death}; {again}")
+        raise host.death
 
     def spend(self, host: RemoteHost) -> str:
-        """Counts a restart of a host that died and warns of it; the name of its next process.
-
-        Raises its death if there is no further one.
-        """
-        assert host.death is not None
-        used, names = self._used[host.members], ", ".join(host.labels)
-        if not self.possible(host):
-            if used:
-                raise WorkerDied(f"{host.death}; {names} was started again {used} times (cluster.restarts)")
-            raise host.death
+        """Counts a restart of a host that died and warns of it; the name of its next process. Raises as `check`."""
+        self.check(host)
         self._used[host.members] += 1
-        left = self.allowed - used - 1
+        used, names = self._used[host.members], ", ".join(host.labels)
+        left = self.allowed - used
         logger.warning("%s (pid %d): %s; it is started again, %d restarts are left", names, host.pid, host.death, left)
-        return f"{host.placed.name} (restart {used + 1})"
+        return f"{host.placed.name} (restart {used})"

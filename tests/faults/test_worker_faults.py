@@ -9,7 +9,9 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,12 @@ import torch
 
 from rl_platform.checkpoint import Checkpoint
 from rl_platform.components.actor import LanguageActor
+from rl_platform.components.environment import Environment
+from rl_platform.components.policy_rollout import Actions, Observations, PolicyRollout
 from rl_platform.components.rollout import LanguageRollout
 from rl_platform.records import RolloutBatch, Weights
-from rl_platform.runners import reasoning
+from rl_platform.runners import embodied, reasoning
+from rl_platform.runtime.host import Progress
 from rl_platform.runtime.remote_channel import RemoteChannel
 from rl_platform.runtime.remote_worker import RemoteWorker
 
@@ -105,10 +110,10 @@ def undisturbed(command, trained, kept: dict[str, Undisturbed]) -> Undisturbed:
     return kept["local"]
 
 
-def learned(step: int) -> dict[str, Any]:
-    """Models and optimizers in the checkpoint of this step."""
+def learned(step: int, *learners: str) -> dict[str, Any]:
+    """Models and optimizers in the checkpoint of this step; of actor and critic if none are named."""
     checkpoint = Checkpoint.open(Path("out", "checkpoints", f"step-{step:08d}"))
-    return {name: checkpoint.load(name) for name in ("actor", "critic")}
+    return {name: checkpoint.load(name) for name in learners or ("actor", "critic")}
 
 
 def equal(found: Any, expected: Any) -> bool:
@@ -187,28 +192,41 @@ def test_rollouts_that_are_killed_again_and_again(command, address, monkeypatch,
     assert "rollout[" in ended.err
 
 
+def die_once(mark: str) -> None:
+    """Kills this process, unless the mark of an earlier death is there."""
+    if not Path(mark).exists():
+        Path(mark).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextmanager
+def dying_halfway(progress: Progress, mark: str) -> Iterator[None]:
+    """The process is killed once, when the call that reports this progress is half done."""
+    original = progress.update
+
+    def update(done: int, total: int, unit: str) -> None:
+        original(done, total, unit)
+        if done == total // 2:
+            die_once(mark)
+
+    progress.update = update  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del progress.update
+
+
 class DiesInUpdate(LanguageActor):
     """Rank 1 is killed once, in the middle of the second step."""
 
     def update(self, batch: RolloutBatch, step: int) -> dict[str, float]:
-        progress, mark = self.context.progress, Path("killed")
-        original = progress.update
-
-        def update(done: int, total: int, unit: str) -> None:
-            original(done, total, unit)
-            if (step, done, self.context.rank) == (1, total // 2, 1) and not mark.exists():
-                mark.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        progress.update = update  # type: ignore[method-assign]
-        try:
+        dies = (step, self.context.rank) == (1, 1)
+        with dying_halfway(self.context.progress, "killed") if dies else nullcontext():
             return super().update(batch, step)
-        finally:
-            del progress.update
 
 
 def test_a_learner_that_is_killed_while_it_learns(command, address, monkeypatch, folder):
-    run: Callable[[], Any] = lambda: command(*RUN, *TWO_LEARNERS, f"cluster.address={address}")  # noqa: E731
+    run = partial(command, *RUN, *TWO_LEARNERS, f"cluster.address={address}")
     assert run().code == 0
     expected = learned(STEPS)
     shutil.rmtree("out")
@@ -226,13 +244,11 @@ class DiesInReceive(LanguageRollout):
     """Rank 1 is killed once, when half of the tensors of version 2 are in its model."""
 
     def receive(self, weights: Weights) -> int:
-        mark = Path("killed")
-        if weights.version == 2 and self.context.rank == 1 and not mark.exists():
+        if weights.version == 2 and self.context.rank == 1 and not Path("killed").exists():
             own = self.engine.model.state_dict(keep_vars=True)
             for name in list(weights.state)[: len(weights.state) // 2]:
                 own[name].data.copy_(weights.state[name])
-            mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+            die_once("killed")
         return super().receive(weights)
 
 
@@ -245,3 +261,44 @@ def test_a_rollout_that_is_killed_with_half_of_the_weights(command, address, und
     assert {version for version, _, _ in trained} == {0, 1, 2}
     assert trained == undisturbed[1]
     assert equal(learned(STEPS), undisturbed[0])
+
+
+class DiesWhileItActs(PolicyRollout):
+    """Killed once, in the middle of the second rollout, with a question that it has taken and not answered."""
+
+    def act(self, observations: Observations) -> Actions:
+        if observations.draw[:3] == ("act", 1, 8):
+            die_once("rollout killed")
+        return super().act(observations)
+
+
+class DiesWhileItSimulates(Environment):
+    """Killed once, in the middle of the third rollout."""
+
+    def collect(self, step: int, *others: Any) -> Any:
+        with dying_halfway(self.context.progress, "env killed") if step == 2 else nullcontext():
+            return super().collect(step, *others)
+
+
+def test_a_policy_and_a_simulation_that_are_killed_while_they_work(command, address, monkeypatch, caplog):
+    settings = [
+        "embodied.yaml",
+        f"runner.max_steps={STEPS}",
+        "runner.output_dir=out",
+        "env.normalize_observations=true",
+    ]
+    assert command(*settings).code == 0
+    expected, returns = learned(STEPS, "actor"), metrics("episode/return")
+    shutil.rmtree("out")
+    monkeypatch.setattr(embodied, "PolicyRollout", DiesWhileItActs)
+    monkeypatch.setattr(embodied, "Environment", DiesWhileItSimulates)
+    placement = "cluster.component_placement={actor_critic: 0, rollout: 1, env: 2}"
+    ended = command(*settings, "cluster.devices_per_node=3", placement, f"cluster.address={address}")
+    assert ended.code == 0, ended.err
+    assert Path("rollout killed").exists()
+    assert Path("env killed").exists()
+    assert metrics("runtime/restarts") == [0, 1, 2]
+    warnings = [record.getMessage() for record in caplog.records if "is started again" in record.getMessage()]
+    assert [warning.split()[0] for warning in warnings] == ["rollout[0]", "env[0]"]
+    assert metrics("episode/return") == returns
+    assert equal(learned(STEPS, "actor"), expected)
