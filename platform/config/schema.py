@@ -94,7 +94,7 @@ class Cluster(Section):
     restarts: int = Field(
         default=3,
         ge=0,
-        description="how often a process without learner or environment is started again when it dies; 0: never",
+        description="how often a process without a learner is started again when it dies; 0: never",
     )
     inventory: ClusterInventory | None = Field(default=None, description="declares a whole cluster for --plan")
 
