@@ -33,7 +33,7 @@ class Recovery:
         if isinstance(weights, Weights):  # no name but the tensors: in this process, where nothing is started again
             self._weights = None
 
-    def run(self, attempt: Callable[[], T], again: Callable[[], None] | None = None) -> T:
+    def run(self, attempt: Callable[[], T], again: Callable[[], Any] | None = None) -> T:
         """What `attempt` returns; made again after a death, once the rollout has its weights and after `again()`.
 
         It makes its calls in `working`. Raises WorkerDied if a process is gone that is not started again.
@@ -90,35 +90,24 @@ class Simulation:
     """The environments, whose state is kept where one of their processes, or the rollout's, may be started again.
 
     env: a worker group with `state_dict` and `load_state_dict`. What is collected is then the same as if nobody died.
+    The state is read while the models are trained, so an environment that dies just then ends the run.
     """
 
     def __init__(self, recovery: Recovery, env: Any) -> None:
         self.recovery, self.env = recovery, env
         self.keeps = any(recovery.runtime.restartable(component) for component in ("env", "rollout"))
-        self._state: dict[str, Any] | None = None  # where the next rollout begins
+        self._reading: Any = None  # the handle of the state in which the next rollout begins
 
     def collect(self, attempt: Callable[[], T]) -> T:
         """What `attempt` returns, which moves the environments; made again after a death from where it began."""
-        self._keep_first()
-
-        def collect() -> tuple[T, dict[str, Any] | None]:
-            return attempt(), self._now()
-
-        found, self._state = self.recovery.run(collect, self._rewind)
+        found = self.evaluate(attempt)
+        self._reading = self.env.state_dict() if self.keeps else None
         return found
 
     def evaluate(self, attempt: Callable[[], T]) -> T:
         """What `attempt` returns, which leaves the environments as they are; made again after a death."""
-        self._keep_first()
-        return self.recovery.run(attempt, self._rewind)
-
-    def _keep_first(self) -> None:
-        self._state = self._state or self._now()
-
-    def _now(self) -> dict[str, Any] | None:
-        state: dict[str, Any] | None = self.env.state_dict().wait()[0] if self.keeps else None
-        return state
-
-    def _rewind(self) -> None:
-        if self._state is not None:
-            self.env.load_state_dict(self._state).wait()
+        if not self.keeps:
+            return self.recovery.run(attempt)
+        self._reading = self._reading or self.env.state_dict()
+        state = self._reading.wait()[0]
+        return self.recovery.run(attempt, lambda: self.env.load_state_dict(state).wait())

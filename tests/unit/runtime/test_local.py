@@ -440,7 +440,7 @@ def test_settling_waits_for_the_end_of_a_call_however_it_ends():
         actor = local.start(specs("actor"))["actor"]
         release = threading.Event()
         handle = actor.hold(release)
-        with pytest.raises(Deadline, match="waited 0.2 s for actor.hold"):
+        with pytest.raises(Deadline, match=r"waited 0.2 s for actor\.hold"):
             handle.settle()
         release.set()
         handle.settle()
