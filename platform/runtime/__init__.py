@@ -36,8 +36,8 @@ class Runtime(Protocol):
     - a Worker's future raises a PlatformError as it was raised, and anything else as WorkerError with the remote
       traceback; a process or node that ends is WorkerDied, within seconds and not at the deadline;
     - a channel has the methods and meanings of `Channel`: exactly once or an error, back-pressure, deadlines that name
-      who waits and what the others do, and order within a key per producer; a killed consumer fails the run rather
-      than losing what it had taken;
+      who waits and what the others do, and order within a key per producer; a killed consumer closes it with an error
+      rather than losing what it had taken unnoticed;
     - when a call fails or a process dies, channels that name this rank as producer or consumer are closed with that
       error;
     - `shutdown` and the end of the launching process end every process it started.

@@ -165,7 +165,8 @@ class RemoteRuntime(ShutsDown):
             with ThreadPoolExecutor(len(started)) as pool:
                 list(pool.map(self._prepare, started))
             members += [member for host in lost for member in host.members]
-        self._all("rehome", dict.fromkeys(self._hosts, (self._homes(),)), NOTICE_S)
+        for host in self._hosts.values():
+            host.send("rehome", self._homes())  # for messages only: nobody waits for it
         return list(dict.fromkeys(members))
 
     def _replace(self, lost: RemoteHost) -> RemoteHost:
