@@ -11,7 +11,7 @@ from rl_platform.components.actor import embodied_policy
 from rl_platform.components.base import ComponentContext
 from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.spaces import EnvSpaces
-from rl_platform.errors import ChannelClosed
+from rl_platform.errors import ChannelClosed, WorkerError
 from rl_platform.records import Weights
 from rl_platform.rng import derive_seed
 from rl_platform.runtime.channel import Channel
@@ -51,6 +51,7 @@ class PolicyRollout:
 
     def receive(self, weights: Weights) -> int:
         """Act with these weights from now on; returns their version."""
+        self.version = -1  # until all of them are there
         self.policy.load_state_dict(
             {name: tensor.to(self.device) for name, tensor in weights.state.items()}, assign=True
         )
@@ -58,7 +59,9 @@ class PolicyRollout:
         return self.version
 
     def serve(self, source: Channel[Observations], sink: Channel[Actions]) -> None:
-        """Answers until `source` is closed."""
+        """Answers until `source` is closed. Raises WorkerError without a complete set of weights."""
+        if self.version < 0:
+            raise WorkerError(f"{self.context.label} has no complete weights: its last receive() did not end well")
         while True:
             try:
                 observations = source.get()

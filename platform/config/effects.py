@@ -128,7 +128,8 @@ def _reasoning(config: Config) -> Iterator[Idle]:
 
 def _cluster(config: Config) -> Iterator[Idle]:
     if config.cluster.runtime == "local":
-        yield Idle("cluster.address", "cluster.runtime local is one process without Ray", ("cluster.runtime",))
+        for name in ("address", "restarts"):
+            yield Idle(f"cluster.{name}", "cluster.runtime local is one process without Ray", ("cluster.runtime",))
 
 
 def _losses(config: Config) -> Iterator[Idle]:

@@ -91,6 +91,11 @@ class Cluster(Section):
         min_length=1,
         description="Ray cluster to join, as auto or HOST:PORT; null: one is started",
     )
+    restarts: int = Field(
+        default=3,
+        ge=0,
+        description="how often a process without a learner is started again when it dies; 0: never",
+    )
     inventory: ClusterInventory | None = Field(default=None, description="declares a whole cluster for --plan")
 
     @model_validator(mode="before")

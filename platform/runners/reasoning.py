@@ -29,6 +29,7 @@ from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.placement.turns import Turns
 from rl_platform.records import Prompt, RolloutBatch, Trajectory
 from rl_platform.runners.ppo import Learners
+from rl_platform.runners.recovery import Recovery
 from rl_platform.runners.rollouts import Collected
 from rl_platform.runners.streaming import streaming_of
 from rl_platform.runners.turns import TakingTurns, with_turns
@@ -73,6 +74,7 @@ class ReasoningTask:
             head = self.groups["reference"].head().wait()[0]
             self.groups["actor"].receive_reference_head(head).wait()
         self.warned_of_clipped_scores = False
+        self.recovery = Recovery(runtime, self.groups["rollout"])
         self.turns = TakingTurns(turns, self.groups)
         self.learners = Learners(
             self.groups["actor"],
@@ -85,8 +87,7 @@ class ReasoningTask:
 
     def sync_weights(self, version: int) -> None:
         self.turns.before("sync weights")
-        weights = self.groups["actor"].publish(version, copy=self.config.runner.max_staleness > 0).wait()[0]
-        self.groups["rollout"].receive(weights).wait()
+        self.recovery.sync(self.groups["actor"].publish(version, copy=self.config.runner.max_staleness > 0).wait()[0])
 
     def collect(self, step: int) -> Collected:
         metrics: dict[str, float] = {}
@@ -105,7 +106,9 @@ class ReasoningTask:
             process, found = process_rewards(trajectories, batch.action_mask)
             batch, metrics = replace(batch, rewards=batch.rewards + process), metrics | found
         samples = _samples(trajectories[: self.config.runner.log_samples])
-        return Collected(batch, trajectory_metrics(trajectories) | shaped.metrics | metrics, samples)
+        return Collected(
+            batch, trajectory_metrics(trajectories) | shaped.metrics | metrics | self.recovery.metrics(), samples
+        )
 
     def _shaped(self, trajectories: Sequence[Trajectory]) -> ShapedRewards:
         return shaped_rewards(trajectories, self.config.algorithm, self.config.data.max_response_length)
@@ -180,27 +183,44 @@ class ReasoningTask:
     ) -> list[Trajectory]:
         """Scored responses in the order of prompts and samples; some are scored while others are generated.
 
-        `on_arrival` gets them as they come.
+        `on_arrival` gets them as they come. After the death of a process those that had not arrived are generated anew,
+        from the same random numbers.
         """
         self.turns.before("generate")
-        generated = self.runtime.channel("trajectories", CHANNEL_CAPACITY, ["rollout"], ["reward"])
-        scored = self.runtime.channel("scored", CHANNEL_CAPACITY, ["reward"], ["runner"])
-        scoring = self.groups["reward"].stream(generated, scored)
-        generating = self.groups["rollout"].generate(prompts, samples, sampling, purpose, step, generated)
-        total = len(prompts) * samples
         trajectories: list[Trajectory] = []
-        while len(trajectories) < total:
-            arrived = scored.get_many(total - len(trajectories))
-            trajectories += arrived
-            if on_arrival is not None:
-                on_arrival(arrived)
-            self.reporter.progress(len(trajectories), total, "responses")
-        generating.wait()
-        generated.close()
-        scoring.wait()
-        scored.close()
+        self.recovery.run(lambda: self._fill(trajectories, prompts, samples, sampling, purpose, step, on_arrival))
         place = {prompt.index: position for position, prompt in enumerate(prompts)}
         return sorted(trajectories, key=lambda trajectory: (place[trajectory.prompt.index], trajectory.sample))
+
+    def _fill(
+        self,
+        trajectories: list[Trajectory],
+        prompts: Sequence[Prompt],
+        samples: int,
+        sampling: Sampling,
+        purpose: str,
+        step: int,
+        on_arrival: Callable[[Sequence[Trajectory]], None] | None,
+    ) -> None:
+        """Adds the scored responses that are not among `trajectories` yet."""
+        generated = self.runtime.channel("trajectories", CHANNEL_CAPACITY, ["rollout"], ["reward"])
+        scored = self.runtime.channel("scored", CHANNEL_CAPACITY, ["reward"], ["runner"])
+        answered = [(trajectory.prompt.index, trajectory.sample) for trajectory in trajectories]
+        total = len(prompts) * samples
+        with self.recovery.working(generated, scored) as calls:
+            calls.append(scoring := self.groups["reward"].stream(generated, scored))
+            arguments = prompts, samples, sampling, purpose, step, generated
+            calls.append(generating := self.groups["rollout"].generate(*arguments, self.recovery.version, answered))
+            while len(trajectories) < total:
+                arrived = scored.get_many(total - len(trajectories))
+                trajectories += arrived
+                if on_arrival is not None:
+                    on_arrival(arrived)
+                self.reporter.progress(len(trajectories), total, "responses")
+            generating.wait()
+            generated.close()
+            scoring.wait()
+            scored.close()
 
 
 def round_size(config: Config) -> int:
