@@ -220,7 +220,7 @@ def checksum(packed: Packed) -> int:
 def fetch_weights(token: WeightsToken, link: Link) -> Any:
     """A copy of weights that another process published. Raises WorkerError unless all of it arrived as it was sent."""
     reference, sum_sent = link.ask(token.host, "export", token, limit=EXPORT_S)
-    packed = link.load(reference)
+    (packed,) = link.load([reference])
     own = Packed(packed.data, [bytearray(buffer) for buffer in packed.buffers])
     if checksum(own) != sum_sent:
         raise WorkerError(f"weights version {token.version} of {token.label} arrived damaged: their checksum differs")

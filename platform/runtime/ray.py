@@ -85,15 +85,14 @@ class RayLink:
                 except GetTimeoutError:
                     raise Deadline(f"the process of {host} has not answered for {limit + 2 * GRACE_S:g} s") from None
 
-    def store(self, packed: Packed) -> Any:
-        return ray.put(packed)
+    def store(self, value: Any) -> Any:
+        return ray.put(value)
 
-    def load(self, reference: Any) -> Packed:
+    def load(self, references: Sequence[Any]) -> list[Any]:
         try:
-            packed: Packed = ray.get(reference)
+            return list(ray.get(list(references)))
         except RayError as error:
             raise WorkerDied(f"a message is lost with the process that sent it: {_reason(error)}") from error
-        return packed
 
 
 class HostActor:
