@@ -121,7 +121,8 @@ class Learner:
         """The parameters under the model's own names, by reference in one process unless a `copy` is asked for, which
         stays as it is while this goes on learning. `version`: updates so far."""
         weights = {name.removeprefix("model."): tensor for name, tensor in self.engine.weights().items()}
-        return Weights(version, {name: tensor.clone() for name, tensor in weights.items()} if copy else weights)
+        state = {name: tensor.clone() for name, tensor in weights.items()} if copy else weights
+        return Weights(version, state, delta=self.config.rollout.sync == "delta")
 
 
 def _ends(which: str, metrics: Metrics) -> dict[str, float]:

@@ -13,7 +13,7 @@ from rl_platform.engines.rollout.base import Completion, Request
 from rl_platform.engines.rollout.torch import TorchRolloutEngine
 from rl_platform.models.pretrained import load_config
 from rl_platform.models.tokenizer import load_tokenizer
-from rl_platform.records import Prompt, SamplingParams, Trajectory, Weights
+from rl_platform.records import Prompt, SamplingParams, Trajectory, Weights, WeightsReceived
 from rl_platform.rng import derive_seed
 from rl_platform.runtime.channel import Channel
 
@@ -29,10 +29,10 @@ class LanguageRollout:
         model_config = load_config(config.actor.model, self.tokenizer.vocab_size, eos[0])
         self.engine = TorchRolloutEngine(model_config, eos, config.rollout.max_running_requests, device)
 
-    def receive(self, weights: Weights) -> int:
-        """Generate with these weights from now on; returns their version."""
+    def receive(self, weights: Weights) -> WeightsReceived:
+        """Generate with these weights from now on."""
         self.engine.receive(weights)
-        return self.engine.version
+        return WeightsReceived(weights.version, weights.bytes, weights.buckets)
 
     def generate(
         self,

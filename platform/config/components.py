@@ -137,6 +137,10 @@ class Rollout(Section):
     sampling: Sampling = Field(default_factory=Sampling, description="training")
     val_sampling: ValSampling = Field(default_factory=ValSampling, description="validation; greedy by default")
     max_running_requests: int = Field(default=64, ge=1, description="sequences decoded together; the others wait")
+    sync: Literal["full", "delta"] = Field(
+        default="full",
+        description="weights sent to another process; delta: only parts that differ from what the receiver has",
+    )
 
 
 class Reward(Section):

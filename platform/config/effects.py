@@ -118,6 +118,8 @@ def _reasoning(config: Config) -> Iterator[Idle]:
 def _cluster(config: Config) -> Iterator[Idle]:
     if config.cluster.runtime == "local":
         yield Idle("cluster.address", "cluster.runtime local is one process without Ray", ("cluster.runtime",))
+        reason = "in one process the rollout reads the actor's weights where they are"
+        yield Idle("rollout.sync", reason, ("cluster.runtime",))
 
 
 def _losses(config: Config) -> Iterator[Idle]:

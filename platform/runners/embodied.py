@@ -14,7 +14,7 @@ from rl_platform.components.policy_rollout import PolicyRollout
 from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.metrics import Reporter
-from rl_platform.runners.ppo import Learners
+from rl_platform.runners.ppo import Learners, sync_metrics
 from rl_platform.runners.rollouts import Collected
 from rl_platform.runtime import ComponentSpec, Runtime
 from rl_platform.runtime.channel import Channel
@@ -37,9 +37,9 @@ class EmbodiedTask:
         self.actor = self.groups[actor]
         self.learners = Learners(self.actor)
 
-    def sync_weights(self, version: int) -> None:
+    def sync_weights(self, version: int) -> dict[str, float]:
         weights = self.actor.publish(version, copy=self.config.runner.max_staleness > 0).wait()[0]
-        self.groups["rollout"].receive(weights).wait()
+        return sync_metrics(self.groups["rollout"].receive(weights).wait())
 
     def collect(self, step: int) -> Collected:
         with self.reporter.phase("collect"), self._policy_at_work() as (to_policy, from_policy):

@@ -27,7 +27,7 @@ from rl_platform.envs.reasoning.question import Split
 from rl_platform.metrics import Reporter, Sample
 from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.records import Prompt, RolloutBatch, Trajectory
-from rl_platform.runners.ppo import Learners
+from rl_platform.runners.ppo import Learners, sync_metrics
 from rl_platform.runners.rollouts import Collected
 from rl_platform.runtime import ComponentSpec, Runtime
 from rl_platform.runtime.group import WorkerGroup
@@ -65,9 +65,9 @@ class ReasoningTask:
         self.warned_of_clipped_scores = False
         self.learners = Learners(self.groups["actor"], self.groups.get("critic"), self.groups.get("reference"))
 
-    def sync_weights(self, version: int) -> None:
+    def sync_weights(self, version: int) -> dict[str, float]:
         weights = self.groups["actor"].publish(version, copy=self.config.runner.max_staleness > 0).wait()[0]
-        self.groups["rollout"].receive(weights).wait()
+        return sync_metrics(self.groups["rollout"].receive(weights).wait())
 
     def collect(self, step: int) -> Collected:
         metrics: dict[str, float] = {}

@@ -30,12 +30,13 @@ from rl_platform.runtime.channel import waiting_on
 from rl_platform.runtime.fingerprint import code_fingerprint
 from rl_platform.runtime.host import PlacedHost
 from rl_platform.runtime.lifecycle import RUNNER
-from rl_platform.runtime.process import HostProcess, Record, WeightsToken, prepare_process
+from rl_platform.runtime.process import HostProcess, Record, prepare_process
 from rl_platform.runtime.process_group import Meeting, join_group, leave_group
 from rl_platform.runtime.remote import Greeting, RemoteRuntime
 from rl_platform.runtime.remote_channel import Address
 from rl_platform.runtime.remote_worker import Send
 from rl_platform.runtime.reservation import Seat, bundle_for, environment_of, fits, listed
+from rl_platform.runtime.weights import WeightsToken
 from rl_platform.runtime.wire import PLAIN, Answer, Packed, pack_error, unpack, unpack_error, value_of
 from rl_platform.tracing import recorder
 

@@ -396,6 +396,8 @@ def test_switched_off_parts_of_normalisation_and_kl(problems: Any) -> None:
 
 
 def test_only_ray_joins_a_cluster(problems: Any) -> None:
+    assert list(problems("embodied", "rollout.sync=delta", "cluster.runtime=local")) == ["rollout.sync"]
+    assert "rollout.sync" in problems("embodied", "rollout.sync=partly")
     joined = "cluster.address=10.0.0.1:6379"
     assert list(problems("embodied", joined, "cluster.runtime=local")) == ["cluster.address"]
     assert list(problems("embodied", joined)) == []
