@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -22,6 +23,7 @@ REASONING = {
     "apart, two learning ranks": [
         "cluster.devices_per_node=4",
         "cluster.component_placement={'actor,critic': 0-1, rollout: 2, reward: 3}",
+        "rollout.sync=delta",
     ],
 }
 
@@ -70,6 +72,9 @@ def assert_equal(found: Any, expected: Any, path: str = "") -> None:
 def test_reasoning_learns_what_one_process_learns(learned, overrides: list[str]) -> None:
     before, expected = set(Path("/tmp").glob("rl-*")), learned("reasoning.yaml")
     assert_equal(learned("reasoning.yaml", *overrides), expected)
+    logged = [json.loads(line) for line in Path("out/metrics.jsonl").read_text().splitlines()]
+    sent = [step["weights/bytes"] > 0 for step in logged if "weights/bytes" in step]
+    assert sent == ["rollout.sync=delta" in overrides] * STEPS  # else the rollout reads them where they are
     assert set(Path("/tmp").glob("rl-*")) <= before, "files of Ray are left"
 
 
