@@ -161,7 +161,9 @@ class HostProcess:
 
         def run(component: Any) -> Packed:
             args, kwargs = unpack(arguments, self.names, copy=True)
-            return pack(getattr(component, method)(*args, **kwargs), self.names)
+            result = getattr(component, method)(*args, **kwargs)
+            self.names.exchange.flush(rank.label)  # before the caller learns that the items are there
+            return pack(result, self.names)
 
         def finish(done: Future[Packed]) -> None:
             error = done.exception()

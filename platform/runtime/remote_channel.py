@@ -94,7 +94,7 @@ class Exchange:
         finally:
             thread.name = own
 
-    def serve_at_once(self, address: Address, operation: str, arguments: tuple[Any, ...]) -> list[Any] | None:
+    def serve_at_once(self, address: Address, operation: str, arguments: tuple[Any, ...]) -> Any | None:
         """As `serve`, if it needs no waiting and no work worth a thread; else nothing is done and None comes back."""
         home = self.home(address)
         if operation == "put":
@@ -111,6 +111,18 @@ class Exchange:
             if outbox is None:
                 outbox = self._outboxes[channel.address.number] = Outbox(channel.send)
             return outbox
+
+    def known_outbox(self, address: Address) -> Outbox | None:
+        """That of a channel on which somebody here has put."""
+        with self._lock:
+            return self._outboxes.get(address.number)
+
+    def flush(self, who: str) -> None:
+        """Returns when all that this user put is in its channels. Raises what kept it out."""
+        with self._lock:
+            outboxes = list(self._outboxes.values())
+        for outbox in outboxes:
+            outbox.flush(who)
 
     def forms(self, items: Iterable[Any]) -> list[Any]:
         """How items travel; those that are parcels already go on as they came."""
@@ -144,8 +156,8 @@ class HomeChannel(Channel[Any]):
 
     # For other processes: parcels in, parcels out.
 
-    def serve_put(self, puts: Sequence[Put]) -> list[bytes | None]:
-        """What went wrong with each. After one that waited in vain, no other one waits as long again."""
+    def serve_put(self, puts: Sequence[Put]) -> tuple[list[bytes | None], int]:
+        """What went wrong with each, and the room left. After one that waited in vain, none waits as long again."""
         errors: list[bytes | None] = []
         late = False
         for put in puts:
@@ -156,15 +168,15 @@ class HomeChannel(Channel[Any]):
             except PlatformError as error:
                 late = late or isinstance(error, Deadline)
                 errors.append(pack_error(error))
-        return errors
+        return errors, 0 if self.closed else self.capacity - self._depth
 
-    def put_at_once(self, puts: Sequence[Put]) -> list[Any] | None:
+    def put_at_once(self, puts: Sequence[Put]) -> tuple[list[bytes | None], int] | None:
         with self._lock:
             fits = not self._closed and self._depth + sum(len(put.forms) for put in puts) <= self.capacity
             for put in puts if fits else ():
                 stream = self._streams.get(put.key) or self._open(put.key)
                 self._add(stream, [(Parcel(form), put.weight) for form in put.forms])
-        return [None] * len(puts) if fits else None
+            return ([None] * len(puts), self.capacity - self._depth) if fits else None
 
     def get_at_once(self, max_items: int, key: Hashable, _: float | None) -> list[Any] | None:
         with self._lock:
@@ -248,8 +260,17 @@ class RemoteChannel:
             yield from items
 
     def close(self, error: BaseException | None = None) -> None:
-        self._ask("close", None if error is None else pack_error(error))
-        self._closed = True
+        try:
+            if error is None:
+                self._flush()
+        except PlatformError as failure:
+            error = failure
+            raise
+        finally:
+            self._call("close", None if error is None else pack_error(error))
+            self._closed = True
+            if (outbox := self._exchange.known_outbox(self.address)) is not None:
+                outbox.distrust()
 
     @property
     def closed(self) -> bool:
@@ -266,14 +287,24 @@ class RemoteChannel:
     def _opened(self, forms: list[Any]) -> list[Any]:
         return self._exchange.opened([Parcel(form) for form in forms])
 
-    def send(self, puts: Sequence[Put]) -> Sequence[bytes | None]:
+    def send(self, puts: Sequence[Put]) -> tuple[Sequence[bytes | None], int]:
         limit = max(self.address.deadline_s if put.timeout is None else put.timeout for put in puts)
         forms = iter(self._exchange.stored([form for put in puts for form in put.forms]))
         sent = [replace(put, forms=list(itertools.islice(forms, len(put.forms)))) for put in puts]
-        errors: Sequence[bytes | None] = self._ask("put", sent, timeout=limit)
-        return errors
+        answer: tuple[Sequence[bytes | None], int] = self._call("put", sent, timeout=limit)
+        return answer
 
     def _ask(self, operation: str, *arguments: Any, timeout: float | None = None) -> Any:
+        """After what was put before: by this thread, and unless items are wanted, by the whole process."""
+        self._flush(caller() if operation in ("get_many", "get_batch", "next") else "")
+        return self._call(operation, *arguments, timeout=timeout)
+
+    def _flush(self, who: str = "") -> None:
+        if (outbox := self._exchange.known_outbox(self.address)) is not None:
+            with self._waiting():
+                outbox.flush(who)
+
+    def _call(self, operation: str, *arguments: Any, timeout: float | None = None) -> Any:
         limit = self.address.deadline_s if timeout is None else timeout
         home = self.address.home
         with self._waiting():
