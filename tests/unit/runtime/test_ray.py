@@ -225,7 +225,7 @@ def test_items_travel_between_processes_and_large_ones_without_a_copy(pair):
 
 def test_when_a_call_ends_all_that_it_put_is_in_the_channel(pair):
     runtime, groups = pair
-    stream = runtime.channel("stream", 1000, ["actor"], ["rollout"])
+    stream = runtime.channel("trickled", 1000, ["actor"], ["rollout"])
     groups["actor"].trickle(stream, 400).wait()
     assert stream.stats().puts == stream.stats().depth == 400
     assert stream.get_many(1000) == list(range(400))
@@ -234,7 +234,7 @@ def test_when_a_call_ends_all_that_it_put_is_in_the_channel(pair):
     assert stream.get() == 0
     stream.close()
     closed.put(None)
-    with pytest.raises(ChannelClosed, match="put on channel 'stream', which is closed"):
+    with pytest.raises(ChannelClosed, match="put on channel 'trickled', which is closed"):
         putting.wait()
     closed.close()
 
