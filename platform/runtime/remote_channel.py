@@ -223,7 +223,11 @@ class HomeChannel(Channel[Any]):
 
 
 class RemoteChannel:
-    """A channel that lives in another process; methods and meanings of `Channel`."""
+    """A channel that lives in another process; methods and meanings of `Channel`.
+
+    A put to a channel with plenty of room returns before its items arrive; see `Outbox`. They are there when this
+    thread gets, when this process asks for anything else or closes, and when the call of the rank ends.
+    """
 
     def __init__(self, address: Address, exchange: Exchange) -> None:
         self.address, self._exchange = address, exchange
