@@ -22,6 +22,7 @@ import torch
 from rl_platform.config.schema import Config
 from rl_platform.engines.rollout.sglang import VERSION as SGLANG
 from rl_platform.errors import ConfigError, Problem
+from rl_platform.launch.cluster import uses_ray
 from rl_platform.launch.layouts import check_layouts, layout_problems
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import Placement
@@ -34,7 +35,12 @@ RUN_MARK = "config.yaml"  # a folder that holds this file holds a run
 
 def check_cheap(config: Config, placement: Placement) -> None:
     """Raises ConfigError for what this version or this machine cannot run, though the config is valid."""
-    problems = [*_engines(config, placement), *_processes(config, placement), *_output(config)]
+    problems = [
+        *_engines(config, placement),
+        *_processes(config, placement),
+        *_weight_sync(config, placement),
+        *_output(config),
+    ]
     if "wandb" in config.runner.logger_backends and importlib.util.find_spec("wandb") is None:
         hint = "pip install wandb"
         problems.append(Problem("runner.logger_backends", "wandb is not installed", value="wandb", hint=hint))
@@ -80,6 +86,16 @@ def _processes(config: Config, placement: Placement) -> Iterator[Problem]:
             hint = "env.num_workers shares the environments among processes"
             message = f"an embodied run has one rank of {name}"
             yield Problem("cluster.component_placement", message, value=f"{ranks} ranks", hint=hint)
+
+
+def _weight_sync(config: Config, placement: Placement) -> Iterator[Problem]:
+    readers = {host.name for host in placement.hosts for name, _ in host.members if name == "rollout"}
+    actors = {("actor", 0), ("actor_critic", 0)}
+    publisher = next(host.name for host in placement.hosts if actors & set(host.members))
+    if config.rollout.sync == "delta" and (readers == {publisher} or not uses_ray(config.cluster, placement)):
+        message = "the rollout shares the actor's process and reads its weights where they are"
+        hint = "place rollout under a key of its own, with cluster.runtime ray or on other devices"
+        yield Problem("rollout.sync", message, value="delta", allowed="full", hint=hint)
 
 
 def _output(config: Config) -> Iterator[Problem]:

@@ -149,7 +149,8 @@ class Learner:
         weights = {name.removeprefix("model."): tensor for name, tensor in self.engine.weights().items()}
         if self.section.lora is not None:
             weights = merged(weights, self.section.lora)
-        return Weights(version, {name: tensor.clone() for name, tensor in weights.items()} if copy else weights)
+        state = {name: tensor.clone() for name, tensor in weights.items()} if copy else weights
+        return Weights(version, state, delta=self.config.rollout.sync == "delta")
 
 
 def _ends(which: str, metrics: Metrics) -> dict[str, float]:

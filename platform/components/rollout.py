@@ -13,7 +13,7 @@ from rl_platform.engines.rollout.build import rollout_engine
 from rl_platform.errors import WorkerError
 from rl_platform.models.pretrained import load_config
 from rl_platform.models.tokenizer import load_tokenizer
-from rl_platform.records import Prompt, SamplingParams, Trajectory, Weights
+from rl_platform.records import Prompt, SamplingParams, Trajectory, Weights, WeightsReceived
 from rl_platform.rng import derive_seed
 from rl_platform.runtime.channel import Channel
 
@@ -33,12 +33,12 @@ class LanguageRollout:
         """Ends what the engine started."""
         self.engine.close()
 
-    def receive(self, weights: Weights) -> int:
-        """Generate with these weights from now on; returns their version."""
+    def receive(self, weights: Weights) -> WeightsReceived:
+        """Generate with these weights from now on."""
         self.loaded = None
         self.engine.receive(weights)
         self.loaded = weights.version
-        return self.loaded
+        return WeightsReceived(weights.version, weights.bytes, weights.buckets)
 
     def offload(self, weights: bool) -> None:
         """Leave the device until the next use: there is nothing but weights between generations."""

@@ -194,6 +194,10 @@ class Rollout(Section):
     engine_env: dict[str, str] = Field(
         default_factory=dict, description="sglang: environment variables of the engine's process"
     )
+    sync: Literal["full", "delta"] = Field(
+        default="full",
+        description="weights sent to another process; delta: only parts that differ from what the receiver has",
+    )
 
 
 class Reward(Section):

@@ -130,6 +130,8 @@ def _cluster(config: Config) -> Iterator[Idle]:
     if config.cluster.runtime == "local":
         for name in ("address", "restarts"):
             yield Idle(f"cluster.{name}", "cluster.runtime local is one process without Ray", ("cluster.runtime",))
+        reason = "in one process the rollout reads the actor's weights where they are"
+        yield Idle("rollout.sync", reason, ("cluster.runtime",))
 
 
 def _losses(config: Config) -> Iterator[Idle]:

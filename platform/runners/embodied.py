@@ -13,7 +13,7 @@ from rl_platform.components.policy_rollout import PolicyRollout
 from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.metrics import Reporter
-from rl_platform.runners.ppo import Learners
+from rl_platform.runners.ppo import Learners, sync_metrics
 from rl_platform.runners.recovery import Recovery, Simulation
 from rl_platform.runners.rollouts import Collected
 from rl_platform.runtime import ComponentSpec, Runtime
@@ -38,8 +38,9 @@ class EmbodiedTask:
         self.recovery = Recovery(runtime, self.groups["rollout"])
         self.simulation = Simulation(self.recovery, self.parts()["env"])
 
-    def sync_weights(self, version: int) -> None:
-        self.recovery.sync(self.actor.publish(version, copy=self.config.runner.max_staleness > 0).wait()[0])
+    def sync_weights(self, version: int) -> dict[str, float]:
+        weights = self.actor.publish(version, copy=self.config.runner.max_staleness > 0).wait()[0]
+        return sync_metrics(self.recovery.sync(weights))
 
     def collect(self, step: int) -> Collected:
         with self.reporter.phase("collect"):

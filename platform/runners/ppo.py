@@ -8,7 +8,7 @@ What differs between the tasks is behind `Task`; where components run is the run
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -22,7 +22,7 @@ from rl_platform.algorithms.validation import check_batch
 from rl_platform.config.schema import Config
 from rl_platform.errors import Diverged
 from rl_platform.metrics import Reporter
-from rl_platform.records import RolloutBatch
+from rl_platform.records import RolloutBatch, WeightsReceived
 from rl_platform.rng import generator
 from rl_platform.runners.rollouts import Collected, Rollouts
 from rl_platform.runners.state import RunState
@@ -54,7 +54,7 @@ class Task(Protocol):
     learners: Learners
     groups: Mapping[str, WorkerGroup]
 
-    def sync_weights(self, version: int) -> None:
+    def sync_weights(self, version: int) -> Metrics:
         """The rollout uses the actor's weights as they are now."""
 
     def collect(self, step: int) -> Collected:
@@ -99,7 +99,7 @@ def train(config: Config, task: Task, reporter: Reporter, state: RunState) -> No
         rollouts.settle()
         if ppo.trains_actor(step - 1):
             with reporter.phase("sync weights"):
-                task.sync_weights(ppo.version(step))
+                metrics |= task.sync_weights(ppo.version(step))
         last = step >= steps or (task.exhausted() and not rollouts.pending)
         if last or due(step, config.runner.val_check_interval):
             metrics |= validate(task, reporter, step)
@@ -113,6 +113,14 @@ def train(config: Config, task: Task, reporter: Reporter, state: RunState) -> No
 def validate(task: Task, reporter: Reporter, step: int) -> Metrics:
     with reporter.phase("validate"):
         return task.validate(step)
+
+
+def sync_metrics(received: Sequence[WeightsReceived]) -> Metrics:
+    """What the rollout's ranks got from other processes, all of them together."""
+    return {
+        "weights/bytes": float(sum(found.bytes for found in received)),
+        "weights/buckets": float(sum(found.buckets for found in received)),
+    }
 
 
 def due(step: int, interval: int) -> bool:

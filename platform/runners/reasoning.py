@@ -28,7 +28,7 @@ from rl_platform.metrics import Reporter, Sample
 from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.placement.turns import Turns
 from rl_platform.records import Prompt, RolloutBatch, Trajectory
-from rl_platform.runners.ppo import Learners
+from rl_platform.runners.ppo import Learners, sync_metrics
 from rl_platform.runners.recovery import Recovery
 from rl_platform.runners.rollouts import Collected
 from rl_platform.runners.streaming import streaming_of
@@ -85,9 +85,10 @@ class ReasoningTask:
         )
         self.streaming = streaming_of(config, turns, self.groups, self._batch)
 
-    def sync_weights(self, version: int) -> None:
+    def sync_weights(self, version: int) -> dict[str, float]:
         self.turns.before("sync weights")
-        self.recovery.sync(self.groups["actor"].publish(version, copy=self.config.runner.max_staleness > 0).wait()[0])
+        weights = self.groups["actor"].publish(version, copy=self.config.runner.max_staleness > 0).wait()[0]
+        return sync_metrics(self.recovery.sync(weights))
 
     def collect(self, step: int) -> Collected:
         metrics: dict[str, float] = {}

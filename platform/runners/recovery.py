@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from rl_platform.errors import WorkerDied, WorkerError
-from rl_platform.records import Weights
+from rl_platform.records import Weights, WeightsReceived
 from rl_platform.runtime import Runtime
 from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.group import Handle, WorkerGroup
@@ -22,16 +22,18 @@ class Recovery:
         self.runtime, self.rollout = runtime, rollout
         self.version = -1
         self._weights: Weights | None = None
+        self._received: list[WeightsReceived] = []
         self._behind: set[int] = set()  # ranks without these weights
         self._calls: list[Handle] = []  # of an attempt that failed
 
-    def sync(self, weights: Weights) -> None:
-        """All ranks of the rollout use these weights."""
+    def sync(self, weights: Weights) -> list[WeightsReceived]:
+        """All ranks of the rollout use these weights; what they say of it."""
         self._weights, self.version = weights, weights.version
-        self._behind = set(range(self.rollout.world_size))
+        self._behind, self._received = set(range(self.rollout.world_size)), []
         self.run(lambda: None)
         if isinstance(weights, Weights):  # no name but the tensors: in this process, where nothing is started again
             self._weights = None
+        return self._received
 
     def run(self, attempt: Callable[[], T], again: Callable[[], Any] | None = None) -> T:
         """What `attempt` returns; made again after a death, once the rollout has its weights and after `again()`.
@@ -79,11 +81,12 @@ class Recovery:
         ranks = sorted(self._behind)
         with self.working() as calls:
             calls.append(receiving := self.rollout.on(ranks).receive(self._weights))
-            versions = receiving.wait()
-        for rank, version in zip(ranks, versions, strict=True):
-            if version != self.version:
-                raise WorkerError(f"rollout[{rank}] has weights version {version}; {self.version} were published")
+            received: list[WeightsReceived] = receiving.wait()
+        for rank, found in zip(ranks, received, strict=True):
+            if found.version != self.version:
+                raise WorkerError(f"rollout[{rank}] has weights version {found.version}; {self.version} were published")
         self._behind = set()
+        self._received += received
 
 
 class Simulation:

@@ -31,12 +31,13 @@ from rl_platform.runtime.fingerprint import code_fingerprint
 from rl_platform.runtime.fleet import Greeting
 from rl_platform.runtime.host import PlacedHost
 from rl_platform.runtime.lifecycle import RUNNER
-from rl_platform.runtime.process import HostProcess, Record, WeightsToken, prepare_process
+from rl_platform.runtime.process import HostProcess, Record, prepare_process
 from rl_platform.runtime.process_group import Meeting, join_group, leave_group
 from rl_platform.runtime.remote import RemoteRuntime
 from rl_platform.runtime.remote_channel import Address
 from rl_platform.runtime.remote_worker import Send, answered
 from rl_platform.runtime.reservation import Seat, bundle_for, environment_of, fits, listed, too_large
+from rl_platform.runtime.weights import WeightsToken
 from rl_platform.runtime.wire import PLAIN, Answer, Packed, pack_error, unpack, unpack_error, value_of
 from rl_platform.tracing import recorder
 
@@ -88,15 +89,14 @@ class RayLink:
                 except GetTimeoutError:
                     raise Deadline(f"the process of {host} has not answered for {limit + 2 * GRACE_S:g} s") from None
 
-    def store(self, packed: Packed) -> Any:
-        return ray.put(packed)
+    def store(self, value: Any) -> Any:
+        return ray.put(value)
 
-    def load(self, reference: Any) -> Packed:
+    def load(self, references: Sequence[Any]) -> list[Any]:
         try:
-            packed: Packed = ray.get(reference)
+            return list(ray.get(list(references)))
         except RayError as error:
             raise WorkerDied(f"a message is lost with the process that sent it: {_reason(error)}") from error
-        return packed
 
 
 class HostActor:

@@ -39,6 +39,15 @@ def no_process_group() -> Iterator[None]:
 
 
 @pytest.fixture
+def scored(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A reward that a random model earns now and then: without any there is nothing to learn and to compare."""
+    function = "def score(response, answer, metadata):\n    return float(len(response.encode()) % 3 == 0)\n"
+    (folder / "length_score.py").write_text(function)
+    monkeypatch.syspath_prepend(folder)
+    return "reward.type=length_score:score"
+
+
+@pytest.fixture
 def final_state():
     """final_state("out", 4): the parts of the checkpoint of step 4, by name, with environments as their future.
 

@@ -400,6 +400,8 @@ def test_only_ray_joins_a_cluster_and_starts_processes_again(problems: Any) -> N
         assert list(problems("embodied", f"{key}={value}", "cluster.runtime=local")) == [key]
         assert list(problems("embodied", f"{key}={value}")) == []
     assert list(problems("embodied", "cluster.restarts=-1")) == ["cluster.restarts"]
+    assert list(problems("embodied", "rollout.sync=delta", "cluster.runtime=local")) == ["rollout.sync"]
+    assert "rollout.sync" in problems("embodied", "rollout.sync=partly")
 
 
 def test_switched_off_parts_of_pf_ppo(problems: Any) -> None:

@@ -108,8 +108,9 @@ class World:
         self.critic = Group("critic", LanguageCritic(replace(context, name="critic"), config), self.calls)
         self.learners: Any = Learners(self.actor, self.critic)  # type: ignore[arg-type]
 
-    def sync_weights(self, version: int) -> None:
+    def sync_weights(self, version: int) -> dict[str, float]:
         self.synced.append(version)
+        return {}
 
     def collect(self, step: int) -> Collected:
         self.before.append({"actor": self.actor.parameters(), "critic": self.critic.parameters()})

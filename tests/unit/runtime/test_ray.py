@@ -76,6 +76,15 @@ class Worker:
     def produce(self, channel: Any, items: list[Any]) -> None:
         channel.put_many(items)
 
+    def trickle(self, channel: Any, count: int) -> None:
+        for number in range(count):
+            channel.put(number)
+
+    def wait_and_put(self, channel: Any, closed: Any) -> None:
+        channel.put(0)  # tells of the room
+        closed.get()
+        channel.put(1)
+
     def consume(self, channel: Any) -> list[Any]:
         return list(channel)
 
@@ -214,6 +223,22 @@ def test_items_travel_between_processes_and_large_ones_without_a_copy(pair):
     assert not own, "the array should lie in the object store"
     with pytest.raises(ValueError, match="is open"):
         runtime.channel("stream", 4)
+
+
+def test_when_a_call_ends_all_that_it_put_is_in_the_channel(pair):
+    runtime, groups = pair
+    stream = runtime.channel("trickled", 1000, ["actor"], ["rollout"])
+    groups["actor"].trickle(stream, 400).wait()
+    assert stream.stats().puts == stream.stats().depth == 400
+    assert stream.get_many(1000) == list(range(400))
+    closed = runtime.channel("closed", 2, ["runner"], ["actor"])
+    putting = groups["actor"].wait_and_put(stream, closed)
+    assert stream.get() == 0
+    stream.close()
+    closed.put(None)
+    with pytest.raises(ChannelClosed, match="put on channel 'trickled', which is closed"):
+        putting.wait()
+    closed.close()
 
 
 def test_a_missed_deadline_says_what_the_other_processes_do(pair):
