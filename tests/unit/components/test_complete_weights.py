@@ -82,5 +82,5 @@ def test_a_policy_refuses_half_of_the_weights(context) -> None:
                 rollout.receive(broken)
         with pytest.raises(WorkerError, match=r"rollout\[0\] has no complete weights"):
             rollout.serve(*channels)
-        assert rollout.receive(weights) == 3
+        assert rollout.receive(weights).version == 3
         rollout.serve(*channels)

@@ -63,7 +63,7 @@ def test_everything_this_version_cannot_run_is_told_at_once(folder: Path, monkey
     monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: None)  # no sglang
     (folder / "out").mkdir()
     (folder / "out" / "thesis.pdf").touch()
-    overrides = "actor.training_backend=megatron", "actor.parallel.tensor=2", "rollout.backend=sglang"
+    overrides = "actor.training_backend=megatron", "actor.parallel.tensor=4", "rollout.backend=sglang"
     found = cheap_problems("reasoning.yaml", *overrides, "cluster.num_nodes=2", "cluster.gpus_per_node=0")
     assert found.keys() == {"actor.parallel", "rollout.backend", "cluster.num_nodes", "runner.output_dir"}
     assert all(problem.hint for problem in found.values())
