@@ -21,6 +21,7 @@ import torch
 from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch.layouts import check_layouts, layout_problems
+from rl_platform.launch.ranks import rank_problems
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import Placement
 
@@ -63,11 +64,7 @@ def _processes(config: Config, placement: Placement) -> Iterator[Problem]:
         message = f"GPU {used} is used, but torch sees {found or 'none'} on this machine"
         hint = "cluster.gpus_per_node=0 runs on the CPU, null uses what is there; --plan shows any number"
         yield Problem(key, message, hint=hint)
-    for name in ("env", "rollout"):
-        if config.runner.task_type == "embodied" and (ranks := placement.world_size(name)) != 1:
-            hint = "env.num_workers shares the environments among processes"
-            message = f"an embodied run has one rank of {name}"
-            yield Problem("cluster.component_placement", message, value=f"{ranks} ranks", hint=hint)
+    yield from rank_problems(config, placement)
 
 
 def _output(config: Config) -> Iterator[Problem]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rl_platform.components.actor import EmbodiedActor
+from rl_platform.components.env_ranks import Peers, Shares, joined_states
 from rl_platform.components.environment import Environment
+from rl_platform.components.policy_ranks import PolicyRanks
 from rl_platform.components.policy_rollout import PolicyRollout
 from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.spaces import EnvSpaces
@@ -17,8 +20,7 @@ from rl_platform.metrics import Reporter
 from rl_platform.runners.ppo import Learners
 from rl_platform.runners.rollouts import Collected
 from rl_platform.runtime import ComponentSpec, Runtime
-from rl_platform.runtime.channel import Channel
-from rl_platform.runtime.group import WorkerGroup
+from rl_platform.runtime.group import Handle, WorkerGroup
 
 
 class EmbodiedTask:
@@ -42,19 +44,13 @@ class EmbodiedTask:
         self.groups["rollout"].receive(weights).wait()
 
     def collect(self, step: int) -> Collected:
-        with self.reporter.phase("collect"), self._policy_at_work() as (to_policy, from_policy):
-            collecting = self.groups["env"].collect(step, to_policy, from_policy)
-            return Collected(*collecting.wait(on_progress=self.reporter.progress)[0])
+        with self.reporter.phase("collect"):
+            return Collected(*self._at_work(lambda env, *others: env.collect(step, *others)))
 
     def validate(self, step: int) -> dict[str, float]:
         last = step >= self.config.runner.max_steps
         video = str(self.output_dir / "evaluation.mp4") if last and self.config.env.evaluation.video else None
-        with self._policy_at_work() as (to_policy, from_policy):
-            found = (
-                self.groups["env"]
-                .evaluate(step, video, to_policy, from_policy)
-                .wait(on_progress=self.reporter.progress)[0]
-            )
+        found = self._at_work(lambda env, *others: env.evaluate(step, video, *others))
         if found["note"]:
             self.reporter.note(found["note"])
         elif video:
@@ -70,8 +66,10 @@ class EmbodiedTask:
     def exhausted(self) -> bool:
         return False
 
-    def parts(self) -> Mapping[str, WorkerGroup]:
-        return {"actor": self.actor, "env": self.groups["env"]}
+    def parts(self) -> Mapping[str, Any]:
+        env = self.config.env
+        shares = Shares(env.num_envs, env.pipeline_stages, self.groups["env"].world_size)
+        return {"actor": self.actor, "env": _EnvPart(self.groups["env"], shares)}
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -82,14 +80,64 @@ class EmbodiedTask:
     def finish(self) -> None:
         pass
 
+    def _at_work(self, work: Callable[[WorkerGroup, PolicyRanks, Peers | None], Handle]) -> Any:
+        """The result of env rank 0's `work` on the policy and the environments of all ranks."""
+        env = self.groups["env"].rank(0)
+        with self._policy() as policy, self._peers() as peers:
+            return work(env, policy, peers).wait(on_progress=self.reporter.progress)[0]
+
     @contextmanager
-    def _policy_at_work(self) -> Iterator[tuple[Channel[Any], Channel[Any]]]:
-        """Channels to and from the rollout, which answers until the block ends."""
-        stages = self.config.env.pipeline_stages  # each has one message under way
-        to_policy = self.runtime.channel("observations", stages, ["env"], ["rollout"])
-        from_policy = self.runtime.channel("actions", stages, ["rollout"], ["env"])
-        serving = self.groups["rollout"].serve(to_policy, from_policy)
-        yield to_policy, from_policy
+    def _policy(self) -> Iterator[PolicyRanks]:
+        """The rollout ranks, which answer until the block ends."""
+        rollout = self.groups["rollout"]
+        capacity = self.config.env.pipeline_stages * rollout.world_size  # each has one message under way
+        to_policy = self.runtime.channel("observations", capacity, ["env[0]"], ["rollout"])
+        from_policy = self.runtime.channel("actions", capacity, ["rollout"], ["env[0]"])
+        serving = rollout.serve(to_policy, from_policy)
+        yield PolicyRanks(to_policy, from_policy, rollout.world_size)
         to_policy.close()
         serving.wait()
         from_policy.close()
+
+    @contextmanager
+    def _peers(self) -> Iterator[Peers | None]:
+        """The other env ranks, which simulate until the block ends; None if there are none."""
+        env = self.groups["env"]
+        if env.world_size == 1:
+            yield None
+            return
+        ranks = range(1, env.world_size)
+        labels, capacity = [f"env[{rank}]" for rank in ranks], self.config.env.pipeline_stages * len(ranks)
+        orders = self.runtime.channel("orders", capacity, ["env[0]"], labels)
+        answers = self.runtime.channel("answers", capacity, labels, ["env[0]"])
+        peers = Peers(orders, answers)
+        simulating = env.on(ranks).simulate(peers)
+        yield peers
+        orders.close()
+        simulating.wait()
+        answers.close()
+
+
+@dataclass(frozen=True)
+class _EnvPart:
+    """The env group as a part of a checkpoint, which is the same for any number of ranks."""
+
+    group: WorkerGroup
+    shares: Shares
+
+    def state_dict(self) -> _Saving:
+        return _Saving(self.group.state_dict(), self.shares)
+
+    def load_state_dict(self, state: dict[str, Any]) -> Handle:
+        return self.group.load_state_dict(state)
+
+
+@dataclass(frozen=True)
+class _Saving:
+    handle: Handle
+    shares: Shares
+
+    def wait(self) -> list[dict[str, Any]]:
+        """The state of all ranks in one."""
+        states = self.handle.wait()
+        return [{**states[0], "envs": joined_states([state["envs"] for state in states], self.shares)}]

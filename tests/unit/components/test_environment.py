@@ -9,6 +9,7 @@ import torch
 
 from rl_platform.components.actor import EmbodiedActor
 from rl_platform.components.environment import Environment
+from rl_platform.components.policy_ranks import PolicyRanks
 from rl_platform.components.policy_rollout import Observations, PolicyRollout
 from rl_platform.config.schema import Config
 from rl_platform.runtime.channel import Channel
@@ -88,7 +89,7 @@ def collect(choice: int, **env):
     policy = AlwaysChooses(choice)
     environment = Environment(context("env"), config(**env))
     try:
-        return *environment.collect(0, policy, policy), policy
+        return *environment.collect(0, PolicyRanks(policy, policy)), policy
     finally:
         environment.close()
 
@@ -122,11 +123,11 @@ def test_the_return_is_known_between_the_ends_of_episodes_and_after_a_restart():
     policy = AlwaysChooses(1)
     first, second = (Environment(context("env"), config(rollout_steps=1)) for _ in range(2))
     try:
-        metrics = [first.collect(step, policy, policy)[1] for step in range(4)]
+        metrics = [first.collect(step, PolicyRanks(policy, policy))[1] for step in range(4)]
         assert [found["episode/count"] > 0 for found in metrics] == [False, False, True, False]
         assert [found.get("episode/return") for found in metrics] == [None, None, 6.0, 6.0]
         second.load_state_dict(first.state_dict())
-        assert second.collect(4, policy, policy)[1]["episode/return"] == 6.0
+        assert second.collect(4, PolicyRanks(policy, policy))[1]["episode/return"] == 6.0
     finally:
         first.close()
         second.close()
