@@ -141,7 +141,8 @@ def load(path: str, overrides: Sequence[str]) -> tuple[LoadedConfig, Placement, 
     loaded = load_config(path, overrides, check_cluster)
     assert inventory is not None
     exclusive = ("rollout",) if loaded.config.rollout.backend == "sglang" else ()
-    return loaded, schedule(loaded.config.cluster, inventory, exclusive=exclusive), inventory
+    grouped, _ = inventory.with_groups(loaded.config.cluster.node_groups)
+    return loaded, schedule(loaded.config.cluster, inventory, exclusive=exclusive), grouped
 
 
 def _check_usage(plan: PlanForm | None, calibrate: str | None, slurm: bool, slurm_options: bool) -> None:

@@ -64,6 +64,11 @@ def _processes(config: Config, placement: Placement) -> Iterator[Problem]:
         message = f"GPU {used} is used, but torch sees {found or 'none'} on this machine"
         hint = "cluster.gpus_per_node=0 runs on the CPU, null uses what is there; --plan shows any number"
         yield Problem(key, message, hint=hint)
+    for position, group in enumerate(cluster.node_groups):
+        if group.ray_labels and cluster.address is None:
+            message = "only the nodes of a running Ray cluster have labels"
+            hint = "cluster.address: auto on a machine of that cluster, started with ray start --labels"
+            yield Problem(f"cluster.node_groups[{position}].ray_labels", message, hint=hint)
     yield from rank_problems(config, placement)
 
 

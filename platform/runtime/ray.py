@@ -35,7 +35,17 @@ from rl_platform.runtime.process_group import Meeting, join_group, leave_group
 from rl_platform.runtime.remote import Greeting, RemoteRuntime
 from rl_platform.runtime.remote_channel import Address
 from rl_platform.runtime.remote_worker import Send
-from rl_platform.runtime.reservation import Seat, bundle_for, environment_of, fits, listed
+from rl_platform.runtime.reservation import (
+    Place,
+    Seat,
+    bundle_for,
+    by_node,
+    environment_of,
+    fits,
+    listed,
+    place_for,
+    threads_for,
+)
 from rl_platform.runtime.wire import PLAIN, Answer, Packed, pack_error, unpack, unpack_error, value_of
 from rl_platform.tracing import recorder
 
@@ -229,19 +239,20 @@ class RayFleet:
         self._actors: dict[str, Any] = {}
 
     def start(self, hosts: Sequence[PlacedHost]) -> Mapping[str, Send]:
-        nodes = sorted({placed.node for placed in hosts})
-        bundles = [bundle_for([placed for placed in hosts if placed.node == node]) for node in nodes]
-        self._group = placement_group(bundles, "STRICT_SPREAD" if len(nodes) > 1 else "STRICT_PACK")
-        self._reserve(bundles)
-        for node in nodes:
-            self._start_node([placed for placed in hosts if placed.node == node], nodes.index(node))
-        for node in nodes:
-            self._show_accelerators([placed for placed in hosts if placed.node == node])
+        parts = by_node(hosts)
+        wanted = [place_for(part) for part in parts]
+        bundles, labels = ([getattr(place, name) for place in wanted] for name in ("resources", "labels"))
+        strategy = "STRICT_SPREAD" if len(parts) > 1 else "STRICT_PACK"
+        self._group = placement_group(bundles, strategy, bundle_label_selector=labels if any(labels) else None)
+        self._reserve(wanted)
+        for index, part in enumerate(parts):
+            self._start_node(part, index)
+        for part in parts:
+            self._show_accelerators(part)
         return {name: partial(self._send, name) for name in self._actors}
 
     def _start_node(self, hosts: Sequence[PlacedHost], bundle: int) -> None:
         """The hosts of one node share its cores; the first one stands for all accelerators that the run has there."""
-        threads = max(1, torch.get_num_threads() // len(hosts))
         gpus = bundle_for(hosts).get("GPU", 0.0)
         for placed in hosts:
             environment = dict(environment_of(placed))
@@ -256,9 +267,9 @@ class RayFleet:
                 "runtime_env": {"env_vars": own} if own else None,  # before the process starts, for its loader
             }
             paths = [os.getcwd(), *sys.path]
+            threads = threads_for(placed, hosts, torch.get_num_threads())
             arguments = self.link.namespace, environment, threads, paths, self._trace
-            actor = ray.remote(HostActor).options(**options).remote(*arguments)
-            self._actors[placed.name] = actor
+            self._actors[placed.name] = ray.remote(HostActor).options(**options).remote(*arguments)
 
     def _show_accelerators(self, hosts: Sequence[PlacedHost]) -> None:
         """The plan counts accelerators, Ray says which of the node's are this run's."""
@@ -300,20 +311,20 @@ class RayFleet:
             getattr(actor, method).remote(*arguments).future().add_done_callback(answered)
         return future
 
-    def _reserve(self, bundles: Sequence[Mapping[str, float]]) -> None:
+    def _reserve(self, wanted: Sequence[Place]) -> None:
         """Waits for the placement group: one that cannot be met would stay pending for ever."""
         assert self._group is not None
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        if not fits(bundles, nodes):
+        nodes = [Place(node["Resources"], node.get("Labels", {})) for node in ray.nodes() if node["Alive"]]
+        if not fits(wanted, nodes):
             self.stop(0)
             found = f"the Ray cluster has {listed(nodes)}"
             hint = "other resources, or cluster.address of a larger cluster"
-            message = f"needs {listed(bundles)}, but {found}"
+            message = f"needs {listed(wanted)}, but {found}"
             raise PlacementError([Problem("cluster.component_placement", message, hint=hint)])
         if not self._group.wait(self._patience):
             self.stop(0)
             free = f"{ray.available_resources().get('GPU', 0):g} GPUs of the cluster are free"
-            message = f"the placement needs {listed(bundles)}, which others still hold after {self._patience:g} s"
+            message = f"the placement needs {listed(wanted)}, which others still hold after {self._patience:g} s"
             raise Deadline(f"{message}: {free}")
 
 
