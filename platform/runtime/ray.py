@@ -35,17 +35,7 @@ from rl_platform.runtime.process_group import Meeting, join_group, leave_group
 from rl_platform.runtime.remote import Greeting, RemoteRuntime
 from rl_platform.runtime.remote_channel import Address
 from rl_platform.runtime.remote_worker import Send
-from rl_platform.runtime.reservation import (
-    Place,
-    Seat,
-    bundle_for,
-    by_node,
-    environment_of,
-    fits,
-    listed,
-    place_for,
-    threads_for,
-)
+from rl_platform.runtime.reservation import Place, Seat, by_node, environment_of, fits, listed, place_for, threads_for
 from rl_platform.runtime.wire import PLAIN, Answer, Packed, pack_error, unpack, unpack_error, value_of
 from rl_platform.tracing import recorder
 
@@ -253,7 +243,7 @@ class RayFleet:
 
     def _start_node(self, hosts: Sequence[PlacedHost], bundle: int) -> None:
         """The hosts of one node share its cores; the first one stands for all accelerators that the run has there."""
-        gpus = bundle_for(hosts).get("GPU", 0.0)
+        gpus = place_for(hosts).resources.get("GPU", 0.0)
         for placed in hosts:
             environment = dict(environment_of(placed))
             own = {name: value for name, value in environment.items() if name != VISIBLE_DEVICES}
