@@ -22,6 +22,7 @@ from rl_platform.envs.embodied.normalize import ObservationNormalizer, RewardNor
 from rl_platform.envs.embodied.spaces import EnvDescription
 from rl_platform.envs.embodied.vector import StepResult, VectorEnv
 from rl_platform.envs.embodied.video import record_video
+from rl_platform.errors import PlatformError
 from rl_platform.records import RolloutBatch
 from rl_platform.rng import derive_seed
 
@@ -100,10 +101,12 @@ class Environment:
 
     def simulate(self, peers: Peers) -> None:
         """On ranks above 0: simulate while rank 0 collects or evaluates."""
-        total = self.env.rollout_steps * self.env.pipeline_stages
-        follow_orders(
-            self.envs, self.context.rank, peers, lambda done: self.context.progress.update(done, total, "steps")
-        )
+        total, context = self.env.rollout_steps * self.env.pipeline_stages, self.context
+        try:
+            follow_orders(self.envs, context.rank, peers, lambda done: context.progress.update(done, total, "steps"))
+        except PlatformError as error:
+            error.add_note(f"environment 0 of {context.label} is number {self.numbers[0]} of the run")
+            raise
 
     def _current(self, envs: AllEnvs) -> np.ndarray:
         """Normalised observations [num_envs,D] that await an action; those that follow a reset are counted once."""

@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from rl_platform.components.actor import EmbodiedActor
+from rl_platform.components.env_ranks import Order, Peers
 from rl_platform.components.environment import Environment
 from rl_platform.components.policy_ranks import PolicyRanks
 from rl_platform.components.policy_rollout import Observations, PolicyRollout
 from rl_platform.config.schema import Config
+from rl_platform.errors import WorkerError
 from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.host import ComponentContext
 
@@ -148,6 +150,17 @@ def test_a_step_that_is_not_finite_is_masked_and_ends_its_episode():
     assert torch.isfinite(batch.rewards).all()
     assert metrics["episode/invalid"] == 6.0
     assert metrics["episode/count"] == 0.0
+
+
+def test_a_failing_environment_of_another_rank_is_named_by_its_number_in_the_run():
+    rank = ComponentContext(name="env", rank=2, world_size=3, node=0, accelerators=(), seed=3)
+    environment = Environment(rank, config(num_envs=6))
+    environment.envs._blocks[0]._envs[1].unwrapped.step = None
+    peers = Peers(Channel("orders", 2, 5.0), Channel("answers", 2, 5.0))
+    peers.orders.put(Order(0, np.zeros(2, np.int64)), key=2)
+    with pytest.raises(WorkerError, match=r"environment 1 \(Corridor-v0\) failed in step") as caught:
+        environment.simulate(peers)
+    assert caught.value.__notes__ == ["environment 0 of env[2] is number 4 of the run"]
 
 
 def test_end_values_come_from_the_states_that_follow_ends():
