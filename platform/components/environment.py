@@ -64,6 +64,10 @@ class Environment:
         self.envs.reset([seed + number for number in self.numbers.tolist()])
         self.observations: np.ndarray | None = None  # normalised; before the first use nobody has seen them
 
+    def begin(self, peers: Peers) -> None:
+        """On rank 0, once and first, where there are several ranks: count the observations that follow the reset."""
+        self._current(AllEnvs(self.envs, self.shares, peers))
+
     def collect(
         self, step: int, policy: PolicyRanks, peers: Peers | None = None
     ) -> tuple[RolloutBatch, dict[str, float]]:
@@ -100,7 +104,7 @@ class Environment:
         return rollout.finish(current, self.bootstrap), self._metrics(rollout)
 
     def simulate(self, peers: Peers) -> None:
-        """On ranks above 0: simulate while rank 0 collects or evaluates."""
+        """On ranks above 0: simulate while rank 0 begins or collects."""
         total, context = self.env.rollout_steps * self.env.pipeline_stages, self.context
         try:
             follow_orders(self.envs, context.rank, peers, lambda done: context.progress.update(done, total, "steps"))
@@ -135,14 +139,14 @@ class Environment:
             return None
         return np.flatnonzero(~rollout.idle[rows])
 
-    def evaluate(self, step: int, video: str | None, policy: PolicyRanks, peers: Peers | None = None) -> dict[str, Any]:
+    def evaluate(self, step: int, video: str | None, policy: PolicyRanks) -> dict[str, Any]:
         """Returns and lengths of evaluation episodes under the frozen normalisers; `video`: a file to write.
 
         They run in environments of this rank's own.
         """
         settings, chunked = self.env.evaluation, not self.levels.single
         moves = 0
-        self._current(AllEnvs(self.envs, self.shares, peers))  # the normalisers know what follows the reset
+        self._current(AllEnvs(self.envs, self.shares, None))  # the normalisers know what follows the reset
 
         def act(observations: np.ndarray) -> np.ndarray:
             nonlocal moves
@@ -164,7 +168,7 @@ class Environment:
     def state_dict(self) -> dict[str, Any]:
         """Simulation, normalisers and the observations that await an action; of ranks above 0 their simulation alone.
 
-        `joined_states` makes one of those of all ranks. Where there are several, only after the first use.
+        `joined_states` makes one of those of all ranks.
         """
         state: dict[str, Any] = {"envs": self.envs.state_dict()}
         if self.context.rank > 0:

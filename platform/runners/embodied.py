@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,19 +38,25 @@ class EmbodiedTask:
         self.groups = runtime.start(specs)
         self.actor = self.groups[actor]
         self.learners = Learners(self.actor)
+        if self.groups["env"].world_size > 1:
+            with self._peers() as peers:
+                self.groups["env"].rank(0).begin(peers).wait()
 
     def sync_weights(self, version: int) -> None:
         weights = self.actor.publish(version, copy=self.config.runner.max_staleness > 0).wait()[0]
         self.groups["rollout"].receive(weights).wait()
 
     def collect(self, step: int) -> Collected:
-        with self.reporter.phase("collect"):
-            return Collected(*self._at_work(lambda env, *others: env.collect(step, *others)))
+        with self.reporter.phase("collect"), self._policy() as policy, self._peers() as peers:
+            collecting = self.groups["env"].rank(0).collect(step, policy, peers)
+            return Collected(*collecting.wait(on_progress=self.reporter.progress)[0])
 
     def validate(self, step: int) -> dict[str, float]:
         last = step >= self.config.runner.max_steps
         video = str(self.output_dir / "evaluation.mp4") if last and self.config.env.evaluation.video else None
-        found = self._at_work(lambda env, *others: env.evaluate(step, video, *others))
+        with self._policy() as policy:
+            evaluating = self.groups["env"].rank(0).evaluate(step, video, policy)
+            found = evaluating.wait(on_progress=self.reporter.progress)[0]
         if found["note"]:
             self.reporter.note(found["note"])
         elif video:
@@ -79,12 +85,6 @@ class EmbodiedTask:
 
     def finish(self) -> None:
         pass
-
-    def _at_work(self, work: Callable[[WorkerGroup, PolicyRanks, Peers | None], Handle]) -> Any:
-        """The result of env rank 0's `work` on the policy and the environments of all ranks."""
-        env = self.groups["env"].rank(0)
-        with self._policy() as policy, self._peers() as peers:
-            return work(env, policy, peers).wait(on_progress=self.reporter.progress)[0]
 
     @contextmanager
     def _policy(self) -> Iterator[PolicyRanks]:

@@ -39,7 +39,7 @@ def simulated():
                 part.reset([100 + number for number in shares.of(rank).tolist()])
             else:
                 part.load_state_dict(start, shares.of(rank))
-        peers = Peers(Channel("orders", 8, 5.0), Channel("answers", 8, 5.0))
+        peers = Peers(Channel("orders", 8, 60.0), Channel("answers", 8, 60.0))
         threads = [
             threading.Thread(target=follow_orders, args=(parts[rank], rank, peers, lambda done: None))
             for rank in range(1, ranks)
