@@ -143,7 +143,8 @@ def load(path: str, overrides: Sequence[str]) -> tuple[LoadedConfig, Placement, 
     assert inventory is not None
     placement = schedule(loaded.config.cluster, inventory)
     on_gpus = bool(placement.accelerators.get("rollout")) and not placement.emulated
-    return loaded.with_backend(*chosen_backend(loaded.config.rollout.backend, on_gpus)), placement, inventory
+    grouped, _ = inventory.with_groups(loaded.config.cluster.node_groups)
+    return loaded.with_backend(*chosen_backend(loaded.config.rollout.backend, on_gpus)), placement, grouped
 
 
 def _check_usage(plan: PlanForm | None, calibrate: str | None, slurm: bool, slurm_options: bool) -> None:

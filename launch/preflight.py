@@ -24,6 +24,7 @@ from rl_platform.engines.rollout.sglang import VERSION as SGLANG
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch.cluster import uses_ray
 from rl_platform.launch.layouts import check_layouts, layout_problems
+from rl_platform.launch.ranks import rank_problems
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import Placement
 
@@ -81,11 +82,12 @@ def _processes(config: Config, placement: Placement) -> Iterator[Problem]:
         if cluster.inventory is not None:
             key, hint = "cluster.inventory", "replace it to run here, as cluster={component_placement: {...}}"
         yield Problem(key, message, hint=hint)
-    for name in ("env", "rollout"):
-        if config.runner.task_type == "embodied" and (ranks := placement.world_size(name)) != 1:
-            hint = "env.num_workers shares the environments among processes"
-            message = f"an embodied run has one rank of {name}"
-            yield Problem("cluster.component_placement", message, value=f"{ranks} ranks", hint=hint)
+    for position, group in enumerate(cluster.node_groups):
+        if group.ray_labels and cluster.address is None:
+            message = "only the nodes of a running Ray cluster have labels"
+            hint = "cluster.address: auto on a machine of that cluster, started with ray start --labels"
+            yield Problem(f"cluster.node_groups[{position}].ray_labels", message, hint=hint)
+    yield from rank_problems(config, placement)
 
 
 def _weight_sync(config: Config, placement: Placement) -> Iterator[Problem]:

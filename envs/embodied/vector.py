@@ -255,12 +255,14 @@ class VectorEnv:
             "envs": self._call("save"),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> np.ndarray:
-        """Continue from `state_dict()`; a step that is under way is dropped. Returns observations [N,D].
+    def load_state_dict(self, state: Mapping[str, Any], chosen: Sequence[int] | None = None) -> np.ndarray:
+        """Continue from `state_dict()`, or as those of its environments that are `chosen`; a step that is under way is
+        dropped. Returns observations [N,D].
 
-        Raises CheckpointError if the state is of other environments.
+        Raises CheckpointError if it is of other ones.
         """
-        for name, ours in (("id", self.description.id), ("num_envs", self.num_envs)):
+        count = self.num_envs if chosen is None else state["num_envs"]
+        for name, ours in (("id", self.description.id), ("num_envs", count)):
             if state[name] != ours:
                 raise CheckpointError(
                     f"the checkpoint's environments have {name} {state[name]!r}, the config's {ours!r}"
@@ -269,10 +271,10 @@ class VectorEnv:
             if under_way:
                 self.receive(stage)
         self._seed, self._steps = state["seed"], state["steps"]
-        restart_seeds = np.random.SeedSequence([self._seed, self._steps]).generate_state(self.num_envs).tolist()
-        observations = np.frombuffer(state["observations"], np.float32)
-        self._buffers.observations[:] = observations.reshape(self._buffers.observations.shape)
-        self._call("restore", list(state["envs"]), restart_seeds)
+        which = list(range(count) if chosen is None else chosen)
+        restart_seeds = np.random.SeedSequence([self._seed, self._steps]).generate_state(count)[which].tolist()
+        self._buffers.observations[:] = np.frombuffer(state["observations"], np.float32).reshape(count, -1)[which]
+        self._call("restore", [state["envs"][index] for index in which], restart_seeds)
         return self.observations
 
     def close(self) -> None:

@@ -12,6 +12,8 @@ import torch
 from rl_platform.components.actor import action_levels
 from rl_platform.components.base import ComponentContext
 from rl_platform.components.chunk_recording import ChunkRecording
+from rl_platform.components.env_ranks import AllEnvs, Peers, Shares, follow_orders
+from rl_platform.components.policy_ranks import PolicyRanks
 from rl_platform.components.policy_rollout import Actions, Observations
 from rl_platform.components.recording import Recording
 from rl_platform.config.schema import Config
@@ -20,23 +22,28 @@ from rl_platform.envs.embodied.normalize import ObservationNormalizer, RewardNor
 from rl_platform.envs.embodied.spaces import EnvDescription
 from rl_platform.envs.embodied.vector import StepResult, VectorEnv
 from rl_platform.envs.embodied.video import record_video
+from rl_platform.errors import PlatformError
 from rl_platform.records import RolloutBatch
 from rl_platform.rng import derive_seed
-from rl_platform.runtime.channel import Channel
 
 RECENT_EPISODES = 100  # the last of them are what `episode/return` and `episode/length` are means of
 
 
 class Environment:
-    """`env.num_envs` environments; asks for actions through channels, so it knows nothing of the policy."""
+    """`env.num_envs` environments, shared by the ranks; asks for actions, so it knows nothing of the policy.
+
+    Rank 0 collects and has the normalisers; the others simulate for it.
+    """
 
     def __init__(self, context: ComponentContext, config: Config) -> None:
         self.context, self.env = context, config.env
         self.description = EnvDescription(self.env.id, self.env.kwargs, self.env.max_episode_steps)
+        self.shares = Shares(self.env.num_envs, self.env.pipeline_stages, context.world_size)
+        self.numbers = self.shares.of(context.rank)
         self.envs = VectorEnv(
             self.description,
-            self.env.num_envs,
-            self.env.num_workers,
+            len(self.numbers),
+            self.env.num_workers // context.world_size,
             self.env.step_timeout_s,
             stages=self.env.pipeline_stages,
         )
@@ -54,10 +61,15 @@ class Environment:
         self.bootstrap = config.algorithm.bootstrap_type
         self.recent: deque[tuple[float, int]] = deque(maxlen=RECENT_EPISODES)  # returns and lengths
         seed = derive_seed(context.seed, "env") % 2**31
-        self.observations = self._seen(self.envs.reset(range(seed, seed + self.env.num_envs)))
+        self.envs.reset([seed + number for number in self.numbers.tolist()])
+        self.observations: np.ndarray | None = None  # normalised; before the first use nobody has seen them
+
+    def begin(self, peers: Peers) -> None:
+        """On rank 0, once and first, where there are several ranks: count the observations that follow the reset."""
+        self._current(AllEnvs(self.envs, self.shares, peers))
 
     def collect(
-        self, step: int, to_policy: Channel[Observations], from_policy: Channel[Actions]
+        self, step: int, policy: PolicyRanks, peers: Peers | None = None
     ) -> tuple[RolloutBatch, dict[str, float]]:
         """`env.rollout_steps` steps of every environment: one row each, and metrics of the episodes that ended.
 
@@ -65,43 +77,61 @@ class Environment:
         turns in a fixed order, so what is collected does not depend on timing. It is asked before every step, or where
         it chooses K actions at once before every K-th.
         """
-        steps, stages = self.env.rollout_steps, list(enumerate(self.envs.rows))
+        envs = AllEnvs(self.envs, self.shares, peers)
+        steps, stages = self.env.rollout_steps, list(enumerate(envs.rows))
+        current = self._current(envs)
         num_actions = self.levels.num_actions
         rollout = self._recording(steps)
         chosen: dict[int, Actions] = {}
         for stage, rows in stages:
-            to_policy.put(Observations(self.observations[rows].copy(), ("act", step, 0, stage)))
+            policy.ask(Observations(current[rows].copy(), ("act", step, 0, stage)))
         for position in range(steps):
             self.context.progress.update(position, steps, "steps")
-            for stage, _ in stages:
-                if position % num_actions == 0:
-                    chosen[stage] = from_policy.get()
-                self._send(chosen[stage].array, stage, position % num_actions, rollout)
             for stage, rows in stages:
-                result = self.envs.receive(stage)
+                slot = position % num_actions
+                if slot == 0:
+                    chosen[stage] = policy.answer(len(current[rows]))
+                envs.send(*self._step(chosen[stage].array, stage, rows, slot, rollout))
+            for stage, rows in stages:
+                result = envs.receive(stage)
                 stepped = self._stepped(rollout, rows)
                 rewards = self._rewards(result, rows, stepped)
                 finals = self._normalized(result.final_observations)
-                rollout.add((rows, position), self.observations[rows], chosen[stage], rewards, result, finals)
-                self.observations[rows] = observations = self._seen(result.observations, stepped)
+                rollout.add((rows, position), current[rows], chosen[stage], rewards, result, finals)
+                current[rows] = observations = self._seen(result.observations, stepped)
                 if position + 1 < steps and (position + 1) % num_actions == 0:
-                    to_policy.put(Observations(observations, ("act", step, position + 1, stage)))
-        return rollout.finish(self.observations, self.bootstrap), self._metrics(rollout)
+                    policy.ask(Observations(observations, ("act", step, position + 1, stage)))
+        return rollout.finish(current, self.bootstrap), self._metrics(rollout)
+
+    def simulate(self, peers: Peers) -> None:
+        """On ranks above 0: simulate while rank 0 begins or collects."""
+        total, context = self.env.rollout_steps * self.env.pipeline_stages, self.context
+        try:
+            follow_orders(self.envs, context.rank, peers, lambda done: context.progress.update(done, total, "steps"))
+        except PlatformError as error:
+            error.add_note(f"environment 0 of {context.label} is number {self.numbers[0]} of the run")
+            raise
+
+    def _current(self, envs: AllEnvs) -> np.ndarray:
+        """Normalised observations [num_envs,D] that await an action; those that follow a reset are counted once."""
+        if self.observations is None:
+            self.observations = self._seen(envs.observations())
+        return self.observations
 
     def _recording(self, steps: int) -> Recording | ChunkRecording:
         if self.levels.single:
             return Recording(self.env.num_envs, steps, self.envs.spaces)
         return ChunkRecording(self.env.num_envs, steps, self.envs.spaces, self.levels)
 
-    def _send(self, chosen: np.ndarray, stage: int, slot: int, rollout: Recording | ChunkRecording) -> None:
-        """Begin a stage's step with the action at `slot` of its chunk; environments whose episode ended in it wait."""
+    def _step(
+        self, chosen: np.ndarray, stage: int, rows: slice, slot: int, rollout: Recording | ChunkRecording
+    ) -> tuple[np.ndarray, int, np.ndarray | None]:
+        """A stage's step with the action at `slot` of its chunk; environments whose episode ended in it wait."""
         if isinstance(rollout, Recording):
-            self.envs.send(chosen, stage)
-            return
-        rows = self.envs.rows[stage]
+            return chosen, stage, None
         if slot == 0:
             rollout.begin(rows)
-        self.envs.send(chosen[:, slot], stage, rollout.idle[rows])
+        return chosen[:, slot], stage, rollout.idle[rows]
 
     def _stepped(self, rollout: Recording | ChunkRecording, rows: slice) -> np.ndarray | None:
         """Which of the environments `rows` are not waiting for their next chunk; None: all are stepped."""
@@ -109,39 +139,42 @@ class Environment:
             return None
         return np.flatnonzero(~rollout.idle[rows])
 
-    def evaluate(
-        self, step: int, video: str | None, to_policy: Channel[Observations], from_policy: Channel[Actions]
-    ) -> dict[str, Any]:
-        """Returns and lengths of evaluation episodes under the frozen normalisers; `video`: a file to write."""
+    def evaluate(self, step: int, video: str | None, policy: PolicyRanks) -> dict[str, Any]:
+        """Returns and lengths of evaluation episodes under the frozen normalisers; `video`: a file to write.
+
+        They run in environments of this rank's own.
+        """
         settings, chunked = self.env.evaluation, not self.levels.single
         moves = 0
+        self._current(AllEnvs(self.envs, self.shares, None))  # the normalisers know what follows the reset
 
-        def policy(observations: np.ndarray) -> np.ndarray:
+        def act(observations: np.ndarray) -> np.ndarray:
             nonlocal moves
             moves += 1
-            to_policy.put(
-                Observations(self._normalized(observations), ("evaluate", step, moves), settings.deterministic)
-            )
-            return from_policy.get().array
+            policy.ask(Observations(self._normalized(observations), ("evaluate", step, moves), settings.deterministic))
+            return policy.answer(len(observations)).array
 
         count = min(settings.episodes, self.env.num_envs)
         envs = VectorEnv(self.description, count, min(self.env.num_workers, count), self.env.step_timeout_s)
         try:
-            found = evaluate(envs, policy, settings.episodes, settings.seed, chunked=chunked)
+            found = evaluate(envs, act, settings.episodes, settings.seed, chunked=chunked)
         finally:
             envs.close()
         note = None
         if video:
-            note = record_video(self.description, policy, Path(video), settings.seed, chunked=chunked)
+            note = record_video(self.description, act, Path(video), settings.seed, chunked=chunked)
         return {"returns": found.returns, "lengths": found.lengths, "invalid": found.invalid, "note": note}
 
     def state_dict(self) -> dict[str, Any]:
-        """Simulation, normalisers and the observations that await an action."""
-        state: dict[str, Any] = {
-            "envs": self.envs.state_dict(),
-            "observations": torch.from_numpy(self.observations.copy()),
-            "recent_episodes": list(self.recent),
-        }
+        """Simulation, normalisers and the observations that await an action; of ranks above 0 their simulation alone.
+
+        `joined_states` makes one of those of all ranks.
+        """
+        state: dict[str, Any] = {"envs": self.envs.state_dict()}
+        if self.context.rank > 0:
+            return state
+        state["observations"] = torch.from_numpy(self._current(AllEnvs(self.envs, self.shares, None)).copy())
+        state["recent_episodes"] = list(self.recent)
         if self.observation_normalizer:
             state["observation_normalizer"] = self.observation_normalizer.state_dict()
         if self.reward_normalizer:
@@ -149,7 +182,8 @@ class Environment:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.envs.load_state_dict(state["envs"])
+        """Continue from the state of all environments, by whatever number of ranks it was saved."""
+        self.envs.load_state_dict(state["envs"], self.numbers)
         self.observations = state["observations"].numpy().copy()
         self.recent = deque(state["recent_episodes"], maxlen=RECENT_EPISODES)
         if self.observation_normalizer:

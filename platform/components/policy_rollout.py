@@ -20,11 +20,16 @@ from rl_platform.runtime.cpu import compute_alone
 
 @dataclass(frozen=True)
 class Observations:
-    """[N,D] float32. `draw` names the random numbers of this choice; `deterministic` needs none."""
+    """[N,D] float32. `draw` names the random numbers of this choice; `deterministic` needs none.
+
+    among: (first, total) where these are rows of a larger choice, None: they are all of it. An observation gets the
+    same random numbers whichever rank and micro-batch it is in.
+    """
 
     array: np.ndarray
     draw: tuple[str | int, ...] = ()
     deterministic: bool = False
+    among: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -62,21 +67,23 @@ class PolicyRollout:
         """Answers until `source` is closed. Raises WorkerError without a complete set of weights."""
         if self.version < 0:
             raise WorkerError(f"{self.context.label} has no complete weights: its last receive() did not end well")
+        key = self.context.rank if self.context.world_size > 1 else None
         while True:
             try:
-                observations = source.get()
+                observations = source.get(key=key)
             except ChannelClosed:
                 return
-            sink.put(self.act(observations))
+            sink.put(self.act(observations), key=key)
 
     @torch.inference_mode()
     def act(self, observations: Observations) -> Actions:
-        if not observations.deterministic:
-            self.generator.manual_seed(derive_seed(self.context.seed, "rollout", *observations.draw))
         tensor = torch.from_numpy(observations.array).to(self.device)
-        parts = [
-            self.policy.act(part, self.generator, observations.deterministic)
-            for part in (tensor.split(self.rows) if self.rows else (tensor,))
-        ]
+        first, total = observations.among or (0, len(tensor))
+        seed = derive_seed(self.context.seed, "rollout", *observations.draw)
+        parts = []
+        for part in tensor.split(self.rows) if self.rows else (tensor,):
+            self.generator.manual_seed(seed)
+            parts.append(self.policy.act(part, self.generator, observations.deterministic, among=(first, total)))
+            first += len(part)
         actions, log_probs = (torch.cat([part[field] for part in parts]).cpu().numpy() for field in (0, 1))
         return Actions(actions, log_probs)

@@ -18,10 +18,11 @@ from rl_platform.config.checks import check
 from rl_platform.config.describe import default_tree
 from rl_platform.config.effects import idle_keys
 from rl_platform.config.explain import dotted, explain
+from rl_platform.config.extends import read_config
 from rl_platform.config.interpolation import resolve_references
 from rl_platform.config.overrides import apply_overrides
 from rl_platform.config.schema import Cluster, Config, Runner
-from rl_platform.config.source import COMMAND_LINE, CoreLoader, YamlReader
+from rl_platform.config.source import COMMAND_LINE, CoreLoader
 from rl_platform.errors import ConfigError, Problem
 
 
@@ -61,15 +62,12 @@ def load_config(
     `check_cluster` says what is wrong with the placement, which needs knowledge of machines. It is asked whenever the
     section can be read, however wrong the others are. Raises ConfigError with all problems found, in line order.
     """
-    reader = YamlReader(str(path))
-    tree = reader.read(_text_of(path))
-    problems = reader.problems
+    tree, sources, problems = read_config(path)
     if not problems and not isinstance(tree, dict):
         message = "the file is empty" if tree is None else "the file holds no mapping"
         problems = [Problem("config", message, str(path), hint="it needs at least the sections runner and cluster")]
     if not isinstance(tree, dict):
         raise ConfigError(problems)
-    sources = reader.where
     problems += apply_overrides(tree, sources, overrides)
 
     def where(key: str) -> str:
@@ -89,14 +87,6 @@ def load_config(
     if problems or config is None:
         raise ConfigError(sorted(problems, key=_line_order))
     return LoadedConfig(config, sources)
-
-
-def _text_of(path: str | Path) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError([Problem("config", f"the file cannot be read: {reason}", str(path))]) from error
 
 
 def _validate(

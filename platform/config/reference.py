@@ -22,6 +22,8 @@ would have no effect are all listed at once, with their lines, before anything i
 
 * `platform-launch CONFIG section.key=value ...` overrides keys. A value is read as YAML and replaces what stands there:
   `algorithm.gamma=0.99`, `actor.optim.betas=[0.9, 0.95]`, `cluster.component_placement.rollout=4-7`. The last one wins.
+* `extends: ../ppo_tiny.yaml` takes all keys from another file, relative to this one, which may extend a third. Sections
+  are merged key by key; what this file writes replaces what stands there, `cluster.component_placement` as a whole.
 * `${section.key}` stands for the value of another key, `$${` for a literal `${`.
 * Scalars are those of YAML 1.2: `1e-5` is a number, `yes` and `1:0` are text, `true` and `false` are the only booleans.
 * `null` switches a key off where it says so.

@@ -49,11 +49,17 @@ class Runner(Section):
 
 
 class NodeGroup(Section):
-    """`cluster.node_groups[]`: nodes by label, with environment variables."""
+    """`cluster.node_groups[]`: nodes by label, with what sets them apart."""
 
     label: str = Field(min_length=1, description="name used as node_group in component_placement")
     node_ranks: str = Field(description="nodes of the cluster in this group, as 0-1,3")
     env_vars: dict[str, str] = Field(default_factory=dict, description="environment of the workers on these nodes")
+    accelerators: int | None = Field(
+        default=None, ge=0, description="GPUs of each of these nodes; 0: CPU nodes; null: as the cluster's other nodes"
+    )
+    ray_labels: dict[str, str] = Field(
+        default_factory=dict, description="these nodes are Ray nodes with these labels (ray start --labels)"
+    )
 
 
 class ClusterInventory(Section):

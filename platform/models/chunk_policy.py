@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_platform.envs.embodied.spaces import ActionSpace
-from rl_platform.models.policy import LOG_SQRT_2_PI, ActorCriticPolicy
+from rl_platform.models.policy import LOG_SQRT_2_PI, ActorCriticPolicy, place, room
 
 
 class ChunkPolicy(ActorCriticPolicy):
@@ -43,20 +43,24 @@ class ChunkPolicy(ActorCriticPolicy):
 
     @torch.no_grad()
     def act(
-        self, observations: Tensor, generator: torch.Generator | None = None, deterministic: bool = False
+        self,
+        observations: Tensor,
+        generator: torch.Generator | None = None,
+        deterministic: bool = False,
+        among: tuple[int, int] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """observations [N,...] -> actions [N,K,A] float32 (not clipped) or [N,K] int64, log_probs [N,K,D]."""
         heads = self._heads(self._features(observations))
         if self.action_space.kind == "continuous":
             noise = torch.zeros_like(heads)
             if not deterministic:
-                noise.normal_(generator=generator)
+                noise = room(heads, among).normal_(generator=generator)[place(heads, among)]
             log_std = self._log_std()
             return heads + log_std.exp() * noise, _gaussian_log_probs(noise, log_std)
         log_probs = heads.log_softmax(-1)
         races = torch.ones_like(log_probs)  # as in ActorCriticPolicy; equal ones leave the most likely choice
         if not deterministic:
-            races.exponential_(generator=generator)
+            races = room(heads, among).exponential_(generator=generator)[place(heads, among)]
         choices = (log_probs - races.log()).argmax(-1, keepdim=True)
         return choices.squeeze(-1), log_probs.gather(-1, choices)
 

@@ -95,17 +95,22 @@ class ActorCriticPolicy(nn.Module):
 
     @torch.no_grad()
     def act(
-        self, observations: Tensor, generator: torch.Generator | None = None, deterministic: bool = False
+        self,
+        observations: Tensor,
+        generator: torch.Generator | None = None,
+        deterministic: bool = False,
+        among: tuple[int, int] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Choose actions; `deterministic` takes the mean or the most likely choice.
 
-        observations [N,...] float32 -> actions [N,A] float32 (not clipped) or [N] int64, log_probs [N].
+        among: (first, total) of rows that are part of a larger choice; they get the random numbers they would get in
+        it. observations [N,...] float32 -> actions [N,A] float32 (not clipped) or [N] int64, log_probs [N].
         """
         head = self.policy_head(self._features(observations))
         if self.action_space.kind == "continuous":
             noise = torch.zeros_like(head)
             if not deterministic:
-                noise.normal_(generator=generator)
+                noise = room(head, among).normal_(generator=generator)[place(head, among)]
             actions = torch.addcmul(head, noise, self.log_std.exp())
             return actions, self._gaussian_log_probs(noise)
         log_probs = head.log_softmax(-1)
@@ -113,7 +118,7 @@ class ActorCriticPolicy(nn.Module):
             choices = log_probs.argmax(-1, keepdim=True)
         else:
             # exponential races: argmax of p / Exp(1) is distributed as p
-            races = torch.empty_like(log_probs).exponential_(generator=generator)
+            races = room(log_probs, among).exponential_(generator=generator)[place(log_probs, among)]
             choices = (log_probs - races.log()).argmax(-1, keepdim=True)
         return choices.squeeze(-1), log_probs.gather(-1, choices).squeeze(-1)
 
@@ -136,6 +141,17 @@ class ActorCriticPolicy(nn.Module):
         """noise [B,A] = (a - mu) / sigma -> [B]."""
         # log N(a; mu, sigma) = -sum_i (noise_i^2 / 2 + log sigma_i + log sqrt(2 pi))
         return -0.5 * noise.square().sum(-1) - (self.log_std.sum() + self.action_space.size * LOG_SQRT_2_PI)
+
+
+def room(like: Tensor, among: tuple[int, int] | None) -> Tensor:
+    """Uninitialised: one row for each row of the whole choice that the rows of `like` are part of."""
+    return torch.empty_like(like) if among is None else like.new_empty(among[1], *like.shape[1:])
+
+
+def place(like: Tensor, among: tuple[int, int] | None) -> slice:
+    """Where the rows of `like` are in the whole choice."""
+    first = 0 if among is None else among[0]
+    return slice(first, first + len(like))
 
 
 def _linear(inputs: int, outputs: int, gain: float) -> nn.Linear:

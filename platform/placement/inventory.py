@@ -29,7 +29,7 @@ class Node:
     """One machine. `cpus` and `memory` (bytes) are None when only declared.
 
     `device_ids` are the names its accelerators have in CUDA_VISIBLE_DEVICES, one each; empty: 0, 1, 2 ...
-    `env_vars` are those of its node groups, set for every process on the node.
+    `env_vars` are those of its node groups, set for every process on the node; `ray_labels` those it must have in Ray.
     """
 
     name: str
@@ -39,6 +39,7 @@ class Node:
     labels: frozenset[str] = frozenset()
     device_ids: tuple[str, ...] = ()
     env_vars: Mapping[str, str] = field(default_factory=dict)
+    ray_labels: Mapping[str, str] = field(default_factory=dict)
     emulated: bool = False  # its accelerators are CPU workers
 
     def visible_devices(self, accelerators: Sequence[int]) -> str:
@@ -113,8 +114,9 @@ class Inventory:
         return list(accelerators)
 
     def with_groups(self, groups: Sequence[NodeGroup]) -> tuple[Inventory, list[Problem]]:
-        """This inventory with the labels and variables of `cluster.node_groups`, and everything wrong with these."""
+        """This inventory with what `cluster.node_groups` says of its nodes, and everything wrong with these."""
         nodes, problems = list(self.nodes), _group_names(groups)
+        counts: dict[int, int] = {}
         for position, group in enumerate(groups):
             path = f"{_GROUPS}[{position}]"
             spans, found = parse_nodes(group.node_ranks, f"{path}.node_ranks")
@@ -127,14 +129,21 @@ class Inventory:
             for index in (index for span in spans for index in span):
                 node = nodes[index]
                 problems += _conflicts(path, group, node)
-                labels, env_vars = node.labels | {group.label}, {**node.env_vars, **group.env_vars}
-                nodes[index] = replace(node, labels=labels, env_vars=env_vars)
+                if group.accelerators is not None:
+                    problems += _conflicting_counts(path, group, node, counts.setdefault(index, group.accelerators))
+                    node = _with_accelerators(node, counts[index])
+                nodes[index] = replace(
+                    node,
+                    labels=node.labels | {group.label},
+                    env_vars={**node.env_vars, **group.env_vars},
+                    ray_labels={**node.ray_labels, **group.ray_labels},
+                )
         return replace(self, nodes=tuple(nodes)), problems
 
 
 def inventory_for(cluster: Cluster) -> Inventory:
     """The inventory a config speaks of without a running cluster: declared by `inventory` or `gpus_per_node`, or like
-    this machine."""
+    this machine. What its node groups say is not in it yet."""
     if (declared := cluster.inventory) is not None:
         found = Inventory.declared(declared.nodes, declared.gpus_per_node)
         return replace(found, origin="declared by cluster.inventory", gpu=declared.gpu or "")
@@ -205,14 +214,31 @@ def _group_names(groups: Sequence[NodeGroup]) -> list[Problem]:
     return problems
 
 
+def _with_accelerators(node: Node, count: int) -> Node:
+    """The node with as many; their names are known only if that is what it has."""
+    return node if count == node.accelerators else replace(node, accelerators=count, device_ids=())
+
+
+def _conflicting_counts(path: str, group: NodeGroup, node: Node, count: int) -> list[Problem]:
+    if group.accelerators == count:
+        return []
+    message = f"another group gives {node.name} {count}"
+    allowed = f"{count}, or nodes that are in one of the groups only"
+    return [Problem(f"{path}.accelerators", message, value=str(group.accelerators), allowed=allowed)]
+
+
 def _conflicts(path: str, group: NodeGroup, node: Node) -> list[Problem]:
     return [
         Problem(
-            f"{path}.env_vars.{name}",
+            f"{path}.{key}.{name}",
             f"another group gives {node.name} another value",
             value=value,
-            allowed=f"{node.env_vars[name]}, or nodes that are in one of the groups only",
+            allowed=f"{known[name]}, or nodes that are in one of the groups only",
         )
-        for name, value in group.env_vars.items()
-        if node.env_vars.get(name, value) != value
+        for key, mine, known in (
+            ("env_vars", group.env_vars, node.env_vars),
+            ("ray_labels", group.ray_labels, node.ray_labels),
+        )
+        for name, value in mine.items()
+        if known.get(name, value) != value
     ]

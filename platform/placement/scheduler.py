@@ -39,7 +39,8 @@ class Slot:
 class Host:
     """One process and the (component, rank) pairs in it; `env` is what its placement adds to its environment.
 
-    `accelerators` are the real ones that it drives: none where CPU workers stand for them.
+    `accelerators` are the real ones that it drives: none where CPU workers stand for them. `owned`: how many of either,
+    1 without any: its share of the node's cores. `ray_labels`: of its node.
     """
 
     name: str
@@ -47,6 +48,8 @@ class Host:
     accelerators: tuple[int, ...]
     members: tuple[tuple[str, int], ...]
     env: Mapping[str, str] = field(hash=False)
+    ray_labels: Mapping[str, str] = field(default_factory=dict, hash=False)
+    owned: int = 1
 
 
 @dataclass(frozen=True)
@@ -248,5 +251,7 @@ def _hosts(
                     if inventory.nodes[node].accelerators:  # an empty value keeps a CPU component off the GPUs
                         env[VISIBLE_DEVICES] = inventory.nodes[node].visible_devices(accelerators)
                 driven = () if inventory.nodes[node].emulated else accelerators
-                hosts.append(Host(f"{label}[{rank}]", node, driven, members, env))
+                ray_labels = inventory.nodes[node].ray_labels
+                owned = max(1, len(accelerators))
+                hosts.append(Host(f"{label}[{rank}]", node, driven, members, env, ray_labels, owned))
     return tuple(hosts)

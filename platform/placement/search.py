@@ -129,7 +129,7 @@ def _splits(groupings: Sequence[tuple[tuple[str, ...], ...]], available: int) ->
         for combination in itertools.product(tried, repeat=len(grouping)):
             if sum(combination) > available or any(
                 "env" in names and size > 1 for names, size in zip(grouping, combination, strict=True)
-            ):  # an embodied run has one rank of env and rollout
+            ):  # several exchange messages at every step, which the estimates of time do not know
                 continue
             stops = list(itertools.accumulate(combination))
             ranges = (range(stop - size, stop) for stop, size in zip(stops, combination, strict=True))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rl_platform.components.actor import EmbodiedActor
+from rl_platform.components.env_ranks import Peers, Shares, joined_states
 from rl_platform.components.environment import Environment
+from rl_platform.components.policy_ranks import PolicyRanks
 from rl_platform.components.policy_rollout import PolicyRollout
 from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.spaces import EnvSpaces
@@ -17,7 +20,7 @@ from rl_platform.runners.ppo import Learners, sync_metrics
 from rl_platform.runners.recovery import Recovery, Simulation
 from rl_platform.runners.rollouts import Collected
 from rl_platform.runtime import ComponentSpec, Runtime
-from rl_platform.runtime.group import WorkerGroup
+from rl_platform.runtime.group import Handle, WorkerGroup
 
 
 class EmbodiedTask:
@@ -37,6 +40,8 @@ class EmbodiedTask:
         self.learners = Learners(self.actor)
         self.recovery = Recovery(runtime, self.groups["rollout"])
         self.simulation = Simulation(self.recovery, self.parts()["env"])
+        if self.groups["env"].world_size > 1:
+            self._with_peers(lambda peers: self.groups["env"].rank(0).begin(peers))
 
     def sync_weights(self, version: int) -> dict[str, float]:
         weights = self.actor.publish(version, copy=self.config.runner.max_staleness > 0).wait()[0]
@@ -69,8 +74,10 @@ class EmbodiedTask:
     def learned_parts(self) -> Mapping[str, WorkerGroup]:
         return {"actor": self.actor}
 
-    def parts(self) -> Mapping[str, WorkerGroup]:
-        return {"env": self.groups["env"]}
+    def parts(self) -> Mapping[str, Any]:
+        env = self.config.env
+        shares = Shares(env.num_envs, env.pipeline_stages, self.groups["env"].world_size)
+        return {"env": _EnvPart(self.groups["env"], shares)}
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -82,15 +89,66 @@ class EmbodiedTask:
         pass
 
     def _at_work(self, method: str, *arguments: Any) -> Any:
-        """The result of an env's method that asks the rollout for actions."""
-        stages = self.config.env.pipeline_stages  # each has one message under way
-        to_policy = self.runtime.channel("observations", stages, ["env"], ["rollout"])
-        from_policy = self.runtime.channel("actions", stages, ["rollout"], ["env"])
+        """The result of a method of env rank 0 that asks the rollout for actions. Collecting is all env ranks' work."""
+        rollout, env = self.groups["rollout"], self.groups["env"].rank(0)
+        capacity = self.config.env.pipeline_stages * rollout.world_size  # each has one message under way
+        to_policy = self.runtime.channel("observations", capacity, ["env[0]"], ["rollout"])
+        from_policy = self.runtime.channel("actions", capacity, ["rollout"], ["env[0]"])
         with self.recovery.working(to_policy, from_policy) as calls:
-            calls.append(serving := self.groups["rollout"].serve(to_policy, from_policy))
-            calls.append(working := getattr(self.groups["env"], method)(*arguments, to_policy, from_policy))
-            found = working.wait(on_progress=self.reporter.progress)[0]
+            calls.append(serving := rollout.serve(to_policy, from_policy))
+            policy = PolicyRanks(to_policy, from_policy, rollout.world_size)
+            if method == "collect":
+                found = self._with_peers(lambda peers: env.collect(*arguments, policy, peers))
+            else:
+                calls.append(working := getattr(env, method)(*arguments, policy))
+                found = working.wait(on_progress=self.reporter.progress)[0]
             to_policy.close()
             serving.wait()
             from_policy.close()
         return found
+
+    def _with_peers(self, call: Callable[[Peers | None], Handle]) -> Any:
+        """The result of a call on env rank 0 with which the other env ranks simulate; None: there are no others."""
+        env = self.groups["env"]
+        if env.world_size == 1:
+            with self.recovery.working() as calls:
+                calls.append(working := call(None))
+                return working.wait(on_progress=self.reporter.progress)[0]
+        ranks = range(1, env.world_size)
+        labels, capacity = [f"env[{rank}]" for rank in ranks], self.config.env.pipeline_stages * len(ranks)
+        orders = self.runtime.channel("orders", capacity, ["env[0]"], labels)
+        answers = self.runtime.channel("answers", capacity, labels, ["env[0]"])
+        peers = Peers(orders, answers)
+        with self.recovery.working(orders, answers) as calls:
+            calls.append(simulating := env.on(ranks).simulate(peers))
+            calls.append(working := call(peers))
+            found = working.wait(on_progress=self.reporter.progress)[0]
+            orders.close()
+            simulating.wait()
+            answers.close()
+        return found
+
+
+@dataclass(frozen=True)
+class _EnvPart:
+    """The env group as a part of a checkpoint, which is the same for any number of ranks."""
+
+    group: WorkerGroup
+    shares: Shares
+
+    def state_dict(self) -> _Saving:
+        return _Saving(self.group.state_dict(), self.shares)
+
+    def load_state_dict(self, state: dict[str, Any]) -> Handle:
+        return self.group.load_state_dict(state)
+
+
+@dataclass(frozen=True)
+class _Saving:
+    handle: Handle
+    shares: Shares
+
+    def wait(self) -> list[dict[str, Any]]:
+        """The state of all ranks in one."""
+        states = self.handle.wait()
+        return [{**states[0], "envs": joined_states([state["envs"] for state in states], self.shares)}]

@@ -61,7 +61,7 @@ class Recovery:
         try:
             yield calls
         except WorkerDied as error:
-            self._calls = calls
+            self._calls += calls
             for channel in channels:
                 with suppress(WorkerDied):  # it lived in the process that died
                     channel.close(error)

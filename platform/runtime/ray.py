@@ -25,7 +25,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rl_platform.errors import Deadline, PlatformError, WorkerDied, WorkerError
 from rl_platform.placement.inventory import VISIBLE_DEVICES
-from rl_platform.runtime import Placement
+from rl_platform.runtime import Placement, reservation
 from rl_platform.runtime.channel import waiting_on
 from rl_platform.runtime.fingerprint import code_fingerprint
 from rl_platform.runtime.fleet import Greeting
@@ -36,7 +36,6 @@ from rl_platform.runtime.process_group import Meeting, join_group, leave_group
 from rl_platform.runtime.remote import RemoteRuntime
 from rl_platform.runtime.remote_channel import Address
 from rl_platform.runtime.remote_worker import Send, answered
-from rl_platform.runtime.reservation import Seat, bundle_for, environment_of, fits, listed, too_large
 from rl_platform.runtime.weights import WeightsToken
 from rl_platform.runtime.wire import PLAIN, Answer, Packed, pack_error, unpack, unpack_error, value_of
 from rl_platform.tracing import recorder
@@ -126,7 +125,7 @@ class HostActor:
 
     async def build(
         self,
-        seat: Seat,
+        seat: reservation.Seat,
         packed: Packed,
         world_sizes: Mapping[str, int],
         seed: int,
@@ -237,22 +236,23 @@ class RayFleet:
         self._visible: dict[str, str] = {}
 
     def start(self, hosts: Sequence[PlacedHost]) -> Mapping[str, Send]:
-        nodes = sorted({placed.node for placed in hosts})
-        bundles = [bundle_for([placed for placed in hosts if placed.node == node]) for node in nodes]
-        self._group = placement_group(bundles, "STRICT_SPREAD" if len(nodes) > 1 else "STRICT_PACK")
-        self._reserve(bundles)
-        for node in nodes:
-            self._start_node([placed for placed in hosts if placed.node == node], nodes.index(node))
-        for node in nodes:
-            self._show_accelerators([placed for placed in hosts if placed.node == node])
+        parts = reservation.by_node(hosts)
+        wanted = [reservation.place_for(part) for part in parts]
+        bundles, labels = ([getattr(place, name) for place in wanted] for name in ("resources", "labels"))
+        strategy = "STRICT_SPREAD" if len(parts) > 1 else "STRICT_PACK"
+        self._group = placement_group(bundles, strategy, bundle_label_selector=labels if any(labels) else None)
+        self._reserve(wanted)
+        for index, part in enumerate(parts):
+            self._start_node(part, index)
+        for part in parts:
+            self._show_accelerators(part)
         return {name: partial(self._send, name) for name in self._actors}
 
     def _start_node(self, hosts: Sequence[PlacedHost], bundle: int) -> None:
         """The hosts of one node share its cores; the first one stands for all accelerators that the run has there."""
-        threads = max(1, torch.get_num_threads() // len(hosts))
-        gpus = bundle_for(hosts).get("GPU", 0.0)
+        gpus = reservation.place_for(hosts).resources.get("GPU", 0.0)
         for placed in hosts:
-            environment = dict(environment_of(placed))
+            environment = dict(reservation.environment_of(placed))
             own = {name: value for name, value in environment.items() if name != VISIBLE_DEVICES}
             options = {
                 "namespace": self.link.namespace,
@@ -263,6 +263,7 @@ class RayFleet:
                 "runtime_env": {"env_vars": own} if own else None,  # before the process starts, for its loader
             }
             paths = [os.getcwd(), *sys.path]
+            threads = reservation.threads_for(placed, hosts, torch.get_num_threads())
             self._recipes[placed.name] = options, (self.link.namespace, environment, threads, paths, self._trace)
             self.launch(placed.name, placed.name)
 
@@ -303,18 +304,18 @@ class RayFleet:
             sent.add_done_callback(partial(answered, future, partial(_typed, host)))
         return future
 
-    def _reserve(self, bundles: Sequence[Mapping[str, float]]) -> None:
+    def _reserve(self, wanted: Sequence[reservation.Place]) -> None:
         """Waits for the placement group: one that cannot be met would stay pending for ever."""
         assert self._group is not None
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        if not fits(bundles, nodes):
+        nodes = [reservation.Place(node["Resources"], node.get("Labels", {})) for node in ray.nodes() if node["Alive"]]
+        if not reservation.fits(wanted, nodes):
             self.stop(0)
-            raise too_large(bundles, nodes)
+            raise reservation.too_large(wanted, nodes)
         if not self._group.wait(self._patience):
             self.stop(0)
             free = f"{ray.available_resources().get('GPU', 0):g} GPUs of the cluster are free"
-            message = f"the placement needs {listed(bundles)}, which others still hold after {self._patience:g} s"
-            raise Deadline(f"{message}: {free}")
+            needed = f"the placement needs {reservation.listed(wanted)}"
+            raise Deadline(f"{needed}, which others still hold after {self._patience:g} s: {free}")
 
 
 def _typed(host: str, error: BaseException) -> PlatformError:

@@ -9,8 +9,25 @@ from rl_platform.errors import PlacementError, Problem
 from rl_platform.runtime.host import PlacedHost
 
 NODE_SHARE = 0.01  # of a CPU: what holds a place on a node without keeping others off its cores
+OWN_LABEL = "ray.io/"  # with it begin the labels that Ray gives its nodes itself
 
 Bundle = Mapping[str, float]  # resources by Ray's names
+
+
+@dataclass(frozen=True)
+class Place:
+    """What is wanted of a node, or what a node has."""
+
+    resources: Bundle
+    labels: Mapping[str, str]
+
+    def fits(self, node: Place) -> bool:
+        has_gpus = self.resources.get("GPU", 0.0) <= node.resources.get("GPU", 0.0)
+        return has_gpus and self.labels.items() <= node.labels.items()
+
+    def __str__(self) -> str:
+        labels = [f"{key}={value}" for key, value in self.labels.items() if not key.startswith(OWN_LABEL)]
+        return f"{self.resources.get('GPU', 0):g}" + (f" ({', '.join(labels)})" if labels else "")
 
 
 @dataclass(frozen=True)
@@ -33,27 +50,55 @@ def environment_of(placed: PlacedHost) -> Mapping[str, str]:
     return found
 
 
+def by_node(hosts: Sequence[PlacedHost]) -> list[list[PlacedHost]]:
+    """The hosts of each node that has any."""
+    nodes = sorted({placed.node for placed in hosts})
+    return [[placed for placed in hosts if placed.node == node] for node in nodes]
+
+
 def bundle_for(hosts: Sequence[PlacedHost]) -> Bundle:
     """Resources of the hosts of one node: their accelerators as a whole, however many ranks share one."""
     owned = {local for placed in hosts for local in placed.accelerators}
     return {"CPU": NODE_SHARE} | ({"GPU": float(len(owned))} if owned else {})
 
 
-def fits(bundles: Sequence[Bundle], nodes: Sequence[Bundle]) -> bool:
-    """Whether each bundle can have a node of its own when nobody else uses the cluster."""
-    wanted = sorted((bundle.get("GPU", 0.0) for bundle in bundles), reverse=True)
-    there = sorted((node.get("GPU", 0.0) for node in nodes), reverse=True)
-    return len(there) >= len(wanted) and all(need <= has for need, has in zip(wanted, there, strict=False))
+def place_for(hosts: Sequence[PlacedHost]) -> Place:
+    """What the hosts of one node want of it; its labels are theirs, and placements of threads have none."""
+    labels = {key: value for placed in hosts for key, value in getattr(placed, "ray_labels", {}).items()}
+    return Place(bundle_for(hosts), labels)
 
 
-def too_large(bundles: Sequence[Bundle], nodes: Sequence[Bundle]) -> PlacementError:
+def threads_for(placed: PlacedHost, hosts: Sequence[PlacedHost], cores: int) -> int:
+    """Threads to compute with: the hosts of one node share its cores by the accelerators or CPU workers they own."""
+    owned = {other.name: getattr(other, "owned", 1) for other in hosts}
+    return max(1, cores * owned[placed.name] // sum(owned.values()))
+
+
+def fits(wanted: Sequence[Place], nodes: Sequence[Place]) -> bool:
+    """Whether each wanted place can be a node of its own when nobody else uses the cluster."""
+    taken: dict[int, int] = {}  # node -> who has it
+
+    def seat(index: int, tried: set[int]) -> bool:
+        """Finds a node for one, moving others where that helps: an augmenting path of the bipartite matching."""
+        for number, node in enumerate(nodes):
+            if number not in tried and wanted[index].fits(node):
+                tried.add(number)
+                if number not in taken or seat(taken[number], tried):
+                    taken[number] = index
+                    return True
+        return False
+
+    return all(seat(index, set()) for index in range(len(wanted)))
+
+
+def too_large(bundles: Sequence[Place], nodes: Sequence[Place]) -> PlacementError:
     """Of a placement that `fits` refuses."""
     message = f"needs {listed(bundles)}, but the Ray cluster has {listed(nodes)}"
     hint = "other resources, or cluster.address of a larger cluster"
     return PlacementError([Problem("cluster.component_placement", message, hint=hint)])
 
 
-def listed(nodes: Sequence[Bundle]) -> str:
-    """`2 nodes with 8, 4 GPUs`."""
-    counts = ", ".join(f"{node.get('GPU', 0):g}" for node in nodes)
+def listed(nodes: Sequence[Place]) -> str:
+    """`2 nodes with 8, 4 (pool=cpu) GPUs`."""
+    counts = ", ".join(str(node) for node in nodes)
     return f"{len(nodes)} node{'s' if len(nodes) != 1 else ''} with {counts or 'no'} GPUs"

@@ -155,6 +155,15 @@ def test_worker_processes_may_come_and_go(command, assert_equal):
     assert_equal("whole", "parts")
 
 
+def test_env_ranks_may_come_and_go(command, assert_equal):
+    arguments = (*RUNS["HalfCheetah"], *INTERVALS, "env.pipeline_stages=2")
+    two = "cluster.component_placement={'actor_critic,rollout': all, env: 'all:0-1'}"
+    assert command(*arguments, "runner.output_dir=whole").code == 0
+    assert command(*arguments, "runner.output_dir=parts", "runner.max_steps=4", two).code == 0
+    assert command(*arguments, "runner.output_dir=parts").code == 0
+    assert_equal("whole", "parts")
+
+
 def test_the_same_command_again_after_the_end_does_nothing(command):
     assert command("reasoning.yaml", "runner.max_steps=2").code == 0
     before = {path: path.stat().st_mtime_ns for path in Path("out").rglob("*")}

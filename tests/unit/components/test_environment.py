@@ -8,9 +8,12 @@ import pytest
 import torch
 
 from rl_platform.components.actor import EmbodiedActor
+from rl_platform.components.env_ranks import Order, Peers
 from rl_platform.components.environment import Environment
+from rl_platform.components.policy_ranks import PolicyRanks
 from rl_platform.components.policy_rollout import Observations, PolicyRollout
 from rl_platform.config.schema import Config
+from rl_platform.errors import WorkerError
 from rl_platform.records import Weights
 from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.host import ComponentContext
@@ -89,7 +92,7 @@ def collect(choice: int, **env):
     policy = AlwaysChooses(choice)
     environment = Environment(context("env"), config(**env))
     try:
-        return *environment.collect(0, policy, policy), policy
+        return *environment.collect(0, PolicyRanks(policy, policy)), policy
     finally:
         environment.close()
 
@@ -123,11 +126,11 @@ def test_the_return_is_known_between_the_ends_of_episodes_and_after_a_restart():
     policy = AlwaysChooses(1)
     first, second = (Environment(context("env"), config(rollout_steps=1)) for _ in range(2))
     try:
-        metrics = [first.collect(step, policy, policy)[1] for step in range(4)]
+        metrics = [first.collect(step, PolicyRanks(policy, policy))[1] for step in range(4)]
         assert [found["episode/count"] > 0 for found in metrics] == [False, False, True, False]
         assert [found.get("episode/return") for found in metrics] == [None, None, 6.0, 6.0]
         second.load_state_dict(first.state_dict())
-        assert second.collect(4, policy, policy)[1]["episode/return"] == 6.0
+        assert second.collect(4, PolicyRanks(policy, policy))[1]["episode/return"] == 6.0
     finally:
         first.close()
         second.close()
@@ -148,6 +151,17 @@ def test_a_step_that_is_not_finite_is_masked_and_ends_its_episode():
     assert torch.isfinite(batch.rewards).all()
     assert metrics["episode/invalid"] == 6.0
     assert metrics["episode/count"] == 0.0
+
+
+def test_a_failing_environment_of_another_rank_is_named_by_its_number_in_the_run():
+    rank = ComponentContext(name="env", rank=2, world_size=3, node=0, accelerators=(), seed=3)
+    environment = Environment(rank, config(num_envs=6))
+    environment.envs._blocks[0]._envs[1].unwrapped.step = None
+    peers = Peers(Channel("orders", 2, 5.0), Channel("answers", 2, 5.0))
+    peers.orders.put(Order(0, np.zeros(2, np.int64)), key=2)
+    with pytest.raises(WorkerError, match=r"environment 1 \(Corridor-v0\) failed in step") as caught:
+        environment.simulate(peers)
+    assert caught.value.__notes__ == ["environment 0 of env[2] is number 4 of the run"]
 
 
 def test_end_values_come_from_the_states_that_follow_ends():

@@ -102,9 +102,23 @@ def test_a_gpu_that_is_declared_but_not_there(folder: Path):
     assert "GPU 1 is used, but torch sees none" in found["cluster.gpus_per_node"].message
 
 
-def test_embodied_runs_have_one_rank_of_env_and_rollout(folder: Path):
-    placed = "cluster.component_placement={actor_critic: all, 'env,rollout': 'all:0-1'}"
-    assert "one rank of" in cheap_problems("embodied.yaml", placed)["cluster.component_placement"].message
+def test_env_ranks_share_environments_and_processes_equally(folder: Path):
+    placed = "cluster.component_placement={actor_critic: all, 'env,rollout': 'all:0-2'}"
+    found = cheap_problems("embodied.yaml", placed, "env.num_workers=4")
+    assert "3 ranks of env cannot share" in found["env.num_envs"].message
+    assert "3 ranks of env cannot share" in found["env.num_workers"].message
+    staged = cheap_problems("embodied.yaml", placed.replace("0-2", "0-3"), "env.pipeline_stages=2")
+    assert "in 2 stages" in staged["env.num_envs"].message
+    assert cheap_problems("embodied.yaml", placed.replace("0-2", "0-3")) == {}
+
+
+def test_a_rank_that_owns_several_gpus_would_leave_them_unused(folder: Path):
+    placed = "cluster.component_placement={'actor,critic': 0-1:0, rollout: 2-5:0-1, reward: 6-7:0}"
+    message = cheap_problems("reasoning.yaml", "cluster.gpus_per_node=8", placed)
+    found = message["cluster.component_placement"]
+    assert "a rank of" in found.message
+    assert "computes on one GPU and would keep 1 more" in found.message
+    assert cheap_problems("reasoning.yaml", "cluster.devices_per_node=8", placed) == {}
 
 
 def test_a_logger_that_is_not_installed(folder: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,0 +1,44 @@
+"""The rollout ranks as one policy: each chooses the actions of an equal run of the observations it is asked about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rl_platform.components.policy_rollout import Actions, Observations
+from rl_platform.runtime.channel import Channel
+
+
+@dataclass(frozen=True)
+class PolicyRanks:
+    """The channels to and from `ranks` rollout ranks; with several, a message's key is the rank."""
+
+    to_policy: Channel[Observations]
+    from_policy: Channel[Actions]
+    ranks: int = 1
+
+    def ask(self, observations: Observations) -> None:
+        """Put a question; several may be open."""
+        if self.ranks == 1:
+            self.to_policy.put(observations)
+            return
+        count = len(observations.array)
+        for rank, rows in self._parts(count):
+            part = replace(observations, array=observations.array[rows], among=(rows.start, count))
+            self.to_policy.put(part, key=rank)
+
+    def answer(self, count: int) -> Actions:
+        """Actions for the `count` observations of the oldest open question."""
+        if self.ranks == 1:
+            return self.from_policy.get()
+        parts = [self.from_policy.get(key=rank) for rank, _ in self._parts(count)]
+        return Actions(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("array", "log_probs")))
+
+    def _parts(self, count: int) -> Iterator[tuple[int, slice]]:
+        """Ranks and their rows; a rank without rows is left alone."""
+        for rank in range(self.ranks):
+            first, last = count * rank // self.ranks, count * (rank + 1) // self.ranks
+            if last > first:
+                yield rank, slice(first, last)

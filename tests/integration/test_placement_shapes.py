@@ -1,0 +1,100 @@
+"""Every shipped placement learns on Ray what one process learns: same seed, same data, parameters to 1e-6."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+STEPS = 3
+POOLS = ("other", "generate", "train", "other")  # of the four nodes
+SMALL = {
+    "embodied": ["env.rollout_steps=32", "algorithm.ppo_epochs=2", "env.evaluation.episodes=1"],
+    "reasoning": [
+        "data.train_batch_size=16",
+        "data.mini_batch_size=8",
+        "data.val_size=4",
+        "actor.model.random_init.hidden_size=32",
+        "actor.model.random_init.num_layers=2",
+        "actor.model.random_init.intermediate_size=64",
+    ],
+}
+# each shape by one task; the other one differs in the components only
+SOON = {
+    "embodied": {"disjoint", "cpu_nodes", "several_ranks_per_gpu", "four_nodes", "learner_alone"},
+    "reasoning": {"all_shared", "overlapping", "critic_alone", "two_nodes", "several_gpus_per_rank", "ray_labels"},
+}
+
+
+def shapes() -> list[Any]:
+    found = []
+    for path in sorted(CONFIGS.glob("*/placements/*.yaml")):
+        task = path.parents[1].name
+        marks = [] if path.stem in SOON[task] else [pytest.mark.slow]
+        found.append(pytest.param(path, id=f"{task}/{path.stem}", marks=marks))
+    return found
+
+
+@pytest.fixture(scope="module")
+def four_nodes() -> Iterator[str]:
+    """The address of a Ray cluster of four nodes, all on this machine."""
+    from ray.cluster_utils import Cluster
+
+    folder = tempfile.mkdtemp(prefix="rl-", dir="/tmp")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TMPDIR", folder)
+        Path(folder, "ray").mkdir()
+        cluster = Cluster()
+        try:
+            for pool in POOLS:
+                cluster.add_node(
+                    num_cpus=1, object_store_memory=128 * 2**20, include_dashboard=False, labels={"pool": pool}
+                )
+            yield cluster.address
+        finally:
+            cluster.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+Learned = Callable[..., dict[str, dict[str, torch.Tensor]]]
+
+
+@pytest.fixture
+def learned(command, final_state) -> Learned:
+    """learned(path, *overrides): the parameters after three steps, by component and name."""
+
+    def run(path: Path, *overrides: str) -> dict[str, dict[str, torch.Tensor]]:
+        shutil.rmtree("out", ignore_errors=True)
+        task = path.relative_to(CONFIGS).parts[0]
+        few = f"runner.max_steps={STEPS}", "runner.output_dir=out", "runner.logger_backends=[]", "runner.trace_steps=0"
+        ended = command(path, *SMALL[task], *few, *overrides)
+        assert ended.code == 0, ended.err
+        return {name: part["model"] for name, part in final_state("out", STEPS).items() if "model" in part}
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[str, Any]:
+    """What one process learns, by task; filled by the first test that asks."""
+    return {}
+
+
+@pytest.mark.parametrize("path", shapes())
+def test_shape(path: Path, four_nodes: str, learned: Learned, known: dict[str, Any]) -> None:
+    task = path.relative_to(CONFIGS).parts[0]
+    if task not in known:
+        base = {"embodied": "cartpole", "reasoning": "ppo_tiny"}[task]
+        known[task] = learned(CONFIGS / task / f"{base}.yaml", "cluster.runtime=local")
+    found, expected = learned(path, f"cluster.address={four_nodes}", "cluster.runtime=ray"), known[task]
+    assert found.keys() == expected.keys()
+    for part, parameters in expected.items():
+        assert found[part].keys() == parameters.keys()
+        for name, tensor in parameters.items():
+            torch.testing.assert_close(found[part][name], tensor, rtol=1e-6, atol=1e-6, msg=f"{part} {name}")
