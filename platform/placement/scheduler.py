@@ -58,7 +58,6 @@ class Placement:
 
     components: Mapping[str, tuple[Slot, ...]]
     hosts: tuple[Host, ...]
-    exclusive: frozenset[str] = frozenset()  # placed components that keep a process to themselves
     emulated: bool = False  # CPU workers stand for the accelerators
 
     def world_size(self, component: str) -> int:
@@ -100,16 +99,13 @@ class Placement:
             return f"{parallel[0]} has {self.world_size(parallel[0])} ranks, which train as a group of processes"
         if len(owned) > 1:
             return f"{len(owned)} accelerators are used, one process drives one"
-        if self.exclusive:
-            return f"{min(self.exclusive)} needs a process of its own"
         return ""
 
 
-def schedule(cluster: Cluster, inventory: Inventory, *, exclusive: Collection[str] = ()) -> Placement:
+def schedule(cluster: Cluster, inventory: Inventory) -> Placement:
     """Places every component of `cluster` on the first `num_nodes` nodes of `inventory`.
 
-    Components named in one key share hosts rank by rank, except those in `exclusive`, whose ranks are alone in theirs.
-    Raises PlacementError with all problems at once.
+    Components named in one key share hosts rank by rank. Raises PlacementError with all problems at once.
     """
     entries, problems = read(cluster.component_placement)
     used = Inventory(inventory.nodes[: cluster.num_nodes], inventory.origin)
@@ -136,9 +132,8 @@ def schedule(cluster: Cluster, inventory: Inventory, *, exclusive: Collection[st
         ranks.append(known[text])
     if problems:
         raise PlacementError(problems)
-    alone = frozenset(exclusive) & {name for entry in entries for name in entry.components}
     emulated = any(node.emulated for node in used.nodes)
-    return Placement(_slots(entries, ranks), _hosts(entries, ranks, used, alone), alone, emulated)
+    return Placement(_slots(entries, ranks), _hosts(entries, ranks, used), emulated)
 
 
 def _place(entry: Entry, resources: Sequence[Resource], problems: list[Problem]) -> list[Place]:
@@ -229,29 +224,19 @@ def _slots(entries: Iterable[Entry], ranks: Iterable[Sequence[Place]]) -> dict[s
     return components
 
 
-def _hosts(
-    entries: Iterable[Entry],
-    ranks: Iterable[Sequence[Place]],
-    inventory: Inventory,
-    alone: Collection[str],
-) -> tuple[Host, ...]:
+def _hosts(entries: Iterable[Entry], ranks: Iterable[Sequence[Place]], inventory: Inventory) -> tuple[Host, ...]:
     hosts: list[Host] = []
     environments: dict[Place, dict[str, str]] = {}
     for entry, places in zip(entries, ranks, strict=True):
-        together = tuple(name for name in entry.components if name not in alone)
-        groups = [together] if together else []
-        groups += [(name,) for name in entry.components if name in alone]
-        for group in groups:
-            label = ",".join(group)
-            for rank, (node, accelerators) in enumerate(places):
-                members = tuple([(name, rank) for name in group])
-                env = environments.get((node, accelerators))
-                if env is None:
-                    env = environments[node, accelerators] = dict(inventory.nodes[node].env_vars)
-                    if inventory.nodes[node].accelerators:  # an empty value keeps a CPU component off the GPUs
-                        env[VISIBLE_DEVICES] = inventory.nodes[node].visible_devices(accelerators)
-                driven = () if inventory.nodes[node].emulated else accelerators
-                ray_labels = inventory.nodes[node].ray_labels
-                owned = max(1, len(accelerators))
-                hosts.append(Host(f"{label}[{rank}]", node, driven, members, env, ray_labels, owned))
+        label = ",".join(entry.components)
+        for rank, (node, accelerators) in enumerate(places):
+            members = tuple([(name, rank) for name in entry.components])
+            env = environments.get((node, accelerators))
+            if env is None:
+                env = environments[node, accelerators] = dict(inventory.nodes[node].env_vars)
+                if inventory.nodes[node].accelerators:  # an empty value keeps a CPU component off the GPUs
+                    env[VISIBLE_DEVICES] = inventory.nodes[node].visible_devices(accelerators)
+            driven = () if inventory.nodes[node].emulated else accelerators
+            ray_labels, owned = inventory.nodes[node].ray_labels, max(1, len(accelerators))
+            hosts.append(Host(f"{label}[{rank}]", node, driven, members, env, ray_labels, owned))
     return tuple(hosts)

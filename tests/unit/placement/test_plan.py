@@ -17,11 +17,10 @@ def plan(
     placement: dict[str, object],
     inventory: Inventory | tuple[int, int],
     groups: list[NodeGroup] | None = None,
-    exclusive: tuple[str, ...] = (),
 ) -> str:
     found = inventory if isinstance(inventory, Inventory) else Inventory.declared(*inventory)
     cluster = Cluster(num_nodes=len(found.nodes), component_placement=placement, node_groups=groups or [])
-    return render(schedule(cluster, found, exclusive=exclusive), found)
+    return render(schedule(cluster, found), found)
 
 
 def rows(text: str) -> dict[str, list[str]]:
@@ -105,14 +104,14 @@ def test_hundreds_of_gpus_collapse_to_the_columns_that_differ() -> None:
         "env": {"node_group": "sim", "placement": "all:0-63"},
         "reward": {"node_group": "node", "placement": "all:0-127"},
     }
-    text = plan(placement, (32, 8), groups, exclusive=("critic",))
+    text = plan(placement, (32, 8), groups)
     assert "GPU      0-31              32-127             128-255             cpu\n" in text
     assert "rollout  .                 .                  0-31 (4 GPUs each)  .\n" in text
     assert "env      0-63 (2 per GPU)  .                  .                   .\n" in text
     assert "reward   .                 .                  .                   0-127 (4 per node)\n" in text
     assert "node-0 .. node-3  node-4 .. node-15  node-16 .. node-31  node-0 .. node-31\n" in text
-    assert "  critic[0-127]  node-0 .. node-15   0 | 1 | 2 | 3 | 4 | 5 | 6 | 7  MUJOCO_GL=egl | (none)\n" in text
-    assert "  rollout[0-31]  node-16 .. node-31  0,1,2,3 | 4,5,6,7\n" in text
+    assert "  actor,critic[0-127]  node-0 .. node-15   0 | 1 | 2 | 3 | 4 | 5 | 6 | 7  MUJOCO_GL=egl | (none)\n" in text
+    assert "  rollout[0-31]        node-16 .. node-31  0,1,2,3 | 4,5,6,7\n" in text
     assert len(text.splitlines()) < 30
 
 

@@ -20,12 +20,11 @@ def place(
     placement: dict[str, object],
     inventory: Inventory | tuple[int, int] = (1, 8),
     groups: list[NodeGroup] | None = None,
-    exclusive: tuple[str, ...] = (),
 ) -> Placement:
     """Schedules on `inventory`, or on (nodes, GPUs per node)."""
     found = inventory if isinstance(inventory, Inventory) else Inventory.declared(*inventory)
     cluster = Cluster(num_nodes=len(found.nodes), component_placement=placement, node_groups=groups or [])
-    return schedule(cluster, found, exclusive=exclusive)
+    return schedule(cluster, found)
 
 
 def owned(placement: Placement, component: str) -> list[tuple[int, tuple[int, ...]]]:
@@ -68,18 +67,6 @@ def test_components_of_one_key_share_hosts_rank_by_rank_and_others_do_not() -> N
         ("actor,critic[1]", 0, (1,), (("actor", 1), ("critic", 1))),
         ("rollout[0]", 0, (1,), (("rollout", 0),)),
     ]
-
-
-def test_an_exclusive_component_is_alone_in_its_hosts() -> None:
-    placement = place({"actor,rollout,critic": "0-1"}, exclusive=("rollout", "env"))
-    assert [host.members for host in placement.hosts] == [
-        (("actor", 0), ("critic", 0)),
-        (("actor", 1), ("critic", 1)),
-        (("rollout", 0),),
-        (("rollout", 1),),
-    ]
-    assert owned(placement, "rollout") == owned(placement, "actor")
-    assert placement.exclusive == {"rollout"}
 
 
 def test_slots_know_whether_their_gpu_is_shared() -> None:
@@ -144,28 +131,27 @@ def test_who_takes_turns_and_who_runs_beside() -> None:
 
 
 @pytest.mark.parametrize(
-    ("placement", "inventory", "exclusive", "obstacle"),
+    ("placement", "inventory", "obstacle"),
     [
-        ({"actor,critic,rollout,reward": "all"}, LAPTOP, (), ""),
-        ({"actor_critic,env,rollout": "all"}, (1, 1), (), ""),
-        ({"actor,critic": "all", "rollout": "all:0-3", "reward": "all:0-7"}, LAPTOP, (), ""),
-        ({"actor": "3", "rollout": "3", "env": {"node_group": "node", "placement": "0:0-3"}}, (1, 8), (), ""),
-        ({"actor": "all", "rollout": "all"}, LAPTOP, ("env",), ""),
-        ({"actor": "all:0-1"}, LAPTOP, (), "actor has 2 ranks, which train as a group of processes"),
-        ({"actor": "0", "critic": "0:0-1"}, (1, 1), (), "critic has 2 ranks"),
-        ({"actor": "0", "reference": "0:0-1"}, (1, 1), (), "reference has 2 ranks"),
-        ({"actor_critic": "0:0-3"}, (1, 1), (), "actor_critic has 4 ranks"),
-        ({"actor": "0", "rollout": "1"}, (1, 2), (), "2 accelerators are used"),
-        ({"actor": "0-1:0"}, (1, 2), (), "2 accelerators are used"),
-        ({"actor": "0", "rollout": "1"}, (2, 1), (), "ranks are placed on node 1"),
-        ({"actor": "1"}, (2, 1), (), "ranks are placed on node 1"),
-        ({"actor,rollout": "all"}, LAPTOP, ("rollout",), "rollout needs a process of its own"),
+        ({"actor,critic,rollout,reward": "all"}, LAPTOP, ""),
+        ({"actor_critic,env,rollout": "all"}, (1, 1), ""),
+        ({"actor,critic": "all", "rollout": "all:0-3", "reward": "all:0-7"}, LAPTOP, ""),
+        ({"actor": "3", "rollout": "3", "env": {"node_group": "node", "placement": "0:0-3"}}, (1, 8), ""),
+        ({"actor": "all", "rollout": "all"}, LAPTOP, ""),
+        ({"actor": "all:0-1"}, LAPTOP, "actor has 2 ranks, which train as a group of processes"),
+        ({"actor": "0", "critic": "0:0-1"}, (1, 1), "critic has 2 ranks"),
+        ({"actor": "0", "reference": "0:0-1"}, (1, 1), "reference has 2 ranks"),
+        ({"actor_critic": "0:0-3"}, (1, 1), "actor_critic has 4 ranks"),
+        ({"actor": "0", "rollout": "1"}, (1, 2), "2 accelerators are used"),
+        ({"actor": "0-1:0"}, (1, 2), "2 accelerators are used"),
+        ({"actor": "0", "rollout": "1"}, (2, 1), "ranks are placed on node 1"),
+        ({"actor": "1"}, (2, 1), "ranks are placed on node 1"),
     ],
 )
 def test_whether_one_process_is_enough(
-    placement: dict[str, object], inventory: Inventory | tuple[int, int], exclusive: tuple[str, ...], obstacle: str
+    placement: dict[str, object], inventory: Inventory | tuple[int, int], obstacle: str
 ) -> None:
-    placed = place(placement, inventory, exclusive=exclusive)
+    placed = place(placement, inventory)
     assert placed.fits_one_process is (not obstacle)
     assert obstacle in placed.one_process_obstacle
 
