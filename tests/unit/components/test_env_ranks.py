@@ -13,6 +13,7 @@ from rl_platform.components.policy_rollout import Actions, Observations, PolicyR
 from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.spaces import ActionSpace, EnvDescription, EnvSpaces
 from rl_platform.envs.embodied.vector import VectorEnv
+from rl_platform.records import Weights
 from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.host import ComponentContext
 
@@ -111,7 +112,9 @@ def test_a_choice_depends_neither_on_ranks_nor_on_micro_batches(space: ActionSpa
         policy.ask(observations)
         policy.to_policy.close()
         for rank in range(ranks):
-            PolicyRollout(context(rank, ranks), config, spaces).serve(policy.to_policy, policy.from_policy)
+            rollout = PolicyRollout(context(rank, ranks), config, spaces)
+            rollout.receive(Weights(0, rollout.policy.state_dict()))
+            rollout.serve(policy.to_policy, policy.from_policy)
         return policy.answer(37)
 
     expected, found = chosen(1, None), chosen(ranks, rows)
