@@ -172,10 +172,19 @@ def _parameters(config: Config, name: str) -> int:
 
 
 def check_reward(config: Config) -> None:
-    """Raises ConfigError or WorkerError when the user's reward function cannot be imported."""
-    from rl_platform.components.reward import verifier_spec
+    """Raises ConfigError or WorkerError when the user's reward function cannot be imported or the reward model is none,
+    Unreachable when the reward server does not answer. The weights of a reward model are read by its component alone.
+    """
+    from rl_platform.components.reward import http_scorer, verifier_spec
     from rl_platform.envs.reasoning.scoring import ScoringPool
+    from rl_platform.models.classifier import load_parts
 
+    if config.reward.type == "http":
+        http_scorer(config).close()
+        return
+    if config.reward.model is not None:
+        load_parts(config.reward.model)
+        return
     spec = verifier_spec(config)
     if not spec.built_in:
         ScoringPool(spec, num_workers=1, timeout_s=config.reward.timeout_s).close()

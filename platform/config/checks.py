@@ -35,7 +35,7 @@ _PARTS = (  # keys that decide which components a run has
     "algorithm.use_kl_in_reward",
     "algorithm.use_kl_loss",
 )
-_REWARD_TYPES = ("task", "math_verify", "exact_match")
+_REWARD_TYPES = ("task", "math_verify", "exact_match", "model", "http")
 
 
 def check(
