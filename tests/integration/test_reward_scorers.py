@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import socket
 import statistics
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,6 +18,8 @@ import yaml
 from reward_parts import make_classifier, reward_server, scores
 
 from rl_platform.config.components import RewardModel
+from rl_platform.envs.reasoning.http_scorer import HttpScorer
+from rl_platform.envs.reasoning.verifiers import ScoreItem
 from rl_platform.models.classifier import SequenceClassifier
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "reasoning"
@@ -22,7 +28,7 @@ CONFIGS = Path(__file__).parents[2] / "configs" / "reasoning"
 def section(name: str, **changes: Any) -> list[str]:
     """Overrides that lay the reward section of a shipped config over a tiny one."""
     written = yaml.safe_load((CONFIGS / name).read_text(encoding="utf-8"))["reward"] | changes
-    return ["runner.max_steps=2", "runner.log_samples=8", "reward=null", f"reward={json.dumps(written)}"]
+    return ["runner.max_steps=2", "runner.log_samples=8", f"reward={json.dumps(written)}"]
 
 
 def rows(name: str) -> list[dict[str, Any]]:
@@ -63,6 +69,23 @@ def test_two_steps_with_a_reward_server(command) -> None:
     assert all(0 < row["reward/unscored"] < 8 for row in trained)
     assert trained[0]["reward/raw_mean"] > 0
     assert {sample["response"] for sample in rows("samples.jsonl")} <= given.keys()
+
+
+def test_the_server_of_the_docs_scores_what_the_docs_say() -> None:
+    page = (CONFIGS.parents[1] / "docs" / "reasoning.md").read_text(encoding="utf-8")
+    (text,) = (found for found in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "HTTPServer" in found)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    process = subprocess.Popen([sys.executable, "-c", text.replace("8000", str(port))], stderr=subprocess.DEVNULL)
+    try:
+        url = f"http://127.0.0.1:{port}/score"
+        scorer = HttpScorer(url, batch_size=2, num_workers=2, timeout_s=10.0, retries=5)  # it takes a moment to start
+        responses = [ScoreItem(" 4 ", "2+2", "4"), ScoreItem("5", "2+2", "4"), ScoreItem("4", "2+2", "4", {"by": "x"})]
+        assert [future.result(10).value for future in scorer.submit(responses)] == [1.0, 0.0, 1.0]
+        scorer.close()
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_a_reward_server_that_is_not_there_is_told_before_anything_starts(command) -> None:
