@@ -24,7 +24,7 @@ WAITING_BATCHES = 64
 
 
 class ModelScorer:
-    """Scores with the classifier of `reward.model` on `device`, in one thread, `reward.batch_size` responses at most.
+    """Scores with the classifier of `reward.model` on `device`, in one thread and batches of `reward.max_batch_size`.
 
     The classifier reads what the policy read: system turn, prompt and response. A conversation that is longer than its
     context, or whose score is not finite, is invalid. Raises ConfigError at construction if the model cannot be loaded.
@@ -33,7 +33,7 @@ class ModelScorer:
     def __init__(self, config: Config, device: torch.device) -> None:
         assert config.reward.model is not None
         self._classifier = SequenceClassifier(config.reward.model, device)
-        self._data, self._batch_size = config.data, config.reward.batch_size
+        self._data, self._batch_size = config.data, config.reward.max_batch_size
         self._queue = ScoreQueue(WAITING_BATCHES * self._batch_size)
         self._thread = threading.Thread(target=self._serve, name="reward-model", daemon=True)
         self._thread.start()

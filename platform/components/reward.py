@@ -154,7 +154,7 @@ def http_scorer(config: Config) -> HttpScorer:
     reward = config.reward
     return HttpScorer(
         reward.url or "",
-        batch_size=reward.batch_size,
+        batch_size=reward.max_batch_size,
         num_workers=reward.num_workers,
         timeout_s=reward.timeout_s,
         retries=reward.retries,

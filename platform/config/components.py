@@ -176,7 +176,9 @@ class Reward(Section):
         gt=0,
         description="a response that takes longer to score is masked out and counted; http: limit of one request",
     )
-    batch_size: int = Field(default=16, ge=1, description="model, http: responses per forward pass or request, at most")
+    max_batch_size: int = Field(
+        default=16, ge=1, description="model, http: responses per forward pass or request, at most"
+    )
     model: RewardModel | None = Field(default=None, description="type model: the classifier")
     url: str | None = Field(default=None, description="type http: where responses are posted, http:// or https://")
     retries: int = Field(default=3, ge=0, description="type http: further tries after a request that failed")

@@ -29,7 +29,7 @@ def idle_reward_keys(config: Config) -> Iterator[tuple[str, str, tuple[str, ...]
         for name in ("url", "retries"):
             yield f"reward.{name}", "only reward.type http asks a server", switch
     if kind not in ("model", "http"):
-        yield "reward.batch_size", f"reward.type {kind} scores responses one by one", switch
+        yield "reward.max_batch_size", f"reward.type {kind} scores responses one by one", switch
     if kind == "model":
         for name in ("num_workers", "timeout_s"):
             yield f"reward.{name}", "a classifier scores in the reward's own process, one batch after another", switch

@@ -129,7 +129,7 @@ class MemoryModel:
         assert reward.model is not None
         assert isinstance(shape, ModelShape)
         bytes_each = bytes_of(reward.model.dtype)
-        tokens = reward.batch_size * longest(self.config)
+        tokens = reward.max_batch_size * longest(self.config)
         return Memory(weights=shape.parameters * bytes_each, activations=tokens * _live_elements(shape) * bytes_each)
 
     def _backward(self, name: str, shape: Shape) -> int:

@@ -251,7 +251,7 @@ def test_closing_waits_for_no_request(connect) -> None:
 def test_no_server_at_the_start() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    with pytest.raises(Unreachable, match="ConnectionRefused.*\n.*start the server first"):
+    with pytest.raises(Unreachable, match=r"ConnectionRefused.*\n.*start the server first"):
         HttpScorer(f"http://127.0.0.1:{port}/", **LIMIT)
 
 

@@ -21,7 +21,7 @@ def build(tmp_path: Path, context, reasoning):
     built: list[Reward] = []
 
     def build(batch_size: int = 4, **data: object) -> Reward:
-        section = {"type": "model", "batch_size": batch_size, "model": {"path": str(tmp_path / "model")}}
+        section = {"type": "model", "max_batch_size": batch_size, "model": {"path": str(tmp_path / "model")}}
         sizes = {"mini_batch_size": 4, "max_prompt_length": 8, "max_response_length": 8}
         built.append(Reward(context("reward"), reasoning(reward=section, data=sizes | data)))
         return built[-1]

@@ -162,7 +162,7 @@ BROKEN = [
         for url in ("localhost:8000", "ftp://a/b", "http://", "http://a:x/", "http://me:word@a/", "'http://a/b c'")
     ),
     ("reasoning", ["reward={type: http, url: 'http://a', retries: -1}"], "reward.retries", "out of range"),
-    ("reasoning", ["reward={type: http, url: 'http://a', batch_size: 0}"], "reward.batch_size", "out of range"),
+    ("reasoning", ["reward={type: http, url: 'http://a', max_batch_size: 0}"], "reward.max_batch_size", "out of range"),
     *(
         ("reasoning", ["algorithm.overlong.stop_properly_coef=0.5", f"reward={scorer}"], COEF, "may be negative")
         for scorer in ("{type: http, url: 'http://a'}", "{type: model, model: {path: x}}")
@@ -269,7 +269,7 @@ PASSES = [
         ["algorithm={overlong: {stop_properly_coef: 0.5}, reward_scaling: {target_min: 0}}", "reward.type=a:b"],
     ),
     ("reasoning", ["reward.type=my_package.rewards:score", "actor.max_tokens_per_micro_batch=320"]),
-    ("reasoning", ["reward={type: model, batch_size: 2, model: {path: x}}"]),
+    ("reasoning", ["reward={type: model, max_batch_size: 2, model: {path: x}}"]),
     ("reasoning", ["reward={type: http, url: 'https://a.b:1/c?d=e', retries: 0, num_workers: 9, timeout_s: 60}"]),
     ("reasoning", [TINY, "critic.model.path=other", "rollout.sampling.max_new_tokens=64"]),
     ("reasoning", ["data.task={type: jsonl, path: x, prompt_column: q}"]),
@@ -328,7 +328,7 @@ WITHOUT_EFFECT = [
     ("embodied", "rollout.sampling.top_k=0", "rollout.sampling"),
     ("embodied", "rollout.backend=torch", "rollout.backend"),
     ("embodied", "reward.type=task", "reward"),
-    ("reasoning", "reward.batch_size=8", "reward.batch_size"),
+    ("reasoning", "reward.max_batch_size=8", "reward.max_batch_size"),
     ("reasoning", "reward.url=http://a", "reward.url"),
     ("reasoning", "reward.model={path: x}", "reward.model"),
     ("reasoning", "reward={type: model, model: {path: x}, retries: 1}", "reward.retries"),

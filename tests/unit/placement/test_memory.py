@@ -120,7 +120,7 @@ def test_a_reward_model_is_whole_on_every_rank_of_the_reward(config: Config, tmp
     network = AutoModelForSequenceClassification.from_pretrained(tmp_path, dtype=torch.float32)
     size = sum(parameter.nbytes for parameter in network.parameters())
     for dtype, share in (("float32", 1.0), ("bfloat16", 0.5)):
-        section = Reward(type="model", batch_size=4, model=RewardModel(path=str(tmp_path), dtype=dtype))
+        section = Reward(type="model", max_batch_size=4, model=RewardModel(path=str(tmp_path), dtype=dtype))
         scored = config.model_copy(update={"reward": section})
         found = model(scored, layout({"actor,critic,rollout": "0-3", "reward": "4-7"})).rank("reward")
         assert found.weights == pytest.approx(size * share, rel=1e-3)
