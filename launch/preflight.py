@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from rl_platform.config.components import RewardModel
 from rl_platform.config.schema import Config
 from rl_platform.engines.rollout.sglang import VERSION as SGLANG
 from rl_platform.errors import ConfigError, Problem
@@ -138,6 +139,8 @@ def check_models(config: Config, placement: Placement, inventory: Inventory) -> 
     needs = {name: size * (BYTES_TRAINED if name in trained else BYTES_FROZEN) for name, size in sizes.items()}
     if not any(host.accelerators for host in placement.hosts):
         needs["rollout (repacked weights)"] = sizes["actor"] * BYTES_FROZEN
+        if config.reward.model is not None:
+            needs["reward"] = _reward_bytes(config.reward.model)
         _check_memory(config, needs, inventory)
     return sum(trained.values()) * BYTES_SAVED
 
@@ -169,6 +172,19 @@ def _parameters(config: Config, name: str) -> int:
         network = AutoModelForCausalLM.from_config(model_config)
     network.tie_weights()  # each parameter that was made without memory is one of its own
     return sum(parameter.numel() for parameter in network.parameters())
+
+
+def _reward_bytes(section: RewardModel) -> int:
+    """Of the weights of a reward model, which is built without memory for them."""
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForSequenceClassification
+
+    from rl_platform.models.classifier import load_parts
+
+    with init_empty_weights():
+        network = AutoModelForSequenceClassification.from_config(load_parts(section)[1])
+    size = sum(parameter.numel() for parameter in network.parameters())
+    return size * (BYTES_FROZEN if section.dtype == "float32" else BYTES_FROZEN // 2)
 
 
 def check_reward(config: Config) -> None:
