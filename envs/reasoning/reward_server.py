@@ -46,8 +46,8 @@ class RewardServer:
     def __init__(self, url: str, timeout_s: float) -> None:
         self.url, self._timeout_s = url, timeout_s
         parts = urlsplit(url)
-        self._kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        self._host, self._port = parts.hostname or "", parts.port
+        self._kind, usual = (HTTPSConnection, 443) if parts.scheme == "https" else (HTTPConnection, 80)
+        self._host, self._port = parts.hostname or "", parts.port or usual
         self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
@@ -112,7 +112,7 @@ class RewardServer:
         if status in NOT_THERE:
             raise Unanswered(DIED, f"{self.url} answered with status {status}: {shown}")
         if status != 200:
-            final = 300 <= status < 500 and status != TOO_MANY
+            final = status < 500 and status != TOO_MANY
             raise Unanswered(RAISED, f"{self.url} answered with status {status}: {shown}", final=final)
         try:
             scores = json.loads(answer)["scores"]
@@ -125,12 +125,7 @@ class RewardServer:
 
 
 def _to_json(item: ScoreItem) -> dict[str, Any]:
-    return {
-        "prompt": item.question,
-        "response": item.response,
-        "answer": item.answer,
-        "metadata": item.metadata,
-    }
+    return {"prompt": item.question, "response": item.response, "answer": item.answer, "metadata": item.metadata}
 
 
 def _score(value: Any) -> Score:

@@ -20,10 +20,11 @@ class SequenceClassifier:
     """The model of `reward.model` on `device`. Raises ConfigError if it cannot be loaded or has several labels."""
 
     def __init__(self, section: RewardModel, device: torch.device) -> None:
-        self.tokenizer, self.config = load_parts(section)
+        self.tokenizer, config = load_parts(section)
         self._chat, self._device = section.use_chat_template, device
-        self._network = _load(section, self.config).requires_grad_(False).eval().to(device)
-        limits = (self.tokenizer.model_max_length, getattr(self.config, "max_position_embeddings", None))
+        self._own_padding: int | None = config.get_text_config().pad_token_id
+        self._network: Any = _load(section, config).requires_grad_(False).eval().to(device)
+        limits = (self.tokenizer.model_max_length, getattr(config, "max_position_embeddings", None))
         self.longest: int = min(limit for limit in limits if limit is not None)
 
     def encode(self, conversation: Sequence[Message]) -> list[int]:
@@ -47,12 +48,11 @@ class SequenceClassifier:
 
     def _padding(self, rows: Sequence[Sequence[int]]) -> int:
         """The model's own padding token, else one that ends no row: decoders score the last token that is none."""
-        own = self.config.pad_token_id
-        if own is not None:
-            return int(own)
+        if self._own_padding is not None:
+            return self._own_padding
         ends = {row[-1] for row in rows}
         free = next(token for token in range(len(ends) + 1) if token not in ends)
-        self._network.config.pad_token_id = free
+        self._network.config.get_text_config().pad_token_id = free
         return free
 
 

@@ -139,13 +139,14 @@ def test_a_request_that_fails_is_made_again(connect, wrong) -> None:
     assert {score.reason for score in lost} == {DIED if wrong is None or wrong[0] == 503 else RAISED}
 
 
-def test_a_refusal_is_final(connect) -> None:
-    answers = [scores(), (422, "no such field"), scores(1.0)]
+@pytest.mark.parametrize("status", [201, 302, 422])
+def test_a_refusal_is_final(connect, status: int) -> None:
+    answers = [scores(), (status, "no such field"), scores(1.0)]
     with reward_server(lambda asked: answers.pop(0)) as url:
         scorer = connect(url)
         (refused,) = ask(scorer, "a")
         assert (refused.valid, refused.reason) == (False, RAISED)
-        assert "status 422: no such field" in refused.detail
+        assert f"status {status}: no such field" in refused.detail
         assert ask(scorer, "b")[0].value == 1.0
 
 

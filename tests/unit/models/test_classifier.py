@@ -44,8 +44,8 @@ def test_without_a_padding_token_none_that_ends_a_text_pads(tmp_path: Path) -> N
     """Decoders look for the last token that is no padding: the first tokens of the vocabulary are real ones."""
     make_classifier(tmp_path)
     classifier = SequenceClassifier(RewardModel(path=str(tmp_path)), CPU)
-    rows = [[7, 0], [5, 6, 7, 1], [9]]
-    assert classifier.scores(rows) == pytest.approx(one_by_one(tmp_path, rows), abs=1e-5)
+    for rows in ([[7, 0], [5, 6, 7, 1], [9]], [[7, 2], [5, 6, 7, 1], [9]]):
+        assert classifier.scores(rows) == pytest.approx(one_by_one(tmp_path, rows), abs=1e-5)
 
 
 def test_what_is_read(tmp_path: Path) -> None:
