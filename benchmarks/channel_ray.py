@@ -1,9 +1,9 @@
 """Channels between processes: 1 MB trajectories beside bare ray.put and ray.get, and small messages in batches.
 
 Eight producers and two consumers are ranks in processes of one node. The floor does the same transfers with Ray alone:
-every producer puts its arrays, every consumer gets its half of them by references it was handed; it has no queue, no
-order and no back-pressure. Floor and channel take turns, so that a busy machine slows both. Every transfer is checked
-for completeness. Not covered: several nodes, where the network decides.
+every producer puts its arrays, then every consumer gets its half of them by references it was handed; it has no queue,
+no order and no back-pressure. Floor and channel take turns, so that a busy machine slows both. Every transfer is
+checked for completeness. Not covered: several nodes, where the network decides.
 
     python benchmarks/channel_ray.py [--items 25] [--messages 20000] [--batch 64] [--repeats 3] [--json FILE]
 """

@@ -58,7 +58,8 @@ def runtime_for(config: Config, placement: Placement) -> Iterator[Runtime]:
     with ray_cluster(config.cluster):
         from rl_platform.runtime.ray import RayRuntime
 
-        with RayRuntime(placement, deadline_s, seed, trace=config.runner.trace_steps > 0) as runtime:
+        trace, restarts = config.runner.trace_steps > 0, config.cluster.restarts
+        with RayRuntime(placement, deadline_s, seed, trace, restarts) as runtime:
             yield runtime
 
 

@@ -1,4 +1,4 @@
-"""Whether models that Megatron trains fit their ranks and their layout; checked before anything starts."""
+"""Whether trained models fit their ranks and their layout; checked before anything starts."""
 
 from __future__ import annotations
 
@@ -6,62 +6,113 @@ from collections.abc import Iterator
 
 import torch
 
+from rl_platform.config.components import Trainable
 from rl_platform.config.schema import Config
+from rl_platform.engines.training.layout import transformer_engine_installed, unfit
 from rl_platform.errors import ConfigError, Problem
+from rl_platform.models.lora import not_installed
 from rl_platform.placement.scheduler import Placement
 
 
 def layout_problems(config: Config, placement: Placement) -> Iterator[Problem]:
-    """What is wrong with the number of ranks, the processes or the devices of Megatron's models."""
+    """What is wrong with the number of ranks, the processes or the devices of the models, and what is missing."""
+    yield from _fsdp_problems(config, placement)
     roles = _trained_by_megatron(config, placement)
     for role in roles:
         parallel, ranks = getattr(config, role).parallel, placement.world_size(role)
-        shared = parallel.tensor * parallel.pipeline
+        shared = parallel.ranks
         if ranks % shared:
             message = f"{ranks} ranks of {role} cannot hold whole copies of a model that {shared} ranks share"
             hint = f"tensor times pipeline divides the ranks that cluster.component_placement gives to {role}"
+            if parallel.expert > 1:
+                hint += ", and so does expert times pipeline"
             yield Problem(f"{role}.parallel", message, value=_show(config, role), hint=hint)
+        else:
+            yield from _uneven_turns(config, role, ranks // (parallel.tensor * parallel.pipeline))
         on_cpu = not any(slot.accelerators for slot in placement.components[role])
         if on_cpu and torch.cuda.is_available():
             message = "Megatron would use the GPUs of this machine, and the placement gives it none"
             hint = "place it on a GPU, or hide them: CUDA_VISIBLE_DEVICES="
             yield Problem(f"{role}.training_backend", message, value="megatron", hint=hint)
+        if getattr(config, role).kernels == "transformer_engine" and (obstacle := _no_fused_layers(on_cpu)):
+            yield Problem(f"{role}.kernels", obstacle, value="transformer_engine", hint=f"{role}.kernels=torch")
     if len(roles) == 2 and _layout(config, "actor") != _layout(config, "critic") and _share_hosts(placement):
         message = f"a process has one layout for all its models, and that of the actor is {_show(config, 'actor')}"
-        hint = "the same tensor and pipeline for both, or separate keys in cluster.component_placement"
+        hint = "the same for both, or separate keys in cluster.component_placement"
         yield Problem("critic.parallel", message, value=_show(config, "critic"), hint=hint)
 
 
 def check_layouts(config: Config, placement: Placement) -> None:
     """Raises ConfigError for a model that cannot be shared as its layout says. Reads the models' configs only."""
-    from rl_platform.engines.training.layout import unfit
+    from rl_platform.engines.training.fsdp_layout import unfit_for_fsdp
     from rl_platform.models.pretrained import load_config
     from rl_platform.models.tokenizer import load_tokenizer
 
     problems: list[Problem] = []
-    for role in _trained_by_megatron(config, placement):
-        section = getattr(config, role)
+    for role in _trained(config, placement):
+        section: Trainable = getattr(config, role)
+        by_megatron = section.training_backend == "megatron"
+        if not by_megatron and section.parallel.context == 1 and section.lora is None:
+            continue
         model, key = (section.model, f"{role}.model") if section.model else (config.actor.model, "actor.model")
         tokenizer = load_tokenizer(model, key)
         loaded = load_config(model, tokenizer.vocab_size, tokenizer.eos_token_ids[0], key)
-        problems += unfit(loaded, section.parallel, role)
+        problems += unfit(loaded, section.parallel, role) if by_megatron else unfit_for_fsdp(loaded, section, role)
     if problems:
         raise ConfigError(problems)
 
 
+def _fsdp_problems(config: Config, placement: Placement) -> Iterator[Problem]:
+    for role in _trained(config, placement):
+        section: Trainable = getattr(config, role)
+        ranks, context = placement.world_size(role), section.parallel.context
+        if ranks % context and section.training_backend == "fsdp":
+            message = f"{ranks} ranks of {role} cannot form groups of {context} that share the tokens of a micro-batch"
+            hint = "it divides the ranks that cluster.component_placement gives to the component"
+            yield Problem(f"{role}.parallel.context", message, value=str(context), hint=hint)
+        if section.lora is not None and (missing := not_installed(f"{role}.lora")) is not None:
+            yield missing
+
+
+def _trained(config: Config, placement: Placement) -> list[str]:
+    return [role for role in ("actor", "critic") if role in placement.components]
+
+
 def _trained_by_megatron(config: Config, placement: Placement) -> list[str]:
-    placed = (role for role in ("actor", "critic") if role in placement.components)
-    return [role for role in placed if getattr(config, role).training_backend == "megatron"]
+    return [role for role in _trained(config, placement) if getattr(config, role).training_backend == "megatron"]
 
 
-def _layout(config: Config, role: str) -> tuple[int, int]:
+def _no_fused_layers(on_cpu: bool) -> str | None:
+    if on_cpu:
+        return "Transformer Engine computes on GPUs, and the placement gives it none"
+    return None if transformer_engine_installed() else "Transformer Engine is not installed"
+
+
+def _uneven_turns(config: Config, role: str, copies: int) -> Iterator[Problem]:
+    """Interleaved stages take as many micro-batches at a time as there are of them. Where tokens limit a micro-batch
+    their number is not known here: the trainer fills up."""
+    section: Trainable = getattr(config, role)
+    stages, rows = section.parallel.pipeline, section.micro_batch_size
+    if section.parallel.virtual_pipeline == 1 or rows is None or section.max_tokens_per_micro_batch is not None:
+        return
+    share = -(-config.data.mini_batch_size // copies)
+    number = -(-share // rows)
+    if number % stages:
+        message = (
+            f"interleaved stages take {stages} micro-batches at a time, and a rank's {share} rows of a mini-batch "
+            f"make {number}"
+        )
+        yield Problem(f"{role}.micro_batch_size", message, value=str(rows), hint=f"{role}.parallel.virtual_pipeline=1")
+
+
+def _layout(config: Config, role: str) -> tuple[int, int, int]:
     parallel = getattr(config, role).parallel
-    return parallel.tensor, parallel.pipeline
+    return parallel.tensor, parallel.pipeline, parallel.expert
 
 
 def _show(config: Config, role: str) -> str:
-    tensor, pipeline = _layout(config, role)
-    return f"tensor {tensor}, pipeline {pipeline}"
+    tensor, pipeline, expert = _layout(config, role)
+    return f"tensor {tensor}, pipeline {pipeline}" + (f", expert {expert}" if expert > 1 else "")
 
 
 def _share_hosts(placement: Placement) -> bool:

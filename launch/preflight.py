@@ -23,6 +23,7 @@ from rl_platform.config.components import RewardModel
 from rl_platform.config.schema import Config
 from rl_platform.engines.rollout.sglang import VERSION as SGLANG
 from rl_platform.errors import ConfigError, Problem
+from rl_platform.launch.cluster import uses_ray
 from rl_platform.launch.layouts import check_layouts, layout_problems
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import Placement
@@ -35,7 +36,12 @@ RUN_MARK = "config.yaml"  # a folder that holds this file holds a run
 
 def check_cheap(config: Config, placement: Placement) -> None:
     """Raises ConfigError for what this version or this machine cannot run, though the config is valid."""
-    problems = [*_engines(config, placement), *_processes(config, placement), *_output(config)]
+    problems = [
+        *_engines(config, placement),
+        *_processes(config, placement),
+        *_weight_sync(config, placement),
+        *_output(config),
+    ]
     if "wandb" in config.runner.logger_backends and importlib.util.find_spec("wandb") is None:
         hint = "pip install wandb"
         problems.append(Problem("runner.logger_backends", "wandb is not installed", value="wandb", hint=hint))
@@ -73,12 +79,24 @@ def _processes(config: Config, placement: Placement) -> Iterator[Problem]:
         key = "cluster.gpus_per_node" if config.cluster.gpus_per_node is not None else "cluster.component_placement"
         message = f"GPU {used} is used, but torch sees {found or 'none'} on this machine"
         hint = "cluster.gpus_per_node=0 runs on the CPU, null uses what is there; --plan shows any number"
+        if cluster.inventory is not None:
+            key, hint = "cluster.inventory", "replace it to run here, as cluster={component_placement: {...}}"
         yield Problem(key, message, hint=hint)
     for name in ("env", "rollout"):
         if config.runner.task_type == "embodied" and (ranks := placement.world_size(name)) != 1:
             hint = "env.num_workers shares the environments among processes"
             message = f"an embodied run has one rank of {name}"
             yield Problem("cluster.component_placement", message, value=f"{ranks} ranks", hint=hint)
+
+
+def _weight_sync(config: Config, placement: Placement) -> Iterator[Problem]:
+    readers = {host.name for host in placement.hosts for name, _ in host.members if name == "rollout"}
+    actors = {("actor", 0), ("actor_critic", 0)}
+    publisher = next(host.name for host in placement.hosts if actors & set(host.members))
+    if config.rollout.sync == "delta" and (readers == {publisher} or not uses_ray(config.cluster, placement)):
+        message = "the rollout shares the actor's process and reads its weights where they are"
+        hint = "place rollout under a key of its own, with cluster.runtime ray or on other devices"
+        yield Problem("rollout.sync", message, value="delta", allowed="full", hint=hint)
 
 
 def _output(config: Config) -> Iterator[Problem]:
@@ -135,14 +153,13 @@ def check_models(config: Config, placement: Placement, inventory: Inventory) -> 
     sizes = {
         name: _parameters(config, name) for name in ("actor", "critic", "reference") if name in placement.components
     }
-    trained = {name: size for name, size in sizes.items() if name != "reference"}
-    needs = {name: size * (BYTES_TRAINED if name in trained else BYTES_FROZEN) for name, size in sizes.items()}
+    needs = {name: frozen * BYTES_FROZEN + trained * BYTES_TRAINED for name, (frozen, trained) in sizes.items()}
     if not any(host.accelerators for host in placement.hosts):
-        needs["rollout (repacked weights)"] = sizes["actor"] * BYTES_FROZEN
+        needs["rollout (repacked weights)"] = sum(sizes["actor"]) * BYTES_FROZEN
         if config.reward.model is not None:
             needs["reward"] = _reward_bytes(config.reward.model)
         _check_memory(config, needs, inventory)
-    return sum(trained.values()) * BYTES_SAVED
+    return sum(trained for _, trained in sizes.values()) * BYTES_SAVED
 
 
 def _check_memory(config: Config, needs: dict[str, int], inventory: Inventory) -> None:
@@ -155,11 +172,12 @@ def _check_memory(config: Config, needs: dict[str, int], inventory: Inventory) -
     raise ConfigError([Problem("actor.model", message, value=value, hint="a smaller model, or a GPU")])
 
 
-def _parameters(config: Config, name: str) -> int:
-    """Parameters of a component's language model, which is built without memory for them."""
+def _parameters(config: Config, name: str) -> tuple[int, int]:
+    """Frozen and trained parameters of a component's language model, which is built without memory for them."""
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM
 
+    from rl_platform.models.lora import adapter_parameters
     from rl_platform.models.pretrained import load_config
     from rl_platform.models.tokenizer import load_tokenizer
 
@@ -171,7 +189,11 @@ def _parameters(config: Config, name: str) -> int:
     with init_empty_weights():
         network = AutoModelForCausalLM.from_config(model_config)
     network.tie_weights()  # each parameter that was made without memory is one of its own
-    return sum(parameter.numel() for parameter in network.parameters())
+    count = sum(parameter.numel() for parameter in network.parameters())
+    if name == "reference":
+        return count, 0
+    lora = getattr(config, name).lora
+    return (0, count) if lora is None else (count, adapter_parameters(network.base_model, lora))
 
 
 def _reward_bytes(section: RewardModel) -> int:

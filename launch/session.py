@@ -26,6 +26,7 @@ from rl_platform.launch.preflight import (
 from rl_platform.launch.view import terminal_view
 from rl_platform.metrics import Reporter, Reporters, RunInfo, RunLog
 from rl_platform.placement.inventory import Inventory
+from rl_platform.placement.occupancy import step_turns
 from rl_platform.placement.plan import render
 from rl_platform.placement.scheduler import Placement
 from rl_platform.runners.ppo import Task, train
@@ -63,7 +64,7 @@ def run(loaded: LoadedConfig, config_path: str, placement: Placement, inventory:
         for note in loaded.notes:
             reporter.note(note)
         try:
-            _train(config, placement, world, reporter, timeline, state, folder)
+            _train(config, placement, inventory, world, reporter, timeline, state, folder)
         except BaseException as error:
             error.add_note(state.outlook())
             raise
@@ -73,6 +74,7 @@ def run(loaded: LoadedConfig, config_path: str, placement: Placement, inventory:
 def _train(
     config: Config,
     placement: Placement,
+    inventory: Inventory,
     world: EnvSpaces | Split,
     reporter: Reporter,
     timeline: Timeline,
@@ -82,7 +84,7 @@ def _train(
     keep_freed_memory()
     with runtime_for(config, placement) as runtime:
         with reporter.phase("load"):
-            task = _task(config, runtime, reporter, folder, world, placement)
+            task = _task(config, runtime, reporter, folder, world, placement, inventory)
         timeline.sources.append(runtime.spans)
         try:
             train(config, task, reporter, state)
@@ -129,11 +131,12 @@ def _task(
     folder: Path,
     world: EnvSpaces | Split,
     placement: Placement,
+    inventory: Inventory,
 ) -> Task:
     if isinstance(world, Split):
         from rl_platform.runners.reasoning import ReasoningTask
 
-        return ReasoningTask(config, runtime, reporter, folder, world)
+        return ReasoningTask(config, runtime, reporter, folder, world, step_turns(config, placement, inventory))
     from rl_platform.runners.embodied import EmbodiedTask
 
     actor = "actor_critic" if "actor_critic" in placement.components else "actor"

@@ -177,7 +177,23 @@ def _flatten(tensor: Tensor, choices: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Weights:
-    """Published parameters: `state` maps names to tensors, by reference inside one process. Versions count updates."""
+    """Published parameters: `state` maps names to tensors, by reference inside one process. Versions count updates.
+
+    delta: another process gets only what it has not (`rollout.sync`). bytes, buckets: what came from another process;
+    0 by reference.
+    """
 
     version: int
     state: dict[str, torch.Tensor]
+    delta: bool = False
+    bytes: int = 0
+    buckets: int = 0
+
+
+@dataclass(frozen=True)
+class WeightsReceived:
+    """What a rollout rank says after it took over weights: their version, and what came from another process."""
+
+    version: int
+    bytes: int
+    buckets: int

@@ -256,12 +256,18 @@ class VectorEnv:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> np.ndarray:
-        """Continue from `state_dict()`. Returns observations [N,D]. Raises CheckpointError if it is of other ones."""
+        """Continue from `state_dict()`; a step that is under way is dropped. Returns observations [N,D].
+
+        Raises CheckpointError if the state is of other environments.
+        """
         for name, ours in (("id", self.description.id), ("num_envs", self.num_envs)):
             if state[name] != ours:
                 raise CheckpointError(
                     f"the checkpoint's environments have {name} {state[name]!r}, the config's {ours!r}"
                 )
+        for stage, under_way in enumerate(self._under_way):
+            if under_way:
+                self.receive(stage)
         self._seed, self._steps = state["seed"], state["steps"]
         restart_seeds = np.random.SeedSequence([self._seed, self._steps]).generate_state(self.num_envs).tolist()
         observations = np.frombuffer(state["observations"], np.float32)

@@ -41,7 +41,9 @@ def read_questions(path: Path, prompt_column: str, answer_column: str) -> list[Q
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+        needed = f"one JSON object per line with the fields '{prompt_column}' and '{answer_column}'"
+        hint = f"data.task.path and val_path name files with {needed}, see docs/reasoning.md#your-own-questions"
+        raise DataError(f"{path}: cannot be read: {error.strerror}. {hint}.") from error
     questions = [
         _question(line, f"{path}:{number}", prompt_column, answer_column)
         for number, line in enumerate(lines, start=1)

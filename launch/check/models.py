@@ -18,7 +18,7 @@ from torch import Tensor
 from rl_platform.components.actor import EmbodiedActor, LanguageActor
 from rl_platform.components.critic import LanguageCritic
 from rl_platform.components.reference import LanguageReference
-from rl_platform.config.components import Model, Optim, RandomLM, Trainable
+from rl_platform.config.components import Model, Optim, Parallel, RandomLM, Trainable
 from rl_platform.config.schema import Cluster, Config
 from rl_platform.launch.check.samples import (
     LONGEST_PROMPT,
@@ -98,7 +98,12 @@ def small(case: Case, micro_batch_size: int | None = None, even_steps: bool = Tr
         "logprob_forward_micro_batch_size": None,
     }
     names = _names(config)
-    learner = {"micro_batch_size": micro_batch_size, "max_tokens_per_micro_batch": None, "training_backend": "fsdp"}
+    learner: dict[str, Any] = {
+        "micro_batch_size": micro_batch_size,
+        "max_tokens_per_micro_batch": None,
+        "training_backend": "fsdp",
+    }
+    learner |= {"lora": None, "cpu_offload": False, "parallel": Parallel()}
 
     def part(section: Trainable, model: Model | None) -> Trainable:
         optim = section.optim

@@ -19,6 +19,7 @@ from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.build import language_model, token_temperature
 from rl_platform.models.chunk_policy import ChunkPolicy
 from rl_platform.models.forward import ChunkActorCritic, EmbodiedActorCritic, TokenPolicy
+from rl_platform.models.lora import without_adapters
 from rl_platform.models.policy import ActorCriticPolicy
 from rl_platform.models.pretrained import export_causal_lm
 from rl_platform.models.tokenizer import load_tokenizer
@@ -31,7 +32,7 @@ class LanguageActor(Learner):
 
     def __init__(self, context: ComponentContext, config: Config) -> None:
         model = TokenPolicy(
-            language_model(config, config.actor.model, context.seed),
+            language_model(config, config.actor.model, context.seed, lora=config.actor.lora),
             token_temperature(config),
             entropy_gradient=config.algorithm.entropy_bonus > 0,
         )
@@ -44,6 +45,22 @@ class LanguageActor(Learner):
         outputs = self.outputs(batch if full_kl else replace(batch, reference_states=None))
         fields = {"log_probs": present(outputs.log_probs)}
         return fields | ({"full_kl": present(outputs.full_kl)} if full_kl else {})
+
+    def evaluate_reference(self, batch: RolloutBatch) -> dict[str, Tensor]:
+        """What a reference gives, from the actor's own model with its adapters off: the policy as it was at the start.
+
+        The batch's `reference_log_probs` [B,T], and `reference_states` [B,T,H] if a KL is `full`.
+        """
+        policy = self.engine.model
+        full_kl = self.config.algorithm.full_kl_in_reward or self.config.algorithm.full_kl_in_loss
+        policy.keep_states = full_kl
+        try:
+            with without_adapters(policy):
+                outputs = self.outputs(batch)
+        finally:
+            policy.keep_states = False
+        fields = {"reference_log_probs": present(outputs.log_probs)}
+        return fields | ({"reference_states": present(outputs.states)} if full_kl else {})
 
     def receive_reference_head(self, head: Tensor) -> None:
         """The reference's output matrix [vocabulary, H], once before the first batch of a run with a `full` KL.

@@ -23,7 +23,8 @@ class LanguageCritic(Learner):
 
     def __init__(self, context: ComponentContext, config: Config) -> None:
         section = config.critic
-        model = TokenValues(language_model(config, section.model or config.actor.model, context.seed, value_head=True))
+        language = section.model or config.actor.model
+        model = TokenValues(language_model(config, language, context.seed, value_head=True, lora=section.lora))
         loss = partial(critic_loss, algorithm=config.algorithm)
         super().__init__(context, config, section, model, loss, "critic", config.algorithm.critic_epochs)
 

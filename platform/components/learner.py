@@ -17,8 +17,10 @@ from rl_platform.config.components import Trainable
 from rl_platform.config.schema import Config
 from rl_platform.engines.training.base import Loss, MicroBatches, learning_rate
 from rl_platform.engines.training.build import training_engine
+from rl_platform.engines.training.offload import OffloadingEngine, at_hand
 from rl_platform.engines.training.state import Sharded, State, state_bytes
 from rl_platform.errors import Diverged
+from rl_platform.models.lora import merged
 from rl_platform.records import RolloutBatch, Weights
 from rl_platform.rng import generator
 
@@ -111,32 +113,44 @@ class Learner:
                 f"Lower {self.kind}.optim.lr or resume from an earlier checkpoint.{kept}"
             )
 
+    def offload(self, weights: bool) -> None:
+        """Gradients and optimizer state leave the device until they are used, and the weights too if asked. Of a
+        section with `offload: true`."""
+        assert isinstance(self.engine, OffloadingEngine)
+        self.engine.offload(weights=weights)
+
     def save_state(self, folder: str) -> dict[str, Written]:
         """Every rank writes its part of the state into `folder`; returns its files. Raises CheckpointError."""
         from rl_platform.engines.training.state_files import write  # takes a second to import
 
-        return write(self._state(torch.tensor(self.failures)), folder)
+        with at_hand(self.engine):
+            return write(self._state(torch.tensor(self.failures)), folder)
 
     def load_state(self, folder: str) -> None:
         """Go on from a state, whatever ranks and backend have saved it. Raises CheckpointError."""
         from rl_platform.engines.training.state_files import read
 
         failures = torch.tensor(0)
-        read(self._state(failures), folder)
+        with at_hand(self.engine):
+            read(self._state(failures), folder)
         self.failures = int(failures)
 
     def state_bytes(self) -> int:
         """What this rank's part of the state takes on disk, about."""
-        return state_bytes(self.engine.sharded_state())
+        with at_hand(self.engine):
+            return state_bytes(self.engine.sharded_state())
 
     def _state(self, failures: Tensor) -> State:
         return self.engine.sharded_state() | {"failures": Sharded.of(failures)}
 
     def publish(self, version: int, copy: bool = False) -> Weights:
         """The parameters under the model's own names, by reference in one process unless a `copy` is asked for, which
-        stays as it is while this goes on learning. `version`: updates so far."""
+        stays as it is while this goes on learning. Adapters are merged into new matrices. `version`: updates so far."""
         weights = {name.removeprefix("model."): tensor for name, tensor in self.engine.weights().items()}
-        return Weights(version, {name: tensor.clone() for name, tensor in weights.items()} if copy else weights)
+        if self.section.lora is not None:
+            weights = merged(weights, self.section.lora)
+        state = {name: tensor.clone() for name, tensor in weights.items()} if copy else weights
+        return Weights(version, state, delta=self.config.rollout.sync == "delta")
 
 
 def _ends(which: str, metrics: Metrics) -> dict[str, float]:

@@ -11,8 +11,8 @@ from rl_platform.components.actor import embodied_policy
 from rl_platform.components.base import ComponentContext
 from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.spaces import EnvSpaces
-from rl_platform.errors import ChannelClosed
-from rl_platform.records import Weights
+from rl_platform.errors import ChannelClosed, WorkerError
+from rl_platform.records import Weights, WeightsReceived
 from rl_platform.rng import derive_seed
 from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.cpu import compute_alone
@@ -49,16 +49,19 @@ class PolicyRollout:
         if self.device.type == "cpu":
             compute_alone()  # a few rows: a team would cost more than it saves, and the simulation needs the cores
 
-    def receive(self, weights: Weights) -> int:
-        """Act with these weights from now on; returns their version."""
+    def receive(self, weights: Weights) -> WeightsReceived:
+        """Act with these weights from now on."""
+        self.version = -1  # until all of them are there
         self.policy.load_state_dict(
             {name: tensor.to(self.device) for name, tensor in weights.state.items()}, assign=True
         )
         self.version = weights.version
-        return self.version
+        return WeightsReceived(weights.version, weights.bytes, weights.buckets)
 
     def serve(self, source: Channel[Observations], sink: Channel[Actions]) -> None:
-        """Answers until `source` is closed."""
+        """Answers until `source` is closed. Raises WorkerError without a complete set of weights."""
+        if self.version < 0:
+            raise WorkerError(f"{self.context.label} has no complete weights: its last receive() did not end well")
         while True:
             try:
                 observations = source.get()

@@ -8,6 +8,7 @@ from torch import Tensor
 from rl_platform.components.base import ComponentContext
 from rl_platform.components.learner import present
 from rl_platform.config.schema import Config
+from rl_platform.engines.offload import Swap
 from rl_platform.engines.training.base import MicroBatches
 from rl_platform.engines.training.fsdp import autocast, evaluate
 from rl_platform.models.build import language_model, token_temperature
@@ -26,15 +27,24 @@ class LanguageReference:
         model = TokenPolicy(language, token_temperature(config), keep_states=self.full_kl)
         self.model = model.requires_grad_(False).to(self.device)
         self.precision = autocast(self.device, getattr(torch, section.dtype))
+        self.swap = Swap(self.model.parameters, self.device, constant=True)
+        if config.reference.offload is True:
+            self.swap.leave()
         rows = config.algorithm.logprob_forward_micro_batch_size or config.actor.micro_batch_size
         self.micro_batches = MicroBatches(rows, None if rows else config.actor.max_tokens_per_micro_batch)
 
     def evaluate(self, batch: RolloutBatch) -> dict[str, Tensor]:
         """The batch's `reference_log_probs` [B,T], and `reference_states` [B,T,H] if a KL is `full`."""
+        self.swap.enter()
         with self.precision:
             outputs = evaluate(self.model, batch, self.micro_batches, self.device)
         fields = {"reference_log_probs": present(outputs.log_probs)}
         return fields | ({"reference_states": present(outputs.states)} if self.full_kl else {})
+
+    def offload(self, weights: bool) -> None:
+        """Leave the device until the next evaluation: there is nothing but weights."""
+        if weights:
+            self.swap.leave()
 
     def head(self) -> Tensor:
         """The output matrix [vocabulary, H], which makes logits of `reference_states`; by reference in one process."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from rl_platform.components.base import ComponentContext
@@ -9,9 +10,10 @@ from rl_platform.config.components import Sampling
 from rl_platform.config.schema import Config
 from rl_platform.engines.rollout.base import Completion, Request
 from rl_platform.engines.rollout.build import rollout_engine
+from rl_platform.errors import WorkerError
 from rl_platform.models.pretrained import load_config
 from rl_platform.models.tokenizer import load_tokenizer
-from rl_platform.records import Prompt, SamplingParams, Trajectory, Weights
+from rl_platform.records import Prompt, SamplingParams, Trajectory, Weights, WeightsReceived
 from rl_platform.rng import derive_seed
 from rl_platform.runtime.channel import Channel
 
@@ -25,15 +27,23 @@ class LanguageRollout:
         eos = self.tokenizer.eos_token_ids
         model_config = load_config(config.actor.model, self.tokenizer.vocab_size, eos[0])
         self.engine = rollout_engine(config, context.label, model_config, eos, context.accelerators, context.seed)
+        self.loaded: int | None = None  # version of the weights, all of which are in the engine
 
     def close(self) -> None:
         """Ends what the engine started."""
         self.engine.close()
 
-    def receive(self, weights: Weights) -> int:
-        """Generate with these weights from now on; returns their version."""
+    def receive(self, weights: Weights) -> WeightsReceived:
+        """Generate with these weights from now on."""
+        self.loaded = None
         self.engine.receive(weights)
-        return self.engine.version
+        self.loaded = weights.version
+        return WeightsReceived(weights.version, weights.bytes, weights.buckets)
+
+    def offload(self, weights: bool) -> None:
+        """Leave the device until the next use: there is nothing but weights between generations."""
+        if weights:
+            self.engine.offload()
 
     def generate(
         self,
@@ -43,19 +53,23 @@ class LanguageRollout:
         purpose: str,
         step: int,
         sink: Channel[Trajectory],
+        version: int | None = None,
+        answered: Sequence[tuple[int, int]] = (),
     ) -> None:
         """`samples` responses to each prompt into `sink`, in the order they finish.
 
         A response's random numbers depend on the run's seed, `purpose`, `step`, the prompt and the sample alone: not on
-        ranks, placement or what is generated beside it.
+        ranks, placement or what is generated beside it. answered: (prompt index, sample) of responses that are there
+        already. Raises WorkerError unless all of weights `version` are loaded (None: of any version).
         """
+        self._check_weights(version)
         wanted = [(prompt, sample) for prompt in prompts for sample in range(samples)]
         requests = [
             Request(
                 index, prompt.token_ids, derive_seed(self.context.seed, "rollout", purpose, step, prompt.index, sample)
             )
-            for index, (prompt, sample) in enumerate(wanted)
-            if index % self.context.world_size == self.context.rank
+            for index in _unanswered(wanted, answered)[self.context.rank :: self.context.world_size]
+            for prompt, sample in [wanted[index]]
         ]
 
         done = 0
@@ -81,6 +95,23 @@ class LanguageRollout:
         if requests:
             self.engine.generate(requests, self._params(sampling), deliver)
 
+    def _check_weights(self, version: int | None) -> None:
+        if self.loaded is None:
+            raise WorkerError(f"{self.context.label} has no complete weights: its last receive() did not end well")
+        if version not in (None, self.loaded):
+            raise WorkerError(f"{self.context.label} has weights version {self.loaded}, asked for was {version}")
+
     def _params(self, sampling: Sampling) -> SamplingParams:
         longest = sampling.max_new_tokens or self.config.data.max_response_length
         return SamplingParams(longest, sampling.temperature, sampling.top_p, sampling.top_k)
+
+
+def _unanswered(wanted: Sequence[tuple[Prompt, int]], answered: Sequence[tuple[int, int]]) -> list[int]:
+    """Positions in `wanted` without a response; a prompt that stands there twice wants two."""
+    there, found = Counter(answered), []
+    for position, (prompt, sample) in enumerate(wanted):
+        if there[prompt.index, sample]:
+            there[prompt.index, sample] -= 1
+        else:
+            found.append(position)
+    return found

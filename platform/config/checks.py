@@ -18,6 +18,7 @@ from rl_platform.config.controls import broken_controls
 from rl_platform.config.effects import idle_keys
 from rl_platform.config.estimators import check_estimator, estimator_of
 from rl_platform.config.explain import show
+from rl_platform.config.offload_rules import broken_offload_rules
 from rl_platform.config.parallel_rules import broken_parallel_rules
 from rl_platform.config.policy_loss_rules import broken_policy_loss_rules
 from rl_platform.config.reward_rules import broken_reward_rules
@@ -34,6 +35,8 @@ _PARTS = (  # keys that decide which components a run has
     "critic.use_critic_model",
     "algorithm.use_kl_in_reward",
     "algorithm.use_kl_loss",
+    "actor.lora",
+    "reference.model",
 )
 _REWARD_TYPES = ("task", "math_verify", "exact_match", "model", "http")
 
@@ -53,6 +56,7 @@ def check(
     rules.report(broken_policy_loss_rules(config))
     rules.report(broken_batch_rules(config))
     rules.report(broken_parallel_rules(config))
+    rules.report(broken_offload_rules(config))
     rules.report(broken_controls(config))
     rules.trainable("actor")
     if config.critic.use_critic_model:
@@ -175,11 +179,13 @@ class _Rules:
         needed = dict.fromkeys(("actor", "rollout", "reward"), "reasoning needs actor, rollout and reward")
         if self.config.critic.use_critic_model:
             needed["critic"] = "critic.use_critic_model is true"
-        if self.config.algorithm.needs_reference:
+        if self.config.has_reference:
             needed["reference"] = "the KL terms compare to it"
         return needed
 
     def _unneeded(self, name: str) -> str:
+        if name == "reference" and self.config.reference_is_base:
+            return "with actor.lora it is the actor without its adapters; reference.model would name another model"
         if name == "reference":
             return "no KL term is on: it would hold a model that nobody asks"
         if name == "critic":
@@ -256,7 +262,7 @@ class _Rules:
         self._model("actor.model", config.actor.model)
         if config.critic.use_critic_model and config.critic.model is not None:
             self._model("critic.model", config.critic.model)
-        if config.algorithm.needs_reference and config.reference.model is not None:
+        if config.has_reference and config.reference.model is not None:
             self._model("reference.model", config.reference.model)
         for name in ("sampling", "val_sampling"):
             sampling: Sampling = getattr(config.rollout, name)

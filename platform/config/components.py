@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -9,6 +10,7 @@ from pydantic import Field
 from rl_platform.config.base import Section
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
+Offload = Literal[True, False, "auto"]
 Betas = Annotated[tuple[Beta, Beta], Field(strict=False)]  # strict would refuse the list that YAML gives
 
 
@@ -66,7 +68,39 @@ class Parallel(Section):
 
     tensor: int = Field(default=1, ge=1, description="ranks that share every layer")
     pipeline: int = Field(default=1, ge=1, description="stages: ranks that hold some of the layers each")
+    virtual_pipeline: int = Field(
+        default=1, ge=1, description="parts of the layers that each stage holds: interleaved schedule, if over 1"
+    )
+    expert: int = Field(default=1, ge=1, description="mixtures of experts: ranks that hold other experts of each layer")
     sequence: bool = Field(default=False, description="the tensor ranks share the tokens of norms and residuals too")
+    context: int = Field(default=1, ge=1, description="fsdp: ranks that share the tokens of every micro-batch")
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks is a multiple of this: copies of the experts need no more whole copies of the rest."""
+        return self.pipeline * math.lcm(self.tensor, self.expert)
+
+
+class Lora(Section):
+    """`lora`: adapters of low rank that are trained instead of the matrices they stand beside.
+
+    There is no dropout: the ratio of PPO compares two policies, and noise in one of them is not its gradient's doing.
+    """
+
+    rank: int = Field(default=16, ge=1, description="inner width of an adapter")
+    alpha: float = Field(default=32.0, gt=0, description="adapters are scaled by alpha / rank")
+    target_modules: list[str] = Field(
+        default=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+        min_length=1,
+        description="last names of the linear layers that get one",
+    )
+
+
+def _offload(what: str) -> Any:
+    return Field(
+        default="auto",
+        description=f"{what} in host memory while others use the GPU; auto: where they would not fit together",
+    )
 
 
 class Trainable(Section):
@@ -87,7 +121,16 @@ class Trainable(Section):
     gradient_checkpointing: bool = Field(
         default=False, description="compute the layers again in the backward: less memory, about a third more time"
     )
-    parallel: Parallel = Field(default_factory=Parallel, description="megatron: layout of the model over its ranks")
+    parallel: Parallel = Field(default_factory=Parallel, description="layout of the model over its ranks")
+    cpu_offload: bool = Field(
+        default=False, description="fsdp: parameters, gradients and optimizer in main memory, a layer on the GPU"
+    )
+    lora: Lora | None = Field(default=None, description="fsdp: train adapters on the frozen model; null: all of it")
+    kernels: Literal["auto", "torch", "transformer_engine"] = Field(
+        default="auto",
+        description="megatron: whose layers; auto: Transformer Engine's where it is installed and there is a GPU",
+    )
+    offload: Offload = _offload("weights, gradients and optimizer state")
 
 
 class Actor(Trainable):
@@ -110,6 +153,7 @@ class Reference(Section):
 
     group_name: str | None = Field(default=None, description="name of the worker group in logs")
     model: Model | None = Field(default=None, description="null: the actor's model as it was at the start")
+    offload: Offload = _offload("weights")
 
 
 class Sampling(Section):
@@ -138,6 +182,7 @@ class Rollout(Section):
     )
     sampling: Sampling = Field(default_factory=Sampling, description="training")
     val_sampling: ValSampling = Field(default_factory=ValSampling, description="validation; greedy by default")
+    offload: Offload = _offload("weights of its own")
     max_running_requests: int = Field(default=64, ge=1, description="sequences decoded together; the others wait")
     tensor_parallel_size: int | None = Field(
         default=None, ge=1, description="sglang: processes that share the model; null: one per GPU of a rank"
@@ -148,6 +193,10 @@ class Rollout(Section):
     engine_args: dict[str, Any] = Field(default_factory=dict, description="sglang: further arguments of sglang.Engine")
     engine_env: dict[str, str] = Field(
         default_factory=dict, description="sglang: environment variables of the engine's process"
+    )
+    sync: Literal["full", "delta"] = Field(
+        default="full",
+        description="weights sent to another process; delta: only parts that differ from what the receiver has",
     )
 
 

@@ -73,7 +73,7 @@ def allowed(field: FieldInfo) -> str:
 def choices(annotation: Any) -> list[str]:
     """The members of the Literals in an annotation, [] if it has none."""
     if get_origin(annotation) is Literal:
-        return [str(value) for value in get_args(annotation)]
+        return [str(value).lower() if isinstance(value, bool) else str(value) for value in get_args(annotation)]
     return [choice for part in get_args(annotation) if not isinstance(part, FieldInfo) for choice in choices(part)]
 
 
@@ -89,7 +89,8 @@ def _accepts(annotation: Any, metadata: list[Any]) -> str:
         null = ", or null" if len(plain) < len(arguments) else ""
         return " or ".join(_accepts(part, metadata) for part in plain) + null
     if origin is Literal:
-        return ", ".join(str(choice) for choice in arguments) if len(arguments) > 1 else f"only {arguments[0]}"
+        words = choices(annotation)
+        return ", ".join(words) if len(words) > 1 else f"only {words[0]}"
     if origin is list:
         inner_words = _accepts(arguments[0], [])
         return f"a list, each item {inner_words}" if not choices(annotation) else f"a list of: {inner_words}"

@@ -33,6 +33,9 @@ _CRITIC = (
     "optim",
     "gradient_checkpointing",
     "parallel",
+    "cpu_offload",
+    "lora",
+    "offload",
     "model",
 )
 
@@ -67,6 +70,8 @@ def idle_keys(config: Config) -> list[Idle]:
 def _embodied(config: Config) -> Iterator[Idle]:
     for name in _PROMPTS:
         yield Idle(f"data.{name}", "embodied training has no prompts")
+    for key in ("actor.offload", "rollout.offload"):
+        yield Idle(key, "an embodied policy is small: it stays where it is")
     for name in ("backend", "sampling", "val_sampling", "max_running_requests", *_SGLANG):
         yield Idle(f"rollout.{name}", "embodied policies choose actions and generate no text")
     yield Idle("reward", "embodied rewards come from the environment")
@@ -124,7 +129,10 @@ def _reasoning(config: Config) -> Iterator[Idle]:
 
 def _cluster(config: Config) -> Iterator[Idle]:
     if config.cluster.runtime == "local":
-        yield Idle("cluster.address", "cluster.runtime local is one process without Ray", ("cluster.runtime",))
+        for name in ("address", "restarts"):
+            yield Idle(f"cluster.{name}", "cluster.runtime local is one process without Ray", ("cluster.runtime",))
+        reason = "in one process the rollout reads the actor's weights where they are"
+        yield Idle("rollout.sync", reason, ("cluster.runtime",))
 
 
 def _losses(config: Config) -> Iterator[Idle]:

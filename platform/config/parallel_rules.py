@@ -1,39 +1,43 @@
-"""Rules of the training backends: which keys they read, and what Megatron does not train."""
+"""Rules of the training backends: which keys of a layout they read, and which layouts cannot be."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from rl_platform.config.components import Trainable
+from rl_platform.config.fsdp_rules import broken_fsdp_rules, idle_fsdp_keys
 from rl_platform.config.rules import BrokenRule
 from rl_platform.config.schema import Config
 
 
 def idle_parallel_keys(config: Config) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     """Keys of the layout that do nothing, the reason, and the keys that decide it."""
+    yield from idle_fsdp_keys(config)
     roles = ("actor", "critic") if config.critic.use_critic_model else ("actor",)
     for role in roles:
         section: Trainable = getattr(config, role)
         backend, tensor = f"{role}.training_backend", f"{role}.parallel.tensor"
         if section.training_backend != "megatron":
-            yield (
-                f"{role}.parallel",
-                f"only {backend} megatron splits a model; fsdp shards it over all ranks",
-                (backend,),
-            )
-        elif section.parallel.tensor == 1:
+            for name in ("tensor", "pipeline", "virtual_pipeline", "expert", "sequence"):
+                reason = f"only {backend} megatron splits a model; fsdp shards it over all ranks"
+                yield f"{role}.parallel.{name}", reason, (backend,)
+            yield f"{role}.kernels", f"only {backend} megatron has other layers than transformers'", (backend,)
+            continue
+        pipeline, interleaved = f"{role}.parallel.pipeline", f"{role}.parallel.virtual_pipeline"
+        if section.parallel.tensor == 1:
             yield f"{role}.parallel.sequence", f"tensor ranks share the tokens, and {tensor} is 1", (tensor,)
+        if section.parallel.pipeline == 1:
+            yield interleaved, f"stages work on their parts in turns, and {pipeline} is 1", (pipeline,)
 
 
 def broken_parallel_rules(config: Config) -> Iterator[BrokenRule]:
-    """What a Megatron model cannot do."""
-    algorithm, backend = config.algorithm, "actor.training_backend"
-    if config.actor.training_backend != "megatron":
-        return
-    for key, used in (
-        ("algorithm.kl_penalty", algorithm.full_kl_in_reward),
-        ("algorithm.kl_loss_type", algorithm.full_kl_in_loss),
-    ):
-        if used:
-            message = "a full KL needs the logits of the whole vocabulary, which Megatron's ranks share"
-            yield BrokenRule(key, message, (backend,), hint=f"{backend}: fsdp, or another estimator")
+    """What fsdp alone can do, and an interleaved schedule with nothing to interleave."""
+    yield from broken_fsdp_rules(config)
+    roles = ("actor", "critic") if config.critic.use_critic_model else ("actor",)
+    for role in roles:
+        section: Trainable = getattr(config, role)
+        interleaved = section.parallel.pipeline > 1 and section.parallel.virtual_pipeline > 1
+        if interleaved and section.micro_batch_size is None and section.max_tokens_per_micro_batch is None:
+            message = "without a limit a mini-batch is one micro-batch, and stages that take turns need several"
+            rows = f"{role}.micro_batch_size"
+            yield BrokenRule(f"{role}.parallel.virtual_pipeline", message, (rows,), hint=f"set {rows}, or the tokens")

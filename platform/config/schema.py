@@ -91,6 +91,11 @@ class Cluster(Section):
         min_length=1,
         description="Ray cluster to join, as auto or HOST:PORT; null: one is started",
     )
+    restarts: int = Field(
+        default=3,
+        ge=0,
+        description="how often a process without a learner is started again when it dies; 0: never",
+    )
     inventory: ClusterInventory | None = Field(default=None, description="declares a whole cluster for --plan")
 
     @model_validator(mode="before")
@@ -150,6 +155,16 @@ class Config(Section):
     rollout: Rollout = Field(default_factory=Rollout, description="generates responses or chooses actions")
     reward: Reward = Field(default_factory=Reward, description="scores responses")
     env: Env = Field(default_factory=Env, description="the simulation")
+
+    @property
+    def reference_is_base(self) -> bool:
+        """KL terms compare to the actor's own model with its adapters off: no second model, no component."""
+        return self.algorithm.needs_reference and self.actor.lora is not None and self.reference.model is None
+
+    @property
+    def has_reference(self) -> bool:
+        """There is a component `reference`."""
+        return self.algorithm.needs_reference and not self.reference_is_base
 
     @property
     def transitions(self) -> int:

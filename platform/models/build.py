@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from rl_platform.config.components import Model
+from rl_platform.config.components import Lora, Model
 from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.language import LanguageModel
+from rl_platform.models.lora import add_adapters
 from rl_platform.models.pretrained import load_causal_lm
 from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.rng import derive_seed
 
 
-def language_model(config: Config, section: Model, seed: int, *, value_head: bool = False) -> LanguageModel:
-    """Actor, critic and reference built from one section start from equal backbones, also with random weights.
+def language_model(
+    config: Config, section: Model, seed: int, *, value_head: bool = False, lora: Lora | None = None
+) -> LanguageModel:
+    """Actor, critic and reference built from one section start from equal backbones, also with random weights. With
+    `lora` all but its adapters and a value head is frozen.
 
-    Raises ConfigError when there is nothing to load, or when the model cannot read sequences as long as `data` allows.
+    Raises ConfigError when there is nothing to load, when the model cannot read sequences as long as `data` allows, or
+    when it has no place for the adapters.
     """
     own = {"critic.model": config.critic.model, "reference.model": config.reference.model}
     key = next((name for name, model in own.items() if model is section), "actor.model")
@@ -26,7 +31,11 @@ def language_model(config: Config, section: Model, seed: int, *, value_head: boo
         message = f"prompt and response together may have {longest} tokens, the model of {key} reads {positions}"
         allowed = f"data.max_prompt_length + data.max_response_length up to {positions}"
         raise ConfigError([Problem("data.max_response_length", message, allowed=allowed)])
-    return LanguageModel(network, value_head=value_head)
+    language = LanguageModel(network, value_head=value_head)
+    if lora is not None:
+        add_adapters(language.backbone, lora, derive_seed(seed, "lora"), "critic.lora" if value_head else "actor.lora")
+        language.head.requires_grad_(value_head)
+    return language
 
 
 def token_temperature(config: Config) -> float:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from rl_platform.algorithms.action_levels import ActionLevels
 from rl_platform.algorithms.losses import ModelOutputs
 from rl_platform.models.chunk_policy import ChunkPolicy
+from rl_platform.models.context_parallel import ContextParallel
 from rl_platform.models.full_kl import full_kl_of_states
 from rl_platform.models.language import Entropy, LanguageModel
 from rl_platform.models.packed import PackedTokens, pack
@@ -20,7 +21,9 @@ class TokenPolicy(nn.Module):
 
     `entropy_gradient` False: entropies are for the log only and cost no memory for a backward. `keep_states`: the
     hidden states are outputs too. A batch with `reference_states` is also compared to the reference over the whole
-    vocabulary; `reference_head` [vocabulary, H], the reference's output matrix, is no part of this model's state.
+    vocabulary; `reference_head` [vocabulary, H], the reference's output matrix, is no part of this model's state. None:
+    the reference is this model without its adapters, whose output matrix is the same. `context`: the ranks that share
+    the tokens of a batch; outputs are whole on all of them.
     """
 
     def __init__(
@@ -32,39 +35,45 @@ class TokenPolicy(nn.Module):
         self.hidden_size: int = model.config.hidden_size
         self.temperature = temperature
         self.reference_head: Tensor | None = None
+        self.context: ContextParallel | None = None
 
     def forward(self, batch: RolloutBatch, *, entropy: bool = False) -> ModelOutputs:
-        packed, rows, columns = _packed(batch)
+        packed, rows, columns = _packed(batch, self.context)
         targets = batch.inputs["tokens"][rows, columns]
         wanted: Entropy = "none" if not entropy else "gradient" if self.entropy_gradient else "value"
         states = self.model.states_before(packed, rows, columns)
         log_probs, entropies = self.model.log_probs(states, targets, self.temperature, wanted)
         full_kl = None
         if batch.reference_states is not None:
-            assert self.reference_head is not None
+            own_head = self.model.head.weight
+            head = own_head.detach() if self.reference_head is None else self.reference_head
             reference_states = batch.reference_states[rows, columns]
-            full_kl = full_kl_of_states(
-                states, self.model.head.weight, reference_states, self.reference_head, self.temperature
-            )
+            full_kl = full_kl_of_states(states, own_head, reference_states, head, self.temperature)
+
+        def placed(values: Tensor) -> Tensor:
+            return _scatter(values, batch, rows, columns, self.context)
+
         return ModelOutputs(
-            log_probs=_scatter(log_probs, batch, rows, columns),
-            entropy=None if entropies is None else _scatter(entropies, batch, rows, columns),
-            full_kl=None if full_kl is None else _scatter(full_kl, batch, rows, columns),
-            states=_scatter(states, batch, rows, columns) if self.keep_states else None,
+            log_probs=placed(log_probs),
+            entropy=None if entropies is None else placed(entropies),
+            full_kl=None if full_kl is None else placed(full_kl),
+            states=placed(states) if self.keep_states else None,
         )
 
 
 class TokenValues(nn.Module):
-    """Values of the states before the sampled tokens, from a language model with a scalar head."""
+    """Values of the states before the sampled tokens, from a language model with a scalar head. `context`: as above."""
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()
         self.model = model
         self.hidden_size: int = model.config.hidden_size
+        self.context: ContextParallel | None = None
 
     def forward(self, batch: RolloutBatch, *, entropy: bool = False) -> ModelOutputs:
-        packed, rows, columns = _packed(batch)
-        return ModelOutputs(values=_scatter(self.model.values(packed, rows, columns), batch, rows, columns))
+        packed, rows, columns = _packed(batch, self.context)
+        values = self.model.values(packed, rows, columns)
+        return ModelOutputs(values=_scatter(values, batch, rows, columns, self.context))
 
 
 class EmbodiedActorCritic(nn.Module):
@@ -100,14 +109,18 @@ class ChunkActorCritic(nn.Module):
         )
 
 
-def _packed(batch: RolloutBatch) -> tuple[PackedTokens, Tensor, Tensor]:
-    """The batch's sequences side by side, and (rows, columns) [K] of its action positions."""
+def _packed(batch: RolloutBatch, context: ContextParallel | None) -> tuple[PackedTokens, Tensor, Tensor]:
+    """The batch's sequences side by side, and (rows, columns) [K] of its action positions; this rank's of both."""
     rows, columns = batch.action_mask.nonzero(as_tuple=True)
     tokens, lengths = batch.inputs["tokens"], batch.inputs["lengths"].tolist()
-    return pack([tokens[row, :length] for row, length in enumerate(lengths)]), rows, columns
+    packed = pack([tokens[row, :length] for row, length in enumerate(lengths)])
+    return (packed, rows, columns) if context is None else context.shared(packed, rows, columns)
 
 
-def _scatter(values: Tensor, batch: RolloutBatch, rows: Tensor, columns: Tensor) -> Tensor:
-    """[K,...] -> [B,T,...] with zeros elsewhere, differentiable."""
+def _scatter(
+    values: Tensor, batch: RolloutBatch, rows: Tensor, columns: Tensor, context: ContextParallel | None
+) -> Tensor:
+    """[K,...] -> [B,T,...] with zeros elsewhere, differentiable; of the ranks of `context` together."""
     out = torch.zeros((*batch.action_mask.shape, *values.shape[1:]), dtype=values.dtype, device=values.device)
-    return out.index_put((rows, columns), values)
+    placed = out.index_put((rows, columns), values)
+    return placed if context is None else context.whole(placed)

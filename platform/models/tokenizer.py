@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from rl_platform.config.components import Model
 from rl_platform.errors import ConfigError, Problem
-from rl_platform.models.pretrained import model_folder
+from rl_platform.models.pretrained import model_folder, not_loaded
 
 Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": text}
 
@@ -66,7 +66,7 @@ class HFTokenizer:
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         except (OSError, ValueError) as error:
-            raise ConfigError([Problem(key, f"no tokenizer can be loaded: {error}", value=folder)]) from error
+            raise ConfigError([not_loaded(key, "no tokenizer can be loaded", folder, error)]) from error
         self._folder = folder
         ends = {self._tokenizer.eos_token_id, *_generation_eos(folder)} - {None}
         if not ends:

@@ -6,37 +6,44 @@ from dataclasses import dataclass
 
 from rl_platform.config.schema import Config
 from rl_platform.placement.layout import Layout
-from rl_platform.placement.memory import rows_per_step
+from rl_platform.placement.memory import copies, rows_per_step
 
 
 @dataclass(frozen=True)
 class Division:
-    """`rows` of a batch (`key` says which) over the ranks of a component."""
+    """`rows` of a batch (`key` says which) over the ranks of a component, `together` of which work on the same rows."""
 
     key: str
     rows: int
     component: str
     ranks: int
+    together: int = 1
+
+    @property
+    def shares(self) -> int:
+        return self.ranks // self.together
 
     @property
     def even(self) -> bool:
-        return self.rows % self.ranks == 0
+        return self.rows % self.shares == 0
 
     @property
     def most(self) -> int:
         """Rows of the rank that has the most."""
-        return -(-self.rows // self.ranks)
+        return -(-self.rows // self.shares)
 
     @property
     def idle_ranks(self) -> int:
-        return max(0, self.ranks - self.rows)
+        return max(0, self.shares - self.rows) * self.together
 
     def __str__(self) -> str:
         ranks = f"{self.ranks} {self.component} rank{'s' if self.ranks > 1 else ''}"
+        if self.together > 1:
+            ranks = f"{self.shares} x {self.together} {self.component} ranks"
         if self.idle_ranks:
             each = f"1 each, {self.idle_ranks} ranks get none"
         elif self.even:
-            each = f"{self.most} each" if self.ranks > 1 else "all"
+            each = f"{self.most} each" if self.shares > 1 else "all"
         else:
             each = f"{self.most} or {self.most - 1} each"
         return f"{self.key}: {self.rows} rows over {ranks}: {each}"
@@ -55,5 +62,6 @@ def divisions(config: Config, layout: Layout) -> tuple[Division, ...]:
     wanted += [("data.mini_batch_size", config.data.mini_batch_size, name) for name in (layout.policy, "critic")]
     for key, rows, name in wanted:
         if name in layout.parts:
-            found.append(Division(key, rows, name, layout.parts[name].ranks))
+            ranks = layout.parts[name].ranks
+            found.append(Division(key, rows, name, ranks, ranks // copies(config, name, ranks)))
     return tuple(found)

@@ -2,7 +2,8 @@
 
 A phase takes as long as the slowest of what it must do: products at the device's rate times what such code reaches of
 it, bytes moved, transfers between ranks; decoding reads all weights and the cache for every token and pays for its
-kernels' launches. Responses are taken as long as they may be. Scoring runs beside generation and is not counted.
+kernels' launches. Responses are taken as long as they may be. Scoring runs beside generation and is not counted;
+Megatron's layouts are taken for as fast as sharding.
 `calibration` corrects phases by what an earlier run measured.
 """
 
@@ -16,20 +17,25 @@ from rl_platform.config.schema import Config
 from rl_platform.placement.hardware import Device
 from rl_platform.placement.layout import Layout
 from rl_platform.placement.memory import (
-    FLOAT,
+    MemoryModel,
     bytes_of,
     longest,
     micro_batch_rows,
     rows_per_step,
     running_sequences,
+    section_of,
+    trained_parameters,
 )
-from rl_platform.placement.model_shape import ModelShape, Shape
+from rl_platform.placement.model_shape import FLOAT, ModelShape, Shape
+from rl_platform.placement.turns import Turn, Turns
 
 TRAINING_SHARE = 0.4  # of the peak arithmetic that forward and backward passes reach
 STREAM_SHARE = 0.7  # of the peak bandwidth that reading weights and caches reaches
 TRANSFER_SHARE = 0.7  # of a link's bandwidth that collectives reach
 BACKWARD = 3  # forward and backward, in forwards
+BACKWARD_OF_ADAPTERS = 2  # without the gradients of the matrices beside them
 OPTIMIZER_BYTES = 7 * FLOAT  # AdamW reads weight, gradient and two moments of a parameter and writes three of them
+HOST_LINK = 20e9  # bytes/s between a GPU and pinned host memory, one way: PCIe 4.0 x16
 TRANSFER_S = 50e-6  # one collective or broadcast that moves nothing
 LAUNCH_S = 250e-6  # the operators of one layer one by one, whatever the batch: measured on a core, as in a GPU's queue
 ENV_STEP_S = 30e-6  # one environment, one step, one core: MuJoCo's HalfCheetah
@@ -64,6 +70,32 @@ class Correction:
         }
 
 
+def waves(config: Config, layout: Layout) -> int:
+    """How often a rollout rank fills its slots with new sequences until its share of a step is done."""
+    if config.runner.task_type == "embodied":
+        return 1
+    ranks = layout.parts["rollout"].ranks
+    return math.ceil(-(-rows_per_step(config) // ranks) / running_sequences(config, ranks))
+
+
+@dataclass(frozen=True)
+class Swap:
+    """Who leaves and comes at the beginning of a phase, and the seconds that takes."""
+
+    turn: Turn
+    seconds: float
+
+
+def swaps(turns: Turns, memory: MemoryModel, device: Device) -> dict[str, Swap]:
+    """By phase, those in which anybody leaves or comes; every rank has a link to host memory of its own."""
+    rate = min(HOST_LINK, device.hbm * STREAM_SHARE)
+    return {
+        turn.phase: Swap(turn, memory.moved((*turn.leaves, *turn.comes)) / rate)
+        for turn in turns.step
+        if turn.leaves or turn.comes
+    }
+
+
 class CostModel:
     """`device`: what every rank computes on. `calibration`: corrections by phase."""
 
@@ -87,7 +119,8 @@ class CostModel:
             wanted += [("collect", "rollout", self._collect)]
         else:
             wanted += [("generate", "rollout", self._generate)]
-        evaluated = (("reference", "reference"), ("log-probs", policy), ("values", "critic"))
+        reference = policy if self.config.reference_is_base else "reference"
+        evaluated = (("reference", reference), ("log-probs", policy), ("values", "critic"))
         wanted += [(phase, name, self._evaluate(name)) for phase, name in evaluated]
         wanted += [("train critic", "critic", self._train("critic")), ("train actor", policy, self._train(policy))]
         found: dict[str, tuple[str, Cost]] = {}
@@ -152,9 +185,10 @@ class CostModel:
             epochs = algorithm.ppo_epochs
             if name == "critic" and algorithm.critic_ppo_epochs is not None:
                 epochs = algorithm.critic_ppo_epochs
-            passes = self._passes(name, layout, self.rows * epochs, BACKWARD)
+            forwards = BACKWARD if section_of(self.config, name).lora is None else BACKWARD_OF_ADAPTERS
+            passes = self._passes(name, layout, self.rows * epochs, forwards)
             steps = epochs * max(1, self.rows // self.config.data.mini_batch_size)
-            shard = self.shapes[name].parameters / layout.parts[name].ranks
+            shard = trained_parameters(self.config, name, self.shapes[name]) / layout.parts[name].ranks
             optimizer = steps * shard * OPTIMIZER_BYTES / (self.device.hbm * STREAM_SHARE)
             return {bound: seconds + optimizer for bound, seconds in passes.items()}
 

@@ -1,9 +1,11 @@
 """Memory of every rank and every GPU, from the config and the model's shape alone.
 
-Counted: parameters, gradients and optimizer state of learners (float32, sharded over the ranks as FSDP does; a
-reference is whole on every rank), what a micro-batch leaves for the backward pass, the generator's key-value cache, and
-what a process takes by itself. Not counted: environments, verifiers, fragmentation. Components that share a
-GPU stay on it and take turns, so their lasting parts add up and of the passing ones the largest counts.
+Counted: parameters, gradients and optimizer state of learners (float32, sharded over the ranks as FSDP does, or as
+Megatron's layout shares them; with adapters only those have gradients and optimizer state; a reference is whole on
+every rank), what a micro-batch leaves for the backward pass, the generator's key-value cache, and what a process takes
+by itself. Not counted: environments, verifiers, fragmentation. Components that share a GPU take turns, so of the
+passing parts the largest counts. Their lasting parts add up, but for components that leave for host memory (`turns`):
+then the fullest phase counts.
 """
 
 from __future__ import annotations
@@ -12,13 +14,14 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
+from rl_platform.config.components import Parallel, Trainable
 from rl_platform.config.schema import Config
 from rl_platform.placement.hardware import GIB
 from rl_platform.placement.layout import Layout
-from rl_platform.placement.model_shape import ModelShape, PolicyShape, Shape
+from rl_platform.placement.megatron_memory import ADAM_STATES, layout_of_learner, state_bytes
+from rl_platform.placement.model_shape import FLOAT, ModelShape, PolicyShape, Shape
+from rl_platform.placement.turns import PHASES, Held, Move, Turns
 
-FLOAT = 4  # bytes of float32, which parameters and their optimizer state are
-ADAM_STATES = 2
 LOGIT_CHUNK = 1024  # positions whose logits exist together: models.language.TOKENS_PER_CHUNK
 LOGIT_COPIES = 3  # logits, their exponentials and a gradient
 PREFILL_TOKENS = 4096  # of engines.rollout.torch
@@ -49,6 +52,10 @@ class Memory:
     def total(self) -> int:
         return self.lasting + self.passing
 
+    def held(self, held: Held) -> int:
+        """Lasting bytes on the device in one state of a component."""
+        return {"nothing": 0, "weights": self.weights, "all": self.lasting}[held]
+
     def __mul__(self, factor: float) -> Memory:
         return Memory(*(math.ceil(getattr(self, field.name) * factor) for field in fields(self)))
 
@@ -73,9 +80,9 @@ class MemoryModel:
         """One rank; nothing for a component that holds no model or whose model is not known."""
         return self._ranks.get(component, Memory())
 
-    def usage(self, occupants: Iterable[tuple[str, float, int]]) -> Usage:
+    def usage(self, occupants: Iterable[tuple[str, float, int]], turns: Turns | None = None) -> Usage:
         """One device that holds these (component, ranks, ranks' processes): a fraction of a rank that spans several
-        devices counts as that."""
+        devices counts as that. `turns` None: nobody leaves."""
         found: dict[str, Memory] = {}
         processes: dict[str, int] = {}
         for name, ranks, hosts in occupants:
@@ -84,8 +91,12 @@ class MemoryModel:
             processes[key] = max(processes.get(key, 0), hosts)
         count = min(sum(processes.values()), 1) if self.layout.one_process else sum(processes.values())
         overhead = count * (PROCESS_ON_GPU if self.on_gpu else PROCESS_IN_MEMORY)
-        lasting = sum(memory.lasting for memory in found.values())
-        return Usage(found, overhead, overhead + lasting + max((m.passing for m in found.values()), default=0))
+        peak = _peak(found) if turns is None or not turns.leaving & found.keys() else _peak_in_turns(found, turns)
+        return Usage(found, overhead, overhead + peak)
+
+    def moved(self, moves: Iterable[Move]) -> int:
+        """Bytes that one rank of each of these components sends to host memory or fetches from there."""
+        return sum(abs(self.rank(m.component).held(m.after) - self.rank(m.component).held(m.before)) for m in moves)
 
     def _rank(self, name: str, shape: Shape) -> Memory:
         if name == "rollout":
@@ -95,15 +106,30 @@ class MemoryModel:
         ranks = self.layout.parts[name].ranks
         if name not in _LEARNERS:  # the reference is whole on every rank
             return Memory(weights=shape.parameters * FLOAT, activations=self._forward(name, shape))
-        weights = shape.parameters * FLOAT // ranks
-        if isinstance(shape, ModelShape) and ranks > 1:
+        section, trained = section_of(self.config, name), trained_parameters(self.config, name, shape)
+        activations = max(self._backward(name, shape), self._forward(name, shape))
+        if isinstance(shape, ModelShape) and section.training_backend == "megatron":
+            kept, optimized = state_bytes(shape, section.parallel, self._dtype(name), ranks)
+            return Memory(weights=kept, optimizer=optimized, activations=activations)
+        offloaded = section.cpu_offload and self.on_gpu
+        whole = shape.parameters if section.lora is None else shape.parameters + trained
+        held = 0 if offloaded else 1  # of what main memory holds instead, a GPU has only what is gathered
+        weights = held * whole * FLOAT // ranks
+        if isinstance(shape, ModelShape) and (ranks > 1 or offloaded):
             weights += _gathered(shape)
         return Memory(
             weights=weights,
-            gradients=shape.parameters * FLOAT // ranks,
-            optimizer=shape.parameters * FLOAT * ADAM_STATES // ranks,
-            activations=max(self._backward(name, shape), self._forward(name, shape)),
+            gradients=held * trained * FLOAT // ranks,
+            optimizer=held * trained * FLOAT * ADAM_STATES // ranks,
+            activations=activations,
         )
+
+    def _dtype(self, name: str) -> str:
+        section = self.config.critic.model if name == "critic" else None
+        return (section or self.config.actor.model).dtype
+
+    def _copies(self, name: str) -> int:
+        return copies(self.config, name, self.layout.parts[name].ranks)
 
     def _rollout(self, shape: Shape) -> Memory:
         """The generator: its own copy of the weights unless it shares the learner's, and room for running sequences."""
@@ -112,6 +138,8 @@ class MemoryModel:
             return Memory(weights=0 if shared else shape.parameters * FLOAT)
         bytes_each = FLOAT if self.config.rollout.backend != "sglang" else bytes_of(self.config.actor.model.dtype)
         weights = 0 if shared else shape.parameters * bytes_each
+        if shared and self.config.actor.lora is not None:  # merged matrices are its own
+            weights = shape.layers * shape.matrices_per_layer * bytes_each
         if not self.on_gpu:  # oneDNN's layout, a second time
             weights += (shape.layers * shape.matrices_per_layer + shape.vocabulary * shape.hidden) * FLOAT
         slots = running_sequences(self.config, self.layout.parts["rollout"].ranks)
@@ -134,45 +162,79 @@ class MemoryModel:
 
     def _backward(self, name: str, shape: Shape) -> int:
         """What a micro-batch keeps for its backward pass, and the logits of a chunk."""
-        rows = micro_batch_rows(self.config, name, self.layout.parts[name].ranks)
+        rows, section = micro_batch_rows(self.config, name, self._copies(name)), section_of(self.config, name)
         if isinstance(shape, PolicyShape):
             return rows * 2 * sum(shape.widths) * FLOAT
-        section = self.config.critic.model if name == "critic" else None
-        dtype = (section or self.config.actor.model).dtype
-        tokens = rows * longest(self.config)
-        kept = tokens * shape.layers * saved_bytes_per_token(shape, dtype)
-        if dtype != "float32":  # autocast keeps the matrices a second time, layer by layer where they are sharded
+        dtype, parallel = self._dtype(name), layout_of_learner(section)
+        tokens = -(-rows * longest(self.config) // parallel.context)
+        per_layer = saved_bytes_per_token(shape, dtype, parallel)
+        kept = tokens * shape.layers * per_layer  # stages hold fewer layers, but of as many more micro-batches
+        if section.gradient_checkpointing:  # the inputs of all layers, and one of them again
+            kept = tokens * (shape.layers * shape.hidden * FLOAT + per_layer)
+        if dtype != "float32" and section.training_backend == "fsdp":
+            # autocast keeps the matrices a second time, layer by layer where they are sharded
             whole = self.layout.parts[name].ranks == 1
             kept += shape.matrices_per_layer * (shape.layers if whole else 2) * bytes_of(dtype)
-        return kept + self._logits(shape, rows)
+        return kept + self._logits(shape, rows) // (parallel.tensor * parallel.context)
 
     def _forward(self, name: str, shape: Shape) -> int:
         """Without a backward pass only the tensors of one layer are alive."""
-        part, forward_rows = self.layout.parts[name], self.config.algorithm.logprob_forward_micro_batch_size
-        rows = -(-rows_per_step(self.config) // part.ranks)
-        section = self.config.critic if name == "critic" else self.config.actor
+        shares, forward_rows = self._copies(name), self.config.algorithm.logprob_forward_micro_batch_size
+        rows = -(-rows_per_step(self.config) // shares)
+        section = section_of(self.config, name)
         if forward_rows:
             rows = min(rows, forward_rows)
         elif section.micro_batch_size or section.max_tokens_per_micro_batch:
-            rows = micro_batch_rows(self.config, name, part.ranks)
+            rows = micro_batch_rows(self.config, name, shares)
         if isinstance(shape, PolicyShape):
             return rows * max(shape.widths) * 2 * FLOAT
-        return rows * longest(self.config) * _live_elements(shape) * FLOAT + self._logits(shape, rows)
+        context = section.parallel.context if name in _LEARNERS else 1
+        tokens = -(-rows * longest(self.config) // context)
+        return tokens * _live_elements(shape) * FLOAT + self._logits(shape, rows) // context
 
     def _logits(self, shape: ModelShape, rows: int) -> int:
         positions = min(rows * self.config.data.max_response_length, LOGIT_CHUNK)
         return 0 if shape.value_head else positions * shape.vocabulary * FLOAT * LOGIT_COPIES
 
 
-def saved_bytes_per_token(shape: ModelShape, dtype: str) -> int:
-    """Bytes that one decoder layer keeps per token for its backward pass.
+def _peak(found: Mapping[str, Memory]) -> int:
+    lasting = sum(memory.lasting for memory in found.values())
+    return lasting + max((memory.passing for memory in found.values()), default=0)
+
+
+def _peak_in_turns(found: Mapping[str, Memory], turns: Turns) -> int:
+    """Of the phases of a step: who holds what in it, and what its own component needs besides."""
+    peaks = []
+    for turn in turns.step:
+        lasting = sum(memory.held(turn.held.get(name, "all")) for name, memory in found.items())
+        working = PHASES[turn.phase] if turn.phase != "sync weights" else ()
+        peaks.append(lasting + max((found[name].passing for name in working if name in found), default=0))
+    return max(peaks)
+
+
+def section_of(config: Config, component: str) -> Trainable:
+    """The section of a component that learns."""
+    return config.critic if component == "critic" else config.actor
+
+
+def trained_parameters(config: Config, component: str, shape: Shape) -> int:
+    """Parameters with a gradient and optimizer state: all, or the adapters and a value head."""
+    lora = section_of(config, component).lora
+    if lora is None or isinstance(shape, PolicyShape):
+        return shape.parameters
+    return shape.adapter_parameters(lora) + (shape.head_parameters if shape.value_head else 0)
+
+
+def saved_bytes_per_token(shape: ModelShape, dtype: str, parallel: Parallel | None = None) -> int:
+    """Bytes that one decoder layer keeps per token for its backward pass; on one of its tensor ranks.
 
     Two norms keep their input and its normalised form and hand their output to matrices (3 hidden each); attention
     keeps queries, keys and values as wide as queries, its output, and that output in order again (5 widths); the gated
-    feed-forward keeps gate, activated gate, up and their product (4 widths).
+    feed-forward keeps gate, activated gate, up and their product (4 widths of each expert that a token goes through).
     """
-    norms, rest = 4 * shape.hidden, 2 * shape.hidden + 5 * shape.attention_width + 4 * shape.intermediate
-    return norms * FLOAT + rest * bytes_of(dtype)
+    norms, rest = 4 * shape.hidden, 2 * shape.hidden + 5 * shape.attention_width + 4 * shape.feed_forward_width
+    tensor, sequence = (1, False) if parallel is None else (parallel.tensor, parallel.sequence)
+    return norms * FLOAT // (tensor if sequence else 1) + rest * bytes_of(dtype) // tensor
 
 
 def bytes_of(dtype: str) -> int:
@@ -191,9 +253,18 @@ def rows_per_step(config: Config) -> int:
     return config.data.train_batch_size * config.algorithm.group_size
 
 
+def copies(config: Config, component: str, ranks: int) -> int:
+    """Shares that `ranks` ranks of a component make of a batch's rows: tensor, pipeline and context ranks work on the
+    same."""
+    if component not in ("actor", "critic"):
+        return ranks
+    parallel = layout_of_learner(section_of(config, component))
+    return max(1, ranks // (parallel.tensor * parallel.pipeline * parallel.context))
+
+
 def micro_batch_rows(config: Config, component: str, ranks: int) -> int:
     """Rows of one forward and backward on one rank: its share of a mini-batch, or less if that is limited."""
-    section = config.critic if component == "critic" else config.actor
+    section = section_of(config, component)
     rows = -(-config.data.mini_batch_size // ranks)
     if section.micro_batch_size:
         rows = min(rows, section.micro_batch_size)
@@ -215,4 +286,4 @@ def _gathered(shape: ModelShape) -> int:
 
 def _live_elements(shape: ModelShape) -> int:
     """Elements per token that one layer holds at its widest point without a backward pass."""
-    return 2 * shape.hidden + max(5 * shape.attention_width, 3 * shape.intermediate)
+    return 2 * shape.hidden + max(5 * shape.attention_width, 3 * shape.feed_forward_width)

@@ -1,7 +1,8 @@
 """The shape of a model and its parameters, counted from its config alone: no weights are read, no torch is imported.
 
-Counted exactly: Llama, Mistral, Qwen2 and Qwen3 (dense), and what `random_init` makes. Other models, and those whose
-config.json is not on this machine, have no shape here; the reason is told.
+Counted exactly: Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE (experts in every layer), and what `random_init` makes. Other
+models, and those whose config.json is neither on this machine nor among the `known_models`, have no shape here; the
+reason is told.
 """
 
 from __future__ import annotations
@@ -13,18 +14,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rl_platform.config.components import Model, RandomLM
+from rl_platform.config.components import Lora, Model, RandomLM
 from rl_platform.config.schema import Config
+from rl_platform.placement.known_models import KNOWN
 
+FLOAT = 4  # bytes of float32, which parameters and their optimizer state are
 BYTE_VOCABULARY = 259  # tokenizer "bytes"
 OBSERVATIONS, ACTIONS = 64, 16  # assumed of an environment, which the plan does not start
-COUNTED = ("llama", "mistral", "qwen2", "qwen3")
+COUNTED = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A dense decoder. `attention_bias`: of q, k and v; `output_bias`: of the attention's output; `qk_norm`: norms over
-    query and key heads; `value_head`: a scalar head in place of the vocabulary's."""
+    """A decoder. `attention_bias`: of q, k and v; `output_bias`: of the attention's output; `qk_norm`: norms over query
+    and key heads; `value_head`: a scalar head in place of the vocabulary's. `experts` above 0: a layer has as many
+    feed-forward networks, each of width `intermediate`, and a token goes through `active_experts` of them."""
 
     vocabulary: int
     hidden: int
@@ -39,6 +43,8 @@ class ModelShape:
     mlp_bias: bool = False
     qk_norm: bool = False
     value_head: bool = False
+    experts: int = 0
+    active_experts: int = 0
 
     @property
     def attention_width(self) -> int:
@@ -50,9 +56,19 @@ class ModelShape:
 
     @property
     def matrices_per_layer(self) -> int:
-        """Parameters of one layer's matrices, which take part in the products of every token."""
+        """Parameters of one layer's matrices; without experts all take part in the products of every token."""
         projections = self.hidden * (2 * self.attention_width + 2 * self.kv_width)
-        return projections + 3 * self.hidden * self.intermediate
+        return projections + 3 * self.hidden * self.intermediate * max(self.experts, 1) + self.hidden * self.experts
+
+    @property
+    def inactive_per_layer(self) -> int:
+        """Parameters of the experts of a layer that a token does not go through."""
+        return 3 * self.hidden * self.intermediate * (self.experts - self.active_experts)
+
+    @property
+    def feed_forward_width(self) -> int:
+        """Channels of one token between the feed-forward matrices, of all its experts."""
+        return self.intermediate * max(self.active_experts, 1)
 
     @property
     def layer_parameters(self) -> int:
@@ -60,6 +76,14 @@ class ModelShape:
         biases += (2 * self.intermediate + self.hidden) * self.mlp_bias
         norms = 2 * self.hidden + 2 * self.head_dim * self.qk_norm
         return self.matrices_per_layer + biases + norms
+
+    def adapter_parameters(self, lora: Lora) -> int:
+        """Of the adapters of all layers; linear layers of other names than those of the counted models have none."""
+        hidden, inner = self.hidden, self.intermediate
+        sums = {"q_proj": hidden + self.attention_width, "o_proj": self.attention_width + hidden}  # width in and out
+        sums |= dict.fromkeys(("k_proj", "v_proj"), hidden + self.kv_width)
+        sums |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), hidden + inner)
+        return self.layers * lora.rank * sum(sums.get(name, 0) for name in set(lora.target_modules))
 
     @property
     def head_parameters(self) -> int:
@@ -78,10 +102,15 @@ class ModelShape:
         return self.layers * self.layer_parameters + self.outer_parameters
 
     @property
+    def active_parameters(self) -> int:
+        """Those that one token goes through."""
+        return self.parameters - self.layers * self.inactive_per_layer
+
+    @property
     def products_per_token(self) -> int:
         """Multiply-adds of one token's forward, without attention scores."""
         head = self.hidden * (1 if self.value_head else self.vocabulary)
-        return self.layers * self.matrices_per_layer + head
+        return self.layers * (self.matrices_per_layer - self.inactive_per_layer) + head
 
     @property
     def kv_elements_per_token(self) -> int:
@@ -99,6 +128,10 @@ class PolicyShape:
         sizes = (OBSERVATIONS, *self.widths)
         layers = sum((first + 1) * second for first, second in itertools.pairwise(sizes))
         return layers + (sizes[-1] + 1) * (ACTIONS + 1) + ACTIONS
+
+    @property
+    def active_parameters(self) -> int:
+        return self.parameters
 
     @property
     def products_per_token(self) -> int:
@@ -120,7 +153,7 @@ def shapes(config: Config) -> tuple[dict[str, Shape], dict[str, str]]:
     sections = {"actor": actor, "rollout": actor}
     if config.critic.use_critic_model:
         sections["critic"] = config.critic.model or actor
-    if config.algorithm.needs_reference:
+    if config.has_reference:
         sections["reference"] = config.reference.model or actor
     if config.reward.type == "model" and config.reward.model is not None:
         sections["reward"] = Model(path=config.reward.model.path)
@@ -146,6 +179,8 @@ def language_shape(model: Model) -> ModelShape | str:
     if path in _ALIASES:
         return _ALIASES[path]
     file = _config_file(path)
+    if file is None and path in KNOWN:
+        return from_options(KNOWN[path])
     if file is None:
         return f"no config.json of {path} is on this machine"
     try:
@@ -160,6 +195,9 @@ def from_options(options: dict[str, Any]) -> ModelShape | str:
     kind = options.get("model_type")
     if kind not in COUNTED:
         return f"parameters of model_type {kind} are not counted, only those of {', '.join(COUNTED)}"
+    mixture = kind == "qwen3_moe"
+    if mixture and (options.get("mlp_only_layers") or options.get("decoder_sparse_step", 1) != 1):
+        return "models of which some layers have experts and others have none are not counted"
     try:
         hidden, heads = int(options["hidden_size"]), int(options["num_attention_heads"])
         bias = bool(options.get("attention_bias", False))
@@ -170,15 +208,22 @@ def from_options(options: dict[str, Any]) -> ModelShape | str:
             heads=heads,
             kv_heads=int(options.get("num_key_value_heads") or heads),
             head_dim=int(options.get("head_dim") or (128 if kind == "qwen3" else hidden // heads)),
-            intermediate=int(options["intermediate_size"]),
+            intermediate=int(options["moe_intermediate_size" if mixture else "intermediate_size"]),
             tied=bool(options.get("tie_word_embeddings", False)),
             attention_bias=kind == "qwen2" or (kind != "mistral" and bias),
-            output_bias=kind in ("llama", "qwen3") and bias,
+            output_bias=kind in ("llama", "qwen3", "qwen3_moe") and bias,
             mlp_bias=kind == "llama" and bool(options.get("mlp_bias", False)),
-            qk_norm=kind == "qwen3",
+            qk_norm=kind in ("qwen3", "qwen3_moe"),
+            experts=int(options[_first(options, "num_experts", "num_local_experts")]) if mixture else 0,
+            active_experts=int(options["num_experts_per_tok"]) if mixture else 0,
         )
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         return f"config.json lacks or garbles {error}"
+
+
+def _first(options: dict[str, Any], *names: str) -> str:
+    """The first of the names that is there, else the first."""
+    return next((name for name in names if name in options), names[0])
 
 
 def _random(random: RandomLM, vocabulary: int) -> ModelShape:

@@ -9,20 +9,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from rl_platform.config.offload_rules import offload_keys
 from rl_platform.config.schema import Config
 from rl_platform.placement.batches import Division, divisions
-from rl_platform.placement.cost import Correction, CostModel
+from rl_platform.placement.cost import Correction, CostModel, swaps, waves
 from rl_platform.placement.hardware import ASSUMED, GIB, Device, device_of
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import Layout, layout_of
 from rl_platform.placement.memory import MemoryModel, Usage
 from rl_platform.placement.model_shape import Shape, shapes
+from rl_platform.placement.occupancy import NEARLY_FULL, SEVERAL_GPUS, chosen_turns, occupancy_of
 from rl_platform.placement.plan import number_ranges
 from rl_platform.placement.scheduler import Placement
+from rl_platform.placement.streaming import streaming_chains
 from rl_platform.placement.timeline import Span, step_seconds, timeline
-
-NEARLY_FULL = 0.9
-_SEVERAL_GPUS = ("sglang",)  # rollout backends whose ranks use more than one GPU
+from rl_platform.placement.turns import Turns
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ class DeviceUse:
 
 @dataclass(frozen=True)
 class Report:
-    """`unknown`: why the model of a component could not be counted."""
+    """`unknown`: why the model of a component could not be counted. `streams`: components that evaluate while others
+    are generated."""
 
     config: Config
     placement: Placement
@@ -51,6 +53,8 @@ class Report:
     devices: tuple[DeviceUse, ...]
     spans: tuple[Span, ...]
     divisions: tuple[Division, ...]
+    turns: Turns
+    streams: frozenset[str]
 
     @property
     def seconds(self) -> float:
@@ -63,7 +67,8 @@ class Report:
     @cached_property
     def warnings(self) -> tuple[str, ...]:
         """What the user should know before starting, the gravest first."""
-        return (*_memory_warnings(self), *_rank_warnings(self), *_idle_warnings(self), *_unknown_warnings(self))
+        placed = (*_rank_warnings(self), *_idle_warnings(self), *_unknown_warnings(self))
+        return (*_memory_warnings(self), *_offload_warnings(self), *placed)
 
 
 def plan_report(
@@ -72,48 +77,53 @@ def plan_report(
     """The report on `placement`, which was computed from `inventory`. `calibration`: of `calibration.corrections`."""
     found, unknown = shapes(config)
     device, layout = device_of(inventory), layout_of(placement)
-    spans = timeline(CostModel(config, found, device, calibration).phases(layout), layout)
+    turns = chosen_turns(config, placement, inventory, found, device)
+    streams = frozenset(name for chain in streaming_chains(config, layout, turns.leaving) for name in chain)
+    memory = MemoryModel(config, found, layout, on_gpu=True)
+    phases = CostModel(config, found, device, calibration).phases(layout)
     unknown = {name: reason for name, reason in unknown.items() if name in layout.parts}
-    devices = tuple(_devices(config, found, placement, inventory, layout))
     return Report(
-        config, placement, inventory, device, layout, found, unknown, devices, spans, divisions(config, layout)
+        config=config,
+        placement=placement,
+        inventory=inventory,
+        device=device,
+        layout=layout,
+        shapes=found,
+        unknown=unknown,
+        devices=tuple(_devices(config, found, placement, inventory, layout, turns)),
+        spans=timeline(phases, layout, streams, waves(config, layout), swaps(turns, memory, device)),
+        divisions=divisions(config, layout),
+        turns=turns,
+        streams=streams,
     )
 
 
 def _devices(
-    config: Config, found: Mapping[str, Shape], placement: Placement, inventory: Inventory, layout: Layout
+    config: Config,
+    found: Mapping[str, Shape],
+    placement: Placement,
+    inventory: Inventory,
+    layout: Layout,
+    turns: Turns,
 ) -> Iterator[DeviceUse]:
     """Every GPU in order, then every node with ranks that have none. GPUs that hold alike are estimated once."""
-    ranks: dict[tuple[int, int | None], dict[str, list[int]]] = {}
-    shares: dict[tuple[int, int | None], dict[str, float]] = {}
-    spread = config.rollout.backend in _SEVERAL_GPUS
-    for name, slots in placement.components.items():
-        for slot in slots:
-            for position, local in enumerate(slot.accelerators or (None,)):
-                key = (slot.node, local)
-                ranks.setdefault(key, {}).setdefault(name, []).append(slot.rank)
-                even = spread and name == "rollout"
-                share = 1 / max(len(slot.accelerators), 1) if even else float(position == 0)
-                known = shares.setdefault(key, {})
-                known[name] = known.get(name, 0.0) + share
+    occupancy = occupancy_of(config, placement)
     models = {on_gpu: MemoryModel(config, found, layout, on_gpu=on_gpu) for on_gpu in (True, False)}
     known_usages: dict[object, Usage] = {}
 
     def use(node: int, local: int | None, number: int | None) -> DeviceUse:
-        key = (node, local)
-        held = {name: tuple(numbers) for name, numbers in ranks.get(key, {}).items()}
-        occupants = tuple((name, shares[key][name], len(numbers)) for name, numbers in held.items())
-        kind = (number is None, occupants)
+        occupants = occupancy.get((node, local), ())
+        kind = (number is None, tuple(occupant.counted for occupant in occupants))
         if kind not in known_usages:
-            known_usages[kind] = models[number is not None and not inventory.stands_in].usage(occupants)
-        return DeviceUse(node, local, number, held, known_usages[kind])
+            known_usages[kind] = models[number is not None and not inventory.stands_in].usage(kind[1], turns)
+        return DeviceUse(node, local, number, {one.component: one.ranks for one in occupants}, known_usages[kind])
 
     number = 0
     for node, entry in enumerate(inventory.nodes):
         for local in range(entry.accelerators):
             yield use(node, local, number)
             number += 1
-    yield from (use(node, None, None) for node in sorted(node for node, local in ranks if local is None))
+    yield from (use(node, None, None) for node in sorted(node for node, local in occupancy if local is None))
 
 
 def _memory_warnings(report: Report) -> Iterator[str]:
@@ -141,6 +151,19 @@ def _remedy(report: Report, component: str) -> str:
     return "more ranks, over which its parameters and optimizer are sharded, or GPUs of its own"
 
 
+def _offload_warnings(report: Report) -> Iterator[str]:
+    """Where `offload: true` saves nothing."""
+    for name, asked in offload_keys(report.config).items():
+        if name not in report.layout.parts or asked is not True:
+            continue
+        if name not in report.turns.leaving:
+            alone = not report.layout.turns[name]
+            reason = "nobody else uses its devices" if alone else "it generates with the actor's own weights"
+            yield f"{name}.offload: {reason}, so it stays"
+        elif report.device.kind == "cpu":
+            yield f"{name}.offload: on a CPU it leaves main memory for main memory, which takes time and saves nothing"
+
+
 def _rank_warnings(report: Report) -> Iterator[str]:
     for division in report.divisions:
         if division.idle_ranks:
@@ -149,7 +172,7 @@ def _rank_warnings(report: Report) -> Iterator[str]:
             yield f"{division}: the ranks do not divide it, so some wait for others"
     for name, part in report.layout.parts.items():
         several = part.per_rank > 1
-        if several and not (name == "rollout" and report.config.rollout.backend in _SEVERAL_GPUS):
+        if several and not (name == "rollout" and report.config.rollout.backend in SEVERAL_GPUS):
             yield f"{name}: a rank owns {part.per_rank} GPUs and computes on the first; give every rank one"
 
 

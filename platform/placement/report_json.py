@@ -41,6 +41,7 @@ def as_tree(report: Report) -> dict[str, Any]:
                 "process": part.key,
                 "gpus_per_rank": part.per_rank,
                 "parameters": report.shapes[name].parameters if name in report.shapes else None,
+                "active_parameters": report.shapes[name].active_parameters if name in report.shapes else None,
                 "takes_turns_with": sorted(report.placement.takes_turns_with(name)),
             }
             for name, part in report.layout.parts.items()
@@ -58,7 +59,10 @@ def as_tree(report: Report) -> dict[str, Any]:
         ],
         "step": {
             "seconds": report.seconds if report.spans else None,
-            "phases": [{**asdict(span), "seconds": span.seconds} for span in report.spans],
+            "phases": [
+                {**asdict(span), "leaves": [*span.leaves], "comes": [*span.comes], "seconds": span.seconds}
+                for span in report.spans
+            ],
         },
         "batches": [{**asdict(division), "even": division.even} for division in report.divisions],
         "unknown": dict(report.unknown),

@@ -8,6 +8,7 @@ from rl_platform.placement.hardware import GIB
 from rl_platform.placement.memory import Memory
 from rl_platform.placement.plan import render
 from rl_platform.placement.report import DeviceUse, Report, names_of
+from rl_platform.placement.streaming import part_rows
 from rl_platform.placement.timeline import duration, gantt
 
 _COLUMNS = ("weights", "gradients", "optimizer", "activations", "kv_cache")
@@ -15,9 +16,10 @@ _COLUMNS = ("weights", "gradients", "optimizer", "activations", "kv_cache")
 
 def report_text(report: Report) -> str:
     """All of it. Lines are at most about 110 characters wide, but for warnings."""
-    sections = [list(_memory(report)), list(_step(report)), list(_batches(report)), list(_warnings(report))]
-    parts = [render(report.placement, report.inventory), *("\n".join(lines) + "\n" for lines in sections if lines)]
-    return "\n".join(parts)
+    parts = (_memory(report), _step(report), _turns(report), _batches(report), _warnings(report))
+    sections = [list(part) for part in parts]
+    texts = [render(report.placement, report.inventory), *("\n".join(lines) + "\n" for lines in sections if lines)]
+    return "\n".join(texts)
 
 
 def _memory(report: Report) -> Iterator[str]:
@@ -46,7 +48,12 @@ def _memory(report: Report) -> Iterator[str]:
         capacity = report.capacity(use)
         share = f"  {use.usage.peak / capacity:.0%}" if capacity else ""
         yield f"  {label:{margin}}  {'at most':12}{'':{13 * len(_COLUMNS)}}{_gib(use.usage.peak):>9}{share}"
-    yield "  weights and optimizer stay; of gradients, activations and caches only one component's exist at a time"
+    stay = "stay" if not report.turns.leaving else "leave as shown below"
+    yield f"  weights and optimizer {stay}; of gradients, activations and caches only one component's exist at a time"
+    for name, shape in report.shapes.items():
+        if shape.active_parameters < shape.parameters:
+            total, active = shape.parameters / 1e9, shape.active_parameters / 1e9
+            yield f"  {name}: {total:.3g} billion parameters, {active:.3g} billion of which a token goes through"
 
 
 def _limits(report: Report) -> str:
@@ -78,6 +85,32 @@ def _step(report: Report) -> Iterator[str]:
     on = {"cpu": "the CPU"}.get(device.kind, device.kind if device.known else f"{device.kind}, as if it were an h100")
     yield f"One step, estimated for {on}: {duration(report.seconds)}"
     yield from gantt(report.spans)
+    if report.streams:
+        names = ", ".join(name for name in report.layout.parts if name in report.streams)
+        rows = part_rows(report.config, report.layout, report.streams)
+        yield f"  {names} stream: every {rows} finished responses are evaluated while others are generated"
+
+
+def _turns(report: Report) -> Iterator[str]:
+    """For every group of GPUs that hold alike: who leaves and comes, phase by phase."""
+    alike: dict[frozenset[str], list[DeviceUse]] = {}
+    for use in report.devices:
+        if leaving := frozenset(report.turns.leaving & use.ranks.keys()):
+            alike.setdefault(leaving, []).append(use)
+    if not alike:
+        return
+    yield "Offload: who leaves for host memory before a phase, and who comes back for it:"
+    margin = max(len(names_of(uses, report.inventory)) for uses in alike.values())
+    for leaving, uses in alike.items():
+        label = names_of(uses, report.inventory)
+        for turn in report.turns.step:
+            out, back = (
+                [str(move) for move in moves if move.component in leaving] for moves in (turn.leaves, turn.comes)
+            )
+            parts = [f"{word}: {', '.join(moves)}" for word, moves in (("out", out), ("in", back)) if moves]
+            if parts:
+                yield f"  {label:{margin}}  {turn.phase:12}  {'; '.join(parts)}"
+                label = ""
 
 
 def _batches(report: Report) -> Iterator[str]:

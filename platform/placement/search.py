@@ -14,14 +14,17 @@ from dataclasses import dataclass
 
 from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError, Problem
-from rl_platform.placement.cost import Correction, CostModel
+from rl_platform.placement.cost import Correction, CostModel, swaps, waves
 from rl_platform.placement.hardware import GIB, Device, device_of
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import Layout, layout_of_split
 from rl_platform.placement.memory import MemoryModel
-from rl_platform.placement.model_shape import Shape, shapes
+from rl_platform.placement.model_shape import shapes
+from rl_platform.placement.occupancy import NEARLY_FULL
 from rl_platform.placement.plan import number_ranges
+from rl_platform.placement.streaming import streaming_chains
 from rl_platform.placement.timeline import Span, duration, step_seconds, timeline
+from rl_platform.placement.turns import Turns, asked_to_leave, turns_with
 
 MANY = 64  # devices from which on only powers of two are tried
 FEWEST = 256  # then also, each of three groups gets at least one device in so many (of four: in MANY)
@@ -79,11 +82,15 @@ def search(config: Config, inventory: Inventory, calibration: Mapping[str, Corre
     peaks: list[int] = []
     for keys in _splits(_groupings(config), available):
         layout = layout_of_split(keys, per_node)
-        peak = _peak(config, found, layout, keys, on_gpu=per_node > 0)
+        memory = MemoryModel(config, found, layout, on_gpu=per_node > 0)
+        turns, peak = _turns(config, layout, memory, keys, device)
         if device.memory is not None and peak > device.memory:
             peaks.append(peak)
         else:
-            fitting.append(Candidate(keys, timeline(model.phases(layout), layout), peak))
+            streams = {name for chain in streaming_chains(config, layout, turns.leaving) for name in chain}
+            moves = swaps(turns, memory, device)
+            spans = timeline(model.phases(layout), layout, streams, waves(config, layout), moves)
+            fitting.append(Candidate(keys, spans, peak))
     if not fitting:
         needed = f"{min(peaks) / GIB:.1f} GiB on its fullest device, {device.kind} has {(device.memory or 0) / GIB:.1f}"
         message = f"none of {len(peaks)} placements fits into memory: the leanest needs {needed}"
@@ -98,7 +105,7 @@ def _groupings(config: Config) -> tuple[tuple[tuple[str, ...], ...], ...]:
     if config.runner.task_type == "embodied":
         return ((("actor_critic", "env", "rollout"),), (("actor_critic",), ("env", "rollout")))
     critic = ("critic",) if config.critic.use_critic_model else ()
-    reference = ("reference",) if config.algorithm.needs_reference else ()
+    reference = ("reference",) if config.has_reference else ()
     generating = ("rollout", "reward")
     wanted = [
         (("actor", *critic, *reference, *generating),),
@@ -138,9 +145,18 @@ def _sizes(available: int) -> list[int]:
     return sorted(sizes)
 
 
-def _peak(config: Config, found: Mapping[str, Shape], layout: Layout, keys: Keys, *, on_gpu: bool) -> int:
-    memory = MemoryModel(config, found, layout, on_gpu=on_gpu)
-    return max(memory.usage((name, 1.0, 1) for name in names).peak for names, _ in keys)
+def _turns(config: Config, layout: Layout, memory: MemoryModel, keys: Keys, device: Device) -> tuple[Turns, int]:
+    """Who leaves its devices, also those with `offload: auto` where not all fit; the bytes of the fullest device."""
+
+    def peak(turns: Turns, names: tuple[str, ...]) -> int:
+        return memory.usage([(name, 1.0, 1) for name in names], turns).peak
+
+    asked, auto = asked_to_leave(config, layout, True), asked_to_leave(config, layout, "auto")
+    turns = turns_with(config, layout, asked)
+    if auto and device.memory is not None and device.kind != "cpu":
+        full = {name for names, _ in keys if peak(turns, names) > NEARLY_FULL * (device.memory or 0) for name in names}
+        turns = turns_with(config, layout, asked | auto & full)
+    return turns, max(peak(turns, names) for names, _ in keys)
 
 
 def search_text(found: Found, inventory: Inventory, present: Sequence[Span], source: str = "") -> str:

@@ -4,29 +4,33 @@
                  -> [train critic] [train actor]
 
 Phases between two arrows need nothing of one another: on devices of their own they run side by side, on shared ones in
-this order. Advantages are computed by the runner in no time that matters here.
+this order. Evaluations that stream begin while responses are still generated; components that leave a device or come
+back to it take time for that at the beginning of a phase. Advantages are computed by the runner in no time that matters
+here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from rl_platform.placement.cost import Cost
+from rl_platform.placement.cost import Cost, Swap
 from rl_platform.placement.layout import Layout
 
 BARS = 64  # characters of the longest step
+EVALUATION = ("reference", "log-probs", "values")
 STAGES = (
     ("sync weights",),
     ("generate", "collect"),
-    ("reference", "log-probs", "values"),
+    EVALUATION,
     ("train critic", "train actor"),
 )
 
 
 @dataclass(frozen=True)
 class Span:
-    """One phase of the step: which component works in it, from when to when (seconds), and what bounds it."""
+    """One phase of the step: which component works in it, from when to when (seconds), and what bounds it. `leaves`,
+    `comes`: who goes to host memory before it, and who comes back from there, in words."""
 
     phase: str
     component: str
@@ -34,14 +38,23 @@ class Span:
     stop: float
     bound: str
     note: str = ""
+    leaves: tuple[str, ...] = ()
+    comes: tuple[str, ...] = ()
 
     @property
     def seconds(self) -> float:
         return self.stop - self.start
 
 
-def timeline(phases: Mapping[str, tuple[str, Cost]], layout: Layout) -> tuple[Span, ...]:
-    """The spans of one step, ordered by stage."""
+def timeline(
+    phases: Mapping[str, tuple[str, Cost]],
+    layout: Layout,
+    streams: Collection[str] = (),
+    waves: int = 1,
+    swaps: Mapping[str, Swap] | None = None,
+) -> tuple[Span, ...]:
+    """The spans of one step, ordered by stage. `streams`: components that evaluate what is finished while the rest of
+    `waves` waves of responses is generated. `swaps`: by phase."""
     spans: list[Span] = []
     free: dict[str, float] = {}  # when each component's devices are free again
     ready = 0.0
@@ -52,7 +65,11 @@ def timeline(phases: Mapping[str, tuple[str, Cost]], layout: Layout) -> tuple[Sp
                 continue
             name, cost = phases[phase]
             start = max(ready, free.get(name, 0.0))
-            span = Span(phase, name, start, start + cost.seconds, cost.bound)
+            span = _span(phase, name, start, cost, (swaps or {}).get(phase))
+            if stage is EVALUATION and name in streams and waves > 1:
+                before = (phases[other] for other in stage[: stage.index(phase)] if other in phases)
+                ahead = sum(cost.seconds for other, cost in before if other in streams and other in layout.turns[name])
+                span = _streamed(span, next(other for other in spans if other.phase == "generate"), waves, ahead)
             spans.append(span)
             for other in (name, *layout.turns[name]):
                 free[other] = max(free.get(other, 0.0), span.stop)
@@ -60,6 +77,23 @@ def timeline(phases: Mapping[str, tuple[str, Cost]], layout: Layout) -> tuple[Sp
             spans += _beside(span, layout)
         ready = finished
     return tuple(spans)
+
+
+def _span(phase: str, name: str, start: float, cost: Cost, swap: Swap | None) -> Span:
+    if swap is None:
+        return Span(phase, name, start, start + cost.seconds, cost.bound)
+    bound = "offload" if swap.seconds > cost.seconds else cost.bound
+    leaves, comes = (tuple(map(str, moves)) for moves in (swap.turn.leaves, swap.turn.comes))
+    return Span(phase, name, start, start + swap.seconds + cost.seconds, bound, leaves=leaves, comes=comes)
+
+
+def _streamed(span: Span, generation: Span, waves: int, ahead: float) -> Span:
+    """An evaluation that begins when the first wave of responses is there and ends with the last one's rows. `ahead`:
+    seconds of others on its devices, which take each part before it."""
+    start = generation.start + generation.seconds / waves
+    work = ahead + span.seconds
+    stop = max(start + work, generation.stop + work / waves)
+    return replace(span, start=start, stop=stop, note="streams beside generate")
 
 
 def _beside(span: Span, layout: Layout) -> list[Span]:
@@ -89,6 +123,12 @@ def gantt(spans: Sequence[Span]) -> list[str]:
         width = max(1, round(span.stop / total * BARS) - first)
         bar = " " * first + ("-" if span.note else "#") * width
         share = span.note or f"{span.seconds / total:4.0%}, {span.bound}"
+        marks = [
+            f"{word}: {', '.join(move.partition(' ')[0] for move in moves)}"
+            for word, moves in (("out", span.leaves), ("in", span.comes))
+            if moves
+        ]
+        share = "; ".join([share, *marks])
         lines.append(f"  {name:<{margin}}  {bar:<{BARS}}  {duration(span.seconds):>7}  {share}")
     return lines
 

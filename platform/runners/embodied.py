@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,10 @@ from rl_platform.components.policy_rollout import PolicyRollout
 from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.metrics import Reporter
-from rl_platform.runners.ppo import Learners
+from rl_platform.runners.ppo import Learners, sync_metrics
+from rl_platform.runners.recovery import Recovery, Simulation
 from rl_platform.runners.rollouts import Collected
 from rl_platform.runtime import ComponentSpec, Runtime
-from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.group import WorkerGroup
 
 
@@ -36,25 +35,22 @@ class EmbodiedTask:
         self.groups = runtime.start(specs)
         self.actor = self.groups[actor]
         self.learners = Learners(self.actor)
+        self.recovery = Recovery(runtime, self.groups["rollout"])
+        self.simulation = Simulation(self.recovery, self.parts()["env"])
 
-    def sync_weights(self, version: int) -> None:
+    def sync_weights(self, version: int) -> dict[str, float]:
         weights = self.actor.publish(version, copy=self.config.runner.max_staleness > 0).wait()[0]
-        self.groups["rollout"].receive(weights).wait()
+        return sync_metrics(self.recovery.sync(weights))
 
     def collect(self, step: int) -> Collected:
-        with self.reporter.phase("collect"), self._policy_at_work() as (to_policy, from_policy):
-            collecting = self.groups["env"].collect(step, to_policy, from_policy)
-            return Collected(*collecting.wait(on_progress=self.reporter.progress)[0])
+        with self.reporter.phase("collect"):
+            batch, metrics = self.simulation.collect(lambda: self._at_work("collect", step))
+            return Collected(batch, metrics | self.recovery.metrics())
 
     def validate(self, step: int) -> dict[str, float]:
         last = step >= self.config.runner.max_steps
         video = str(self.output_dir / "evaluation.mp4") if last and self.config.env.evaluation.video else None
-        with self._policy_at_work() as (to_policy, from_policy):
-            found = (
-                self.groups["env"]
-                .evaluate(step, video, to_policy, from_policy)
-                .wait(on_progress=self.reporter.progress)[0]
-            )
+        found = self.simulation.evaluate(lambda: self._at_work("evaluate", step, video))
         if found["note"]:
             self.reporter.note(found["note"])
         elif video:
@@ -85,14 +81,16 @@ class EmbodiedTask:
     def finish(self) -> None:
         pass
 
-    @contextmanager
-    def _policy_at_work(self) -> Iterator[tuple[Channel[Any], Channel[Any]]]:
-        """Channels to and from the rollout, which answers until the block ends."""
+    def _at_work(self, method: str, *arguments: Any) -> Any:
+        """The result of an env's method that asks the rollout for actions."""
         stages = self.config.env.pipeline_stages  # each has one message under way
         to_policy = self.runtime.channel("observations", stages, ["env"], ["rollout"])
         from_policy = self.runtime.channel("actions", stages, ["rollout"], ["env"])
-        serving = self.groups["rollout"].serve(to_policy, from_policy)
-        yield to_policy, from_policy
-        to_policy.close()
-        serving.wait()
-        from_policy.close()
+        with self.recovery.working(to_policy, from_policy) as calls:
+            calls.append(serving := self.groups["rollout"].serve(to_policy, from_policy))
+            calls.append(working := getattr(self.groups["env"], method)(*arguments, to_policy, from_policy))
+            found = working.wait(on_progress=self.reporter.progress)[0]
+            to_policy.close()
+            serving.wait()
+            from_policy.close()
+        return found

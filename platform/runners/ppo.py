@@ -8,7 +8,7 @@ What differs between the tasks is behind `Task`; where components run is the run
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -22,11 +22,12 @@ from rl_platform.algorithms.validation import check_batch
 from rl_platform.config.schema import Config
 from rl_platform.errors import Diverged
 from rl_platform.metrics import Reporter
-from rl_platform.records import RolloutBatch
+from rl_platform.records import RolloutBatch, WeightsReceived
 from rl_platform.rng import generator
 from rl_platform.runners.rollouts import Collected, Rollouts
 from rl_platform.runners.state import RunState
 from rl_platform.runners.timings import ComponentTimings
+from rl_platform.runners.turns import TakingTurns
 from rl_platform.runtime.group import Handle, WorkerGroup
 
 Metrics = dict[str, float]
@@ -37,11 +38,14 @@ MISMATCH_LIMITS = {"mismatch/prob_error": 1.05, "mismatch/k3": 1e-3}
 @dataclass(frozen=True)
 class Learners:
     """The worker groups that hold models. critic None: values come from the actor, or the estimator needs none;
-    reference None: no KL terms."""
+    reference None: no KL terms, or they compare to the actor without its adapters, with `reference_is_base`.
+    turns None: nobody leaves its devices for others."""
 
     actor: WorkerGroup
     critic: WorkerGroup | None = None
     reference: WorkerGroup | None = None
+    reference_is_base: bool = False
+    turns: TakingTurns | None = None
 
 
 class Task(Protocol):
@@ -50,7 +54,7 @@ class Task(Protocol):
     learners: Learners
     groups: Mapping[str, WorkerGroup]
 
-    def sync_weights(self, version: int) -> None:
+    def sync_weights(self, version: int) -> Metrics:
         """The rollout uses the actor's weights as they are now."""
 
     def collect(self, step: int) -> Collected:
@@ -95,7 +99,7 @@ def train(config: Config, task: Task, reporter: Reporter, state: RunState) -> No
         rollouts.settle()
         if ppo.trains_actor(step - 1):
             with reporter.phase("sync weights"):
-                task.sync_weights(ppo.version(step))
+                metrics |= task.sync_weights(ppo.version(step))
         last = step >= steps or (task.exhausted() and not rollouts.pending)
         if last or due(step, config.runner.val_check_interval):
             metrics |= validate(task, reporter, step)
@@ -109,6 +113,14 @@ def train(config: Config, task: Task, reporter: Reporter, state: RunState) -> No
 def validate(task: Task, reporter: Reporter, step: int) -> Metrics:
     with reporter.phase("validate"):
         return task.validate(step)
+
+
+def sync_metrics(received: Sequence[WeightsReceived]) -> Metrics:
+    """What the rollout's ranks got from other processes, all of them together."""
+    return {
+        "weights/bytes": float(sum(found.bytes for found in received)),
+        "weights/buckets": float(sum(found.buckets for found in received)),
+    }
 
 
 def due(step: int, interval: int) -> bool:
@@ -164,26 +176,29 @@ class PPO:
             batch = batch.flatten()
         actor, critic = self.learners.actor, self.learners.critic
         if critic is not None:
-            metrics |= self._run("train critic", critic.update(batch, step))
+            metrics |= self._run("train critic", critic.update, batch, step)
         if self.trains_actor(step):
             if correction is not None and correction.denominator == "kept":
                 batch = replace(batch, action_mask=batch.action_mask & (batch.loss_weights > 0))
-            metrics |= self._run("train actor", actor.update(batch, step))
+            metrics |= self._run("train actor", actor.update, batch, step)
         return metrics
 
     def _estimate(self, batch: RolloutBatch) -> tuple[RolloutBatch, Metrics]:
-        """The batch with log-probs, values, advantages and returns."""
+        """The batch with log-probs, values, advantages and returns. What the collection has evaluated stays."""
         metrics: Metrics = {}
         source = self.algorithm.old_log_probs
         if source == "rollout":
             batch = replace(batch, log_probs=batch.rollout_log_probs)
-        for name, group in (
-            ("reference", self.learners.reference),  # first: a full KL is measured by the actor, from its states
-            ("log-probs", self.learners.actor if source == "recompute" else None),
-            ("values", self.learners.critic),
+        if self.learners.reference_is_base:
+            batch = replace(batch, **self._run("reference", self.learners.actor.evaluate_reference, batch))
+        for name, known, group in (
+            # first: a full KL is measured by the actor, from the reference's states
+            ("reference", batch.reference_log_probs, self.learners.reference),
+            ("log-probs", batch.log_probs, self.learners.actor if source == "recompute" else None),
+            ("values", batch.values, self.learners.critic),
         ):
-            if group is not None:
-                fields = self._run(name, group.evaluate(batch))
+            if group is not None and known is None:
+                fields = self._run(name, group.evaluate, batch)
                 batch = replace(batch, **fields)
         check_batch(batch, self.tolerated)  # before a KL penalty spreads what is wrong with log-probs into the rewards
         if self.algorithm.use_kl_in_reward:
@@ -212,10 +227,12 @@ class PPO:
             message = "rollout and training engine give the same tokens different probabilities"
             self.reporter.note(f"{message}: {found}{advice}")
 
-    def _run(self, phase: str, call: Handle) -> Any:
+    def _run(self, phase: str, call: Callable[..., Handle], *arguments: Any) -> Any:
         """The result of a call on a worker group, as a phase of the step; all ranks return the same."""
         with self.reporter.phase(phase):
-            return call.wait(on_progress=self.reporter.progress)[0]
+            if self.learners.turns is not None:
+                self.learners.turns.before(phase)
+            return call(*arguments).wait(on_progress=self.reporter.progress)[0]
 
     def state_dict(self) -> dict[str, Any]:
         return {"kl_controller": self.kl_controller.state_dict()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,9 +26,13 @@ from rl_platform.envs.reasoning.prompts import PromptLoader, build_prompts
 from rl_platform.envs.reasoning.question import Split
 from rl_platform.metrics import Reporter, Sample
 from rl_platform.models.tokenizer import load_tokenizer
+from rl_platform.placement.turns import Turns
 from rl_platform.records import Prompt, RolloutBatch, Trajectory
-from rl_platform.runners.ppo import Learners
+from rl_platform.runners.ppo import Learners, sync_metrics
+from rl_platform.runners.recovery import Recovery
 from rl_platform.runners.rollouts import Collected
+from rl_platform.runners.streaming import streaming_of
+from rl_platform.runners.turns import TakingTurns, with_turns
 from rl_platform.runtime import ComponentSpec, Runtime
 from rl_platform.runtime.group import WorkerGroup
 
@@ -39,8 +43,15 @@ class ReasoningTask:
     """`loss_type: actor`: language-model actor, separate critic, verified rewards."""
 
     def __init__(
-        self, config: Config, runtime: Runtime, reporter: Reporter, output_dir: Path, questions: Split
+        self,
+        config: Config,
+        runtime: Runtime,
+        reporter: Reporter,
+        output_dir: Path,
+        questions: Split,
+        turns: Turns,
     ) -> None:
+        config = with_turns(config, turns)
         self.config, self.runtime, self.reporter, self.output_dir = config, runtime, reporter, output_dir
         self.tokenizer = load_tokenizer(config.actor.model)
         train = build_prompts(questions.train, self.tokenizer, config.data)
@@ -56,18 +67,28 @@ class ReasoningTask:
         components: dict[str, type] = {"actor": LanguageActor, "rollout": LanguageRollout, "reward": Reward}
         if config.critic.use_critic_model:
             components["critic"] = LanguageCritic
-        if config.algorithm.needs_reference:
+        if config.has_reference:
             components["reference"] = LanguageReference
         self.groups = runtime.start({name: ComponentSpec(cls, {"config": config}) for name, cls in components.items()})
-        if config.algorithm.full_kl_in_reward or config.algorithm.full_kl_in_loss:
+        if config.has_reference and (config.algorithm.full_kl_in_reward or config.algorithm.full_kl_in_loss):
             head = self.groups["reference"].head().wait()[0]
             self.groups["actor"].receive_reference_head(head).wait()
         self.warned_of_clipped_scores = False
-        self.learners = Learners(self.groups["actor"], self.groups.get("critic"), self.groups.get("reference"))
+        self.recovery = Recovery(runtime, self.groups["rollout"])
+        self.turns = TakingTurns(turns, self.groups)
+        self.learners = Learners(
+            self.groups["actor"],
+            self.groups.get("critic"),
+            self.groups.get("reference"),
+            config.reference_is_base,
+            self.turns,
+        )
+        self.streaming = streaming_of(config, turns, self.groups, self._batch)
 
-    def sync_weights(self, version: int) -> None:
+    def sync_weights(self, version: int) -> dict[str, float]:
+        self.turns.before("sync weights")
         weights = self.groups["actor"].publish(version, copy=self.config.runner.max_staleness > 0).wait()[0]
-        self.groups["rollout"].receive(weights).wait()
+        return sync_metrics(self.recovery.sync(weights))
 
     def collect(self, step: int) -> Collected:
         metrics: dict[str, float] = {}
@@ -76,22 +97,39 @@ class ReasoningTask:
                 trajectories = self._round(step, 0)
             else:
                 trajectories, metrics = self.sampler.fill(step, partial(self._round, step))
-        shaped = shaped_rewards(trajectories, self.config.algorithm, self.config.data.max_response_length)
+        shaped = self._shaped(trajectories)
         self._warn_of_clipped_scores(int(shaped.metrics.get("reward/out_of_range", 0)))
-        batch = rollout_batch(trajectories, shaped, self.tokenizer.pad_token_id)
+        batch = self._batch(trajectories, shaped)
+        if self.streaming is not None:
+            with self.reporter.phase("evaluate"):  # what is left of it
+                batch = replace(batch, **self.streaming.fields(batch))
         if any(trajectory.step_rewards for trajectory in trajectories):
             process, found = process_rewards(trajectories, batch.action_mask)
             batch, metrics = replace(batch, rewards=batch.rewards + process), metrics | found
+        samples = _samples(trajectories[: self.config.runner.log_samples])
+        return Collected(
+            batch, trajectory_metrics(trajectories) | shaped.metrics | metrics | self.recovery.metrics(), samples
+        )
+
+    def _shaped(self, trajectories: Sequence[Trajectory]) -> ShapedRewards:
+        return shaped_rewards(trajectories, self.config.algorithm, self.config.data.max_response_length)
+
+    def _batch(self, trajectories: Sequence[Trajectory], shaped: ShapedRewards | None = None) -> RolloutBatch:
+        """Their batch. Without `shaped`: for those who evaluate a part and read no rewards."""
+        batch = rollout_batch(trajectories, shaped or self._shaped(trajectories), self.tokenizer.pad_token_id)
         if self.config.algorithm.bootstrap_truncated:
             batch = replace(batch, bootstrapped=cut_ends(trajectories, batch.action_mask))
-        samples = _samples(trajectories[: self.config.runner.log_samples])
-        return Collected(batch, trajectory_metrics(trajectories) | shaped.metrics | metrics, samples)
+        return batch
 
     def _round(self, step: int, number: int) -> list[Trajectory]:
         """Scored responses to the next batch of prompts. Rounds of one step draw unlike random numbers."""
         purpose = f"train-{number}" if number else "train"
         samples, sampling = self.config.algorithm.group_size, self.config.rollout.sampling
-        return self._generate(self.loader.next_batch(), samples, sampling, purpose, step)
+        prompts = self.loader.next_batch()
+        if self.streaming is None:
+            return self._generate(prompts, samples, sampling, purpose, step)
+        self.streaming.begin(prompts, samples)
+        return self._generate(prompts, samples, sampling, purpose, step, self.streaming.add)
 
     def validate(self, step: int) -> dict[str, float]:
         trajectories = self._generate(self.validation, 1, self.config.rollout.val_sampling, "validate", step)
@@ -136,24 +174,54 @@ class ReasoningTask:
             )
 
     def _generate(
-        self, prompts: Sequence[Prompt], samples: int, sampling: Sampling, purpose: str, step: int
+        self,
+        prompts: Sequence[Prompt],
+        samples: int,
+        sampling: Sampling,
+        purpose: str,
+        step: int,
+        on_arrival: Callable[[Sequence[Trajectory]], None] | None = None,
     ) -> list[Trajectory]:
-        """Scored responses in the order of prompts and samples; some are scored while others are generated."""
-        generated = self.runtime.channel("trajectories", CHANNEL_CAPACITY, ["rollout"], ["reward"])
-        scored = self.runtime.channel("scored", CHANNEL_CAPACITY, ["reward"], ["runner"])
-        scoring = self.groups["reward"].stream(generated, scored)
-        generating = self.groups["rollout"].generate(prompts, samples, sampling, purpose, step, generated)
-        total = len(prompts) * samples
+        """Scored responses in the order of prompts and samples; some are scored while others are generated.
+
+        `on_arrival` gets them as they come. After the death of a process those that had not arrived are generated anew,
+        from the same random numbers.
+        """
+        self.turns.before("generate")
         trajectories: list[Trajectory] = []
-        while len(trajectories) < total:
-            trajectories += scored.get_many(total - len(trajectories))
-            self.reporter.progress(len(trajectories), total, "responses")
-        generating.wait()
-        generated.close()
-        scoring.wait()
-        scored.close()
+        self.recovery.run(lambda: self._fill(trajectories, prompts, samples, sampling, purpose, step, on_arrival))
         place = {prompt.index: position for position, prompt in enumerate(prompts)}
         return sorted(trajectories, key=lambda trajectory: (place[trajectory.prompt.index], trajectory.sample))
+
+    def _fill(
+        self,
+        trajectories: list[Trajectory],
+        prompts: Sequence[Prompt],
+        samples: int,
+        sampling: Sampling,
+        purpose: str,
+        step: int,
+        on_arrival: Callable[[Sequence[Trajectory]], None] | None,
+    ) -> None:
+        """Adds the scored responses that are not among `trajectories` yet."""
+        generated = self.runtime.channel("trajectories", CHANNEL_CAPACITY, ["rollout"], ["reward"])
+        scored = self.runtime.channel("scored", CHANNEL_CAPACITY, ["reward"], ["runner"])
+        answered = [(trajectory.prompt.index, trajectory.sample) for trajectory in trajectories]
+        total = len(prompts) * samples
+        with self.recovery.working(generated, scored) as calls:
+            calls.append(scoring := self.groups["reward"].stream(generated, scored))
+            arguments = prompts, samples, sampling, purpose, step, generated
+            calls.append(generating := self.groups["rollout"].generate(*arguments, self.recovery.version, answered))
+            while len(trajectories) < total:
+                arrived = scored.get_many(total - len(trajectories))
+                trajectories += arrived
+                if on_arrival is not None:
+                    on_arrival(arrived)
+                self.reporter.progress(len(trajectories), total, "responses")
+            generating.wait()
+            generated.close()
+            scoring.wait()
+            scored.close()
 
 
 def round_size(config: Config) -> int:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from rl_platform.checkpoint import Checkpoint, CheckpointStore, Part, Shards
 from rl_platform.checkpoint_files import Written
-from rl_platform.config.components import Model
+from rl_platform.config.components import Model, Trainable
 from rl_platform.config.schema import Config
 from rl_platform.metrics import Reporter
 from rl_platform.runtime.group import WorkerGroup
@@ -116,7 +116,22 @@ def fingerprint(config: Config) -> str:
         facts |= _facts("actor.model", config.actor.model, language_model)
         if config.critic.use_critic_model:
             facts |= _facts("critic.model", config.critic.model or config.actor.model, language_model)
+        facts |= _adapters(config)
     return "\n".join(f"{key}: {json.dumps(value, sort_keys=True)}" for key, value in facts.items())
+
+
+def _adapters(config: Config) -> dict[str, Any]:
+    """Checkpoints of adapters hold nothing else, so the models beneath must be the same."""
+    roles = ("actor", "critic") if config.critic.use_critic_model else ("actor",)
+    found: dict[str, Any] = {}
+    for role in roles:
+        section: Trainable = getattr(config, role)
+        if section.lora is None:
+            continue
+        found[f"{role}.lora"] = section.lora.model_dump()
+        if (section.model or config.actor.model).random_init is not None:
+            found["runner.seed"] = config.runner.seed
+    return found
 
 
 def _facts(key: str, model: Model, names: set[str]) -> dict[str, Any]:

@@ -5,11 +5,11 @@ Runners and components see this interface only; a runtime for another kind of cl
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from rl_platform.errors import PlatformError
+from rl_platform.errors import PlatformError, WorkerDied
 from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.group import WorkerGroup
 from rl_platform.runtime.host import ComponentSpec, PlacedHost
@@ -36,8 +36,8 @@ class Runtime(Protocol):
     - a Worker's future raises a PlatformError as it was raised, and anything else as WorkerError with the remote
       traceback; a process or node that ends is WorkerDied, within seconds and not at the deadline;
     - a channel has the methods and meanings of `Channel`: exactly once or an error, back-pressure, deadlines that name
-      who waits and what the others do, and order within a key per producer; a killed consumer fails the run rather
-      than losing what it had taken;
+      who waits and what the others do, and order within a key per producer; a killed consumer closes it with an error
+      rather than losing what it had taken unnoticed;
     - when a call fails or a process dies, channels that name this rank as producer or consumer are closed with that
       error;
     - `shutdown` and the end of the launching process end every process it started.
@@ -50,6 +50,21 @@ class Runtime(Protocol):
         self, name: str, capacity: int, producers: Iterable[str] = (), consumers: Iterable[str] = ()
     ) -> Channel[Any]:
         """A bounded stream between the named components, single ranks or `runner`."""
+
+    @property
+    def restarts(self) -> int:
+        """Processes that were started again so far."""
+
+    def restartable(self, component: str) -> bool:
+        """Whether `restart` would start a process of this component, should it die now."""
+
+    def restart(self, error: WorkerDied, settle: Callable[[], None]) -> list[tuple[str, int]]:
+        """After a call or channel failed with `error`: starts the processes that died, and returns their ranks.
+
+        Their components are as their constructors left them, and channels of theirs stay closed. `settle` returns when
+        no call is under way that uses such a channel. Raises WorkerDied, the reason to end the run, if a process is
+        gone that is not started again.
+        """
 
     def fail(self, error: PlatformError) -> None:
         """Closes every channel with `error`."""

@@ -89,6 +89,13 @@ class Handle:
             if on_progress is not None and progress.total:
                 on_progress(progress.done, progress.total, progress.unit)
 
+    def settle(self, timeout: float | None = None) -> None:
+        """Waits until every rank has finished or failed, and raises only Deadline."""
+        limit = self._deadline_s if timeout is None else timeout
+        concurrent.futures.wait(self._futures, limit)
+        if not self.done():
+            raise Deadline(self._deadline_message(limit))
+
     def result(self, timeout: float | None = None) -> Any:
         """The single result of a call on one rank. Raises ValueError if there are more, else as `wait`."""
         if len(self._futures) != 1:

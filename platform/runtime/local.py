@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rl_platform.errors import PlatformError, WorkerDied
@@ -47,6 +47,7 @@ class LocalRuntime(ShutsDown):
         self._ranks: dict[tuple[str, int], RankThread] = {}
         self._channels: dict[str, Channel[Any]] = {}
         self._stopped = False
+        self.restarts = 0
 
     def start(self, components: Mapping[str, ComponentSpec]) -> dict[str, WorkerGroup]:
         """Constructs every component rank, one after the other in the placement's order, each in its own thread.
@@ -92,6 +93,13 @@ class LocalRuntime(ShutsDown):
         channel: Channel[Any] = Channel(name, capacity, self._deadline_s, *users, self._status)
         self._channels[name] = channel
         return channel
+
+    def restartable(self, component: str) -> bool:
+        """No: threads end with their process."""
+        return False
+
+    def restart(self, error: WorkerDied, settle: Callable[[], None]) -> list[tuple[str, int]]:
+        raise error
 
     def fail(self, error: PlatformError) -> None:
         """Closes every channel with `error`, so that nobody waits for data that will not come."""

@@ -2,7 +2,7 @@
 
 Knows nothing of how calls arrive. Calls of a rank run in the order of their numbers, whatever order they arrive in.
 Published weights are sent by reference: in this process they stay the very tensors, another process asks for a copy,
-which is made between two calls of the rank that published them and carries a checksum.
+which is made between two calls of the rank that published them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import logging
 import os
 import sys
 import threading
-import zlib
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -29,23 +28,14 @@ from rl_platform.runtime.cpu import keep_freed_memory
 from rl_platform.runtime.host import ComponentSpec, Host, PlacedHost
 from rl_platform.runtime.lifecycle import RUNNER, raise_first, stop_ranks
 from rl_platform.runtime.remote_channel import Address, Exchange, Link, RemoteChannel
-from rl_platform.runtime.wire import PLAIN, Packed, pack, pack_error, unpack
+from rl_platform.runtime.weights import Manifest, WeightsToken, publish, receive
+from rl_platform.runtime.wire import Packed, pack, pack_error, unpack
 from rl_platform.tracing import recorder
 
 Member = tuple[str, int]
 Timings = dict[str, tuple[int, float]]
 Record = tuple[str, int, str]  # logger, level, message
 EXPORT_S = 600.0  # longest wait for a rank to hand out its weights
-
-
-@dataclass(frozen=True)
-class WeightsToken:
-    """Published weights on their way: whose they are, which of its publications, and their version."""
-
-    host: str
-    label: str
-    number: int
-    version: int
 
 
 @dataclass(frozen=True)
@@ -65,6 +55,7 @@ class Names:
         self.exchange = Exchange(here, link, self, status)
         self._published: dict[str, tuple[int, Any]] = {}
         self._count = 0
+        self._received: dict[tuple[str, str], dict[str, torch.Tensor]] = {}
 
     def token(self, value: Any) -> Any | None:
         if isinstance(value, Channel | RemoteChannel):
@@ -74,7 +65,7 @@ class Names:
         if isinstance(value, Weights):
             self._count += 1
             self._published[caller()] = (self._count, value)
-            return WeightsToken(self.here, caller(), self._count, value.version)
+            return WeightsToken(self.here, caller(), self._count, value.version, value.delta)
         return None
 
     def resolve(self, token: Any) -> Any:
@@ -82,7 +73,7 @@ class Names:
             return self.exchange.channel(token)
         if token.host == self.here:
             return self.published(token)
-        return token if self.here == RUNNER else fetch_weights(token, self.link)
+        return token if self.here == RUNNER else self.fetched(token)
 
     def published(self, token: WeightsToken) -> Any:
         """The weights themselves. Raises WorkerError if others were published since."""
@@ -90,6 +81,15 @@ class Names:
         if number != token.number:
             raise WorkerError(f"weights version {token.version} of {token.label} were replaced before they were read")
         return weights
+
+    def fetched(self, token: WeightsToken) -> Weights:
+        """A copy of weights that another process published; with `delta` it is written over by the next one."""
+        manifest = self.link.ask(token.host, "export", token, limit=EXPORT_S)
+        whose = caller(), token.label
+        found = receive(token, manifest, self.link, self._received.get(whose) if token.delta else None)
+        if token.delta:
+            self._received[whose] = dict(found.state)
+        return found
 
 
 class KeptRecords(logging.Handler):
@@ -138,7 +138,7 @@ class HostProcess:
         self._order = threading.Lock()
         self._next: dict[Member, int] = defaultdict(int)
         self._early: dict[Member, dict[int, Callable[[], None]]] = defaultdict(dict)
-        self._exports: dict[int, Future[tuple[Any, int]]] = {}
+        self._exports: dict[int, Future[Manifest]] = {}
 
     def construct(self) -> None:
         """All components, one after the other in the placement's order. Raises what a constructor raised, typed."""
@@ -161,7 +161,9 @@ class HostProcess:
 
         def run(component: Any) -> Packed:
             args, kwargs = unpack(arguments, self.names, copy=True)
-            return pack(getattr(component, method)(*args, **kwargs), self.names)
+            result = getattr(component, method)(*args, **kwargs)
+            self.names.exchange.flush(rank.label)  # before the caller learns that the items are there
+            return pack(result, self.names)
 
         def finish(done: Future[Packed]) -> None:
             error = done.exception()
@@ -173,19 +175,20 @@ class HostProcess:
         except WorkerDied as error:
             outcome.set_result(Outcome(None, pack_error(error), rank.timings()))
 
-    def export(self, token: WeightsToken) -> tuple[Any, int]:
-        """The weights in the object store and their checksum; made once, in turn with the rank's other calls."""
+    def export(self, token: WeightsToken) -> Manifest:
+        """Where in the object store the weights are; put there once, in turn with the rank's other calls."""
         with self._order:
             if token.number not in self._exports:
+                last = next(iter(self._exports.values()), None) if token.delta else None
                 self._exports = {
-                    token.number: self._labels[token.label].run("send weights", partial(self._copy, token))
+                    token.number: self._labels[token.label].run("send weights", partial(self._publish, token, last))
                 }
             export = self._exports[token.number]
         return export.result()
 
-    def _copy(self, token: WeightsToken, _: Any) -> tuple[Any, int]:
-        packed = pack(self.names.published(token).state, PLAIN)
-        return self.names.link.store(packed), checksum(packed)
+    def _publish(self, token: WeightsToken, last: Future[Manifest] | None, _: Any) -> Manifest:
+        before = last.result() if last is not None and last.exception() is None else None
+        return publish(self.names.published(token).state, self.names.link, before)
 
     def status(self, name: str) -> str:
         """What a rank does now, here or elsewhere."""
@@ -207,21 +210,3 @@ class HostProcess:
 
     def _on_failure(self, name: str, error: PlatformError) -> None:
         raise_first(self.names.exchange.fail(name, error))
-
-
-def checksum(packed: Packed) -> int:
-    """CRC-32 of all parts."""
-    found = zlib.crc32(packed.data)
-    for buffer in packed.buffers:
-        found = zlib.crc32(buffer, found)
-    return found
-
-
-def fetch_weights(token: WeightsToken, link: Link) -> Any:
-    """A copy of weights that another process published. Raises WorkerError unless all of it arrived as it was sent."""
-    reference, sum_sent = link.ask(token.host, "export", token, limit=EXPORT_S)
-    packed = link.load(reference)
-    own = Packed(packed.data, [bytearray(buffer) for buffer in packed.buffers])
-    if checksum(own) != sum_sent:
-        raise WorkerError(f"weights version {token.version} of {token.label} arrived damaged: their checksum differs")
-    return Weights(token.version, unpack(own, PLAIN, copy=False))

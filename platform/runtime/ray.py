@@ -1,8 +1,8 @@
 """The Ray runtime: every host of the placement is a Ray actor on its node, inside one placement group.
 
 Ray starts the processes, carries calls and holds large data in shared memory; everything else is in modules that do
-not know Ray. Actors are never restarted by Ray: they would come back with the state of their constructor. Ray itself is
-started or joined by `launch/cluster.py`.
+not know Ray. Actors are never restarted by Ray, which would bring them back with the state of their constructor and say
+nothing: `launch` makes a new one. Ray itself is started or joined by `launch/cluster.py`.
 """
 
 from __future__ import annotations
@@ -23,19 +23,21 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rl_platform.errors import Deadline, PlacementError, PlatformError, Problem, WorkerDied, WorkerError
+from rl_platform.errors import Deadline, PlatformError, WorkerDied, WorkerError
 from rl_platform.placement.inventory import VISIBLE_DEVICES
 from rl_platform.runtime import Placement
 from rl_platform.runtime.channel import waiting_on
 from rl_platform.runtime.fingerprint import code_fingerprint
+from rl_platform.runtime.fleet import Greeting
 from rl_platform.runtime.host import PlacedHost
 from rl_platform.runtime.lifecycle import RUNNER
-from rl_platform.runtime.process import HostProcess, Record, WeightsToken, prepare_process
+from rl_platform.runtime.process import HostProcess, Record, prepare_process
 from rl_platform.runtime.process_group import Meeting, join_group, leave_group
-from rl_platform.runtime.remote import Greeting, RemoteRuntime
+from rl_platform.runtime.remote import RemoteRuntime
 from rl_platform.runtime.remote_channel import Address
-from rl_platform.runtime.remote_worker import Send
-from rl_platform.runtime.reservation import Seat, bundle_for, environment_of, fits, listed
+from rl_platform.runtime.remote_worker import Send, answered
+from rl_platform.runtime.reservation import Seat, bundle_for, environment_of, fits, listed, too_large
+from rl_platform.runtime.weights import WeightsToken
 from rl_platform.runtime.wire import PLAIN, Answer, Packed, pack_error, unpack, unpack_error, value_of
 from rl_platform.tracing import recorder
 
@@ -48,11 +50,13 @@ WAITING_CALLS = 512  # threads, made as needed, of calls that wait in one proces
 class RayRuntime(RemoteRuntime):
     """Runs a placement as Ray actors. Ray is initialised already; several runs on one cluster do not meet.
 
-    `trace`: hosts record spans for the timeline until they are asked for them.
+    `trace`: hosts record spans for the timeline until they are asked for them. `restarts`: see `Restarts`.
     """
 
-    def __init__(self, placement: Placement, deadline_s: float, seed: int, trace: bool = False) -> None:
-        super().__init__(placement, deadline_s, seed, RayFleet(min(deadline_s, RESERVE_S), trace))
+    def __init__(
+        self, placement: Placement, deadline_s: float, seed: int, trace: bool = False, restarts: int = 0
+    ) -> None:
+        super().__init__(placement, deadline_s, seed, RayFleet(min(deadline_s, RESERVE_S), trace), restarts)
 
 
 class RayLink:
@@ -85,15 +89,14 @@ class RayLink:
                 except GetTimeoutError:
                     raise Deadline(f"the process of {host} has not answered for {limit + 2 * GRACE_S:g} s") from None
 
-    def store(self, packed: Packed) -> Any:
-        return ray.put(packed)
+    def store(self, value: Any) -> Any:
+        return ray.put(value)
 
-    def load(self, reference: Any) -> Packed:
+    def load(self, references: Sequence[Any]) -> list[Any]:
         try:
-            packed: Packed = ray.get(reference)
+            return list(ray.get(list(references)))
         except RayError as error:
             raise WorkerDied(f"a message is lost with the process that sent it: {_reason(error)}") from error
-        return packed
 
 
 class HostActor:
@@ -123,7 +126,7 @@ class HostActor:
 
     async def build(
         self,
-        placed: PlacedHost,
+        seat: Seat,
         packed: Packed,
         world_sizes: Mapping[str, int],
         seed: int,
@@ -131,7 +134,6 @@ class HostActor:
     ) -> Answer:
         def build() -> None:
             self._homes = homes
-            seat = Seat.of(placed)
             _, kwargs = unpack(packed, PLAIN, copy=True)
             link, components = self._link, kwargs["components"]
             self._process = HostProcess(seat, components, world_sizes, seed, link, self._elsewhere)
@@ -174,6 +176,10 @@ class HostActor:
 
     async def export(self, token: WeightsToken) -> Answer:
         return await self._answer(partial(self._process.export, token))
+
+    async def rehome(self, homes: Mapping[str, str]) -> Answer:
+        self._homes = homes
+        return None, None
 
     async def doing(self, name: str) -> Answer:
         return self._process.status(name), None
@@ -227,6 +233,8 @@ class RayFleet:
         self._patience, self._trace = patience, trace
         self._group: PlacementGroup | None = None
         self._actors: dict[str, Any] = {}
+        self._recipes: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {}  # by host: of its actor
+        self._visible: dict[str, str] = {}
 
     def start(self, hosts: Sequence[PlacedHost]) -> Mapping[str, Send]:
         nodes = sorted({placed.node for placed in hosts})
@@ -247,7 +255,6 @@ class RayFleet:
             environment = dict(environment_of(placed))
             own = {name: value for name, value in environment.items() if name != VISIBLE_DEVICES}
             options = {
-                "name": placed.name,
                 "namespace": self.link.namespace,
                 "num_cpus": 0,
                 "num_gpus": gpus if placed is hosts[0] else 0,
@@ -256,9 +263,15 @@ class RayFleet:
                 "runtime_env": {"env_vars": own} if own else None,  # before the process starts, for its loader
             }
             paths = [os.getcwd(), *sys.path]
-            arguments = self.link.namespace, environment, threads, paths, self._trace
-            actor = ray.remote(HostActor).options(**options).remote(*arguments)
-            self._actors[placed.name] = actor
+            self._recipes[placed.name] = options, (self.link.namespace, environment, threads, paths, self._trace)
+            self.launch(placed.name, placed.name)
+
+    def launch(self, host: str, name: str) -> Send:
+        options, arguments = self._recipes[host]
+        actor = self._actors[name] = ray.remote(HostActor).options(**options | {"name": name}).remote(*arguments)
+        if host in self._visible:
+            actor.see.remote(self._visible[host])  # before the calls that follow
+        return partial(self._send, name)
 
     def _show_accelerators(self, hosts: Sequence[PlacedHost]) -> None:
         """The plan counts accelerators, Ray says which of the node's are this run's."""
@@ -268,7 +281,8 @@ class RayFleet:
         names = dict(zip(used, ray.get(self._actors[hosts[0].name].accelerators.remote()), strict=True))
         for placed in hosts:
             if placed.accelerators:
-                ray.get(self._actors[placed.name].see.remote(",".join(names[local] for local in placed.accelerators)))
+                self._visible[placed.name] = shown = ",".join(names[local] for local in placed.accelerators)
+                ray.get(self._actors[placed.name].see.remote(shown))
 
     def stop(self, timeout: float) -> None:
         for actor in self._actors.values():
@@ -281,23 +295,12 @@ class RayFleet:
     def _send(self, host: str, method: str, *arguments: Any) -> Future[Any]:
         """Never blocks and never raises: the future does."""
         future: Future[Any] = Future()
-
-        def answered(done: Future[Answer]) -> None:
-            error = done.exception()
-            if error is not None:
-                future.set_exception(_typed(host, error))
-                return
-            value, failure = done.result()
-            if failure is None:
-                future.set_result(value)
-            else:
-                future.set_exception(unpack_error(failure))
-
         actor = self._actors.get(host)
         if actor is None:
             future.set_exception(WorkerDied(f"the process of {host} was ended"))
         else:
-            getattr(actor, method).remote(*arguments).future().add_done_callback(answered)
+            sent = getattr(actor, method).remote(*arguments).future()
+            sent.add_done_callback(partial(answered, future, partial(_typed, host)))
         return future
 
     def _reserve(self, bundles: Sequence[Mapping[str, float]]) -> None:
@@ -306,10 +309,7 @@ class RayFleet:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         if not fits(bundles, nodes):
             self.stop(0)
-            found = f"the Ray cluster has {listed(nodes)}"
-            hint = "other resources, or cluster.address of a larger cluster"
-            message = f"needs {listed(bundles)}, but {found}"
-            raise PlacementError([Problem("cluster.component_placement", message, hint=hint)])
+            raise too_large(bundles, nodes)
         if not self._group.wait(self._patience):
             self.stop(0)
             free = f"{ray.available_resources().get('GPU', 0):g} GPUs of the cluster are free"
@@ -325,5 +325,5 @@ def _typed(host: str, error: BaseException) -> PlatformError:
 
 def _reason(error: BaseException) -> str:
     """What Ray says of the end of a process, on one line."""
-    text = " ".join(str(error).split())
+    text = " ".join(str(error).split()).partition(" Some common causes include")[0]
     return text.partition("The actor is dead because its worker process has died. ")[2] or text

@@ -1,6 +1,7 @@
 """A runtime whose hosts are processes: starts them together, connects their ranks by channels, ends them all.
 
-Which system starts the processes and carries calls is a `Fleet`'s business. Not covered: starting a process again.
+Which system starts the processes and carries calls is a `Fleet`'s business; which of them may be started again when
+they die, `Restarts`'. What their ranks were doing and the weights they had are their callers' to give again.
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any, Protocol
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
 
 from rl_platform.errors import Deadline, PlacementError, PlatformError, Problem, WorkerDied
 from rl_platform.placement.scheduler import LEARNERS
 from rl_platform.runtime import ComponentSpec, Placement
 from rl_platform.runtime.channel import waiting_on
 from rl_platform.runtime.fingerprint import code_fingerprint
+from rl_platform.runtime.fleet import Fleet, Greeting
 from rl_platform.runtime.group import WorkerGroup
 from rl_platform.runtime.host import PlacedHost
 from rl_platform.runtime.lifecycle import (
@@ -30,53 +32,42 @@ from rl_platform.runtime.lifecycle import (
     raise_first,
     stop_after,
 )
-from rl_platform.runtime.process import Names
-from rl_platform.runtime.remote_channel import Address, Link, RemoteChannel
-from rl_platform.runtime.remote_worker import RemoteHost, RemoteWorker, Send, SharedArguments, relay
+from rl_platform.runtime.process import Member, Names
+from rl_platform.runtime.remote_channel import Address, RemoteChannel
+from rl_platform.runtime.remote_worker import (
+    DEATH_NOTICE_S,
+    RemoteHost,
+    RemoteWorker,
+    SharedArguments,
+    relay,
+)
+from rl_platform.runtime.reservation import Seat
+from rl_platform.runtime.restarts import Restarts
 from rl_platform.runtime.wire import pack_error, unpack_error
 from rl_platform.tracing import Span
 
 START_S = 300.0  # for a process to come up and import its libraries
 NOTICE_S = 3.0  # for processes to hear that the run failed
-
-
-@dataclass(frozen=True)
-class Greeting:
-    """What a process says of itself when it has come up."""
-
-    pid: int
-    address: str
-    code: str
-
-
-class Fleet(Protocol):
-    """The system that runs the processes."""
-
-    link: Link
-
-    def start(self, hosts: Sequence[PlacedHost]) -> Mapping[str, Send]:
-        """One process for each host, by its name; ways to call it. Raises PlacementError or Deadline."""
-
-    def stop(self, timeout: float) -> None:
-        """Ends every process it started and gives back what it reserved; again: does nothing."""
+LOOK_S = 0.05
 
 
 class RemoteRuntime(ShutsDown):
     """Runs a placement's hosts as processes of `fleet`; a context manager that shuts down at its end.
 
-    deadline_s: the longest wait for a call or a channel, in seconds; seed: the run's.
+    deadline_s: the longest wait for a call or a channel, in seconds; seed: the run's; restarts: see `Restarts`.
     """
 
-    def __init__(self, placement: Placement, deadline_s: float, seed: int, fleet: Fleet) -> None:
+    def __init__(self, placement: Placement, deadline_s: float, seed: int, fleet: Fleet, restarts: int = 0) -> None:
         self._placement, self._seed, self._fleet = placement, seed, fleet
         self._deadline_s = min(deadline_s, threading.TIMEOUT_MAX)
         self._members = [member for host in placement.hosts for member in host.members]
         self._names = Names(RUNNER, fleet.link, self._status)
         self._numbers = itertools.count()
         self._channels: dict[str, RemoteChannel] = {}
-        self._closed: set[int] = set()
         self._hosts: dict[str, RemoteHost] = {}
-        self._death = threading.Event()
+        self._workers: dict[Member, RemoteWorker] = {}
+        self._told: list[Future[Any]] = []
+        self._restarts = Restarts(restarts)
         self._started = self._stopped = False
 
     def start(self, components: Mapping[str, ComponentSpec]) -> dict[str, WorkerGroup]:
@@ -92,9 +83,10 @@ class RemoteRuntime(ShutsDown):
         try:
             sends = self._fleet.start(self._placement.hosts)
             for placed in self._placement.hosts:
-                self._hosts[placed.name] = RemoteHost(placed.name, placed.members, sends[placed.name], self._on_death)
-            self._greet()
-            self._build(components)
+                self._hosts[placed.name] = RemoteHost(placed.name, placed, sends[placed.name], self._on_death)
+            self._packed = SharedArguments(self._names)((), {"components": dict(components)})
+            self._greet(self._hosts)
+            self._build(self._hosts.values())
             self._form_groups()
             self._all("construct", dict.fromkeys(self._hosts, ()), START_S)
             for host in self._hosts.values():
@@ -103,7 +95,7 @@ class RemoteRuntime(ShutsDown):
             stop_after(error, self.fail, self.shutdown)
             raise
         packed = SharedArguments(self._names)
-        workers = {
+        self._workers = {
             member: RemoteWorker(host, member, self._names, packed, self._on_failure, self._peers_of(member[0]))
             for host in self._hosts.values()
             for member in host.members
@@ -112,7 +104,7 @@ class RemoteRuntime(ShutsDown):
             name: WorkerGroup(
                 name,
                 spec.cls,
-                {rank: workers[name, rank] for rank in range(self._placement.world_size(name))},
+                {rank: self._workers[name, rank] for rank in range(self._placement.world_size(name))},
                 self._deadline_s,
             )
             for name, spec in components.items()
@@ -147,6 +139,57 @@ class RemoteRuntime(ShutsDown):
         answers = [host.send("fail", None, pack_error(error)) for host in alive]
         raise_first([failure for found in _answers(answers, NOTICE_S) for failure in found])
 
+    @property
+    def restarts(self) -> int:
+        return self._restarts.count
+
+    def restartable(self, component: str) -> bool:
+        hosts = [host for host in self._hosts.values() if any(name == component for name, _ in host.members)]
+        return any(self._restarts.possible(host) for host in hosts)
+
+    def restart(self, error: WorkerDied, settle: Callable[[], None]) -> list[Member]:
+        """Starts the processes that died, after `settle()`; returns their ranks, as their constructors left them.
+
+        Raises `error` if no process of this run died, and the death of a process that is not started again.
+        """
+        if self._stopped or self._lost_peer(DEATH_NOTICE_S) is None:
+            raise error
+        for host in self._hosts.values():
+            self._restarts.check(host)
+        settle()
+        members: list[Member] = []
+        while lost := [host for host in self._hosts.values() if host.death is not None]:
+            told, self._told = self._told, []
+            concurrent.futures.wait(told, NOTICE_S)  # that a rank failed closes channels: none that come from now on
+            started = [self._replace(host) for host in lost]
+            with ThreadPoolExecutor(len(started)) as pool:
+                list(pool.map(self._prepare, started))
+            members += [member for host in lost for member in host.members]
+        for host in self._hosts.values():
+            host.send("rehome", self._homes())  # for messages only: nobody waits for it
+        return list(dict.fromkeys(members))
+
+    def _replace(self, lost: RemoteHost) -> RemoteHost:
+        """A process in place of one that died, on its way up."""
+        name = self._restarts.spend(lost)
+        host = RemoteHost(name, lost.placed, self._fleet.launch(lost.placed.name, name), self._on_death)
+        self._hosts = {other.name: other for old in self._hosts.values() for other in [host if old is lost else old]}
+        self._channels = {key: channel for key, channel in self._channels.items() if channel.address.home != lost.name}
+        for member in lost.members:
+            self._workers[member].move(host)
+        return host
+
+    def _prepare(self, host: RemoteHost) -> None:
+        """Until a process that was started again takes calls, or has died too."""
+        try:
+            self._greet([host.name])
+            self._build([host])
+            self._all("construct", {host.name: ()}, START_S)
+        except WorkerDied as error:
+            host.died(error)
+        else:
+            host.watch()
+
     def spans(self) -> list[Span]:
         """What the hosts recorded for the timeline; they record no more then."""
         alive = [] if self._stopped else [host for host in self._hosts.values() if host.death is None]
@@ -175,8 +218,10 @@ class RemoteRuntime(ShutsDown):
             self._fleet.stop(timeout)
         raise_first(failures)
 
-    def _greet(self) -> None:
-        greetings: dict[str, Greeting] = self._all("greet", dict.fromkeys(self._hosts, ()), START_S)
+    def _greet(self, hosts: Iterable[str]) -> None:
+        greetings: dict[str, Greeting] = self._all("greet", dict.fromkeys(hosts, ()), START_S)
+        for name, found in greetings.items():
+            self._hosts[name].pid = found.pid
         own = code_fingerprint()
         problems = [
             Problem("cluster.address", f"{name} at {found.address} runs other code", value=found.code, allowed=own)
@@ -186,15 +231,16 @@ class RemoteRuntime(ShutsDown):
         if problems:
             raise PlacementError(problems)
 
-    def _build(self, components: Mapping[str, ComponentSpec]) -> None:
-        world_sizes = {name: self._placement.world_size(name) for name in components}
-        homes = {name: host.name for host in self._hosts.values() for name in host.labels}
-        packed = SharedArguments(self._names)((), {"components": dict(components)})
+    def _build(self, hosts: Iterable[RemoteHost]) -> None:
+        world_sizes = {name: self._placement.world_size(name) for name, _ in self._members}
+        given = self._packed, world_sizes, self._seed, self._homes()
         self._all(
-            "build",
-            {placed.name: (placed, packed, world_sizes, self._seed, homes) for placed in self._placement.hosts},
-            START_S,
+            "build", {host.name: (replace(Seat.of(host.placed), name=host.name), *given) for host in hosts}, START_S
         )
+
+    def _homes(self) -> dict[str, str]:
+        """The process of every rank."""
+        return {name: host.name for host in self._hosts.values() for name in host.labels}
 
     def _form_groups(self) -> None:
         """A process group for every set of hosts whose learners have several ranks."""
@@ -242,16 +288,15 @@ class RemoteRuntime(ShutsDown):
             return f"waiting on {waiting}" if waiting else "busy"
         return next((host.doing(name) for host in self._hosts.values() if name in host.labels), "not started")
 
-    def _on_failure(self, name: str, error: PlatformError) -> None:
+    def _on_failure(self, name: str | None, error: PlatformError) -> None:
         """Tells all processes; waits for none, as this runs where answers arrive."""
         data = pack_error(error)
         for host in self._hosts.values():
             if host.death is None:
-                host.send("fail", name, data)
+                self._told.append(host.send("fail", name, data))
 
     def _on_death(self, host: RemoteHost, error: WorkerDied) -> None:
-        self._death.set()
-        for name in host.labels:
+        for name in host.labels if self._restarts.possible(host) else [None]:  # None: the run ends, all may know
             self._on_failure(name, error)
 
     def _peers_of(self, component: str) -> Callable[[float], WorkerDied | None]:
@@ -261,9 +306,12 @@ class RemoteRuntime(ShutsDown):
 
     def _lost_peer(self, patience: float) -> WorkerDied | None:
         """The death of a process of this run, if one becomes known within `patience` seconds."""
-        if not self._death.wait(patience):
-            return None
-        return next((host.death for host in self._hosts.values() if host.death is not None), None)
+        until = time.monotonic() + patience
+        while True:
+            found = next((host.death for host in self._hosts.values() if host.death is not None), None)
+            if found is not None or time.monotonic() >= until:
+                return found
+            time.sleep(LOOK_S)
 
 
 def _answers(asked: Sequence[Future[Any]], timeout: float) -> list[Any]:

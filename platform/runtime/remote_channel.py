@@ -1,40 +1,33 @@
 """Channels between processes: the queue lives in one of them, its home; the others reach it by calls.
 
-In its home a channel passes references as in one process. From and to other processes small items travel inside the
-call, batch by batch, and large ones through the object store: only a reference goes through the queue, and every
-process of a node reads the same memory, so received items must not be written to. A home that dies takes the queue with
-it: everyone who calls it gets WorkerDied. How calls reach another process is the runtime's part (`Link`).
+In its home a channel passes references as in one process. From and to other processes items travel as parcels, batch
+by batch; large ones do not pass through the home, only references to them do. A home that dies takes the queue with it:
+everyone who calls it gets WorkerDied. How calls reach another process is the runtime's part (`Link`).
 """
 
 from __future__ import annotations
 
 import itertools
-import pickle
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 from rl_platform.errors import Deadline, PlatformError, WorkerDied, WorkerError
 from rl_platform.runtime.channel import _WAITING, Channel, ChannelStats, caller
 from rl_platform.runtime.outbox import Outbox, Put
-from rl_platform.runtime.wire import BY_REFERENCE, Packed, References, pack, pack_error, unpack, unpack_error
+from rl_platform.runtime.parcels import Parcel, Store, opened, parcel, stored
+from rl_platform.runtime.wire import References, pack_error, unpack_error
 
 
-class Link(Protocol):
+class Link(Store, Protocol):
     """Calls to other processes and the object store they share."""
 
     def ask(self, host: str, method: str, *arguments: Any, limit: float) -> Any:
         """What the host answers. Raises its error, WorkerDied if it is gone, Deadline if it has hung for `limit` s."""
-
-    def store(self, packed: Packed) -> Any:
-        """Puts a message where every process can read it; the reference to send instead."""
-
-    def load(self, reference: Any) -> Packed:
-        """The message, in shared memory where possible. Raises WorkerDied if it is lost."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +41,6 @@ class Address:
     deadline_s: float
     producers: tuple[str, ...]
     consumers: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Parcel:
-    """An item as it travels: pickled (bytes or Packed), or a reference to that in the object store."""
-
-    form: Any
 
 
 class Exchange:
@@ -108,7 +94,7 @@ class Exchange:
         finally:
             thread.name = own
 
-    def serve_at_once(self, address: Address, operation: str, arguments: tuple[Any, ...]) -> list[Any] | None:
+    def serve_at_once(self, address: Address, operation: str, arguments: tuple[Any, ...]) -> Any | None:
         """As `serve`, if it needs no waiting and no work worth a thread; else nothing is done and None comes back."""
         home = self.home(address)
         if operation == "put":
@@ -126,21 +112,27 @@ class Exchange:
                 outbox = self._outboxes[channel.address.number] = Outbox(channel.send)
             return outbox
 
-    def parcel(self, item: Any) -> Parcel:
-        if isinstance(item, Parcel):
-            return item
-        packed = pack(item, self.references)
-        if packed.size >= BY_REFERENCE:
-            return Parcel(self.link.store(packed))
-        return Parcel(packed if packed.buffers else packed.data)
+    def known_outbox(self, address: Address) -> Outbox | None:
+        """That of a channel on which somebody here has put."""
+        with self._lock:
+            return self._outboxes.get(address.number)
 
-    def open(self, item: Any) -> Any:
-        if not isinstance(item, Parcel):
-            return item
-        form = item.form
-        if isinstance(form, bytes):
-            return unpack(Packed(form, ()), self.references, copy=False)
-        return unpack(form if isinstance(form, Packed) else self.link.load(form), self.references, copy=False)
+    def flush(self, who: str) -> None:
+        """Returns when all that this user put is in its channels. Raises what kept it out."""
+        with self._lock:
+            outboxes = list(self._outboxes.values())
+        for outbox in outboxes:
+            outbox.flush(who)
+
+    def forms(self, items: Iterable[Any]) -> list[Any]:
+        """How items travel; those that are parcels already go on as they came."""
+        return [(item if isinstance(item, Parcel) else parcel(item, self.references)).form for item in items]
+
+    def stored(self, forms: Sequence[Any]) -> list[Any]:
+        return stored(forms, self.link)
+
+    def opened(self, items: Sequence[Any]) -> list[Any]:
+        return opened(items, self.references, self.link)
 
 
 class HomeChannel(Channel[Any]):
@@ -153,22 +145,19 @@ class HomeChannel(Channel[Any]):
         self.address, self._exchange = address, exchange
 
     def get_many(self, max_items: int, key: Hashable = None, timeout: float | None = None) -> list[Any]:
-        return self._opened(super().get_many(max_items, key, timeout))
+        return self._exchange.opened(super().get_many(max_items, key, timeout))
 
     def get_batch(self, weight: float, timeout: float | None = None, key: Hashable = None) -> list[Any]:
-        return self._opened(super().get_batch(weight, timeout, key))
+        return self._exchange.opened(super().get_batch(weight, timeout, key))
 
     def __iter__(self) -> Iterator[Any]:
         for item in super().__iter__():
-            yield self._exchange.open(item)
-
-    def _opened(self, items: list[Any]) -> list[Any]:
-        return [self._exchange.open(item) for item in items]
+            yield self._exchange.opened([item])[0]
 
     # For other processes: parcels in, parcels out.
 
-    def serve_put(self, puts: Sequence[Put]) -> list[bytes | None]:
-        """What went wrong with each. After one that waited in vain, no other one waits as long again."""
+    def serve_put(self, puts: Sequence[Put]) -> tuple[list[bytes | None], int]:
+        """What went wrong with each, and the room left. After one that waited in vain, none waits as long again."""
         errors: list[bytes | None] = []
         late = False
         for put in puts:
@@ -179,15 +168,15 @@ class HomeChannel(Channel[Any]):
             except PlatformError as error:
                 late = late or isinstance(error, Deadline)
                 errors.append(pack_error(error))
-        return errors
+        return errors, 0 if self.closed else self.capacity - self._depth
 
-    def put_at_once(self, puts: Sequence[Put]) -> list[Any] | None:
+    def put_at_once(self, puts: Sequence[Put]) -> tuple[list[bytes | None], int] | None:
         with self._lock:
             fits = not self._closed and self._depth + sum(len(put.forms) for put in puts) <= self.capacity
             for put in puts if fits else ():
                 stream = self._streams.get(put.key) or self._open(put.key)
                 self._add(stream, [(Parcel(form), put.weight) for form in put.forms])
-        return [None] * len(puts) if fits else None
+            return ([None] * len(puts), self.capacity - self._depth) if fits else None
 
     def get_at_once(self, max_items: int, key: Hashable, _: float | None) -> list[Any] | None:
         with self._lock:
@@ -198,7 +187,7 @@ class HomeChannel(Channel[Any]):
                 return None
             taken = self._take(stream, max_items)
             self._forget(key, stream)
-        return [_sendable(item.form) for item, _ in taken]
+        return self._exchange.stored([item.form for item, _ in taken])
 
     def serve_get_many(self, max_items: int, key: Hashable, timeout: float | None) -> list[Any]:
         return self._forms(super().get_many(max_items, key, timeout))
@@ -226,7 +215,7 @@ class HomeChannel(Channel[Any]):
 
     def _forms(self, items: list[Any]) -> list[Any]:
         try:
-            return [_sendable(self._exchange.parcel(item).form) for item in items]
+            return self._exchange.stored(self._exchange.forms(items))
         except Exception as error:  # they are out of the queue and will reach nobody
             lost = WorkerError(f"channel '{self.name}': an item cannot travel to another process: {error}")
             self.close(lost)
@@ -234,7 +223,11 @@ class HomeChannel(Channel[Any]):
 
 
 class RemoteChannel:
-    """A channel that lives in another process; methods and meanings of `Channel`."""
+    """A channel that lives in another process; methods and meanings of `Channel`.
+
+    A put to a channel with plenty of room returns before its items arrive; see `Outbox`. They are there when this
+    thread gets, when this process asks for anything else or closes, and when the call of the rank ends.
+    """
 
     def __init__(self, address: Address, exchange: Exchange) -> None:
         self.address, self._exchange = address, exchange
@@ -251,7 +244,7 @@ class RemoteChannel:
     ) -> None:
         if weight < 0:
             raise ValueError(f"channel '{self.name}': weight {weight} must not be negative")
-        forms = [self._exchange.parcel(item).form for item in items]
+        forms = self._exchange.forms(items)
         if forms:
             self._outbox = self._outbox or self._exchange.outbox(self)
             with self._waiting():
@@ -271,8 +264,17 @@ class RemoteChannel:
             yield from items
 
     def close(self, error: BaseException | None = None) -> None:
-        self._ask("close", None if error is None else pack_error(error))
-        self._closed = True
+        try:
+            if error is None:
+                self._flush()
+        except PlatformError as failure:
+            error = failure
+            raise
+        finally:
+            self._call("close", None if error is None else pack_error(error))
+            self._closed = True
+            if (outbox := self._exchange.known_outbox(self.address)) is not None:
+                outbox.distrust()
 
     @property
     def closed(self) -> bool:
@@ -287,14 +289,26 @@ class RemoteChannel:
         self._ask("check_integrity")
 
     def _opened(self, forms: list[Any]) -> list[Any]:
-        return [self._exchange.open(Parcel(form)) for form in forms]
+        return self._exchange.opened([Parcel(form) for form in forms])
 
-    def send(self, puts: Sequence[Put]) -> Sequence[bytes | None]:
+    def send(self, puts: Sequence[Put]) -> tuple[Sequence[bytes | None], int]:
         limit = max(self.address.deadline_s if put.timeout is None else put.timeout for put in puts)
-        errors: Sequence[bytes | None] = self._ask("put", puts, timeout=limit)
-        return errors
+        forms = iter(self._exchange.stored([form for put in puts for form in put.forms]))
+        sent = [replace(put, forms=list(itertools.islice(forms, len(put.forms)))) for put in puts]
+        answer: tuple[Sequence[bytes | None], int] = self._call("put", sent, timeout=limit)
+        return answer
 
     def _ask(self, operation: str, *arguments: Any, timeout: float | None = None) -> Any:
+        """After what was put before: by this thread, and unless items are wanted, by the whole process."""
+        self._flush(caller() if operation in ("get_many", "get_batch", "next") else "")
+        return self._call(operation, *arguments, timeout=timeout)
+
+    def _flush(self, who: str = "") -> None:
+        if (outbox := self._exchange.known_outbox(self.address)) is not None:
+            with self._waiting():
+                outbox.flush(who)
+
+    def _call(self, operation: str, *arguments: Any, timeout: float | None = None) -> Any:
         limit = self.address.deadline_s if timeout is None else timeout
         home = self.address.home
         with self._waiting():
@@ -311,10 +325,3 @@ class RemoteChannel:
         finally:
             if outer is None:
                 del _WAITING[thread_id]
-
-
-def _sendable(form: Any) -> Any:
-    """Buffers that arrived in shared memory are passed on from there."""
-    if not isinstance(form, Packed):
-        return form
-    return Packed(form.data, [pickle.PickleBuffer(buffer) for buffer in form.buffers])

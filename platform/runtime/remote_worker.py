@@ -13,23 +13,25 @@ from concurrent.futures import Future
 from typing import Any
 
 from rl_platform.errors import PlatformError, WorkerDied, WorkerError
-from rl_platform.runtime.host import FailureHook, Progress, label
+from rl_platform.runtime.host import FailureHook, PlacedHost, Progress, label
 from rl_platform.runtime.process import Names, Outcome, Record
-from rl_platform.runtime.wire import SHARED, pack, unpack, unpack_error
+from rl_platform.runtime.wire import SHARED, Answer, pack, unpack, unpack_error
 
 Send = Callable[..., "Future[Any]"]
 DEATH_NOTICE_S = 5.0  # how long after a rank's own error the death of another process may become known
 
 
 class RemoteHost:
-    """One host's process as the runner knows it. `send(method, *arguments)` raises WorkerDied in its future."""
+    """One host's process as the runner knows it; `name` is the process's.
 
-    def __init__(
-        self, name: str, members: Sequence[tuple[str, int]], send: Send, on_death: Callable[..., None]
-    ) -> None:
-        self.name, self.members, self.send = name, tuple(members), send
-        self.labels = tuple(label(*member) for member in members)
+    `send(method, *arguments)` raises WorkerDied in its future.
+    """
+
+    def __init__(self, name: str, placed: PlacedHost, send: Send, on_death: Callable[..., None]) -> None:
+        self.name, self.placed, self.members, self.send = name, placed, tuple(placed.members), send
+        self.labels = tuple(label(*member) for member in self.members)
         self.death: WorkerDied | None = None
+        self.pid = 0
         self.stopping = False
         self._on_death = on_death
         self._states: dict[str, tuple[str, tuple[int, int, str]]] = {}
@@ -82,16 +84,23 @@ class RemoteWorker:
         self._timings: dict[str, tuple[int, float]] = {}
 
     def submit(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Future[Any]:
-        """Raises WorkerDied when the process is gone, and what pickling raises for arguments that cannot travel."""
-        if self._host.death is not None:
-            raise self._host.death
+        """Raises what pickling raises for arguments that cannot travel."""
         arguments = self._packed(args, kwargs)
         future: Future[Any] = Future()
         with self._order:
-            sent = self._host.send("call", self._member, self._count, method, arguments)
+            host = self._host
+            if host.death is not None:
+                future.set_exception(host.death)
+                return future
+            sent = host.send("call", self._member, self._count, method, arguments)
             self._count += 1
-        sent.add_done_callback(lambda done: self._finish(done, future))
+        sent.add_done_callback(lambda done: self._finish(host, done, future))
         return future
+
+    def move(self, host: RemoteHost) -> None:
+        """Calls go to the process that was started in place of the one that died."""
+        with self._order:
+            self._host, self._count = host, 0
 
     def doing(self) -> str:
         return self._host.doing(self.label)
@@ -102,12 +111,12 @@ class RemoteWorker:
     def progress(self) -> Progress:
         return self._host.progress(self.label)
 
-    def _finish(self, done: Future[Outcome], future: Future[Any]) -> None:
+    def _finish(self, host: RemoteHost, done: Future[Outcome], future: Future[Any]) -> None:
         try:
             error = done.exception()
             if error is not None:
-                self._host.died(error)
-                self._fail(self._host.death or error, future)
+                host.died(error)
+                self._fail(host.death or error, future)
                 return
             outcome = done.result()
             self._timings = outcome.timings
@@ -139,6 +148,19 @@ class RemoteWorker:
                 self._on_failure(self.label, error)
         finally:
             future.set_exception(error)
+
+
+def answered(future: Future[Any], typed: Callable[[BaseException], PlatformError], done: Future[Answer]) -> None:
+    """Passes the answer on to the future of a `Send`; `typed` makes what the transport raised an error of ours."""
+    error = done.exception()
+    if error is not None:
+        future.set_exception(typed(error))
+        return
+    value, failure = done.result()
+    if failure is None:
+        future.set_result(value)
+    else:
+        future.set_exception(unpack_error(failure))
 
 
 class SharedArguments:

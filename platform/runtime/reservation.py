@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rl_platform.errors import PlacementError, Problem
 from rl_platform.runtime.host import PlacedHost
 
 NODE_SHARE = 0.01  # of a CPU: what holds a place on a node without keeping others off its cores
@@ -43,6 +44,13 @@ def fits(bundles: Sequence[Bundle], nodes: Sequence[Bundle]) -> bool:
     wanted = sorted((bundle.get("GPU", 0.0) for bundle in bundles), reverse=True)
     there = sorted((node.get("GPU", 0.0) for node in nodes), reverse=True)
     return len(there) >= len(wanted) and all(need <= has for need, has in zip(wanted, there, strict=False))
+
+
+def too_large(bundles: Sequence[Bundle], nodes: Sequence[Bundle]) -> PlacementError:
+    """Of a placement that `fits` refuses."""
+    message = f"needs {listed(bundles)}, but the Ray cluster has {listed(nodes)}"
+    hint = "other resources, or cluster.address of a larger cluster"
+    return PlacementError([Problem("cluster.component_placement", message, hint=hint)])
 
 
 def listed(nodes: Sequence[Bundle]) -> str:

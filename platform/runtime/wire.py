@@ -22,9 +22,7 @@ import torch
 from rl_platform.errors import PlatformError, WorkerError
 
 IN_BAND = 4096  # bytes: smaller buffers are copied into the pickle, which is cheaper than handling them apart
-SHARED = 64 * 1024  # bytes: larger arguments of a call on several ranks are put into the object store once
-# Bytes: of larger items only a reference is queued; for smaller ones it costs more than it saves.
-BY_REFERENCE = 4 * 2**20
+SHARED = 64 * 1024  # bytes: larger messages are put into the object store, once for all who read them
 
 Answer = tuple[Any, bytes | None]  # of a call to another process: a value, or a packed error
 Place = Callable[[pickle.PickleBuffer], bool]  # whether the buffer goes into the pickle itself

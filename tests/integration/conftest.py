@@ -39,13 +39,27 @@ def no_process_group() -> Iterator[None]:
 
 
 @pytest.fixture
+def scored(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A reward that a random model earns now and then: without any there is nothing to learn and to compare."""
+    function = "def score(response, answer, metadata):\n    return float(len(response.encode()) % 3 == 0)\n"
+    (folder / "length_score.py").write_text(function)
+    monkeypatch.syspath_prepend(folder)
+    return "reward.type=length_score:score"
+
+
+@pytest.fixture
 def final_state():
-    """final_state("out", 4): the parts of the checkpoint of step 4, by name, with environments as their future."""
+    """final_state("out", 4): the parts of the checkpoint of step 4, by name, with environments as their future.
+
+    What a learner saved is under "model" and "optimizer".
+    """
 
     def load(output_dir: str | Path, step: int) -> dict[str, Any]:
         checkpoint = Checkpoint.open(Path(output_dir) / "checkpoints" / f"step-{step:08d}")
         parts = {
-            name: read_whole(checkpoint.file(name)) if checkpoint.file(name).is_dir() else checkpoint.load(name)
+            name: _grouped(read_whole(checkpoint.file(name)))
+            if checkpoint.file(name).is_dir()
+            else checkpoint.load(name)
             for name in checkpoint.parts
         }
         if "env" in parts:
@@ -53,6 +67,15 @@ def final_state():
         return parts
 
     return load
+
+
+def _grouped(tensors: dict[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
+    """`model.NAME` and `optimizer.NAME.KEY` as dicts of their first word."""
+    groups: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        group, _, rest = name.partition(".")
+        groups.setdefault(group, {})[rest] = tensor
+    return groups
 
 
 def _future(state: dict[str, Any]) -> list[torch.Tensor]:

@@ -48,18 +48,19 @@ CASES: dict[str, dict[str, Any]] = {
 @dataclass(frozen=True)
 class Layout:
     """rows, tokens: of a micro-batch (both None: the mini-batch at once); padding: columns added to every batch;
-    packed False: transformers runs on padded rows."""
+    packed False: transformers runs on padded rows; context: ranks that share the tokens of a micro-batch."""
 
     rows: int | None = None
     tokens: int | None = None
     padding: int = 0
     packed: bool = True
+    context: int = 1
 
 
 BASE = Layout()
 RANKED = {  # what two ranks run, case by case
-    "gae": [Layout(), Layout(rows=2, padding=37), Layout(tokens=40)],
-    "grpo": [Layout(), Layout(rows=1), Layout(tokens=40, padding=37)],
+    "gae": [Layout(), Layout(rows=2, padding=37), Layout(tokens=40), Layout(context=2, tokens=40, padding=37)],
+    "grpo": [Layout(), Layout(rows=1), Layout(tokens=40, padding=37), Layout(context=2)],
     "embodied": [Layout(), Layout(rows=1)],
 }
 
@@ -68,7 +69,9 @@ def build(case: str, layout: Layout) -> Config:
     embodied = case == "embodied"
     # eps above rounding: else the noise of an element whose gradient vanishes would make a whole step of Adam
     optim = {"lr": 1e-2, "eps": 3e-4, "clip_grad": 0.5}
-    split = {"micro_batch_size": layout.rows, "max_tokens_per_micro_batch": layout.tokens}
+    split: dict[str, Any] = {"micro_batch_size": layout.rows, "max_tokens_per_micro_batch": layout.tokens}
+    if not embodied:
+        split |= {"parallel": {"context": layout.context}}
     model = {"hidden_sizes": [16, 16]} if embodied else {"random_init": TINY, "tokenizer": "bytes"}
     placed = "actor_critic,env,rollout" if embodied else "actor,critic,rollout,reward,reference"
     return Config(

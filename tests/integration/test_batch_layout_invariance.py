@@ -32,7 +32,7 @@ LAYOUTS = {
 }
 MICRO_BATCHES = [name for name, layout in LAYOUTS.items() if layout.keys() == {"rows"}]
 EVERY = [(case, name) for case in ("gae", "grpo") for name in LAYOUTS] + [("embodied", name) for name in MICRO_BATCHES]
-RANKED = [(case, number) for case, count in (("gae", 3), ("grpo", 3), ("embodied", 2)) for number in range(count)]
+RANKED = [(case, number) for case, count in (("gae", 4), ("grpo", 4), ("embodied", 2)) for number in range(count)]
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def test_one_process(layouts: ModuleType, base: Any, case: str, name: str) -> No
 
 @pytest.mark.skipif(not dist.is_gloo_available(), reason="this build of torch has no gloo")
 @pytest.mark.parametrize(("case", "number"), RANKED)
-def test_two_data_parallel_ranks(ranked: Any, layouts: ModuleType, base: Any, case: str, number: int) -> None:
+def test_two_ranks(ranked: Any, layouts: ModuleType, base: Any, case: str, number: int) -> None:
     assert len(layouts.RANKED[case]) == sum(name == case for name, _ in RANKED)
     for rank in range(2):
         assert_same(ranked[rank][case][number], base(case))

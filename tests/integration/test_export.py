@@ -31,6 +31,7 @@ def test_greedy_output_of_the_export_is_the_platforms(command, final_state):
     assert command("reasoning.yaml", positions, "actor.optim.lr=0.02", "runner.max_steps=3").code == 0
     actor = final_state("out", 3)["actor"]["model"]
     weights = {name.removeprefix("model."): tensor for name, tensor in actor.items()}
+    weights["head.weight"] = weights["backbone.embed_tokens.weight"]  # tied: saved once
 
     model = AutoModelForCausalLM.from_pretrained("out/model").eval()
     prompts = [tuple(ByteTokenizer().encode(prompt)) for prompt in PROMPTS]

@@ -5,15 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from rl_platform.metrics import read_metrics
 
 CONFIGS = Path(__file__).parents[2] / "configs"
+TENSOR_RANKS = (  # actor and critic on Megatron, two processes each, which share every layer
+    "cluster={devices_per_node: 4, component_placement: {actor: 0-1, critic: 2-3, 'rollout,reward': 0}}",
+    *(f"{role}.{key}" for role in ("actor", "critic") for key in ("training_backend=megatron", "parallel={tensor: 2}")),
+)
 
 
-def trained(start, folder: Path, config: str) -> list[dict[str, float]]:
+def trained(start, folder: Path, config: str, *overrides: str) -> list[dict[str, float]]:
     """The metrics of a whole run."""
-    process = start(CONFIGS / config, "runner.output_dir=out")
+    process = start(CONFIGS / config, "runner.output_dir=out", *overrides)
     _, errors = process.communicate(timeout=280)
     assert process.returncode == 0, errors
     return read_metrics(folder / "out")
@@ -24,6 +29,20 @@ def test_a_language_model_learns_the_last_digit(start, folder: Path):
     rows = trained(start, folder, "reasoning/ppo_tiny.yaml")
     assert rows[0]["val/accuracy"] < 0.2
     assert rows[-1]["val/accuracy"] > 0.9
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="Megatron would compute on the GPU of this machine")
+def test_a_language_model_that_four_megatron_processes_train_learns(start, folder: Path):
+    """The beginning of a run that ends at 100 %. Whoever answers with any digit is right once in ten."""
+    constant = "actor.optim={lr: 1.0e-3}", "critic.optim={lr: 1.0e-3}"
+    short = "runner.max_steps=50", "runner.trace_steps=0", "runner.logger_backends=[]"
+    rows = trained(start, folder, "reasoning/ppo_tiny.yaml", *TENSOR_RANKS, *constant, *short)
+    rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
+    assert len(rewards) == 50
+    assert sum(rewards[:5]) / 5 < 0.02
+    assert sum(rewards[-5:]) / 5 > 0.2
+    assert rows[0]["val/accuracy"] < 0.1
+    assert rows[-1]["val/accuracy"] > 0.3
 
 
 def test_a_policy_balances_the_pole(start, folder: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -22,6 +23,12 @@ REASONING = {
     "apart, two learning ranks": [
         "cluster.devices_per_node=4",
         "cluster.component_placement={'actor,critic': 0-1, rollout: 2, reward: 3}",
+        "rollout.sync=delta",
+    ],
+    "taking turns": [
+        "cluster.devices_per_node=2",
+        "cluster.component_placement={'actor,critic': 0-1, rollout: 1, reward: 0}",
+        *(f"{name}.offload=true" for name in ("actor", "critic", "rollout")),
     ],
 }
 
@@ -65,11 +72,32 @@ def assert_equal(found: Any, expected: Any, path: str = "") -> None:
         assert found == expected, path
 
 
+def calls(lane: str) -> list[str]:
+    """The calls of a component's rank in the last run's timeline."""
+    events = json.loads(Path("out/trace.json").read_text())["traceEvents"]
+    lanes = [event for event in events if event["name"] == "thread_name" and event["args"]["name"] == lane]
+    (place,) = {(event["pid"], event["tid"]) for event in lanes}
+    own = [event for event in events if event["ph"] == "X" and (event["pid"], event["tid"]) == place]
+    return [event["name"] for event in own if event["cat"] == "call"]
+
+
 @pytest.mark.usefixtures("nothing_left")
-@pytest.mark.parametrize("overrides", REASONING.values(), ids=REASONING)
-def test_reasoning_learns_what_one_process_learns(learned, overrides: list[str]) -> None:
-    before, expected = set(Path("/tmp").glob("rl-*")), learned("reasoning.yaml")
-    assert_equal(learned("reasoning.yaml", *overrides), expected)
+@pytest.mark.parametrize("name", REASONING)
+def test_reasoning_learns_what_one_process_learns(learned, scored: str, name: str) -> None:
+    before, expected = set(Path("/tmp").glob("rl-*")), learned("reasoning.yaml", scored)
+    assert_equal(learned("reasoning.yaml", scored, *REASONING[name]), expected)
+    parts = 4 if name == "apart, two learning ranks" else 1  # evaluated while others are generated, or all at once
+    for lane in ("actor[0]", "critic[0]"):
+        assert [called for called in calls(lane) if called == "evaluate"] == ["evaluate"] * parts * STEPS, lane
+    for lane in ("actor[0]", "critic[0]", "rollout[0]"):
+        swaps = {"offload", "onload"}.intersection(calls(lane))
+        assert swaps == ({"offload", "onload"} if name == "taking turns" else set()), lane
+    logged = [json.loads(line) for line in Path("out/metrics.jsonl").read_text().splitlines()]
+    steps = [step for step in logged if "weights/bytes" in step]
+    assert len(steps) == STEPS
+    for step in steps:  # in one process the rollout reads the weights where they are
+        assert step["actor/grad_norm"] > 0, "else nothing is learned and nothing compared"
+        assert (step["weights/bytes"] > 0) == (name != "shared")
     assert set(Path("/tmp").glob("rl-*")) <= before, "files of Ray are left"
 
 

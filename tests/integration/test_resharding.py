@@ -72,8 +72,10 @@ def test_a_killed_run_goes_on_with_other_ranks(
     expected, found = final_state("whole", STEPS), final_state("out", STEPS)
     for role in ("actor", "critic"):  # parameters, moments, counts
         assert found[role].keys() == expected[role].keys()
-        for name, tensor in expected[role].items():
-            torch.testing.assert_close(
-                found[role][name], tensor, rtol=1e-5, atol=1e-6, msg=lambda t, n=name: f"{n}: {t}"
-            )
+        for group, tensors in expected[role].items():
+            assert found[role][group].keys() == tensors.keys()
+            for name, tensor in tensors.items():
+                torch.testing.assert_close(
+                    found[role][group][name], tensor, rtol=1e-5, atol=1e-6, msg=lambda t, n=name: f"{n}: {t}"
+                )
     assert found["run"] == expected["run"]

@@ -28,7 +28,7 @@ LEVELS = (
     {"launch"},
 )
 LEVEL = {area: number for number, areas in enumerate(LEVELS) for area in areas}
-LAZY = {"megatron": "engines/training/megatron.py", "sglang": "engines/rollout/sglang.py"}
+LAZY = {"megatron": "engines/training/megatron", "sglang": "engines/rollout/sglang"}  # how its files are called
 LONGEST_FILE, LONGEST_FUNCTION = 330, 60  # lines
 
 
@@ -84,7 +84,8 @@ def test_ray_is_imported_by_the_runtime_and_the_cluster_start_only():
 def test_optional_engines_are_imported_by_their_engine_file_only_and_lazily_elsewhere(library: str):
     for path in source_files():
         names = {name.split(".")[0] for name, _ in at_import_time(ast.parse(path.read_text()))}
-        assert library not in names or path == ROOT / "platform" / LAZY[library], path
+        own = str(ROOT / "platform" / LAZY[library])
+        assert library not in names or str(path).startswith(own), path
 
 
 def test_nobody_imports_by_folder_name():

@@ -46,11 +46,8 @@ class RolloutEngine(Protocol):
     def abort(self) -> None:
         """From another thread: `generate` answers what is left at once, with the tokens there are, as "abort"."""
 
-    def sleep(self) -> None:
-        """Give the accelerator's memory to others until `wake`."""
-
-    def wake(self) -> None:
-        """Generate again, with the weights of before."""
+    def offload(self) -> None:
+        """Give the accelerator's memory to others until the next `receive` or `generate`."""
 
     def close(self) -> None:
         """The end; again is fine."""

@@ -36,7 +36,7 @@ class HostedEngine:
         self._shared = SharedWeights()
         self._weights: Weights | None = None
         self._generation: Call | None = None
-        self.restarts = 0
+        self.restarts, self._asleep = 0, False
         self._process = self._start()
 
     @property
@@ -52,6 +52,7 @@ class HostedEngine:
     def receive(self, weights: Weights) -> None:
         self._weights = weights
         try:
+            self._wake()
             self._load()
         except WorkerDied as death:
             self._restart(death)
@@ -63,6 +64,9 @@ class HostedEngine:
         deaths = 0
         while unanswered:
             try:
+                if self._asleep:
+                    self._wake()
+                    self._load()
                 self._generation = self._process.call("generate", list(unanswered.values()), sampling, self.eos)
                 for completion in self._generation.items():
                     del unanswered[completion.index]
@@ -78,13 +82,10 @@ class HostedEngine:
         if self._generation is not None:
             self._process.call("abort", self._generation.number).wait()
 
-    def sleep(self) -> None:
-        self._process.call("sleep").wait()
-
-    def wake(self) -> None:
-        self._process.call("wake").wait()
-        if self._weights is not None:
-            self._load()
+    def offload(self) -> None:
+        if not self._asleep:
+            self._process.call("sleep").wait()
+            self._asleep = True
 
     def cached_tokens(self) -> int:
         """Of the prompts of this process: how many tokens were taken from its prefix cache."""
@@ -93,6 +94,12 @@ class HostedEngine:
 
     def close(self) -> None:
         self._process.kill()
+
+    def _wake(self) -> None:
+        """Memory comes back without content."""
+        if self._asleep:
+            self._process.call("wake").wait()
+            self._asleep = False
 
     def _load(self) -> None:
         assert self._weights is not None
@@ -114,7 +121,7 @@ class HostedEngine:
         self.restarts += 1
         logger.warning("%s: %s. It is started again with the weights it had", self._label, death)
         self._process.kill()
-        self._process = self._start()
+        self._process, self._asleep = self._start(), False
         self._load()
 
 

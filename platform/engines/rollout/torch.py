@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rl_platform.engines.offload import Swap
 from rl_platform.engines.rollout.base import Completion, Request
 from rl_platform.engines.rollout.kv_cache import DecodeAttention, KVCache, PrefillAttention
 from rl_platform.engines.rollout.sampling import sample, uniforms
@@ -57,6 +58,19 @@ class TorchRolloutEngine:
         self._lock = threading.RLock()  # one decoding step, or one update
         self._again = self._aborted = False
         self._packed: list[_PackedLinear] = []
+        self._swap = Swap(self.model.parameters, device)
+
+    def offload(self) -> None:
+        """The weights leave the device until they are used. Only where they are not the trainer's."""
+        self._swap.leave()
+        for linear in self._packed:
+            linear.packed = None
+
+    def _onload(self) -> None:
+        if self._swap.away:
+            self._swap.enter()
+            for linear in self._packed:
+                linear.repack()
 
     def receive(self, weights: Weights) -> None:
         with self._lock:
@@ -66,14 +80,10 @@ class TorchRolloutEngine:
     def abort(self) -> None:
         self._aborted = True
 
-    def sleep(self) -> None:
-        """Between calls there is nothing but the weights, which are the trainer's own where both share a device."""
-
-    def wake(self) -> None: ...
-
     def close(self) -> None: ...
 
     def _receive(self, weights: Weights) -> None:
+        self._onload()
         if self.version < 0:
             self.model.load_state_dict(
                 {name: tensor.to(self.device) for name, tensor in weights.state.items()}, assign=True
@@ -97,6 +107,7 @@ class TorchRolloutEngine:
         sampling: SamplingParams,
         on_finished: Callable[[Completion], None],
     ) -> None:
+        self._onload()
         waiting = deque(requests)
         running: list[_Running] = []
         slots = min(self.max_running, len(requests))

@@ -43,6 +43,9 @@ class TrainingEngine(Protocol):
     def weights(self) -> dict[str, Tensor]:
         """All parameters by name, unsharded, on every rank; the live ones where plain torch has one rank."""
 
+    def lasting(self) -> tuple[list[Tensor], list[Tensor]]:
+        """This rank's parameters, and what only `step` needs: gradients that are there, and the optimizer's state."""
+
     def sharded_state(self) -> State:
         """This rank's parts of what is trained and of the optimizer state, live: write them, or fill them to go on.
 

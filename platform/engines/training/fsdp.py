@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -25,14 +25,31 @@ from rl_platform.config.components import Optim
 from rl_platform.engines.training.base import Loss, MicroBatches
 from rl_platform.engines.training.sharing import balance_metrics_of, hidden_size_of, over_ranks, part_of, shares
 from rl_platform.engines.training.state import Sharded, State, adam_state
+from rl_platform.errors import PlacementError, Problem
+from rl_platform.models.context_parallel import ContextParallel
 from rl_platform.records import RolloutBatch
+
+
+@dataclass(frozen=True)
+class DataRanks:
+    """One rank's place among those that share the rows. `group` None: the default one."""
+
+    rank: int
+    size: int
+    group: dist.ProcessGroup | None = None
+
+
+ALONE = DataRanks(0, 1)
 
 
 class FSDPEngine:
     """`model`: an nn.Module from `RolloutBatch` to `ModelOutputs`.
 
     More than one rank: the default process group is initialised and holds exactly the ranks of this model. `horizon`,
-    `nominal`: of the denominators, see `Denominators.of`. `balance`: see `shares`.
+    `nominal`: of the denominators, see `Denominators.of`. `balance`: see `shares`. `context`: that many neighbouring
+    ranks share the tokens of the same micro-batches. `cpu_offload`: parameters, gradients and optimizer state are in
+    main memory, where the optimizer runs; also on one rank, which then makes a process group of its own. Parameters
+    that need no gradient are frozen: no part of the optimizer nor of the state.
     """
 
     def __init__(
@@ -46,16 +63,20 @@ class FSDPEngine:
         nominal: bool = False,
         balance: bool = True,
         gradient_checkpointing: bool = False,
+        context: int = 1,
+        cpu_offload: bool = False,
     ) -> None:
         self.rank, self.world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         self.device, self.horizon, self.nominal = device, horizon, nominal
         self.balance = balance
-        self.model = model.to(device)
+        self.data = _data_ranks(model, device, context)
+        self.sharded = self.world_size > 1 or cpu_offload
+        self.model = model if cpu_offload else model.to(device)
         if gradient_checkpointing:
             for layer in _layers(self.model):
                 layer.forward = partial(_recomputed, layer.forward)
-        if self.world_size > 1:
-            _shard(self.model, device, self.world_size)
+        if self.sharded:
+            _shard(self.model, device, dtype, cpu_offload=cpu_offload)
         self.precision = autocast(device, dtype)
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.clip_grad = optim.clip_grad
@@ -65,10 +86,8 @@ class FSDPEngine:
 
     def evaluate(self, batch: RolloutBatch, micro_batches: MicroBatches) -> ModelOutputs:
         with self.precision:
-            outputs = evaluate(
-                self.model, batch, micro_batches, self.device, self.rank, self.world_size, balance=self.balance
-            )
-        if self.world_size > 1:
+            outputs = evaluate(self.model, batch, micro_batches, self.device, self.data, balance=self.balance)
+        if self.sharded:
             self.model.reshard()  # after a forward without backward the outermost unit is still whole
         return outputs
 
@@ -76,15 +95,15 @@ class FSDPEngine:
         denominators = denominators_of(mini_batch, self.horizon, nominal=self.nominal)
         metrics, total = Metrics(), torch.zeros((), device=self.device)
         width = hidden_size_of(self.model)
-        for rows in shares(mini_batch, micro_batches, self.rank, self.world_size, width, self.balance):
+        for rows in shares(mini_batch, micro_batches, self.data.rank, self.data.size, width, self.balance):
             part = part_of(mini_batch, rows).to(self.device)
             with self.precision:
                 outputs = self.model(part, entropy=True)
             part_loss, part_metrics = loss(outputs, part, denominators if rows else replace(denominators, full=False))
             (part_loss * self.world_size if self.world_size > 1 else part_loss).backward()
             metrics, total = metrics.merge(part_metrics), total + part_loss.detach()
-        if self.world_size > 1:
-            dist.all_reduce(total)
+        if self.data.size > 1:
+            dist.all_reduce(total, group=self.data.group)
         norm = self._clipped_gradient_norm()
         finite = bool(torch.isfinite(norm + total))  # a clipped ratio has no gradient and hides a loss that is NaN
         if finite:
@@ -92,9 +111,9 @@ class FSDPEngine:
         self.optimizer.zero_grad(set_to_none=True)
         if not finite:
             return None
-        if self.world_size > 1:
-            metrics = over_ranks(metrics, self.device)
-            metrics = metrics.merge(balance_metrics_of(mini_batch, self.world_size, width, self.balance))
+        if self.data.size > 1:
+            metrics = over_ranks(metrics, self.device, self.data.group)
+            metrics = metrics.merge(balance_metrics_of(mini_batch, self.data.size, width, self.balance))
         return metrics.merge(Metrics(means={("grad_norm",): Sums(norm.detach().reshape(1), 1.0)}))
 
     def set_learning_rate(self, value: float) -> None:
@@ -102,7 +121,7 @@ class FSDPEngine:
             group["lr"] = value
 
     def weights(self) -> dict[str, Tensor]:
-        if self.world_size == 1:
+        if not self.sharded:
             return {name: tensor.detach() for name, tensor in self.model.state_dict(keep_vars=True).items()}
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
@@ -121,6 +140,12 @@ class FSDPEngine:
                 adam = adam_state(self.optimizer, tensor)
                 found |= {f"optimizer.{name}.{key}": Sharded.of(value) for key, value in adam.items()}
         return found
+
+    def lasting(self) -> tuple[list[Tensor], list[Tensor]]:
+        parameters = [*self.model.parameters()]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        values = [value for state in self.optimizer.state.values() for value in state.values()]
+        return parameters, [*gradients, *(value for value in values if isinstance(value, Tensor))]
 
     def _clipped_gradient_norm(self) -> Tensor:
         norm = nn.utils.get_total_norm([parameter.grad for parameter in self.parameters if parameter.grad is not None])
@@ -142,22 +167,21 @@ def evaluate(
     batch: RolloutBatch,
     micro_batches: MicroBatches,
     device: torch.device,
-    rank: int = 0,
-    world_size: int = 1,
+    data: DataRanks = ALONE,
     balance: bool = True,
 ) -> ModelOutputs:
     """The model's outputs [B,T] for a whole batch, float32 on the CPU; each rank computes its share, all get all."""
     found: dict[str, Tensor] = {}
-    for rows in shares(batch, micro_batches, rank, world_size, hidden_size_of(model), balance):
+    for rows in shares(batch, micro_batches, data.rank, data.size, hidden_size_of(model), balance):
         outputs = model(part_of(batch, rows).to(device))
         for name, tensor in vars(outputs).items():
             if tensor is not None:
                 shape = (*batch.action_mask.shape, *tensor.shape[2:])
                 whole = found.setdefault(name, torch.zeros(shape, device=device))
                 whole[torch.tensor(rows, dtype=torch.int64)] = tensor[: len(rows)].float()
-    if world_size > 1:
+    if data.size > 1:
         for tensor in found.values():
-            dist.all_reduce(tensor)  # every row was computed on one rank and is 0 on the others
+            dist.all_reduce(tensor, group=data.group)  # every row was computed on one rank and is 0 on the others
     return ModelOutputs(**{name: tensor.cpu() for name, tensor in found.items()})
 
 
@@ -173,12 +197,41 @@ def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
 
-def _shard(model: nn.Module, device: torch.device, world_size: int) -> None:
-    """FSDP2: every decoder layer is a unit of its own, the rest is the outermost one."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+def _data_ranks(model: nn.Module, device: torch.device, context: int) -> DataRanks:
+    """The ranks among which rows are shared; with `context`, the model learns who shares its tokens.
 
-    mesh = init_device_mesh(device.type, (world_size,))
+    Raises PlacementError for ranks that form no whole groups.
+    """
+    rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    if context == 1:
+        return DataRanks(rank, size)
+    if size % context:
+        message = f"{size} ranks cannot form groups of {context} that share the tokens of a micro-batch"
+        raise PlacementError([Problem("cluster.component_placement", message, allowed=f"a multiple of {context}")])
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh(device.type, (size // context, context), mesh_dim_names=("data", "context"))
+    model.context = ContextParallel(mesh.get_group("context"))
+    return DataRanks(rank // context, size // context, mesh.get_group("data"))
+
+
+def _shard(model: nn.Module, device: torch.device, dtype: torch.dtype, *, cpu_offload: bool) -> None:
+    """FSDP2: every decoder layer is a unit of its own, the rest is the outermost one.
+
+    Layers that compute in `dtype` are gathered in it, which moves half the bytes; gradients are summed in float32 and
+    the parameters themselves stay float32. The outermost unit is gathered in float32 for the value head.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+    if not dist.is_initialized():
+        backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    offload = CPUOffloadPolicy(pin_memory=device.type != "cpu") if cpu_offload else OffloadPolicy()
+    precision = MixedPrecisionPolicy()
+    if dtype != torch.float32:
+        precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for layer in _layers(model):
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+        fully_shard(layer, mesh=mesh, mp_policy=precision, offload_policy=offload)
+    fully_shard(model, mesh=mesh, offload_policy=offload)

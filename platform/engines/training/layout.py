@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
 from rl_platform.config.components import Parallel
 from rl_platform.errors import Problem
 
-FAMILIES = ("llama", "qwen2", "qwen3")
+FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 ROTARY = ("default", "linear", "llama3")  # fixed frequencies, nothing else
+
+
+def transformer_engine_installed() -> bool:
+    return importlib.util.find_spec("transformer_engine") is not None
+
+
+def uses_transformer_engine(kernels: str, *, on_gpu: bool) -> bool:
+    """Whether layers are Transformer Engine's or torch's, by `actor.kernels`. It computes on GPUs only."""
+    return kernels == "transformer_engine" or (kernels == "auto" and on_gpu and transformer_engine_installed())
 
 
 def unfit(config: Any, parallel: Parallel, role: str) -> Iterator[Problem]:
@@ -24,17 +34,43 @@ def unfit(config: Any, parallel: Parallel, role: str) -> Iterator[Problem]:
         yield Problem(backend, f"the model has rotary positions of type {rotary}", value="megatron", hint=fsdp)
     if config.model_type != "qwen2" and getattr(config, "attention_bias", False):
         yield Problem(backend, "the output of the model's attention has a bias", value="megatron", hint=fsdp)
-    for what, size in (
-        ("attention heads", config.num_attention_heads),
-        ("key and value heads", config.num_key_value_heads),
-        ("channels of the feed-forward layer", config.intermediate_size),
-    ):
+    experts = config.model_type == "qwen3_moe"
+    shared = [("attention heads", config.num_attention_heads), ("key and value heads", config.num_key_value_heads)]
+    if not experts:  # tensor ranks do not split experts
+        shared.append(("channels of the feed-forward layer", config.intermediate_size))
+    for what, size in shared:
         if size % parallel.tensor:
             message = f"tensor ranks have equal shares of the model's {size} {what}"
             allowed = f"a divisor of {size}"
             yield Problem(f"{role}.parallel.tensor", message, value=str(parallel.tensor), allowed=allowed)
             break
-    if config.num_hidden_layers % parallel.pipeline:
-        message = f"pipeline stages have equally many of the model's {config.num_hidden_layers} layers"
-        allowed = f"a divisor of {config.num_hidden_layers}"
+    layers, parts = config.num_hidden_layers, parallel.pipeline * parallel.virtual_pipeline
+    if layers % parallel.pipeline:
+        message = f"pipeline stages have equally many of the model's {layers} layers"
+        allowed = f"a divisor of {layers}"
         yield Problem(f"{role}.parallel.pipeline", message, value=str(parallel.pipeline), allowed=allowed)
+    elif layers % parts:
+        message = f"{parallel.pipeline} stages of {parallel.virtual_pipeline} parts have equally many layers in each"
+        allowed = f"a divisor of {layers // parallel.pipeline}, the layers of a stage"
+        key = f"{role}.parallel.virtual_pipeline"
+        yield Problem(key, message, value=str(parallel.virtual_pipeline), allowed=allowed)
+    yield from _unfit_experts(config, parallel, role, experts=experts)
+
+
+def _unfit_experts(config: Any, parallel: Parallel, role: str, *, experts: bool) -> Iterator[Problem]:
+    key = f"{role}.parallel.expert"
+    if not experts:
+        if parallel.expert > 1:
+            message = f"expert ranks share the experts of a model, and a {config.model_type} model has none"
+            yield Problem(key, message, value=str(parallel.expert), hint=f"{key}=1")
+        return
+    if config.num_experts % parallel.expert:
+        message = f"expert ranks have equally many of the model's {config.num_experts} experts"
+        yield Problem(key, message, value=str(parallel.expert), allowed=f"a divisor of {config.num_experts}")
+    if config.mlp_only_layers or config.decoder_sparse_step != 1:
+        message = "Megatron trains models whose layers all have experts here, and this one has layers without"
+        yield Problem(f"{role}.training_backend", message, value="megatron", hint=f"{role}.training_backend=fsdp")
+    if parallel.tensor > 1 and not parallel.sequence:
+        message = "tensor ranks would all route the same tokens to the experts"
+        hint = f"{role}.parallel.sequence=true: each routes its share of them"
+        yield Problem(f"{role}.parallel.sequence", message, value="false", hint=hint)

@@ -2,20 +2,18 @@
 
 The same promises as the engine of plain torch, and the same numbers up to rounding. Layers, data parallelism, pipeline
 schedules and optimizers are Megatron's; they run on GPUs and, through `megatron_device`, on CPUs with gloo. Ours are
-the packed attention, the heads and the whole weights. Not covered: embodied policies, the KL over the whole vocabulary,
-Transformer Engine.
+the packed attention, the heads and the whole weights. Not covered: embodied policies, context parallelism.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor
 
 from rl_platform.algorithms.action_levels import denominators_of
@@ -23,37 +21,23 @@ from rl_platform.algorithms.losses import ModelOutputs
 from rl_platform.algorithms.metrics import Metrics, Sums
 from rl_platform.config.components import Optim, Parallel
 from rl_platform.engines.training.base import Loss, MicroBatches
-from rl_platform.engines.training.layout import unfit
+from rl_platform.engines.training.layout import unfit, uses_transformer_engine
 from rl_platform.engines.training.megatron_device import prepare, quiet_megatron
-from rl_platform.engines.training.megatron_model import build_stage, with_optimizer
-from rl_platform.engines.training.megatron_state import EMBEDDING, Group, ModelState
-from rl_platform.engines.training.megatron_weights import source_of
+from rl_platform.engines.training.megatron_model import build_stage, clipped_gradient_norm, with_optimizer
+from rl_platform.engines.training.megatron_state import EMBEDDING, Groups, ModelState
+from rl_platform.engines.training.megatron_weights import Source, source_of
 from rl_platform.engines.training.sharing import balance_metrics_of, on_cpu, over_ranks, part_of, shares
 from rl_platform.engines.training.state import State
-from rl_platform.engines.training.vocab_parallel import vocab_parallel_log_probs
+from rl_platform.engines.training.vocab_parallel import vocab_parallel_full_kl, vocab_parallel_log_probs
 from rl_platform.errors import ConfigError, PlacementError, Problem
 from rl_platform.models.forward import TokenPolicy, TokenValues
-from rl_platform.models.packed import PackedAttention, pack
 from rl_platform.records import RolloutBatch
 
 with quiet_megatron():
     from megatron.core import parallel_state, tensor_parallel
-    from megatron.core.packed_seq_params import PackedSeqParams
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
-
-@dataclass
-class PackedInput(PackedSeqParams):
-    """What the layers of `megatron_layers` read of a micro-batch: N tokens, the last `padding` of no sequence.
-
-    For Megatron itself it is one sequence. flat_index [B,T]: where position t of row b stands in the flat row.
-    """
-
-    tokens: Tensor | None = None
-    positions: Tensor | None = None
-    attention: PackedAttention | None = None
-    flat_index: Tensor | None = None
-    padding: int = 0
+    from rl_platform.engines.training.megatron_input import PackedInput, packed_input
 
 
 class MegatronEngine:
@@ -76,6 +60,7 @@ class MegatronEngine:
         nominal: bool = False,
         balance: bool = True,
         gradient_checkpointing: bool = False,
+        kernels: str = "auto",
     ) -> None:
         self.model, self.parallel, self.device, self.horizon = model, parallel, device, horizon
         self.nominal, self.balance = nominal, balance
@@ -85,45 +70,52 @@ class MegatronEngine:
             raise ConfigError(problems)
         _start(parallel, device)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
-        self.tensor = Group.of(parallel_state.get_tensor_model_parallel_group())
-        self.pipeline = Group.of(parallel_state.get_pipeline_model_parallel_group())
-        self.data = Group.of(parallel_state.get_data_parallel_group())
+        groups = Groups.of_megatron()
+        self.tensor, self.pipeline, self.data = groups.tensor, groups.pipeline, groups.data
         with quiet_megatron():
-            self.stage = build_stage(
-                config,
-                model.model.backbone.rotary_emb.inv_freq,
-                parallel,
-                dtype,
-                device,
-                value_head=self.is_value_model,
-                gradient_checkpointing=gradient_checkpointing,
-            )
-            self.chunk, self.optimizer = with_optimizer(self.stage, optim, dtype, distributed=self.data.size > 1)
-        self.is_last = self.stage.post_process
-        sources = self._sources()
+            self.stages = [
+                build_stage(
+                    config,
+                    model.model.backbone.rotary_emb.inv_freq,
+                    parallel,
+                    dtype,
+                    device,
+                    chunk=chunk,
+                    value_head=self.is_value_model,
+                    gradient_checkpointing=gradient_checkpointing,
+                    fused=uses_transformer_engine(kernels, on_gpu=device.type == "cuda"),
+                )
+                for chunk in range(parallel.virtual_pipeline)
+            ]
+            self.chunks, self.optimizer = with_optimizer(self.stages, optim, dtype, distributed=self.data.size > 1)
+        self.last = self.stages[-1]
         self.clip_grad = optim.clip_grad
-        parameters = [(parameter, sources[name]) for name, parameter in self.stage.named_parameters()]
+        parameters = [found for stage in self.stages for found in self._parameters(stage)]
         whole = model.state_dict()
         shapes = {name: tensor.shape for name, tensor in whole.items()}
         tied = config.tie_word_embeddings and not self.is_value_model
-        self.state = ModelState(parameters, self.optimizer, shapes, self.tensor, self.pipeline, self.data, tied=tied)
+        self.state = ModelState(parameters, self.optimizer, shapes, groups, tied=tied)
         self.state.start_from(whole)
         model.to("meta")
 
     def evaluate(self, batch: RolloutBatch, micro_batches: MicroBatches) -> ModelOutputs:
-        name = "values" if self.is_value_model else "log_probs"
-        found = torch.zeros(batch.action_mask.shape, device=self.device)
+        names = ["values" if self.is_value_model else "log_probs"]
+        if batch.reference_states is not None and not self.is_value_model:
+            names.append("full_kl")
+        found = {name: torch.zeros(batch.action_mask.shape, device=self.device) for name in names}
         parts = self._parts(batch, micro_batches)
 
         def keep(rows: list[int], part: RolloutBatch, packed: PackedInput, hidden: Tensor, **_: Any) -> None:
             outputs = vars(self._outputs(part, packed, hidden, entropy=False))
             if rows:
-                found[torch.tensor(rows, device=self.device)] = outputs[name].float()
+                for name in names:
+                    found[name][torch.tensor(rows, device=self.device)] = outputs[name].float()
 
         with torch.no_grad():
             self._run(parts, keep, forward_only=True)
-        self.pipeline.sum(self.data.sum(found))  # every row was computed in one place and is 0 in the others
-        return ModelOutputs(**{name: found.cpu()})
+        for tensor in found.values():  # every row was computed in one place and is 0 in the others
+            self.pipeline.sum(self.data.sum(tensor))
+        return ModelOutputs(**{name: tensor.cpu() for name, tensor in found.items()})
 
     def step(self, mini_batch: RolloutBatch, loss: Loss, micro_batches: MicroBatches) -> Metrics | None:
         denominators = denominators_of(mini_batch, self.horizon, nominal=self.nominal)
@@ -137,25 +129,25 @@ class MegatronEngine:
             # 0 tokens: Megatron divides gradients by their number, but these losses are divided already
             return part_loss, torch.zeros((), dtype=torch.int, device=self.device), {}
 
-        self.chunk.zero_grad_buffer()
+        for chunk in self.chunks:
+            chunk.zero_grad_buffer()
         self._run(self._parts(mini_batch, micro_batches), loss_of, forward_only=False)
         self.pipeline.sum(self.data.sum(total))
         self.optimizer.prepare_grads()
-        clip = self.clip_grad
-        norm = self.optimizer.get_grad_norm() if clip is None else self.optimizer.clip_grad_norm(clip)
+        norm = clipped_gradient_norm(self.optimizer, self.clip_grad)
         finite = bool(torch.isfinite(total + norm))  # a clipped ratio has no gradient and hides a loss that is NaN
         if finite:
             self.optimizer.step_with_ready_grads()
         self.optimizer.zero_grad(set_to_none=True)
         if not finite:
             return None
-        if self.is_last and self.data.handle is not None:
+        if self.last.post_process and self.data.handle is not None:
             metrics = over_ranks(metrics, self.device, self.data.handle)
             width = self.model.hidden_size
             metrics = metrics.merge(balance_metrics_of(mini_batch, self.data.size, width, self.balance))
         metrics = self.pipeline.broadcast_object(on_cpu(metrics), self.pipeline.size - 1)
         metrics = self.tensor.broadcast_object(metrics, 0)  # one may stop the update: equal to the last bit
-        return metrics.merge(Metrics(means={("grad_norm",): Sums(torch.tensor([float(norm)]), 1.0)}))
+        return metrics.merge(Metrics(means={("grad_norm",): Sums(torch.tensor([norm]), 1.0)}))
 
     def set_learning_rate(self, value: float) -> None:
         for group in self.optimizer.param_groups:
@@ -167,59 +159,53 @@ class MegatronEngine:
     def sharded_state(self) -> State:
         return self.state.sharded()
 
-    def _sources(self) -> dict[str, Any]:
-        """Where every parameter of this stage comes from."""
-        first = self.stage.decoder.layers[0].layer_number - 1
-        config, size = self.model.model.config, self.tensor.size
-        return {
-            name: source_of(name, first, config, size, value_head=self.is_value_model)
-            for name, _ in self.stage.named_parameters()
-        }
+    def lasting(self) -> tuple[list[Tensor], list[Tensor]]:
+        parameters = [parameter for stage in self.stages for parameter in stage.parameters()]
+        inner = [optimizer.optimizer for optimizer in self.optimizer.chained_optimizers]
+        masters = [master for adam in inner for group in adam.param_groups for master in group["params"]]
+        values = [value for adam in inner for state in adam.state.values() for value in state.values()]
+        gradients = [parameter.main_grad for parameter in parameters]
+        return parameters, [*gradients, *masters, *(value for value in values if isinstance(value, Tensor))]
+
+    def _parameters(self, stage: Any) -> Iterator[tuple[torch.nn.Parameter, Source]]:
+        """The parameters of one of this rank's stages and where they come from."""
+        first = stage.decoder.layers[0].layer_number - 1
+        config, size, expert_size = self.model.model.config, self.tensor.size, self.parallel.expert
+        for name, parameter in stage.named_parameters():
+            yield (
+                parameter,
+                source_of(name, first, config, size, value_head=self.is_value_model, expert_size=expert_size),
+            )
 
     def _parts(self, batch: RolloutBatch, micro_batches: MicroBatches) -> list[tuple[list[int], RolloutBatch]]:
         """This data-parallel rank's micro-batches; tensor and pipeline ranks work on the same ones."""
         parts = shares(batch, micro_batches, self.data.rank, self.data.size, self.model.hidden_size, self.balance)
+        if len(self.stages) > 1:  # the interleaved schedule takes as many at a time as there are pipeline ranks
+            parts += [[] for _ in range(-len(parts) % self.pipeline.size)]
         return [([*rows], part_of(batch, rows).to(self.device)) for rows in parts]
 
     def _run(
         self, parts: list[tuple[list[int], RolloutBatch]], finish: Callable[..., Any], *, forward_only: bool
     ) -> None:
         """Megatron's schedule over the micro-batches; `finish` sees the last stage's hidden states of each."""
+        share = self.tensor.size if self.parallel.sequence else 1
 
         def forward(parts: Iterator[tuple[list[int], RolloutBatch]], chunk: Any) -> Any:
             rows, part = next(parts)
-            packed = self._packed(part)
+            packed = packed_input(part, share)
             hidden = chunk(packed.tokens[None], packed.positions[None], None, packed_seq_params=packed)
             return hidden, partial(finish, rows, part, packed)
 
-        get_forward_backward_func()(
+        interleaved = len(self.stages) if len(self.stages) > 1 else None
+        get_forward_backward_func(self.pipeline.size, interleaved)(
             forward_step_func=forward,
-            data_iterator=iter(parts),
-            model=[self.chunk],
+            data_iterator=[iter(parts) for _ in self.chunks],
+            model=self.chunks,
             num_microbatches=len(parts),
             seq_length=1,  # the stages tell each other the shapes
             micro_batch_size=1,
             forward_only=forward_only,
             collect_non_loss_data=forward_only,
-        )
-
-    def _packed(self, part: RolloutBatch) -> PackedInput:
-        tokens, lengths = part.inputs["tokens"], part.inputs["lengths"].tolist()
-        packed = pack([tokens[row, :length] for row, length in enumerate(lengths)])
-        padding = -len(packed.tokens) % self.tensor.size if self.parallel.sequence else 0
-        size = len(packed.tokens) + padding
-        ends = torch.tensor([0, size], dtype=torch.int32, device=self.device)
-        return PackedInput(
-            qkv_format="thd",
-            cu_seqlens_q=ends,
-            cu_seqlens_kv=ends,
-            max_seqlen_q=size,
-            max_seqlen_kv=size,
-            tokens=F.pad(packed.tokens, (0, padding)),
-            positions=F.pad(packed.positions, (0, padding)),
-            attention=packed.attention,
-            flat_index=packed.flat_index,
-            padding=padding,
         )
 
     def _outputs(self, part: RolloutBatch, packed: PackedInput, hidden: Tensor, *, entropy: bool) -> ModelOutputs:
@@ -236,16 +222,32 @@ class MegatronEngine:
             return out.index_put((rows, columns), values)
 
         if isinstance(self.model, TokenValues):
-            return ModelOutputs(values=scattered(self.stage.output_layer(states.float()).squeeze(-1)))
+            return ModelOutputs(values=scattered(self.last.output_layer(states.float()).squeeze(-1)))
         wanted = "none" if not entropy else "gradient" if self.model.entropy_gradient else "value"
         targets = part.inputs["tokens"][rows, columns]
-        weight = self.stage.shared_embedding_or_output_weight() if self.state.tied else self.stage.output_layer.weight
+        weight = self.last.shared_embedding_or_output_weight() if self.state.tied else self.last.output_layer.weight
         first = self.tensor.rank * len(weight)
         own = weight[: max(self.state.shapes[EMBEDDING][0] - first, 0)]  # without the rows that fill up
         log_probs, entropies = vocab_parallel_log_probs(
             states, own, targets, first, self.model.temperature, wanted, self.tensor.handle
         )
-        return ModelOutputs(scattered(log_probs), None if entropies is None else scattered(entropies))
+        full_kl = None
+        if part.reference_states is not None:
+            assert self.model.reference_head is not None
+            reference_states = part.reference_states[rows, columns]
+            full_kl = vocab_parallel_full_kl(
+                states,
+                own,
+                reference_states,
+                self.model.reference_head[first : first + len(own)],
+                self.model.temperature,
+                self.tensor.handle,
+            )
+        return ModelOutputs(
+            scattered(log_probs),
+            None if entropies is None else scattered(entropies),
+            full_kl=None if full_kl is None else scattered(full_kl),
+        )
 
     def _gathered(self, hidden: Tensor) -> Tensor:
         """All tokens on every tensor rank. The gradient of a policy is summed over the ranks, which see a part of the
@@ -263,7 +265,7 @@ def _start(parallel: Parallel, device: torch.device) -> None:
     backend = prepare(device)
     if not dist.is_initialized():
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    wanted = parallel.tensor * parallel.pipeline
+    wanted = parallel.ranks
     if dist.get_world_size() % wanted:
         message = f"{dist.get_world_size()} ranks cannot hold copies of a model that {wanted} ranks share"
         raise PlacementError([Problem("cluster.component_placement", message, allowed=f"a multiple of {wanted} ranks")])
@@ -271,12 +273,19 @@ def _start(parallel: Parallel, device: torch.device) -> None:
         sizes = (
             parallel_state.get_tensor_model_parallel_world_size(),
             parallel_state.get_pipeline_model_parallel_world_size(),
+            parallel_state.get_expert_model_parallel_world_size(),
         )
-        if sizes != (parallel.tensor, parallel.pipeline):
-            message = f"another model of this process has tensor {sizes[0]} and pipeline {sizes[1]}"
+        if sizes != (parallel.tensor, parallel.pipeline, parallel.expert):
+            message = "another model of this process has tensor {}, pipeline {} and expert {}".format(*sizes)
             hint = "give them the same layout, or processes of their own: separate keys in cluster.component_placement"
             raise PlacementError([Problem("parallel", message, value=str(parallel), hint=hint)])
         return
-    parallel_state.initialize_model_parallel(parallel.tensor, parallel.pipeline, create_gloo_process_groups=False)
+    parallel_state.initialize_model_parallel(
+        parallel.tensor,
+        parallel.pipeline,
+        expert_model_parallel_size=parallel.expert,
+        expert_tensor_parallel_size=1,
+        create_gloo_process_groups=False,
+    )
     with torch.random.fork_rng(devices=[]):  # there is no dropout: Megatron only asks for a seed
         tensor_parallel.model_parallel_cuda_manual_seed(1)

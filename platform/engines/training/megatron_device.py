@@ -14,7 +14,7 @@ import importlib.util
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -60,16 +60,40 @@ class _View(ModuleType):
         return getattr(self.__dict__["_base"], name)
 
 
+class _NoStream:
+    """The one order in which a CPU works: all has happened already."""
+
+    def wait_stream(self, *_: Any) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def record_event(self) -> _NoStream:
+        return self
+
+
 def _torch_without_cuda() -> ModuleType:
+    stream = _NoStream()
     cuda = _View(
         torch.cuda,
         current_device=lambda: _CPU,
+        Stream=lambda *_, **__: stream,
+        current_stream=lambda *_: stream,
+        stream=lambda *_: nullcontext(),
         synchronize=_nothing,
         empty_cache=_nothing,
         get_rng_state=lambda *_: torch.get_rng_state(),
         manual_seed=torch.manual_seed,
     )
-    return _View(torch, cuda=cuda, **{name: _on_cpu(getattr(torch, name)) for name in _FACTORIES})
+    distributed = _View(torch.distributed, all_to_all_single=_all_to_all)
+    return _View(
+        torch, cuda=cuda, distributed=distributed, **{name: _on_cpu(getattr(torch, name)) for name in _FACTORIES}
+    )
+
+
+def _all_to_all(output: torch.Tensor, input: torch.Tensor, **options: Any) -> Any:
+    """Megatron gives sizes as tensors where they are not on a GPU, which are refused."""
+    sizes = {name: value.tolist() for name, value in options.items() if isinstance(value, torch.Tensor)}
+    return torch.distributed.all_to_all_single(output, input, **(options | sizes))
 
 
 def _nothing(*_: Any, **__: Any) -> None: ...

@@ -65,6 +65,33 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Groups:
+    """A rank's groups. `expert`: ranks that hold different experts of its layers; `expert_data`: the same ones."""
+
+    tensor: Group
+    pipeline: Group
+    data: Group
+    expert: Group
+    expert_data: Group
+
+    @classmethod
+    def of_megatron(cls) -> Groups:
+        from megatron.core import parallel_state
+
+        return cls(
+            Group.of(parallel_state.get_tensor_model_parallel_group()),
+            Group.of(parallel_state.get_pipeline_model_parallel_group()),
+            Group.of(parallel_state.get_data_parallel_group()),
+            Group.of(parallel_state.get_expert_model_parallel_group()),
+            Group.of(parallel_state.get_expert_data_parallel_group()),
+        )
+
+    def sharing(self, source: Source) -> Group:
+        """The ranks that share what comes from `source`."""
+        return self.expert if source.sharing == "experts" else self.tensor
+
+
+@dataclass(frozen=True)
 class Master:
     """This rank's part [start:stop] of a flattened parameter: its float32 values and its optimizer state, by key."""
 
@@ -80,23 +107,22 @@ class Master:
 
 class ModelState:
     """`parameters`: this rank's, with their sources; `shapes`: of all whole tensors, by name; `tied`: the output matrix
-    is the embedding. `optimizer`: Megatron's, of those parameters."""
+    is the embedding. `optimizer`: Megatron's chain of them, of those parameters."""
 
     def __init__(
         self,
         parameters: list[tuple[nn.Parameter, Source]],
         optimizer: Any,
         shapes: dict[str, torch.Size],
-        tensor: Group,
-        pipeline: Group,
-        data: Group,
+        groups: Groups,
         *,
         tied: bool,
     ) -> None:
-        self.parameters, self.optimizer, self.shapes, self.tied = parameters, optimizer, shapes, tied
-        self.tensor, self.pipeline, self.data = tensor, pipeline, data
+        self.parameters, self.shapes, self.tied = parameters, shapes, tied
+        self.optimizers = optimizer.chained_optimizers  # of the experts: the last one
+        self.groups, self.pipeline = groups, groups.pipeline
         own = [source for _, source in parameters]
-        self.stages = [pipeline.broadcast_object(own, stage) for stage in range(pipeline.size)]
+        self.stages = [self.pipeline.broadcast_object(own, stage) for stage in range(self.pipeline.size)]
         self.device = parameters[0][0].device
 
     def start_from(self, whole: dict[str, Tensor]) -> None:
@@ -121,7 +147,7 @@ class ModelState:
                 found.setdefault(f"optimizer.{name}.step", Sharded(()))
                 for key in MOMENTS:
                     found.setdefault(f"optimizer.{name}.{key}", Sharded(shape))
-            place = partial(placed, source, self.tensor.rank, parameter.shape, shapes)
+            place = partial(placed, source, self.groups.sharing(source).rank, parameter.shape, shapes)
             master = self._master(parameter)
             if master is None or not master.is_all_of(parameter):
                 for index, offsets, part in place(parameter.data):
@@ -137,7 +163,7 @@ class ModelState:
         return found
 
     def _load_parameter(self, own: nn.Parameter, source: Source, whole: list[Tensor]) -> None:
-        part = source.split(whole, self.tensor.rank)
+        part = source.split(whole, self.groups.sharing(source).rank)
         own.data.copy_(part)
         if (master := self._master(own)) is not None:
             master.parts[VALUES].view(-1).copy_(part.reshape(-1)[master.start : master.stop])
@@ -154,27 +180,37 @@ class ModelState:
                     continue
                 if stage == self.pipeline.rank:
                     part = self.parameters[index][0].detach().to(torch.float32, copy=True)
-                    parts = [part] if source.sharing == "replicated" else self.tensor.gather(part)
+                    parts = [part] if source.sharing == "replicated" else self.groups.sharing(source).gather(part)
                     whole = [tensor.contiguous() for tensor in source.join(parts)]
                 else:
                     whole = [torch.empty(self.shapes[name], device=self.device) for name in source.names]
                 for name, tensor in zip(source.names, whole, strict=True):
                     yield name, self.pipeline.broadcast(tensor, stage)
 
-    @property
-    def _shared_by_data_ranks(self) -> bool:
-        return hasattr(self.optimizer, "model_param_group_index_map")
+    def _optimizer(self, parameter: nn.Parameter) -> Any:
+        return self.optimizers[-1 if is_expert(parameter) else 0]
 
     def _master(self, parameter: nn.Parameter) -> Master | None:
         """None: other data-parallel ranks hold all of it."""
         start, stop = 0, parameter.numel()
-        if self._shared_by_data_ranks:  # the distributed optimizer
-            if parameter not in self.optimizer.model_param_group_index_map:
+        optimizer = self._optimizer(parameter)
+        if _shared_by_data_ranks(optimizer):
+            if parameter not in optimizer.model_param_group_index_map:
                 return None
-            group, order = self.optimizer.model_param_group_index_map[parameter]
-            values = self.optimizer.optimizer.param_groups[group]["params"][order]
-            owned = self.optimizer._get_model_param_range_map(parameter)["param"]
+            group, order = optimizer.model_param_group_index_map[parameter]
+            values = optimizer.optimizer.param_groups[group]["params"][order]
+            owned = optimizer._get_model_param_range_map(parameter)["param"]
             start, stop = owned.start, owned.end
         else:
             values = getattr(parameter, "main_param", parameter)
-        return Master({VALUES: values.data, **adam_state(self.optimizer.optimizer, values)}, start, stop)
+        return Master({VALUES: values.data, **adam_state(optimizer.optimizer, values)}, start, stop)
+
+
+def is_expert(parameter: nn.Parameter) -> bool:
+    """By Megatron's own mark."""
+    return not getattr(parameter, "allreduce", True)
+
+
+def _shared_by_data_ranks(optimizer: Any) -> bool:
+    """Megatron's distributed optimizer."""
+    return hasattr(optimizer, "model_param_group_index_map")

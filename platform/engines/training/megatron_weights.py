@@ -1,6 +1,7 @@
 """Which Hugging Face tensors make up a parameter of a Megatron model, and how ranks share it.
 
-Plain tensor work, the same for parameters and for the moments of their optimizer. Covers Llama, Qwen2 and Qwen3.
+Plain tensor work, the same for parameters and for the moments of their optimizer. Covers Llama, Qwen2, Qwen3 and
+Qwen3-MoE.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-Sharing = Literal["replicated", "columns", "vocabulary", "qkv", "gate_up"]
+Sharing = Literal["replicated", "columns", "vocabulary", "qkv", "gate_up", "experts"]
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 _OF_LAYER: dict[str, tuple[Sharing, tuple[str, ...]]] = {
     "input_layernorm.weight": ("replicated", ("input_layernorm.weight",)),
@@ -23,8 +24,14 @@ _OF_LAYER: dict[str, tuple[Sharing, tuple[str, ...]]] = {
     "self_attention.k_layernorm.weight": ("replicated", ("self_attn.k_norm.weight",)),
     "self_attention.linear_proj.weight": ("columns", ("self_attn.o_proj.weight",)),
     "pre_mlp_layernorm.weight": ("replicated", ("post_attention_layernorm.weight",)),
+    # Transformer Engine's linear layers normalise their input themselves.
+    "self_attention.linear_qkv.layer_norm_weight": ("replicated", ("input_layernorm.weight",)),
+    "mlp.linear_fc1.layer_norm_weight": ("replicated", ("post_attention_layernorm.weight",)),
     "mlp.linear_fc1.weight": ("gate_up", ("mlp.gate_proj.weight", "mlp.up_proj.weight")),
     "mlp.linear_fc2.weight": ("columns", ("mlp.down_proj.weight",)),
+    "mlp.router.weight": ("replicated", ("mlp.gate.weight",)),
+    "mlp.experts.gate_up": ("experts", ("mlp.experts.gate_up_proj",)),
+    "mlp.experts.down": ("experts", ("mlp.experts.down_proj",)),
 }
 _OF_MODEL: dict[str, tuple[Sharing, tuple[str, ...]]] = {
     "embedding.word_embeddings.weight": ("vocabulary", ("model.backbone.embed_tokens.weight",)),
@@ -34,18 +41,19 @@ _OF_MODEL: dict[str, tuple[Sharing, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class Source:
-    """The tensors, by name, that a Megatron parameter is made of, and how `tensor_size` ranks share it."""
+    """The tensors, by name, that a Megatron parameter is made of, and how `size` ranks share it: the expert-parallel
+    ranks if its sharing is `experts`, else the tensor-parallel ones."""
 
     names: tuple[str, ...]
     sharing: Sharing
-    tensor_size: int
+    size: int
     key_heads: int
     head_size: int
     vocabulary: int
 
     def split(self, whole: Sequence[Tensor], rank: int) -> Tensor:
         """One rank's part."""
-        size = self.tensor_size
+        size = self.size
         match self.sharing:
             case "replicated":
                 return whole[0]
@@ -59,6 +67,8 @@ class Source:
             case "qkv":  # the queries of each key head stand beside its key and its value
                 heads = [tensor.view(self.key_heads, -1, *tensor.shape[1:]) for tensor in whole]
                 return torch.cat(heads, dim=1).flatten(0, 1).chunk(size)[rank]
+            case "experts":  # whole experts
+                return whole[0].chunk(size)[rank]
 
     def join(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """The whole tensors from all ranks' parts."""
@@ -77,9 +87,13 @@ class Source:
                 heads = both.view(self.key_heads, -1, *both.shape[1:])
                 sizes = [heads.shape[1] - 2 * self.head_size, self.head_size, self.head_size]
                 return [part.flatten(0, 1) for part in heads.split(sizes, dim=1)]
+            case "experts":
+                return [torch.cat([*parts])]
 
 
-def source_of(name: str, first_layer: int, config: Any, tensor_size: int, *, value_head: bool) -> Source:
+def source_of(
+    name: str, first_layer: int, config: Any, tensor_size: int, *, value_head: bool, expert_size: int = 1
+) -> Source:
     """Where parameter `name` of a pipeline stage, whose layers count from `first_layer` in the model, comes from.
 
     `config`: the transformers config. Names are those of the platform's own models (`model.backbone...`).
@@ -92,7 +106,8 @@ def source_of(name: str, first_layer: int, config: Any, tensor_size: int, *, val
         sharing, names = "replicated" if value_head else "vocabulary", (f"model.head.{name.rpartition('.')[2]}",)
     else:
         sharing, names = _OF_MODEL[name]
-    return Source(names, sharing, tensor_size, config.num_key_value_heads, head_size(config), config.vocab_size)
+    size = expert_size if sharing == "experts" else tensor_size
+    return Source(names, sharing, size, config.num_key_value_heads, head_size(config), config.vocab_size)
 
 
 def head_size(config: Any) -> int:

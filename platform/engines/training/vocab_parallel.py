@@ -1,4 +1,4 @@
-"""Log-probabilities and entropies where each rank holds some rows of the output matrix.
+"""Log-probabilities, entropies and the KL to a reference where each rank holds some rows of the output matrix.
 
 Full logits never exist: a rank computes those of its own part of the vocabulary, for a chunk of tokens at a time, and
 three numbers per token are added up over the ranks. Every rank gets all results.
@@ -38,6 +38,47 @@ def vocab_parallel_log_probs(
         log_probs.append(found[0])
         entropies.append(found[1])
     return torch.cat(log_probs), None if entropy == "none" else torch.cat(entropies)
+
+
+def vocab_parallel_full_kl(
+    states: Tensor,
+    weight: Tensor,
+    reference_states: Tensor,
+    reference_weight: Tensor,
+    temperature: float,
+    group: dist.ProcessGroup | None = None,
+) -> Tensor:
+    """`models.full_kl.full_kl_of_states` [K] float32 where `weight` and `reference_weight` are this rank's rows.
+
+    `states` [K,H] and `reference_states` [K,G] are the same on all ranks. The gradient to `states` is this rank's part.
+    """
+    recompute = torch.is_grad_enabled() and len(states) > TOKENS_PER_CHUNK
+    found = []
+    for own, other in zip(states.split(TOKENS_PER_CHUNK), reference_states.split(TOKENS_PER_CHUNK), strict=True):
+        arguments = (own, weight, other, reference_weight, temperature, group)
+        found.append(checkpoint(_kl_chunk, *arguments, use_reentrant=False) if recompute else _kl_chunk(*arguments))
+    return torch.cat(found)
+
+
+def _kl_chunk(
+    states: Tensor,
+    weight: Tensor,
+    reference_states: Tensor,
+    reference_weight: Tensor,
+    temperature: float,
+    group: dist.ProcessGroup | None,
+) -> Tensor:
+    logits = torch.nn.functional.linear(states, weight).float() / temperature
+    reference = torch.nn.functional.linear(reference_states, reference_weight).float() / temperature
+    largest = torch.stack([logits.detach().amax(dim=-1), reference.amax(dim=-1)])
+    if group is not None:
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group)
+    logits, reference = logits - largest[0][:, None], reference - largest[1][:, None]
+    odds = logits.exp()
+    parts = torch.stack([odds.sum(-1), (odds * (logits - reference)).sum(-1), reference.exp().sum(-1)])
+    total, difference, reference_total = _sum_over_ranks(parts, group)
+    # KL = sum_v p_v (z_v - y_v) - log sum_v exp z_v + log sum_v exp y_v
+    return difference / total - total.log() + reference_total.log()
 
 
 def _chunk(

@@ -11,6 +11,7 @@ from rl_platform.components.actor import EmbodiedActor
 from rl_platform.components.environment import Environment
 from rl_platform.components.policy_rollout import Observations, PolicyRollout
 from rl_platform.config.schema import Config
+from rl_platform.records import Weights
 from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.host import ComponentContext
 
@@ -196,6 +197,7 @@ def test_serve_answers_until_its_source_closes():
     environment = Environment(context("env"), settings)
     environment.close()
     rollout = PolicyRollout(context("rollout"), settings, environment.envs.spaces)
+    rollout.receive(Weights(0, rollout.policy.state_dict()))
     source, sink = Channel("observations", 2, 5.0), Channel("actions", 2, 5.0)
     source.put(Observations(np.zeros((2, 2), np.float32), ("act", 0, 0)))
     source.close()

@@ -10,7 +10,7 @@ from rl_platform.components.actor import LanguageActor
 from rl_platform.components.rollout import LanguageRollout
 from rl_platform.config.components import Sampling, ValSampling
 from rl_platform.errors import ConfigError
-from rl_platform.records import Prompt, Trajectory
+from rl_platform.records import Prompt, Trajectory, WeightsReceived
 
 PROMPTS = [Prompt(index, text, "", tuple(text.encode())) for index, text in enumerate(["12+3", "7", "100-1", "5*5"])]
 
@@ -26,7 +26,7 @@ def generated(context: Any, config: Any, world_size: int = 1, sampling: Sampling
     sink = Sink()
     for rank in range(world_size):
         rollout = LanguageRollout(context("rollout", rank, world_size), config)
-        assert rollout.receive(weights) == 7
+        assert rollout.receive(weights) == WeightsReceived(7, bytes=0, buckets=0)
         rollout.generate(PROMPTS, 3, sampling or config.rollout.sampling, "train", 4, sink)
     return sorted(sink, key=lambda trajectory: (trajectory.prompt.index, trajectory.sample))
 

@@ -418,10 +418,13 @@ def test_switched_off_parts_of_normalisation_and_kl(problems: Any) -> None:
     assert list(problems("reasoning", *on, "algorithm.kl_ctrl.kl_coef=5")) == []
 
 
-def test_only_ray_joins_a_cluster(problems: Any) -> None:
-    joined = "cluster.address=10.0.0.1:6379"
-    assert list(problems("embodied", joined, "cluster.runtime=local")) == ["cluster.address"]
-    assert list(problems("embodied", joined)) == []
+def test_only_ray_joins_a_cluster_and_starts_processes_again(problems: Any) -> None:
+    for key, value in (("cluster.address", "10.0.0.1:6379"), ("cluster.restarts", "0")):
+        assert list(problems("embodied", f"{key}={value}", "cluster.runtime=local")) == [key]
+        assert list(problems("embodied", f"{key}={value}")) == []
+    assert list(problems("embodied", "cluster.restarts=-1")) == ["cluster.restarts"]
+    assert list(problems("embodied", "rollout.sync=delta", "cluster.runtime=local")) == ["rollout.sync"]
+    assert "rollout.sync" in problems("embodied", "rollout.sync=partly")
 
 
 def test_switched_off_parts_of_pf_ppo(problems: Any) -> None:

@@ -1,4 +1,4 @@
-"""Keys of a layout that nothing would read, and what Megatron does not train."""
+"""Keys of a layout that nothing would read, and layouts that cannot be."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 MEGATRON = "actor.training_backend=megatron"
 CRITIC = "critic.training_backend=megatron"
+INTERLEAVED = "actor.parallel={pipeline: 2, virtual_pipeline: 2}"
 PLACED = "cluster.component_placement={'actor,critic,rollout,reward,reference': all}"
 
 
@@ -17,8 +18,11 @@ PLACED = "cluster.component_placement={'actor,critic,rollout,reward,reference': 
         (["actor.parallel.tensor=2"], "actor.parallel", "actor.training_backend megatron"),
         (["critic.parallel={pipeline: 2}", MEGATRON], "critic.parallel", "critic.training_backend megatron"),
         ([MEGATRON, "actor.parallel.sequence=true"], "actor.parallel.sequence", "actor.parallel.tensor is 1"),
-        ([MEGATRON, PLACED, "algorithm={use_kl_loss: true, kl_loss_type: full}"], "algorithm.kl_loss_type", "share"),
-        ([MEGATRON, PLACED, "algorithm={use_kl_in_reward: true, kl_penalty: full}"], "algorithm.kl_penalty", "share"),
+        (["actor.kernels=torch"], "actor.kernels", "only actor.training_backend megatron"),
+        ([MEGATRON, "actor.parallel.virtual_pipeline=2"], "actor.parallel.virtual_pipeline", "pipeline is 1"),
+        ([MEGATRON, INTERLEAVED], "actor.parallel.virtual_pipeline", "a mini-batch is one micro-batch"),
+        ([MEGATRON, "actor.parallel.context=2"], "actor.parallel.context", "Transformer Engine's attention"),
+        ([CRITIC, "critic.parallel.context=2"], "critic.parallel.context", "Transformer Engine's attention"),
     ],
 )
 def test_refused(problems: Any, overrides: list[str], key: str, reason: str) -> None:
@@ -32,7 +36,11 @@ def test_refused(problems: Any, overrides: list[str], key: str, reason: str) -> 
     [
         [MEGATRON, CRITIC],
         [MEGATRON, "actor.parallel={tensor: 2, pipeline: 2, sequence: true}"],
-        [CRITIC, PLACED, "algorithm={use_kl_loss: true, kl_loss_type: full}"],
+        [MEGATRON, INTERLEAVED, "actor.micro_batch_size=2"],
+        [MEGATRON, INTERLEAVED, "actor.max_tokens_per_micro_batch=4096"],
+        [MEGATRON, "actor.parallel.expert=2", "actor.kernels=transformer_engine"],
+        [MEGATRON, PLACED, "algorithm={use_kl_loss: true, kl_loss_type: full}"],
+        [MEGATRON, PLACED, "algorithm={use_kl_in_reward: true, kl_penalty: full}"],
     ],
 )
 def test_accepted(load: Any, overrides: list[str]) -> None:

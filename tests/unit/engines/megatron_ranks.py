@@ -16,12 +16,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rl_platform.config.components import Optim, Parallel
+from rl_platform.algorithms.action_levels import denominators_of
+from rl_platform.algorithms.losses import ModelOutputs
+from rl_platform.config.components import Model, Optim, Parallel
 from rl_platform.engines.training.base import MicroBatches
 from rl_platform.engines.training.fsdp import FSDPEngine
 from rl_platform.engines.training.state_files import read, write
 from rl_platform.models.forward import TokenPolicy, TokenValues
 from rl_platform.models.language import LanguageModel
+from rl_platform.models.pretrained import PACKAGED, load_causal_lm
+from rl_platform.records import RolloutBatch
 
 _spec = importlib.util.spec_from_file_location("training_ranks", Path(__file__).with_name("ranks.py"))
 assert _spec is not None
@@ -38,18 +42,43 @@ LAYOUTS = {
     "tp2 pp2": Parallel(tensor=2, pipeline=2, sequence=True),
     "tp2 dp2": Parallel(tensor=2),
     "pp2 dp2": Parallel(pipeline=2),
+    "pp2 vp2": Parallel(pipeline=2, virtual_pipeline=2),
+    "ep2": Parallel(expert=2),
+    "tp2 ep2": Parallel(tensor=2, sequence=True, expert=2),
+    "pp2 vp2 ep2": Parallel(pipeline=2, virtual_pipeline=2, expert=2),
+    "real pp2": Parallel(pipeline=2),
+    "real tp3": Parallel(tensor=3, sequence=True),  # the model has 9 heads
 }
 CPU: dict[str, Any] = {"horizon": 32, "device": torch.device("cpu")}
 LLAMA = {"actor": "actor", "critic": "critic"}
-EVERY_KIND = ("one", "tp2 sp", "tp2 pp2")  # layouts in which all kinds are trained
-KINDS = {**LLAMA, "qwen2": "actor", "qwen3": "actor"}  # what is trained -> the kind of batch and loss in `ranks`
+DEEP = {"deep actor": "actor", "deep critic": "critic"}  # of four layers, for two stages of two parts
+EXPERTS = {"experts": "actor", "experts critic": "critic"}  # Qwen3-MoE
+DENSE = {**LLAMA, "qwen2": "actor", "qwen3": "actor", "kl": "kl"}
+KINDS = {**DENSE, **DEEP, **EXPERTS}  # what is trained -> the kind of batch and loss in `ranks`
+KINDS_OF = {  # in the other layouts: LLAMA
+    "one": [*KINDS],
+    "tp2 sp": [*DENSE, "experts"],
+    "dp2": [*LLAMA, "experts"],
+    "tp2 pp2": [*LLAMA, "qwen2", "qwen3"],
+    "pp2 vp2": [*DEEP],
+    "ep2": [*EXPERTS],
+    "tp2 ep2": ["experts"],
+    "pp2 vp2 ep2": ["experts"],
+}
 
 
 def model(kind: str) -> nn.Module:
-    """Like `ranks.model`; qwen2 has biases, qwen3 norms in its attention, both an output matrix of their own."""
-    if kind in LLAMA:
-        return ranks.model(kind)
-    from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+    """Like `ranks.model`; qwen2 has biases, qwen3 norms in its attention, all an output matrix of their own."""
+    if kind in LLAMA or kind in DEEP or kind == "kl":
+        return ranks.model(KINDS[kind], layers=4 if kind in DEEP else 2)
+    from transformers import (
+        Qwen2Config,
+        Qwen2ForCausalLM,
+        Qwen3Config,
+        Qwen3ForCausalLM,
+        Qwen3MoeConfig,
+        Qwen3MoeForCausalLM,
+    )
 
     torch.manual_seed(7)
     sizes: dict[str, Any] = {
@@ -65,11 +94,17 @@ def model(kind: str) -> nn.Module:
     network: Any
     if kind == "qwen2":
         network = Qwen2ForCausalLM(Qwen2Config(**sizes))
+    elif kind in EXPERTS:
+        sizes |= {"num_hidden_layers": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
+        config = Qwen3MoeConfig(**sizes, head_dim=8, norm_topk_prob=kind == "experts")
+        network = Qwen3MoeForCausalLM(config)
     else:
         network = Qwen3ForCausalLM(Qwen3Config(**sizes, head_dim=8))
     with torch.no_grad():  # biases start at 0 and norms at 1, which would hide a wrong share
         for parameter in network.parameters():
             parameter.add_(0.02 * torch.randn(parameter.shape))
+    if KINDS[kind] == "critic":
+        return TokenValues(LanguageModel(network, value_head=True))
     return TokenPolicy(LanguageModel(network), temperature=0.8, entropy_gradient=True)
 
 
@@ -125,20 +160,85 @@ def resumed(engine: Any, kind: str, folder: Path) -> dict[str, Any]:
 
 
 def poisoned(engine: Any, kind: str) -> dict[str, Any]:
-    """A step that is not finite in one row: what it changed, and that training goes on after it."""
+    """A step that is not finite in one row: what it changed, and that training goes on after it.
+
+    Sequences stand alone in their micro-batches here, unlike in `run`.
+    """
     batches = KINDS[kind]
-    ranks.steps(engine, batches, 0, 2)
+    metrics = ranks.steps(engine, batches, 0, 2, ranks.UNPACKED)
     before = tensors(engine)
     spoiled = ranks.batch(batches, 5)
     spoiled.advantages[3] = spoiled.returns[3] = float("nan")
     answer = engine.step(spoiled, ranks.loss(batches), MicroBatches(rows=2))
     after = tensors(engine)
-    ranks.steps(engine, batches, 2, 3)
+    metrics += ranks.steps(engine, batches, 2, 3, ranks.UNPACKED)
     return {
+        "metrics": metrics,
         "answer": answer,
         "unchanged": len(before) == len(after) and all(torch.equal(*pair) for pair in zip(before, after, strict=True)),
         "parameters": ranks.parameters(engine),
     }
+
+
+def real(layout: str) -> dict[str, Any]:
+    """Of SmolLM2-135M in a layout: how far its log-probs are from those of transformers' logits, and which whole
+    weights are not those it was made of."""
+    network: Any = load_causal_lm(Model(path=PACKAGED), 0, 0, 0)
+    state = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    batch = ranks.batch("actor", 0, (20, 13))
+    tokens = batch.inputs["tokens"] = batch.inputs["tokens"] * 1000 + 7
+    batch.sample_mask[:] = True
+    with torch.no_grad():
+        whole = [network(tokens[row : row + 1, :length]).logits[0] for row, length in enumerate((20, 13))]
+    engine = engine_of(TokenPolicy(LanguageModel(network), 1.0), layout)
+    found = engine.evaluate(batch, MicroBatches()).log_probs
+    errors = []
+    for row, logits in enumerate(whole):
+        following = tokens[row, 1 : len(logits)]
+        expected = logits[:-1].log_softmax(-1).gather(1, following[:, None]).squeeze(1)
+        errors.append(float((found[row, 2 : len(logits)] - expected[1:]).abs().max()))
+    weights = engine.weights()
+    theirs = {name.replace("model.backbone.", "model.").replace("model.head.", "lm_head."): name for name in weights}
+    assert theirs.keys() == state.keys()
+    return {
+        "error": max(errors),
+        "changed": [name for name in state if not torch.equal(weights[theirs[name]], state[name])],
+    }
+
+
+def padded(kind: str) -> dict[str, Any]:
+    """Three updates as one would write them: transformers on padded rows, a loss, clipping, AdamW. No engine."""
+    batches, options = KINDS[kind], ranks.OPTIM
+    network: Any = model(kind)
+    network.model.backbone.set_attn_implementation("eager")
+    optimizer = torch.optim.AdamW(
+        network.parameters(), options.lr, options.betas, options.eps, options.weight_decay, fused=True
+    )
+    found = []
+    for step in range(3):
+        rows = ranks.batch(batches, step)
+        outputs = padded_outputs(network, rows)
+        loss, metrics = ranks.loss(batches)(outputs, rows, denominators_of(rows, CPU["horizon"], nominal=False))
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(network.parameters(), options.clip_grad)
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(metrics.finalize() | {"grad_norm": float(norm)})
+    return {"metrics": found, "parameters": {name: tensor.detach() for name, tensor in network.state_dict().items()}}
+
+
+def padded_outputs(network: Any, rows: RolloutBatch) -> ModelOutputs:
+    """[B,T] of transformers' own attention; padding stands right of the tokens and is masked."""
+    tokens, mask = rows.inputs["tokens"], rows.action_mask
+    present = (torch.arange(tokens.shape[1]) < rows.inputs["lengths"][:, None]).long()
+    states = network.model.backbone(input_ids=tokens, attention_mask=present, use_cache=False).last_hidden_state
+    scores = network.model.head(states).roll(1, dims=1)  # what predicts each position stands before it
+    if isinstance(network, TokenValues):
+        return ModelOutputs(values=torch.where(mask, scores.squeeze(-1), 0.0))
+    distribution = (scores / network.temperature).log_softmax(-1)
+    log_probs = distribution.gather(-1, tokens[..., None]).squeeze(-1)
+    entropy = -(distribution.exp() * distribution).sum(-1)
+    return ModelOutputs(torch.where(mask, log_probs, 0.0), torch.where(mask, entropy, 0.0))
 
 
 def tensors(engine: Any) -> list[Tensor]:
@@ -152,7 +252,7 @@ def report(kind: str, layout: str, folder: Path) -> dict[str, Any]:
     found = run(engine, kind, folder / f"{layout}-{kind}")
     found["held"] = held(engine, KINDS[kind])
     found["resumed"] = resumed(engine, kind, folder / f"torch-{kind}")
-    if kind in LLAMA:
+    if kind in (*LLAMA, *DEEP, "experts"):
         found["poisoned"] = poisoned(megatron(kind, layout), kind)
     return found
 
@@ -160,12 +260,13 @@ def report(kind: str, layout: str, folder: Path) -> dict[str, Any]:
 def held(engine: Any, batches: str) -> dict[str, int]:
     """What this rank holds of the model, and how many of 7 packed tokens its first norm sees."""
     seen = []
-    layers = engine.stage.decoder.layers
+    layers = [layer for stage in engine.stages for layer in stage.decoder.layers]
     hook = layers[0].input_layernorm.register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0])))
     engine.evaluate(ranks.batch(batches, 0, (7,)), MicroBatches())
     hook.remove()
-    moments = [state["exp_avg"].numel() for state in engine.optimizer.optimizer.state.values()]
-    parameters = [parameter.numel() for parameter in engine.stage.parameters()]
+    states = [state for part in engine.optimizer.chained_optimizers for state in part.optimizer.state.values()]
+    moments = [state["exp_avg"].numel() for state in states]
+    parameters = [parameter.numel() for stage in engine.stages for parameter in stage.parameters()]
     return {"layers": len(layers), "tokens": seen[0], "moments": sum(moments), "parameters": sum(parameters)}
 
 
@@ -181,7 +282,11 @@ def main(rank: int, world_size: int, folder: Path, layouts: list[str]) -> None:
         timeout=timedelta(seconds=60),
     )
     for layout in layouts:
-        found = {kind: report(kind, layout, folder) for kind in (KINDS if layout in EVERY_KIND else LLAMA)}
+        if layout.startswith("real"):
+            torch.save(real(layout), folder / f"{layout}-rank{rank}.pt")
+            parallel_state.destroy_model_parallel()
+            continue
+        found = {kind: report(kind, layout, folder) for kind in KINDS_OF.get(layout, LLAMA)}
         torch.save(found, folder / f"{layout}-rank{rank}.pt")
         parallel_state.destroy_model_parallel()
     dist.destroy_process_group()

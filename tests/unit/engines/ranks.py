@@ -21,8 +21,10 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from rl_platform.algorithms.losses import actor_critic_loss, actor_loss, critic_loss
 from rl_platform.config.algorithm import Algorithm
 from rl_platform.config.components import Optim
+from rl_platform.engines.offload import storages
 from rl_platform.engines.training.base import MicroBatches
 from rl_platform.engines.training.fsdp import FSDPEngine
+from rl_platform.engines.training.offload import OffloadingEngine
 from rl_platform.engines.training.state_files import _Reader, read, write
 from rl_platform.envs.embodied.spaces import ActionSpace
 from rl_platform.models.forward import EmbodiedActorCritic, TokenPolicy, TokenValues
@@ -34,10 +36,14 @@ KINDS = ("actor", "critic", "embodied")
 ALGORITHM = Algorithm(entropy_bonus=0.01, value_clip=0.5, loss_agg_func="seq-mean-token-mean", target_kl=1.0)
 OPTIM = Optim(lr=1e-2, eps=1e-4, weight_decay=0.1, clip_grad=0.5)  # eps: noise of a vanishing gradient makes no step
 LENGTHS = (5, 17, 9, 3, 30, 6, 4)  # odd, so that two ranks get unequally many rows
+KL = ALGORITHM.model_copy(update={"use_kl_loss": True, "kl_loss_type": "full", "kl_loss_coef": 0.3})
+REFERENCE_WIDTH = 12  # another than the actor's
 PLANS = (MicroBatches(), MicroBatches(rows=2), MicroBatches(tokens=36))
+UNPACKED = (MicroBatches(rows=1),)
 
 
-def model(kind: str) -> nn.Module:
+def model(kind: str, layers: int = 2) -> nn.Module:
+    """`kl`: an actor that is compared to a reference over the whole vocabulary."""
     torch.manual_seed(7)
     if kind == "embodied":
         return EmbodiedActorCritic(ActorCriticPolicy((5,), ActionSpace("continuous", 3), (16, 16)))
@@ -47,15 +53,17 @@ def model(kind: str) -> nn.Module:
         vocab_size=31,
         hidden_size=16,
         intermediate_size=24,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=64,
         tie_word_embeddings=True,
     )
     network = LlamaForCausalLM(config)
-    if kind == "actor":
-        return TokenPolicy(LanguageModel(network), temperature=0.8, entropy_gradient=True)
+    if kind in ("actor", "kl"):
+        policy = TokenPolicy(LanguageModel(network), temperature=0.8, entropy_gradient=True)
+        policy.reference_head = torch.randn(31, REFERENCE_WIDTH) if kind == "kl" else None
+        return policy
     return TokenValues(LanguageModel(network, value_head=True))
 
 
@@ -64,8 +72,8 @@ def engine(kind: str, optim: Optim = OPTIM, **options: Any) -> FSDPEngine:
 
 
 def loss(kind: str) -> Any:
-    function = {"actor": actor_loss, "critic": critic_loss, "embodied": actor_critic_loss}[kind]
-    return partial(function, algorithm=ALGORITHM)
+    functions = {"actor": actor_loss, "kl": actor_loss, "critic": critic_loss, "embodied": actor_critic_loss}
+    return partial(functions[kind], algorithm=KL if kind == "kl" else ALGORITHM)
 
 
 def batch(kind: str, seed: int = 0, lengths: tuple[int, ...] = LENGTHS) -> RolloutBatch:
@@ -99,6 +107,7 @@ def batch(kind: str, seed: int = 0, lengths: tuple[int, ...] = LENGTHS) -> Rollo
         values=noise(),
         advantages=noise(),
         returns=noise(),
+        reference_states=torch.randn(*shape, REFERENCE_WIDTH, generator=numbers) if kind == "kl" else None,
     )
 
 
@@ -107,11 +116,13 @@ def outputs(trained: FSDPEngine, kind: str) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in vars(found).items() if tensor is not None}
 
 
-def steps(trained: FSDPEngine, kind: str, first: int, last: int) -> list[dict[str, float] | None]:
+def steps(
+    trained: FSDPEngine, kind: str, first: int, last: int, plans: tuple[MicroBatches, ...] = PLANS
+) -> list[dict[str, float] | None]:
     """Optimizer steps, each with other data and other micro-batches; their metrics."""
     found = []
     for step in range(first, last):
-        metrics = trained.step(batch(kind, step), loss(kind), PLANS[step % len(PLANS)])
+        metrics = trained.step(batch(kind, step), loss(kind), plans[step % len(plans)])
         found.append(None if metrics is None else metrics.finalize())
     return found
 
@@ -170,18 +181,22 @@ def bytes_of_ranks(folder: Path) -> list[int]:
 
 
 def poisoned(kind: str) -> dict[str, Any]:
-    """A step that is not finite in one row, so on one rank: what it changed, and that training goes on after it."""
+    """A step that is not finite in one row, so on one rank: what it changed, and that training goes on after it.
+
+    Sequences stand alone in their micro-batches here, unlike in `run`.
+    """
     trained = engine(kind)
-    steps(trained, kind, 0, 2)
+    metrics = steps(trained, kind, 0, 2, UNPACKED)
     before = tensors(trained)
     spoiled = batch(kind, 5)
     spoiled.advantages[3] = spoiled.returns[3] = float("nan")
     answer = trained.step(spoiled, loss(kind), MicroBatches(rows=2))
     after = tensors(trained)
     return {
+        "metrics": metrics,
         "answer": answer,
         "unchanged": len(before) == len(after) and all(torch.equal(*pair) for pair in zip(before, after, strict=True)),
-        "next": steps(trained, kind, 2, 3)[0],
+        "next": steps(trained, kind, 2, 3, UNPACKED)[0],
         "parameters": parameters(trained),
     }
 
@@ -199,6 +214,18 @@ def recomputed() -> dict[str, Any]:
     return {"metrics": steps(trained, "actor", 0, 3), "parameters": parameters(trained)}
 
 
+def offloaded() -> dict[str, Any]:
+    """Three updates of an actor that leaves its device after every one: what it held then, and what it learned."""
+    trained = OffloadingEngine(engine("actor"), torch.device("cpu"))
+    metrics, held = [], []
+    for step in range(3):
+        metrics += steps(trained, "actor", step, step + 1)
+        trained.offload(weights=True)
+        here = storages([tensor for part in trained.lasting() for tensor in part], torch.device("cpu"))
+        held.append(sum(storage.nbytes() for storage in here.values()))
+    return {"metrics": metrics, "held": held, "outputs": outputs(trained, "actor"), "parameters": parameters(trained)}
+
+
 def main(rank: int, world_size: int, folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -214,6 +241,7 @@ def main(rank: int, world_size: int, folder: Path) -> None:
         "poisoned": {kind: poisoned(kind) for kind in KINDS},
     }
     results["recomputed"] = recomputed()
+    results["offloaded"] = offloaded()
     torch.save(results, folder / f"rank{rank}.pt")
     dist.destroy_process_group()
 

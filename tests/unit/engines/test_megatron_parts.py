@@ -6,7 +6,7 @@ import importlib
 import subprocess
 import sys
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -14,9 +14,10 @@ from torch import Tensor
 
 from rl_platform.config.components import Parallel
 from rl_platform.engines.training import vocab_parallel
-from rl_platform.engines.training.layout import unfit
+from rl_platform.engines.training.layout import unfit, uses_transformer_engine
 from rl_platform.engines.training.megatron_weights import source_of
-from rl_platform.engines.training.vocab_parallel import vocab_parallel_log_probs
+from rl_platform.engines.training.vocab_parallel import vocab_parallel_full_kl, vocab_parallel_log_probs
+from rl_platform.models.full_kl import full_kl_of_states
 from rl_platform.models.language import token_log_probs
 
 HEADS, KEY_HEADS, HEAD, WIDTH, INNER, VOCABULARY = 8, 4, 6, 20, 24, 31
@@ -31,9 +32,11 @@ SHAPES = {
     "gate_proj": (INNER, WIDTH),
     "up_proj": (INNER, WIDTH),
     "down_proj": (WIDTH, INNER),
+    "experts": (8, INNER, WIDTH),
     "embed_tokens": (VOCABULARY, WIDTH),
     "head": (VOCABULARY, WIDTH),
     "norm": (WIDTH,),
+    "gate": (8, WIDTH),
 }
 PARAMETERS = [
     "decoder.layers.1.self_attention.linear_qkv.weight",
@@ -41,6 +44,9 @@ PARAMETERS = [
     "decoder.layers.1.self_attention.linear_proj.weight",
     "decoder.layers.1.mlp.linear_fc1.weight",
     "decoder.layers.1.mlp.linear_fc2.weight",
+    "decoder.layers.1.mlp.experts.gate_up",
+    "decoder.layers.1.mlp.experts.down",
+    "decoder.layers.1.mlp.router.weight",
     "embedding.word_embeddings.weight",
     "output_layer.weight",
     "decoder.final_layernorm.weight",
@@ -50,7 +56,7 @@ PARAMETERS = [
 def tensor_of(name: str) -> Tensor:
     """A tensor in which every number is different."""
     module, kind = name.split(".")[-2:]
-    shape = SHAPES[module] if kind == "weight" else SHAPES[module][:1]
+    shape = SHAPES[module][:1] if kind == "bias" else SHAPES[module]
     return torch.arange(float(torch.tensor(shape).prod())).view(shape) + len(module) / 100
 
 
@@ -58,13 +64,26 @@ class TestShares:
     @pytest.mark.parametrize("size", [1, 2, 4])
     @pytest.mark.parametrize("name", PARAMETERS)
     def test_shares_are_equal_and_whole_together(self, name: str, size: int) -> None:
-        source = source_of(name, 5, CONFIG, size, value_head=False)
+        source = source_of(name, 5, CONFIG, size, value_head=False, expert_size=size)
         whole = [tensor_of(part) for part in source.names]
         parts = [source.split(whole, rank) for rank in range(size)]
         assert len({part.shape for part in parts}) == 1
         joined = source.join(parts)
         assert len(joined) == len(whole)
         assert all(torch.equal(*pair) for pair in zip(joined, whole, strict=True))
+
+    def test_experts_are_shared_by_other_ranks_than_matrices(self) -> None:
+        source = source_of("decoder.layers.0.mlp.experts.down", 0, CONFIG, 2, value_head=False, expert_size=4)
+        (experts,) = (tensor_of(name) for name in source.names)
+        assert torch.equal(source.split([experts], 3), experts[6:])
+
+    def test_norms_of_fused_layers_are_those_of_the_plain_ones(self) -> None:
+        for fused, plain in (
+            ("self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight"),
+            ("mlp.linear_fc1.layer_norm_weight", "pre_mlp_layernorm.weight"),
+        ):
+            sources = [source_of(f"decoder.layers.3.{n}", 0, CONFIG, 2, value_head=False) for n in (fused, plain)]
+            assert sources[0] == sources[1]
 
     def test_layers_are_numbered_in_the_model(self) -> None:
         source = source_of("decoder.layers.1.mlp.linear_fc2.weight", 5, CONFIG, 1, value_head=False)
@@ -124,6 +143,21 @@ class TestLogProbs:
         assert max(sizes) == 4
         assert sum(sizes) == 22  # forward, and again for the backward
 
+    @pytest.mark.parametrize("chunk", [1, 4, 1024])
+    def test_kl_over_the_whole_vocabulary(self, monkeypatch, chunk: int) -> None:
+        monkeypatch.setattr(vocab_parallel, "TOKENS_PER_CHUNK", chunk)
+        draw = torch.Generator().manual_seed(0)
+        shapes = ((11, 8), (23, 8), (11, 6), (23, 6))
+        states, weight, other_states, other_weight = (torch.randn(shape, generator=draw) for shape in shapes)
+        results = []
+        for function in (full_kl_of_states, vocab_parallel_full_kl):
+            leaves = [tensor.clone().requires_grad_() for tensor in (states, weight)]
+            found = function(*leaves, other_states, other_weight, 0.7)
+            found.square().sum().backward()
+            results.append([found, *(leaf.grad for leaf in leaves)])
+        for found, expected in zip(results[1], results[0], strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=3e-5)
+
     def test_no_tokens(self) -> None:
         nothing = torch.zeros(0, dtype=torch.int64)
         found, entropies = vocab_parallel_log_probs(torch.zeros(0, 8), torch.zeros(23, 8), nothing, 0, 1.0, "value")
@@ -143,6 +177,18 @@ class TestLayout:
         attention_bias=False,
     )
 
+    EXPERTS: ClassVar[dict[str, Any]] = {
+        "model_type": "qwen3_moe",
+        "num_experts": 8,
+        "mlp_only_layers": [],
+        "decoder_sparse_step": 1,
+    }
+
+    @pytest.mark.parametrize("parallel", [{"expert": 8}, {"tensor": 4, "sequence": True, "expert": 2, "pipeline": 3}])
+    def test_experts_fit(self, parallel: dict[str, Any]) -> None:
+        config = SimpleNamespace(**vars(self.LLAMA) | self.EXPERTS | {"intermediate_size": 90})
+        assert list(unfit(config, Parallel(**parallel), "actor")) == []
+
     @pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 3), (4, 2), (4, 6)])
     def test_fits(self, tensor: int, pipeline: int) -> None:
         assert list(unfit(self.LLAMA, Parallel(tensor=tensor, pipeline=pipeline), "actor")) == []
@@ -157,6 +203,12 @@ class TestLayout:
             ({"model_type": "gpt2"}, {}, "critic.training_backend", "llama, qwen2, qwen3"),
             ({"rope_parameters": {"rope_type": "yarn"}}, {}, "critic.training_backend", "yarn"),
             ({"attention_bias": True}, {}, "critic.training_backend", "bias"),
+            ({}, {"pipeline": 2, "virtual_pipeline": 2}, "critic.parallel.virtual_pipeline", "2 stages of 2 parts"),
+            ({}, {"expert": 2}, "critic.parallel.expert", "a llama model has none"),
+            (EXPERTS, {"expert": 3}, "critic.parallel.expert", "8 experts"),
+            (EXPERTS, {"tensor": 2}, "critic.parallel.sequence", "route the same tokens"),
+            (EXPERTS | {"mlp_only_layers": [0]}, {}, "critic.training_backend", "layers without"),
+            (EXPERTS | {"decoder_sparse_step": 2}, {}, "critic.training_backend", "layers without"),
         ],
     )
     def test_does_not_fit(self, change: dict[str, Any], parallel: dict[str, int], key: str, reason: str) -> None:
@@ -164,6 +216,21 @@ class TestLayout:
         (problem,) = unfit(config, Parallel(**parallel), "critic")
         assert problem.key == key
         assert reason in problem.message
+
+
+@pytest.mark.parametrize(
+    ("kernels", "installed", "on_gpu", "fused"),
+    [
+        ("auto", True, True, True),
+        ("auto", True, False, False),
+        ("auto", False, True, False),
+        ("torch", True, True, False),
+        ("transformer_engine", True, True, True),
+    ],
+)
+def test_whose_layers(monkeypatch, kernels: str, installed: bool, on_gpu: bool, fused: bool) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name if installed else None)
+    assert uses_transformer_engine(kernels, on_gpu=on_gpu) == fused
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the view is for machines without a GPU")

@@ -55,6 +55,15 @@ def test_every_rank_reports_the_metrics_of_the_whole_mini_batch(results, kind) -
             assert without_balance(metrics) == pytest.approx(alone, rel=1e-5, abs=1e-6)
 
 
+@kinds
+def test_sequences_that_are_not_packed_give_the_same_losses_and_gradient_norms(results, kind) -> None:
+    expected = results["one"]["run"][kind]["metrics"]
+    for who in ("one", 0, 1):
+        found = results[who]["poisoned"][kind]
+        for metrics, packed in zip([*found["metrics"], found["next"]], expected, strict=True):
+            assert without_balance(metrics) == pytest.approx(packed, rel=1e-5, abs=1e-6)
+
+
 def without_balance(metrics: dict[str, float]) -> dict[str, float]:
     """The metrics that one rank has too."""
     return {name: value for name, value in metrics.items() if not name.startswith("balance/")}
@@ -112,3 +121,12 @@ def test_layers_that_are_computed_again_change_nothing(results) -> None:
         assert_equal(found["parameters"], expected["parameters"])
         for metrics, alone in zip(found["metrics"], expected["metrics"], strict=True):
             assert without_balance(metrics) == pytest.approx(alone, rel=1e-5, abs=1e-6)
+
+
+def test_shards_that_leave_their_device_after_every_update_change_no_bit(results) -> None:
+    for rank in range(2):
+        expected, found = results[rank]["run"]["actor"], results[rank]["offloaded"]
+        assert found["held"] == [0, 0, 0]
+        assert found["metrics"] == expected["metrics"]
+        for part in ("outputs", "parameters"):
+            assert all(torch.equal(found[part][name], tensor) for name, tensor in expected[part].items())

@@ -173,11 +173,10 @@ def test_many_requests_of_mixed_lengths_are_all_answered_once(shared: ModuleType
     assert len(shared.answers(fresh, requests, SamplingParams(8))) == 200
 
 
-def test_sleep_and_wake(shared: ModuleType, fresh: HostedEngine) -> None:
+def test_it_wakes_with_the_weights_it_had(shared: ModuleType, fresh: HostedEngine) -> None:
     requests, greedy = shared.prompts(), SamplingParams(6, temperature=0.0)
     before = shared.answers(fresh, requests, greedy)
-    fresh.sleep()
-    fresh.wake()
+    fresh.offload()
     assert {i: c.token_ids for i, c in shared.answers(fresh, requests, greedy).items()} == {
         i: c.token_ids for i, c in before.items()
     }

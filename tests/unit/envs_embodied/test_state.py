@@ -107,3 +107,16 @@ def test_a_checkpoint_of_other_environments_is_refused() -> None:
         VectorEnv(EnvDescription("CartPole-v1"), 3).load_state_dict(saved)
     with pytest.raises(CheckpointError, match="CartPole-v1"):
         VectorEnv(EnvDescription("Pendulum-v1"), 2).load_state_dict(saved)
+
+
+@pytest.mark.parametrize("workers", [0, 2], ids=["local", "workers"])
+def test_a_step_that_is_under_way_is_dropped_by_loading(workers: int) -> None:
+    envs = VectorEnv(EnvDescription("CartPole-v1"), NUM_ENVS, workers)
+    first, second = _actions(envs, 2, seed=0)
+    envs.reset(range(NUM_ENVS))
+    state = _through_a_file(envs.state_dict())
+    expected = envs.step(first)
+    envs.send(second)
+    envs.load_state_dict(state)
+    _assert_equal(envs.step(first), expected)
+    envs.close()

@@ -42,6 +42,35 @@ def test_models_of_one_process_have_one_layout():
     assert problems(FOUR, "actor.parallel={tensor: 2, sequence: true}", "critic.parallel.tensor=2") == {}
 
 
+def test_expert_ranks_are_counted_beside_tensor_ranks():
+    both = "actor.parallel.expert={}", "critic.parallel.expert={}"
+    assert problems(FOUR, *(text.format(4) for text in both)) == {}
+    found = problems(FOUR, *(text.format(8) for text in both))
+    assert found.keys() == {"actor.parallel", "critic.parallel"}
+    assert "8 ranks share" in found["actor.parallel"].message
+    assert "expert times pipeline" in found["actor.parallel"].hint
+    assert "expert 4" in problems(FOUR, "actor.parallel.expert=4")["critic.parallel"].message
+
+
+@pytest.mark.parametrize(("rows", "number"), [(1, 4), (2, 2), (4, 1)])
+def test_interleaved_stages_take_as_many_micro_batches_as_there_are_stages(rows: int, number: int):
+    """Two copies of two stages share 8 rows."""
+    interleaved = "actor.parallel={pipeline: 2, virtual_pipeline: 2}", f"actor.micro_batch_size={rows}"
+    found = problems(APART, *interleaved, "data.mini_batch_size=8")
+    assert found.keys() == ({"actor.micro_batch_size"} if number % 2 else set())
+    if number % 2:
+        assert "a rank's 4 rows of a mini-batch make 1" in found["actor.micro_batch_size"].message
+
+
+def test_fused_layers_that_are_not_there(monkeypatch: pytest.MonkeyPatch):
+    asked = "actor.kernels=transformer_engine"
+    assert "computes on GPUs" in problems(asked)["actor.kernels"].message
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "is not installed" in problems(asked, "cluster.gpus_per_node=1")["actor.kernels"].message
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    assert problems(asked, "cluster.gpus_per_node=1") == {}
+
+
 def test_a_model_on_the_cpu_of_a_machine_with_gpus(monkeypatch: pytest.MonkeyPatch):
     assert problems() == {}
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)

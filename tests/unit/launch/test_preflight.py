@@ -47,11 +47,24 @@ def test_a_valid_config_passes_and_nothing_is_made(folder: Path, file: str):
     assert not (folder / "out").exists()
 
 
+@pytest.mark.parametrize("file", ["reasoning.yaml", "embodied.yaml"])
+def test_weights_cannot_be_sent_in_part_where_none_are_sent(folder: Path, file: str):
+    delta = "rollout.sync=delta"
+    assert "reads its weights where they are" in cheap_problems(file, delta)["rollout.sync"].message
+    assert list(cheap_problems(file, delta, "cluster.runtime=ray")) == ["rollout.sync"]
+    parts = {
+        "reasoning.yaml": "{'actor,critic': 0, 'rollout,reward': 1}",
+        "embodied.yaml": "{actor: 0, 'env,rollout': 1}",
+    }
+    apart = "cluster.devices_per_node=2", f"cluster.component_placement={parts[file]}"
+    assert cheap_problems(file, delta, *apart) == {}
+
+
 def test_everything_this_version_cannot_run_is_told_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: None)  # no sglang
     (folder / "out").mkdir()
     (folder / "out" / "thesis.pdf").touch()
-    overrides = "actor.training_backend=megatron", "actor.parallel.tensor=2", "rollout.backend=sglang"
+    overrides = "actor.training_backend=megatron", "actor.parallel.tensor=4", "rollout.backend=sglang"
     found = cheap_problems("reasoning.yaml", *overrides, "cluster.num_nodes=2", "cluster.gpus_per_node=0")
     assert found.keys() == {"actor.parallel", "rollout.backend", "cluster.num_nodes", "runner.output_dir"}
     assert all(problem.hint for problem in found.values())

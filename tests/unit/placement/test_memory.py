@@ -10,12 +10,12 @@ import torch
 from reward_parts import make_classifier
 
 from rl_platform.config import load_config
-from rl_platform.config.components import Model, RandomLM, Reward, RewardModel
+from rl_platform.config.components import Model, Parallel, RandomLM, Reward, RewardModel
 from rl_platform.config.schema import Cluster, Config
 from rl_platform.placement.hardware import GPUS
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import Layout, layout_of, layout_of_split
-from rl_platform.placement.memory import PROCESS_ON_GPU, MemoryModel, saved_bytes_per_token
+from rl_platform.placement.memory import PROCESS_ON_GPU, Memory, MemoryModel, saved_bytes_per_token
 from rl_platform.placement.model_shape import ModelShape, language_shape, shapes
 from rl_platform.placement.scheduler import schedule
 
@@ -154,6 +154,31 @@ def test_on_a_gpu_lasting_parts_add_up_and_the_largest_passing_one_counts() -> N
     assert apart.usage([("actor", 1.0, 1), ("critic", 1.0, 1)]).processes == 2 * PROCESS_ON_GPU
 
 
+def test_megatrons_layout_shares_the_state_and_what_a_micro_batch_keeps() -> None:
+    where = layout({"actor,critic,reference,rollout,reward": "all"})
+    base = MANY | {"actor.training_backend": "megatron", "actor.max_tokens_per_micro_batch": "304"}
+    plain, shared = (loaded(base | more) for more in ({}, TENSOR))
+    one, two = (model(config, where).rank("actor") for config in (plain, shared))
+    assert one.weights == 2 * two.weights  # SmolLM2 divides by 3 in truth
+    assert one.gradients == 0  # their buffer stays: it is counted with the optimizer
+    assert two.optimizer == pytest.approx(two.weights * (1 + 2 / 4))  # gradients, and moments over 4 copies
+    assert one.optimizer == pytest.approx(one.weights * (1 + 2 / 8), rel=1e-6)
+    assert two.activations < one.activations
+    half = model(loaded(base | {"actor.model": "{path: smollm2-135m-instruct, dtype: bfloat16}"}), where)
+    assert half.rank("actor").weights * 2 == one.weights
+    assert half.rank("actor").optimizer == pytest.approx(one.weights * (1 + 3 / 8), rel=1e-6)
+
+
+@pytest.mark.parametrize("backend", ["fsdp", "megatron"])
+def test_layers_that_are_computed_again_keep_less(backend: str) -> None:
+    where = layout({"actor,critic,reference,rollout,reward": "0"})
+    again = {"actor.gradient_checkpointing": "true"}
+    kept = [model(loaded(MANY | {"actor.training_backend": backend} | more), where) for more in ({}, again)]
+    activations = [estimate.rank("actor").activations for estimate in kept]
+    assert activations[1] < 0.6 * activations[0]
+
+
+TENSOR = {"actor.parallel": "{tensor: 2}"}
 MANY = {
     "actor.model": "{path: smollm2-135m-instruct}",
     "algorithm.use_kl_loss": "true",
@@ -211,3 +236,44 @@ def test_every_kind_of_gpu_of_the_schema_is_known() -> None:
         assert device.fp32 < device.bf16
         assert device.network <= device.link < device.hbm
         assert replace(device, known=False).flops("bfloat16") == device.bf16
+
+
+def test_adapters_are_all_that_has_gradients_and_optimizer_state() -> None:
+    from rl_platform.config.components import Lora
+    from rl_platform.models.language import LanguageModel
+    from rl_platform.models.lora import add_adapters
+    from rl_platform.models.pretrained import load_causal_lm
+
+    config = loaded(MANY)
+    lora = Lora(rank=4, target_modules=["q_proj", "k_proj", "o_proj", "up_proj", "down_proj"])
+    network = LanguageModel(load_causal_lm(config.actor.model, 259, 258, seed=1))
+    whole = sum(parameter.nbytes for parameter in network.parameters())
+    add_adapters(network.backbone, lora, 1, "actor.lora")
+    network.head.requires_grad_(False)
+    adapters = sum(parameter.nbytes for parameter in network.parameters() if parameter.requires_grad)
+    config = config.model_copy(update={"actor": config.actor.model_copy(update={"lora": lora})})
+    assert "reference" not in shapes(config)[0]
+    found = model(config, layout({"actor,critic,rollout,reward": "0"}))
+    actor = found.rank("actor")
+    assert (actor.weights, actor.gradients, actor.optimizer) == (whole + adapters, adapters, 2 * adapters)
+    shape = shapes(config)[0]["rollout"]
+    assert isinstance(shape, ModelShape)
+    assert found.rank("rollout").weights == shape.layers * shape.matrices_per_layer * 4  # merged, its own
+    eight = model(config, layout({"actor,critic,rollout,reward": "all"}))
+    assert eight.rank("actor").optimizer == 2 * adapters // 8
+
+
+def test_states_in_main_memory_leave_the_gpu_what_is_gathered_and_shared_tokens_halve_activations() -> None:
+    config = loaded(MANY)
+    place = layout({"actor,critic,reference,rollout,reward": "0-3"})
+
+    def actor(**keys: object) -> Memory:
+        changed = config.model_copy(update={"actor": config.actor.model_copy(update=keys)})
+        return model(changed, place).rank("actor")
+
+    usual, offloaded = actor(), actor(cpu_offload=True)
+    assert offloaded.gradients == offloaded.optimizer == 0
+    assert 0 < offloaded.weights < usual.weights
+    one_row = {"micro_batch_size": 1}
+    shared = actor(parallel=Parallel(context=2), **one_row).activations
+    assert shared == pytest.approx(actor(**one_row).activations / 2, rel=0.3)

@@ -21,6 +21,8 @@ SMALL = {
     "vocab_size": 101,
 }
 
+EXPERTS = {"model_type": "qwen3_moe", "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+
 
 def built(options: dict[str, Any]) -> Any:
     """The model that transformers makes of the options, without memory for its numbers."""
@@ -47,6 +49,8 @@ def count(module: Any) -> int:
         {"model_type": "qwen2"},
         {"model_type": "qwen3"},
         {"model_type": "qwen3", "attention_bias": True, "head_dim": 12},
+        EXPERTS,
+        EXPERTS | {"attention_bias": True, "head_dim": 12},
     ],
     ids=lambda own: ",".join(map(str, own.values())),
 )
@@ -59,10 +63,33 @@ def test_parameters_are_those_of_the_model(own: dict[str, Any], tied: bool) -> N
     assert from_options(options) == shape  # the keys that a config.json may leave out have the same defaults
     layer = network.model.layers[0]
     assert shape.layer_parameters == count(layer)
-    matrices = [parameter for parameter in layer.parameters() if parameter.dim() == 2]
+    matrices = [parameter for parameter in layer.parameters() if parameter.dim() > 1]
     assert shape.matrices_per_layer == sum(matrix.numel() for matrix in matrices)
     critic = ModelShape(**{**vars(shape), "value_head": True})
     assert critic.parameters == count(network.model) + shape.hidden + 1
+
+
+def test_experts_that_a_token_does_not_go_through_are_not_active() -> None:
+    network = built(SMALL | EXPERTS)
+    shape = from_options(network.config.to_dict())
+    assert isinstance(shape, ModelShape)
+    experts = sum(count(layer.mlp.experts) for layer in network.model.layers)
+    assert shape.active_parameters == count(network) - experts * 4 // 6
+    assert shape.products_per_token < shape.active_parameters
+    assert shape.feed_forward_width == 40
+    dense = from_options(SMALL | {"model_type": "qwen3"})
+    assert isinstance(dense, ModelShape)
+    assert dense.active_parameters == dense.parameters
+
+
+def test_the_published_size_of_a_mixture_of_experts() -> None:
+    """Qwen3-30B-A3B, whose name says it."""
+    sizes = {"hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4}
+    experts = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "intermediate_size": 6144}
+    shape = from_options({"model_type": "qwen3_moe", "vocab_size": 151936, "head_dim": 128} | sizes | experts)
+    assert isinstance(shape, ModelShape)
+    assert shape.parameters == pytest.approx(30.5e9, rel=0.01)
+    assert shape.active_parameters == pytest.approx(3.3e9, rel=0.03)
 
 
 def test_random_init_is_counted_like_the_model_the_run_builds() -> None:
@@ -84,20 +111,22 @@ def test_the_packaged_model_has_its_published_size() -> None:
     assert SMOLLM2.parameters == 134_515_008
 
 
-def test_a_known_model_of_the_hub() -> None:
-    qwen = {
-        "model_type": "qwen2",
-        "hidden_size": 896,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "intermediate_size": 4864,
-        "vocab_size": 151_936,
-        "tie_word_embeddings": True,
-    }
-    shape = from_options(qwen)
+@pytest.mark.parametrize(
+    ("path", "parameters"),
+    [
+        ("Qwen/Qwen2.5-0.5B", 494_032_768),
+        ("Qwen/Qwen2.5-1.5B-Instruct", 1_543_714_304),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", 1_777_088_000),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", 7_615_616_512),
+    ],
+)
+def test_known_models_of_the_hub_have_their_published_sizes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, path: str, parameters: int
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    shape = language_shape(Model(path=path))
     assert isinstance(shape, ModelShape)
-    assert shape.parameters == 494_032_768  # Qwen2.5-0.5B
+    assert shape.parameters == parameters
 
 
 def test_config_json_of_a_folder_and_of_the_hubs_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

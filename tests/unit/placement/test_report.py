@@ -40,7 +40,8 @@ def test_text_shows_placement_memory_time_batches_and_warnings(plans: Any) -> No
     assert rows[1] == ["weights", "gradients", "optimizer", "activations", "KV", "cache", "sum"]
     assert [row[:3] for row in rows if row[0] == "GPU"] == [["GPU", "0-3", "actor"], ["GPU", "4-6", "rollout"]]
     assert step.splitlines()[0].startswith("One step, estimated for h100: ")
-    assert [line.split("  ")[1] for line in step.splitlines()[2:]] == [
+    assert step.splitlines()[-1].startswith("  actor, critic stream: every 16 finished responses")
+    assert [line.split("  ")[1] for line in step.splitlines()[2:-1]] == [
         "actor: sync weights",
         "rollout: generate",
         "reward: score",
@@ -90,7 +91,8 @@ def test_warnings(plans: Any, overrides: tuple[str, ...], options: dict[str, Any
 
 def test_memory_over_the_gpus_says_who_and_what_helps(plans: Any, tmp_path: Any) -> None:
     model = plans.llama(tmp_path, num_hidden_layers=60)
-    report = plans.report(plans.config(model, gpus=2, placement={"actor,critic,rollout,reward": "all"}))
+    stay = tuple(f"{name}.offload=false" for name in ("actor", "critic", "rollout"))
+    report = plans.report(plans.config(model, *stay, gpus=2, placement={"actor,critic,rollout,reward": "all"}))
     (warning,) = report.warnings
     assert warning.startswith("GPU 0-1 cannot hold ")
     assert "h100 has 79.0 GiB" in warning
@@ -165,6 +167,7 @@ def test_json_has_every_gpu_and_is_stable(plans: Any) -> None:
         "rows": 64,
         "component": "rollout",
         "ranks": 3,
+        "together": 1,
         "even": False,
     }
 

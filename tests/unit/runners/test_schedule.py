@@ -91,6 +91,8 @@ class Reporter:
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         self.metrics.append(metrics)
 
+    def note(self, text: str) -> None: ...
+
 
 class World:
     """Models of one config behind learners, and the task that `train` runs."""
@@ -106,8 +108,9 @@ class World:
         self.critic = Group("critic", LanguageCritic(replace(context, name="critic"), config), self.calls)
         self.learners: Any = Learners(self.actor, self.critic)  # type: ignore[arg-type]
 
-    def sync_weights(self, version: int) -> None:
+    def sync_weights(self, version: int) -> dict[str, float]:
         self.synced.append(version)
+        return {}
 
     def collect(self, step: int) -> Collected:
         self.before.append({"actor": self.actor.parameters(), "critic": self.critic.parameters()})

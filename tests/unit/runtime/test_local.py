@@ -413,14 +413,19 @@ def test_undelivered_items_are_reported_at_shutdown(caplog):
     assert "channel 'rollouts' was shut down with 2 items that nobody got" in caplog.messages
 
 
-@pytest.mark.parametrize("wait_on", ["call", "channel", "batch"])
+@pytest.mark.parametrize("wait_on", ["call", "end", "channel", "batch"])
 def test_keyboard_interrupt_ends_a_wait_promptly(wait_on):
     release = threading.Event()
     with runtime([("actor", 0)]) as local:
         actor = local.start(specs("actor"))["actor"]
         channel = local.channel("rollouts", 4)
         handle = actor.hold(release)
-        waits = {"call": handle.wait, "channel": channel.get, "batch": lambda: channel.get_batch(2)}
+        waits = {
+            "call": handle.wait,
+            "end": handle.settle,
+            "channel": channel.get,
+            "batch": lambda: channel.get_batch(2),
+        }
         timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
         start = time.monotonic()
         timer.start()
@@ -428,6 +433,18 @@ def test_keyboard_interrupt_ends_a_wait_promptly(wait_on):
             waits[wait_on]()
         assert time.monotonic() - start < 1
         release.set()
+
+
+def test_settling_waits_for_the_end_of_a_call_however_it_ends():
+    with runtime([("actor", 0)], deadline_s=0.2) as local:
+        actor = local.start(specs("actor"))["actor"]
+        release = threading.Event()
+        handle = actor.hold(release)
+        with pytest.raises(Deadline, match=r"waited 0.2 s for actor\.hold"):
+            handle.settle()
+        release.set()
+        handle.settle()
+        actor.fail(DataError("bad data")).settle()
 
 
 def test_an_idle_rank_keeps_nothing_of_its_last_call_alive():

@@ -76,6 +76,15 @@ class Worker:
     def produce(self, channel: Any, items: list[Any]) -> None:
         channel.put_many(items)
 
+    def trickle(self, channel: Any, count: int) -> None:
+        for number in range(count):
+            channel.put(number)
+
+    def wait_and_put(self, channel: Any, closed: Any) -> None:
+        channel.put(0)  # tells of the room
+        closed.get()
+        channel.put(1)
+
     def consume(self, channel: Any) -> list[Any]:
         return list(channel)
 
@@ -119,8 +128,10 @@ def start(placed: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
 
     started: list[Any] = []
 
-    def run(*hosts: list[tuple[str, int]], deadline_s: float = 20.0, broken: str = "", **options: Any) -> Any:
-        runtime = RayRuntime(placed(*hosts, **options), deadline_s, 7)
+    def run(
+        *hosts: list[tuple[str, int]], deadline_s: float = 20.0, broken: str = "", restarts: int = 0, **options: Any
+    ) -> Any:
+        runtime = RayRuntime(placed(*hosts, **options), deadline_s, 7, restarts=restarts)
         started.append(runtime)
         names = dict.fromkeys(name for members in hosts for name, _ in members)
         return runtime, runtime.start({name: ComponentSpec(Worker, {"broken": broken}) for name in names})
@@ -214,6 +225,22 @@ def test_items_travel_between_processes_and_large_ones_without_a_copy(pair):
         runtime.channel("stream", 4)
 
 
+def test_when_a_call_ends_all_that_it_put_is_in_the_channel(pair):
+    runtime, groups = pair
+    stream = runtime.channel("trickled", 1000, ["actor"], ["rollout"])
+    groups["actor"].trickle(stream, 400).wait()
+    assert stream.stats().puts == stream.stats().depth == 400
+    assert stream.get_many(1000) == list(range(400))
+    closed = runtime.channel("closed", 2, ["runner"], ["actor"])
+    putting = groups["actor"].wait_and_put(stream, closed)
+    assert stream.get() == 0
+    stream.close()
+    closed.put(None)
+    with pytest.raises(ChannelClosed, match="put on channel 'trickled', which is closed"):
+        putting.wait()
+    closed.close()
+
+
 def test_a_missed_deadline_says_what_the_other_processes_do(pair):
     runtime, groups = pair
     channel = runtime.channel("deadline", 4, ["rollout"], ["actor"])
@@ -290,6 +317,40 @@ def test_of_a_group_that_computes_together_the_death_is_the_news(start):
         surviving.wait(NOTICED_S)
     with pytest.raises(WorkerDied):
         dying.wait(NOTICED_S)
+
+
+def test_a_process_without_a_learner_is_started_again_and_a_learner_ends_everything(start):
+    runtime, groups = start([("actor", 0)], [("rollout", 0)], [("reward", 0)], restarts=1)
+    assert [runtime.restartable(name) for name in ("actor", "rollout")] == [False, True]
+    published = groups["actor"].publish(1).wait()[0]
+    pid = groups["rollout"].about().wait()[0][0]
+    groups["rollout"].note("lost").wait()
+    with_it = runtime.channel("with it", 4, ["runner"], ["rollout"])
+    handle, settled = groups["rollout"].die(), []
+    with pytest.raises(WorkerDied) as died:
+        handle.wait()
+    handle.settle()
+    assert runtime.restart(died.value, lambda: settled.append(runtime.restarts)) == [("rollout", 0)]
+    assert (settled, runtime.restarts, runtime.restartable("rollout")) == ([0], 1, False)
+    assert groups["rollout"].noted().wait() == [[]]
+    assert groups["rollout"].about().wait()[0][0] != pid
+    assert groups["rollout"].receive(published).wait() == [(1, 1.0, False)]
+    with pytest.raises(WorkerDied):
+        with_it.put("into a queue that is gone")
+    fresh = runtime.channel("with it", 4, ["runner"], ["rollout"])
+    fresh.put("found")
+    fresh.close()
+    assert groups["rollout"].consume(fresh).wait() == [["found"]]
+
+    between = runtime.channel("between", 4, ["rollout"], ["reward"])
+    consuming = groups["reward"].consume(between)
+    with pytest.raises(WorkerDied, match="host0") as died:
+        groups["actor"].die().wait()
+    with pytest.raises(WorkerDied, match="host0"):
+        consuming.wait(NOTICED_S)  # nobody of it died, but there is nothing to go on for
+    with pytest.raises(WorkerDied, match="host0"):
+        runtime.restart(died.value, settled.clear)
+    assert settled == [0]
 
 
 def test_warnings_of_a_process_are_heard_by_the_runner(pair, caplog):

@@ -1,0 +1,276 @@
+"""Tokens per second and model FLOPs utilisation (MFU) of an optimizer step on one GPU, next to a plain FSDP loop.
+
+A model of the shape of Qwen2.5-1.5B with random weights (nothing is downloaded), bfloat16 over float32 master weights,
+layers computed again in the backward: log-probabilities of the responses, the clipped policy loss, backward, gradient
+clipping and AdamW. Two cases:
+
+* equal: rows of one length, so nothing can be saved.
+* mixed: lengths from an eighth of it to all of it. The plain loop pads the rows, ours packs them.
+
+The plain loop is transformers with FSDP2, its scaled-dot-product attention and the fused AdamW. MFU counts the products
+of real tokens, forward and twice as many backward, and logits of the responses only; what is computed again does not
+count. Contestants run one after another, each in a process of its own: two of them do not fit one GPU. Not covered:
+several GPUs, generation.
+
+    python benchmarks/training_gpu.py [--rows 32] [--length 2048] [--micro-tokens 8192] [--rounds 5] [--json FILE]
+    python benchmarks/training_gpu.py --dry-run     # a tiny shape, on a CPU: whether it runs
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from _common import machine, new_parser, write_json
+
+if TYPE_CHECKING:
+    import torch
+
+    from rl_platform.records import RolloutBatch
+
+MODEL = "Qwen/Qwen2.5-1.5B"
+TINY = {
+    "model_type": "qwen2",
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+}
+PLAIN, BACKENDS = "plain FSDP", ("fsdp", "megatron")
+CASES = ("equal", "mixed")
+NO_GPU = "training_gpu.py: torch sees no GPU on this machine. --dry-run tries the script out on the CPU."
+
+
+def shape_of(settings: argparse.Namespace) -> dict[str, Any]:
+    from rl_platform.placement.known_models import KNOWN
+
+    return (TINY if settings.dry_run else KNOWN[MODEL]) | {"max_position_embeddings": 32_768}
+
+
+def network(settings: argparse.Namespace) -> Any:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(**shape_of(settings))
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+
+
+def lengths_of(settings: argparse.Namespace, case: str) -> list[int]:
+    shortest = settings.length // 8 if case == "mixed" else settings.length
+    step = (settings.length - shortest) / max(settings.rows - 1, 1)
+    return [round(shortest + row * step) for row in range(settings.rows)]
+
+
+def batch(settings: argparse.Namespace, case: str) -> RolloutBatch:
+    """Rows in a random order, whose first quarter is the prompt."""
+    import torch
+
+    from rl_platform.records import RolloutBatch
+
+    draw = torch.Generator().manual_seed(0)
+    lengths = torch.tensor(lengths_of(settings, case))[torch.randperm(settings.rows, generator=draw)]
+    positions = torch.arange(settings.length)
+    mask = (positions >= lengths[:, None] // 4) & (positions < lengths[:, None])
+    vocabulary = shape_of(settings)["vocab_size"]
+    return RolloutBatch(
+        inputs={"tokens": torch.randint(vocabulary, mask.shape, generator=draw), "lengths": lengths},
+        action_mask=mask,
+        sample_mask=torch.ones(settings.rows, dtype=torch.bool),
+        group_ids=torch.arange(settings.rows),
+        rewards=torch.zeros(mask.shape),
+        rollout_log_probs=torch.zeros(mask.shape),
+        log_probs=0.1 * torch.randn(mask.shape, generator=draw) - math.log(vocabulary),
+        advantages=torch.randn(mask.shape, generator=draw),
+    )
+
+
+def device_of(settings: argparse.Namespace) -> torch.device:
+    import torch
+
+    return torch.device("cpu") if settings.dry_run else torch.device("cuda", 0)
+
+
+def ours(settings: argparse.Namespace, case: str, backend: str) -> Callable[[], float]:
+    """An optimizer step that returns the gradient norm."""
+    import torch
+
+    from rl_platform.algorithms.losses import actor_loss
+    from rl_platform.config.algorithm import Algorithm
+    from rl_platform.config.components import Trainable
+    from rl_platform.engines.training.base import MicroBatches
+    from rl_platform.engines.training.build import training_engine
+    from rl_platform.models.forward import TokenPolicy
+    from rl_platform.models.language import LanguageModel
+
+    engine = training_engine(
+        Trainable(training_backend=backend, gradient_checkpointing=True),
+        TokenPolicy(LanguageModel(network(settings)), temperature=1.0),
+        dtype=torch.bfloat16,
+        horizon=1,
+        device=device_of(settings),
+        nominal=False,
+    )
+    rows, loss = batch(settings, case), partial(actor_loss, algorithm=Algorithm())
+    limit = MicroBatches(tokens=settings.micro_tokens)
+
+    def step() -> float:
+        metrics = engine.step(rows, loss, limit)
+        assert metrics is not None
+        return metrics.finalize()["grad_norm"]
+
+    return step
+
+
+def plain(settings: argparse.Namespace, case: str) -> Callable[[], float]:
+    """The same step as one would write it: padded rows, micro-batches of equally many."""
+    import torch
+
+    device = device_of(settings)
+    model = _sharded(network(settings).to(device), device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0, fused=True)
+    rows = batch(settings, case).to(device)
+    actions = rows.action_mask.sum()
+
+    def step() -> float:
+        for part in _parts(rows, max(1, settings.micro_tokens // settings.length)):
+            tokens, mask = part.inputs["tokens"], part.action_mask
+            present = (torch.arange(tokens.shape[1], device=device) < part.inputs["lengths"][:, None]).long()
+            row, column = mask.nonzero(as_tuple=True)
+            outputs = model(input_ids=tokens, attention_mask=present, use_cache=False)
+            logits = outputs.logits[row, column - 1].float()
+            log_probs = logits.gather(1, tokens[row, column][:, None]).squeeze(1) - logits.logsumexp(-1)
+            ratio, advantages = (log_probs - part.log_probs[mask]).exp(), part.advantages[mask]
+            losses = torch.maximum(-ratio * advantages, -ratio.clamp(0.8, 1.2) * advantages)
+            (losses.sum() / actions).backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return float(norm.full_tensor())
+
+    return step
+
+
+def _parts(rows: RolloutBatch, size: int) -> Iterator[RolloutBatch]:
+    import torch
+
+    for start in range(0, len(rows), size):
+        yield rows.select(torch.arange(start, min(start + size, len(rows)), device=rows.action_mask.device))
+
+
+def _sharded(model: Any, device: torch.device) -> Any:
+    """FSDP2 with one rank: bfloat16 parameters in forward and backward, float32 ones in the optimizer."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    if not dist.is_initialized():
+        backend = "gloo" if device.type == "cpu" else "nccl"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.train()
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    mesh = init_device_mesh(device.type, (1,))
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    return fully_shard(model, mesh=mesh, mp_policy=policy)
+
+
+def measure(name: str, settings: argparse.Namespace, case: str) -> dict[str, Any]:
+    """Seconds of every measured step, the first one's gradient norm, and the peak memory on the GPU in bytes."""
+    import torch
+
+    step = plain(settings, case) if name == PLAIN else ours(settings, case, name)
+    on_gpu = not settings.dry_run
+    seconds, norms = [], []
+    for _ in range(settings.warm_up + settings.rounds):
+        began = time.perf_counter()
+        norms.append(step())
+        if on_gpu:
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    memory = torch.cuda.max_memory_allocated() if on_gpu else None
+    return {"seconds": seconds[settings.warm_up :], "grad_norm": norms[0], "peak_bytes": memory}
+
+
+def flops(settings: argparse.Namespace, case: str) -> float:
+    """Of one optimizer step: forward and backward of all real tokens, attention over half of the pairs."""
+    from rl_platform.placement.model_shape import ModelShape, from_options
+
+    shape = from_options(shape_of(settings))
+    assert isinstance(shape, ModelShape)
+    lengths = lengths_of(settings, case)
+    products = sum(lengths) * shape.layers * shape.matrices_per_layer
+    products += sum(length**2 for length in lengths) * shape.layers * shape.attention_width
+    products += sum(length - length // 4 for length in lengths) * shape.hidden * shape.vocabulary
+    return 3 * 2 * products
+
+
+def peak_flops() -> float | None:
+    """Of this machine's GPU in bfloat16, by its data sheet; None for one that is not in the table."""
+    from rl_platform.placement import hardware
+    from rl_platform.placement.inventory import Inventory
+
+    found = hardware.device_of(Inventory.detected())
+    return found.bf16 if found.known and found.kind != "cpu" else None
+
+
+def report(case: str, settings: argparse.Namespace, found: dict[str, dict[str, Any]], peak: float | None) -> None:
+    tokens = sum(lengths_of(settings, case))
+    norms = {name: round(one["grad_norm"], 4) for name, one in found.items()}
+    print(f"\n{case} lengths, {tokens:,} tokens a step; gradient norms of the first step: {norms}")
+    for name, one in found.items():
+        seconds = statistics.median(one["seconds"])
+        one |= {"tokens_per_s": tokens / seconds, "mfu": peak and flops(settings, case) / seconds / peak}
+        mfu = f"MFU {100 * one['mfu']:.1f} %" if one["mfu"] else "MFU not known: no peak of this device"
+        memory = f", {one['peak_bytes'] / 2**30:.1f} GiB" if one["peak_bytes"] else ""
+        print(f"  {name}: {seconds:.3g} s, {one['tokens_per_s']:,.0f} tokens/s per GPU, {mfu}{memory}")
+    for name in BACKENDS:
+        ratio = statistics.median(found[PLAIN]["seconds"]) / statistics.median(found[name]["seconds"])
+        print(f"  {name}: {ratio:.2f} times the speed of the plain loop")
+
+
+def main() -> None:
+    parser = new_parser(__doc__, rounds=5)
+    parser.add_argument("--rows", type=int, default=32, help="sequences of the mini-batch")
+    parser.add_argument("--length", type=int, default=2048, help="tokens of the longest, prompt included")
+    parser.add_argument("--micro-tokens", type=int, default=8192, help="tokens of a forward and backward")
+    parser.add_argument("--dry-run", action="store_true", help="a tiny model on the CPU; its numbers mean nothing")
+    settings = parser.parse_args()
+    settings.dry_run |= settings.quick
+    if settings.dry_run:
+        settings.rows, settings.length, settings.micro_tokens, settings.rounds = 4, 32, 64, 1
+    else:
+        import torch
+
+        if not torch.cuda.is_available():
+            raise SystemExit(NO_GPU)
+    about, results = machine(("torch", "transformers", "megatron-core")), {}
+    peak = None if settings.dry_run else peak_flops()
+    context = multiprocessing.get_context("spawn")
+    for case in CASES:
+        found = results[case] = {}
+        for name in (PLAIN, *BACKENDS):
+            if settings.dry_run:
+                found[name] = measure(name, settings, case)
+                continue
+            with ProcessPoolExecutor(1, mp_context=context) as pool:  # its memory is free again for the next one
+                found[name] = pool.submit(measure, name, settings, case).result()
+        report(case, settings, found, peak)
+    content = {"benchmark": "training_gpu", "options": vars(settings), "machine": about, "found": results}
+    write_json(settings.json, content)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""Which models the fsdp backend can train with shared tokens or adapters; asked before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rl_platform.config.components import Trainable
+from rl_platform.errors import Problem
+from rl_platform.models.lora import unknown_targets
+
+
+def unfit_for_fsdp(config: Any, section: Trainable, role: str) -> Iterator[Problem]:
+    """Why a model with this transformers config cannot be trained as `section` asks. `role`: its section, as actor."""
+    ranks, heads, kv_heads = section.parallel.context, config.num_attention_heads, config.num_key_value_heads
+    if heads % ranks or (kv_heads % ranks and ranks % kv_heads):
+        message = (
+            f"ranks that share tokens divide the model's {heads} attention heads, and its {kv_heads} key and value "
+            "heads or the other way round"
+        )
+        fitting = [n for n in range(1, heads + 1) if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)]
+        allowed = ", ".join(map(str, fitting))
+        yield Problem(f"{role}.parallel.context", message, value=str(ranks), allowed=allowed)
+    if section.lora is not None:
+        yield from unknown_targets(_empty(config), section.lora, f"{role}.lora")
+
+
+def _empty(config: Any) -> Any:
+    """The model's modules without memory behind them."""
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM
+
+    with init_empty_weights():
+        return AutoModelForCausalLM.from_config(config).base_model

@@ -1,0 +1,115 @@
+"""The tokens of a micro-batch shared by several ranks (Ulysses: Jacobs et al., "DeepSpeed Ulysses", 2023).
+
+Every rank holds an equal stretch of the flat row of packed tokens and runs everything but attention on it. Around
+attention the ranks exchange: each gets all tokens of its share of the heads, and afterwards its tokens of all heads.
+What is computed of hidden states (log-probs, values) each rank computes of its own positions; their sum is the whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from rl_platform.models.packed import PackedAttention, PackedTokens
+
+
+class ContextParallel:
+    """The ranks in `group`, which all work on the same micro-batches."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
+
+    def shared(self, packed: PackedTokens, rows: Tensor, columns: Tensor) -> tuple[PackedTokens, Tensor, Tensor]:
+        """This rank's stretch of the tokens, and those of the positions (rows, columns) [K] that follow its tokens.
+
+        `flat_index` counts from the stretch's first token. The last rank's stretch is filled up with tokens of no
+        sequence.
+        """
+        count = len(packed.tokens)
+        length = -(-count // self.size)
+        start = self.rank * length
+        tokens, positions = (
+            F.pad(flat, (0, self.size * length - count))[start : start + length]
+            for flat in (packed.tokens, packed.positions)
+        )
+        index = packed.flat_index - start
+        before = index[rows, columns - 1]
+        own = (before >= 0) & (before < length)
+        attention: Any = UlyssesAttention(packed.attention, self, count)
+        local = replace(packed, tokens=tokens, positions=positions, flat_index=index, attention=attention)
+        return local, rows[own], columns[own]
+
+    def whole(self, part: Tensor) -> Tensor:
+        """The sum over the ranks, on each of them. Its gradient goes to every rank as it is: all compute one loss."""
+        summed: Tensor = _Sum.apply(part, self.group)
+        return summed
+
+
+class UlyssesAttention:
+    """`attention` over all tokens for a share of the heads. Called as `PackedAttention` is, with a stretch of tokens.
+
+    The ranks divide the query heads. Key and value heads that they do not divide are repeated until they do, which is
+    what their queries would see anyway.
+    """
+
+    def __init__(self, attention: PackedAttention, context: ContextParallel, count: int) -> None:
+        self.attention, self.context, self.count = attention, context, count
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """query [1,Hq,n,D], key and value [1,Hkv,n,D] of the n tokens of this rank -> [n,Hq,D]."""
+        repeat = self.context.size // key.shape[1] if key.shape[1] % self.context.size else 1
+        if repeat > 1:
+            key, value = key.repeat_interleave(repeat, dim=1), value.repeat_interleave(repeat, dim=1)
+        query, key, value = (self._heads(tensor) for tensor in (query, key, value))
+        out = self.attention(layer, query, key, value, scaling)
+        return self._tokens(out)
+
+    def _heads(self, tensor: Tensor) -> Tensor:
+        """[1,H,n,D] of this rank's tokens -> [1,H/ranks,N,D] of this rank's heads."""
+        ranks = self.context.size
+        parts = tensor[0].unflatten(0, (ranks, -1)).transpose(1, 2)  # [ranks,n,H/ranks,D]: what each rank gets
+        found = _exchange(parts, self.context.group).flatten(0, 1)  # [ranks*n,H/ranks,D]
+        return found[: self.count].transpose(0, 1)[None]
+
+    def _tokens(self, out: Tensor) -> Tensor:
+        """[N,H/ranks,D] of this rank's heads -> [n,H,D] of this rank's tokens."""
+        ranks = self.context.size
+        filled = F.pad(out, (0, 0, 0, 0, 0, -self.count % ranks))
+        parts = _exchange(filled.unflatten(0, (ranks, -1)), self.context.group)  # [ranks,n,H/ranks,D]
+        return parts.transpose(0, 1).flatten(1, 2)
+
+
+def _exchange(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """parts [ranks,...]: part r goes to rank r, in its place comes what rank r has for this one."""
+    found: Tensor = _AllToAll.apply(parts.contiguous(), group)
+    return found
+
+
+class _AllToAll(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, parts: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        found = torch.empty_like(parts)
+        dist.all_to_all_single(found, parts, group=group)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _exchange(gradient, ctx.group), None
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:
+        summed = part.clone()
+        dist.all_reduce(summed, group=group)
+        return summed
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None

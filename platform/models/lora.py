@@ -1,0 +1,101 @@
+"""Low-rank adapters (LoRA: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021) by peft.
+
+A targeted matrix W [out,in] computes W x + alpha / rank * B A x; A [rank,in] and B [out,rank] are trained, W is not.
+B starts at zero, so a model with new adapters is the model itself. peft is optional: the extra `lora` installs it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from rl_platform.config.components import Lora
+from rl_platform.errors import ConfigError, Problem
+
+ADAPTER = "default"  # peft's name of the only set of adapters, a part of the names of its parameters
+BASE = ".base_layer."  # what peft inserts into the names of a targeted matrix
+
+
+def not_installed(key: str) -> Problem | None:
+    """What is missing for `key` (as actor.lora) to work, None if nothing is."""
+    if importlib.util.find_spec("peft") is not None:
+        return None
+    hint = "pip install 'rl-platform[lora]'"
+    return Problem(key, "adapters are those of peft, which is not installed", hint=hint)
+
+
+def unknown_targets(backbone: nn.Module, lora: Lora, key: str) -> list[Problem]:
+    """Names in `target_modules` that no linear layer of the backbone has."""
+    linear = {name.rpartition(".")[2] for name, module in backbone.named_modules() if isinstance(module, nn.Linear)}
+    allowed = ", ".join(sorted(linear))
+    message = "the model has no linear layer of this name"
+    return [
+        Problem(f"{key}.target_modules", message, value=name, allowed=allowed)
+        for name in lora.target_modules
+        if name not in linear
+    ]
+
+
+def adapter_parameters(backbone: nn.Module, lora: Lora) -> int:
+    """How many parameters the adapters of this model have."""
+    matrices = ((name.rpartition(".")[2], module) for name, module in backbone.named_modules())
+    return sum(
+        lora.rank * (module.in_features + module.out_features)
+        for name, module in matrices
+        if isinstance(module, nn.Linear) and name in lora.target_modules
+    )
+
+
+def add_adapters(backbone: nn.Module, lora: Lora, seed: int, key: str) -> None:
+    """Freeze the backbone and put adapters on its targets; the matrices A depend on `seed` alone.
+
+    Raises ConfigError without peft, or if a target is no linear layer of this model.
+    """
+    if (missing := not_installed(key)) is not None:
+        raise ConfigError([missing])
+    if problems := unknown_targets(backbone, lora, key):
+        raise ConfigError(problems)
+    from peft import LoraConfig, inject_adapter_in_model
+
+    options = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.target_modules), bias="none")
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of transformers, about a name that peft still asks for
+        torch.manual_seed(seed)
+        inject_adapter_in_model(options, backbone, ADAPTER)
+
+
+@contextmanager
+def without_adapters(model: nn.Module) -> Iterator[None]:
+    """Within this block the model computes as it did before it had adapters."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    assert layers, "a model without adapters"
+    # not enable_adapters(): it also freezes them, and FSDP asks only once whether a parameter needs a gradient
+    for layer in layers:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
+
+
+@torch.no_grad()
+def merged(weights: dict[str, Tensor], lora: Lora) -> dict[str, Tensor]:
+    """The same weights under the names of a model without adapters: W + alpha / rank * B A, others as they are."""
+    plain: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        if ".lora_" in name:
+            continue
+        if BASE in name and name.endswith(".weight"):
+            layer = name.removesuffix("base_layer.weight")
+            down, up = (weights[f"{layer}lora_{part}.{ADAPTER}.weight"] for part in "AB")
+            tensor = tensor + (up @ down) * (lora.alpha / lora.rank)
+        plain[name.replace(BASE, ".")] = tensor
+    return plain

@@ -1,0 +1,26 @@
+"""How Megatron's ranks share the lasting state of a model they train. `memory` has the rest of the estimate."""
+
+from __future__ import annotations
+
+from rl_platform.config.components import Parallel, Trainable
+from rl_platform.placement.model_shape import FLOAT, ModelShape
+
+ADAM_STATES = 2
+
+
+def layout_of_learner(section: Trainable) -> Parallel:
+    """Which ranks of a learner work on the same rows; of tensor and pipeline ranks one where its backend shards."""
+    return section.parallel if section.training_backend == "megatron" else Parallel(context=section.parallel.context)
+
+
+def state_bytes(shape: ModelShape, parallel: Parallel, dtype: str, ranks: int) -> tuple[int, int]:
+    """Bytes on one rank that stay: weights, and what the optimizer works on. Of the first pipeline stage.
+
+    The latter are the moments, shared by the ranks that hold copies of the same parameters, in bfloat16 with the
+    optimizer's float32 weights; and the float32 gradients, whose buffer Megatron makes once.
+    """
+    own = (shape.layers * shape.layer_parameters / parallel.pipeline + shape.outer_parameters) / parallel.tensor
+    copies = max(1, ranks // (parallel.tensor * parallel.pipeline))
+    half = dtype != "float32"
+    optimizer = own * FLOAT * (1 + (ADAM_STATES + half) / copies)
+    return int(own * (2 if half else FLOAT)), int(optimizer)

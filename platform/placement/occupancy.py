@@ -1,0 +1,78 @@
+"""Which ranks are on which device, and with it whether all of them fit: what decides who leaves for host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rl_platform.config.schema import Config
+from rl_platform.placement.hardware import Device, device_of
+from rl_platform.placement.inventory import Inventory
+from rl_platform.placement.layout import layout_of
+from rl_platform.placement.memory import MemoryModel
+from rl_platform.placement.model_shape import Shape, shapes
+from rl_platform.placement.scheduler import Placement
+from rl_platform.placement.turns import Turns, asked_to_leave, turns_with
+
+NEARLY_FULL = 0.9  # of a device's memory: what the estimate does not know needs the rest
+SEVERAL_GPUS = ("sglang",)  # rollout backends whose ranks use more than one GPU
+
+
+@dataclass(frozen=True)
+class Occupant:
+    """A component on one device: its ranks there, and how much of its ranks' memory is there, in ranks."""
+
+    component: str
+    ranks: tuple[int, ...]
+    share: float
+
+    @property
+    def counted(self) -> tuple[str, float, int]:
+        return self.component, self.share, len(self.ranks)
+
+
+def occupancy_of(config: Config, placement: Placement) -> dict[tuple[int, int | None], tuple[Occupant, ...]]:
+    """The components on every used GPU, by (node, local number), and on the nodes of ranks without one, (node, None).
+
+    A rank computes on the first of its GPUs, a rollout engine for several GPUs on all of them.
+    """
+    ranks: dict[tuple[int, int | None], dict[str, list[int]]] = {}
+    shares: dict[tuple[int, int | None], dict[str, float]] = {}
+    spread = config.rollout.backend in SEVERAL_GPUS
+    for name, slots in placement.components.items():
+        for slot in slots:
+            for position, local in enumerate(slot.accelerators or (None,)):
+                key = (slot.node, local)
+                ranks.setdefault(key, {}).setdefault(name, []).append(slot.rank)
+                even = spread and name == "rollout"
+                share = 1 / max(len(slot.accelerators), 1) if even else float(position == 0)
+                known = shares.setdefault(key, {})
+                known[name] = known.get(name, 0.0) + share
+    return {
+        key: tuple(Occupant(name, tuple(numbers), shares[key][name]) for name, numbers in held.items())
+        for key, held in ranks.items()
+    }
+
+
+def step_turns(config: Config, placement: Placement, inventory: Inventory) -> Turns:
+    """Who leaves when in a run of this config. Models that cannot be counted leave only where the config says so."""
+    return chosen_turns(config, placement, inventory, shapes(config)[0], device_of(inventory))
+
+
+def chosen_turns(
+    config: Config, placement: Placement, inventory: Inventory, found: Mapping[str, Shape], device: Device
+) -> Turns:
+    """Components leave whose `offload` is true, and those with auto on a GPU that cannot hold all of its own."""
+    layout = layout_of(placement)
+    asked, auto = asked_to_leave(config, layout, True), asked_to_leave(config, layout, "auto")
+    turns = turns_with(config, layout, asked)
+    if not auto or device.memory is None or device.kind == "cpu":  # there the device's memory is the host's
+        return turns
+    memory = MemoryModel(config, found, layout, on_gpu=True)
+    crowds = {
+        tuple(occupant.counted for occupant in occupants)
+        for (_, local), occupants in occupancy_of(config, placement).items()
+        if local is not None
+    }
+    full = [crowd for crowd in crowds if memory.usage(crowd, turns).peak > NEARLY_FULL * device.memory]
+    return turns_with(config, layout, asked | (auto & {name for crowd in full for name, _, _ in crowd}))

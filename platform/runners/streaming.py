@@ -1,0 +1,96 @@
+"""Log-probs and values of finished trajectories while others are still being generated.
+
+A part of the batch is evaluated as soon as all of its rows are there. Which rows make a part depends on their places in
+the batch alone, never on who was finished first: two runs evaluate the same parts.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from rl_platform.config.schema import Config
+from rl_platform.placement.streaming import part_rows, streaming_chains
+from rl_platform.placement.turns import Turns
+from rl_platform.records import Prompt, RolloutBatch, Trajectory
+from rl_platform.runtime.group import WorkerGroup
+
+Fields = dict[str, Tensor]
+BatchOf = Callable[[Sequence[Trajectory]], RolloutBatch]
+
+
+class Streaming:
+    """`chains`: worker groups that evaluate one after another; chains work side by side. `rows`: of a part. `batch_of`:
+    trajectories as a batch, in their order.
+
+    For every rollout batch: `begin`, `add` until all of its trajectories are there, `fields`.
+    """
+
+    def __init__(self, chains: Sequence[Sequence[WorkerGroup]], rows: int, batch_of: BatchOf) -> None:
+        self._chains, self._rows, self._batch_of = chains, rows, batch_of
+        self._workers = [ThreadPoolExecutor(1, thread_name_prefix="runner (evaluating)") for _ in chains]
+
+    def begin(self, prompts: Sequence[Prompt], samples: int) -> None:
+        """Before a batch of `samples` responses to each prompt."""
+        last = {prompt.index: position for position, prompt in enumerate(prompts)}
+        order = sorted((last[prompt.index], prompt.index, sample) for prompt in prompts for sample in range(samples))
+        self._places: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for place, (_, index, sample) in enumerate(order):
+            self._places[index, sample].append(place)  # several where an epoch ends: a prompt may come twice
+        self._parts: dict[int, dict[int, Trajectory]] = defaultdict(dict)
+        self._total = len(order)
+        self._evaluations: list[tuple[int, Future[Fields]]] = []
+
+    def add(self, trajectories: Sequence[Trajectory]) -> None:
+        """Finished ones, in any order. Raises what an evaluation has raised so far."""
+        for _, evaluation in self._evaluations:
+            if evaluation.done():
+                evaluation.result()
+        for trajectory in trajectories:
+            place = self._places[trajectory.prompt.index, trajectory.sample].pop(0)
+            number = place // self._rows
+            self._parts[number][place] = trajectory
+            if len(self._parts[number]) == min(self._rows, self._total - number * self._rows):
+                part = self._parts.pop(number)
+                self._evaluate(min(part), [part[row] for row in sorted(part)])
+
+    def fields(self, batch: RolloutBatch) -> Fields:
+        """What was found out about the rows of `batch`, by field, once it is all there. Raises what an evaluation
+        raised."""
+        assert len(batch) == self._total
+        whole: Fields = {}
+        for first, evaluation in self._evaluations:
+            for name, tensor in evaluation.result().items():
+                if name not in whole:
+                    whole[name] = torch.zeros((*batch.action_mask.shape, *tensor.shape[2:]))
+                whole[name][first : first + len(tensor), : tensor.shape[1]] = tensor
+        self._evaluations = []
+        return whole
+
+    def _evaluate(self, first: int, trajectories: Sequence[Trajectory]) -> None:
+        batch = self._batch_of(trajectories)
+        for worker, chain in zip(self._workers, self._chains, strict=True):
+            self._evaluations.append((first, worker.submit(_evaluated, chain, batch)))
+
+
+def _evaluated(chain: Sequence[WorkerGroup], batch: RolloutBatch) -> Fields:
+    fields: Fields = {}
+    for group in chain:
+        fields |= group.evaluate(replace(batch, **fields)).wait()[0]
+    return fields
+
+
+def streaming_of(
+    config: Config, turns: Turns, groups: Mapping[str, WorkerGroup], batch_of: BatchOf
+) -> Streaming | None:
+    """None where everything is evaluated after the generation."""
+    chains = streaming_chains(config, turns.layout, turns.leaving)
+    if not chains:
+        return None
+    rows = part_rows(config, turns.layout, [name for chain in chains for name in chain])
+    return Streaming([[groups[name] for name in chain] for chain in chains], rows, batch_of)

@@ -1,0 +1,165 @@
+"""Published weights on their way to another process, in buckets of bounded size with a checksum each.
+
+The publisher puts every bucket into the object store, once for all receivers, which copy bucket by bucket into tensors
+of their own: neither side needs memory for more than a bucket or one tensor beside the weights. With `delta` buckets
+are known by their content: the publisher stores those that changed since its last publication, and a receiver takes
+those that differ from what it has now. So one that missed a publication, was started anew or wrote to its tensors gets
+what it lacks. Not covered: tensors on an accelerator, which travel through main memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_platform.errors import WorkerError
+from rl_platform.records import Weights
+from rl_platform.runtime.parcels import Store
+
+BUCKET = 8 * 2**20  # bytes: an object of the store costs as much as copying a few of them
+
+
+@dataclass(frozen=True)
+class WeightsToken:
+    """Published weights on their way: whose they are, which of its publications, and their version."""
+
+    host: str
+    label: str
+    number: int
+    version: int
+    delta: bool
+
+
+@dataclass(frozen=True)
+class TensorShape:
+    """A tensor of the state; `same_as`: the name of an earlier one that it shares its memory with."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    same_as: str | None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Bytes `start` to `stop` of a tensor."""
+
+    name: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Pieces that lie together in the object store, in this order."""
+
+    pieces: tuple[Piece, ...]
+    checksum: bytes
+    reference: Any
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One publication: which tensors, and where their bytes are."""
+
+    tensors: tuple[TensorShape, ...]
+    buckets: tuple[Bucket, ...]
+
+
+def publish(state: Mapping[str, Tensor], store: Store, before: Manifest | None) -> Manifest:
+    """Puts the state into the object store. `before`: a publication whose buckets serve again where they are equal."""
+    tensors = _shapes(state)
+    known = before.buckets if before is not None and before.tensors == tensors else ()
+    buckets: list[Bucket] = []
+    for number, (pieces, parts) in enumerate(_buckets(state, tensors)):
+        found = _checksum(parts)
+        if known and known[number].checksum == found:
+            buckets.append(known[number])
+        else:
+            buckets.append(Bucket(pieces, found, store.store([pickle.PickleBuffer(part) for part in parts])))
+    return Manifest(tensors, tuple(buckets))
+
+
+def receive(token: WeightsToken, manifest: Manifest, store: Store, own: Mapping[str, Tensor] | None) -> Weights:
+    """The weights in tensors of the receiver's own. `own`: those of an earlier version on the CPU, to be written over.
+
+    Raises WorkerError unless all of it arrived as it was sent; `own` is no version at all then.
+    """
+    keeps = own is not None and _shapes(own) == manifest.tensors
+    state = dict(own) if own is not None and keeps else _empty(manifest.tensors)
+    flat = {tensor.name: _bytes_of(state[tensor.name]) for tensor in manifest.tensors}
+    size = count = 0
+    for bucket in manifest.buckets:
+        parts = [flat[piece.name][piece.start : piece.stop] for piece in bucket.pieces]
+        if keeps and _checksum(parts) == bucket.checksum:
+            continue
+        (sent,) = store.load([bucket.reference])
+        for part, buffer in zip(parts, sent, strict=True):
+            part[:] = np.frombuffer(buffer, np.uint8)
+        if _checksum(parts) != bucket.checksum:
+            raise WorkerError(
+                f"weights version {token.version} of {token.label} arrived damaged: their checksum differs"
+            )
+        size, count = size + sum(part.nbytes for part in parts), count + 1
+    return Weights(token.version, state, token.delta, size, count)
+
+
+def _shapes(state: Mapping[str, Tensor]) -> tuple[TensorShape, ...]:
+    first: dict[Any, str] = {}
+    found = []
+    for name, tensor in state.items():
+        shape = tuple(tensor.shape)
+        place = (tensor.data_ptr(), tensor.dtype, shape, tensor.stride(), tensor.device) if tensor.numel() else name
+        same_as = first.setdefault(place, name)
+        found.append(TensorShape(name, tensor.dtype, shape, None if same_as == name else same_as))
+    return tuple(found)
+
+
+def _empty(tensors: Sequence[TensorShape]) -> dict[str, Tensor]:
+    state: dict[str, Tensor] = {}
+    for tensor in tensors:
+        made = tensor.same_as is None
+        state[tensor.name] = torch.empty(tensor.shape, dtype=tensor.dtype) if made else state[str(tensor.same_as)]
+    return state
+
+
+def _buckets(
+    state: Mapping[str, Tensor], tensors: Sequence[TensorShape]
+) -> Iterator[tuple[tuple[Piece, ...], list[np.ndarray]]]:
+    """The state's bytes in order, cut where a bucket is full; a tensor is brought to the CPU when its turn comes."""
+    pieces: list[Piece] = []
+    parts: list[np.ndarray] = []
+    size = 0
+    for tensor in tensors:
+        flat = _bytes_of(state[tensor.name]) if tensor.same_as is None else np.empty(0, np.uint8)
+        start = 0
+        while start < flat.size:
+            stop = min(flat.size, start + BUCKET - size)
+            pieces.append(Piece(tensor.name, start, stop))
+            parts.append(flat[start:stop])
+            start, size = stop, size + stop - start
+            if size == BUCKET:
+                yield tuple(pieces), parts
+                pieces, parts, size = [], [], 0
+    if pieces:
+        yield tuple(pieces), parts
+
+
+def _bytes_of(tensor: Tensor) -> np.ndarray:
+    """[bytes] uint8, over the tensor's memory if that is contiguous and on the CPU."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
+def _checksum(parts: Sequence[np.ndarray]) -> bytes:
+    """Of SHA-256, as equal sums must mean equal bytes."""
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(part)
+    return found.digest()

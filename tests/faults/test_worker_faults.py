@@ -1,0 +1,304 @@
+"""Processes of a run on Ray that are killed: the run goes on with the same results, or ends with a way to go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import psutil
+import pytest
+import torch
+
+from rl_platform.checkpoint import Checkpoint
+from rl_platform.components.actor import LanguageActor
+from rl_platform.components.environment import Environment
+from rl_platform.components.policy_rollout import Actions, Observations, PolicyRollout
+from rl_platform.components.rollout import LanguageRollout
+from rl_platform.records import RolloutBatch, Weights
+from rl_platform.runners import embodied, reasoning
+from rl_platform.runtime.host import Progress
+from rl_platform.runtime.remote_channel import RemoteChannel
+from rl_platform.runtime.remote_worker import RemoteWorker
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+STEPS, NOTICED_S, GIVEN_UP_S = 3, 10.0, 60.0
+RUN = [
+    "reasoning.yaml",
+    f"runner.max_steps={STEPS}",
+    "runner.save_interval=1",
+    "runner.output_dir=out",
+    "data.max_response_length=6",
+    "rollout.max_running_requests=1",  # one after the other: some are done, others have not begun
+]
+APART = ["cluster.devices_per_node=4", "cluster.component_placement={'actor,critic': 0, rollout: 1-2, reward: 3}"]
+TWO_LEARNERS = ["cluster.devices_per_node=2", "cluster.component_placement={'actor,critic,rollout,reward': 0-1}"]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """As in the processes of a run: sums of several threads depend on how many there are."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """A Ray cluster that the runs of this module join one after the other; no process is left of it."""
+    from ray.cluster_utils import Cluster
+
+    before = set(psutil.Process().children(recursive=True))
+    folder = tempfile.mkdtemp(prefix="rl-", dir="/tmp")
+    Path(folder, "ray").mkdir()
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RAY_TMPDIR", folder)
+        cluster = Cluster()
+        try:
+            cluster.add_node(num_cpus=2, object_store_memory=256 * 2**20, include_dashboard=False)
+            yield cluster.address
+        finally:
+            started = set(psutil.Process().children(recursive=True)) - before
+            cluster.shutdown()
+    _, left = psutil.wait_procs(started, NOTICED_S)
+    shutil.rmtree(folder, ignore_errors=True)
+    assert not left
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
+    """(weights version, prompt, sample) of every trajectory that is trained, in their order."""
+    found: list[tuple[int, int, int]] = []
+    original = reasoning.rollout_batch
+
+    def noted(trajectories: Any, *others: Any) -> RolloutBatch:
+        found.extend((one.weights_version, one.prompt.index, one.sample) for one in trajectories)
+        return original(trajectories, *others)
+
+    monkeypatch.setattr(reasoning, "rollout_batch", noted)
+    return found
+
+
+Undisturbed = tuple[dict[str, Any], list[tuple[int, int, int]]]
+
+
+@pytest.fixture(scope="module")
+def kept() -> dict[str, Undisturbed]:
+    return {}
+
+
+@pytest.fixture
+def undisturbed(command, trained, kept: dict[str, Undisturbed]) -> Undisturbed:
+    """What a run in one process, in which nobody dies, learns and trains on."""
+    if not kept:
+        assert command(*RUN).code == 0
+        kept["local"] = learned(STEPS), list(trained)
+    shutil.rmtree("out", ignore_errors=True)
+    trained.clear()
+    return kept["local"]
+
+
+def learned(step: int, *learners: str) -> dict[str, Any]:
+    """Models and optimizers in the checkpoint of this step; of actor and critic if none are named."""
+    checkpoint = Checkpoint.open(Path("out", "checkpoints", f"step-{step:08d}"))
+    return {name: checkpoint.load(name) for name in learners or ("actor", "critic")}
+
+
+def equal(found: Any, expected: Any) -> bool:
+    """Bit for bit."""
+    if isinstance(expected, torch.Tensor):
+        return torch.equal(found, expected)
+    if isinstance(expected, dict):
+        return found.keys() == expected.keys() and all(equal(found[key], expected[key]) for key in expected)
+    if isinstance(expected, list | tuple):
+        return len(found) == len(expected) and all(map(equal, found, expected))
+    return bool(found == expected)
+
+
+def metrics(name: str) -> list[float]:
+    rows = [json.loads(line) for line in Path("out", "metrics.jsonl").read_text().splitlines()]
+    return [row[name] for row in rows if name in row]
+
+
+def killed(worker: RemoteWorker) -> float:
+    """Kills the process in which this rank is; the time."""
+    process = psutil.Process(worker._host.pid)
+    assert "HostActor" in " ".join(process.cmdline())
+    process.kill()
+    return time.time()
+
+
+def test_a_rollout_that_is_killed_while_it_generates(command, address, undisturbed, trained, monkeypatch, caplog):
+    calls: list[tuple[RemoteWorker, tuple[Any, ...]]] = []
+    kills: list[float] = []
+    submit, get_many = RemoteWorker.submit, RemoteChannel.get_many
+
+    def noted(self: RemoteWorker, method: str, args: tuple[Any, ...], kwargs: Any) -> Any:
+        if method == "generate":
+            calls.append((self, args))
+        return submit(self, method, args, kwargs)
+
+    def one_by_one(self: RemoteChannel, max_items: int, *others: Any) -> list[Any]:
+        items = get_many(self, 1, *others)
+        if items[0].weights_version == 1 and not kills:
+            kills.append(killed(next(worker for worker, _ in reversed(calls) if worker.label == "rollout[1]")))
+        return items
+
+    monkeypatch.setattr(RemoteWorker, "submit", noted)
+    monkeypatch.setattr(RemoteChannel, "get_many", one_by_one)
+    ended = command(*RUN, *APART, f"cluster.address={address}")
+    assert ended.code == 0, ended.err
+    assert len(kills) == 1
+    *_, version, answered = calls[[args[6] for _, args in calls].index(1) + 2][1]
+    assert version == 1
+    assert 1 <= len(answered) < 8, "the rollout should have been killed when some were done and others not"
+    warning = next(record for record in caplog.records if "is started again" in record.getMessage())
+    assert "rollout[1]" in warning.getMessage()
+    assert "2 restarts are left" in warning.getMessage()
+    assert warning.created - kills[0] < NOTICED_S
+    assert metrics("runtime/restarts") == [0, 1, 1]
+    assert (trained, metrics("perf/samples")) == (undisturbed[1], [8.0] * STEPS)
+    assert equal(learned(STEPS), undisturbed[0])
+
+
+def test_rollouts_that_are_killed_again_and_again(command, address, monkeypatch, folder):
+    kills: list[tuple[str, float]] = []
+    submit = RemoteWorker.submit
+
+    def fatal(self: RemoteWorker, method: str, args: tuple[Any, ...], kwargs: Any) -> Any:
+        future = submit(self, method, args, kwargs)
+        if method == "generate":
+            kills.append((self.label, killed(self)))
+        return future
+
+    monkeypatch.setattr(RemoteWorker, "submit", fatal)
+    ended = command(*RUN, *APART, f"cluster.address={address}", "cluster.restarts=1")
+    assert time.time() - kills[0][1] < GIVEN_UP_S
+    assert ended.code == 75, ended.err
+    assert sorted(label for label, _ in kills) == ["rollout[0]"] * 2 + ["rollout[1]"] * 2
+    assert "was started again 1 times (cluster.restarts)" in ended.err
+    assert "rollout[" in ended.err
+
+
+def die_once(mark: str) -> None:
+    """Kills this process, unless the mark of an earlier death is there."""
+    if not Path(mark).exists():
+        Path(mark).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextmanager
+def dying_halfway(progress: Progress, mark: str) -> Iterator[None]:
+    """The process is killed once, when the call that reports this progress is half done."""
+    original = progress.update
+
+    def update(done: int, total: int, unit: str) -> None:
+        original(done, total, unit)
+        if done == total // 2:
+            die_once(mark)
+
+    progress.update = update  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del progress.update
+
+
+class DiesInUpdate(LanguageActor):
+    """Rank 1 is killed once, in the middle of the second step."""
+
+    def update(self, batch: RolloutBatch, step: int) -> dict[str, float]:
+        dies = (step, self.context.rank) == (1, 1)
+        with dying_halfway(self.context.progress, "killed") if dies else nullcontext():
+            return super().update(batch, step)
+
+
+def test_a_learner_that_is_killed_while_it_learns(command, address, monkeypatch, folder):
+    run = partial(command, *RUN, *TWO_LEARNERS, f"cluster.address={address}")
+    assert run().code == 0
+    expected = learned(STEPS)
+    shutil.rmtree("out")
+    monkeypatch.setattr(reasoning, "LanguageActor", DiesInUpdate)
+    ended = run()
+    assert Path("killed").exists()
+    assert ended.code == 75, ended.err
+    assert "WorkerDied: the process of actor,critic,rollout,reward[1] died" in ended.err
+    assert "the same command goes on from step 1" in ended.err
+    assert run().code == 0
+    assert equal(learned(STEPS), expected)
+
+
+class DiesInReceive(LanguageRollout):
+    """Rank 1 is killed once, when half of the tensors of version 2 are in its model."""
+
+    def receive(self, weights: Weights) -> int:
+        if weights.version == 2 and self.context.rank == 1 and not Path("killed").exists():
+            own = self.engine.model.state_dict(keep_vars=True)
+            for name in list(weights.state)[: len(weights.state) // 2]:
+                own[name].data.copy_(weights.state[name])
+            die_once("killed")
+        return super().receive(weights)
+
+
+def test_a_rollout_that_is_killed_with_half_of_the_weights(command, address, undisturbed, trained, monkeypatch):
+    monkeypatch.setattr(reasoning, "LanguageRollout", DiesInReceive)
+    ended = command(*RUN, *APART, f"cluster.address={address}")
+    assert ended.code == 0, ended.err
+    assert Path("killed").exists()
+    assert metrics("runtime/restarts") == [0, 0, 1]
+    assert {version for version, _, _ in trained} == {0, 1, 2}
+    assert trained == undisturbed[1]
+    assert equal(learned(STEPS), undisturbed[0])
+
+
+class DiesWhileItActs(PolicyRollout):
+    """Killed once, in the middle of the second rollout, with a question that it has taken and not answered."""
+
+    def act(self, observations: Observations) -> Actions:
+        if observations.draw[:3] == ("act", 1, 8):
+            die_once("rollout killed")
+        return super().act(observations)
+
+
+class DiesWhileItSimulates(Environment):
+    """Killed once, in the middle of the third rollout."""
+
+    def collect(self, step: int, *others: Any) -> Any:
+        with dying_halfway(self.context.progress, "env killed") if step == 2 else nullcontext():
+            return super().collect(step, *others)
+
+
+def test_a_policy_and_a_simulation_that_are_killed_while_they_work(command, address, monkeypatch, caplog):
+    settings = [
+        "embodied.yaml",
+        f"runner.max_steps={STEPS}",
+        "runner.output_dir=out",
+        "env.normalize_observations=true",
+    ]
+    assert command(*settings).code == 0
+    expected, returns = learned(STEPS, "actor"), metrics("episode/return")
+    shutil.rmtree("out")
+    monkeypatch.setattr(embodied, "PolicyRollout", DiesWhileItActs)
+    monkeypatch.setattr(embodied, "Environment", DiesWhileItSimulates)
+    placement = "cluster.component_placement={actor_critic: 0, rollout: 1, env: 2}"
+    ended = command(*settings, "cluster.devices_per_node=3", placement, f"cluster.address={address}")
+    assert ended.code == 0, ended.err
+    assert Path("rollout killed").exists()
+    assert Path("env killed").exists()
+    assert metrics("runtime/restarts") == [0, 1, 2]
+    warnings = [record.getMessage() for record in caplog.records if "is started again" in record.getMessage()]
+    assert [warning.split()[0] for warning in warnings] == ["rollout[0]", "env[0]"]
+    assert metrics("episode/return") == returns
+    assert equal(learned(STEPS, "actor"), expected)

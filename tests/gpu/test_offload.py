@@ -1,0 +1,84 @@
+"""On a GPU: who leaves gives its memory back, to other processes too, and comes back with the same bits."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from rl_platform.algorithms.losses import actor_loss
+from rl_platform.config.algorithm import Algorithm
+from rl_platform.config.components import Actor, Model, Optim, RandomLM
+from rl_platform.engines.offload import Swap
+from rl_platform.engines.training.base import MicroBatches
+from rl_platform.engines.training.build import training_engine
+from rl_platform.engines.training.offload import OffloadingEngine
+from rl_platform.models.forward import TokenPolicy
+from rl_platform.models.language import LanguageModel
+from rl_platform.models.pretrained import load_causal_lm
+from rl_platform.records import RolloutBatch
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
+MIB = 2**20
+WIDE = RandomLM(hidden_size=512, num_layers=8, num_heads=8, intermediate_size=2048, max_positions=64)  # 29 M parameters
+
+
+def test_the_memory_is_free_and_the_content_comes_back() -> None:
+    device = torch.device("cuda", 0)
+    tensor = torch.randn(64, MIB, device=device)  # 256 MiB
+    expected = tensor.cpu()
+    before = torch.cuda.mem_get_info(device)[0]
+    swap = Swap(lambda: [tensor], device)
+    swap.leave()
+    assert torch.cuda.mem_get_info(device)[0] - before >= 250 * MIB, "as every process on this GPU sees it"
+    swap.enter()
+    assert torch.equal(tensor.cpu(), expected)
+
+
+def engine(*, offload: bool) -> Any:
+    network = load_causal_lm(Model(random_init=WIDE, tokenizer="bytes"), 259, 258, seed=1)
+    return training_engine(
+        Actor(offload=offload, optim=Optim(lr=1e-3)),
+        TokenPolicy(LanguageModel(network), temperature=1.0),
+        dtype=torch.float32,
+        horizon=32,
+        device=torch.device("cuda", 0),
+        nominal=False,
+    )
+
+
+def batch() -> RolloutBatch:
+    numbers = torch.Generator().manual_seed(0)
+    shape = (8, 32)
+    return RolloutBatch(
+        inputs={"tokens": torch.randint(256, shape, generator=numbers), "lengths": torch.full((8,), 32)},
+        action_mask=(torch.arange(32) >= 4).expand(shape).contiguous(),
+        sample_mask=torch.ones(8, dtype=torch.bool),
+        group_ids=torch.arange(8),
+        rewards=torch.zeros(shape),
+        rollout_log_probs=torch.zeros(shape),
+        log_probs=torch.full(shape, -5.5),
+        advantages=torch.randn(shape, generator=numbers),
+    )
+
+
+def test_a_trained_model_leaves_nothing_behind_and_learns_the_same() -> None:
+    loss, learned = partial(actor_loss, algorithm=Algorithm()), []
+    for offload in (True, False):
+        torch.cuda.empty_cache()
+        start = torch.cuda.memory_allocated()
+        trained = engine(offload=offload)
+        for _ in range(3):
+            trained.evaluate(batch(), MicroBatches())
+            trained.step(batch(), loss, MicroBatches())
+            if isinstance(trained, OffloadingEngine):
+                full = torch.cuda.memory_allocated() - start
+                trained.offload(weights=True)
+                assert full > 300 * MIB  # weights and both moments
+                assert torch.cuda.memory_allocated() - start < 16 * MIB, "a library's workspace, at most"
+        learned.append({name: tensor.cpu().clone() for name, tensor in trained.weights().items()})
+        del trained
+    for name, tensor in learned[1].items():
+        torch.testing.assert_close(learned[0][name], tensor, rtol=1e-5, atol=1e-6)  # kernels may sum in any order

@@ -1,0 +1,53 @@
+"""`offload: true` in whole runs: components leave and come back in turns, and what is learned is equal to the bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PLACED = "cluster.component_placement={'actor,critic,reference,rollout,reward': all}"
+KL = "algorithm={ppo_epochs: 2, use_kl_loss: true}"
+
+
+@pytest.fixture
+def learned(command, final_state, logged):
+    """learned(folder, *overrides): models, optimizers and metrics of three steps, ended after two and resumed."""
+
+    def run(folder: str, *overrides: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        for steps in (2, 3):
+            options = (f"runner.max_steps={steps}", f"runner.output_dir={folder}", "runner.val_check_interval=1")
+            ended = command("reasoning.yaml", PLACED, KL, *overrides, *options)
+            assert ended.code == 0, ended.err
+        return final_state(folder, 3), logged(folder)
+
+    return run
+
+
+def calls(folder: str, component: str) -> list[str]:
+    """What the timeline of the last run shows of a component, in order."""
+    events = json.loads(Path(folder, "trace.json").read_text())["traceEvents"]
+    lanes = {event["tid"] for event in events if event["ph"] == "M" and event["args"]["name"] == f"{component}[0]"}
+    return [
+        event["name"] for event in events if event["ph"] == "X" and event["tid"] in lanes and event["cat"] == "call"
+    ]
+
+
+def test_turns_change_no_bit(learned, differences) -> None:
+    stay = learned("stay")
+    assert "onload" not in calls("stay", "critic")
+    names = ("actor", "critic", "reference")
+    leave = learned("leave", *(f"{name}.offload=true" for name in names))
+    for name in names:
+        assert {"offload", "onload"} <= set(calls("leave", name)), name
+    assert differences(leave, stay) == []
+
+
+def test_each_alone_changes_no_bit_either(learned, differences) -> None:
+    stay = learned("stay")
+    leave = learned("leave", "critic.offload=true")
+    assert {"offload", "onload"} <= set(calls("leave", "critic"))
+    assert "onload" not in calls("leave", "actor")
+    assert differences(leave, stay) == []

@@ -1,0 +1,202 @@
+"""Who leaves shared GPUs when: the order of a step, the memory it saves, and when nobody has to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_platform.config.schema import Config
+from rl_platform.placement.inventory import Inventory, inventory_for
+from rl_platform.placement.layout import layout_of
+from rl_platform.placement.memory import MemoryModel
+from rl_platform.placement.model_shape import shapes
+from rl_platform.placement.occupancy import step_turns
+from rl_platform.placement.report_json import as_tree
+from rl_platform.placement.report_text import report_text
+from rl_platform.placement.scheduler import schedule
+from rl_platform.placement.search import search
+from rl_platform.placement.turns import CAN_LEAVE, Turns, turns_with
+
+ALL = {"actor,critic,reference,rollout,reward": "all"}
+PARTLY = {"actor": "0-3", "critic": "2-5", "reference,rollout,reward": "6-7"}
+KL = "algorithm.use_kl_loss=true"
+EVERYBODY = tuple(f"{name}.offload=true" for name in CAN_LEAVE)
+
+
+def turns_of(config: Config) -> Turns:
+    inventory = inventory_for(config.cluster)
+    return step_turns(config, schedule(config.cluster, inventory), inventory)
+
+
+def moves(turns: Turns) -> list[tuple[str, list[str], list[str]]]:
+    return [(turn.phase, [*map(str, turn.leaves)], [*map(str, turn.comes)]) for turn in turns.step]
+
+
+def test_everybody_comes_and_goes_once_per_step(plans: Any) -> None:
+    turns = turns_of(plans.config(KL, *EVERYBODY, placement=ALL))
+    assert moves(turns) == [
+        ("sync weights", ["actor (gradients, optimizer)"], ["rollout (weights)"]),
+        ("generate", ["actor (weights)"], []),
+        ("reference", ["rollout (weights)"], ["reference (weights)"]),
+        ("log-probs", ["reference (weights)"], ["actor (weights)"]),
+        ("values", [], ["critic (weights)"]),
+        ("train critic", [], ["critic (gradients, optimizer)"]),
+        ("train actor", ["critic (weights, gradients, optimizer)"], ["actor (gradients, optimizer)"]),
+    ]
+
+
+def test_weights_that_are_the_generators_too_stay(plans: Any) -> None:
+    turns = turns_of(plans.config(KL, *EVERYBODY, gpus=1, placement=ALL))
+    assert turns.lends_weights
+    assert turns.leaving == {"actor", "critic", "reference"}
+    assert all(turn.held["actor"] != "nothing" for turn in turns.step)
+    assert ("generate", False) not in [(name, weights) for name, weights in turns.leaves_before("generate")]
+    assert dict(turns.leaves_before("generate"))["actor"] is False
+    assert dict(turns.leaves_before("generate"))["critic"] is True
+
+
+def test_only_those_who_meet_make_room(plans: Any) -> None:
+    turns = turns_of(plans.config(KL, *EVERYBODY, placement=PARTLY))
+    phases = {phase: (leaves, comes) for phase, leaves, comes in moves(turns)}
+    assert phases["generate"] == ([], [])  # on GPUs of its own, with the reference
+    assert phases["train critic"][0] == []
+    assert phases["train actor"][0] == ["critic (weights, gradients, optimizer)"]
+    assert not any("actor" in move for move in phases["generate"][0])
+
+
+def test_without_log_probs_the_actor_comes_for_its_update(plans: Any) -> None:
+    turns = turns_of(plans.config(KL, "algorithm.old_log_probs=rollout", *EVERYBODY, placement=ALL))
+    assert [phase for phase, *_ in moves(turns)].count("log-probs") == 0
+    assert {phase: comes for phase, _, comes in moves(turns)}["train actor"] == [
+        "actor (weights, gradients, optimizer)"
+    ]
+
+
+@pytest.mark.parametrize(
+    "overrides", [("runner.max_staleness=1", "algorithm.rollout_is={}"), ()], ids=["ahead", "fits"]
+)
+def test_nobody_leaves_without_need(plans: Any, overrides: tuple[str, ...]) -> None:
+    assert turns_of(plans.config(*overrides)).leaving == frozenset()
+
+
+def crowded(plans: Any, folder: Path, *overrides: str, **options: Any) -> Config:
+    """Residents that are too large for the GPUs together, while each fits."""
+    model = plans.llama(folder, num_hidden_layers=60)
+    small = ("data.mini_batch_size=8", "data.train_batch_size=8")
+    return plans.config(model, *small, KL, *overrides, gpus=2, placement=ALL, **options)
+
+
+def test_auto_leaves_where_the_estimate_says_that_not_all_fit(plans: Any, tmp_path: Path) -> None:
+    auto = plans.report(crowded(plans, tmp_path))
+    stay = plans.report(crowded(plans, tmp_path, *(f"{name}.offload=false" for name in CAN_LEAVE)))
+    assert auto.turns.leaving == set(CAN_LEAVE)
+    assert stay.turns.leaving == frozenset()
+    (full,), (eased,) = ({use.usage.peak for use in report.devices if use.ranks} for report in (stay, auto))
+    assert eased < auto.device.memory < full
+    assert any("cannot hold" in warning for warning in stay.warnings)
+    assert not any("cannot hold" in warning for warning in auto.warnings)
+
+
+def test_auto_knows_nothing_of_a_gpu_without_a_name_or_of_a_cpu(plans: Any, tmp_path: Path) -> None:
+    assert turns_of(crowded(plans, tmp_path, gpu="")).leaving == frozenset()
+    config = crowded(plans, tmp_path)
+    laptop = Inventory.declared(1, 0)
+    assert (
+        step_turns(config, schedule(config.cluster.model_copy(update={"num_nodes": 1}), laptop), laptop).leaving
+        == set()
+    )
+
+
+def test_the_peak_is_that_of_the_fullest_phase(plans: Any) -> None:
+    config = plans.config(KL, placement=ALL)
+    layout = layout_of(schedule(config.cluster, inventory_for(config.cluster)))
+    memory = MemoryModel(config, shapes(config)[0], layout, on_gpu=True)
+    names = ("actor", "critic", "reference", "rollout")
+    actor, critic, reference, rollout = (memory.rank(name) for name in names)
+    usage = memory.usage([(name, 1.0, 1) for name in names], turns_with(config, layout, frozenset(names)))
+    phases = [
+        actor.weights + rollout.weights,
+        rollout.total,
+        reference.total,
+        actor.weights + actor.passing,
+        actor.weights + critic.weights + critic.passing,
+        actor.weights + critic.total,
+        actor.total,
+    ]
+    assert usage.peak == usage.processes + max(phases)
+    alone = memory.usage([(name, 1.0, 1) for name in names], turns_with(config, layout, frozenset({"critic"})))
+    assert alone.peak == alone.processes + actor.lasting + reference.lasting + rollout.lasting + max(
+        critic.total, critic.weights + critic.passing, actor.passing, reference.passing, rollout.passing
+    )
+
+
+def test_the_plan_shows_who_leaves_which_gpu_when(plans: Any, tmp_path: Path) -> None:
+    report = plans.report(crowded(plans, tmp_path))
+    text = report_text(report)
+    assert "Offload: who leaves for host memory before a phase, and who comes back for it:" in text
+    lines = text.partition("Offload: ")[2].splitlines()
+    first = "GPU 0-1  sync weights  out: actor (gradients, optimizer); in: rollout (weights)"
+    assert lines[1].strip() == first
+    bars = {line.split(":")[1].split("  ")[0].strip(): line for line in text.splitlines() if "#" in line}
+    assert bars["train actor"].endswith("; out: critic; in: actor")
+    assert bars["reference"].endswith("; out: rollout; in: reference")
+    phases = {phase["phase"]: phase for phase in as_tree(report)["step"]["phases"]}
+    assert list(phases["generate"]["leaves"]) == ["actor (weights)"]
+    stay = plans.report(crowded(plans, tmp_path, *(f"{name}.offload=false" for name in CAN_LEAVE)))
+    assert "Offload: " not in report_text(stay)
+    assert report.seconds > stay.seconds, "swaps take time"
+
+
+APART: dict[str, object] = {"actor": "0-1", "critic": "2-3", "rollout,reward": "4-7"}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "options", "expected"),
+    [
+        (("critic.offload=true",), {"placement": APART}, "critic.offload: nobody else uses its devices"),
+        (("rollout.offload=true",), {"gpus": 1}, "rollout.offload: it generates with the actor's own weights"),
+        (("actor.offload=true",), {"gpus": 0}, "actor.offload: on a CPU it leaves main memory for main memory"),
+    ],
+)
+def test_where_it_saves_nothing_the_plan_says_so(plans: Any, overrides: Any, options: Any, expected: str) -> None:
+    warnings = plans.report(plans.config(*overrides, **options)).warnings
+    assert any(warning.startswith(expected) for warning in warnings), warnings
+
+
+def test_a_search_finds_placements_that_fit_in_turns_only(plans: Any, tmp_path: Path) -> None:
+    auto, stay = (
+        search(config, inventory_for(config.cluster))
+        for config in (
+            crowded(plans, tmp_path),
+            crowded(plans, tmp_path, *(f"{name}.offload=false" for name in CAN_LEAVE), gpu="b200"),
+        )
+    )
+    assert any(len(candidate.keys) == 1 for candidate in auto.candidates)
+    assert stay.device.kind == "b200"
+
+
+# streaming in the plan
+
+
+def test_the_plan_shows_evaluations_beside_the_generation(plans: Any) -> None:
+    apart: dict[str, object] = {"actor,critic": "0-3", "rollout,reward": "4-7"}
+    sizes = ("data.train_batch_size=1024", "data.mini_batch_size=256")
+    report = plans.report(plans.config(*sizes, placement=apart))
+    spans = {span.phase: span for span in report.spans}
+    generation = spans["generate"]
+    assert report.streams == {"actor", "critic"}
+    for phase in ("log-probs", "values"):
+        assert generation.start < spans[phase].start < generation.stop < spans[phase].stop
+        assert spans[phase].note == "streams beside generate"
+    assert spans["train critic"].start == max(spans["log-probs"].stop, spans["values"].stop)
+    assert "  actor, critic stream: every " in report_text(report)
+    shared = plans.report(plans.config(*sizes))
+    assert shared.streams == frozenset()
+    assert "stream" not in report_text(shared)
+
+
+def test_who_leaves_evaluates_in_a_phase_of_its_own(plans: Any) -> None:
+    apart: dict[str, object] = {"actor,critic": "0-3", "rollout,reward": "4-7"}
+    assert plans.report(plans.config("critic.offload=true", placement=apart)).streams == {"actor"}

@@ -1,0 +1,285 @@
+"""Evaluation while others are generated: on which placements, of which rows, and with the numbers of the phases."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any
+
+import pytest
+import torch
+from stand_ins import Done, SilentReporter
+
+from rl_platform.config.schema import Config
+from rl_platform.envs.reasoning.tasks import build_questions
+from rl_platform.errors import WorkerError
+from rl_platform.placement.inventory import Inventory
+from rl_platform.placement.layout import layout_of
+from rl_platform.placement.occupancy import step_turns
+from rl_platform.placement.scheduler import schedule
+from rl_platform.placement.streaming import part_rows, streaming_chains
+from rl_platform.records import Prompt, RolloutBatch, Trajectory
+from rl_platform.runners.ppo import PPO
+from rl_platform.runners.reasoning import ReasoningTask, rollout_batch, shaped_rewards
+from rl_platform.runners.streaming import Streaming
+from rl_platform.runtime.local import LocalRuntime
+from rl_platform.tracing import Span, recorder
+
+TINY = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "intermediate_size": 64, "max_positions": 64}
+APART = {"actor,critic,reference": "0", "rollout,reward": "1"}
+EACH = {"actor": "0", "critic": "1", "reference": "2", "rollout,reward": "3"}
+SHARED = {"actor,critic,reference,rollout,reward": "0"}
+DEVICES = 4
+
+
+class Reporter(SilentReporter):
+    def progress(self, *args: Any) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    torch.set_num_threads(1)
+    yield
+    recorder.on = False
+    recorder.drain()
+
+
+def build(placement: dict[str, str], **algorithm: Any) -> Config:
+    return Config(
+        runner={"task_type": "reasoning", "max_steps": 2, "seed": 5, "output_dir": "unused"},
+        cluster={"component_placement": placement, "devices_per_node": DEVICES},
+        data={
+            "task": {"type": "digits", "params": {"operation": "last", "length": 2}},
+            "train_size": 30,
+            "val_size": 4,
+            "train_batch_size": 16,
+            "mini_batch_size": 16,
+            "max_prompt_length": 8,
+            "max_response_length": 16,
+            "use_chat_template": False,
+        },
+        actor={"model": {"random_init": TINY, "tokenizer": "bytes"}, "micro_batch_size": 4},
+        critic={"use_critic_model": True, "micro_batch_size": 4},
+        rollout={"max_running_requests": 4},
+        reward={"num_workers": 1},
+        algorithm={"use_kl_loss": True, **algorithm},
+    )
+
+
+@contextmanager
+def task_of(config: Config) -> Iterator[ReasoningTask]:
+    """A task in this process, whatever its placement."""
+    placement = schedule(config.cluster, Inventory.emulated(1, DEVICES))
+    with LocalRuntime(placement, 60, config.runner.seed) as runtime:
+        turns = step_turns(config, placement, Inventory.emulated(1, DEVICES))
+        questions = build_questions(config.data, config.runner.seed)
+        task = ReasoningTask(config, runtime, Reporter(), None, questions, turns)  # type: ignore[arg-type]
+        task.sync_weights(0)
+        yield task
+
+
+def learned(config: Config) -> tuple[list[RolloutBatch], dict[str, float]]:
+    """The batches that two steps collect, and the metrics of the second."""
+    with task_of(config) as task:
+        ppo, batches, metrics = PPO(config, task.learners, Reporter()), [], {}  # type: ignore[arg-type]
+        for step in range(2):
+            batches.append(task.collect(step).batch)
+            metrics = ppo.update(batches[-1], step)
+            task.sync_weights(step + 1)
+        return batches, metrics
+
+
+class TestPlacement:
+    @pytest.mark.parametrize(
+        ("placement", "chains"),
+        [
+            (SHARED, ()),
+            (APART, (("reference", "actor", "critic"),)),
+            (EACH, (("reference",), ("actor",), ("critic",))),
+            ({"actor,rollout,reward": "0", "critic,reference": "1"}, (("reference", "critic"),)),
+            ({"actor": "0", "reference,critic,rollout,reward": "1"}, (("actor",),)),
+            (
+                {"actor": "0-1", "critic": "1-2", "reference": "2", "rollout,reward": "3"},
+                (("reference", "actor", "critic"),),
+            ),
+        ],
+        ids=str,
+    )
+    def test_who_streams_follows_from_the_placement(self, placement: Any, chains: Any) -> None:
+        config = build(placement)
+        layout = layout_of(schedule(config.cluster, Inventory.emulated(1, DEVICES)))
+        assert streaming_chains(config, layout) == chains
+
+    def test_one_cpu_is_shared_by_all(self) -> None:
+        config = build(dict.fromkeys(("actor", "critic", "reference", "rollout", "reward"), "all"))
+        layout = layout_of(schedule(config.cluster, Inventory.declared(1, 0)))
+        assert streaming_chains(config, layout) == ()
+
+    @pytest.mark.parametrize(
+        ("algorithm", "chains"),
+        [
+            ({"dynamic_sampling": {}, "group_size": 2}, ()),
+            ({"old_log_probs": "rollout"}, (("reference",), ("critic",))),
+            (
+                {"use_kl_in_reward": True, "use_kl_loss": False, "kl_penalty": "full"},
+                (("reference", "actor"), ("critic",)),
+            ),
+        ],
+        ids=str,
+    )
+    def test_who_may_stream_follows_from_the_algorithm(self, algorithm: Any, chains: Any) -> None:
+        config = build(EACH, **algorithm)
+        layout = layout_of(schedule(config.cluster, Inventory.emulated(1, DEVICES)))
+        assert streaming_chains(config, layout) == chains
+
+    def test_models_that_are_trained_meanwhile_do_not(self) -> None:
+        config = build(EACH)
+        ahead = config.model_copy(update={"runner": config.runner.model_copy(update={"max_staleness": 1})})
+        layout = layout_of(schedule(config.cluster, Inventory.emulated(1, DEVICES)))
+        assert streaming_chains(ahead, layout) == ()
+
+    def test_a_full_kl_needs_the_states_of_a_reference_that_streams(self) -> None:
+        algorithm = {"use_kl_in_reward": True, "use_kl_loss": False, "kl_penalty": "full"}
+        config = build({"actor": "0", "critic": "1", "reference,rollout,reward": "2"}, **algorithm)
+        layout = layout_of(schedule(config.cluster, Inventory.emulated(1, DEVICES)))
+        assert streaming_chains(config, layout) == (("critic",),)
+
+    @pytest.mark.parametrize(
+        ("keys", "rows"),
+        [({}, 4), ({"logprob_forward_micro_batch_size": 3}, 3), ({"logprob_forward_micro_batch_size": 20}, 4)],
+    )
+    def test_parts_are_a_forward_pass_or_a_quarter_of_the_batch(self, keys: Any, rows: int) -> None:
+        config = build(APART, **keys)
+        layout = layout_of(schedule(config.cluster, Inventory.emulated(1, DEVICES)))
+        assert part_rows(config, layout, ["actor", "critic"]) == rows
+
+    def test_all_ranks_get_rows(self) -> None:
+        config = build({"actor,critic,reference": "0-1", "rollout,reward": "3"}, logprob_forward_micro_batch_size=2)
+        layout = layout_of(schedule(config.cluster, Inventory.emulated(1, DEVICES)))
+        assert part_rows(config, layout, ["actor", "critic"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("placement", "algorithm"),
+    [
+        (EACH, {"bootstrap_truncated": True}),
+        (APART, {"use_kl_in_reward": True, "use_kl_loss": False, "kl_penalty": "full"}),
+    ],
+    ids=["three chains", "full kl in one chain"],
+)
+def test_numbers_are_those_of_the_phases_in_every_run(placement: dict[str, str], algorithm: dict[str, Any]) -> None:
+    (_, shared), expected = learned(build(SHARED, **algorithm))
+    (first, streamed), found = learned(build(placement, **algorithm))
+    again = learned(build(placement, **algorithm))[0][1]
+    for name in ("reference_log_probs", "log_probs", "values"):
+        assert getattr(first, name) is not None, "streamed"
+        assert getattr(shared, name) is None, "in phases"
+        assert torch.equal(getattr(streamed, name), getattr(again, name))
+    for field in fields(streamed):  # tokens of the second step come from what the first one has learned
+        if getattr(shared, field.name) is not None and field.name != "inputs":
+            torch.testing.assert_close(getattr(streamed, field.name), getattr(shared, field.name), rtol=1e-6, atol=1e-6)
+    assert torch.equal(streamed.inputs["tokens"], shared.inputs["tokens"])
+    assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+def calls(name: str, spans: list[Span]) -> list[tuple[str, float, float]]:
+    return [(span.lane, span.began, span.began + span.seconds) for span in spans if span.name == name]
+
+
+@pytest.mark.parametrize(("placement", "inside"), [(APART, True), (SHARED, False)], ids=["apart", "shared"])
+def test_evaluations_lie_inside_the_generation(placement: dict[str, str], inside: bool) -> None:
+    config = build(placement)
+    with task_of(config) as task:
+        recorder.drain()
+        recorder.on = True
+        PPO(config, task.learners, Reporter()).update(task.collect(0).batch, 0)  # type: ignore[arg-type]
+        spans = recorder.drain()
+    ((_, began, ended),) = calls("generate", spans)
+    within = {lane for lane, start, stop in calls("evaluate", spans) if began < start and stop < ended}
+    assert within == ({"reference[0]", "actor[0]", "critic[0]"} if inside else set())
+
+
+# the parts, with a stand-in for the models
+
+
+class Lengths:
+    """An evaluator whose log-probs are the rows' lengths; it remembers what it was asked."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.asked: list[list[int]] = []
+        self.error = error
+
+    def evaluate(self, batch: RolloutBatch) -> Done:
+        if self.error is not None:
+            raise self.error
+        self.asked.append(batch.group_ids.tolist())
+        return Done({"log_probs": torch.where(batch.action_mask, batch.inputs["lengths"][:, None].float(), 0.0)})
+
+
+def batch_of(trajectories: Any) -> RolloutBatch:
+    config = build(SHARED)
+    return rollout_batch(trajectories, shaped_rewards(trajectories, config.algorithm, 30), pad_token_id=0)
+
+
+def responses(prompts: list[Prompt], samples: int, seed: int = 0) -> list[Trajectory]:
+    """In the order of the batch."""
+    draw = random.Random(seed)
+    found = []
+    for prompt in prompts:
+        for sample in range(samples):
+            tokens = (7,) * draw.randint(1, 30)
+            found.append(Trajectory(prompt, sample, tokens, (-1.0,) * len(tokens), "stop", 0))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_parts_do_not_depend_on_who_is_finished_first(seed: int) -> None:
+    prompts = [Prompt(index, "", "", (1, 2)) for index in (8, 3, 5, 1, 9)]
+    ordered = responses(prompts, 2)
+    arriving = ordered[:]
+    random.Random(seed).shuffle(arriving)
+    evaluator = Lengths()
+    streaming = Streaming([[evaluator]], 4, batch_of)  # type: ignore[list-item]
+    streaming.begin(prompts, 2)
+    for start in range(0, len(arriving), 3):
+        streaming.add(arriving[start : start + 3])
+    batch = batch_of(ordered)
+    found = streaming.fields(batch)["log_probs"]
+    assert torch.equal(found, torch.where(batch.action_mask, batch.inputs["lengths"][:, None].float(), 0.0))
+    assert sorted(evaluator.asked) == sorted([[8, 8, 3, 3], [5, 5, 1, 1], [9, 9]])
+
+
+def test_a_prompt_that_comes_twice_has_two_rows() -> None:
+    prompts = [Prompt(index, "", "", (1, 2)) for index in (4, 6, 4)]
+    evaluator = Lengths()
+    streaming = Streaming([[evaluator]], 3, batch_of)  # type: ignore[list-item]
+    streaming.begin(prompts, 1)
+    trajectories = responses(prompts[:2], 1)
+    streaming.add([trajectories[0], *trajectories])
+    ordered = [trajectories[1], trajectories[0], trajectories[0]]  # as the runner orders them
+    assert streaming.fields(batch_of(ordered))["log_probs"].max() > 0
+    assert evaluator.asked == [[6, 4, 4]]
+
+
+def test_what_an_evaluation_raises_ends_the_collection() -> None:
+    prompts = [Prompt(index, "", "", (1, 2)) for index in range(4)]
+    trajectories = responses(prompts, 1)
+    streaming = Streaming([[Lengths(WorkerError("the critic failed"))]], 2, batch_of)  # type: ignore[list-item]
+    streaming.begin(prompts, 1)
+    streaming.add(trajectories[:2])
+    until = time.monotonic() + 10
+    while any(thread.name.startswith("runner (evaluating)") for thread in threading.enumerate()):
+        time.sleep(0.01)
+        try:
+            streaming.add([])
+        except WorkerError:
+            break
+        assert time.monotonic() < until
+    else:
+        pytest.fail("nobody evaluated")
+    with pytest.raises(WorkerError, match="the critic failed"):
+        streaming.fields(batch_of(trajectories))

@@ -1,0 +1,211 @@
+"""Weights on their way to another process: buckets, what travels with delta, and that all of it arrives as it was."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+
+from rl_platform.components.actor import LanguageActor
+from rl_platform.components.base import ComponentContext
+from rl_platform.config.schema import Config
+from rl_platform.errors import WorkerError
+from rl_platform.records import Weights
+from rl_platform.runtime import ComponentSpec
+from rl_platform.runtime.weights import BUCKET, WeightsToken, publish, receive
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+TOKEN = WeightsToken("host0", "actor[0]", 1, 3, delta=True)
+TINY = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "intermediate_size": 32, "max_positions": 64}
+
+
+class Memory:
+    """An object store in this process, which keeps bytes as another process would see them."""
+
+    def __init__(self) -> None:
+        self.objects: list[list[bytes]] = []
+
+    def store(self, value: Any) -> int:
+        self.objects.append([bytes(buffer) for buffer in value])
+        return len(self.objects) - 1
+
+    def load(self, references: Sequence[int]) -> list[Any]:
+        return [self.objects[reference] for reference in references]
+
+
+def model() -> dict[str, torch.Tensor]:
+    """Four buckets and a bit: one tensor over three of them, small ones, tied ones, an empty one, several types."""
+    head = torch.randn(BUCKET // 4 * 3)
+    return {
+        "scalar": torch.tensor(1.5, dtype=torch.float64),
+        "head": head.view(3, -1),
+        "none": torch.empty(0, 4),
+        "half": torch.randn(5, 7).to(torch.bfloat16),
+        "turned": torch.randn(6, 8).T,
+        "tied": head.view(3, -1),
+        "body": torch.randn(BUCKET // 4),
+    }
+
+
+def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert list(found) == list(expected)
+    for name, tensor in expected.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor), name
+
+
+class TestBuckets:
+    def test_all_of_a_state_arrives_in_buckets_of_bounded_size(self) -> None:
+        state, store = model(), Memory()
+        manifest = publish(state, store, None)
+        found = receive(TOKEN, manifest, store, None)
+        assert_equal(found.state, state)
+        assert found.state["tied"].data_ptr() == found.state["head"].data_ptr()
+        sizes = [sum(map(len, buffers)) for buffers in store.objects]
+        assert max(sizes) == BUCKET
+        assert (found.bytes, found.buckets) == (sum(sizes), len(sizes)) == (found.bytes, 5)
+        assert found.bytes == sum(tensor.nbytes for name, tensor in state.items() if name != "tied")
+        assert found.version == 3
+
+    def test_an_update_of_one_tensor_moves_its_buckets_only(self) -> None:
+        state, store = model(), Memory()
+        first = publish(state, store, None)
+        own = receive(TOKEN, first, store, None).state
+        state["body"] += 1
+        second = publish(state, store, first)
+        assert len(store.objects) == 5 + 2, "what did not change was stored again"
+        found = receive(TOKEN, second, store, own)
+        assert (found.buckets, found.bytes < 2 * BUCKET) == (2, True)
+        assert_equal(found.state, state)
+        assert found.state["body"].data_ptr() == own["body"].data_ptr()
+        assert receive(TOKEN, second, store, found.state).bytes == 0
+
+    def test_who_missed_a_version_wrote_to_its_tensors_or_is_new_gets_what_it_lacks(self) -> None:
+        state, store = model(), Memory()
+        manifests = [publish(state, store, None)]
+        own = receive(TOKEN, manifests[0], store, None).state
+        for name in ("body", "half"):
+            state[name] += 1
+            manifests.append(publish(state, store, manifests[-1]))
+        own["head"][0, 0] = 7.0
+        missed = receive(TOKEN, manifests[-1], store, own)
+        assert_equal(missed.state, state)
+        assert 2 <= missed.buckets < 5
+        assert receive(TOKEN, manifests[-1], store, None).buckets == 5
+
+    def test_another_model_is_sent_whole(self) -> None:
+        state, store = model(), Memory()
+        first = publish(state, store, None)
+        own = receive(TOKEN, first, store, None).state
+        other = {name: tensor for name, tensor in state.items() if name != "none"}
+        found = receive(TOKEN, publish(other, store, first), store, own)
+        assert_equal(found.state, other)
+        assert found.buckets == 5
+
+    def test_a_flipped_bit_is_found(self) -> None:
+        state, store = model(), Memory()
+        manifest = publish(state, store, None)
+        damaged = bytearray(store.objects[2][0])
+        damaged[1000] ^= 1
+        store.objects[2][0] = bytes(damaged)
+        with pytest.raises(WorkerError, match=r"weights version 3 of actor\[0\] arrived damaged"):
+            receive(TOKEN, manifest, store, None)
+
+
+def config(backend: str, tensor: int = 1, pipeline: int = 1) -> Config:
+    return Config(
+        runner={"task_type": "reasoning", "seed": 5},
+        cluster={"component_placement": {"actor,rollout,reward": "all"}},
+        data={"max_prompt_length": 6, "max_response_length": 12},
+        algorithm={"adv_type": "grpo", "group_size": 2},
+        actor={
+            "model": {"random_init": TINY, "tokenizer": "bytes"},
+            "training_backend": backend,
+            "parallel": {"tensor": tensor, "pipeline": pipeline},
+        },
+    )
+
+
+class Frozen:
+    """Publishes a state of several buckets of which `learn` changes some tensors; keeps what it receives."""
+
+    def __init__(self, context: ComponentContext, delta: bool = False) -> None:
+        generator = torch.Generator().manual_seed(3)
+        self.delta, self.version = delta, 0
+        self.state = {name: torch.randn(BUCKET // 4, generator=generator) for name in ("base", "frozen", "adapter")}
+        self.received: dict[str, torch.Tensor] = {}
+
+    def learn(self, *names: str) -> Weights:
+        self.version += 1
+        for name in names:
+            self.state[name] += 1
+        return Weights(self.version, self.state, self.delta)
+
+    def receive(self, weights: Weights) -> tuple[int, int]:
+        self.received = weights.state
+        return weights.bytes, weights.buckets
+
+    def sums(self) -> list[float]:
+        state = self.received or self.state
+        return [float(tensor.double().sum()) for tensor in state.values()]
+
+
+class Whole:
+    """Hands out what it received."""
+
+    def __init__(self, context: ComponentContext) -> None:
+        pass
+
+    def receive(self, weights: Weights) -> dict[str, torch.Tensor]:
+        return weights.state
+
+
+@pytest.fixture
+def start(ray_cluster: None, placed: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    from rl_platform.runtime.ray import RayRuntime
+
+    started: list[Any] = []
+
+    def run(specs: dict[str, ComponentSpec], *hosts: list[tuple[str, int]]) -> Any:
+        runtime = RayRuntime(placed(*hosts), 60.0, 5)
+        started.append(runtime)
+        return runtime.start(specs)
+
+    yield run
+    for runtime in started:
+        runtime.shutdown()
+
+
+def test_with_delta_fewer_bytes_give_the_same_weights_in_every_process(start) -> None:
+    moved: dict[bool, list[list[tuple[int, int]]]] = {False: [], True: []}
+    for delta, received in moved.items():
+        spec = ComponentSpec(Frozen, {"delta": delta})
+        groups = start({"actor": spec, "rollout": spec}, [("actor", 0)], [("rollout", 0)], [("rollout", 1)])
+        for learned in ("base", "adapter"), ("adapter",), ():
+            received.append(groups["rollout"].receive(groups["actor"].learn(*learned).wait()[0]).wait())
+            assert groups["rollout"].sums().wait() == groups["actor"].sums().wait() * 2
+        groups["rollout"].rank(0).receive(groups["actor"].learn("frozen").wait()[0]).wait()  # the other one misses it
+        received.append(groups["rollout"].receive(groups["actor"].learn("adapter").wait()[0]).wait())
+        assert groups["rollout"].sums().wait() == groups["actor"].sums().wait() * 2
+    assert moved[False] == [[(3 * BUCKET, 3)] * 2] * 4
+    assert moved[True] == [[(3 * BUCKET, 3)] * 2, [(BUCKET, 1)] * 2, [(0, 0)] * 2, [(BUCKET, 1), (2 * BUCKET, 2)]]
+
+
+@pytest.mark.parametrize("layout", [("fsdp", 1, 1), ("megatron", 2, 1), ("megatron", 1, 2)], ids=str)
+def test_sharded_weights_arrive_whole(start, layout: tuple[str, int, int]) -> None:
+    components = {
+        "actor": ComponentSpec(LanguageActor, {"config": config(*layout)}),
+        "rollout": ComponentSpec(Whole),
+    }
+    groups = start(components, [("actor", 0)], [("actor", 1)], [("rollout", 0)])
+    published = groups["actor"].publish(1).wait()[0]
+    (found,) = groups["rollout"].receive(published).wait()
+    context = ComponentContext(name="actor", rank=0, world_size=1, node=0, accelerators=(), seed=5)
+    expected = LanguageActor(context, config("fsdp")).publish(1).state
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
