@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from rl_platform.config.components import RewardModel
 from rl_platform.config.schema import Config
 from rl_platform.engines.rollout.sglang import VERSION as SGLANG
 from rl_platform.errors import ConfigError, Problem
@@ -157,6 +158,8 @@ def check_models(config: Config, placement: Placement, inventory: Inventory) -> 
     needs = {name: frozen * BYTES_FROZEN + trained * BYTES_TRAINED for name, (frozen, trained) in sizes.items()}
     if not any(host.accelerators for host in placement.hosts):
         needs["rollout (repacked weights)"] = sum(sizes["actor"]) * BYTES_FROZEN
+        if config.reward.model is not None:
+            needs["reward"] = _reward_bytes(config.reward.model)
         _check_memory(config, needs, inventory)
     return sum(trained for _, trained in sizes.values()) * BYTES_SAVED
 
@@ -195,11 +198,33 @@ def _parameters(config: Config, name: str) -> tuple[int, int]:
     return (0, count) if lora is None else (count, adapter_parameters(network.base_model, lora))
 
 
-def check_reward(config: Config) -> None:
-    """Raises ConfigError or WorkerError when the user's reward function cannot be imported."""
-    from rl_platform.components.reward import verifier_spec
-    from rl_platform.envs.reasoning.scoring import ScoringPool
+def _reward_bytes(section: RewardModel) -> int:
+    """Of the weights of a reward model, which is built without memory for them."""
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForSequenceClassification
 
+    from rl_platform.models.classifier import load_parts
+
+    with init_empty_weights():
+        network = AutoModelForSequenceClassification.from_config(load_parts(section)[1])
+    size = sum(parameter.numel() for parameter in network.parameters())
+    return size * (BYTES_FROZEN if section.dtype == "float32" else BYTES_FROZEN // 2)
+
+
+def check_reward(config: Config) -> None:
+    """Raises ConfigError or WorkerError when the user's reward function cannot be imported or the reward model is none,
+    Unreachable when the reward server does not answer. The weights of a reward model are read by its component alone.
+    """
+    from rl_platform.components.reward import http_scorer, verifier_spec
+    from rl_platform.envs.reasoning.scoring import ScoringPool
+    from rl_platform.models.classifier import load_parts
+
+    if config.reward.type == "http":
+        http_scorer(config).close()
+        return
+    if config.reward.model is not None:
+        load_parts(config.reward.model)
+        return
     spec = verifier_spec(config)
     if not spec.built_in:
         ScoringPool(spec, num_workers=1, timeout_s=config.reward.timeout_s).close()

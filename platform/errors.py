@@ -89,6 +89,12 @@ class WorkerDied(PlatformError):
     exit_code = 75
 
 
+class Unreachable(PlatformError):
+    """A server that the run needs does not answer."""
+
+    exit_code = 75
+
+
 class Deadline(PlatformError):
     """Someone waited longer than allowed; the message says who, on what, since when."""
 

@@ -34,6 +34,11 @@ class ScoringStats:
     raised: int = 0
     died: int = 0
 
+    def counting(self, score: Score) -> ScoringStats:
+        """The counts with one more score."""
+        field = {"": "scored", RAISED: "raised", TIMEOUT: "timeouts", DIED: "died"}[score.reason]
+        return replace(self, **{field: getattr(self, field) + 1})
+
 
 class ScoringPool:
     """Scores responses in `num_workers` processes; thread-safe. A response that takes over `timeout_s` is given up.
@@ -203,8 +208,7 @@ class ScoringPool:
     def _finish(self, worker: ScoringProcess, score: Score) -> None:
         job = worker.jobs.popleft()
         worker.now_working()
-        field = {"": "scored", RAISED: "raised", TIMEOUT: "timeouts", DIED: "died"}[score.reason]
-        self._stats = replace(self._stats, **{field: getattr(self._stats, field) + 1})
+        self._stats = self._stats.counting(score)
         job.future.set_result(score)
 
     def _died(self, worker: ScoringProcess) -> None:

@@ -1,7 +1,8 @@
 """The reward component: gives every trajectory its reward, all at once or as they stream in.
 
-How a response is scored is in `envs/reasoning/verifiers.py`, the processes that do it in `envs/reasoning/scoring.py`.
-Shaping of rewards (KL, length, whitening) belongs to the algorithm, not here.
+Who scores a response is a `Scorer`: processes with a verifier (`envs/reasoning/scoring.py`, `verifiers.py`), a reward
+model (`model_scorer.py`), or a server (`envs/reasoning/http_scorer.py`). Shaping of rewards (KL, length, whitening)
+belongs to the algorithm, not here.
 """
 
 from __future__ import annotations
@@ -12,12 +13,17 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
+from typing import Protocol
 
+import torch
+
+from rl_platform.components.model_scorer import ModelScorer
 from rl_platform.config.schema import Config
+from rl_platform.envs.reasoning.http_scorer import HttpScorer
 from rl_platform.envs.reasoning.scoring import ScoringPool, ScoringStats
-from rl_platform.envs.reasoning.scoring_worker import Score
+from rl_platform.envs.reasoning.scoring_worker import DIED, TIMEOUT, Score
 from rl_platform.envs.reasoning.verifiers import ScoreItem, VerifierSpec
-from rl_platform.errors import ChannelClosed, WorkerError
+from rl_platform.errors import ChannelClosed, Unreachable, WorkerError
 from rl_platform.models.tokenizer import Tokenizer, load_tokenizer
 from rl_platform.records import Trajectory
 from rl_platform.runtime.channel import Channel
@@ -26,21 +32,38 @@ from rl_platform.runtime.host import ComponentContext
 READ_AT_ONCE = 64
 
 
+class Scorer(Protocol):
+    """Gives responses their scores; thread-safe."""
+
+    def submit(self, items: Sequence[ScoreItem]) -> list[Future[Score]]:
+        """A future per response. A response that cannot be scored gets an invalid score, not an exception."""
+        ...
+
+    @property
+    def stats(self) -> ScoringStats: ...
+
+    def close(self) -> None:
+        """Fails the futures that are not done."""
+        ...
+
+
 class Reward:
     """Scores trajectories by their text. A response without a score (timeout, exception, crash) comes back with
-    `valid=False` and reward 0; if a whole call yields not one score, WorkerError tells why, with a traceback.
+    `valid=False` and reward 0; if a whole call yields not one score, WorkerError tells why, with a traceback, or
+    Unreachable that a server did not answer.
 
-    `metric` is 1 for a full score and 0 otherwise with the built-in verifiers, the score itself with one of the user.
+    `metric` is 1 for a full score and 0 otherwise with the built-in verifiers, the score itself with all others.
     """
 
     def __init__(self, context: ComponentContext, config: Config) -> None:
         self._label, self._model = context.label, config.actor.model
-        self._spec = verifier_spec(config)
-        self._pool = ScoringPool(self._spec, num_workers=config.reward.num_workers, timeout_s=config.reward.timeout_s)
+        self._type, self._built_in = config.reward.type, verifier_spec(config).built_in
+        self._scorer = _scorer(context, config)
 
     def score(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """The trajectories in their order, with reward, metric and valid set."""
-        scores = self._pool.score([_item(trajectory) for trajectory in trajectories])
+        futures = self._scorer.submit([_item(trajectory) for trajectory in trajectories])
+        scores = [future.result() for future in futures]
         self._check_any_valid(scores)
         return [self._scored(trajectory, score) for trajectory, score in zip(trajectories, scores, strict=True)]
 
@@ -55,7 +78,7 @@ class Reward:
             count = 0
             try:
                 while not writer.done() and (arrived := _next(source)):
-                    futures = self._pool.submit([_item(trajectory) for trajectory in arrived])
+                    futures = self._scorer.submit([_item(trajectory) for trajectory in arrived])
                     count += len(arrived)
                     for trajectory, future in zip(arrived, futures, strict=True):
                         future.add_done_callback(lambda future, trajectory=trajectory: done.put((trajectory, future)))
@@ -66,11 +89,11 @@ class Reward:
 
     def stats(self) -> ScoringStats:
         """Counts since the start of this rank."""
-        return self._pool.stats
+        return self._scorer.stats
 
     def close(self) -> None:
-        """Ends the scoring processes."""
-        self._pool.close()
+        """Ends scoring processes, or requests under way."""
+        self._scorer.close()
 
     def _write(
         self, done: queue.SimpleQueue[tuple[Trajectory, Future[Score]] | int], sink: Channel[Trajectory]
@@ -89,7 +112,7 @@ class Reward:
         return scores
 
     def _scored(self, trajectory: Trajectory, score: Score) -> Trajectory:
-        metric = float(score.value >= 1.0) if self._spec.built_in else score.value
+        metric = float(score.value >= 1.0) if self._built_in else score.value
         steps = tuple((self._token_at(trajectory.token_ids, end), reward) for end, reward in score.steps)
         return replace(trajectory, reward=score.value, metric=metric, valid=score.valid, step_rewards=steps)
 
@@ -109,10 +132,33 @@ class Reward:
         counts = ", ".join(
             f"{reason} {sum(s.reason == reason for s in scores)}" for reason in sorted({s.reason for s in scores})
         )
-        raise WorkerError(
-            f"{self._label}: reward.type {self._spec.type} scored none of {len(scores)} responses ({counts}). "
+        silent = self._type == "http" and {score.reason for score in scores} <= {DIED, TIMEOUT}
+        raise (Unreachable if silent else WorkerError)(
+            f"{self._label}: reward.type {self._type} scored none of {len(scores)} responses ({counts}). "
             f"The last one:\n{scores[-1].detail}"
         )
+
+
+def _scorer(context: ComponentContext, config: Config) -> Scorer:
+    reward = config.reward
+    if reward.type == "model":
+        device = torch.device("cuda", context.accelerators[0]) if context.accelerators else torch.device("cpu")
+        return ModelScorer(config, device)
+    if reward.type == "http":
+        return http_scorer(config)
+    return ScoringPool(verifier_spec(config), num_workers=reward.num_workers, timeout_s=reward.timeout_s)
+
+
+def http_scorer(config: Config) -> HttpScorer:
+    """Of `reward.type: http`. Raises Unreachable or ConfigError when no reward server is at `reward.url`."""
+    reward = config.reward
+    return HttpScorer(
+        reward.url or "",
+        batch_size=reward.max_batch_size,
+        num_workers=reward.num_workers,
+        timeout_s=reward.timeout_s,
+        retries=reward.retries,
+    )
 
 
 def verifier_spec(config: Config) -> VerifierSpec:

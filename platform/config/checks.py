@@ -38,7 +38,7 @@ _PARTS = (  # keys that decide which components a run has
     "actor.lora",
     "reference.model",
 )
-_REWARD_TYPES = ("task", "math_verify", "exact_match")
+_REWARD_TYPES = ("task", "math_verify", "exact_match", "model", "http")
 
 
 def check(

@@ -9,6 +9,7 @@ from rl_platform.config.action_level_rules import CHUNKS
 from rl_platform.config.controls import idle_controls
 from rl_platform.config.estimators import estimator_of, idle_estimator_keys
 from rl_platform.config.parallel_rules import idle_parallel_keys
+from rl_platform.config.reward_rules import idle_reward_keys
 from rl_platform.config.schema import Config
 
 _PROMPTS = (
@@ -214,6 +215,8 @@ def _batches(config: Config) -> Iterator[Idle]:
 
 
 def _rewards(config: Config) -> Iterator[Idle]:
+    if config.runner.task_type == "reasoning":
+        yield from (Idle(*found) for found in idle_reward_keys(config))
     if config.algorithm.overlong.buffer_length is None:
         switch = "algorithm.overlong.buffer_length"
         for name in ("penalty", "max_length"):

@@ -227,6 +227,7 @@ _TABLES: dict[str, str] = {
         rollout_temperature | rollout.sampling.temperature
         rollout_max_response_len | data.max_response_length
         rm_type | reward.type
+        rm_url | reward.url | with reward.type: http
         actor_num_nodes | cluster.num_nodes | {_PLACED}
         actor_num_gpus_per_node | cluster.gpus_per_node | {_PLACED}
     """,
@@ -257,7 +258,7 @@ _TABLES: dict[str, str] = {
         per_device_train_batch_size | actor.micro_batch_size
         response_length | data.max_response_length
         sft_model_path | actor.model.path
-        reward_model_path | reward.type | as module:function
+        reward_model_path | reward.model.path | with reward.type: model
         total_episodes | runner.max_steps | in steps here, each of data.train_batch_size prompts
         local_rollout_forward_batch_size | algorithm.rollout_micro_batch_size
         learning_rate | actor.optim.lr critic.optim.lr

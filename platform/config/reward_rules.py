@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 from rl_platform.config.rules import BrokenRule
 from rl_platform.config.schema import Config
@@ -13,9 +14,46 @@ _COEF, _BUFFER, _MAX = (f"{OVERLONG}.{name}" for name in ("stop_properly_coef", 
 
 def broken_reward_rules(config: Config) -> Iterator[BrokenRule]:
     """Of a reasoning config."""
+    yield from _scorer(config)
     yield from _scaling(config)
     yield from _soft_punishment(config)
     yield from _stop_properly(config)
+
+
+def idle_reward_keys(config: Config) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """Keys of `reward` that the chosen type does not read, the reason, and the key that decides it."""
+    kind, switch = config.reward.type, ("reward.type",)
+    if kind != "model":
+        yield "reward.model", "only reward.type model has a classifier", switch
+    if kind != "http":
+        for name in ("url", "retries"):
+            yield f"reward.{name}", "only reward.type http asks a server", switch
+    if kind not in ("model", "http"):
+        yield "reward.max_batch_size", f"reward.type {kind} scores responses one by one", switch
+    if kind == "model":
+        for name in ("num_workers", "timeout_s"):
+            yield f"reward.{name}", "a classifier scores in the reward's own process, one batch after another", switch
+
+
+def _scorer(config: Config) -> Iterator[BrokenRule]:
+    """What the types model and http cannot do without."""
+    reward, switch = config.reward, ("reward.type",)
+    if reward.type == "model" and reward.model is None:
+        hint = "as reward.model: {path: FOLDER}"
+        yield BrokenRule("reward.model", "reward.type model needs the classifier that scores", switch, hint)
+    if reward.type == "http" and not _is_address(reward.url or ""):
+        message = "reward.type http needs the address of the server that scores"
+        yield BrokenRule("reward.url", message, switch, "as http://HOST:PORT/score")
+
+
+def _is_address(url: str) -> bool:
+    """Whether a request can be posted there. User and password would not be sent, so they are refused."""
+    try:
+        parts = urlsplit(url)
+        named = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, half an IPv6 address
+        return False
+    return named and "@" not in parts.netloc and url.isascii() and url.isprintable() and " " not in url
 
 
 def _scaling(config: Config) -> Iterator[BrokenRule]:
@@ -65,6 +103,6 @@ def _stop_properly(config: Config) -> Iterator[BrokenRule]:
     if scaling is not None and scaling.target_min < 0:
         message = f"{less}, and {SCALING}.target_min is {scaling.target_min:g}"
         yield BrokenRule(_COEF, message, (SCALING, f"{SCALING}.target_min"), f"{_BUFFER} subtracts instead")
-    if scaling is None and ":" in config.reward.type:
+    if scaling is None and (":" in config.reward.type or config.reward.type in ("model", "http")):
         message = f"{less}, and the scores of {config.reward.type} (reward.type) may be negative"
         yield BrokenRule(_COEF, message, ("reward.type", SCALING), f"{SCALING} gives them a known range")

@@ -101,6 +101,8 @@ class MemoryModel:
     def _rank(self, name: str, shape: Shape) -> Memory:
         if name == "rollout":
             return self._rollout(shape)
+        if name == "reward":
+            return self._reward(shape)
         ranks = self.layout.parts[name].ranks
         if name not in _LEARNERS:  # the reference is whole on every rank
             return Memory(weights=shape.parameters * FLOAT, activations=self._forward(name, shape))
@@ -148,6 +150,15 @@ class MemoryModel:
             activations=logits + tokens * _live_elements(shape) * FLOAT,
             kv_cache=shape.kv_elements_per_token * slots * longest(self.config) * bytes_each,
         )
+
+    def _reward(self, shape: Shape) -> Memory:
+        """A reward model, whole on every rank, and its largest batch."""
+        reward = self.config.reward
+        assert reward.model is not None
+        assert isinstance(shape, ModelShape)
+        bytes_each = bytes_of(reward.model.dtype)
+        tokens = reward.max_batch_size * longest(self.config)
+        return Memory(weights=shape.parameters * bytes_each, activations=tokens * _live_elements(shape) * bytes_each)
 
     def _backward(self, name: str, shape: Shape) -> int:
         """What a micro-batch keeps for its backward pass, and the logits of a chunk."""

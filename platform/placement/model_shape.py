@@ -155,6 +155,8 @@ def shapes(config: Config) -> tuple[dict[str, Shape], dict[str, str]]:
         sections["critic"] = config.critic.model or actor
     if config.has_reference:
         sections["reference"] = config.reference.model or actor
+    if config.reward.type == "model" and config.reward.model is not None:
+        sections["reward"] = Model(path=config.reward.model.path)
     found: dict[str, Shape] = {}
     reasons: dict[str, str] = {}
     for name, model in sections.items():
@@ -162,7 +164,7 @@ def shapes(config: Config) -> tuple[dict[str, Shape], dict[str, str]]:
         if isinstance(shape, str):
             reasons[name] = shape
         else:
-            found[name] = _with_value_head(shape) if name == "critic" else shape
+            found[name] = _with_value_head(shape) if name in ("critic", "reward") else shape
     return found, reasons
 
 

@@ -146,6 +146,8 @@ def _remedy(report: Report, component: str) -> str:
         return "fewer sequences at once (rollout.max_running_requests), or GPUs of its own"
     if component == "reference":
         return "give it GPUs of its own"
+    if component == "reward":
+        return "fewer responses at once (reward.max_batch_size), or GPUs of its own"
     if memory.activations > memory.lasting + memory.gradients:
         return f"a smaller {'critic' if component == 'critic' else 'actor'}.micro_batch_size"
     return "more ranks, over which its parameters and optimizer are sharded, or GPUs of its own"

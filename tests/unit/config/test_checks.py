@@ -14,6 +14,7 @@ from rl_platform.config.effects import idle_keys
 PLACED = "cluster.component_placement"
 REASONING = f"{PLACED}={{'actor,critic,rollout,reward,reference': all}}"
 TINY = "actor.model={random_init: {}, tokenizer: bytes}"
+COEF = "algorithm.overlong.stop_properly_coef"
 
 NO_CRITIC = ["critic.use_critic_model=false", f"{PLACED}={{'actor,rollout,reward': all}}"]
 
@@ -153,6 +154,19 @@ BROKEN = [
     ("reasoning", ["algorithm.rollout_is.reject={}"], "algorithm.rollout_is.reject.threshold", ""),
     ("reasoning", ["algorithm.rollout_is.reject.threshold=0"], "algorithm.rollout_is.reject.threshold", "out of range"),
     ("reasoning", ["reward.type=maths"], "reward.type", "module:function"),
+    ("reasoning", ["reward.type=model"], "reward.model", "needs the classifier"),
+    ("reasoning", ["reward.type=model", "reward.model={}"], "reward.model.path", ""),
+    ("reasoning", ["reward.type=http"], "reward.url", "address of the server"),
+    *(
+        ("reasoning", ["reward.type=http", f"reward.url={url}"], "reward.url", "address of the server")
+        for url in ("localhost:8000", "ftp://a/b", "http://", "http://a:x/", "http://me:word@a/", "'http://a/b c'")
+    ),
+    ("reasoning", ["reward={type: http, url: 'http://a', retries: -1}"], "reward.retries", "out of range"),
+    ("reasoning", ["reward={type: http, url: 'http://a', max_batch_size: 0}"], "reward.max_batch_size", "out of range"),
+    *(
+        ("reasoning", ["algorithm.overlong.stop_properly_coef=0.5", f"reward={scorer}"], COEF, "may be negative")
+        for scorer in ("{type: http, url: 'http://a'}", "{type: model, model: {path: x}}")
+    ),
     ("reasoning", ["data.prompt_template=Answer"], "data.prompt_template", "{question}"),
     (
         "reasoning",
@@ -255,6 +269,8 @@ PASSES = [
         ["algorithm={overlong: {stop_properly_coef: 0.5}, reward_scaling: {target_min: 0}}", "reward.type=a:b"],
     ),
     ("reasoning", ["reward.type=my_package.rewards:score", "actor.max_tokens_per_micro_batch=320"]),
+    ("reasoning", ["reward={type: model, max_batch_size: 2, model: {path: x}}"]),
+    ("reasoning", ["reward={type: http, url: 'https://a.b:1/c?d=e', retries: 0, num_workers: 9, timeout_s: 60}"]),
     ("reasoning", [TINY, "critic.model.path=other", "rollout.sampling.max_new_tokens=64"]),
     ("reasoning", ["data.task={type: jsonl, path: x, prompt_column: q}"]),
     ("reasoning", ["algorithm.dynamic_sampling={max_rounds: 3, surplus: drop}", "algorithm.group_size=2"]),
@@ -312,6 +328,13 @@ WITHOUT_EFFECT = [
     ("embodied", "rollout.sampling.top_k=0", "rollout.sampling"),
     ("embodied", "rollout.backend=torch", "rollout.backend"),
     ("embodied", "reward.type=task", "reward"),
+    ("reasoning", "reward.max_batch_size=8", "reward.max_batch_size"),
+    ("reasoning", "reward.url=http://a", "reward.url"),
+    ("reasoning", "reward.model={path: x}", "reward.model"),
+    ("reasoning", "reward={type: model, model: {path: x}, retries: 1}", "reward.retries"),
+    ("reasoning", "reward={type: model, model: {path: x}, num_workers: 2}", "reward.num_workers"),
+    ("reasoning", "reward={type: model, model: {path: x}, timeout_s: 9}", "reward.timeout_s"),
+    ("reasoning", "reward={type: http, url: 'http://a', model: {path: x}}", "reward.model"),
     ("embodied", "runner.max_epochs=1", "runner.max_epochs"),
     ("embodied", "critic.optim.lr=0.1", "critic.optim"),
     ("embodied", "algorithm.critic_ppo_epochs=1", "algorithm.critic_ppo_epochs"),

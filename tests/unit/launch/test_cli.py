@@ -21,6 +21,7 @@ from rl_platform.errors import (
     Diverged,
     PlatformError,
     Problem,
+    Unreachable,
     WorkerDied,
     WorkerError,
 )
@@ -155,7 +156,15 @@ def fails(command, monkeypatch: pytest.MonkeyPatch) -> Callable:
 
 @pytest.mark.parametrize(
     ("kind", "code"),
-    [(DataError, 65), (CheckpointError, 65), (Diverged, 70), (WorkerError, 70), (WorkerDied, 75), (Deadline, 75)],
+    [
+        (DataError, 65),
+        (CheckpointError, 65),
+        (Diverged, 70),
+        (WorkerError, 70),
+        (WorkerDied, 75),
+        (Deadline, 75),
+        (Unreachable, 75),
+    ],
 )
 def test_errors_for_the_user_have_their_exit_code_and_no_traceback(fails, kind: type[PlatformError], code: int):
     error = kind("what went wrong")

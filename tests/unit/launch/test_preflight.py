@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from reward_parts import make_classifier
 
 from rl_platform.config import Config
 from rl_platform.errors import ConfigError, Problem
@@ -207,6 +208,24 @@ def test_a_model_folder_that_is_missing(folder: Path, section: str):
     config, placement, inventory = loaded("reasoning.yaml", f"{section}.model={{path: ./nowhere}}")
     with pytest.raises(ConfigError, match=rf"{section}\.model\.path: no such model"):
         check_models(config, placement, inventory)
+
+
+def test_a_reward_model_counts_among_what_must_fit_into_memory(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    make_classifier(folder / "classifier")
+    scored = loaded("reasoning.yaml", "reward={type: model, model: {path: ./classifier}}")
+    check_reward(scored[0])
+    check_models(*scored)
+    memory = namedtuple("memory", "available total")
+    monkeypatch.setattr("psutil.virtual_memory", lambda: memory(available=1000, total=10**9))
+    with pytest.raises(ConfigError, match=r"training needs .* GiB \(.*, reward 0\.0\), 0\.0 GiB are free"):
+        check_models(*scored)
+
+
+def test_a_reward_model_that_is_none_is_told_without_reading_weights(folder: Path):
+    make_classifier(folder / "classifier", num_labels=2)
+    (folder / "classifier" / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="this classifier has 2 labels"):
+        check_reward(loaded("reasoning.yaml", "reward={type: model, model: {path: ./classifier}}")[0])
 
 
 def test_a_users_reward_is_imported_from_the_working_folder(folder: Path):

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from reward_parts import make_classifier
 
 from rl_platform.config import load_config
-from rl_platform.config.components import Model, Parallel, RandomLM
+from rl_platform.config.components import Model, Parallel, RandomLM, Reward, RewardModel
 from rl_platform.config.schema import Cluster, Config
 from rl_platform.placement.hardware import GPUS
 from rl_platform.placement.inventory import Inventory
@@ -110,6 +111,22 @@ def test_states_are_sharded_over_ranks_and_the_reference_is_not() -> None:
     assert eight.rank("reference").weights == one.rank("reference").weights
     assert one.rank("reference").optimizer == one.rank("reference").gradients == 0
     assert one.rank("reward").total == 0
+
+
+def test_a_reward_model_is_whole_on_every_rank_of_the_reward(config: Config, tmp_path: Path) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    make_classifier(tmp_path)
+    network = AutoModelForSequenceClassification.from_pretrained(tmp_path, dtype=torch.float32)
+    size = sum(parameter.nbytes for parameter in network.parameters())
+    for dtype, share in (("float32", 1.0), ("bfloat16", 0.5)):
+        section = Reward(type="model", max_batch_size=4, model=RewardModel(path=str(tmp_path), dtype=dtype))
+        scored = config.model_copy(update={"reward": section})
+        found = model(scored, layout({"actor,critic,rollout": "0-3", "reward": "4-7"})).rank("reward")
+        assert found.weights == pytest.approx(size * share, rel=1e-3)
+        assert found.activations > 0
+        assert found.optimizer == found.gradients == 0
+    assert model(config, layout({"actor,critic,rollout,reward": "0"})).rank("reward").total == 0
 
 
 def test_the_generator_shares_the_weights_of_a_single_rank_in_its_process_only() -> None:

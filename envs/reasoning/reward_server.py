@@ -1,0 +1,142 @@
+"""A reward server as the platform asks it: one HTTP request, and what of its answer is a score.
+
+    POST url  {"items": [{"prompt": text, "response": text, "answer": text, "metadata": {...}}, ...]}
+    200       {"scores": [0.5, null, ...]}     one number per item, in order; null: no score
+
+What metadata holds beyond JSON is sent as text. When to ask again is decided in `http_scorer.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from typing import Any
+from urllib.parse import urlsplit
+
+from rl_platform.envs.reasoning.scoring_worker import DIED, RAISED, TIMEOUT, Score
+from rl_platform.envs.reasoning.verifiers import ScoreItem
+
+HEADERS = {"Content-Type": "application/json", "Accept": "application/json", "Connection": "close"}
+LONGEST_ANSWER = 16 * 2**20  # bytes
+SHOWN = 200  # characters of an answer in messages
+NOT_THERE = (502, 503, 504)  # statuses of a gateway whose server is away, or of one that still starts
+TOO_MANY = 429
+
+
+class Unanswered(Exception):
+    """A request that got no scores. `reason`: DIED (no server), TIMEOUT, or RAISED (an answer that is none).
+
+    `final`: the same request would get the same answer.
+    """
+
+    def __init__(self, reason: str, detail: str, *, final: bool = False) -> None:
+        super().__init__(detail)
+        self.reason, self.detail, self.final = reason, detail, final
+
+
+class RewardServer:
+    """Asks the server at `url`; thread-safe. Whatever comes back, a request takes about `timeout_s` seconds at most."""
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        self.url, self._timeout_s = url, timeout_s
+        parts = urlsplit(url)
+        self._kind, usual = (HTTPSConnection, 443) if parts.scheme == "https" else (HTTPConnection, 80)
+        self._host, self._port = parts.hostname or "", parts.port or usual
+        self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        self._open: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def ask(self, items: Sequence[ScoreItem]) -> list[Score]:
+        """A score per item; one that is no finite number is invalid. Raises Unanswered."""
+        try:
+            body = json.dumps({"items": [_to_json(item) for item in items]}, default=str).encode()
+        except (TypeError, ValueError) as error:
+            raise Unanswered(RAISED, f"the metadata cannot be sent as JSON: {error}", final=True) from error
+        return self._scores(*self._post(body), len(items))
+
+    def close(self) -> None:
+        """Ends the requests that are under way; later ones fail."""
+        with self._lock:
+            self._closed = True
+            for connected in self._open:
+                _cut(connected)
+
+    def _post(self, body: bytes) -> tuple[int, bytes]:
+        began = time.monotonic()
+        connection = self._kind(self._host, self._port, timeout=self._timeout_s)
+        try:
+            connection.connect()
+            with self._until(connection.sock, began + self._timeout_s):
+                connection.request("POST", self._path, body, HEADERS)
+                response = connection.getresponse()
+                status, answer = response.status, response.read(LONGEST_ANSWER)
+        except (OSError, HTTPException, UnicodeError) as error:  # the latter: a name that cannot be a host's
+            if isinstance(error, TimeoutError) or time.monotonic() - began >= self._timeout_s:
+                raise self._too_late() from error
+            raise Unanswered(DIED, f"{self.url}: {type(error).__name__}: {error}") from error
+        finally:
+            connection.close()
+        if time.monotonic() - began >= self._timeout_s:  # the answer may have been cut
+            raise self._too_late()
+        return status, answer
+
+    def _too_late(self) -> Unanswered:
+        return Unanswered(TIMEOUT, f"{self.url} did not answer within {self._timeout_s:g} s (reward.timeout_s)")
+
+    @contextmanager
+    def _until(self, connected: socket.socket, deadline: float) -> Iterator[None]:
+        """Cuts the connection at the deadline: a socket's own timeout begins anew with every byte that trickles in."""
+        timer = threading.Timer(max(deadline - time.monotonic(), 0.0), _cut, [connected])
+        timer.daemon = True
+        with self._lock:
+            self._open.add(connected)
+            if self._closed:
+                _cut(connected)
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            with self._lock:
+                self._open.discard(connected)
+
+    def _scores(self, status: int, answer: bytes, count: int) -> list[Score]:
+        shown = answer[:SHOWN].decode(errors="replace")
+        if status in NOT_THERE:
+            raise Unanswered(DIED, f"{self.url} answered with status {status}: {shown}")
+        if status != 200:
+            final = status < 500 and status != TOO_MANY
+            raise Unanswered(RAISED, f"{self.url} answered with status {status}: {shown}", final=final)
+        try:
+            scores = json.loads(answer)["scores"]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            message = f"{self.url} answered with something else than {{'scores': [...]}}: {shown}"
+            raise Unanswered(RAISED, message) from error
+        if not isinstance(scores, list) or len(scores) != count:
+            raise Unanswered(RAISED, f"{self.url} did not answer with a list of {count} scores: {shown}")
+        return [_score(value) for value in scores]
+
+
+def _to_json(item: ScoreItem) -> dict[str, Any]:
+    return {"prompt": item.question, "response": item.response, "answer": item.answer, "metadata": item.metadata}
+
+
+def _score(value: Any) -> Score:
+    try:
+        if type(value) in (int, float) and math.isfinite(value):
+            return Score(float(value))
+    except OverflowError:  # a whole number that no float holds
+        pass
+    return Score(0.0, valid=False, reason=RAISED, detail=f"a score must be a finite number, not {value!r:.{SHOWN}}")
+
+
+def _cut(connected: socket.socket) -> None:
+    with suppress(OSError):
+        connected.shutdown(socket.SHUT_RDWR)

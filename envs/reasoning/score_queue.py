@@ -1,0 +1,78 @@
+"""Responses that wait for a scorer which takes several at once, and the counts of what became of them."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+from rl_platform.envs.reasoning.scoring import ScoringStats
+from rl_platform.envs.reasoning.scoring_process import Job
+from rl_platform.envs.reasoning.scoring_worker import Score
+from rl_platform.envs.reasoning.verifiers import ScoreItem
+from rl_platform.errors import WorkerDied
+
+_TOO_LATE = "the reward was closed before this response was scored"
+
+
+class ScoreQueue:
+    """Thread-safe. At most `limit` responses wait: who brings more is held up until there is room."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._waiting: deque[Job] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._stats = ScoringStats()
+
+    @property
+    def stats(self) -> ScoringStats:
+        return self._stats
+
+    def submit(self, items: Sequence[ScoreItem]) -> list[Future[Score]]:
+        """Queues responses; the futures complete in any order. Raises WorkerDied once the queue is closed."""
+        jobs = [Job(item, Future()) for item in items]
+        with self._changed:
+            for job in jobs:
+                self._changed.wait_for(lambda: self._closed or len(self._waiting) < self._limit)
+                if self._closed:
+                    raise WorkerDied(_TOO_LATE)
+                self._waiting.append(job)
+                self._changed.notify_all()
+        return [job.future for job in jobs]
+
+    def take(self, most: int) -> list[Job]:
+        """The next 1 to `most` responses; waits for the first. Empty once the queue is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._waiting)
+            jobs = [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
+            self._changed.notify_all()
+        return jobs
+
+    def finish(self, jobs: Sequence[Job], scores: Sequence[Score]) -> None:
+        """Gives responses that were taken their scores."""
+        for job, score in zip(jobs, scores, strict=True):
+            with self._changed:
+                self._stats = self._stats.counting(score)
+            job.future.set_result(score)
+
+    def fail(self, jobs: Sequence[Job], error: Exception) -> None:
+        """Whoever waits for the scores of these responses gets the error."""
+        for job in jobs:
+            job.future.set_exception(error)
+
+    def give_up_waiting(self, score: Score) -> None:
+        """All that wait get this invalid score."""
+        with self._changed:
+            jobs, self._waiting = list(self._waiting), deque()
+            self._changed.notify_all()
+        self.finish(jobs, [score] * len(jobs))
+
+    def close(self) -> None:
+        """Fails what waits. Closing again is fine."""
+        with self._changed:
+            self._closed = True
+            jobs, self._waiting = list(self._waiting), deque()
+            self._changed.notify_all()
+        self.fail(jobs, WorkerDied(_TOO_LATE))

@@ -1,0 +1,87 @@
+"""Scores that a reward model gives: responses are scored as they arrive, those that wait together in one batch."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+import torch
+
+from rl_platform.config.schema import Config
+from rl_platform.envs.reasoning.prompts import PLACEHOLDER
+from rl_platform.envs.reasoning.score_queue import ScoreQueue
+from rl_platform.envs.reasoning.scoring import ScoringStats
+from rl_platform.envs.reasoning.scoring_process import Job
+from rl_platform.envs.reasoning.scoring_worker import RAISED, Score
+from rl_platform.envs.reasoning.verifiers import ScoreItem
+from rl_platform.models.classifier import SequenceClassifier
+from rl_platform.models.tokenizer import Message
+from rl_platform.runtime.cpu import release_team
+
+WAITING_BATCHES = 64
+
+
+class ModelScorer:
+    """Scores with the classifier of `reward.model` on `device`, in one thread and batches of `reward.max_batch_size`.
+
+    The classifier reads what the policy read: system turn, prompt and response. A conversation that is longer than its
+    context, or whose score is not finite, is invalid. Raises ConfigError at construction if the model cannot be loaded.
+    """
+
+    def __init__(self, config: Config, device: torch.device) -> None:
+        assert config.reward.model is not None
+        self._classifier = SequenceClassifier(config.reward.model, device)
+        self._data, self._batch_size = config.data, config.reward.max_batch_size
+        self._queue = ScoreQueue(WAITING_BATCHES * self._batch_size)
+        self._thread = threading.Thread(target=self._serve, name="reward-model", daemon=True)
+        self._thread.start()
+
+    def submit(self, items: Sequence[ScoreItem]) -> list[Future[Score]]:
+        """Queues responses, waiting for room; the futures complete in any order. Raises WorkerDied once closed."""
+        return self._queue.submit(items)
+
+    @property
+    def stats(self) -> ScoringStats:
+        return self._queue.stats
+
+    def close(self) -> None:
+        """Waits for the batch in work and fails what is queued. Closing again is fine."""
+        self._queue.close()
+        self._thread.join()
+
+    def _serve(self) -> None:
+        while jobs := self._queue.take(self._batch_size):
+            self._score(jobs)
+            release_team()
+
+    def _score(self, jobs: Sequence[Job]) -> None:
+        try:
+            scores = self._scores([self._classifier.encode(self._conversation(job.item)) for job in jobs])
+        except Exception as error:  # such as memory that runs out: told by whoever waits for these scores
+            self._queue.fail(jobs, error)
+        else:
+            self._queue.finish(jobs, scores)
+
+    def _scores(self, rows: Sequence[Sequence[int]]) -> list[Score]:
+        longest = self._classifier.longest
+        fitting = [row for row in rows if 0 < len(row) <= longest]
+        values = iter(self._classifier.scores(fitting) if fitting else [])
+        return [_score(next(values)) if 0 < len(row) <= longest else _unread(len(row), longest) for row in rows]
+
+    def _conversation(self, item: ScoreItem) -> list[Message]:
+        system = [] if self._data.system_prompt is None else [{"role": "system", "content": self._data.system_prompt}]
+        prompt = self._data.prompt_template.replace(PLACEHOLDER, item.question)
+        return [*system, {"role": "user", "content": prompt}, {"role": "assistant", "content": item.response}]
+
+
+def _score(value: float) -> Score:
+    if math.isfinite(value):
+        return Score(value)
+    return Score(0.0, valid=False, reason=RAISED, detail=f"the reward model gave {value}")
+
+
+def _unread(length: int, longest: int) -> Score:
+    detail = f"prompt and response have {length} tokens, the reward model reads 1 to {longest}"
+    return Score(0.0, valid=False, reason=RAISED, detail=detail)

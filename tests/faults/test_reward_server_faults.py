@@ -1,0 +1,269 @@
+"""Reward servers that hang, die, or answer nonsense: they cost the samples they were asked for, and bounded time."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from reward_parts import reward_server, scores
+
+from rl_platform.envs.reasoning import http_scorer
+from rl_platform.envs.reasoning.http_scorer import HttpScorer
+from rl_platform.envs.reasoning.scoring import ScoringStats
+from rl_platform.envs.reasoning.scoring_worker import DIED, RAISED, TIMEOUT, Score
+from rl_platform.envs.reasoning.verifiers import ScoreItem
+from rl_platform.errors import ConfigError, Unreachable, WorkerDied
+
+LIMIT = {"batch_size": 2, "num_workers": 1, "timeout_s": 0.5, "retries": 2}
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_scorer, "FIRST_PAUSE_S", 0.02)
+
+
+@pytest.fixture
+def connect() -> Iterator[Any]:
+    built: list[HttpScorer] = []
+
+    def connect(url: str, **options: Any) -> HttpScorer:
+        built.append(HttpScorer(url, **(LIMIT | options)))
+        return built[-1]
+
+    yield connect
+    for scorer in built:
+        scorer.close()
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """Takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
+
+
+def items(*responses: str) -> list[ScoreItem]:
+    return [ScoreItem(response, "question", "answer", {"level": 3}) for response in responses]
+
+
+def ask(scorer: HttpScorer, *responses: str) -> list[Score]:
+    return [future.result(timeout=20) for future in scorer.submit(items(*responses))]
+
+
+def lengths(asked: list[dict[str, Any]]) -> tuple[int, str]:
+    return scores(*(len(item["response"]) for item in asked))
+
+
+def test_what_is_sent_and_what_comes_back(connect) -> None:
+    seen: list[list[dict[str, Any]]] = []
+    with reward_server(lambda asked: seen.append(asked) or lengths(asked)) as url:
+        scorer = connect(url)
+        assert [score.value for score in ask(scorer, "one", "seven", "\ud83dü")] == [3.0, 5.0, 2.0]
+    assert seen[0] == []  # asked at the start, to see whether it is there
+    sent = [item for request in seen[1:] for item in request]
+    assert sent[0] == {"prompt": "question", "response": "one", "answer": "answer", "metadata": {"level": 3}}
+    assert len(sent) == 3
+    assert max(map(len, seen)) <= LIMIT["batch_size"]
+    assert scorer.stats == ScoringStats(scored=3)
+
+
+def test_no_more_requests_at_once_than_asked_for_and_no_fewer(connect) -> None:
+    busy, most, both = 0, 0, threading.Barrier(2)
+    lock = threading.Lock()
+
+    def answer(asked: list[dict[str, Any]]) -> tuple[int, str]:
+        nonlocal busy, most
+        with lock:
+            busy += 1
+            most = max(most, busy)
+        if asked:
+            both.wait(timeout=10)
+        with lock:
+            busy -= 1
+        return lengths(asked)
+
+    with reward_server(answer) as url:
+        assert all(score.valid for score in ask(connect(url, num_workers=2, timeout_s=20.0), *"abcdefgh"))
+    assert most == 2
+
+
+def test_the_queue_is_bounded(connect) -> None:
+    gate = threading.Event()
+
+    def answer(asked: list[dict[str, Any]]) -> tuple[int, str]:
+        if asked:
+            gate.wait(10)
+        return lengths(asked)
+
+    with reward_server(answer) as url:
+        scorer = connect(url, timeout_s=20.0)
+        room = LIMIT["batch_size"] * (http_scorer.WAITING_REQUESTS + 1)
+        scorer.submit(items(*"x" * room))
+        held = threading.Thread(target=scorer.submit, args=[items("late")])
+        held.start()
+        held.join(0.2)
+        assert held.is_alive()
+        gate.set()
+        held.join(10)
+        assert not held.is_alive()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        (500, "out of memory"),
+        (503, "loading"),
+        (429, "slower"),
+        (200, "<html>"),
+        (200, "[" * 100_000),
+        (200, "[0.5, 0.5]"),
+        scores(0.5),
+        (200, json.dumps({"scores": "ab"})),
+        (200, b"\xff\xfe{".decode("latin-1")),
+        None,
+    ],
+)
+def test_a_request_that_fails_is_made_again(connect, wrong) -> None:
+    answers = [scores(), wrong, wrong, scores(1.0, 2.0), wrong, wrong, wrong]
+    with reward_server(lambda asked: answers.pop(0)) as url:
+        scorer = connect(url)
+        assert [score.value for score in ask(scorer, "a", "b")] == [1.0, 2.0]
+        lost = ask(scorer, "c", "d")
+    assert answers == []
+    assert [score.valid for score in lost] == [False, False]
+    assert {score.reason for score in lost} == {DIED if wrong is None or wrong[0] == 503 else RAISED}
+
+
+@pytest.mark.parametrize("status", [201, 302, 422])
+def test_a_refusal_is_final(connect, status: int) -> None:
+    answers = [scores(), (status, "no such field"), scores(1.0)]
+    with reward_server(lambda asked: answers.pop(0)) as url:
+        scorer = connect(url)
+        (refused,) = ask(scorer, "a")
+        assert (refused.valid, refused.reason) == (False, RAISED)
+        assert f"status {status}: no such field" in refused.detail
+        assert ask(scorer, "b")[0].value == 1.0
+
+
+@pytest.mark.parametrize("value", ["null", "NaN", "Infinity", "true", '"1.0"', "[1.0]", "1" + "0" * 400])
+def test_a_score_that_is_no_finite_number_costs_its_own_response(connect, value: str) -> None:
+    answers = [scores(), (200, f'{{"scores": [0.5, {value}]}}')]
+    with reward_server(lambda asked: answers.pop(0)) as url:
+        scorer = connect(url)
+        good, bad = ask(scorer, "a", "b")
+    assert (good.valid, good.value, bad.valid, bad.value) == (True, 0.5, False, 0.0)
+    assert scorer.stats == ScoringStats(scored=1, raised=1)
+
+
+def test_a_request_that_hangs_costs_its_own_responses(connect) -> None:
+    hang = threading.Event()
+
+    def answer(asked: list[dict[str, Any]]) -> tuple[int, str]:
+        if any(item["response"] == "hang" for item in asked):
+            hang.wait(20)
+        return lengths(asked)
+
+    with reward_server(answer) as url:
+        scorer = connect(url, retries=0, batch_size=1, num_workers=2)
+        stuck = scorer.submit(items("hang"))[0]
+        began = time.monotonic()
+        assert all(score.valid for score in ask(scorer, "a", "b", "c"))
+        assert time.monotonic() - began < LIMIT["timeout_s"]
+        assert stuck.result(timeout=5).reason == TIMEOUT
+        assert ask(scorer, "d")[0].valid  # others were answered meanwhile: the server is there
+        hang.set()
+
+
+def test_bytes_that_trickle_in_do_not_prolong_the_timeout() -> None:
+    def trickle(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection:
+            try:
+                for _ in range(100):
+                    connection.sendall(b"H")
+                    time.sleep(0.1)
+            except OSError:
+                return
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=trickle, args=[listening])
+        thread.start()
+        began = time.monotonic()
+        with pytest.raises(Unreachable, match=r"did not answer within 0\.5 s \(reward\.timeout_s\)"):
+            HttpScorer(f"http://127.0.0.1:{listening.getsockname()[1]}/", **(LIMIT | {"retries": 0}))
+        assert 0.4 < time.monotonic() - began < 2.0
+        thread.join(5)
+
+
+def test_a_server_that_dies_costs_the_retries_once_and_is_used_again_when_it_is_back(connect) -> None:
+    with reward_server(lengths) as url:
+        scorer = connect(url)
+        port = int(url.split(":")[2].split("/")[0])
+        assert ask(scorer, "a")[0].valid
+    lost = ask(scorer, *"x" * 14)
+    assert [score.reason for score in lost] == [DIED] * 14
+    assert scorer.stats.died == 14
+    assert not ask(scorer, "y")[0].valid
+    with reward_server(lengths, port):
+        assert ask(scorer, "back")[0].value == 4.0
+
+
+def test_a_server_that_hangs_does_not_hold_up_every_response(connect) -> None:
+    """40 responses are 20 requests: at three tries of half a second each they would take half a minute."""
+    hung = threading.Event()
+
+    def answer(asked: list[dict[str, Any]]) -> tuple[int, str]:
+        if asked:
+            hung.wait(20)
+        return lengths(asked)
+
+    with reward_server(answer) as url:
+        scorer = connect(url)
+        began = time.monotonic()
+        lost = ask(scorer, *"x" * 40)
+        seconds = time.monotonic() - began
+        hung.set()
+    assert {score.reason for score in lost} == {TIMEOUT}
+    assert seconds < (1 + LIMIT["retries"]) * LIMIT["timeout_s"] + 3 * LIMIT["timeout_s"] + 1.0
+
+
+def test_closing_waits_for_no_request(connect) -> None:
+    hung = threading.Event()
+    with reward_server(lambda asked: (hung.wait(20) if asked else None) or lengths(asked)) as url:
+        scorer = connect(url, timeout_s=20.0)
+        futures = scorer.submit(items(*"abcd"))
+        time.sleep(0.2)
+        began = time.monotonic()
+        scorer.close()
+        assert time.monotonic() - began < 5.0
+        hung.set()
+    assert not futures[0].result(timeout=1).valid  # under way
+    with pytest.raises(WorkerDied):
+        futures[2].result(timeout=1)
+    with pytest.raises(WorkerDied):
+        scorer.submit(items("e"))
+
+
+def test_no_server_at_the_start() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(Unreachable, match=r"ConnectionRefused.*\n.*start the server first"):
+        HttpScorer(f"http://127.0.0.1:{port}/", **LIMIT)
+
+
+def test_a_server_that_says_nothing_at_the_start(silent: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(Unreachable, match="did not answer within"):
+        HttpScorer(silent, **LIMIT)
+    assert time.monotonic() - began < 3 * LIMIT["timeout_s"] + 1.5
+
+
+@pytest.mark.parametrize("answer", [(404, "nothing here"), (200, "<html>"), scores(1.0)])
+def test_something_else_at_the_address(answer) -> None:
+    with reward_server(lambda asked: answer) as url, pytest.raises(ConfigError, match=r"reward\.url: http://127"):
+        HttpScorer(url, **LIMIT)
