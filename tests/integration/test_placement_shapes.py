@@ -25,7 +25,7 @@ SMALL = {
         "actor.model.random_init.intermediate_size=64",
     ],
 }
-# each shape by one task; the other one differs in the components only
+# each shape by one task, always; by the other one, which differs in the components only, before a release
 SOON = {
     "embodied": {"disjoint", "cpu_nodes", "several_ranks_per_gpu", "four_nodes", "learner_alone"},
     "reasoning": {"all_shared", "overlapping", "critic_alone", "two_nodes", "several_gpus_per_rank", "ray_labels"},
@@ -36,7 +36,7 @@ def shapes() -> list[Any]:
     found = []
     for path in sorted(CONFIGS.glob("*/placements/*.yaml")):
         task = path.parents[1].name
-        marks = [] if path.stem in SOON[task] else [pytest.mark.slow]
+        marks = [] if path.stem in SOON[task] else [pytest.mark.release]
         found.append(pytest.param(path, id=f"{task}/{path.stem}", marks=marks))
     return found
 
