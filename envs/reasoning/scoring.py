@@ -232,7 +232,7 @@ class ScoringPool:
         self._failed_starts += 1
         if self._failed_starts >= FAILED_STARTS:
             raise WorkerDied(
-                f"{FAILED_STARTS} scoring processes in a row did not start with reward.type {self._spec.type}: {why}"
+                f"{FAILED_STARTS} scoring processes in a row did not start with {self._spec.key} {self._spec.type}: {why}"
             )
 
     def _discard(self, worker: ScoringProcess) -> None:

@@ -27,6 +27,7 @@ from rl_platform.envs.reasoning.question import Split
 from rl_platform.metrics import Reporter, Sample
 from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.records import Prompt, RolloutBatch, Trajectory
+from rl_platform.runners.conversations import conversation_metrics
 from rl_platform.runners.ppo import Learners
 from rl_platform.runners.rollouts import Collected
 from rl_platform.runtime import ComponentSpec, Runtime
@@ -85,6 +86,7 @@ class ReasoningTask:
         if self.config.algorithm.bootstrap_truncated:
             batch = replace(batch, bootstrapped=cut_ends(trajectories, batch.action_mask))
         samples = _samples(trajectories[: self.config.runner.log_samples])
+        metrics |= conversation_metrics(trajectories)
         return Collected(batch, trajectory_metrics(trajectories) | shaped.metrics | metrics, samples)
 
     def _round(self, step: int, number: int) -> list[Trajectory]:
@@ -176,7 +178,7 @@ def shaped_rewards(trajectories: Sequence[Trajectory], algorithm: Algorithm, lon
     return shape_rewards(
         scores=torch.tensor([trajectory.reward for trajectory in trajectories]),
         scored=torch.tensor([trajectory.valid for trajectory in trajectories]),
-        lengths=torch.tensor([len(trajectory.token_ids) for trajectory in trajectories]),
+        lengths=torch.tensor([sum(trajectory.sampled) for trajectory in trajectories]),
         truncated=torch.tensor([trajectory.finish_reason == "length" for trajectory in trajectories]),
         algorithm=algorithm,
         longest_response=longest_response,
@@ -193,7 +195,7 @@ def rollout_batch(trajectories: Sequence[Trajectory], shaped: ShapedRewards, pad
     for index, (row, trajectory) in enumerate(zip(rows, trajectories, strict=True)):
         response = slice(len(trajectory.prompt.token_ids), len(row))
         tokens[index, : len(row)] = torch.tensor(row)
-        action_mask[index, response] = True
+        action_mask[index, response] = torch.tensor(trajectory.sampled)
         log_probs[index, response] = torch.tensor(trajectory.log_probs)
     return RolloutBatch(
         inputs={"tokens": tokens, "lengths": torch.tensor([len(row) for row in rows])},
