@@ -1,9 +1,9 @@
 """A toy task that a tiny model learns from nothing by reinforcement alone: one-digit answers about strings of digits.
 
 `data.task.params`: `operation` is `last` (default: "3142=" -> 2) or `max` ("3142=" -> 4), `length` the number of digits
-(default 4). `last` is the easy one: its answers are balanced and one look back is enough. `quotient` ("21994/3142" -> 7)
-is for turns with a calculator, which a single `=` asks; its answers are drawn at random. Meant for bare prompts and the
-byte tokenizer. How responses are scored is in `verifiers.py`.
+(default 4). `last` is the easy one: its answers are balanced and one look back is enough. `quotient`
+("21994/3142" -> 7) is for turns with a calculator, which a single `=` asks; its answers are drawn at random. Meant for
+bare prompts and the byte tokenizer. How responses are scored is in `verifiers.py`.
 """
 
 from __future__ import annotations

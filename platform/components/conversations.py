@@ -53,7 +53,7 @@ class _Call:
 
 
 class Conversations:
-    """`rollout.multi_turn` on one rank. A tool that raises, hangs or dies costs its response, which is not trained on."""
+    """`rollout.multi_turn` on one rank. A tool that raises, hangs or dies costs its response, the run goes on."""
 
     def __init__(self, label: str, config: Config, engine: RolloutEngine, tokenizer: Tokenizer) -> None:
         assert config.rollout.multi_turn is not None
