@@ -2,7 +2,7 @@
 
 `data.task.params`: `operation` is `last` (default: "3142=" -> 2) or `max` ("3142=" -> 4), `length` the number of digits
 (default 4). `last` is the easy one: its answers are balanced and one look back is enough. `quotient`
-("21994/3142" -> 7) is for turns with a calculator, which a single `=` asks; its answers are drawn at random. Meant for
+("43974/7329" -> 6) is for turns with a calculator, which a single `=` asks; its answers are drawn at random. Meant for
 bare prompts and the byte tokenizer. How responses are scored is in `verifiers.py`.
 """
 
@@ -36,15 +36,17 @@ def digit_questions(data: Data, task: Task, seed: int) -> Split:
         raise ConfigError([Problem("data.train_size", message, value, allowed=f"up to {existing} in all", hint=hint)])
     numbers = random.Random(seed).sample(range(existing), wanted)
     if operation == QUOTIENT:
-        questions = [_division(number + 1, seed) for number in numbers]  # never by zero
+        questions = [_division(number, length, seed) for number in numbers]
     else:
         answer = OPERATIONS[operation]
         questions = [Question(f"{digits}=", answer(digits)) for digits in (f"{number:0{length}}" for number in numbers)]
     return Split(train=questions[data.val_size :], validation=questions[: data.val_size])
 
 
-def _division(divisor: int, seed: int) -> Question:
-    quotient = random.Random(f"{seed} {divisor}").randint(1, 9)
+def _division(number: int, length: int, seed: int) -> Question:
+    """The divisor has `length` digits and the dividend one more, so all prompts are of one length; two per divisor."""
+    divisor = 5 * 10 ** (length - 1) + number // 2
+    quotient = 2 + (random.Random(f"{seed} {divisor}").randrange(8) + 4 * (number % 2)) % 8
     return Question(f"{divisor * quotient}/{divisor}", str(quotient))
 
 

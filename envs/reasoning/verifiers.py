@@ -91,10 +91,11 @@ def match_digit(item: ScoreItem) -> float:
 
 
 def match_quotient(item: ScoreItem) -> float:
-    """As `match_digit` in the last of two turns, after the calculator was asked in the first; 0 for who guesses. Asking
-    alone is worth 0.05, so that it is learned from random bytes as well."""
-    asked = item.last_turn is not None and item.response.startswith("=")
-    return max(0.05, match_digit(item)) if asked else 0.0
+    """As `match_digit` in the last turn, after the calculator was asked in the first; 0 for who guesses. To have asked
+    is worth 0.05, so that it is learned from random bytes as well; but not to go on asking."""
+    if item.last_turn is None or not item.response.startswith("=") or item.last_turn.startswith("="):
+        return 0.0
+    return max(0.05, match_digit(item))
 
 
 def _task_verifier(spec: VerifierSpec) -> Verifier:

@@ -134,7 +134,7 @@ class MultiTurn(Section):
 
     tool: str = Field(default="calculator", description="who answers: calculator, or module:function")
     max_turns: int = Field(default=4, ge=2, description="turns of the policy; nobody answers after the last")
-    max_observation_tokens: int = Field(default=64, ge=1, description="longer answers are cut")
+    max_observation_tokens: int = Field(default=32, ge=1, description="longer answers are cut")
     num_workers: int = Field(default=2, ge=1, description="processes of a rollout rank in which the tool runs")
     timeout_s: float = Field(
         default=5.0, gt=0, description="a response whose tool takes longer is masked out and counted"

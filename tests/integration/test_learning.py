@@ -1,4 +1,4 @@
-"""The two small configs learn what they promise, as shipped and through the real command."""
+"""The small configs learn what they promise, as shipped and through the real command."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rl_platform.metrics import read_metrics
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
-def trained(start, folder: Path, config: str) -> list[dict[str, float]]:
+def trained(start, folder: Path, config: str, *overrides: str) -> list[dict[str, float]]:
     """The metrics of a whole run."""
-    process = start(CONFIGS / config, "runner.output_dir=out")
+    process = start(CONFIGS / config, "runner.output_dir=out", *overrides)
     _, errors = process.communicate(timeout=280)
     assert process.returncode == 0, errors
     return read_metrics(folder / "out")
@@ -24,6 +24,14 @@ def test_a_language_model_learns_the_last_digit(start, folder: Path):
     rows = trained(start, folder, "reasoning/ppo_tiny.yaml")
     assert rows[0]["val/accuracy"] < 0.2
     assert rows[-1]["val/accuracy"] > 0.9
+
+
+@pytest.mark.slow
+def test_a_language_model_learns_to_use_a_calculator(start, folder: Path):
+    rows = trained(start, folder, "reasoning/multi_turn.yaml", "runner.max_steps=200")
+    assert rows[0]["val/accuracy"] == 0.0
+    assert rows[-1]["tool/calls"] > 0.9
+    assert rows[-1]["val/accuracy"] > 0.3
 
 
 def test_a_policy_balances_the_pole(start, folder: Path):
