@@ -28,7 +28,7 @@ def test_a_language_model_learns_the_last_digit(start, folder: Path):
 
 @pytest.mark.slow
 def test_a_language_model_learns_to_use_a_calculator(start, folder: Path):
-    rows = trained(start, folder, "reasoning/multi_turn.yaml", "runner.max_steps=200")
+    rows = trained(start, folder, "reasoning/multi_turn.yaml", "runner.max_steps=150")
     assert rows[0]["val/accuracy"] == 0.0
     assert rows[-1]["tool/calls"] > 0.9
     assert rows[-1]["val/accuracy"] > 0.3
