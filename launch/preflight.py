@@ -230,6 +230,14 @@ def check_reward(config: Config) -> None:
         ScoringPool(spec, num_workers=1, timeout_s=config.reward.timeout_s).close()
 
 
+def check_tool(config: Config) -> None:
+    """Raises ConfigError when the user's tool cannot be imported."""
+    from rl_platform.envs.reasoning.tools import load_tool
+
+    if config.rollout.multi_turn is not None:
+        load_tool(config.rollout.multi_turn.tool)
+
+
 def check_estimator(config: Config) -> None:
     """Raises ConfigError when the user's advantage estimator cannot be imported."""
     from rl_platform.algorithms.advantages import estimator

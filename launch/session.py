@@ -21,6 +21,7 @@ from rl_platform.launch.preflight import (
     check_models,
     check_policy_loss,
     check_reward,
+    check_tool,
     output_folder,
 )
 from rl_platform.launch.view import terminal_view
@@ -47,6 +48,7 @@ def run(loaded: LoadedConfig, config_path: str, placement: Placement, inventory:
     else:
         world = build_questions(config.data, config.runner.seed)
         check_reward(config)
+        check_tool(config)
         check_estimator(config)
         checkpoint_bytes = check_models(config, placement, inventory)
     with (

@@ -39,13 +39,29 @@ class SamplingParams:
 
 
 @dataclass(frozen=True)
+class Conversation:
+    """What a response of several turns has besides its tokens.
+
+    turns: the policy's own, as text; observed: per token of the response, whether it was answered by the tool or the
+    environment (its log-prob is 0, and nothing is trained on it); observations: how many such answers there are;
+    failed: one did not come, so the response has no reward.
+    """
+
+    turns: tuple[str, ...]
+    observed: tuple[bool, ...]
+    observations: int
+    failed: bool = False
+
+
+@dataclass(frozen=True)
 class Trajectory:
-    """One sampled response.
+    """One sampled response, of one turn, or of several with what was answered between them.
 
     token_ids: response tokens including EOS if it was sampled; log_probs: the engine's log-probability of each of them
     (of the temperature-scaled, unfiltered distribution); finish_reason: "stop" (EOS) or "length"; weights_version: of
     the policy that generated it; reward, metric and step_rewards (where in token_ids a step ends, and its reward) are
-    set by the reward component, `valid` is False when scoring failed.
+    set by the reward component, `valid` is False when scoring failed. conversation: only of several turns; the version
+    is then that of the first turn, and the last token is always a sampled one.
     """
 
     prompt: Prompt
@@ -59,6 +75,14 @@ class Trajectory:
     metric: float = 0.0
     valid: bool = True
     step_rewards: tuple[tuple[int, float], ...] = ()
+    conversation: Conversation | None = None
+
+    @property
+    def sampled(self) -> tuple[bool, ...]:
+        """Per token of the response: whether the policy chose it."""
+        if self.conversation is None:
+            return (True,) * len(self.token_ids)
+        return tuple(not observed for observed in self.conversation.observed)
 
 
 @dataclass

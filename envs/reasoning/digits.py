@@ -1,8 +1,9 @@
 """A toy task that a tiny model learns from nothing by reinforcement alone: one-digit answers about strings of digits.
 
 `data.task.params`: `operation` is `last` (default: "3142=" -> 2) or `max` ("3142=" -> 4), `length` the number of digits
-(default 4). `last` is the easy one: its answers are balanced and one look back is enough. Meant for bare prompts and
-the byte tokenizer. How responses are scored is in `verifiers.py`.
+(default 4). `last` is the easy one: its answers are balanced and one look back is enough. `quotient`
+("43974/7329" -> 6) is for turns with a calculator, which a single `=` asks; its answers are drawn at random. Meant for
+bare prompts and the byte tokenizer. How responses are scored is in `verifiers.py`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from rl_platform.config.schema import Data, Task
 from rl_platform.envs.reasoning.question import Question, Split
 from rl_platform.errors import ConfigError, Problem
 
+QUOTIENT = "quotient"
 OPERATIONS: dict[str, Callable[[str], str]] = {"last": lambda digits: digits[-1], "max": max}
 DEFAULTS = {"operation": "last", "length": 4}
 LONGEST = 9
@@ -33,9 +35,19 @@ def digit_questions(data: Data, task: Task, seed: int) -> Split:
         hint = "lower the sizes, or raise data.task.params.length"
         raise ConfigError([Problem("data.train_size", message, value, allowed=f"up to {existing} in all", hint=hint)])
     numbers = random.Random(seed).sample(range(existing), wanted)
-    answer = OPERATIONS[operation]
-    questions = [Question(f"{digits}=", answer(digits)) for digits in (f"{number:0{length}}" for number in numbers)]
+    if operation == QUOTIENT:
+        questions = [_division(number, length, seed) for number in numbers]
+    else:
+        answer = OPERATIONS[operation]
+        questions = [Question(f"{digits}=", answer(digits)) for digits in (f"{number:0{length}}" for number in numbers)]
     return Split(train=questions[data.val_size :], validation=questions[: data.val_size])
+
+
+def _division(number: int, length: int, seed: int) -> Question:
+    """The divisor has `length` digits and the dividend one more, so all prompts are of one length; two per divisor."""
+    divisor = 5 * 10 ** (length - 1) + number // 2
+    quotient = 2 + (random.Random(f"{seed} {divisor}").randrange(8) + 4 * (number % 2)) % 8
+    return Question(f"{divisor * quotient}/{divisor}", str(quotient))
 
 
 def _parameters(task: Task) -> tuple[str, int]:
@@ -52,8 +64,8 @@ def _parameters(task: Task) -> tuple[str, int]:
     ]
     values = {**DEFAULTS, **task.params}
     operation, length = values["operation"], values["length"]
-    if operation not in OPERATIONS:
-        allowed = ", ".join(OPERATIONS)
+    if operation not in (*OPERATIONS, QUOTIENT):
+        allowed = ", ".join((*OPERATIONS, QUOTIENT))
         problems.append(
             Problem("data.task.params.operation", "no such operation", value=str(operation), allowed=allowed)
         )

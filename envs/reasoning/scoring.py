@@ -235,9 +235,8 @@ class ScoringPool:
         self._discard(worker)
         self._failed_starts += 1
         if self._failed_starts >= FAILED_STARTS:
-            raise WorkerDied(
-                f"{FAILED_STARTS} scoring processes in a row did not start with reward.type {self._spec.type}: {why}"
-            )
+            asked = f"{self._spec.key} {self._spec.type}"
+            raise WorkerDied(f"{FAILED_STARTS} scoring processes in a row did not start with {asked}: {why}")
 
     def _discard(self, worker: ScoringProcess) -> None:
         self._workers.remove(worker)

@@ -1,5 +1,7 @@
 """The process that scores: started by `scoring.py`, one verifier, one response at a time.
 
+A tool that answers turns of a conversation works in the same way, see `tools.py`.
+
 Spoken over one socket: in comes a VerifierSpec, then lists of ScoreItem; out goes READY (or the error that prevented
 it), then one Score per item as soon as it is known. Nothing here needs torch, so a process starts quickly.
 """
@@ -17,7 +19,7 @@ from multiprocessing.connection import Connection
 from numbers import Integral, Real
 from typing import Any
 
-from rl_platform.envs.reasoning.verifiers import ScoreItem, Verifier, load_verifier
+from rl_platform.envs.reasoning.verifiers import ScoreItem, Verifier
 from rl_platform.errors import ConfigError, WorkerError
 
 READY = "ready"
@@ -31,6 +33,7 @@ class Score:
     """`value` counts only if `valid`; otherwise `reason` is RAISED, TIMEOUT or DIED, and `detail` tells more.
 
     `steps`: where a step of the response ends, in characters from its beginning, and the reward of that step.
+    `text`: what a tool answers.
     """
 
     value: float
@@ -38,6 +41,7 @@ class Score:
     reason: str = ""
     detail: str = ""
     steps: tuple[tuple[int, float], ...] = ()
+    text: str | None = None
 
 
 def main() -> None:
@@ -46,12 +50,12 @@ def main() -> None:
     _die_with(parent)
     connection = Connection(descriptor)
     try:
-        verifier = load_verifier(connection.recv())
+        verifier = connection.recv().load()
     except ConfigError as error:
         connection.send(error)
         return
     except BaseException:
-        connection.send(WorkerError(f"the verifier cannot be loaded:\n{traceback.format_exc()}"))
+        connection.send(WorkerError(f"the verifier or tool cannot be loaded:\n{traceback.format_exc()}"))
         return
     connection.send(READY)
     try:
@@ -66,6 +70,8 @@ def score_one(verifier: Verifier, item: ScoreItem) -> Score:
     """The verifier's verdict. Whatever it raises, SystemExit too, makes the sample invalid; the process goes on."""
     try:
         verdict = verifier(item)
+        if isinstance(verdict, Score):
+            return verdict
         value, steps = verdict if isinstance(verdict, tuple) else (verdict, ())
         return Score(_number(value), steps=tuple((_end(end, item.response), _number(reward)) for end, reward in steps))
     except BaseException:

@@ -23,12 +23,18 @@ BUILT_IN = ("task", "math_verify", "exact_match")
 
 @dataclass(frozen=True)
 class ScoreItem:
-    """A response and what it is compared to: the fields of its question."""
+    """A response and what it is compared to: the fields of its question. last_turn: None if there is only one."""
 
     response: str
     question: str
     answer: str
     metadata: dict[str, Any] = field(default_factory=dict)
+    last_turn: str | None = None
+
+    @property
+    def final(self) -> str:
+        """What the built-in verifiers read: the policy's last words. `response` has what tools answered in it too."""
+        return self.response if self.last_turn is None else self.last_turn
 
 
 # The score; or that and rewards of steps, each with the number of characters of the response at which the step ends.
@@ -46,8 +52,15 @@ class VerifierSpec:
     task_params: dict[str, Any] = field(default_factory=dict)
 
     @property
+    def key(self) -> str:
+        return KEY
+
+    @property
     def built_in(self) -> bool:
         return self.type in BUILT_IN
+
+    def load(self) -> Verifier:
+        return load_verifier(self)
 
 
 def load_verifier(spec: VerifierSpec) -> Verifier:
@@ -67,28 +80,36 @@ def load_verifier(spec: VerifierSpec) -> Verifier:
 
 def exact_match(item: ScoreItem) -> float:
     """1 if response and answer are equal up to surrounding white space."""
-    return float(item.response.strip() == item.answer.strip())
+    return float(item.final.strip() == item.answer.strip())
 
 
 def match_digit(item: ScoreItem) -> float:
     """1 if the response starts with the answer, 0.1 if it starts with another digit, else 0. What follows the first
     character does not count, and the small step for any digit makes the task learnable from random bytes."""
-    first = item.response[:1]
+    first = item.final[:1]
     return 1.0 if first == item.answer else 0.1 if first and first in "0123456789" else 0.0
+
+
+def match_quotient(item: ScoreItem) -> float:
+    """As `match_digit` in the last turn, after the calculator was asked in the first; 0 for who guesses. To have asked
+    is worth 0.05, so that it is learned from random bytes as well; but not to go on asking."""
+    if item.last_turn is None or not item.response.startswith("=") or item.last_turn.startswith("="):
+        return 0.0
+    return max(0.05, match_digit(item))
 
 
 def _task_verifier(spec: VerifierSpec) -> Verifier:
     if spec.task_type == "jsonl":
         return _math_verifier(_match_final)
     if spec.task_type != "reasoning_gym":
-        return match_digit
+        return match_quotient if spec.task_params.get("operation") == "quotient" else match_digit
     import reasoning_gym
 
     dataset = reasoning_gym.create_dataset(spec.task_name, **{"seed": 0, **spec.task_params})
 
     def score(item: ScoreItem) -> float:
         entry = {"question": item.question, "answer": item.answer, "metadata": item.metadata}
-        return float(dataset.score_answer(extract_answer(item.response, item.answer), entry))
+        return float(dataset.score_answer(extract_answer(item.final, item.answer), entry))
 
     return score
 
@@ -158,12 +179,12 @@ def _math_verifier(match: Verifier) -> Verifier:
 
 def _match_expressions(item: ScoreItem) -> float:
     """math-verify's own reading of the whole response."""
-    return _equivalent(item.answer, item.response)
+    return _equivalent(item.answer, item.final)
 
 
 def _match_final(item: ScoreItem) -> float:
     """The extracted final answer; plain numbers are compared exactly, everything else by math-verify."""
-    given = extract_answer(item.response, item.answer)
+    given = extract_answer(item.final, item.answer)
     expected_number, given_number = parse_number(item.answer), parse_number(given)
     if expected_number is not None and given_number is not None:
         return float(expected_number == given_number)

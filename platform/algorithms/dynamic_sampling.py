@@ -13,7 +13,7 @@ from typing import Any
 
 from rl_platform.config.algorithm import DynamicSampling
 from rl_platform.errors import CheckpointError, DataError
-from rl_platform.records import Prompt, Trajectory
+from rl_platform.records import Conversation, Prompt, Trajectory
 
 Group = list[Trajectory]
 
@@ -144,8 +144,15 @@ class DynamicSampler:
 
 
 def _plain(trajectory: Trajectory) -> dict[str, Any]:
-    return {**vars(trajectory), "prompt": trajectory.prompt.index}
+    turns = trajectory.conversation
+    return {
+        **vars(trajectory),
+        "prompt": trajectory.prompt.index,
+        "conversation": None if turns is None else vars(turns),
+    }
 
 
 def _trajectory(plain: Mapping[str, Any], prompts: Mapping[int, Prompt]) -> Trajectory:
-    return Trajectory(**{**plain, "prompt": prompts[plain["prompt"]]})
+    turns = plain.get("conversation")  # checkpoints of before had none
+    conversation = None if turns is None else Conversation(**turns)
+    return Trajectory(**{**plain, "prompt": prompts[plain["prompt"]], "conversation": conversation})

@@ -112,6 +112,8 @@ class Reward:
         return scores
 
     def _scored(self, trajectory: Trajectory, score: Score) -> Trajectory:
+        if not trajectory.valid:  # a tool failed in it: what it would have come to is not known
+            return replace(trajectory, reward=0.0, metric=0.0)
         metric = float(score.value >= 1.0) if self._built_in else score.value
         steps = tuple((self._token_at(trajectory.token_ids, end), reward) for end, reward in score.steps)
         return replace(trajectory, reward=score.value, metric=metric, valid=score.valid, step_rewards=steps)
@@ -170,8 +172,9 @@ def verifier_spec(config: Config) -> VerifierSpec:
 
 
 def _item(trajectory: Trajectory) -> ScoreItem:
-    prompt = trajectory.prompt
-    return ScoreItem(trajectory.text, prompt.text, prompt.answer, prompt.metadata)
+    prompt, conversation = trajectory.prompt, trajectory.conversation
+    last_turn = None if conversation is None else conversation.turns[-1]
+    return ScoreItem(trajectory.text, prompt.text, prompt.answer, prompt.metadata, last_turn)
 
 
 def _next(source: Channel[Trajectory]) -> list[Trajectory]:

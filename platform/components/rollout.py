@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from rl_platform.components.base import ComponentContext
+from rl_platform.components.conversations import Conversations
 from rl_platform.config.components import Sampling
 from rl_platform.config.schema import Config
 from rl_platform.engines.rollout.base import Completion, Request
@@ -28,9 +29,13 @@ class LanguageRollout:
         model_config = load_config(config.actor.model, self.tokenizer.vocab_size, eos[0])
         self.engine = rollout_engine(config, context.label, model_config, eos, context.accelerators, context.seed)
         self.loaded: int | None = None  # version of the weights, all of which are in the engine
+        turns = config.rollout.multi_turn
+        self.conversations = Conversations(context.label, config, self.engine, self.tokenizer) if turns else None
 
     def close(self) -> None:
-        """Ends what the engine started."""
+        """Ends what the engine started, and the tool."""
+        if self.conversations is not None:
+            self.conversations.close()
         self.engine.close()
 
     def receive(self, weights: Weights) -> WeightsReceived:
@@ -58,29 +63,31 @@ class LanguageRollout:
     ) -> None:
         """`samples` responses to each prompt into `sink`, in the order they finish.
 
-        A response's random numbers depend on the run's seed, `purpose`, `step`, the prompt and the sample alone: not on
-        ranks, placement or what is generated beside it. answered: (prompt index, sample) of responses that are there
-        already. Raises WorkerError unless all of weights `version` are loaded (None: of any version).
+        A response's random numbers depend on the run's seed, `purpose`, `step`, the prompt, the sample and the turn
+        alone: not on ranks, placement or what is generated beside it. answered: (prompt index, sample) of responses
+        that are there already. Raises WorkerError unless all of weights `version` are loaded (None: of any version).
         """
         self._check_weights(version)
-        wanted = [(prompt, sample) for prompt in prompts for sample in range(samples)]
-        requests = [
-            Request(
-                index, prompt.token_ids, derive_seed(self.context.seed, "rollout", purpose, step, prompt.index, sample)
-            )
-            for index in _unanswered(wanted, answered)[self.context.rank :: self.context.world_size]
-            for prompt, sample in [wanted[index]]
-        ]
+        everything = [(prompt, sample) for prompt in prompts for sample in range(samples)]
+        mine = _unanswered(everything, answered)[self.context.rank :: self.context.world_size]
+        wanted = [everything[position] for position in mine]
+
+        def seed(prompt: Prompt, sample: int, turn: int = 0) -> int:
+            later = [turn] if turn else []
+            return derive_seed(self.context.seed, "rollout", purpose, step, prompt.index, sample, *later)
 
         done = 0
 
-        def deliver(completion: Completion) -> None:
+        def deliver(trajectory: Trajectory) -> None:
             nonlocal done
             done += 1
-            self.context.progress.update(done, len(requests), "responses")
+            self.context.progress.update(done, len(wanted), "responses")
+            sink.put(trajectory)
+
+        def on_finished(completion: Completion) -> None:
             prompt, sample = wanted[completion.index]
             text = self.tokenizer.decode(completion.token_ids)
-            sink.put(
+            deliver(
                 Trajectory(
                     prompt,
                     sample,
@@ -92,8 +99,13 @@ class LanguageRollout:
                 )
             )
 
-        if requests:
-            self.engine.generate(requests, self._params(sampling), deliver)
+        if self.conversations is not None:
+            self.conversations.generate(wanted, seed, self._params(sampling), deliver)
+        elif wanted:
+            requests = [
+                Request(index, prompt.token_ids, seed(prompt, sample)) for index, (prompt, sample) in enumerate(wanted)
+            ]
+            self.engine.generate(requests, self._params(sampling), on_finished)
 
     def _check_weights(self, version: int | None) -> None:
         if self.loaded is None:

@@ -15,6 +15,7 @@ from rl_platform.config.batch_rules import broken_batch_rules
 from rl_platform.config.cluster_rules import broken_cluster_rules
 from rl_platform.config.components import Model, Optim, Sampling
 from rl_platform.config.controls import broken_controls
+from rl_platform.config.conversation_rules import broken_conversation_rules
 from rl_platform.config.effects import idle_keys
 from rl_platform.config.estimators import check_estimator, estimator_of
 from rl_platform.config.explain import show
@@ -67,6 +68,7 @@ def check(
     else:
         rules.reasoning()
         rules.report(broken_reward_rules(config))
+        rules.report(broken_conversation_rules(config))
     rules.without_effect(written)
     return rules.problems
 

@@ -163,7 +163,7 @@ class Sampling(Section):
     top_p: float = Field(default=1.0, gt=0, le=1, description="nucleus: smallest set of tokens with this mass; 1: off")
     top_k: int = Field(default=0, ge=0, description="most likely tokens kept; 0: off")
     max_new_tokens: int | None = Field(
-        default=None, ge=1, description="longest response; null: data.max_response_length"
+        default=None, ge=1, description="longest response, or turn of one; null: data.max_response_length"
     )
 
 
@@ -171,6 +171,18 @@ class ValSampling(Sampling):
     """`rollout.val_sampling`: the same keys, greedy by default."""
 
     temperature: float = Field(default=0.0, ge=0, description="0: greedy")
+
+
+class MultiTurn(Section):
+    """`rollout.multi_turn`: a tool or an environment answers between turns of the policy."""
+
+    tool: str = Field(default="calculator", description="who answers: calculator, or module:function")
+    max_turns: int = Field(default=4, ge=2, description="turns of the policy; nobody answers after the last")
+    max_observation_tokens: int = Field(default=32, ge=1, description="longer answers are cut")
+    num_workers: int = Field(default=2, ge=1, description="processes of a rollout rank in which the tool runs")
+    timeout_s: float = Field(
+        default=5.0, gt=0, description="a response whose tool takes longer is masked out and counted"
+    )
 
 
 class Rollout(Section):
@@ -183,6 +195,9 @@ class Rollout(Section):
     sampling: Sampling = Field(default_factory=Sampling, description="training")
     val_sampling: ValSampling = Field(default_factory=ValSampling, description="validation; greedy by default")
     offload: Offload = _offload("weights of its own")
+    multi_turn: MultiTurn | None = Field(
+        default=None, description="turns with answers of a tool in between; null: a response is one turn"
+    )
     max_running_requests: int = Field(default=64, ge=1, description="sequences decoded together; the others wait")
     tensor_parallel_size: int | None = Field(
         default=None, ge=1, description="sglang: processes that share the model; null: one per GPU of a rank"

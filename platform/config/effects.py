@@ -72,7 +72,7 @@ def _embodied(config: Config) -> Iterator[Idle]:
         yield Idle(f"data.{name}", "embodied training has no prompts")
     for key in ("actor.offload", "rollout.offload"):
         yield Idle(key, "an embodied policy is small: it stays where it is")
-    for name in ("backend", "sampling", "val_sampling", "max_running_requests", *_SGLANG):
+    for name in ("backend", "sampling", "val_sampling", "multi_turn", "max_running_requests", *_SGLANG):
         yield Idle(f"rollout.{name}", "embodied policies choose actions and generate no text")
     yield Idle("reward", "embodied rewards come from the environment")
     yield Idle("algorithm.reward_scaling", "it maps the scores of responses; see env.normalize_rewards")

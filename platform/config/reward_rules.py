@@ -80,7 +80,7 @@ def _soft_punishment(config: Config) -> Iterator[BrokenRule]:
         message = f"the buffer is the end of the longest response, {limit} tokens ({limit_key})"
         yield BrokenRule(_BUFFER, message, (limit_key,))
         return
-    sampled = config.rollout.sampling.max_new_tokens
+    sampled = None if config.rollout.multi_turn else config.rollout.sampling.max_new_tokens
     longest = config.data.max_response_length if sampled is None else sampled
     longest_key = "data.max_response_length" if sampled is None else "rollout.sampling.max_new_tokens"
     if limit - overlong.buffer_length >= longest:

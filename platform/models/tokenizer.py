@@ -11,6 +11,7 @@ from rl_platform.config.components import Model
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.pretrained import model_folder, not_loaded
 
+_TURN = "WORDS OF THE ASSISTANT"  # where they stand in a rendered template
 Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": text}
 
 
@@ -29,6 +30,11 @@ class Tokenizer(Protocol):
 
     def apply_chat(self, messages: Sequence[Message]) -> list[int]:
         """The conversation and the header of the assistant's turn. Raises ConfigError without a template."""
+        ...
+
+    def observation(self, text: str, chat: bool, ended: bool) -> list[int]:
+        """The tokens with which `text` continues a conversation after a turn of the policy: bare, or with `chat` as a
+        user's turn and the header of the assistant's next. `ended`: the policy's turn has its EOS already."""
         ...
 
     def save(self, folder: Path) -> None:
@@ -52,6 +58,11 @@ class ByteTokenizer:
 
     def apply_chat(self, messages: Sequence[Message]) -> list[int]:
         raise _no_template("bytes")
+
+    def observation(self, text: str, chat: bool, ended: bool) -> list[int]:
+        if chat:
+            raise _no_template("bytes")
+        return self.encode(text)
 
     def save(self, folder: Path) -> None:
         """Bytes need no files."""
@@ -86,10 +97,22 @@ class HFTokenizer:
         self._tokenizer.save_pretrained(folder)
 
     def apply_chat(self, messages: Sequence[Message]) -> list[int]:
+        return self._tokenizer.encode(self._chat_text(messages), add_special_tokens=False)
+
+    def observation(self, text: str, chat: bool, ended: bool) -> list[int]:
+        if not chat:
+            return self._tokenizer.encode(text, add_special_tokens=False)
+        # What the template writes between the assistant's words and the end; the turns before are not encoded again.
+        before = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _TURN}]
+        _, _, after = self._chat_text([*before, {"role": "user", "content": text}]).partition(_TURN)
+        tokens = self._tokenizer.encode(after, add_special_tokens=False)
+        return tokens[1:] if ended and tokens[0] in self.eos_token_ids else tokens
+
+    def _chat_text(self, messages: Sequence[Message]) -> str:
         if self._tokenizer.chat_template is None:
             raise _no_template(self._folder)
-        text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        text: str = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        return text
 
 
 def load_tokenizer(model: Model, key: str = "actor.model") -> Tokenizer:

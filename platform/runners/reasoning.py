@@ -28,6 +28,7 @@ from rl_platform.metrics import Reporter, Sample
 from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.placement.turns import Turns
 from rl_platform.records import Prompt, RolloutBatch, Trajectory
+from rl_platform.runners.conversations import conversation_metrics
 from rl_platform.runners.ppo import Learners, sync_metrics
 from rl_platform.runners.recovery import Recovery
 from rl_platform.runners.rollouts import Collected
@@ -107,9 +108,8 @@ class ReasoningTask:
             process, found = process_rewards(trajectories, batch.action_mask)
             batch, metrics = replace(batch, rewards=batch.rewards + process), metrics | found
         samples = _samples(trajectories[: self.config.runner.log_samples])
-        return Collected(
-            batch, trajectory_metrics(trajectories) | shaped.metrics | metrics | self.recovery.metrics(), samples
-        )
+        metrics |= trajectory_metrics(trajectories) | conversation_metrics(trajectories)
+        return Collected(batch, metrics | shaped.metrics | self.recovery.metrics(), samples)
 
     def _shaped(self, trajectories: Sequence[Trajectory]) -> ShapedRewards:
         return shaped_rewards(trajectories, self.config.algorithm, self.config.data.max_response_length)
@@ -244,7 +244,7 @@ def shaped_rewards(trajectories: Sequence[Trajectory], algorithm: Algorithm, lon
     return shape_rewards(
         scores=torch.tensor([trajectory.reward for trajectory in trajectories]),
         scored=torch.tensor([trajectory.valid for trajectory in trajectories]),
-        lengths=torch.tensor([len(trajectory.token_ids) for trajectory in trajectories]),
+        lengths=torch.tensor([sum(trajectory.sampled) for trajectory in trajectories]),
         truncated=torch.tensor([trajectory.finish_reason == "length" for trajectory in trajectories]),
         algorithm=algorithm,
         longest_response=longest_response,
@@ -261,7 +261,7 @@ def rollout_batch(trajectories: Sequence[Trajectory], shaped: ShapedRewards, pad
     for index, (row, trajectory) in enumerate(zip(rows, trajectories, strict=True)):
         response = slice(len(trajectory.prompt.token_ids), len(row))
         tokens[index, : len(row)] = torch.tensor(row)
-        action_mask[index, response] = True
+        action_mask[index, response] = torch.tensor(trajectory.sampled)
         log_probs[index, response] = torch.tensor(trajectory.log_probs)
     return RolloutBatch(
         inputs={"tokens": tokens, "lengths": torch.tensor([len(row) for row in rows])},

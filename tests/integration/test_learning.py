@@ -1,4 +1,4 @@
-"""The two small configs learn what they promise, as shipped and through the real command."""
+"""The small configs learn what they promise, as shipped and through the real command."""
 
 from __future__ import annotations
 
@@ -42,6 +42,13 @@ def test_a_language_model_that_four_megatron_processes_train_learns(start, folde
     assert sum(rewards[:5]) / 5 < 0.02
     assert sum(rewards[-5:]) / 5 > 0.2
     assert rows[0]["val/accuracy"] < 0.1
+
+
+@pytest.mark.release
+def test_a_language_model_learns_to_use_a_calculator(start, folder: Path):
+    rows = trained(start, folder, "reasoning/multi_turn.yaml", "runner.max_steps=150")
+    assert rows[0]["val/accuracy"] == 0.0
+    assert rows[-1]["tool/calls"] > 0.9
     assert rows[-1]["val/accuracy"] > 0.3
 
 

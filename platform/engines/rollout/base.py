@@ -11,11 +11,20 @@ from rl_platform.records import SamplingParams, Weights
 
 @dataclass(frozen=True)
 class Request:
-    """One response to generate. `seed` alone decides its random numbers, whatever else is generated beside it."""
+    """One response to generate. `seed` alone decides its random numbers, whatever else is generated beside it.
+
+    max_new_tokens: a lower limit than the call's; None: the call's.
+    """
 
     index: int
     token_ids: tuple[int, ...]
     seed: int
+    max_new_tokens: int | None = None
+
+    def limit(self, sampling: SamplingParams) -> int:
+        """Tokens to sample at most."""
+        longest = sampling.max_new_tokens
+        return longest if self.max_new_tokens is None else min(longest, self.max_new_tokens)
 
 
 @dataclass(frozen=True)

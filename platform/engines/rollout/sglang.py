@@ -202,7 +202,7 @@ class EngineHost:
 def _parameters(request: Request, sampling: SamplingParams, eos: tuple[int, ...]) -> dict[str, Any]:
     """In SGLang's words. It heeds the seed only with `enable_deterministic_inference`, which needs a GPU."""
     return {
-        "max_new_tokens": sampling.max_new_tokens,
+        "max_new_tokens": request.limit(sampling),
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k or -1,

@@ -111,7 +111,7 @@ class TorchRolloutEngine:
         waiting = deque(requests)
         running: list[_Running] = []
         slots = min(self.max_running, len(requests))
-        longest = max((len(request.token_ids) for request in requests), default=0) + sampling.max_new_tokens
+        longest = max((len(request.token_ids) + request.limit(sampling) for request in requests), default=0)
         cache = self._new_cache(slots, longest)
         self._again = self._aborted = False
         while (waiting or running) and not self._aborted:
@@ -186,7 +186,7 @@ class TorchRolloutEngine:
         for slot in range(len(running) - 1, -1, -1):
             entry = running[slot]
             stopped = entry.tokens[-1] in self.eos
-            if not stopped and len(entry.tokens) < sampling.max_new_tokens:
+            if not stopped and len(entry.tokens) < entry.request.limit(sampling):
                 continue
             last = running.pop()
             if slot < len(running):

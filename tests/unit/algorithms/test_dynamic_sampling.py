@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from rl_platform.algorithms.dynamic_sampling import DynamicSampler, samples_differ, split_groups
 from rl_platform.config.algorithm import DynamicSampling
 from rl_platform.errors import CheckpointError, DataError
-from rl_platform.records import Prompt, Trajectory
+from rl_platform.records import Conversation, Prompt, Trajectory
 
 MIXED, RIGHT, WRONG = (1.0, 0.0), (1.0, 1.0), (0.0, 0.0)
 
@@ -182,7 +183,9 @@ def test_whole_groups_termination_and_conservation(seed, groups, group_size, sha
 
 def test_carried_groups_survive_a_checkpoint(tmp_path: Any) -> None:
     before, after = sampler(1), sampler(1)
-    before.fill(0, rounds([MIXED, MIXED, MIXED]))
+    talk = Conversation(("a", "b"), (False, True), 1)
+    generate = rounds([MIXED, MIXED, MIXED])
+    before.fill(0, lambda step: [replace(trajectory, conversation=talk) for trajectory in generate(step)])
     torch.save(before.state_dict(), tmp_path / "state.pt")
     prompts = {index: prompt(index) for index in range(3)}
     after.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True), prompts)
@@ -193,6 +196,7 @@ def test_carried_groups_survive_a_checkpoint(tmp_path: Any) -> None:
     assert plain(after.carried) == plain(before.carried)
     assert len(after.carried) == 2
     assert after.carried[0][0].prompt is prompts[1]
+    assert after.carried[0][0].conversation == talk
 
 
 def test_carried_groups_of_another_size_are_refused() -> None:

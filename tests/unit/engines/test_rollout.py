@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -164,6 +165,16 @@ class TestEnds:
         plain, requests = causal_lm(), prompts()
         found = answers(engine_for(plain, max_running=2), requests, SamplingParams(1, temperature=0.0))
         assert {(len(c.token_ids), len(c.log_probs), c.finish_reason) for c in found.values()} == {(1, 1, "length")}
+
+    def test_a_request_with_a_lower_limit_gets_the_beginning_of_what_it_would_get(self) -> None:
+        plain, sampling = causal_lm(), SamplingParams(6)
+        requests = prompts()
+        cut = [replace(request, max_new_tokens=1 + request.index % 9) for request in requests]
+        whole, found = (answers(engine_for(plain, max_running=3), asked, sampling) for asked in (requests, cut))
+        for request in cut:
+            expected = whole[request.index].token_ids[: min(1 + request.index % 9, 6)]
+            assert found[request.index].token_ids == expected
+            assert found[request.index].finish_reason == "length"
 
     def test_eos_as_last_token_allowed_is_a_stop(self) -> None:
         plain, requests = causal_lm(), prompts()

@@ -47,6 +47,20 @@ def test_hugging_face_tokenizer(folder: Path) -> None:
     assert tokenizer.apply_chat([{"role": "user", "content": "one"}]) == [1, 4, 7, 2, 1, 6]
 
 
+def test_what_continues_a_conversation(folder: Path) -> None:
+    """As in the whole conversation rendered at once, without what the policy's own turn has already."""
+    tokenizer = load_tokenizer(Model(tokenizer=str(folder)))
+    turns = [("user", "one"), ("assistant", "two"), ("user", "one one")]
+    whole = tokenizer.apply_chat([{"role": role, "content": text} for role, text in turns])
+    before, sampled = tokenizer.apply_chat([{"role": "user", "content": "one"}]), [8, 2]
+    assert [*before, *sampled, *tokenizer.observation("one one", chat=True, ended=True)] == whole
+    assert tokenizer.observation("one one", chat=True, ended=False)[0] == 2  # the turn that was cut is closed
+    assert tokenizer.observation("one one", chat=False, ended=True) == [7, 7]
+    assert ByteTokenizer().observation("7", chat=False, ended=True) == [55]
+    with pytest.raises(ConfigError, match="no chat template"):
+        ByteTokenizer().observation("7", chat=True, ended=True)
+
+
 def test_without_a_chat_template(folder: Path) -> None:
     (folder / "chat_template.jinja").unlink()
     with pytest.raises(ConfigError, match="no chat template"):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rl_platform.config.algorithm import Algorithm
-from rl_platform.records import Prompt, RolloutBatch, Trajectory
+from rl_platform.records import Conversation, Prompt, RolloutBatch, Trajectory
 from rl_platform.runners.reasoning import cut_ends, rollout_batch, shaped_rewards, trajectory_metrics
 
 PROMPT = Prompt(index=7, text="?", answer="!", token_ids=(1, 2))
@@ -47,6 +49,13 @@ def test_every_key_reaches_the_batch(keys: dict[str, object], rewards: list[floa
     found = batch(Algorithm(**keys))
     assert found.rewards.sum(dim=1).tolist() == pytest.approx(rewards, abs=1e-6)
     assert found.sample_mask.nonzero().flatten().tolist() == counted
+
+
+def test_length_penalties_count_what_the_policy_wrote() -> None:
+    observed = Conversation(("a", "b"), (False, True, True, False), 1)
+    turns = [replace(trajectory(4, 1.0), conversation=observed), trajectory(4, 1.0)]
+    shaped = shaped_rewards(turns, Algorithm(overlong={"buffer_length": 2}), 4)
+    assert shaped.rewards.tolist() == [1.0, 0.0]
 
 
 def test_correctness_and_raw_rewards_are_not_shaped() -> None:

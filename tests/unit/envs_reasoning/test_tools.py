@@ -1,0 +1,80 @@
+"""The calculator, and which tools there are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rl_platform.envs.reasoning.scoring_worker import RAISED, score_one
+from rl_platform.envs.reasoning.tools import ToolCall, ToolSpec, calculator, load_tool
+from rl_platform.envs.reasoning.verifiers import ScoreItem, VerifierSpec, load_verifier
+from rl_platform.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("turn", "observation"),
+    [
+        ("3+4=", "7"),
+        ("It is (1 + 2) * 3 / 2 =\n", "4.5"),
+        ("0.1+0.2=", "0.3"),
+        ("1/3=", "0.3333333333"),
+        ("-4--2=", "-2"),
+        ("first 1+1=2, then 2*5=", "10"),
+        ("1/0=", "error: division by zero"),
+        ("2**999999=", "error: only numbers, + - * / and parentheses"),
+        ("x=", "error: not an expression"),
+        ("(" * 150 + "=", "error: not an expression"),
+        ("1+" * 100 + "1=", "error: the expression is too long"),
+        ("=", "6"),
+        ("The answer is 7.", None),
+        ("3+4=7", None),
+        ("", None),
+    ],
+)
+def test_calculator(turn: str, observation: str | None) -> None:
+    assert calculator(["What is 12/2", turn], {}) == observation
+
+
+def test_what_went_before_the_turn_is_not_read() -> None:
+    assert calculator(["9*9", "1+1=", "2", "the end"], {}) is None
+    assert calculator(["9*9", "1+1=", "2", "2+5="], {}) == "7"
+
+
+@pytest.mark.parametrize(
+    ("name", "part"), [("calculater", "did you mean calculator"), ("no_such_module:f", "cannot be imported")]
+)
+def test_unknown_tools(name: str, part: str) -> None:
+    with pytest.raises(ConfigError, match=part) as caught:
+        load_tool(name)
+    assert "rollout.multi_turn.tool" in str(caught.value)
+
+
+def test_a_tool_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_tool.py").write_text("def f(conversation, metadata): return metadata['answers'][len(conversation)]")
+    monkeypatch.syspath_prepend(tmp_path)
+    tool = ToolSpec("my_tool:f").load()
+    metadata = {"answers": [None, None, "two", 3]}
+    assert score_one(tool, ToolCall(("?", "a"), metadata)).text == "two"
+    wrong = score_one(tool, ToolCall(("?", "a", "b"), metadata))
+    assert (wrong.valid, wrong.reason) == (False, RAISED)
+    assert "not with 3" in wrong.detail
+
+
+def test_built_in_verifiers_read_the_last_turn_only() -> None:
+    """What a tool answered is not the policy's answer; a function of the user sees it all."""
+    exact, jsonl = load_verifier(VerifierSpec("exact_match")), load_verifier(VerifierSpec("task", "jsonl"))
+    for verifier in (exact, jsonl):
+        assert verifier(ScoreItem("3+4=7I do not know", "?", "7", last_turn="I do not know")) == 0.0
+        assert verifier(ScoreItem("3+4=77", "?", "7", last_turn="7")) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("response", "last_turn", "score"),
+    [("=66", "6", 1.0), ("=65", "5", 0.1), ("=6?", "?", 0.05), ("=6=", "=", 0.0), ("6", "6", 0.0), ("=", None, 0.0)],
+)
+def test_quotients_are_scored_after_the_calculator_was_asked(
+    response: str, last_turn: str | None, score: float
+) -> None:
+    verifier = load_verifier(VerifierSpec("task", "digits", None, {"operation": "quotient"}))
+    assert verifier(ScoreItem(response, "12/2", "6", last_turn=last_turn)) == score
