@@ -54,11 +54,9 @@ def check(
     rules.placement()
     rules.report(broken_cluster_rules(config))
     rules.schedule()
-    rules.report(broken_policy_loss_rules(config))
-    rules.report(broken_batch_rules(config))
-    rules.report(broken_parallel_rules(config))
-    rules.report(broken_offload_rules(config))
-    rules.report(broken_controls(config))
+    parts = (broken_policy_loss_rules, broken_batch_rules, broken_parallel_rules, broken_offload_rules, broken_controls)
+    for broken_rules in parts:
+        rules.report(broken_rules(config))
     rules.trainable("actor")
     if config.critic.use_critic_model:
         rules.trainable("critic")
