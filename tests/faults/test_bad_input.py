@@ -265,20 +265,20 @@ def flip_a_bit(file: Path) -> None:
 
 
 def test_damaged_checkpoint_at_an_explicit_path(command, two_checkpoints: list[Path]):
-    flip_a_bit(two_checkpoints[1] / "actor.pt")
+    flip_a_bit(two_checkpoints[1] / "actor" / "__0_0.distcp")
     before = Path("out/metrics.jsonl").read_bytes()
     ended = command("embodied.yaml", f"runner.resume={two_checkpoints[1]}")
     assert ended.code == 65
     assert "CheckpointError" in ended.err
-    assert "step-00000002 is damaged: actor.pt does not match its SHA-256" in ended.err
+    assert "step-00000002 is damaged: actor/__0_0.distcp does not match its SHA-256" in ended.err
     assert Path("out/metrics.jsonl").read_bytes() == before
 
 
 def test_damaged_checkpoint_with_resume_auto_falls_back(command, two_checkpoints: list[Path]):
-    flip_a_bit(two_checkpoints[1] / "actor.pt")
+    flip_a_bit(two_checkpoints[1] / "actor" / "__0_0.distcp")
     ended = command("embodied.yaml", "runner.max_steps=3")
     assert ended.code == 0
-    assert "step-00000002 is damaged: actor.pt does not match its SHA-256. Falling back" in ended.out
+    assert "step-00000002 is damaged: actor/__0_0.distcp does not match its SHA-256. Falling back" in ended.out
     assert "resumed from step 1" in ended.out
     assert [row["step"] for row in read_metrics("out")] == [0, 1, 2, 3]
 

@@ -113,7 +113,7 @@ def undisturbed(command, trained, kept: dict[str, Undisturbed]) -> Undisturbed:
 def learned(step: int, *learners: str) -> dict[str, Any]:
     """Models and optimizers in the checkpoint of this step; of actor and critic if none are named."""
     checkpoint = Checkpoint.open(Path("out", "checkpoints", f"step-{step:08d}"))
-    return {name: checkpoint.load(name) for name in learners or ("actor", "critic")}
+    return {name: read_whole(checkpoint.file(name)) for name in learners or ("actor", "critic")}
 
 
 def equal(found: Any, expected: Any) -> bool:
