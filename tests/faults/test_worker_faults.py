@@ -25,6 +25,7 @@ from rl_platform.components.actor import LanguageActor
 from rl_platform.components.environment import Environment
 from rl_platform.components.policy_rollout import Actions, Observations, PolicyRollout
 from rl_platform.components.rollout import LanguageRollout
+from rl_platform.engines.training.state_files import read_whole
 from rl_platform.records import RolloutBatch, Weights
 from rl_platform.runners import embodied, reasoning
 from rl_platform.runtime.host import Progress
