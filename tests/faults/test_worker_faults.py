@@ -82,13 +82,13 @@ def address() -> Iterator[str]:
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
     """(weights version, prompt, sample) of every trajectory that is trained, in their order."""
     found: list[tuple[int, int, int]] = []
-    original = reasoning.rollout_batch
+    original = reasoning.trajectory_metrics  # asked for once, of the whole batch
 
-    def noted(trajectories: Any, *others: Any) -> RolloutBatch:
+    def noted(trajectories: Any) -> dict[str, float]:
         found.extend((one.weights_version, one.prompt.index, one.sample) for one in trajectories)
-        return original(trajectories, *others)
+        return original(trajectories)
 
-    monkeypatch.setattr(reasoning, "rollout_batch", noted)
+    monkeypatch.setattr(reasoning, "trajectory_metrics", noted)
     return found
 
 
