@@ -15,7 +15,8 @@ def rank_problems(config: Config, placement: Placement) -> Iterator[Problem]:
         yield from _env_ranks(config, placement.world_size("env"))
     for name in (*LEARNERS, "rollout"):
         owned = max((len(slot.accelerators) for slot in placement.components.get(name, ())), default=0)
-        if owned > 1 and not placement.emulated and name not in placement.exclusive:
+        spreads = name == "rollout" and config.rollout.backend == "sglang"
+        if owned > 1 and not placement.emulated and not spreads:
             message = f"a rank of {name} computes on one GPU and would keep {owned - 1} more from others, unused"
             hint = "as many ranks as GPUs; --plan shows ranks that own several"
             yield Problem("cluster.component_placement", message, value=f"{owned} GPUs per rank", hint=hint)

@@ -38,7 +38,7 @@ PROPERTIES = {
     "data-parallel ranks change nothing": [
         "unit/algorithms/test_losses.py::test_data_parallel_ranks_change_nothing",
         "unit/engines/test_ranks.py::test_parameters_and_outputs",
-        f"{END_TO_END}::test_two_data_parallel_ranks",
+        f"{END_TO_END}::test_two_ranks",
     ],
     "observation tokens change nothing, whatever stands there": [
         f"{HERE}::test_observation_tokens_change_neither_kl_nor_advantages_nor_returns",
