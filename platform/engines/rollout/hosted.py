@@ -6,9 +6,12 @@ request is answered once. What runs there is in `sglang.py`.
 
 from __future__ import annotations
 
+import json
 import logging
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rl_platform.engines.rollout.base import Completion, Request
@@ -31,7 +34,9 @@ class HostedEngine:
         self, label: str, setup: EngineSetup, eos_token_ids: Sequence[int], environment: Mapping[str, str], log: Path
     ) -> None:
         self.eos = tuple(eos_token_ids)
-        self._label, self._setup, self._log = label, setup, log
+        self._folder = tempfile.TemporaryDirectory(prefix="rl-platform-model-")
+        Path(self._folder.name, "config.json").write_text(json.dumps(setup.model_config), encoding="utf-8")
+        self._label, self._setup, self._log = label, replace(setup, folder=self._folder.name), log
         self._environment = (CPU_ENVIRONMENT if setup.device == "cpu" else {}) | dict(environment)
         self._shared = SharedWeights()
         self._weights: Weights | None = None
@@ -94,6 +99,7 @@ class HostedEngine:
 
     def close(self) -> None:
         self._process.kill()
+        self._folder.cleanup()
 
     def _wake(self) -> None:
         """Memory comes back without content."""

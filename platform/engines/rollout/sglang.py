@@ -8,14 +8,11 @@ and gets its weights by `load` before the first request.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
-import tempfile
 import traceback
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from rl_platform.engines.rollout.base import Completion, Request
@@ -40,6 +37,7 @@ class EngineSetup:
     memory_share: float
     seed: int
     extra: dict[str, Any] = field(default_factory=dict)
+    folder: str = ""  # with a config.json, all that is read of a model's folder; `hosted` makes it
 
 
 def engine_arguments(setup: EngineSetup, folder: str) -> dict[str, Any]:
@@ -93,9 +91,7 @@ class EngineHost:
         if sglang.__version__ != VERSION:
             raise RuntimeError(f"sglang {sglang.__version__} is installed, {VERSION} is needed")
         self.connection, self.setup = connection, setup
-        self.folder = tempfile.TemporaryDirectory(prefix="rl-platform-model-")
-        self._write_config()
-        self.engine = sglang.Engine(**engine_arguments(setup, self.folder.name))
+        self.engine = sglang.Engine(**engine_arguments(setup, setup.folder))
         self.manager = self.engine.tokenizer_manager
         self.updating = asyncio.Event()
         self.updating.set()
@@ -193,10 +189,6 @@ class EngineHost:
         sampled = facts["output_token_logprobs"]  # log-probability, token and text of each
         tokens, log_probs = tuple(entry[1] for entry in sampled), tuple(entry[0] for entry in sampled)
         self.connection.send((number, ITEM, Completion(request.index, tokens, log_probs, reason)))
-
-    def _write_config(self) -> None:
-        """All that is read of a model's folder."""
-        Path(self.folder.name, "config.json").write_text(json.dumps(self.setup.model_config), encoding="utf-8")
 
 
 def _parameters(request: Request, sampling: SamplingParams, eos: tuple[int, ...]) -> dict[str, Any]:
