@@ -38,6 +38,7 @@ from rl_platform.runtime import ComponentSpec, Runtime
 from rl_platform.runtime.group import WorkerGroup
 
 CHANNEL_CAPACITY = 1024
+GATHER_S = 0.05  # how long scored responses may wait for others: every message costs the engine's process a moment
 
 
 class ReasoningTask:
@@ -213,7 +214,7 @@ class ReasoningTask:
             arguments = prompts, samples, sampling, purpose, step, generated
             calls.append(generating := self.groups["rollout"].generate(*arguments, self.recovery.version, answered))
             while len(trajectories) < total:
-                arrived = scored.get_many(total - len(trajectories))
+                arrived = scored.get_many(total - len(trajectories), linger=GATHER_S)
                 trajectories += arrived
                 if on_arrival is not None:
                     on_arrival(arrived)

@@ -15,29 +15,10 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from rl_platform.errors import ChannelClosed, Deadline, PlatformError
+from rl_platform.runtime.waits import caller, clock_before, waits_on
 from rl_platform.tracing import recorder
 
 T = TypeVar("T")
-
-# Threads of this process that wait on a channel now: thread id -> (channel, start on the monotonic clock).
-_WAITING: dict[int, tuple[str, float]] = {}
-
-
-def caller() -> str:
-    """Who runs this code, for messages: `critic[2]` in a component's thread, `runner` in the main thread."""
-    thread = threading.current_thread()
-    return "runner" if thread is threading.main_thread() else thread.name
-
-
-def waiting_on(thread_id: int | None) -> str:
-    """What a thread waits on now, as `channel 'rollouts' for 12 s`; empty if it does not wait on a channel."""
-    entry = _WAITING.get(thread_id) if thread_id is not None else None
-    return f"channel '{entry[0]}' for {time.monotonic() - entry[1]:.3g} s" if entry else ""
-
-
-def clock_before(seconds: float) -> str:
-    """The time of day `seconds` ago."""
-    return time.strftime("%H:%M:%S", time.localtime(time.time() - seconds))
 
 
 @dataclass(frozen=True)
@@ -125,16 +106,24 @@ class Channel(Generic[T]):
         """The next item. On a closed and empty channel: the error it was closed with, else ChannelClosed."""
         return self.get_many(1, key, timeout)[0]
 
-    def get_many(self, max_items: int, key: Hashable = None, timeout: float | None = None) -> list[T]:
-        """The items that are there, at most `max_items`; waits for the first. Ends as `get` does."""
+    def get_many(
+        self, max_items: int, key: Hashable = None, timeout: float | None = None, linger: float = 0.0
+    ) -> list[T]:
+        """The items that are there, at most `max_items`; waits for the first, and `linger` seconds more for the others.
+
+        Ends as `get` does.
+        """
         if max_items < 1:
             raise ValueError(f"channel '{self.name}': max_items {max_items} must be at least 1")
         with self._lock:
             stream = self._streams.get(key) or self._open(key)
             try:
-                if not stream.items and not self._wait_for_items(stream, key, "", timeout):
-                    raise self._end()
-                return [item for item, _ in self._take(stream, max_items)]
+                while True:
+                    if not stream.items and not self._wait_for_items(stream, key, "", timeout):
+                        raise self._end()
+                    self._linger(stream, max_items, linger)
+                    if stream.items:  # nobody else took them meanwhile
+                        return [item for item, _ in self._take(stream, max_items)]
             finally:
                 self._forget(key, stream)
 
@@ -241,6 +230,17 @@ class Channel(Generic[T]):
             self._room.notify(len(taken))
         return taken
 
+    def _linger(self, stream: _Stream[T], wanted: int, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        stream.users += 1
+        try:
+            while len(stream.items) < wanted and self._depth < self.capacity and not self._closed:
+                if (left := until - time.monotonic()) <= 0:
+                    return
+                stream.ready.wait(left)
+        finally:
+            stream.users -= 1
+
     def _gather(self, stream: _Stream[T], key: Hashable, weight: float, timeout: float | None) -> list[tuple[T, float]]:
         taken: list[tuple[T, float]] = []
         gathered = 0.0
@@ -296,19 +296,17 @@ class Channel(Generic[T]):
     ) -> None:
         limit = self._deadline_s if timeout is None else timeout
         start = time.monotonic()
-        thread_id = threading.get_ident()
-        _WAITING[thread_id] = (self.name, start)
         try:
-            while blocked():
-                remaining = start + limit - time.monotonic()
-                if remaining <= 0:
-                    raise Deadline(self._deadline_message(role, limit, progress))
-                condition.wait(remaining)
+            with waits_on(self.name):
+                while blocked():
+                    remaining = start + limit - time.monotonic()
+                    if remaining <= 0:
+                        raise Deadline(self._deadline_message(role, limit, progress))
+                    condition.wait(remaining)
         except BaseException:
             condition.notify()  # this waiter may have eaten a wake-up that another one needs
             raise
         finally:
-            del _WAITING[thread_id]
             recorder.add("wait", f"{self.name}: {'full' if role == 'producer' else 'empty'}", start)
             if role == "producer":
                 self._producer_wait_s += time.monotonic() - start

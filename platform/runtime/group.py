@@ -16,9 +16,9 @@ from functools import partial
 from typing import Any, Protocol
 
 from rl_platform.errors import Deadline
-from rl_platform.runtime.channel import caller, clock_before
 from rl_platform.runtime.cpu import release_team
 from rl_platform.runtime.host import Progress
+from rl_platform.runtime.waits import caller, clock_before
 
 OnProgress = Callable[[int, int, str], None]
 PROGRESS_INTERVAL_S = 0.25

@@ -18,8 +18,8 @@ from functools import partial
 from typing import Any, Protocol
 
 from rl_platform.errors import ChannelClosed, PlatformError, WorkerDied, WorkerError
-from rl_platform.runtime.channel import waiting_on
 from rl_platform.runtime.cpu import release_team
+from rl_platform.runtime.waits import waiting_on
 from rl_platform.tracing import recorder
 
 logger = logging.getLogger(__name__)

@@ -23,11 +23,12 @@ import torch
 
 from rl_platform.errors import PlatformError, WorkerDied, WorkerError
 from rl_platform.records import Weights
-from rl_platform.runtime.channel import Channel, caller
+from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.cpu import keep_freed_memory
 from rl_platform.runtime.host import ComponentSpec, Host, PlacedHost
 from rl_platform.runtime.lifecycle import RUNNER, raise_first, stop_ranks
 from rl_platform.runtime.remote_channel import Address, Exchange, Link, RemoteChannel
+from rl_platform.runtime.waits import caller
 from rl_platform.runtime.weights import Manifest, WeightsToken, publish, receive
 from rl_platform.runtime.wire import Packed, pack, pack_error, unpack
 from rl_platform.tracing import recorder

@@ -26,7 +26,6 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rl_platform.errors import Deadline, PlatformError, WorkerDied, WorkerError
 from rl_platform.placement.inventory import VISIBLE_DEVICES
 from rl_platform.runtime import Placement, reservation
-from rl_platform.runtime.channel import waiting_on
 from rl_platform.runtime.fingerprint import code_fingerprint
 from rl_platform.runtime.fleet import Greeting
 from rl_platform.runtime.host import PlacedHost
@@ -36,6 +35,7 @@ from rl_platform.runtime.process_group import Meeting, join_group, leave_group
 from rl_platform.runtime.remote import RemoteRuntime
 from rl_platform.runtime.remote_channel import Address
 from rl_platform.runtime.remote_worker import Send, answered
+from rl_platform.runtime.waits import waiting_on
 from rl_platform.runtime.weights import WeightsToken
 from rl_platform.runtime.wire import PLAIN, Answer, Packed, pack_error, unpack, unpack_error, value_of
 from rl_platform.tracing import recorder

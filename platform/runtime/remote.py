@@ -18,7 +18,6 @@ from typing import Any
 from rl_platform.errors import Deadline, PlacementError, PlatformError, Problem, WorkerDied
 from rl_platform.placement.scheduler import LEARNERS
 from rl_platform.runtime import ComponentSpec, Placement
-from rl_platform.runtime.channel import waiting_on
 from rl_platform.runtime.fingerprint import code_fingerprint
 from rl_platform.runtime.fleet import Fleet, Greeting
 from rl_platform.runtime.group import WorkerGroup
@@ -43,6 +42,7 @@ from rl_platform.runtime.remote_worker import (
 )
 from rl_platform.runtime.reservation import Seat
 from rl_platform.runtime.restarts import Restarts
+from rl_platform.runtime.waits import waiting_on
 from rl_platform.runtime.wire import pack_error, unpack_error
 from rl_platform.tracing import Span
 

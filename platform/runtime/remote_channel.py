@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 from rl_platform.errors import Deadline, PlatformError, WorkerDied, WorkerError
-from rl_platform.runtime.channel import _WAITING, Channel, ChannelStats, caller
+from rl_platform.runtime.channel import Channel, ChannelStats
 from rl_platform.runtime.outbox import Outbox, Put
 from rl_platform.runtime.parcels import Parcel, Store, opened, parcel, stored
+from rl_platform.runtime.waits import caller, waits_on
 from rl_platform.runtime.wire import References, pack_error, unpack_error
 
 
@@ -144,8 +143,10 @@ class HomeChannel(Channel[Any]):
         )
         self.address, self._exchange = address, exchange
 
-    def get_many(self, max_items: int, key: Hashable = None, timeout: float | None = None) -> list[Any]:
-        return self._exchange.opened(super().get_many(max_items, key, timeout))
+    def get_many(
+        self, max_items: int, key: Hashable = None, timeout: float | None = None, linger: float = 0.0
+    ) -> list[Any]:
+        return self._exchange.opened(super().get_many(max_items, key, timeout, linger))
 
     def get_batch(self, weight: float, timeout: float | None = None, key: Hashable = None) -> list[Any]:
         return self._exchange.opened(super().get_batch(weight, timeout, key))
@@ -178,10 +179,12 @@ class HomeChannel(Channel[Any]):
                 self._add(stream, [(Parcel(form), put.weight) for form in put.forms])
             return ([None] * len(puts), self.capacity - self._depth) if fits else None
 
-    def get_at_once(self, max_items: int, key: Hashable, _: float | None) -> list[Any] | None:
+    def get_at_once(self, max_items: int, key: Hashable, _: float | None, linger: float) -> list[Any] | None:
         with self._lock:
             stream = self._streams.get(key)
             if stream is None or max_items < 1 or not stream.items or stream.gathering:
+                return None
+            if linger > 0 and len(stream.items) < max_items:
                 return None
             if not all(isinstance(item, Parcel) for item, _ in itertools.islice(stream.items, max_items)):
                 return None
@@ -189,8 +192,8 @@ class HomeChannel(Channel[Any]):
             self._forget(key, stream)
         return self._exchange.stored([item.form for item, _ in taken])
 
-    def serve_get_many(self, max_items: int, key: Hashable, timeout: float | None) -> list[Any]:
-        return self._forms(super().get_many(max_items, key, timeout))
+    def serve_get_many(self, max_items: int, key: Hashable, timeout: float | None, linger: float) -> list[Any]:
+        return self._forms(super().get_many(max_items, key, timeout, linger))
 
     def serve_get_batch(self, weight: float, timeout: float | None, key: Hashable) -> list[Any]:
         return self._forms(super().get_batch(weight, timeout, key))
@@ -247,14 +250,16 @@ class RemoteChannel:
         forms = self._exchange.forms(items)
         if forms:
             self._outbox = self._outbox or self._exchange.outbox(self)
-            with self._waiting():
+            with waits_on(self.name):
                 self._outbox.put(Put(forms, weight, key, timeout, caller()))
 
     def get(self, key: Hashable = None, timeout: float | None = None) -> Any:
         return self.get_many(1, key, timeout)[0]
 
-    def get_many(self, max_items: int, key: Hashable = None, timeout: float | None = None) -> list[Any]:
-        return self._opened(self._ask("get_many", max_items, key, timeout, timeout=timeout))
+    def get_many(
+        self, max_items: int, key: Hashable = None, timeout: float | None = None, linger: float = 0.0
+    ) -> list[Any]:
+        return self._opened(self._ask("get_many", max_items, key, timeout, linger, timeout=timeout))
 
     def get_batch(self, weight: float, timeout: float | None = None, key: Hashable = None) -> list[Any]:
         return self._opened(self._ask("get_batch", weight, timeout, key, timeout=timeout))
@@ -305,23 +310,11 @@ class RemoteChannel:
 
     def _flush(self, who: str = "") -> None:
         if (outbox := self._exchange.known_outbox(self.address)) is not None:
-            with self._waiting():
+            with waits_on(self.name):
                 outbox.flush(who)
 
     def _call(self, operation: str, *arguments: Any, timeout: float | None = None) -> Any:
         limit = self.address.deadline_s if timeout is None else timeout
         home = self.address.home
-        with self._waiting():
+        with waits_on(self.name):
             return self._exchange.link.ask(home, "channel", self.address, operation, arguments, caller(), limit=limit)
-
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        """This thread is known to wait on the channel."""
-        thread_id = threading.get_ident()
-        outer = _WAITING.get(thread_id)
-        _WAITING[thread_id] = outer or (self.name, time.monotonic())
-        try:
-            yield
-        finally:
-            if outer is None:
-                del _WAITING[thread_id]

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl_platform.errors import ChannelClosed, DataError, Deadline, PlatformError
-from rl_platform.runtime.channel import Channel, waiting_on
+from rl_platform.runtime.channel import Channel
+from rl_platform.runtime.waits import waiting_on
 
 Make = Callable[..., Any]
 
@@ -148,7 +149,7 @@ def test_two_consumers_never_hold_half_a_batch_each(make: Make):
     consumers=st.integers(1, 4),
     capacity=st.integers(1, 9),
     batch=st.integers(1, 5),
-    modes=st.lists(st.sampled_from(["get", "get_many", "get_batch", "iterate"]), min_size=4, max_size=4),
+    modes=st.lists(st.sampled_from(["get", "get_many", "linger", "get_batch", "iterate"]), min_size=4, max_size=4),
 )
 def test_every_item_is_delivered_exactly_once_and_in_its_producers_order(
     producers, consumers, capacity, batch, modes, make: Make
@@ -167,6 +168,8 @@ def test_every_item_is_delivered_exactly_once_and_in_its_producers_order(
             while True:
                 if mode == "get":
                     received.append(channel.get())
+                elif mode == "linger":
+                    received += channel.get_many(batch, linger=0.001)
                 else:
                     received += getattr(channel, mode)(batch)
         except ChannelClosed:
@@ -186,6 +189,26 @@ def test_every_item_is_delivered_exactly_once_and_in_its_producers_order(
             own = [index for who, index in items if who == producer]
             assert all(first < second for first, second in pairwise(own))
     assert channel.stats().max_depth <= capacity
+
+
+def test_a_get_that_lingers_waits_for_others_until_there_are_enough_or_no_more_can_come(make: Make):
+    channel = make(capacity=4)
+    with ThreadPoolExecutor(1) as pool:
+
+        def got_after(*puts: int, wanted: int = 3, then: Callable[[], None] = lambda: None) -> list[int]:
+            channel.put(puts[0])
+            getting = pool.submit(channel.get_many, wanted, linger=30)
+            for item in puts[1:]:
+                time.sleep(0.01)
+                channel.put(item)
+            then()
+            return getting.result(5)
+
+        assert got_after(0, 1, 2) == [0, 1, 2]
+        assert got_after(0, 1, 2, 3, wanted=9) == [0, 1, 2, 3], "a full channel takes no more"
+        channel.put(0)
+        assert channel.get_many(2, linger=0.001) == [0]
+        assert got_after(0, 1, wanted=9, then=channel.close) == [0, 1]
 
 
 @settings(max_examples=100, deadline=None)
