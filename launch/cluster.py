@@ -15,8 +15,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import psutil
@@ -48,19 +49,42 @@ ENDING_S = 5.0  # for Ray's processes to end by themselves
 
 
 @contextmanager
-def runtime_for(config: Config, placement: Placement) -> Iterator[Runtime]:
-    """The runtime of a run, over when the block ends. Raises WorkerDied if Ray does not come up."""
-    deadline_s, seed = config.runner.deadline_s, config.runner.seed
-    if not uses_ray(config.cluster, placement):
-        with LocalRuntime(placement, deadline_s, seed) as local:
-            yield local
-        return
-    with ray_cluster(config.cluster):
+def runtime_for(
+    config: Config, placement: Placement, cluster_is_up: Callable[[], None] | None = None
+) -> Iterator[Runtime]:
+    """The runtime of a run, over when the block ends. Raises WorkerDied if Ray does not come up.
+
+    `cluster_is_up`: of an enclosing `cluster_for`; without it the cluster is this block's too.
+    """
+    with ExitStack() as stack:
+        (cluster_is_up or stack.enter_context(cluster_for(config.cluster, placement)))()
+        deadline_s, seed = config.runner.deadline_s, config.runner.seed
+        if not uses_ray(config.cluster, placement):
+            yield stack.enter_context(LocalRuntime(placement, deadline_s, seed))
+            return
         from rl_platform.runtime.ray import RayRuntime
 
         trace, restarts = config.runner.trace_steps > 0, config.cluster.restarts
-        with RayRuntime(placement, deadline_s, seed, trace, restarts) as runtime:
-            yield runtime
+        yield stack.enter_context(RayRuntime(placement, deadline_s, seed, trace, restarts))
+
+
+@contextmanager
+def cluster_for(cluster: Cluster, placement: Placement) -> Iterator[Callable[[], None]]:
+    """Ray comes up, if the placement needs it, while the block goes on; the function waits until it is there.
+
+    The function raises what kept Ray from coming up. The block's end is Ray's.
+    """
+    if not uses_ray(cluster, placement):
+        yield lambda: None
+        return
+    ray = ray_cluster(cluster)
+    with ThreadPoolExecutor(1, thread_name_prefix="ray start") as pool:
+        entered = pool.submit(ray.__enter__)
+        try:
+            yield entered.result
+        finally:
+            if entered.exception() is None:
+                ray.__exit__(None, None, None)
 
 
 def uses_ray(cluster: Cluster, placement: Placement) -> bool:

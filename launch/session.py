@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from rl_platform.algorithms.card import algorithm_card
@@ -14,7 +14,7 @@ from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.spaces import EnvDescription, EnvSpaces, make_env, read_spaces
 from rl_platform.envs.reasoning.question import Split
 from rl_platform.envs.reasoning.tasks import build_questions
-from rl_platform.launch.cluster import runtime_for
+from rl_platform.launch.cluster import cluster_for, runtime_for
 from rl_platform.launch.preflight import (
     check_cheap,
     check_estimator,
@@ -44,17 +44,17 @@ def run(loaded: LoadedConfig, config_path: str, placement: Placement, inventory:
     check_policy_loss(config)
     world: EnvSpaces | Split
     if config.runner.task_type == "embodied":
-        world, checkpoint_bytes = _spaces(config), 0
+        world = _spaces(config)
     else:
         world = build_questions(config.data, config.runner.seed)
         check_reward(config)
         check_tool(config)
         check_estimator(config)
-        checkpoint_bytes = check_models(config, placement, inventory)
-    with (
-        output_folder(config, loaded.resolved_yaml()) as folder,
-        _reporting(config, folder) as (reporter, timeline),
-    ):
+    with ExitStack() as stack:
+        cluster_is_up = stack.enter_context(cluster_for(config.cluster, placement))  # it starts while models are read
+        checkpoint_bytes = 0 if isinstance(world, EnvSpaces) else check_models(config, placement, inventory)
+        folder = stack.enter_context(output_folder(config, loaded.resolved_yaml()))
+        reporter, timeline = stack.enter_context(_reporting(config, folder))
         state = RunState(config, folder, reporter)
         if state.finished:
             _say_finished(state, folder)
@@ -66,32 +66,19 @@ def run(loaded: LoadedConfig, config_path: str, placement: Placement, inventory:
         for note in loaded.notes:
             reporter.note(note)
         try:
-            _train(config, placement, inventory, world, reporter, timeline, state, folder)
+            keep_freed_memory()
+            with runtime_for(config, placement, cluster_is_up) as runtime:
+                with reporter.phase("load"):
+                    task = _task(config, runtime, reporter, folder, world, placement, inventory)
+                timeline.sources.append(runtime.spans)
+                try:
+                    train(config, task, reporter, state)
+                finally:
+                    timeline.write()  # while there are processes that can be asked
         except BaseException as error:
             error.add_note(state.outlook())
             raise
         state.finish()
-
-
-def _train(
-    config: Config,
-    placement: Placement,
-    inventory: Inventory,
-    world: EnvSpaces | Split,
-    reporter: Reporter,
-    timeline: Timeline,
-    state: RunState,
-    folder: Path,
-) -> None:
-    keep_freed_memory()
-    with runtime_for(config, placement) as runtime:
-        with reporter.phase("load"):
-            task = _task(config, runtime, reporter, folder, world, placement, inventory)
-        timeline.sources.append(runtime.spans)
-        try:
-            train(config, task, reporter, state)
-        finally:
-            timeline.write()  # while there are processes that can be asked
 
 
 def card(config: Config) -> list[tuple[str, str]]:
