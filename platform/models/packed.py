@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 ATTENTION = "rl_platform"
+# Pairs of positions that cost as much as one more call for a group of sequences.
+SPLIT = {"cpu": 2**14, "cuda": 2**23}
 
 
 @dataclass(frozen=True)
@@ -38,42 +40,75 @@ class PackedAttention:
 
     rest_index [B,S] int64: flat positions of each sequence's rest, right-padded with 0; rest_mask [B,S] bool: not
     padding.
-    Padding stands right of the real tokens, so the causal mask alone hides it from them.
+    Sequences of about the same length are computed together, padded to the longest of them. Padding stands right of
+    the real tokens, so the causal mask alone hides it from them.
     """
 
     def __init__(self, prefix: int, rest_index: Tensor, rest_mask: Tensor) -> None:
         self.prefix = prefix
-        self.rows, self.width = rest_index.shape
-        self.gather_index = rest_index.reshape(-1)
-        self.scatter_index = rest_mask.reshape(-1).nonzero().squeeze(1)
-        self.mask: Tensor | None = None
-        if prefix:
-            sees_prefix = torch.ones(self.width, prefix, dtype=torch.bool, device=rest_index.device)
-            sees_rest = torch.ones(self.width, self.width, dtype=torch.bool, device=rest_index.device).tril()
-            self.mask = torch.cat([sees_prefix, sees_rest], dim=1)
+        lengths = rest_mask.sum(1).tolist()
+        worth = SPLIT.get(rest_index.device.type, SPLIT["cuda"])
+        groups = similar(lengths, prefix, worth)
+        self.shapes = [(len(rows), max(lengths[row] for row in rows)) for rows in groups]
+        padded = [
+            (rest_index[rows, :width], rest_mask[rows, :width])
+            for rows, (_, width) in zip(groups, self.shapes, strict=True)
+        ]
+        self.gathered, real = (torch.cat([pair[part].reshape(-1) for pair in padded]) for part in (0, 1))
+        places = real.nonzero().squeeze(1)
+        self.returned = places[self.gathered[places].argsort()]
+        self.masks = [causal_after(prefix, width, rest_index.device) if prefix else None for _, width in self.shapes]
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """query [1,Hq,N,D], key and value [1,Hkv,N,D] -> [N,Hq,D]."""
         repeat = query.shape[1] // key.shape[1]
         if repeat > 1:
             key, value = key.repeat_interleave(repeat, dim=1), value.repeat_interleave(repeat, dim=1)
-        own = [self._rows_of(tensor) for tensor in (query, key, value)]
-        if self.prefix:
-            head = [tensor[:, :, : self.prefix] for tensor in (query, key, value)]
-            out_prefix = F.scaled_dot_product_attention(*head, is_causal=True, scale=scaling)[0].transpose(0, 1)
-            own[1:] = [
-                torch.cat([shared.expand(self.rows, -1, -1, -1), rest], dim=2)
-                for shared, rest in zip(head[1:], own[1:], strict=True)
-            ]
-        out = F.scaled_dot_product_attention(*own, attn_mask=self.mask, is_causal=self.mask is None, scale=scaling)
-        flat = out.transpose(1, 2).reshape(self.rows * self.width, *out.shape[1:2], out.shape[3])
-        flat = flat.index_select(0, self.scatter_index)
-        return torch.cat([out_prefix, flat]) if self.prefix else flat
+        head = [tensor[:, :, : self.prefix] for tensor in (query, key, value)]
+        groups = zip(*(self._groups_of(tensor) for tensor in (query, key, value)), self.masks, strict=True)
+        outs = [self._attend(own, head, mask, scaling) for *own, mask in groups]
+        out = torch.cat(outs).index_select(0, self.returned)
+        if not self.prefix:
+            return out
+        first = F.scaled_dot_product_attention(*head, is_causal=True, scale=scaling)[0].transpose(0, 1)
+        return torch.cat([first, out])
 
-    def _rows_of(self, tensor: Tensor) -> Tensor:
-        """[1,H,N,D] -> [B,H,S,D]."""
-        rows = tensor[0].transpose(0, 1).index_select(0, self.gather_index)
-        return rows.view(self.rows, self.width, *rows.shape[1:]).transpose(1, 2)
+    def _groups_of(self, tensor: Tensor) -> list[Tensor]:
+        """[1,H,N,D] -> of every group [B,H,S,D]."""
+        rows = tensor[0].transpose(0, 1).index_select(0, self.gathered)
+        groups = rows.split([count * width for count, width in self.shapes])
+        return [group.unflatten(0, shape).transpose(1, 2) for group, shape in zip(groups, self.shapes, strict=True)]
+
+    def _attend(self, own: list[Tensor], head: list[Tensor], mask: Tensor | None, scaling: float) -> Tensor:
+        """own: query, key and value [B,H,S,D]; head: those of the prefix [1,H,P,D] -> [B*S,H,D]."""
+        if mask is not None:
+            shared = [tensor.expand(len(own[0]), -1, -1, -1) for tensor in head[1:]]
+            own[1:] = [torch.cat(pair, dim=2) for pair in zip(shared, own[1:], strict=True)]
+        out = F.scaled_dot_product_attention(*own, attn_mask=mask, is_causal=mask is None, scale=scaling)
+        return out.transpose(1, 2).flatten(0, 1)
+
+
+def causal_after(prefix: int, width: int, device: torch.device) -> Tensor:
+    """[width, prefix + width] bool: each position sees all of the prefix, those before it and itself."""
+    sees_prefix = torch.ones(width, prefix, dtype=torch.bool, device=device)
+    return torch.cat([sees_prefix, torch.ones(width, width, dtype=torch.bool, device=device).tril()], dim=1)
+
+
+def similar(lengths: Sequence[int], prefix: int, worth: int) -> list[list[int]]:
+    """Indices of lengths in groups, longest first, whose padding is cheaper than another group.
+
+    Cost of a group: its rows times its longest length times what that sees, prefix included, in pairs of positions. A
+    group ends where ending it saves `worth` pairs of those that are left. One group keeps the order of `lengths`.
+    """
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    groups: list[list[int]] = [[]]
+    for done, index in enumerate(order):
+        longest, own = lengths[groups[-1][0]] if groups[-1] else lengths[index], lengths[index]
+        saved = longest * (prefix + longest) - own * (prefix + own)
+        if saved * (len(order) - done) > worth:
+            groups.append([])
+        groups[-1].append(index)
+    return groups if len(groups) > 1 else [sorted(order)]
 
 
 def pack(sequences: Sequence[Tensor], *, share_prefix: bool = True) -> PackedTokens:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from rl_platform.models import language
+from rl_platform.models import language, packed
 from rl_platform.models.forward import TokenPolicy, TokenValues
-from rl_platform.models.packed import common_prefix, pack
+from rl_platform.models.packed import common_prefix, pack, similar
 from rl_platform.records import RolloutBatch
 
 SEQUENCES = {  # name: (sequences, prompt lengths, tokens of the shared prefix)
@@ -24,6 +24,12 @@ SEQUENCES = {  # name: (sequences, prompt lengths, tokens of the shared prefix)
 }
 cases = pytest.mark.parametrize(("sequences", "prompts", "shared"), SEQUENCES.values(), ids=SEQUENCES.keys())
 TEMPERATURE = 0.7
+
+
+@pytest.fixture(params=[0, 2**60], ids=["many groups", "one group"], autouse=True)
+def _groups(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences of unlike length are computed apart, or all together."""
+    monkeypatch.setitem(packed.SPLIT, "cpu", request.param)
 
 
 def actions(batch: RolloutBatch) -> list[tuple[int, slice, slice]]:
@@ -111,6 +117,14 @@ def test_the_longest_shared_prefix_is_computed_once(sequences, prompts, shared) 
         index = packed.flat_index[row, : len(sequence)]
         assert packed.tokens[index].tolist() == sequence
         assert packed.positions[index].tolist() == list(range(len(sequence)))
+
+
+def test_sequences_of_about_the_same_length_are_computed_together() -> None:
+    assert similar([3, 9, 3, 10], 0, worth=60) == [[3, 1], [0, 2]]
+    assert similar([3, 9, 3, 10], 0, worth=1000) == [[0, 1, 2, 3]]
+    assert similar([3, 9, 3, 10], 0, worth=0) == [[3], [1], [0, 2]]
+    assert similar([9, 10], prefix=90, worth=50) == [[1], [0]], "a long prefix makes padding dear"
+    assert similar([9, 10], prefix=0, worth=50) == [[0, 1]]
 
 
 def test_sequences_of_one_token() -> None:
