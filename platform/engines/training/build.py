@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from rl_platform.config.components import Trainable
 from rl_platform.engines.training.base import TrainingEngine
+from rl_platform.engines.training.compiled import CompiledEngine, compiles
 from rl_platform.engines.training.fsdp import FSDPEngine
 from rl_platform.engines.training.offload import OffloadingEngine
 
@@ -32,7 +34,15 @@ def training_engine(
         engine: TrainingEngine = MegatronEngine(
             model, section.optim, parallel=section.parallel, kernels=section.kernels, **options
         )
+    elif _plain(section) and compiles(model, device, dtype):
+        engine = CompiledEngine(model, section.optim, **options)
     else:
         context, cpu_offload = section.parallel.context, section.cpu_offload
         engine = FSDPEngine(model, section.optim, context=context, cpu_offload=cpu_offload, **options)
     return OffloadingEngine(engine, device) if section.offload is True else engine
+
+
+def _plain(section: Trainable) -> bool:
+    """One rank that shares, saves and moves nothing."""
+    alone = not dist.is_initialized() or dist.get_world_size() == 1
+    return alone and not (section.cpu_offload or section.offload is True or section.gradient_checkpointing)

@@ -1,0 +1,234 @@
+"""Training of a small embodied policy on one CPU, with an optimizer step that is compiled and allocates nothing.
+
+Everything but `step` is `FSDPEngine`'s: parameters and Adam's moments stay the tensors they are, side by side in one
+buffer each. What is compiled and when is in algorithms/compiled_ppo.py; other losses and split mini-batches take the
+way of `FSDPEngine`, with equal results up to rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rl_platform.algorithms import compiled_ppo as ppo
+from rl_platform.algorithms.action_levels import denominators_of
+from rl_platform.algorithms.losses import actor_critic_loss
+from rl_platform.algorithms.metrics import Metrics, Sums
+from rl_platform.config.algorithm import Algorithm
+from rl_platform.config.components import Optim
+from rl_platform.engines.training.base import Loss, MicroBatches
+from rl_platform.engines.training.fsdp import FSDPEngine
+from rl_platform.engines.training.state import MOMENTS, adam_state
+from rl_platform.models.forward import EmbodiedActorCritic
+from rl_platform.models.policy import ActorCriticPolicy, Tanh
+from rl_platform.records import RolloutBatch
+
+LARGEST = 2**17  # parameters: with more of them products take the time, and torch's threads are welcome
+
+
+def compiles(model: nn.Module, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether there is a compiled step for the model: a Gaussian MLP policy with tanh and free deviations."""
+    policy = model.model if type(model) is EmbodiedActorCritic else None
+    if type(policy) is not ActorCriticPolicy or device.type != "cpu" or dtype != torch.float32:
+        return False
+    known = {"log_std", *(name for name, _ in policy.named_parameters() if name.startswith("backbone."))}
+    known |= {f"{head}_head.{part}" for head in ("policy", "value") for part in ("weight", "bias")}
+    layers = list(policy.backbone)
+    return (
+        {name for name, _ in policy.named_parameters()} == known
+        and getattr(policy, "squash", None) is None
+        and all(isinstance(layer, nn.Linear) for layer in layers[::2])
+        and all(isinstance(layer, Tanh) for layer in layers[1::2])
+        and sum(parameter.numel() for parameter in policy.parameters()) <= LARGEST
+    )
+
+
+class CompiledEngine(FSDPEngine):
+    """`model`: one that `compiles`, alone in its process group or without one."""
+
+    def __init__(self, model: nn.Module, optim: Optim, **options: Any) -> None:
+        super().__init__(model, optim, **options)
+        policy = model.model
+        heads = [policy.policy_head.weight, policy.value_head.weight, policy.policy_head.bias, policy.value_head.bias]
+        hidden = [layer for layer in policy.backbone if isinstance(layer, nn.Linear)]
+        self._order = [*(part for layer in hidden for part in (layer.weight, layer.bias)), *heads, policy.log_std]
+        self._flat = {name: torch.zeros(sum(p.numel() for p in self._order)) for name in ("weights", *MOMENTS)}
+        self._gradient = torch.zeros_like(self._flat["weights"])
+        self._steps = torch.zeros(len(self._order))  # of Adam, all equal
+        views = {name: self._views(flat) for name, flat in self._flat.items()}
+        for index, parameter in enumerate(self._order):
+            views["weights"][index].copy_(parameter.detach())
+            parameter.data = views["weights"][index]
+            moments = {name: views[name][index] for name in MOMENTS}
+            adam_state(self.optimizer, parameter).update(moments | {"step": self._steps[index]})
+        self._layers = _layers(self._views(self._flat["weights"]), len(hidden))
+        self._gradients = _layers(self._views(self._gradient), len(hidden))
+        self._buffers: dict[int, _Buffers] = {}
+
+    def step(self, mini_batch: RolloutBatch, loss: Loss, micro_batches: MicroBatches) -> Metrics | None:
+        algorithm = _algorithm_of(loss)
+        denominators = denominators_of(mini_batch, self.horizon, nominal=self.nominal)
+        whole = micro_batches == MicroBatches() and denominators.full and denominators.values is None
+        observations = mini_batch.inputs["observations"].flatten(0, 1)
+        plain = mini_batch.loss_weights is None and observations.dtype == torch.float32
+        if algorithm is None or not (whole and plain):
+            return super().step(mini_batch, loss, micro_batches)
+        buffers = self._buffers.get(len(mini_batch)) or _Buffers.of(len(mini_batch), self._layers)
+        self._buffers[len(mini_batch)] = buffers
+        self._forward(observations, buffers)
+        self._loss(mini_batch, algorithm, buffers)
+        self._backward(observations, buffers)
+        return self._finished(algorithm, buffers, len(mini_batch))
+
+    def _finished(self, algorithm: Algorithm, buffers: _Buffers, rows: int) -> Metrics | None:
+        """Adds the entropy bonus, and updates if all is finite."""
+        (log_std,), bonus = self._layers[-1], algorithm.entropy_bonus
+        self._gradients[-1][0].sub_(bonus)
+        entropy = float(log_std.sum()) + len(log_std) * (0.5 + ppo.HALF_LOG_2_PI)
+        policy_loss, value_loss = (
+            float(buffers.policy[ppo.POLICY_LOSS]) / rows,
+            float(buffers.value[ppo.VALUE_LOSS]) / rows,
+        )
+        finite = math.isfinite(buffers.policy.sum() + buffers.value.sum())
+        norm = self._update() if finite else math.nan
+        if not math.isfinite(norm):
+            return None
+        terms = {
+            "actor/pg_loss": policy_loss,
+            "actor/entropy": entropy,
+            "actor/loss": policy_loss - bonus * entropy,
+            "critic/loss": algorithm.value_loss_scale * value_loss,
+            "grad_norm": norm,
+        }
+        return _metrics(buffers, rows, terms, algorithm)
+
+    def _views(self, flat: Tensor) -> list[Tensor]:
+        parts = flat.split([parameter.numel() for parameter in self._order])
+        return [part.view(parameter.shape) for part, parameter in zip(parts, self._order, strict=True)]
+
+    @torch.no_grad()
+    def _forward(self, observations: Tensor, buffers: _Buffers) -> None:
+        inputs = observations
+        for (weight, bias), outputs in zip(self._layers[:-2], buffers.hidden, strict=True):
+            # tanh(x) = 2 sigmoid(2x) - 1, as `Tanh` of the policy
+            torch.addmm(bias, inputs, weight.t(), beta=2.0, alpha=2.0, out=outputs).sigmoid_().mul_(2.0).sub_(1.0)
+            inputs = outputs
+        weight, bias = self._layers[-2]
+        torch.addmm(bias, inputs, weight.t(), out=buffers.heads)
+
+    def _loss(self, batch: RolloutBatch, algorithm: Algorithm, buffers: _Buffers) -> None:
+        assert batch.log_probs is not None
+        assert batch.advantages is not None
+        assert batch.values is not None
+        assert batch.returns is not None
+        heads, gradient = buffers.heads.numpy(), buffers.heads_gradient.numpy()
+        old_log_probs, advantages, old_values, returns = (
+            column.reshape(-1).numpy() for column in (batch.log_probs, batch.advantages, batch.values, batch.returns)
+        )
+        ppo.gaussian_policy()(
+            heads,
+            self._layers[-1][0].numpy(),
+            batch.inputs["actions"].flatten(0, 1).numpy(),
+            old_log_probs,
+            advantages,
+            ppo.policy_limits(algorithm),
+            gradient,
+            self._gradients[-1][0].numpy(),
+            buffers.policy,
+        )
+        ppo.clipped_value()(heads, old_values, returns, ppo.value_limits(algorithm), gradient, buffers.value)
+
+    @torch.no_grad()
+    def _backward(self, observations: Tensor, buffers: _Buffers) -> None:
+        """Fills the gradients of weights and biases, from the heads down."""
+        inputs = [observations, *buffers.hidden]
+        gradient = buffers.heads_gradient
+        for number in range(len(inputs) - 1, -1, -1):
+            weight_gradient, bias_gradient = self._gradients[number]
+            torch.mm(gradient.t(), inputs[number], out=weight_gradient)
+            torch.sum(gradient, 0, out=bias_gradient)
+            if number:
+                torch.mm(gradient, self._layers[number][0], out=buffers.hidden_gradients[number - 1])
+                gradient = buffers.hidden_gradients[number - 1]
+                ppo.tanh_gradient()(gradient.numpy(), inputs[number].numpy())
+
+    def _update(self) -> float:
+        """The gradient's norm before it was clipped; nothing is changed if it is not finite."""
+        group = self.optimizer.param_groups[0]
+        limit = math.inf if self.clip_grad is None else self.clip_grad
+        arrays = [tensor.numpy() for tensor in (self._flat["weights"], self._gradient, *map(self._flat.get, MOMENTS))]
+        hyperparameters = group["lr"], *group["betas"], group["eps"], group["weight_decay"], limit
+        norm = float(ppo.adam()(*arrays, float(self._steps[0]) + 1.0, *map(float, hyperparameters)))
+        if math.isfinite(norm):
+            self._steps += 1.0
+        return norm
+
+
+Layer = tuple[Tensor, Tensor]
+
+
+def _layers(views: list[Tensor], hidden: int) -> list[Any]:
+    """(weight, bias) of every layer, of both heads as one, and (log_std,)."""
+    pairs = [(views[2 * number], views[2 * number + 1]) for number in range(hidden)]
+    policy, value, policy_bias, value_bias, log_std = views[2 * hidden :]
+    return [*pairs, (_joined(policy, value), _joined(policy_bias, value_bias)), (log_std,)]
+
+
+def _joined(first: Tensor, second: Tensor) -> Tensor:
+    """One view of two tensors that lie behind each other."""
+    return first.as_strided((len(first) + len(second), *first.shape[1:]), first.stride(), first.storage_offset())
+
+
+@dataclass(frozen=True)
+class _Buffers:
+    """What a step of B rows computes on its way: `hidden` [B,H] of every layer, `heads` [B,A+1], and gradients.
+
+    policy, value: sums over positions, see algorithms/compiled_ppo.py.
+    """
+
+    hidden: list[Tensor]
+    hidden_gradients: list[Tensor]
+    heads: Tensor
+    heads_gradient: Tensor
+    policy: np.ndarray
+    value: np.ndarray
+
+    @classmethod
+    def of(cls, rows: int, layers: list[Any]) -> _Buffers:
+        widths = [len(layer[1]) for layer in layers[:-1]]
+        made = [[torch.empty(rows, width) for width in widths] for _ in range(2)]
+        sums = np.zeros(ppo.RATIO_MAX + 1), np.zeros(ppo.VALUE_LOSS + 1)
+        return cls(made[0][:-1], made[1][:-1], made[0][-1], made[1][-1], *sums)
+
+
+def _algorithm_of(loss: Loss) -> Algorithm | None:
+    """Of a loss that is compiled."""
+    if not isinstance(loss, partial) or loss.func is not actor_critic_loss:
+        return None
+    algorithm: Algorithm = loss.keywords["algorithm"]
+    return algorithm if ppo.compiles(algorithm) else None
+
+
+def _metrics(buffers: _Buffers, rows: int, terms: dict[str, float], algorithm: Algorithm) -> Metrics:
+    asked = {
+        "actor/dual_clip_frac": algorithm.clip_ratio_c,
+        "actor/approx_kl_k3": algorithm.target_kl,
+        "critic/clip_frac": algorithm.value_clip,
+        "critic/out_of_range_frac": algorithm.value_clip,
+    }
+    found = [*zip(ppo.POLICY_SUMS, buffers.policy, strict=False), *zip(ppo.VALUE_SUMS, buffers.value, strict=False)]
+    names, sums = zip(*(pair for pair in found if asked.get(pair[0], 0) is not None), strict=True)
+    return Metrics(
+        means={
+            names: Sums(torch.tensor(sums, dtype=torch.float64), float(rows)),
+            tuple(terms): Sums(torch.tensor(list(terms.values())), 1.0),
+        },
+        minima={"actor/ratio_min": torch.tensor(buffers.policy[ppo.RATIO_MIN])},
+        maxima={"actor/ratio_max": torch.tensor(buffers.policy[ppo.RATIO_MAX])},
+    )

@@ -1,0 +1,166 @@
+"""The compiled optimizer step is the plain one: metrics, parameters, moments, and what it leaves to the plain one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from rl_platform.algorithms.losses import actor_critic_loss
+from rl_platform.config.algorithm import Algorithm
+from rl_platform.config.components import Optim, Trainable
+from rl_platform.engines.training.base import MicroBatches
+from rl_platform.engines.training.build import training_engine
+from rl_platform.engines.training.compiled import CompiledEngine
+from rl_platform.engines.training.fsdp import FSDPEngine
+from rl_platform.envs.embodied.spaces import ActionSpace
+from rl_platform.models.forward import EmbodiedActorCritic
+from rl_platform.models.policy import ActorCriticPolicy
+from rl_platform.records import RolloutBatch
+
+ROWS, MINI_BATCH, OBSERVATIONS, ACTIONS = 192, 48, 5, 3
+OPTIM = Optim(lr=1e-2, clip_grad=0.5, weight_decay=0.01)
+CPU = torch.device("cpu")
+WHOLE = MicroBatches()
+
+
+def model(kind: str = "continuous", activation: str = "tanh") -> EmbodiedActorCritic:
+    torch.manual_seed(0)
+    space = ActionSpace(kind, ACTIONS)
+    return EmbodiedActorCritic(ActorCriticPolicy((OBSERVATIONS,), space, (16, 8), activation, -0.5))
+
+
+def engine(cls: type[FSDPEngine]) -> FSDPEngine:
+    return cls(model(), OPTIM, dtype=torch.float32, horizon=1, device=CPU)
+
+
+def loss(**options: Any) -> Any:
+    base = {"adv_type": "gae", "loss_type": "actor_critic", "loss_agg_func": "token-mean", "huber_delta": 0.5}
+    return partial(actor_critic_loss, algorithm=Algorithm(**base | options))
+
+
+@pytest.fixture(scope="module")
+def batch() -> RolloutBatch:
+    """Old log-probs, values and returns that reach every branch of the losses."""
+    drawn = torch.Generator().manual_seed(1)
+    some = partial(torch.randn, generator=drawn)
+    rows = RolloutBatch(
+        inputs={"observations": some(ROWS, 1, OBSERVATIONS), "actions": some(ROWS, 1, ACTIONS)},
+        action_mask=torch.ones(ROWS, 1, dtype=torch.bool),
+        sample_mask=torch.ones(ROWS, dtype=torch.bool),
+        group_ids=torch.arange(ROWS),
+        rewards=torch.zeros(ROWS, 1),
+        rollout_log_probs=torch.zeros(ROWS, 1),
+    )
+    found = engine(FSDPEngine).evaluate(rows, WHOLE)
+    assert found.log_probs is not None
+    assert found.values is not None
+    return replace(
+        rows,
+        log_probs=found.log_probs + 0.8 * some(ROWS, 1),
+        values=found.values + 0.3 * some(ROWS, 1),
+        advantages=some(ROWS, 1),
+        returns=found.values + some(ROWS, 1),
+    )
+
+
+def mini_batches(batch: RolloutBatch) -> list[RolloutBatch]:
+    return [batch.select(torch.arange(start, start + MINI_BATCH)) for start in range(0, ROWS, MINI_BATCH)]
+
+
+def assert_same(plain: FSDPEngine, compiled: FSDPEngine, atol: float = 2e-6) -> None:
+    state, other = plain.sharded_state(), compiled.sharded_state()
+    assert state.keys() == other.keys()
+    for name, sharded in state.items():
+        ((_, expected),), ((_, found),) = sharded.parts, other[name].parts
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=atol, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"huber_delta": None, "value_clip": None},
+        {"clip_ratio_c": 1.5, "clip_ratio_low": 0.1, "clip_ratio_high": 0.3, "value_clip": 0.2},
+        {"entropy_bonus": 0.02, "target_kl": 0.1, "value_loss_scale": 0.5},
+    ],
+    ids=["defaults", "squared error", "clips", "entropy"],
+)
+def test_steps_are_those_of_the_plain_engine(options: dict[str, Any], batch: RolloutBatch) -> None:
+    plain, compiled = engine(FSDPEngine), engine(CompiledEngine)
+    for number, part in enumerate(mini_batches(batch) * 3):
+        for each in (plain, compiled):
+            each.set_learning_rate(1e-2 / (number + 1))
+        expected, found = (each.step(part, loss(**options), WHOLE) for each in (plain, compiled))
+        assert expected is not None
+        assert found is not None
+        numbers = expected.finalize()
+        assert numbers["actor/clip_frac"] > 0.1
+        assert found.finalize() == pytest.approx(numbers, rel=1e-3, abs=1e-5)
+    assert_same(plain, compiled)
+
+
+@pytest.mark.parametrize("other", ["seq-mean-token-mean", "micro-batches", "masked"])
+def test_what_is_not_compiled_takes_the_plain_way_and_both_ways_may_alternate(other: str, batch: RolloutBatch) -> None:
+    plain, compiled = engine(FSDPEngine), engine(CompiledEngine)
+    for part in mini_batches(batch):
+        masked = replace(part, sample_mask=torch.arange(MINI_BATCH) % 3 > 0) if other == "masked" else part
+        aggregation = other if other.startswith("seq") else "token-mean"
+        split = MicroBatches(rows=20) if other == "micro-batches" else WHOLE
+        for each in (plain, compiled):
+            assert each.step(masked, loss(loss_agg_func=aggregation), split) is not None
+            assert each.step(part, loss(), WHOLE) is not None
+    assert_same(plain, compiled)
+
+
+@pytest.mark.parametrize("field", ["log_probs", "advantages", "returns", "observations", "actions"])
+def test_nothing_changes_where_something_is_not_finite(field: str, batch: RolloutBatch) -> None:
+    compiled = engine(CompiledEngine)
+    part = mini_batches(batch)[0]
+    compiled.step(part, loss(value_clip=0.2), WHOLE)
+    before = {name: sharded.parts[0][1].clone() for name, sharded in compiled.sharded_state().items()}
+    if field in part.inputs:
+        broken = replace(part, inputs=part.inputs | {field: part.inputs[field].clone()})
+        broken.inputs[field][3, 0, 1] = math.nan
+    else:
+        broken = replace(part, **{field: getattr(part, field).clone()})
+        getattr(broken, field)[3] = math.nan
+    assert compiled.step(broken, loss(value_clip=0.2), WHOLE) is None
+    for name, sharded in compiled.sharded_state().items():
+        assert torch.equal(sharded.parts[0][1], before[name]), name
+    assert compiled.step(part, loss(value_clip=0.2), WHOLE) is not None
+
+
+def test_state_of_the_plain_engine_goes_on_in_the_compiled_one(batch: RolloutBatch) -> None:
+    plain, compiled = engine(FSDPEngine), engine(CompiledEngine)
+    first, *others = mini_batches(batch)
+    plain.step(first, loss(), WHOLE)
+    for name, sharded in compiled.sharded_state().items():
+        sharded.destinations[0][1].copy_(plain.sharded_state()[name].parts[0][1])
+    for part in others:
+        for each in (plain, compiled):
+            each.step(part, loss(), WHOLE)
+    assert_same(plain, compiled)
+
+
+def test_published_weights_are_the_live_parameters(batch: RolloutBatch) -> None:
+    compiled = engine(CompiledEngine)
+    weights = compiled.weights()
+    before = {name: tensor.clone() for name, tensor in weights.items()}
+    compiled.step(mini_batches(batch)[0], loss(), WHOLE)
+    assert all(not torch.equal(weights[name], before[name]) for name in weights)
+
+
+def test_who_trains_which_policy() -> None:
+    def made(policy: EmbodiedActorCritic, **options: Any) -> type:
+        section = Trainable(**options)
+        return type(training_engine(section, policy, dtype=torch.float32, horizon=1, device=CPU, nominal=False))
+
+    assert made(model()) is CompiledEngine
+    assert made(model("discrete")) is FSDPEngine
+    assert made(model(activation="relu")) is FSDPEngine
+    assert made(model(), gradient_checkpointing=True) is FSDPEngine
