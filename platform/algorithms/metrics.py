@@ -47,22 +47,25 @@ class Metrics:
 
     def mean(self, name: str) -> float | None:
         """One of the means; None if it was measured on nothing. Waits for the device."""
-        for names, sums in self.means.items():
-            if name in names and (count := float(sums.count)) > 0:
-                return float(sums.total[names.index(name)]) / count
-        return None
+        return self._means().get(name)
 
     def finalize(self) -> dict[str, float]:
         """Numbers for the log. What was measured on nothing (count 0, infinite extremum) is left out."""
-        result: dict[str, float] = {}
-        for names, sums in self.means.items():
-            count = float(sums.count)
-            if count > 0:
-                result.update((name, total / count) for name, total in zip(names, sums.total.tolist(), strict=True))
+        result = self._means()
         for extrema, nothing in ((self.minima, float("inf")), (self.maxima, float("-inf"))):
             values = {name: float(value) for name, value in extrema.items()}
             result.update((name, value) for name, value in values.items() if value != nothing)
         return result
+
+    def _means(self) -> dict[str, float]:
+        """A name may stand in several vectors: not all mini-batches are computed in the same way."""
+        totals: dict[str, float] = {}
+        counts: dict[str, float] = {}
+        for names, sums in self.means.items():
+            count = float(sums.count)
+            for name, total in zip(names, sums.total.tolist(), strict=True):
+                totals[name], counts[name] = totals.get(name, 0.0) + total, counts.get(name, 0.0) + count
+        return {name: total / counts[name] for name, total in totals.items() if counts[name] > 0}
 
 
 def _merge(

@@ -30,6 +30,14 @@ def test_different_metrics_are_joined() -> None:
     assert Metrics().merge(other).finalize() == {"other": 1.5}
 
 
+def test_a_name_in_two_vectors_is_one_metric() -> None:
+    both = Metrics(over(2.0, {"a": torch.tensor(3.0)})).merge(
+        Metrics(over(4.0, {"a": torch.tensor(6.0), "b": torch.tensor(8.0)}))
+    )
+    assert both.finalize() == {"a": 1.5, "b": 2.0}
+    assert both.mean("a") == 1.5
+
+
 def test_merging_leaves_the_parts_alone() -> None:
     one, other = measured([1.0], 1), measured([3.0], 1)
     one.merge(other)
