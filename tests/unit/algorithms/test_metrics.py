@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rl_platform.algorithms.metrics import Metrics, Sums
+from rl_platform.algorithms.metrics import Metrics, Sums, over
 
 
 def measured(numbers: list[float], count: float) -> Metrics:
