@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rl_platform.components.base import ComponentContext
 from rl_platform.components.conversations import Conversations
+from rl_platform.components.partial_rollout import Group, generate_until, share_of
 from rl_platform.config.components import Sampling
 from rl_platform.config.schema import Config
 from rl_platform.engines.rollout.base import Completion, Request
@@ -106,6 +108,41 @@ class LanguageRollout:
                 Request(index, prompt.token_ids, seed(prompt, sample)) for index, (prompt, sample) in enumerate(wanted)
             ]
             self.engine.generate(requests, self._params(sampling), on_finished)
+
+    def generate_until(
+        self,
+        groups: Sequence[Group],
+        needed: int,
+        sampling: Sampling,
+        step: int,
+        complete: Channel[Trajectory],
+        cut: Channel[Trajectory],
+        version: int | None = None,
+    ) -> None:
+        """Goes on with the unfinished responses of `groups` until, over all ranks, `needed` groups are complete.
+
+        Each of them goes once into `complete`, or into `cut` as far as it got. A response draws new random numbers in
+        every step. Raises WorkerError as `generate` does.
+        """
+        self._check_weights(version)
+        share, quota = share_of(groups, needed, self.context.rank, self.context.world_size)
+        total = sum(not one.complete for group in share for one in group)
+        done = 0
+
+        def seed(prompt: Prompt, sample: int) -> int:
+            return derive_seed(self.context.seed, "rollout", "partial", step, prompt.index, sample)
+
+        def deliver(found: Trajectory) -> None:
+            nonlocal done
+            done += 1
+            self.context.progress.update(done, total, "responses")
+            if found.complete:
+                complete.put(replace(found, text=self.tokenizer.decode(found.token_ids)))
+            else:
+                cut.put(found)
+
+        eos = self.tokenizer.eos_token_ids
+        generate_until(self.engine, share, quota, self._params(sampling), eos, seed, deliver)
 
     def _check_weights(self, version: int | None) -> None:
         if self.loaded is None:

@@ -185,6 +185,16 @@ class MultiTurn(Section):
     )
 
 
+class PartialRollout(Section):
+    """`rollout.partial_rollout`: a step waits for the prompts that are complete first, the others go on in the next."""
+
+    over_sampling_batch_size: int | None = Field(
+        default=None,
+        ge=2,
+        description="prompts in work at once, of which data.train_batch_size are trained on; null: half as many again",
+    )
+
+
 class Rollout(Section):
     """`rollout`: generates responses or chooses actions."""
 
@@ -197,6 +207,11 @@ class Rollout(Section):
     offload: Offload = _offload("weights of its own")
     multi_turn: MultiTurn | None = Field(
         default=None, description="turns with answers of a tool in between; null: a response is one turn"
+    )
+    partial_rollout: PartialRollout | None = Field(
+        default=None,
+        description="cut what is unfinished when a step has enough responses, and go on with it in the next step; "
+        "null: wait for all",
     )
     max_running_requests: int = Field(default=64, ge=1, description="sequences decoded together; the others wait")
     tensor_parallel_size: int | None = Field(
