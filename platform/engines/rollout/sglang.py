@@ -40,10 +40,10 @@ class EngineSetup:
     folder: str = ""  # with a config.json, all that is read of a model's folder; `hosted` makes it
 
 
-def engine_arguments(setup: EngineSetup, folder: str) -> dict[str, Any]:
+def engine_arguments(setup: EngineSetup) -> dict[str, Any]:
     """What `sglang.Engine` is called with: what both profiles share, the profile of the device, what the user adds."""
     common = {
-        "model_path": folder,
+        "model_path": setup.folder,
         "load_format": "dummy",
         "skip_tokenizer_init": True,
         "tp_size": setup.tensor_parallel,
@@ -91,7 +91,7 @@ class EngineHost:
         if sglang.__version__ != VERSION:
             raise RuntimeError(f"sglang {sglang.__version__} is installed, {VERSION} is needed")
         self.connection, self.setup = connection, setup
-        self.engine = sglang.Engine(**engine_arguments(setup, setup.folder))
+        self.engine = sglang.Engine(**engine_arguments(setup))
         self.manager = self.engine.tokenizer_manager
         self.updating = asyncio.Event()
         self.updating.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -134,11 +135,13 @@ def test_segments_add_up_and_name_each_version_once_in_a_row(pieces: list[tuple[
     segments = one.segments or (((one.weights_version, len(expected)),) if expected else ())
     assert [version for version, count in segments for _ in range(count)] == expected
     assert len(one.token_ids) == len(one.log_probs) == len(expected)
-    assert all(first[0] != second[0] for first, second in zip(segments, segments[1:], strict=False))
+    assert all(first[0] != second[0] for first, second in pairwise(segments))
     assert not expected or one.weights_version == expected[0]
 
 
-@pytest.mark.parametrize(("tokens", "reason"), [((5, 7), "stop"), ((5, 6, 6), "length"), ((5,), "abort"), ((), "abort")])
+@pytest.mark.parametrize(
+    ("tokens", "reason"), [((5, 7), "stop"), ((5, 6, 6), "length"), ((5,), "abort"), ((), "abort")]
+)
 def test_one_that_was_stopped_at_its_last_token_is_complete(tokens: tuple[int, ...], reason: str) -> None:
     completion = Completion(0, tokens, (-1.0,) * len(tokens), "abort")
     assert continued(not_begun(1)[0][0], completion, 0, 3, (7,)).finish_reason == reason
