@@ -26,6 +26,7 @@ from rl_platform.launch.preflight import (
 )
 from rl_platform.launch.view import terminal_view
 from rl_platform.metrics import Reporter, Reporters, RunInfo, RunLog
+from rl_platform.placement.engine_memory import engine_memory, with_engine_memory
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.occupancy import step_turns
 from rl_platform.placement.plan import render
@@ -141,6 +142,9 @@ def _task(
     if isinstance(world, Split):
         from rl_platform.runners.reasoning import ReasoningTask
 
+        if (memory := engine_memory(config, placement, inventory)) is not None:
+            reporter.note(str(memory))
+            config = with_engine_memory(config, memory)
         return ReasoningTask(config, runtime, reporter, folder, world, step_turns(config, placement, inventory))
     from rl_platform.runners.embodied import EmbodiedTask
 

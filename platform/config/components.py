@@ -217,8 +217,11 @@ class Rollout(Section):
     tensor_parallel_size: int | None = Field(
         default=None, ge=1, description="sglang: processes that share the model; null: one per GPU of a rank"
     )
-    gpu_memory_utilization: float = Field(
-        default=0.6, gt=0, lt=1, description="sglang: share of a GPU's memory for weights, keys and values"
+    gpu_memory_utilization: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="sglang: share of a GPU's memory for weights, keys and values; null: what the memory estimate says",
     )
     engine_args: dict[str, Any] = Field(default_factory=dict, description="sglang: further arguments of sglang.Engine")
     engine_env: dict[str, str] = Field(

@@ -133,7 +133,7 @@ class MemoryModel:
 
     def _rollout(self, shape: Shape) -> Memory:
         """The generator: its own copy of the weights unless it shares the learner's, and room for running sequences."""
-        shared = self.layout.together(self.layout.policy, "rollout")
+        shared = self.layout.together(self.layout.policy, "rollout") and self.config.rollout.backend != "sglang"
         if isinstance(shape, PolicyShape):
             return Memory(weights=0 if shared else shape.parameters * FLOAT)
         bytes_each = FLOAT if self.config.rollout.backend != "sglang" else bytes_of(self.config.actor.model.dtype)
