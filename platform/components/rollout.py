@@ -15,7 +15,7 @@ from rl_platform.engines.rollout.base import Completion, Request
 from rl_platform.engines.rollout.build import rollout_engine
 from rl_platform.errors import WorkerError
 from rl_platform.models.pretrained import load_config
-from rl_platform.models.tokenizer import load_tokenizer
+from rl_platform.models.tokenizer import load_tokenizer, stop_tokens
 from rl_platform.records import Prompt, SamplingParams, Trajectory, Weights, WeightsReceived
 from rl_platform.rng import derive_seed
 from rl_platform.runtime.channel import Channel
@@ -28,8 +28,9 @@ class LanguageRollout:
         self.context, self.config = context, config
         self.tokenizer = load_tokenizer(config.actor.model)
         eos = self.tokenizer.eos_token_ids
+        self.ends = (*eos, *stop_tokens(self.tokenizer, config.rollout.stop))
         model_config = load_config(config.actor.model, self.tokenizer.vocab_size, eos[0])
-        self.engine = rollout_engine(config, context.label, model_config, eos, context.accelerators, context.seed)
+        self.engine = rollout_engine(config, context.label, model_config, self.ends, context.accelerators, context.seed)
         self.loaded: int | None = None  # version of the weights, all of which are in the engine
         turns = config.rollout.multi_turn
         self.conversations = Conversations(context.label, config, self.engine, self.tokenizer) if turns else None
@@ -141,8 +142,7 @@ class LanguageRollout:
             else:
                 cut.put(found)
 
-        eos = self.tokenizer.eos_token_ids
-        generate_until(self.engine, share, quota, self._params(sampling), eos, seed, deliver)
+        generate_until(self.engine, share, quota, self._params(sampling), self.ends, seed, deliver)
 
     def _check_weights(self, version: int | None) -> None:
         if self.loaded is None:

@@ -204,6 +204,9 @@ class Rollout(Section):
     )
     sampling: Sampling = Field(default_factory=Sampling, description="training")
     val_sampling: ValSampling = Field(default_factory=ValSampling, description="validation; greedy by default")
+    stop: list[Annotated[str, Field(min_length=1)]] = Field(
+        default=[], description="texts of one token each that end a response, or a turn, as EOS does"
+    )
     offload: Offload = _offload("weights of its own")
     multi_turn: MultiTurn | None = Field(
         default=None, description="turns with answers of a tool in between; null: a response is one turn"
