@@ -111,7 +111,7 @@ def card(config: Config) -> list[tuple[str, str]]:
     if config.runner.max_staleness:
         lines.append(("staleness", "a rollout is collected during the update before it, with weights one update old"))
     if config.rollout.partial_rollout is not None:
-        more = f"{config.prompts_in_work} prompts in work, {config.data.train_batch_size} trained on per step"
+        more = f"{config.prompts_in_flight} prompts in work, {config.data.train_batch_size} trained on per step"
         lines.append(("partial rollouts", f"{more}; the others go on in the next step with newer weights"))
     return lines
 

@@ -35,8 +35,8 @@ def broken_batch_rules(config: Config) -> Iterator[BrokenRule]:
 
 def _partial_rollout(config: Config) -> Iterator[BrokenRule]:
     prompts, correction = config.data.train_batch_size, "algorithm.rollout_is"
-    if config.prompts_in_work <= prompts:
-        key = f"{_PARTIAL}.over_sampling_batch_size"
+    if config.prompts_in_flight <= prompts:
+        key = f"{_PARTIAL}.prompts_in_flight"
         message = f"a step trains on {prompts} prompts (data.train_batch_size): without more in work none is ever cut"
         yield BrokenRule(key, message, ("data.train_batch_size",), f"more than {prompts}")
     if config.rollout.multi_turn is not None:

@@ -188,7 +188,7 @@ class MultiTurn(Section):
 class PartialRollout(Section):
     """`rollout.partial_rollout`: a step waits for the prompts that are complete first, the others go on in the next."""
 
-    over_sampling_batch_size: int | None = Field(
+    prompts_in_flight: int | None = Field(
         default=None,
         ge=2,
         description="prompts in work at once, of which data.train_batch_size are trained on; null: half as many again",

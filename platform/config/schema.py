@@ -173,12 +173,12 @@ class Config(Section):
         return self.algorithm.needs_reference and not self.reference_is_base
 
     @property
-    def prompts_in_work(self) -> int:
+    def prompts_in_flight(self) -> int:
         """Reasoning: prompts whose responses are generated at once."""
         partial, prompts = self.rollout.partial_rollout, self.data.train_batch_size
         if partial is None:
             return prompts
-        return partial.over_sampling_batch_size or -(-3 * prompts // 2)
+        return partial.prompts_in_flight or -(-3 * prompts // 2)
 
     @property
     def transitions(self) -> int:

@@ -58,7 +58,7 @@ class PartialRollouts:
         steps = self.config.runner.max_steps - step
         if (epochs := self.config.runner.max_epochs) is not None:
             steps = min(steps, -(-(len(self.open) + self.loader.left(epochs)) // self.wanted))
-        missing = min(self.config.prompts_in_work, steps * self.wanted) - len(self.open)
+        missing = min(self.config.prompts_in_flight, steps * self.wanted) - len(self.open)
         for prompt in self.loader.next_batch(max(0, missing)):
             self.open.append(self._not_begun(prompt))
 

@@ -9,18 +9,18 @@ ON = (f"{PARTIAL}={{}}", "algorithm.rollout_is={}")
 
 
 def test_half_as_many_prompts_again_are_in_work(load) -> None:
-    assert load("reasoning").config.prompts_in_work == 64
-    assert load("reasoning", *ON).config.prompts_in_work == 96
-    assert load("reasoning", *ON, "data.train_batch_size=3", "data.mini_batch_size=3").config.prompts_in_work == 5
-    assert load("reasoning", *ON, f"{PARTIAL}.over_sampling_batch_size=70").config.prompts_in_work == 70
+    assert load("reasoning").config.prompts_in_flight == 64
+    assert load("reasoning", *ON).config.prompts_in_flight == 96
+    assert load("reasoning", *ON, "data.train_batch_size=3", "data.mini_batch_size=3").config.prompts_in_flight == 5
+    assert load("reasoning", *ON, f"{PARTIAL}.prompts_in_flight=70").config.prompts_in_flight == 70
     assert not load("reasoning", f"{PARTIAL}={{}}", "algorithm.old_log_probs=rollout").notes
 
 
 @pytest.mark.parametrize(
     ("overrides", "key", "words"),
     [
-        ((*ON, f"{PARTIAL}.over_sampling_batch_size=64"), f"{PARTIAL}.over_sampling_batch_size", "none is ever cut"),
-        ((*ON, f"{PARTIAL}.over_sampling_batch_size=0"), f"{PARTIAL}.over_sampling_batch_size", "out of range"),
+        ((*ON, f"{PARTIAL}.prompts_in_flight=64"), f"{PARTIAL}.prompts_in_flight", "none is ever cut"),
+        ((*ON, f"{PARTIAL}.prompts_in_flight=0"), f"{PARTIAL}.prompts_in_flight", "out of range"),
         ((*ON, "rollout.multi_turn={}"), PARTIAL, "conversations are not cut"),
         ((*ON, "algorithm.dynamic_sampling={}", "algorithm.group_size=2"), PARTIAL, "dynamic sampling judges"),
         ((f"{PARTIAL}={{}}",), PARTIAL, "without a correction they would count as new"),

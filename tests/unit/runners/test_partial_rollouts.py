@@ -117,7 +117,7 @@ def parts(seed: int, prompts: int, ranks: int = 1, deaths: float = 0.0, **keys: 
         cluster={"component_placement": {"actor,rollout,reward": "all"}},
         algorithm={"group_size": keys.get("samples", 2), "rollout_is": {}},
         data={"train_batch_size": keys.get("batch", 3), "max_response_length": LONGEST},
-        rollout={"partial_rollout": {"over_sampling_batch_size": keys.get("batch", 3) + keys.get("more", 3)}},
+        rollout={"partial_rollout": {"prompts_in_flight": keys.get("batch", 3) + keys.get("more", 3)}},
     )
     data = [Prompt(index, str(index), "", (index,)) for index in range(prompts)]
     loader = PromptLoader(data, 64, seed)
