@@ -151,7 +151,11 @@ def check_models(config: Config, placement: Placement, inventory: Inventory) -> 
 
     Counts weights, gradients and optimizer state; activations and caches come on top. Returns a checkpoint's bytes.
     """
+    from rl_platform.models.tokenizer import load_tokenizer, stop_tokens
+
     check_layouts(config, placement)
+    if config.rollout.stop:
+        stop_tokens(load_tokenizer(config.actor.model), config.rollout.stop)
     sizes = {
         name: _parameters(config, name) for name in ("actor", "critic", "reference") if name in placement.components
     }

@@ -26,6 +26,7 @@ from rl_platform.launch.preflight import (
 )
 from rl_platform.launch.view import terminal_view
 from rl_platform.metrics import Reporter, Reporters, RunInfo, RunLog
+from rl_platform.placement.engine_memory import engine_memory, with_engine_memory
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.occupancy import step_turns
 from rl_platform.placement.plan import render
@@ -96,6 +97,9 @@ def card(config: Config) -> list[tuple[str, str]]:
     )
     if config.runner.max_staleness:
         lines.append(("staleness", "a rollout is collected during the update before it, with weights one update old"))
+    if config.rollout.partial_rollout is not None:
+        more = f"{config.prompts_in_flight} prompts in work, {config.data.train_batch_size} trained on per step"
+        lines.append(("partial rollouts", f"{more}; the others go on in the next step with newer weights"))
     return lines
 
 
@@ -125,6 +129,9 @@ def _task(
     if isinstance(world, Split):
         from rl_platform.runners.reasoning import ReasoningTask
 
+        if (memory := engine_memory(config, placement, inventory)) is not None:
+            reporter.note(str(memory))
+            config = with_engine_memory(config, memory)
         return ReasoningTask(config, runtime, reporter, folder, world, step_turns(config, placement, inventory))
     from rl_platform.runners.embodied import EmbodiedTask
 

@@ -9,7 +9,7 @@ that choose chunks of actions have one transition per chunk, and at finer levels
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,10 +58,12 @@ class Trajectory:
     """One sampled response, of one turn, or of several with what was answered between them.
 
     token_ids: response tokens including EOS if it was sampled; log_probs: the engine's log-probability of each of them
-    (of the temperature-scaled, unfiltered distribution); finish_reason: "stop" (EOS) or "length"; weights_version: of
-    the policy that generated it; reward, metric and step_rewards (where in token_ids a step ends, and its reward) are
-    set by the reward component, `valid` is False when scoring failed. conversation: only of several turns; the version
-    is then that of the first turn, and the last token is always a sampled one.
+    (of the temperature-scaled, unfiltered distribution); finish_reason: "stop" (EOS), "length", or "abort" of one that
+    is not complete and goes on in the next step; weights_version: of the policy that generated it; reward, metric and
+    step_rewards (where in token_ids a step ends, and its reward) are set by the reward component, `valid` is False when
+    scoring failed. conversation: only of several turns; the version is then that of the first turn, and the last token
+    is always a sampled one. segments: (version, tokens) of the stretches, in their order, of a response that several
+    versions generated; the version is then that of the first. Empty: all of it is of `weights_version`.
     """
 
     prompt: Prompt
@@ -76,6 +78,11 @@ class Trajectory:
     valid: bool = True
     step_rewards: tuple[tuple[int, float], ...] = ()
     conversation: Conversation | None = None
+    segments: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        return self.finish_reason != "abort"
 
     @property
     def sampled(self) -> tuple[bool, ...]:
@@ -83,6 +90,18 @@ class Trajectory:
         if self.conversation is None:
             return (True,) * len(self.token_ids)
         return tuple(not observed for observed in self.conversation.observed)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values, the prompt by its index: for checkpoints."""
+        turns = None if self.conversation is None else vars(self.conversation)
+        return {**vars(self), "prompt": self.prompt.index, "conversation": turns}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any], prompts: Mapping[int, Prompt]) -> Trajectory:
+        """What `state_dict` was taken of. `prompts` by their index."""
+        turns = state.get("conversation")  # checkpoints of before had none
+        conversation = None if turns is None else Conversation(**turns)
+        return cls(**{**state, "prompt": prompts[state["prompt"]], "conversation": conversation})
 
 
 @dataclass

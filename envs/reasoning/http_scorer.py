@@ -8,11 +8,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
 
 from rl_platform.envs.reasoning.reward_server import RewardServer, Unanswered
-from rl_platform.envs.reasoning.score_queue import ScoreQueue
-from rl_platform.envs.reasoning.scoring import ScoringStats
+from rl_platform.envs.reasoning.score_queue import QueuedScorer
 from rl_platform.envs.reasoning.scoring_worker import RAISED, Score
 from rl_platform.envs.reasoning.verifiers import ScoreItem
 from rl_platform.errors import ConfigError, Problem, Unreachable
@@ -21,7 +19,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0  # between tries, each twice as long 
 WAITING_REQUESTS = 8  # per request at the same time
 
 
-class HttpScorer:
+class HttpScorer(QueuedScorer):
     """Asks a reward server in requests of up to `batch_size` responses, `num_workers` of them at the same time.
 
     A request that fails is made again, up to `retries` times; then its responses are invalid. If the server said
@@ -31,9 +29,9 @@ class HttpScorer:
     """
 
     def __init__(self, url: str, *, batch_size: int, num_workers: int, timeout_s: float, retries: int) -> None:
+        super().__init__(WAITING_REQUESTS * num_workers * batch_size)
         self._server = RewardServer(url, timeout_s)
         self._batch_size, self._retries = batch_size, retries
-        self._queue = ScoreQueue(WAITING_REQUESTS * num_workers * batch_size)
         self._closing = threading.Event()
         self._silent = False  # nothing was heard of the server since a request was given up
         self._heard = time.monotonic()
@@ -42,14 +40,6 @@ class HttpScorer:
         self._threads = [threading.Thread(target=self._serve, name=name, daemon=True) for name in names]
         for thread in self._threads:
             thread.start()
-
-    def submit(self, items: Sequence[ScoreItem]) -> list[Future[Score]]:
-        """Queues responses, waiting for room; the futures complete in any order. Raises WorkerDied once closed."""
-        return self._queue.submit(items)
-
-    @property
-    def stats(self) -> ScoringStats:
-        return self._queue.stats
 
     def close(self) -> None:
         """Ends requests under way and fails what is queued. Closing again is fine."""

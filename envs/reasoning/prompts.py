@@ -91,11 +91,16 @@ class PromptLoader:
         """Completed passes over the prompts."""
         return self._epoch
 
-    def next_batch(self) -> list[Prompt]:
-        """The next `batch_size` prompts."""
+    def left(self, epochs: int) -> int:
+        """Prompts until that many passes are complete; 0 after them."""
+        return max(0, (epochs - self._epoch) * len(self._prompts) - self._position)
+
+    def next_batch(self, size: int | None = None) -> list[Prompt]:
+        """The next `size` prompts; None: `batch_size`."""
+        count = self._batch_size if size is None else size
         batch: list[Prompt] = []
-        while len(batch) < self._batch_size:
-            taken = self._order[self._position : self._position + self._batch_size - len(batch)]
+        while len(batch) < count:
+            taken = self._order[self._position : self._position + count - len(batch)]
             batch += [self._prompts[index] for index in taken]
             self._position += len(taken)
             if self._position == len(self._prompts):

@@ -76,3 +76,18 @@ class ScoreQueue:
             jobs, self._waiting = list(self._waiting), deque()
             self._changed.notify_all()
         self.fail(jobs, WorkerDied(_TOO_LATE))
+
+
+class QueuedScorer:
+    """A scorer whose threads take what they score from `_queue`, in which at most `limit` responses wait."""
+
+    def __init__(self, limit: int) -> None:
+        self._queue = ScoreQueue(limit)
+
+    def submit(self, items: Sequence[ScoreItem]) -> list[Future[Score]]:
+        """Queues responses, waiting for room; the futures complete in any order. Raises WorkerDied once closed."""
+        return self._queue.submit(items)
+
+    @property
+    def stats(self) -> ScoringStats:
+        return self._queue.stats

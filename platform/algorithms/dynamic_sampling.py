@@ -13,7 +13,7 @@ from typing import Any
 
 from rl_platform.config.algorithm import DynamicSampling
 from rl_platform.errors import CheckpointError, DataError
-from rl_platform.records import Conversation, Prompt, Trajectory
+from rl_platform.records import Prompt, Trajectory
 
 Group = list[Trajectory]
 
@@ -129,11 +129,11 @@ class DynamicSampler:
 
     def state_dict(self) -> dict[str, Any]:
         """The carried groups as plain values; prompts by their index."""
-        return {"carried": [[_plain(trajectory) for trajectory in group] for group in self.carried]}
+        return {"carried": [[trajectory.state_dict() for trajectory in group] for group in self.carried]}
 
     def load_state_dict(self, state: Mapping[str, Any], prompts: Mapping[int, Prompt]) -> None:
         """Goes on with the groups of `state`. Raises CheckpointError if they are of another group size."""
-        carried = [[_trajectory(plain, prompts) for plain in group] for group in state["carried"]]
+        carried = [[Trajectory.from_state(plain, prompts) for plain in group] for group in state["carried"]]
         for group in carried:
             if len(group) != self.group_size:
                 raise CheckpointError(
@@ -141,18 +141,3 @@ class DynamicSampler:
                     " resume with the group size it was made with"
                 )
         self.carried = carried
-
-
-def _plain(trajectory: Trajectory) -> dict[str, Any]:
-    turns = trajectory.conversation
-    return {
-        **vars(trajectory),
-        "prompt": trajectory.prompt.index,
-        "conversation": None if turns is None else vars(turns),
-    }
-
-
-def _trajectory(plain: Mapping[str, Any], prompts: Mapping[int, Prompt]) -> Trajectory:
-    turns = plain.get("conversation")  # checkpoints of before had none
-    conversation = None if turns is None else Conversation(**turns)
-    return Trajectory(**{**plain, "prompt": prompts[plain["prompt"]], "conversation": conversation})

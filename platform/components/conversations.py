@@ -149,7 +149,7 @@ class Conversations:
         if answer.text is None:
             call.deliver(self._trajectory(conversation))
             return
-        text, tokens = self._observation(answer.text, ended=conversation.finish_reason == "stop")
+        text, tokens = self._observation(answer.text, ended=conversation.token_ids[-1] in self.tokenizer.eos_token_ids)
         if len(conversation.token_ids) + len(tokens) >= self.longest:  # no room for another turn
             conversation.finish_reason = "length"
             call.deliver(self._trajectory(conversation))

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future
 
 import torch
 
 from rl_platform.config.schema import Config
 from rl_platform.envs.reasoning.prompts import PLACEHOLDER
-from rl_platform.envs.reasoning.score_queue import ScoreQueue
-from rl_platform.envs.reasoning.scoring import ScoringStats
+from rl_platform.envs.reasoning.score_queue import QueuedScorer
 from rl_platform.envs.reasoning.scoring_process import Job
 from rl_platform.envs.reasoning.scoring_worker import RAISED, Score
 from rl_platform.envs.reasoning.verifiers import ScoreItem
@@ -23,7 +21,7 @@ from rl_platform.runtime.cpu import release_team
 WAITING_BATCHES = 64
 
 
-class ModelScorer:
+class ModelScorer(QueuedScorer):
     """Scores with the classifier of `reward.model` on `device`, in one thread and batches of `reward.max_batch_size`.
 
     The classifier reads what the policy read: system turn, prompt and response. A conversation that is longer than its
@@ -32,19 +30,11 @@ class ModelScorer:
 
     def __init__(self, config: Config, device: torch.device) -> None:
         assert config.reward.model is not None
+        super().__init__(WAITING_BATCHES * config.reward.max_batch_size)
         self._classifier = SequenceClassifier(config.reward.model, device)
         self._data, self._batch_size = config.data, config.reward.max_batch_size
-        self._queue = ScoreQueue(WAITING_BATCHES * self._batch_size)
         self._thread = threading.Thread(target=self._serve, name="reward-model", daemon=True)
         self._thread.start()
-
-    def submit(self, items: Sequence[ScoreItem]) -> list[Future[Score]]:
-        """Queues responses, waiting for room; the futures complete in any order. Raises WorkerDied once closed."""
-        return self._queue.submit(items)
-
-    @property
-    def stats(self) -> ScoringStats:
-        return self._queue.stats
 
     def close(self) -> None:
         """Waits for the batch in work and fails what is queued. Closing again is fine."""

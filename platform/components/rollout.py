@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rl_platform.components.base import ComponentContext
 from rl_platform.components.conversations import Conversations
+from rl_platform.components.partial_rollout import Group, generate_until, share_of
 from rl_platform.config.components import Sampling
 from rl_platform.config.schema import Config
 from rl_platform.engines.rollout.base import Completion, Request
 from rl_platform.engines.rollout.build import rollout_engine
 from rl_platform.errors import WorkerError
 from rl_platform.models.pretrained import load_config
-from rl_platform.models.tokenizer import load_tokenizer
+from rl_platform.models.tokenizer import load_tokenizer, stop_tokens
 from rl_platform.records import Prompt, SamplingParams, Trajectory, Weights, WeightsReceived
 from rl_platform.rng import derive_seed
 from rl_platform.runtime.channel import Channel
@@ -26,8 +28,9 @@ class LanguageRollout:
         self.context, self.config = context, config
         self.tokenizer = load_tokenizer(config.actor.model)
         eos = self.tokenizer.eos_token_ids
+        self.ends = (*eos, *stop_tokens(self.tokenizer, config.rollout.stop))
         model_config = load_config(config.actor.model, self.tokenizer.vocab_size, eos[0])
-        self.engine = rollout_engine(config, context.label, model_config, eos, context.accelerators, context.seed)
+        self.engine = rollout_engine(config, context.label, model_config, self.ends, context.accelerators, context.seed)
         self.loaded: int | None = None  # version of the weights, all of which are in the engine
         turns = config.rollout.multi_turn
         self.conversations = Conversations(context.label, config, self.engine, self.tokenizer) if turns else None
@@ -106,6 +109,40 @@ class LanguageRollout:
                 Request(index, prompt.token_ids, seed(prompt, sample)) for index, (prompt, sample) in enumerate(wanted)
             ]
             self.engine.generate(requests, self._params(sampling), on_finished)
+
+    def generate_until(
+        self,
+        groups: Sequence[Group],
+        needed: int,
+        sampling: Sampling,
+        step: int,
+        complete: Channel[Trajectory],
+        cut: Channel[Trajectory],
+        version: int | None = None,
+    ) -> None:
+        """Goes on with the unfinished responses of `groups` until, over all ranks, `needed` groups are complete.
+
+        Each of them goes once into `complete`, or into `cut` as far as it got. A response draws new random numbers in
+        every step. Raises WorkerError as `generate` does.
+        """
+        self._check_weights(version)
+        share, quota = share_of(groups, needed, self.context.rank, self.context.world_size)
+        total = sum(not one.complete for group in share for one in group)
+        done = 0
+
+        def seed(prompt: Prompt, sample: int) -> int:
+            return derive_seed(self.context.seed, "rollout", "partial", step, prompt.index, sample)
+
+        def deliver(found: Trajectory) -> None:
+            nonlocal done
+            done += 1
+            self.context.progress.update(done, total, "responses")
+            if found.complete:
+                complete.put(replace(found, text=self.tokenizer.decode(found.token_ids)))
+            else:
+                cut.put(found)
+
+        generate_until(self.engine, share, quota, self._params(sampling), self.ends, seed, deliver)
 
     def _check_weights(self, version: int | None) -> None:
         if self.loaded is None:

@@ -185,6 +185,16 @@ class MultiTurn(Section):
     )
 
 
+class PartialRollout(Section):
+    """`rollout.partial_rollout`: a step waits for the prompts that are complete first, the others go on in the next."""
+
+    prompts_in_flight: int | None = Field(
+        default=None,
+        ge=2,
+        description="prompts in work at once, of which data.train_batch_size are trained on; null: half as many again",
+    )
+
+
 class Rollout(Section):
     """`rollout`: generates responses or chooses actions."""
 
@@ -194,16 +204,27 @@ class Rollout(Section):
     )
     sampling: Sampling = Field(default_factory=Sampling, description="training")
     val_sampling: ValSampling = Field(default_factory=ValSampling, description="validation; greedy by default")
+    stop: list[Annotated[str, Field(min_length=1)]] = Field(
+        default=[], description="texts of one token each that end a response, or a turn, as EOS does"
+    )
     offload: Offload = _offload("weights of its own")
     multi_turn: MultiTurn | None = Field(
         default=None, description="turns with answers of a tool in between; null: a response is one turn"
+    )
+    partial_rollout: PartialRollout | None = Field(
+        default=None,
+        description="cut what is unfinished when a step has enough responses, and go on with it in the next step; "
+        "null: wait for all",
     )
     max_running_requests: int = Field(default=64, ge=1, description="sequences decoded together; the others wait")
     tensor_parallel_size: int | None = Field(
         default=None, ge=1, description="sglang: processes that share the model; null: one per GPU of a rank"
     )
-    gpu_memory_utilization: float = Field(
-        default=0.6, gt=0, lt=1, description="sglang: share of a GPU's memory for weights, keys and values"
+    gpu_memory_utilization: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="sglang: share of a GPU's memory for weights, keys and values; null: what the memory estimate says",
     )
     engine_args: dict[str, Any] = Field(default_factory=dict, description="sglang: further arguments of sglang.Engine")
     engine_env: dict[str, str] = Field(

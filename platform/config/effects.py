@@ -74,6 +74,8 @@ def _embodied(config: Config) -> Iterator[Idle]:
         yield Idle(key, "an embodied policy is small: it stays where it is")
     for name in ("backend", "sampling", "val_sampling", "multi_turn", "max_running_requests", *_SGLANG):
         yield Idle(f"rollout.{name}", "embodied policies choose actions and generate no text")
+    yield Idle("rollout.stop", "embodied policies choose actions and generate no text")
+    yield Idle("rollout.partial_rollout", "the rollouts of an embodied policy have equal lengths: none is waited for")
     yield Idle("reward", "embodied rewards come from the environment")
     yield Idle("algorithm.reward_scaling", "it maps the scores of responses; see env.normalize_rewards")
     yield Idle("algorithm.reward_whitening", "it scales the scores of responses; see env.normalize_rewards")

@@ -173,6 +173,14 @@ class Config(Section):
         return self.algorithm.needs_reference and not self.reference_is_base
 
     @property
+    def prompts_in_flight(self) -> int:
+        """Reasoning: prompts whose responses are generated at once."""
+        partial, prompts = self.rollout.partial_rollout, self.data.train_batch_size
+        if partial is None:
+            return prompts
+        return partial.prompts_in_flight or -(-3 * prompts // 2)
+
+    @property
     def transitions(self) -> int:
         """Embodied: rows of a rollout, one per choice of the policy."""
         return self.env.num_envs * self.env.rollout_steps // self.actor.model.num_action_chunks

@@ -124,6 +124,24 @@ def load_tokenizer(model: Model, key: str = "actor.model") -> Tokenizer:
     return HFTokenizer(model_folder(model.path or "", f"{key}.path"), f"{key}.path")
 
 
+def stop_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[int, ...]:
+    """The tokens of `rollout.stop`. Raises ConfigError for texts that are several tokens: engines look at one."""
+    found = {text: tokenizer.observation(text, chat=False, ended=False) for text in texts}
+    problems = [
+        Problem(
+            "rollout.stop",
+            f"the tokenizer makes {len(tokens)} tokens of this text, and a response ends at a single one",
+            value=json.dumps(text, ensure_ascii=False),
+            hint="a special token such as <|im_end|>, or a text that is one token",
+        )
+        for text, tokens in found.items()
+        if len(tokens) != 1
+    ]
+    if problems:
+        raise ConfigError(problems)
+    return tuple(token for tokens in found.values() for token in tokens)
+
+
 def _tokenizer_folder(name: str, key: str) -> str:
     """A folder that holds a tokenizer needs no model beside it; other names mean what they mean for models."""
     folder = Path(name).expanduser()

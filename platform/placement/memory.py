@@ -133,7 +133,7 @@ class MemoryModel:
 
     def _rollout(self, shape: Shape) -> Memory:
         """The generator: its own copy of the weights unless it shares the learner's, and room for running sequences."""
-        shared = self.layout.together(self.layout.policy, "rollout")
+        shared = self.layout.together(self.layout.policy, "rollout") and self.config.rollout.backend != "sglang"
         if isinstance(shape, PolicyShape):
             return Memory(weights=0 if shared else shape.parameters * FLOAT)
         bytes_each = FLOAT if self.config.rollout.backend != "sglang" else bytes_of(self.config.actor.model.dtype)
@@ -275,7 +275,7 @@ def micro_batch_rows(config: Config, component: str, ranks: int) -> int:
 
 def running_sequences(config: Config, ranks: int) -> int:
     """Sequences that one rollout rank decodes together, in training or validation."""
-    rows = max(rows_per_step(config), config.data.val_size)
+    rows = max(config.prompts_in_flight * config.algorithm.group_size, config.data.val_size)
     return min(config.rollout.max_running_requests, -(-rows // ranks))
 
 

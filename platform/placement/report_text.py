@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rl_platform.errors import ConfigError
+from rl_platform.placement.engine_memory import engine_memory
 from rl_platform.placement.hardware import GIB
 from rl_platform.placement.memory import Memory
 from rl_platform.placement.plan import render
@@ -50,10 +52,21 @@ def _memory(report: Report) -> Iterator[str]:
         yield f"  {label:{margin}}  {'at most':12}{'':{13 * len(_COLUMNS)}}{_gib(use.usage.peak):>9}{share}"
     stay = "stay" if not report.turns.leaving else "leave as shown below"
     yield f"  weights and optimizer {stay}; of gradients, activations and caches only one component's exist at a time"
+    yield from _engine(report)
     for name, shape in report.shapes.items():
         if shape.active_parameters < shape.parameters:
             total, active = shape.parameters / 1e9, shape.active_parameters / 1e9
             yield f"  {name}: {total:.3g} billion parameters, {active:.3g} billion of which a token goes through"
+
+
+def _engine(report: Report) -> Iterator[str]:
+    try:
+        found = engine_memory(report.config, report.placement, report.inventory)
+    except ConfigError as error:
+        yield f"  rollout: {error.problems[0].message}"
+    else:
+        if found is not None:
+            yield f"  {found}"
 
 
 def _limits(report: Report) -> str:

@@ -20,11 +20,12 @@ def streaming_chains(config: Config, layout: Layout, leaving: Collection[str] = 
     need one another's results, and work in this order; chains work side by side. `leaving`: components that are on
     their devices only in phases of their own.
 
-    Empty where rows may still be dropped (dynamic sampling), where the models are being trained meanwhile
-    (`runner.max_staleness`), and for embodied runs, whose values come with the actions.
+    Empty where rows may still be dropped or left for later (dynamic sampling, partial rollouts), where the models are
+    being trained meanwhile (`runner.max_staleness`), and for embodied runs, whose values come with the actions.
     """
     algorithm = config.algorithm
-    if config.runner.task_type == "embodied" or algorithm.dynamic_sampling is not None or config.runner.max_staleness:
+    waiting = algorithm.dynamic_sampling is not None or config.rollout.partial_rollout is not None
+    if config.runner.task_type == "embodied" or waiting or config.runner.max_staleness:
         return ()
     evaluating = ["reference", *(["actor"] if algorithm.old_log_probs == "recompute" else []), "critic"]
     names = [

@@ -29,6 +29,7 @@ from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.placement.turns import Turns
 from rl_platform.records import Prompt, RolloutBatch, Trajectory
 from rl_platform.runners.conversations import conversation_metrics
+from rl_platform.runners.partial_rollouts import PartialRollouts, restore
 from rl_platform.runners.ppo import Learners, sync_metrics
 from rl_platform.runners.recovery import Recovery
 from rl_platform.runners.rollouts import Collected
@@ -77,6 +78,8 @@ class ReasoningTask:
             self.groups["actor"].receive_reference_head(head).wait()
         self.warned_of_clipped_scores = False
         self.recovery = Recovery(runtime, self.groups["rollout"])
+        unfinished = PartialRollouts(config, runtime, self.recovery, self.groups, reporter, self.loader)
+        self.partial = None if config.rollout.partial_rollout is None else unfinished
         self.turns = TakingTurns(turns, self.groups)
         self.learners = Learners(
             self.groups["actor"],
@@ -95,7 +98,10 @@ class ReasoningTask:
     def collect(self, step: int) -> Collected:
         metrics: dict[str, float] = {}
         with self.reporter.phase("generate"):
-            if self.sampler is None:
+            if self.partial is not None:
+                self.turns.before("generate")
+                trajectories, metrics = self.partial.collect(step)
+            elif self.sampler is None:
                 trajectories = self._round(step, 0)
             else:
                 trajectories, metrics = self.sampler.fill(step, partial(self._round, step))
@@ -143,7 +149,8 @@ class ReasoningTask:
 
     def exhausted(self) -> bool:
         epochs = self.config.runner.max_epochs
-        return epochs is not None and self.loader.epoch >= epochs
+        left = self.partial is not None and self.partial.open
+        return epochs is not None and self.loader.epoch >= epochs and not left
 
     def learned_parts(self) -> Mapping[str, WorkerGroup]:
         return {name: self.groups[name] for name in ("actor", "critic") if name in self.groups}
@@ -153,12 +160,15 @@ class ReasoningTask:
 
     def state_dict(self) -> dict[str, Any]:
         state = {"loader": self.loader.state_dict()}
+        if self.partial is not None:
+            state["partial_rollouts"] = self.partial.state_dict()
         return state if self.sampler is None else state | {"dynamic_sampling": self.sampler.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.loader.load_state_dict(state["loader"])
         if self.sampler is not None and "dynamic_sampling" in state:
             self.sampler.load_state_dict(state["dynamic_sampling"], self.prompts)
+        restore(self.partial, state.get("partial_rollouts"), self.prompts)
 
     def finish(self) -> None:
         """Write the trained model as a Hugging Face folder."""

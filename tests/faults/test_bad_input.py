@@ -95,6 +95,21 @@ def test_model_that_does_not_fit_into_memory(command):
 
 
 @pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ("rollout.stop=[ab]", "rollout.stop: the tokenizer makes 2 tokens of this text"),
+        ("rollout.stop=['']", "rollout.stop[0]: must not be empty"),
+        ("rollout.sampling.max_new_tokens=0", "rollout.sampling.max_new_tokens: out of range"),
+        ("rollout.val_sampling.max_new_tokens=0", "rollout.val_sampling.max_new_tokens: out of range"),
+        ("data.max_response_length=0", "data.max_response_length: out of range"),
+        ("data.max_prompt_length=14", "actor.model.random_init.max_positions"),
+    ],
+)
+def test_what_no_engine_can_generate(command, override: str, reason: str):
+    assert_refused(command("reasoning.yaml", override), 2, reason)
+
+
+@pytest.mark.parametrize(
     ("text", "reason"),
     [
         ("", "questions.jsonl: the file holds no questions"),

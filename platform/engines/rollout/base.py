@@ -53,7 +53,8 @@ class RolloutEngine(Protocol):
         """Answer every request exactly once, calling `on_finished` as soon as each is done."""
 
     def abort(self) -> None:
-        """From another thread: `generate` answers what is left at once, with the tokens there are, as "abort"."""
+        """From another thread or in `on_finished`: `generate` answers what is left at once, with the tokens there are,
+        as "abort". Of one that was about to end these may be all."""
 
     def offload(self) -> None:
         """Give the accelerator's memory to others until the next `receive` or `generate`."""

@@ -15,6 +15,7 @@ from rl_platform.engines.rollout.sglang import EngineSetup
 from rl_platform.engines.rollout.torch import TorchRolloutEngine
 
 LOGS = "logs"  # of the run's output folder
+USUAL_SHARE = 0.6  # of a GPU, for an engine whose memory cannot be estimated
 
 
 def rollout_engine(
@@ -34,7 +35,7 @@ def rollout_engine(
         dtype=config.actor.model.dtype,
         max_running=rollout.max_running_requests,
         cache_tokens=None if accelerators else rollout.max_running_requests * (longest + 1),
-        memory_share=rollout.gpu_memory_utilization,
+        memory_share=rollout.gpu_memory_utilization or USUAL_SHARE,
         seed=seed,
         extra=rollout.engine_args,
     )

@@ -78,6 +78,7 @@ class EngineProcess:
         ours, theirs = socket.socketpair()
         watched, self._lifeline = os.pipe()
         with theirs, os.fdopen(watched) as stdin, log.open("ab") as output:
+            self._log_begins = output.tell()
             self.process = subprocess.Popen(
                 [sys.executable, "-c", _GUARDED + program, str(theirs.fileno())],
                 env=_environment(environment),
@@ -114,9 +115,10 @@ class EngineProcess:
         if self._reader.is_alive() and self._reader is not threading.current_thread():
             self._reader.join()
 
-    def end_of_log(self) -> str:
-        text = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
-        return "\n".join(text[-LOG_LINES:])
+    def end_of_log(self, lines: int = LOG_LINES) -> str:
+        """The last lines that this process wrote."""
+        text = self.log.read_bytes()[self._log_begins :] if self.log.exists() else b""
+        return "\n".join(text.decode(errors="replace").splitlines()[-lines:])
 
     def _register(self, operation: str) -> Call:
         with self._lock:

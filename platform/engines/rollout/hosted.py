@@ -16,19 +16,22 @@ from pathlib import Path
 
 from rl_platform.engines.rollout.base import Completion, Request
 from rl_platform.engines.rollout.engine_process import Call, EngineProcess
-from rl_platform.engines.rollout.sglang import CPU_ENVIRONMENT, PROGRAM, EngineSetup
+from rl_platform.engines.rollout.sglang import CPU_ENVIRONMENT, PROGRAM, VERSION, EngineSetup
 from rl_platform.engines.rollout.shared_weights import SharedWeights
-from rl_platform.errors import Deadline, WorkerDied, WorkerError
+from rl_platform.engines.rollout.start_failures import recognised
+from rl_platform.errors import ConfigError, Deadline, WorkerDied, WorkerError
 from rl_platform.records import SamplingParams, Weights
 
 logger = logging.getLogger(__name__)
 
 START_S = 600.0  # a large model on many GPUs takes minutes
+SEARCHED_LINES = 400  # of the end of the log, in which a reason is looked for: tracebacks of several processes
 ATTEMPTS = 3  # processes in a row that die without having answered anything
 
 
 class HostedEngine:
-    """`environment`: for the engine's process. Raises WorkerError with the end of its log if it does not come up."""
+    """`environment`: for the engine's process. Raises ConfigError if it does not come up for a reason that is known,
+    else WorkerError with the end of its log."""
 
     def __init__(
         self, label: str, setup: EngineSetup, eos_token_ids: Sequence[int], environment: Mapping[str, str], log: Path
@@ -57,7 +60,6 @@ class HostedEngine:
     def receive(self, weights: Weights) -> None:
         self._weights = weights
         try:
-            self._wake()
             self._load()
         except WorkerDied as death:
             self._restart(death)
@@ -70,7 +72,6 @@ class HostedEngine:
         while unanswered:
             try:
                 if self._asleep:
-                    self._wake()
                     self._load()
                 self._generation = self._process.call("generate", list(unanswered.values()), sampling, self.eos)
                 for completion in self._generation.items():
@@ -101,13 +102,11 @@ class HostedEngine:
         self._process.kill()
         self._folder.cleanup()
 
-    def _wake(self) -> None:
-        """Memory comes back without content."""
+    def _load(self) -> None:
+        """Gives the engine its weights, awake: memory comes back without content."""
         if self._asleep:
             self._process.call("wake").wait()
             self._asleep = False
-
-    def _load(self) -> None:
         assert self._weights is not None
         state = {_exported(name): tensor for name, tensor in self._weights.state.items()}
         self._process.call("load", self._shared.write(state, self._setup.tensor_parallel)).wait()
@@ -119,6 +118,9 @@ class HostedEngine:
             process.started.wait(START_S)
         except (Deadline, WorkerDied, WorkerError) as error:
             process.kill()
+            log = f"{process.end_of_log(SEARCHED_LINES)}\n{error}"
+            if problem := recognised(self._label, log, VERSION, self._setup.memory_share):
+                raise ConfigError([problem]) from error
             raise WorkerError(f"{self._label}: SGLang did not start: {error}\n{process.end_of_log()}") from error
         logger.info("%s: SGLang started in %.0f s", self._label, time.monotonic() - began)
         return process

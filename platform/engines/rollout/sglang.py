@@ -11,7 +11,8 @@ import asyncio
 import os
 import sys
 import traceback
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -26,7 +27,8 @@ CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1"}
 
 @dataclass(frozen=True)
 class EngineSetup:
-    """`cache_tokens`: room for keys and values, None: what `memory_share` of a GPU leaves; `dtype` as torch says it."""
+    """`cache_tokens`: room for keys and values, None: what the weights leave of `memory_share`; that is of all the
+    memory of a GPU; `dtype` as torch says it."""
 
     model_config: dict[str, Any]
     device: str
@@ -40,10 +42,10 @@ class EngineSetup:
     folder: str = ""  # with a config.json, all that is read of a model's folder; `hosted` makes it
 
 
-def engine_arguments(setup: EngineSetup, folder: str) -> dict[str, Any]:
+def engine_arguments(setup: EngineSetup) -> dict[str, Any]:
     """What `sglang.Engine` is called with: what both profiles share, the profile of the device, what the user adds."""
     common = {
-        "model_path": folder,
+        "model_path": setup.folder,
         "load_format": "dummy",
         "skip_tokenizer_init": True,
         "tp_size": setup.tensor_parallel,
@@ -91,7 +93,9 @@ class EngineHost:
         if sglang.__version__ != VERSION:
             raise RuntimeError(f"sglang {sglang.__version__} is installed, {VERSION} is needed")
         self.connection, self.setup = connection, setup
-        self.engine = sglang.Engine(**engine_arguments(setup, setup.folder))
+        if setup.device == "cuda":
+            setup = replace(setup, memory_share=_share_of_free(setup.memory_share, setup.tensor_parallel))
+        self.engine = sglang.Engine(**engine_arguments(setup))
         self.manager = self.engine.tokenizer_manager
         self.updating = asyncio.Event()
         self.updating.set()
@@ -189,6 +193,19 @@ class EngineHost:
         sampled = facts["output_token_logprobs"]  # log-probability, token and text of each
         tokens, log_probs = tuple(entry[1] for entry in sampled), tuple(entry[0] for entry in sampled)
         self.connection.send((number, ITEM, Completion(request.index, tokens, log_probs, reason)))
+
+
+def _share_of_free(share: float, gpus: int) -> float:
+    """SGLang means what is free when it starts; other components may have part of the memory by then."""
+    import torch
+
+    total = [torch.cuda.get_device_properties(gpu).total_memory for gpu in range(gpus)]
+    return share_of_free(share, total, [torch.cuda.device_memory_used(gpu) for gpu in range(gpus)])
+
+
+def share_of_free(share: float, total: Sequence[int], used: Sequence[int]) -> float:
+    """`share` of the memory of GPUs as a share of what is free on the fullest of them; at most 0.95."""
+    return min(0.95, share * max(all_of / max(all_of - part, 1) for all_of, part in zip(total, used, strict=True)))
 
 
 def _parameters(request: Request, sampling: SamplingParams, eos: tuple[int, ...]) -> dict[str, Any]:

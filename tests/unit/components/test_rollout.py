@@ -59,3 +59,16 @@ def test_lengths_that_the_model_does_not_read(context, reasoning) -> None:
         generated(context, config)
     for word in ("data.max_prompt_length", "data.max_response_length", "38 tokens", "32"):
         assert word in str(caught.value)
+
+
+def test_a_response_ends_at_a_text_that_stops_it(context, reasoning) -> None:
+    whole = generated(context, reasoning())
+    stop = next(bytes([token]) for one in whole for token in one.token_ids[1:4] if 32 <= token < 127)
+    found = generated(context, reasoning(rollout={"stop": [stop.decode()]}))
+    shorter = 0
+    for one, before in zip(found, whole, strict=True):
+        place = before.token_ids.index(stop[0]) + 1 if stop[0] in before.token_ids else len(before.token_ids)
+        assert one.token_ids == before.token_ids[:place]
+        assert one.finish_reason == ("stop" if one.token_ids[-1] in (stop[0], 258) else "length")
+        shorter += len(one.token_ids) < len(before.token_ids)
+    assert shorter

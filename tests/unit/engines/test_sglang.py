@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,11 +18,12 @@ import pytest
 import torch
 from sglang_engine import ENGINE_ENV, needs_sglang
 
+from rl_platform.components.partial_rollout import generate_until
 from rl_platform.engines.rollout.base import Completion
 from rl_platform.engines.rollout.hosted import HostedEngine
 from rl_platform.engines.rollout.sglang import EngineSetup
-from rl_platform.errors import WorkerError
-from rl_platform.records import SamplingParams, Weights
+from rl_platform.errors import ConfigError
+from rl_platform.records import Prompt, SamplingParams, Trajectory, Weights
 
 pytestmark = [needs_sglang, pytest.mark.timeout(900)]
 LONG = SamplingParams(50, temperature=1.0)
@@ -197,10 +199,50 @@ def test_one_that_is_killed_is_started_again_and_asked_again(
         torch.testing.assert_close(torch.tensor(completion.log_probs), expected, rtol=0, atol=1e-4)
 
 
-def test_an_engine_that_does_not_start_shows_the_end_of_its_log(plain: Any, tmp_path: Path) -> None:
+def test_an_architecture_that_sglang_has_not(plain: Any, tmp_path: Path) -> None:
     setup = setup_for(plain.config)
     setup.model_config["architectures"] = ["NobodysForCausalLM"]
-    with pytest.raises(WorkerError) as caught:
+    with pytest.raises(ConfigError) as caught:
         HostedEngine("rollout[3]", setup, (), ENGINE_ENV, tmp_path / "engine.log")
-    assert "rollout[3]: SGLang did not start" in str(caught.value)
-    assert "NobodysForCausalLM" in str(caught.value)
+    (problem,) = caught.value.problems
+    assert (problem.key, problem.value) == ("rollout.backend", "sglang")
+    assert "no model of architecture NobodysForCausalLM" in problem.message
+
+
+def test_memory_that_has_no_room_for_keys_and_values(plain: Any, tmp_path: Path) -> None:
+    setup = replace(setup_for(plain.config), cache_tokens=None, extra={"mem_fraction_static": 1e-9})
+    with pytest.raises(ConfigError) as caught:
+        HostedEngine("rollout[3]", setup, (), ENGINE_ENV, tmp_path / "engine.log")
+    (problem,) = caught.value.problems
+    assert problem.key == "rollout.gpu_memory_utilization"
+    assert "rollout[3]: no room is left for keys and values" in problem.message
+
+
+def test_responses_that_are_cut_go_on_under_other_weights(shared: ModuleType, plain: Any, fresh: HostedEngine) -> None:
+    prompts = [Prompt(one.index, "", "", one.token_ids) for one in shared.prompts((4,) * 24)]
+    open_ones = [[Trajectory(prompt, 0, (), (), "abort", -1)] for prompt in prompts]
+    trainer = copy.deepcopy(plain)
+    for parameter in trainer.parameters():
+        parameter.data.add_(torch.randn_like(parameter), alpha=0.2)
+    models, found = [plain, trainer], []
+    fresh.eos = (1, 2, 3, 4)  # some end soon
+    for version in (1000, 1001):
+        fresh.receive(Weights(version, shared.state_of(models[version - 1000])))
+        delivered: list[Trajectory] = []
+        needed = 6 if version == 1000 else len(open_ones)
+        generate_until(fresh, open_ones, needed, LONG, fresh.eos, lambda *_: 3, delivered.append)
+        assert sorted(one.prompt.index for one in delivered) == sorted(group[0].prompt.index for group in open_ones)
+        found += [one for one in delivered if one.complete]
+        open_ones = [[one] for one in delivered if not one.complete]
+        assert bool(open_ones) == (version == 1000), "some are cut, and the second time none"
+    assert sorted(one.prompt.index for one in found) == list(range(24))
+    assert any(one.segments for one in found)
+    for one in found:
+        start = 0
+        whole = shared.Completion(0, one.token_ids, one.log_probs, "length")
+        for version, count in one.segments or ((one.weights_version, len(one.token_ids)),):
+            request = shared.Request(0, one.prompt.token_ids, 0)
+            expected = shared.teacher_forced(copy.deepcopy(models[version - 1000]), request, whole)
+            part = slice(start, start + count)
+            torch.testing.assert_close(torch.tensor(one.log_probs[part]), expected[part], rtol=0, atol=1e-4)
+            start += count

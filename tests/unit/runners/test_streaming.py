@@ -14,6 +14,7 @@ import pytest
 import torch
 from stand_ins import Done, SilentReporter
 
+from rl_platform.config.components import PartialRollout
 from rl_platform.config.schema import Config
 from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.errors import WorkerError
@@ -141,6 +142,13 @@ class TestPlacement:
         ahead = config.model_copy(update={"runner": config.runner.model_copy(update={"max_staleness": 1})})
         layout = layout_of(schedule(config.cluster, Inventory.emulated(1, DEVICES)))
         assert streaming_chains(ahead, layout) == ()
+
+    def test_it_is_not_known_yet_what_a_step_with_partial_rollouts_trains_on(self) -> None:
+        config = build(EACH, rollout_is={})
+        partial = config.rollout.model_copy(update={"partial_rollout": PartialRollout()})
+        layout = layout_of(schedule(config.cluster, Inventory.emulated(1, DEVICES)))
+        assert streaming_chains(config, layout)
+        assert streaming_chains(config.model_copy(update={"rollout": partial}), layout) == ()
 
     def test_a_full_kl_needs_the_states_of_a_reference_that_streams(self) -> None:
         algorithm = {"use_kl_in_reward": True, "use_kl_loss": False, "kl_penalty": "full"}

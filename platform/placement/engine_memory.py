@@ -1,0 +1,100 @@
+"""How much of a GPU an SGLang engine takes for weights, keys and values where nobody said.
+
+`rollout.gpu_memory_utilization` is then what the memory estimate finds for all of its running sequences, if the others
+on that GPU leave it so much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rl_platform.config.schema import Config
+from rl_platform.errors import ConfigError, Problem
+from rl_platform.placement.hardware import GIB, device_of
+from rl_platform.placement.inventory import Inventory
+from rl_platform.placement.layout import layout_of
+from rl_platform.placement.memory import PROCESS_ON_GPU, MemoryModel, running_sequences
+from rl_platform.placement.model_shape import shapes
+from rl_platform.placement.occupancy import NEARLY_FULL, Occupant, chosen_turns, occupancy_of
+from rl_platform.placement.scheduler import Placement
+from rl_platform.placement.turns import Turns
+
+MARGIN = 1.1  # the estimate knows nothing of pages that are not full
+
+
+@dataclass(frozen=True)
+class EngineMemory:
+    """Bytes on each GPU of one engine; `share` of that GPU. sequences: those that find room at the same time."""
+
+    share: float
+    weights: int
+    cache: int
+    sequences: int
+    wanted: int
+
+    def __str__(self) -> str:
+        room = f"{self.sequences} of {self.wanted}" if self.sequences < self.wanted else f"all {self.wanted}"
+        return (
+            f"rollout.gpu_memory_utilization {self.share:.2f}, from the estimate: {self.weights / GIB:.1f} GiB of "
+            f"weights and {self.cache / GIB:.1f} GiB of keys and values, for {room} running sequences"
+        )
+
+
+def engine_memory(config: Config, placement: Placement, inventory: Inventory) -> EngineMemory | None:
+    """None where there is nothing to derive: the config says it, no SGLang, no GPU, or its kind or model is not known.
+
+    Raises ConfigError if beside the others not one sequence finds room.
+    """
+    rollout, device = config.rollout, device_of(inventory)
+    found = shapes(config)[0]
+    if rollout.gpu_memory_utilization is not None or rollout.backend != "sglang" or "rollout" not in found:
+        return None
+    if device.memory is None or not placement.accelerators["rollout"]:
+        return None
+    layout = layout_of(placement)
+    part, memory = layout.parts["rollout"], MemoryModel(config, found, layout, on_gpu=True)
+    turns = chosen_turns(config, placement, inventory, found, device)
+    crowds = {
+        tuple(occupants)
+        for occupants in occupancy_of(config, placement).values()
+        if any(one.component == "rollout" for one in occupants)
+    }
+    room = min(_room(crowd, memory, turns, device.memory, part.per_rank) for crowd in crowds)
+    whole, wanted = memory.rank("rollout"), running_sequences(config, part.ranks)
+    weights, each = whole.weights // part.per_rank, whole.kv_cache // part.per_rank // wanted
+    taken = min(int(MARGIN * (weights + each * wanted)), room)
+    sequences = min(wanted, max(0, taken - weights) // each)
+    if sequences == 0:
+        raise ConfigError([_no_room(room, weights, each)])
+    return EngineMemory(taken / device.memory, weights, taken - weights, sequences, wanted)
+
+
+def with_engine_memory(config: Config, found: EngineMemory | None) -> Config:
+    """The config with the share that was derived."""
+    if found is None:
+        return config
+    rollout = config.rollout.model_copy(update={"gpu_memory_utilization": found.share})
+    return config.model_copy(update={"rollout": rollout})
+
+
+def _room(crowd: Sequence[Occupant], memory: MemoryModel, turns: Turns, capacity: int, per_rank: int) -> int:
+    """Bytes of one GPU that these leave to each rollout engine on it, beside its process and its activations."""
+    others = [one.counted for one in crowd if one.component != "rollout"]
+    usage = memory.usage(others, turns)
+    used = usage.peak
+    if "rollout" in turns.leaving:  # it is there while others work too, but without this memory
+        held = next(turn.held for turn in turns.step if turn.phase == "generate")
+        used = usage.processes + sum(one.held(held.get(name, "all")) for name, one in usage.components.items())
+    engines = sum(len(one.ranks) for one in crowd if one.component == "rollout")
+    own = PROCESS_ON_GPU + memory.rank("rollout").activations // per_rank
+    return max(0, (int(NEARLY_FULL * capacity) - used) // engines - own)
+
+
+def _no_room(room: int, weights: int, each: int) -> Problem:
+    message = (
+        f"the other components leave {room / GIB:.1f} GiB of a GPU to the engine, which needs {weights / GIB:.1f} GiB "
+        f"for weights and {each / GIB:.2f} GiB for the keys and values of one sequence"
+    )
+    hint = "rollout.offload: true, fewer components on these GPUs, or more GPUs of a rank; --plan shows who needs what"
+    return Problem("rollout.gpu_memory_utilization", message, hint=hint)

@@ -1,0 +1,149 @@
+"""Prompts whose responses take several steps: a step trains on those that are complete first, the others go on.
+
+More prompts are in work than a step trains on; when enough are complete the rest is cut (`components/
+partial_rollout.py`), kept here with the log-probs and versions of its tokens, and continued in the next step with the
+weights of then. The last steps begin fewer prompts, so that the last one leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rl_platform.config.schema import Config
+from rl_platform.envs.reasoning.prompts import PromptLoader
+from rl_platform.errors import CheckpointError
+from rl_platform.metrics import Reporter
+from rl_platform.records import Prompt, Trajectory
+from rl_platform.runners.recovery import Recovery
+from rl_platform.runtime import Runtime
+from rl_platform.runtime.group import WorkerGroup
+
+CHANNEL_CAPACITY = 1024
+Group = list[Trajectory]  # all responses to one prompt, in the order of their numbers
+
+
+class PartialRollouts:
+    """`rollout.partial_rollout`. Every prompt of `loader` is in `open` once, from its beginning until it is taken."""
+
+    def __init__(
+        self,
+        config: Config,
+        runtime: Runtime,
+        recovery: Recovery,
+        groups: Mapping[str, WorkerGroup],
+        reporter: Reporter,
+        loader: PromptLoader,
+    ) -> None:
+        self.config, self.runtime, self.recovery = config, runtime, recovery
+        self.groups, self.reporter, self.loader = groups, reporter, loader
+        self.wanted = config.data.train_batch_size  # groups of a step
+        self.open: list[Group] = []  # the oldest prompt first
+
+    def collect(self, step: int) -> tuple[list[Trajectory], dict[str, float]]:
+        """The scored responses of one step, group by group, and metrics.
+
+        After the death of a process what had arrived stays, and the rest goes on from where it began this step.
+        """
+        self._begin(step)
+        self.recovery.run(lambda: self._generate(step))
+        complete = [group for group in self.open if all(one.complete for one in group)]
+        taken = complete[: self.wanted]
+        self.open = [group for group in self.open if all(group is not other for other in taken)]
+        trajectories = [one for group in taken for one in group]
+        return trajectories, self._metrics(trajectories)
+
+    def _begin(self, step: int) -> None:
+        """Adds prompts, but no more than the steps that are left will train on."""
+        steps = self.config.runner.max_steps - step
+        if (epochs := self.config.runner.max_epochs) is not None:
+            steps = min(steps, -(-(len(self.open) + self.loader.left(epochs)) // self.wanted))
+        missing = min(self.config.prompts_in_flight, steps * self.wanted) - len(self.open)
+        for prompt in self.loader.next_batch(max(0, missing)):
+            self.open.append(self._not_begun(prompt))
+
+    def _not_begun(self, prompt: Prompt) -> Group:
+        """A prompt that an earlier epoch has left open gets other sample numbers: each response has a name."""
+        size = self.config.algorithm.group_size
+        known = {one.sample for group in self.open for one in group if one.prompt.index == prompt.index}
+        first = 0
+        while first in known:
+            first += size
+        return [Trajectory(prompt, first + number, (), (), "abort", -1) for number in range(size)]
+
+    def _generate(self, step: int) -> None:
+        """Until enough of the open prompts are complete."""
+        waiting = [group for group in self.open if not all(one.complete for one in group)]
+        needed = self.wanted - (len(self.open) - len(waiting))
+        if needed <= 0:
+            return
+        places = {_name(one): (group, number) for group in waiting for number, one in enumerate(group)}
+        total, arrived = sum(not one.complete for group in waiting for one in group), 0
+        generated = self.runtime.channel("trajectories", CHANNEL_CAPACITY, ["rollout"], ["reward"])
+        done = self.runtime.channel("scored", CHANNEL_CAPACITY, ["reward", "rollout"], ["runner"])
+        sampling = self.config.rollout.sampling
+        with self.recovery.working(generated, done) as calls:
+            calls.append(scoring := self.groups["reward"].stream(generated, done))
+            arguments = waiting, needed, sampling, step, generated, done, self.recovery.version
+            calls.append(generating := self.groups["rollout"].generate_until(*arguments))
+            while arrived < total:
+                for one in done.get_many(total - arrived):  # complete and scored, or cut
+                    group, number = places[_name(one)]
+                    group[number] = one
+                    arrived += 1
+                self.reporter.progress(arrived, total, "responses")
+            generating.wait()
+            generated.close()
+            scoring.wait()
+            done.close()
+
+    def _metrics(self, trained: Sequence[Trajectory]) -> dict[str, float]:
+        """open_prompts: not trained on yet; cut: their unfinished responses that have begun; continued_frac: of the
+        trained responses those of several versions; stale_token_frac: of the trained tokens those of weights older than
+        the ones that this step generated with."""
+        tokens = sum(len(one.token_ids) for one in trained)
+        stale = sum(
+            count
+            for one in trained
+            for version, count in one.segments or ((one.weights_version, len(one.token_ids)),)
+            if version < self.recovery.version
+        )
+        unfinished = [one for group in self.open for one in group if not one.complete]
+        return {
+            "partial_rollout/open_prompts": float(len(self.open)),
+            "partial_rollout/cut": float(sum(bool(one.token_ids) for one in unfinished)),
+            "partial_rollout/continued_frac": sum(bool(one.segments) for one in trained) / len(trained),
+            "staleness/stale_token_frac": stale / max(tokens, 1),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The open prompts, with what there is of their responses."""
+        return {"open": [[one.state_dict() for one in group] for group in self.open]}
+
+    def load_state_dict(self, state: Mapping[str, Any], prompts: Mapping[int, Prompt]) -> None:
+        """Goes on with the prompts of `state`. Raises CheckpointError if they are of another group size."""
+        found = [[Trajectory.from_state(one, prompts) for one in group] for group in state["open"]]
+        size = self.config.algorithm.group_size
+        for group in found:
+            if len(group) != size:
+                raise CheckpointError(
+                    f"the checkpoint holds prompts with {len(group)} responses each, algorithm.group_size is {size}: "
+                    "resume with the group size it was made with"
+                )
+        self.open = found
+
+
+def restore(partial: PartialRollouts | None, state: Mapping[str, Any] | None, prompts: Mapping[int, Prompt]) -> None:
+    """Gives `partial` its state of a checkpoint. `state` None: the checkpoint is of a run without partial rollouts;
+    `partial` None: this run is, and CheckpointError is raised if prompts would be lost."""
+    if partial is not None and state is not None:
+        partial.load_state_dict(state, prompts)
+    elif state is not None and state["open"]:
+        raise CheckpointError(
+            f"the checkpoint holds {len(state['open'])} prompts whose responses are not trained on yet: resume with "
+            "rollout.partial_rollout, or start anew with runner.resume: never"
+        )
+
+
+def _name(one: Trajectory) -> tuple[int, int]:
+    return one.prompt.index, one.sample

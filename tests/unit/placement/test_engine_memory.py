@@ -1,0 +1,95 @@
+"""The share of a GPU that an SGLang engine takes where the config does not say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_platform.config.schema import Config
+from rl_platform.engines.rollout.sglang import share_of_free
+from rl_platform.errors import ConfigError
+from rl_platform.placement.engine_memory import EngineMemory, engine_memory, with_engine_memory
+from rl_platform.placement.hardware import GIB
+from rl_platform.placement.inventory import inventory_for
+from rl_platform.placement.report_text import report_text
+from rl_platform.placement.scheduler import schedule
+
+SGLANG = ("rollout.backend=sglang", "actor.model.dtype=bfloat16")
+WIDE = ("actor.max_tokens_per_micro_batch=32000", "critic.max_tokens_per_micro_batch=32000")
+APART: dict[str, object] = {"actor,critic,reward": "0-3", "rollout": "4-7"}
+
+
+def found(config: Config) -> EngineMemory | None:
+    inventory = inventory_for(config.cluster)
+    return engine_memory(config, schedule(config.cluster, inventory), inventory)
+
+
+def test_an_engine_takes_what_its_running_sequences_need(plans: Any, tmp_path: Path) -> None:
+    llama = plans.llama(tmp_path / "llama")
+    lengths = ("data.max_prompt_length=1000", "data.max_response_length=3000", "data.train_batch_size=1024", *WIDE)
+    config = plans.config(*SGLANG, llama, *lengths, "rollout.max_running_requests=32", placement=APART)
+    engine = found(config)
+    assert engine is not None
+    assert (engine.sequences, engine.wanted) == (32, 32)
+    keys_and_values = 2 * 16 * 8 * 64 * 2 * 4000 * 32  # layers, heads, width, bytes, tokens, sequences
+    assert engine.weights == pytest.approx(2 * 1.236e9, rel=0.01)
+    assert engine.share * 80 * GIB == pytest.approx(1.1 * (engine.weights + keys_and_values), rel=0.02)
+    assert with_engine_memory(config, engine).rollout.gpu_memory_utilization == engine.share
+    assert with_engine_memory(config, None) is config
+    two = found(
+        plans.config(
+            *SGLANG,
+            llama,
+            *lengths,
+            "rollout.max_running_requests=32",
+            placement={"actor,critic,reward": "0-3", "rollout": "4-7:0-1"},
+        )
+    )
+    assert two is not None
+    assert two.share == pytest.approx(engine.share / 2, rel=0.01)
+    assert str(engine) in report_text(plans.report(config))
+    assert "all 32 running sequences" in str(engine)
+
+
+def test_others_on_the_gpu_leave_it_less(plans: Any, tmp_path: Path) -> None:
+    llama = plans.llama(tmp_path / "llama")
+    lengths = ("data.max_prompt_length=1000", "data.max_response_length=31000", "data.train_batch_size=1024")
+    small = (*WIDE, "actor.gradient_checkpointing=true", "critic.gradient_checkpointing=true")
+    settings = (*SGLANG, llama, *lengths, *small, "rollout.max_running_requests=256")
+    shared: dict[str, object] = {"actor,critic,reward": "0-7", "rollout": "0-7"}
+    engines = [
+        found(plans.config(*settings, placement=APART)),
+        found(plans.config(*settings, "rollout.offload=true", placement=shared)),
+        found(plans.config(*settings, "rollout.offload=false", placement=shared)),
+    ]
+    shares = [engine.share for engine in engines if engine is not None]
+    assert len(shares) == 3
+    assert 0.9 > shares[0] > shares[1] > shares[2]
+    assert all(engine is not None and 1 <= engine.sequences < 128 for engine in engines)
+    assert "of 128 running sequences" in str(engines[1])
+
+
+def test_where_nothing_is_derived(plans: Any) -> None:
+    assert found(plans.config(*SGLANG, "rollout.gpu_memory_utilization=0.5", placement=APART)) is None
+    assert found(plans.config("rollout.backend=torch", placement=APART)) is None
+    assert found(plans.config(*SGLANG, placement=APART, gpu="")) is None
+    assert found(plans.config(*SGLANG, gpus=0)) is None
+
+
+def test_no_room_for_one_sequence_is_told_before_anything_starts(plans: Any, tmp_path: Path) -> None:
+    large = plans.llama(tmp_path / "large", num_hidden_layers=64, hidden_size=8192, intermediate_size=32768)
+    config = plans.config(*SGLANG, large, placement=APART)
+    with pytest.raises(ConfigError) as caught:
+        found(config)
+    (problem,) = caught.value.problems
+    assert problem.key == "rollout.gpu_memory_utilization"
+    assert "for the keys and values of one sequence" in problem.message
+    assert problem.message in report_text(plans.report(config))
+
+
+def test_a_share_of_the_gpu_as_sglang_counts_it() -> None:
+    assert share_of_free(0.3, [80], [0]) == pytest.approx(0.3)
+    assert share_of_free(0.3, [80, 80], [20, 40]) == pytest.approx(0.6)
+    assert share_of_free(0.6, [80], [70]) == 0.95
