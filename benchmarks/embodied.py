@@ -3,8 +3,9 @@
 Both follow configs/embodied/ppo.yaml with the given changes: environment and number of environments, steps per rollout,
 epochs, mini-batch, one tanh trunk with a policy head and a value head, running normalisation of observations and
 rewards, episode statistics, clipped policy and value losses, Adam, gradient clipping, on the CPU. A lap is one PPO
-step: a rollout and its epochs. Both sides run with their default number of threads and with one, Stable-Baselines3 with its environments in
-one process and, where there are few enough for a process each, with those too; the best of each side counts.
+step: a rollout and its epochs. Both sides run with their default number of threads and with one, Stable-Baselines3 with
+its environments in one process and, where there are few enough for a process each, with those too; the best of each
+side counts.
 Not covered: learning curves, evaluation.
 
     python benchmarks/embodied.py [key=value ...] [--rounds 8] [--warm-up 2] [--quick] [--json FILE]
