@@ -36,6 +36,16 @@ class Model(Section):
     dtype: Literal["float32", "bfloat16"] = Field(
         default="float32", description="precision of forward and backward; parameters are float32"
     )
+    type: Literal["mlp", "gru"] = Field(
+        default="mlp", description="embodied: gru remembers the episode so far, behind the layers of hidden_sizes"
+    )
+    recurrent_size: int = Field(default=128, ge=1, description="embodied, gru: numbers that the policy remembers")
+    sequence_length: int | None = Field(
+        default=None,
+        ge=1,
+        description="embodied, gru: steps trained on in one piece; the gradient flows back to the first; "
+        "null: env.rollout_steps",
+    )
     hidden_sizes: list[Annotated[int, Field(ge=1)]] = Field(
         default=[256, 256], min_length=1, description="embodied: widths of the shared backbone"
     )
