@@ -179,6 +179,6 @@ class Config(Section):
 
     @property
     def sequence_length(self) -> int:
-        """Transitions in a row that mini-batches are made of: 1 but for recurrent policies; reasoning rows count as 1."""
+        """Transitions in a row that mini-batches are made of; 1 unless the policy is recurrent, and for reasoning."""
         model = self.actor.model
         return (model.sequence_length or self.env.rollout_steps) if model.type == "gru" else 1
