@@ -63,8 +63,7 @@ def check(
         rules.trainable("critic")
     if config.runner.task_type == "embodied":
         rules.embodied()
-        rules.report(broken_action_level_rules(config))
-        rules.report(broken_recurrent_rules(config))
+        rules.report([*broken_action_level_rules(config), *broken_recurrent_rules(config)])
     else:
         rules.reasoning()
         rules.report(broken_reward_rules(config))
