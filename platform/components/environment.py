@@ -47,6 +47,7 @@ class Environment:
             self.env.num_workers // context.world_size,
             self.env.step_timeout_s,
             stages=self.env.pipeline_stages,
+            restarts=self.env.restarts,
         )
         self.observation_normalizer = (
             ObservationNormalizer(self.envs.observation_shape, self.env.clip_observations)
@@ -86,6 +87,7 @@ class Environment:
         num_actions = self.levels.num_actions
         rollout = self._recording(steps)
         chosen: dict[int, Actions] = {}
+        failures = 0
         for stage, rows in stages:
             policy.ask(self._question(current[rows].copy(), ("act", step, 0, stage), rows))
         for position in range(steps):
@@ -97,6 +99,7 @@ class Environment:
                 envs.send(*self._step(chosen[stage].array, stage, rows, slot, rollout))
             for stage, rows in stages:
                 result = envs.receive(stage)
+                failures += result.failures
                 stepped = self._stepped(rollout, rows)
                 rewards = self._rewards(result, rows, stepped)
                 finals = self._normalized(result.final_observations)
@@ -106,7 +109,7 @@ class Environment:
                 current[rows] = observations = self._seen(result.observations, stepped)
                 if position + 1 < steps and (position + 1) % num_actions == 0:
                     policy.ask(self._question(observations, ("act", step, position + 1, stage), rows))
-        return rollout.finish(current, self.bootstrap), self._metrics(rollout)
+        return rollout.finish(current, self.bootstrap), self._metrics(rollout, failures)
 
     def simulate(self, peers: Peers) -> None:
         """On ranks above 0: simulate while rank 0 begins or collects."""
@@ -177,7 +180,8 @@ class Environment:
             return chosen.array
 
         count = min(settings.episodes, self.env.num_envs)
-        envs = VectorEnv(self.description, count, min(self.env.num_workers, count), self.env.step_timeout_s)
+        workers, limits = min(self.env.num_workers, count), (self.env.step_timeout_s, self.env.restarts)
+        envs = VectorEnv(self.description, count, workers, limits[0], restarts=limits[1])
         try:
             found = evaluate(envs, act, settings.episodes, settings.seed, chunked=chunked, begin=begin)
         finally:
@@ -220,11 +224,12 @@ class Environment:
     def close(self) -> None:
         self.envs.close()
 
-    def _metrics(self, rollout: Recording | ChunkRecording) -> dict[str, float]:
+    def _metrics(self, rollout: Recording | ChunkRecording, failures: int) -> dict[str, float]:
         self.recent.extend((episode.return_, episode.length) for episode in rollout.episodes)
         found = {
             "episode/count": float(len(rollout.episodes)),
             "episode/invalid": float(rollout.invalid.sum()),
+            "env/failures": float(failures),
             "perf/env_steps": float(rollout.env_steps),
         }
         if self.recent:

@@ -289,6 +289,12 @@ class Env(Section):
     clip_observations: float = Field(default=10.0, gt=0, description="normalised observations beyond this are clipped")
     clip_rewards: float = Field(default=10.0, gt=0, description="normalised rewards beyond this are clipped")
     step_timeout_s: float = Field(
-        default=60.0, gt=0, description="a slower step ends the run with the environment's name"
+        default=60.0, gt=0, description="with num_workers: an environment whose step takes longer has failed"
+    )
+    restarts: int = Field(
+        default=10,
+        ge=0,
+        description="how often environments that raise, hang or die are replaced, for each env rank; 0: the first "
+        "ends the run",
     )
     evaluation: Evaluation = Field(default_factory=Evaluation, description="episodes without exploration")
