@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import numpy as np
@@ -22,6 +22,9 @@ from rl_platform.envs.embodied.spaces import ActionSpace, EnvDescription, EnvSpa
 from rl_platform.envs.embodied.worker import cpu_count, failure
 from rl_platform.envs.embodied.workers import EnvWorkers
 from rl_platform.errors import CheckpointError, ConfigError, Diverged, Problem
+
+if TYPE_CHECKING:
+    from gymnasium.envs.registration import EnvSpec
 
 
 @dataclass(frozen=True)
@@ -119,26 +122,25 @@ class VectorEnv:
         self._workers: EnvWorkers | None = None
         self._closed, self._failures = False, 0
         if num_workers == 0:
-            self._bounds = _shares(num_envs, stages)
-            self._buffers = Buffers(num_envs, self.spaces)
-            self._blocks = [
-                EnvBlock(
-                    *(description, spec, self.spaces, self._buffers, first, last, index),
-                    *(render_mode, cpu_count()),
-                    restarts=restarts,
-                )
-                for index, (first, last) in enumerate(pairwise(self._bounds))
-            ]
+            self._build_here(spec, stages, render_mode, restarts)
         else:
             self._bounds = _shares(num_envs, num_workers)
-            limits = step_timeout_s, restarts
             self._workers = EnvWorkers(
-                *(description, cloudpickle.dumps(spec), self.spaces, self._bounds, *limits),
-                *(render_mode, worker_variables or {}),
+                *(description, cloudpickle.dumps(spec), self.spaces, self._bounds),
+                *(step_timeout_s, restarts, render_mode, worker_variables or {}),
             )
             self._buffers = self._workers.buffers
             with self._closing_on_error():
                 self._workers.wait_for_start()
+
+    def _build_here(self, spec: EnvSpec, stages: int, render_mode: str | None, restarts: int) -> None:
+        self._bounds = _shares(self.num_envs, stages)
+        self._buffers = Buffers(self.num_envs, self.spaces)
+        shared, options = (self.description, spec, self.spaces, self._buffers), (render_mode, cpu_count())
+        self._blocks = [
+            EnvBlock(*shared, first, last, index, *options, restarts=restarts)
+            for index, (first, last) in enumerate(pairwise(self._bounds))
+        ]
 
     @property
     def action_space(self) -> ActionSpace:
