@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -23,8 +24,16 @@ NUM_ENVS, STEPS, SIZE = 4, 24, 6
 class Lengths(gymnasium.Env):
     """Episodes of 3 to 9 steps, some terminated, some cut; observations are random numbers."""
 
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"]}
+    render_mode = "rgb_array"
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float32)
     action_space = gymnasium.spaces.Discrete(3)
+
+    def __init__(self, render_mode=None):
+        pass
+
+    def render(self):
+        return np.full((32, 32, 3), 20 * self.left, np.uint8)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -210,6 +219,16 @@ def test_evaluation_remembers_its_own_episodes(world) -> None:
         assert len(firsts) == 4 // num_envs, "episodes begin with nothing remembered, and only then"
     assert found[0]["lengths"] == found[1]["lengths"]
     assert found[0]["returns"] == found[1]["returns"]
+
+
+def test_a_video_shows_an_episode_that_begins_with_nothing_remembered(world, tmp_path: Path) -> None:
+    made = world(config(evaluation={"episodes": 2}))
+    found = made.environment.evaluate(0, str(tmp_path / "episode.mp4"), made.policy)
+    assert found["note"] is None
+    assert (tmp_path / "episode.mp4").stat().st_size > 0
+    filmed = [question for question in made.answers.asked if len(question.array) == 1]
+    assert [bool(question.hidden_states.any()) for question in filmed] == [False] + [True] * (len(filmed) - 1)
+    assert len(filmed) > 1
 
 
 def test_mini_batches_count_transitions_and_hold_whole_sequences(world, monkeypatch: pytest.MonkeyPatch) -> None:
