@@ -215,6 +215,13 @@ class EnvBlock:
             raise EnvFailure(self._first + i, doing, traceback.format_exc()) from reason
         self._find_physics_failures()
 
+    def _check_shape(self, i: int, observation: Any) -> None:
+        """Numpy would repeat what is too small and write it without a word."""
+        expected = self._spaces.observation_shape
+        if np.shape(observation) != expected:
+            message = f"an observation of shape {np.shape(observation)}; its observation_space has shape {expected}"
+            raise EnvFailure(self._first + i, "reset", message)
+
     def _find_physics_failures(self) -> None:
         self._physics_failures = [counters for env in self._envs if (counters := _physics_failures(env)) is not None]
 
@@ -246,10 +253,12 @@ class EnvBlock:
                 for i, seed in zip(which.tolist(), seeds, strict=True):
                     self._busy[0] = self._first + i
                     try:
-                        self._shaped_observations[i], _ = self._envs[i].reset(seed=seed)
+                        observation, _ = self._envs[i].reset(seed=seed)
                     except Exception as error:
                         self._replace(i, "reset", error)
-                        self._shaped_observations[i], _ = self._envs[i].reset(seed=self._spares.seed_of_new(i))
+                        observation, _ = self._envs[i].reset(seed=self._spares.seed_of_new(i))
+                    self._check_shape(i, observation)
+                    self._shaped_observations[i] = observation
         except EnvFailure:
             raise
         except Exception as error:

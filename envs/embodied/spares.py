@@ -18,8 +18,8 @@ logger = logging.getLogger(__name__)
 
 
 class Spares:
-    """Builds replacements for environments first, first + 1, ... and counts them in `failures` [N], which all processes
-    of a run share. `restarts`: how many there may be in all. `seeds`: what the environments were seeded with."""
+    """Builds replacements for environments first, first + 1, ... and counts them in `failures` [N], which all workers
+    share. `restarts`: how many there may be in all. `seeds`: what the environments were seeded with."""
 
     def __init__(
         self,

@@ -107,12 +107,21 @@ class Unsavable(Toy):
         self.handle = (value for value in ())  # generators cannot be pickled
 
 
+class OtherShape(Toy):
+    def observe(self):
+        return super().observe()[0, :1]
+
+
+class WholeActions(Toy):
+    action_space = Box(0, 3, (2, 1), np.int64)
+
+
 class OddSpaces(Toy):
     observation_space = Dict({"a": Discrete(2)})
     action_space = MultiDiscrete([2, 2])
 
 
-for name in ("Toy", "Started", "Flaky", "BadReset", "Unsavable", "OddSpaces"):
+for name in ("Toy", "Started", "Flaky", "BadReset", "Unsavable", "OddSpaces", "OtherShape", "WholeActions"):
     gymnasium.register(f"{name}-v0", entry_point=f"{__name__}:{name}", max_episode_steps=5)
 '''
 
