@@ -205,7 +205,7 @@ class EnvBlock:
                 finals[i], rewards[i], terminated[i], truncated[i], _ = env.step(actions[i])
             except Exception as error:
                 self._replace(i, "step", error)
-                finals[i] = np.nan  # makes the step invalid
+                rewards[i] = np.nan  # makes the step invalid
 
     def _replace(self, i: int, doing: str, error: Exception) -> None:
         """Environment i, which raised `error`, is built anew."""

@@ -136,7 +136,7 @@ class EnvWorkers:
         if count >= self._restarts:
             raise error
         logger.warning("%s; its environments are replaced, %d restarts are left", error, self._restarts - count - 1)
-        failures[self.buffers.busy[index]] += 1
+        failures[max(int(self.buffers.busy[index]), rows.start)] += 1  # 0 before its first step
         self._members[index].kill()
         last_seen = self.buffers.observations[rows]  # killed while it wrote them, it may have left anything
         self.buffers.final_observations[rows] = np.nan_to_num(last_seen, posinf=0.0, neginf=0.0)
