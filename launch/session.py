@@ -95,6 +95,9 @@ def card(config: Config) -> list[tuple[str, str]]:
         has_values=has_values(config),
         num_action_chunks=config.actor.model.num_action_chunks,
     )
+    if config.actor.model.type == "gru":
+        pieces = f"sequences of {config.sequence_length} steps, from the state the rollout was in"
+        lines.append(("recurrent policy", f"{pieces}; the gradient flows to their first step, not across episodes"))
     if config.runner.max_staleness:
         lines.append(("staleness", "a rollout is collected during the update before it, with weights one update old"))
     if config.rollout.partial_rollout is not None:

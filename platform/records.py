@@ -110,7 +110,8 @@ class RolloutBatch:
 
     inputs: what the model reads, keyed by name, first dimension B: {"tokens": [B,T] int64, "lengths": [B] int64} for
     reasoning; {"observations", "actions": [B,C,...]} for embodied, C choices of the policy (C = T but for action
-    chunks, which have "executed" [B,C,K] bool too: the actions that count).
+    chunks, which have "executed" [B,C,K] bool too: the actions that count; recurrent policies have "episode_starts"
+    [B,T] bool and "hidden_states" [B,S,H], before the first step of each of S sequences that a row consists of).
     action_mask [B,T] bool: positions sampled by the policy. sample_mask [B] bool: rows that count.
     group_ids [B] int64: prompt identity. rewards [B,T]: per position, already placed.
     rollout_log_probs [B,T]: as reported by the rollout engine. log_probs [B,T]: of the training engine before the
@@ -196,9 +197,9 @@ class RolloutBatch:
         )
 
     def flatten(self) -> RolloutBatch:
-        """One row per choice of the policy: B*C rows of T/C positions, row-major, without what only the estimator
-        reads."""
-        choices = self.inputs["observations"].shape[1]
+        """One row per choice of the policy, or per sequence of a recurrent one: B*C rows of T/C positions, row-major,
+        without what only the estimator reads."""
+        choices = self.inputs.get("hidden_states", self.inputs["observations"]).shape[1]
         kept = dataclasses.replace(self, ends=None, bootstrapped=None, end_observations=None, end_values=None)
         return kept._map(lambda tensor: _flatten(tensor, choices))
 

@@ -20,6 +20,7 @@ import numpy as np
 from rl_platform.envs.embodied import snapshot
 from rl_platform.envs.embodied.native import NativeEnvs
 from rl_platform.envs.embodied.spaces import EnvDescription, EnvSpaces, make_env
+from rl_platform.envs.embodied.spares import Spares
 
 if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec
@@ -42,7 +43,7 @@ class Buffers:
 
     observations, final_observations [N,D] float32; actions [N,A] float32 or [N] int64; rewards, returns [N] float64;
     lengths [N] int64; terminated, truncated, invalid [N] bool; idle [N] bool: not to be stepped; busy [N] int64: by
-    worker, the environment it is at.
+    worker, the environment it is at; failures [N] int64: how often each was replaced.
     """
 
     def __init__(self, num_envs: int, spaces: EnvSpaces, memory: mmap.mmap | None = None) -> None:
@@ -66,6 +67,7 @@ class Buffers:
         invalid: np.ndarray
         idle: np.ndarray
         busy: np.ndarray
+        failures: np.ndarray
 
     @classmethod
     def size(cls, num_envs: int, spaces: EnvSpaces) -> int:
@@ -89,6 +91,7 @@ class Buffers:
             "invalid": ((num_envs,), np.bool_),
             "idle": ((num_envs,), np.bool_),
             "busy": ((num_envs,), np.int64),
+            "failures": ((num_envs,), np.int64),
         }
 
 
@@ -114,11 +117,14 @@ class EnvBlock:
         worker: int,
         render_mode: str | None = None,
         threads: int = 1,
+        *,
+        restarts: int = 0,
     ) -> None:
         env = make_env(description, spec, render_mode)
         self._native = NativeEnvs.of(env, last - first, threads)
         others = 0 if self._native is not None else last - first - 1
         self._envs = [env, *(make_env(description, spec, render_mode) for _ in range(others))]
+        self._spares = Spares(description, spec, render_mode, buffers.failures, first, restarts)
         self._first = first
         self._spaces = spaces
         rows = slice(first, last)
@@ -138,10 +144,11 @@ class EnvBlock:
         # views with the environments' own shape, so that writing flattens
         self._shaped_observations = self._observations.reshape(-1, *spaces.observation_shape)
         self._shaped_finals = self._finals.reshape(-1, *spaces.observation_shape)
-        self._physics_failures = [counters for env in self._envs if (counters := _physics_failures(env)) is not None]
+        self._find_physics_failures()
 
     def reset(self, seeds: list[int]) -> None:
         """Start an episode in every environment, seeded by its entry of `seeds`."""
+        self._spares.seeds = list(seeds)
         self._reset(np.arange(len(seeds)), seeds)
 
     def step(self) -> None:
@@ -163,7 +170,7 @@ class EnvBlock:
             self._ended_returns[ended] = self._returns[ended]
             self._ended_lengths[ended] = self._lengths[ended]
             indices = np.flatnonzero(ended)
-            self._reset(indices, [None] * len(indices))
+            self._reset(indices, [self._spares.seed_of_new(i) for i in indices.tolist()])
 
     def _step_all(self, native: NativeEnvs, idle: np.ndarray | None) -> None:
         self._busy[0] = self._first
@@ -190,15 +197,33 @@ class EnvBlock:
         terminated, truncated, rewards = self._terminated, self._truncated, self._rewards
         finals, busy, first = self._shaped_finals, self._busy, self._first
         idle = self._idle.tolist()
-        i = 0
-        try:
-            for i, env in enumerate(self._envs):
-                if idle[i]:
-                    continue
-                busy[0] = first + i
+        for i, env in enumerate(self._envs):
+            if idle[i]:
+                continue
+            busy[0] = first + i
+            try:
                 finals[i], rewards[i], terminated[i], truncated[i], _ = env.step(actions[i])
-        except Exception as error:
-            raise EnvFailure(first + i, "step", traceback.format_exc()) from error
+            except Exception as error:
+                self._replace(i, "step", error)
+                rewards[i] = np.nan  # makes the step invalid
+
+    def _replace(self, i: int, doing: str, error: Exception) -> None:
+        """Environment i, which raised `error`, is built anew."""
+        try:
+            self._envs[i] = self._spares.replacement(i, self._envs[i], error)
+        except Exception as reason:
+            raise EnvFailure(self._first + i, doing, traceback.format_exc()) from reason
+        self._find_physics_failures()
+
+    def _check_shape(self, i: int, observation: Any) -> None:
+        """Numpy would repeat what is too small and write it without a word."""
+        expected = self._spaces.observation_shape
+        if np.shape(observation) != expected:
+            message = f"an observation of shape {np.shape(observation)}; its observation_space has shape {expected}"
+            raise EnvFailure(self._first + i, "reset", message)
+
+    def _find_physics_failures(self) -> None:
+        self._physics_failures = [counters for env in self._envs if (counters := _physics_failures(env)) is not None]
 
     def _invalidate(self) -> None:
         """End the episodes whose last step gave a number that is not finite, or whose physics had to start over."""
@@ -227,7 +252,15 @@ class EnvBlock:
             else:
                 for i, seed in zip(which.tolist(), seeds, strict=True):
                     self._busy[0] = self._first + i
-                    self._shaped_observations[i], _ = self._envs[i].reset(seed=seed)
+                    try:
+                        observation, _ = self._envs[i].reset(seed=seed)
+                    except Exception as error:
+                        self._replace(i, "reset", error)
+                        observation, _ = self._envs[i].reset(seed=self._spares.seed_of_new(i))
+                    self._check_shape(i, observation)
+                    self._shaped_observations[i] = observation
+        except EnvFailure:
+            raise
         except Exception as error:
             raise EnvFailure(self._first + i, "reset", traceback.format_exc()) from error
         if not np.isfinite(self._observations[which]).all():
@@ -263,6 +296,7 @@ class EnvBlock:
 
         Observations are the caller's to restore, except those of restarted environments, which are set here.
         """
+        self._spares.seeds = list(restart_seeds)
         for i, saved in enumerate(states):
             state, returned, length = pickle.loads(saved)
             if state is None:

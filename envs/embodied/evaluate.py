@@ -26,6 +26,10 @@ class EvaluationResult:
     invalid: int
 
 
+Begin = Callable[[int], None]
+"""Called with the number of environments when each of them has begun an episode, before the policy is asked."""
+
+
 def one_by_one(policy: PolicyFunction) -> PolicyFunction:
     """Gives the actions of a policy's chunks out one after another, and asks it when there is none left.
 
@@ -42,13 +46,19 @@ def one_by_one(policy: PolicyFunction) -> PolicyFunction:
 
 
 def evaluate(
-    envs: VectorEnv, policy: PolicyFunction, episodes: int, seed: int, *, chunked: bool = False
+    envs: VectorEnv,
+    policy: PolicyFunction,
+    episodes: int,
+    seed: int,
+    *,
+    chunked: bool = False,
+    begin: Begin | None = None,
 ) -> EvaluationResult:
     """Run the episodes of seeds seed..seed+episodes-1 on `envs`, which must not be those that train.
 
     Environments run one episode each per wave; one that is done waits (stepping on, uncounted) for the wave's longest.
     The result does not depend on how many environments or workers there are, if a seed determines its episode.
-    `chunked`: the policy gives several actions at a time.
+    `chunked`: the policy gives several actions at a time; `begin`: for one that remembers its episode.
     """
     outcomes: dict[int, tuple[float, int] | None] = {}
     for first in range(0, episodes, envs.num_envs):
@@ -56,6 +66,8 @@ def evaluate(
         offsets = [first + i if first + i < episodes else first for i in range(envs.num_envs)]
         running = {i: offset for i, offset in enumerate(offsets) if first + i < episodes}
         observations = envs.reset([seed + offset for offset in offsets])
+        if begin is not None:
+            begin(envs.num_envs)
         act = one_by_one(policy) if chunked else policy
         while running:
             result = envs.step(act(observations))

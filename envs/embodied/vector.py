@@ -9,25 +9,22 @@ Normalisation (`normalize.py`) and evaluation (`evaluate.py`) are built on top.
 from __future__ import annotations
 
 import contextlib
-import mmap
-import os
-import tempfile
-import time
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import numpy as np
 
 from rl_platform.envs.embodied.block import Buffers, EnvBlock, EnvFailure
 from rl_platform.envs.embodied.spaces import ActionSpace, EnvDescription, EnvSpaces, find_spec, make_env, read_spaces
-from rl_platform.envs.embodied.worker import START_TIMEOUT_S, EnvWorker, cpu_count, cpu_shares, failure
+from rl_platform.envs.embodied.worker import cpu_count, failure
+from rl_platform.envs.embodied.workers import EnvWorkers
 from rl_platform.errors import CheckpointError, ConfigError, Diverged, Problem
 
-Member = TypeVar("Member", EnvBlock, EnvWorker)
+if TYPE_CHECKING:
+    from gymnasium.envs.registration import EnvSpec
 
 
 @dataclass(frozen=True)
@@ -50,6 +47,7 @@ class StepResult:
     final_observations [K,D] float32: last observations of the K episodes that ended, in order of environment; of an
     invalid one the last finite observation.
     episodes: those that ended and are valid, in order of environment.
+    failures: how many environments raised, hung or died since the last result and were replaced; invalid too.
     """
 
     observations: np.ndarray
@@ -59,6 +57,7 @@ class StepResult:
     invalid: np.ndarray
     final_observations: np.ndarray
     episodes: list[EpisodeStats]
+    failures: int = 0
 
     @property
     def ended(self) -> np.ndarray:
@@ -75,6 +74,8 @@ class VectorEnv:
 
     stages: equal parts of the environments, each stepped without waiting for the others. `rows` are the slices of N
     that they cover. It divides the number of environments and, if there are any, that of the workers.
+
+    restarts: how many environments that raise, and workers that hang or die, are replaced; after that an error ends it.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class VectorEnv:
         render_mode: str | None = None,
         worker_variables: Mapping[str, str] | None = None,
         stages: int = 1,
+        restarts: int = 0,
     ) -> None:
         """Build the environments. `render_mode` is passed on to them, `worker_variables` to the processes' environment.
 
@@ -104,7 +106,6 @@ class VectorEnv:
             )
         self.description = description
         self.num_envs = num_envs
-        self._timeout_s = step_timeout_s
         self._seed = 0
         self._steps = 0
         self._under_way = [False] * stages
@@ -118,32 +119,28 @@ class VectorEnv:
         self._low = np.asarray(self.spaces.action_low, np.float32)
         self._high = np.asarray(self.spaces.action_high, np.float32)
         self._blocks: list[EnvBlock] = []
-        self._workers: list[EnvWorker] = []
-        self._close = weakref.finalize(self, _shut_down, self._workers)
+        self._workers: EnvWorkers | None = None
+        self._closed, self._failures = False, 0
         if num_workers == 0:
-            self._bounds = _shares(num_envs, stages)
-            self._buffers = Buffers(num_envs, self.spaces)
-            self._blocks = [
-                EnvBlock(description, spec, self.spaces, self._buffers, first, last, index, render_mode, cpu_count())
-                for index, (first, last) in enumerate(pairwise(self._bounds))
-            ]
+            self._build_here(spec, stages, render_mode, restarts)
         else:
             self._bounds = _shares(num_envs, num_workers)
-            self._start_workers(cloudpickle.dumps(spec), render_mode, dict(worker_variables or {}))
+            self._workers = EnvWorkers(
+                *(description, cloudpickle.dumps(spec), self.spaces, self._bounds),
+                *(step_timeout_s, restarts, render_mode, worker_variables or {}),
+            )
+            self._buffers = self._workers.buffers
+            with self._closing_on_error():
+                self._workers.wait_for_start()
 
-    def _start_workers(self, spec: bytes, render_mode: str | None, variables: dict[str, str]) -> None:
-        size = Buffers.size(self.num_envs, self.spaces)
-        folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        with tempfile.TemporaryFile(dir=folder) as file:  # no name: nothing is left behind, whoever is killed
-            file.truncate(size)
-            self._buffers = Buffers(self.num_envs, self.spaces, mmap.mmap(file.fileno(), size))
-            shares = cpu_shares(len(self._bounds) - 1)
-            for index, (first, last) in enumerate(pairwise(self._bounds)):
-                worker = EnvWorker(index, first, last, self.description.id, file.fileno(), shares[index], variables)
-                self._workers.append(worker)
-                worker.start(self.description, spec, self.spaces, self.num_envs, render_mode)
-        with self._closing_on_error():
-            self._wait_for(self._workers, "start", START_TIMEOUT_S)
+    def _build_here(self, spec: EnvSpec, stages: int, render_mode: str | None, restarts: int) -> None:
+        self._bounds = _shares(self.num_envs, stages)
+        self._buffers = Buffers(self.num_envs, self.spaces)
+        shared, options = (self.description, spec, self.spaces, self._buffers), (render_mode, cpu_count())
+        self._blocks = [
+            EnvBlock(*shared, first, last, index, *options, restarts=restarts)
+            for index, (first, last) in enumerate(pairwise(self._bounds))
+        ]
 
     @property
     def action_space(self) -> ActionSpace:
@@ -160,13 +157,13 @@ class VectorEnv:
 
     @property
     def worker_pids(self) -> list[int]:
-        return [worker.process.pid for worker in self._workers]
+        return self._workers.pids if self._workers else []
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
         """Start an episode in every environment, each with its own seed. Returns observations [N,D] float32."""
         assert len(seeds) == self.num_envs, f"{len(seeds)} seeds for {self.num_envs} environments"
         seeds = [int(seed) for seed in seeds]
-        self._seed, self._steps = seeds[0], 0
+        self._seed_with(seeds[0], 0)
         self._call("reset", seeds)
         return self.observations
 
@@ -196,8 +193,8 @@ class VectorEnv:
         self._buffers.idle[rows] = False if idle is None else idle
         self._under_way[stage] = True
         with self._closing_on_error():
-            for worker in self._part(self._workers, stage):
-                worker.send_step()
+            if self._workers:
+                self._workers.send_step(self._part(stage))
 
     def receive(self, stage: int = 0) -> StepResult:
         """Finish the step of one stage begun by `send`; N is the number of its environments.
@@ -206,9 +203,11 @@ class VectorEnv:
         """
         assert self._under_way[stage], "send() actions first"
         with self._closing_on_error():
-            for block in self._part(self._blocks, stage):
-                block.step()
-            self._wait_for(self._part(self._workers, stage), "step", self._timeout_s)
+            if self._workers:
+                self._workers.finish_step(self._part(stage))
+            else:
+                for index in self._part(stage):
+                    self._blocks[index].step()
         self._under_way[stage] = False
         self._steps += 1
         buffers, rows = self._buffers, self.rows[stage]
@@ -220,6 +219,7 @@ class VectorEnv:
             for i in ended
             if not buffers.invalid[i]
         ]
+        failures, self._failures = self._failures, int(buffers.failures.sum())
         return StepResult(
             observations=buffers.observations[rows].copy(),
             rewards=buffers.rewards[rows].copy(),
@@ -228,16 +228,13 @@ class VectorEnv:
             invalid=invalid,
             final_observations=buffers.final_observations[ended],
             episodes=episodes,
+            failures=self._failures - failures,
         )
 
     def render(self) -> np.ndarray:
         """Frame of the first environment, [height, width, 3] uint8; needs render_mode="rgb_array"."""
         with self._closing_on_error():
-            if self._blocks:
-                return self._blocks[0].render()
-            self._workers[0].command("render")
-            frame: np.ndarray = self._workers[0].wait("render", self._timeout_s, self._buffers)
-            return frame
+            return self._workers.render() if self._workers else self._blocks[0].render()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to continue bit for bit, in types that `torch.load(weights_only=True)` accepts.
@@ -246,13 +243,14 @@ class VectorEnv:
         named in a warning; a resumed run starts a new episode for it.
         """
         assert not any(self._under_way), "receive() the step that is under way first"
+        envs = self._call("save")  # first: an environment that takes another's place may have to begin
         return {
             "id": self.description.id,
             "num_envs": self.num_envs,
             "seed": self._seed,
             "steps": self._steps,
             "observations": self._buffers.observations.tobytes(),
-            "envs": self._call("save"),
+            "envs": envs,
         }
 
     def load_state_dict(self, state: Mapping[str, Any], chosen: Sequence[int] | None = None) -> np.ndarray:
@@ -270,7 +268,7 @@ class VectorEnv:
         for stage, under_way in enumerate(self._under_way):
             if under_way:
                 self.receive(stage)
-        self._seed, self._steps = state["seed"], state["steps"]
+        self._seed_with(state["seed"], state["steps"])
         which = list(range(count) if chosen is None else chosen)
         restart_seeds = np.random.SeedSequence([self._seed, self._steps]).generate_state(count)[which].tolist()
         self._buffers.observations[:] = np.frombuffer(state["observations"], np.float32).reshape(count, -1)[which]
@@ -279,34 +277,36 @@ class VectorEnv:
 
     def close(self) -> None:
         """End the worker processes and close the environments; twice is fine."""
-        self._close()
+        self._closed = True
+        if self._workers:
+            self._workers.close()
         for block in self._blocks:
             block.close()
         self._blocks.clear()
 
+    def _seed_with(self, seed: int, steps: int) -> None:
+        self._seed, self._steps = seed, steps
+        if self._workers:
+            self._workers.seed = seed
+
     def _call(self, method: str, *per_env: list[Any]) -> list[Any]:
         """Call a method of every EnvBlock with its part of each list; returns the joined results."""
-        shares = [[values[first:last] for values in per_env] for first, last in pairwise(self._bounds)]
         with self._closing_on_error():
-            for worker, share in zip(self._workers, shares, strict=False):
-                worker.command(method, *share)
-            found = [getattr(block, method)(*share) for block, share in zip(self._blocks, shares, strict=False)]
-            found += self._wait_for(self._workers, method, self._timeout_s)
+            if self._workers:
+                return self._workers.call(method, *per_env)
+            shares = [[values[first:last] for values in per_env] for first, last in pairwise(self._bounds)]
+            found = [getattr(block, method)(*share) for block, share in zip(self._blocks, shares, strict=True)]
             return [value for part in found for value in part or ()]
 
-    def _wait_for(self, workers: Sequence[EnvWorker], doing: str, timeout_s: float) -> list[Any]:
-        deadline = time.monotonic() + timeout_s
-        return [worker.wait(doing, max(deadline - time.monotonic(), 0.0), self._buffers) for worker in workers]
-
-    def _part(self, members: list[Member], stage: int) -> list[Member]:
+    def _part(self, stage: int) -> range:
         """The blocks or workers of a stage."""
-        size = len(members) // len(self.rows)
-        return members[stage * size : (stage + 1) * size]
+        size = (len(self._bounds) - 1) // len(self.rows)
+        return range(stage * size, (stage + 1) * size)
 
     @contextlib.contextmanager
     def _closing_on_error(self) -> Iterator[None]:
         """Close everything when the body raises; give an environment's own exception its platform type."""
-        assert self._close.alive, f"the environments ({self.description.id}) are closed"
+        assert not self._closed, f"the environments ({self.description.id}) are closed"
         try:
             yield
         except EnvFailure as error:
@@ -320,10 +320,3 @@ class VectorEnv:
 def _shares(total: int, parts: int) -> list[int]:
     """Bounds of `parts` equal shares."""
     return np.linspace(0, total, parts + 1).astype(int).tolist()
-
-
-def _shut_down(workers: list[EnvWorker]) -> None:
-    for worker in workers:
-        worker.hang_up()
-    for worker in workers:
-        worker.reap()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rl_platform.envs.embodied.evaluate import PolicyFunction, one_by_one
+from rl_platform.envs.embodied.evaluate import Begin, PolicyFunction, one_by_one
 from rl_platform.envs.embodied.spaces import EnvDescription, make_env
 from rl_platform.envs.embodied.vector import VectorEnv
 from rl_platform.errors import PlatformError
@@ -26,11 +26,12 @@ def record_video(
     timeout_s: float = 60.0,
     *,
     chunked: bool = False,
+    begin: Begin | None = None,
 ) -> str | None:
     """Write the episode of `seed`, at most `max_steps` steps of it, to `path`.
 
     Returns None, or a note for the user why there is no video. MUJOCO_GL is respected where it is set. `timeout_s`
-    bounds each step and each frame. `chunked`: the policy gives several actions at a time.
+    bounds each step and each frame. `chunked`, `begin`: as of `evaluate`.
     """
     probe = make_env(description)
     metadata = probe.metadata
@@ -43,6 +44,8 @@ def record_video(
         try:
             envs = VectorEnv(description, 1, 1, timeout_s, render_mode="rgb_array", worker_variables=variables)
             try:
+                if begin is not None:
+                    begin(1)
                 act = one_by_one(policy) if chunked else policy
                 _record(envs, act, path, seed, max_steps, int(metadata.get("render_fps") or 30))
             finally:

@@ -71,11 +71,19 @@ class EnvWorker:
         self._poller.register(self._fd, select.POLLIN)
 
     def start(
-        self, description: EnvDescription, spec: bytes, spaces: EnvSpaces, num_envs: int, render_mode: str | None
+        self,
+        description: EnvDescription,
+        spec: bytes,
+        spaces: EnvSpaces,
+        num_envs: int,
+        render_mode: str | None,
+        restarts: int,
     ) -> None:
         """Have the environments built; `wait` tells when they are."""
         rows = (self._first, self._last, self._index)
-        self._send(b"", pickle.dumps((description, spec, spaces, num_envs, *rows, render_mode, self._threads)))
+        self._send(
+            b"", pickle.dumps((description, spec, spaces, num_envs, *rows, render_mode, self._threads, restarts))
+        )
 
     def send_step(self) -> None:
         self._send(_STEP)
@@ -122,6 +130,12 @@ class EnvWorker:
             f"{self._name} (pid {self.process.pid}) died ({how}) during {doing}, "
             f"at environment {env_index} of {self._first}..{self._last - 1} ({self._env_id})"
         )
+
+    def kill(self) -> None:
+        """End the process at once, whatever it is at."""
+        self._connection.close()
+        self.process.kill()
+        self.process.wait()
 
     def hang_up(self) -> None:
         """Tell the process to end: it sees the end of its connection."""
@@ -179,14 +193,16 @@ def main(connection_fd: int, memory_fd: int) -> None:
 
 def _build(connection: Connection, memory_fd: int) -> EnvBlock | None:
     arguments = pickle.loads(connection.recv_bytes())
-    description, spec, spaces, num_envs, first, last, index, render_mode, threads = arguments
+    description, spec, spaces, num_envs, *where, render_mode, threads, restarts = arguments
     memory = mmap.mmap(memory_fd, Buffers.size(num_envs, spaces))
     os.close(memory_fd)
     try:
         buffers = Buffers(num_envs, spaces, memory)
-        block = EnvBlock(description, pickle.loads(spec), spaces, buffers, first, last, index, render_mode, threads)
+        block = EnvBlock(
+            description, pickle.loads(spec), spaces, buffers, *where, render_mode, threads, restarts=restarts
+        )
     except Exception:
-        _reply(connection, _FAILED, (first, "start", traceback.format_exc()))
+        _reply(connection, _FAILED, (where[0], "start", traceback.format_exc()))
         return None
     _reply(connection, _DONE)
     return block

@@ -152,7 +152,8 @@ def _names(config: Config) -> list[str]:
 def _model(case: Case) -> Model:
     model = case.config.actor.model
     if case.embodied:
-        return model.model_copy(update={"hidden_sizes": [8, 8], "dtype": "float32"})
+        # the laws are about transitions: whether a policy remembers those before makes no difference to them
+        return model.model_copy(update={"hidden_sizes": [8, 8], "dtype": "float32", "type": "mlp"})
     return _language_model(16)
 
 

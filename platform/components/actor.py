@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rl_platform.algorithms.action_levels import ActionLevels
-from rl_platform.algorithms.losses import actor_critic_loss, actor_loss
+from rl_platform.algorithms.losses import ModelOutputs, actor_critic_loss, actor_loss
 from rl_platform.components.base import ComponentContext
 from rl_platform.components.learner import Learner, present
 from rl_platform.config.schema import Config
@@ -18,10 +18,11 @@ from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.build import language_model, token_temperature
 from rl_platform.models.chunk_policy import ChunkPolicy
-from rl_platform.models.forward import ChunkActorCritic, EmbodiedActorCritic, TokenPolicy
+from rl_platform.models.forward import ChunkActorCritic, EmbodiedActorCritic, RecurrentActorCritic, TokenPolicy
 from rl_platform.models.lora import without_adapters
 from rl_platform.models.policy import ActorCriticPolicy
 from rl_platform.models.pretrained import export_causal_lm
+from rl_platform.models.recurrent_policy import RecurrentPolicy
 from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.records import RolloutBatch
 from rl_platform.rng import derive_seed
@@ -88,23 +89,41 @@ class EmbodiedActor(Learner):
 
     def __init__(self, context: ComponentContext, config: Config, spaces: EnvSpaces) -> None:
         policy = embodied_policy(config, spaces, context.seed)
-        chunked = isinstance(policy, ChunkPolicy)
-        model = ChunkActorCritic(policy, action_levels(config, spaces)) if chunked else EmbodiedActorCritic(policy)
+        model: nn.Module
+        if isinstance(policy, RecurrentPolicy):
+            model = RecurrentActorCritic(policy)
+        elif isinstance(policy, ChunkPolicy):
+            model = ChunkActorCritic(policy, action_levels(config, spaces))
+        else:
+            model = EmbodiedActorCritic(policy)
         loss = partial(actor_critic_loss, algorithm=config.algorithm)
         super().__init__(context, config, config.actor, model, loss, "actor", config.algorithm.ppo_epochs)
 
     def evaluate(self, batch: RolloutBatch) -> dict[str, Tensor]:
         """The batch's `log_probs` and `values` [B,T], and `end_values` [B,T] of the states that follow ends."""
-        outputs = self.outputs(batch)
+        recurrent = "hidden_states" in batch.inputs
+        outputs = self._outputs_with_states(batch) if recurrent else self.outputs(batch)
         bootstrapped, following = present(batch.bootstrapped), present(batch.end_observations)
         end_values = torch.zeros(batch.action_mask.shape)
         if bool(bootstrapped.any()):
             width = bootstrapped.shape[1] // following.shape[1]  # positions of a choice; it ends at the last of them
             ended = bootstrapped[:, width - 1 :: width]
-            rows = batch.flatten().select(ended.flatten().nonzero().squeeze(1))
+            choices = {name: tensor for name, tensor in batch.inputs.items() if name != "hidden_states"}
+            rows = replace(batch, inputs=choices).flatten().select(ended.flatten().nonzero().squeeze(1))
             rows.inputs["observations"] = following[ended][:, None]
+            if recurrent:  # what the policy remembers there: the last step of the episode and all before
+                rows.inputs["hidden_states"] = present(outputs.states)[ended][:, None]
+                rows.inputs["episode_starts"] = torch.zeros(len(rows), 1, dtype=torch.bool)
             end_values[bootstrapped] = present(self.outputs(rows).values)[:, 0]
         return {"log_probs": present(outputs.log_probs), "values": present(outputs.values), "end_values": end_values}
+
+    def _outputs_with_states(self, batch: RolloutBatch) -> ModelOutputs:
+        policy = self.engine.model
+        policy.keep_states = True
+        try:
+            return self.outputs(batch)
+        finally:
+            policy.keep_states = False
 
 
 def action_levels(config: Config, spaces: EnvSpaces) -> ActionLevels:
@@ -113,13 +132,15 @@ def action_levels(config: Config, spaces: EnvSpaces) -> ActionLevels:
     return ActionLevels.of(config.algorithm, config.actor.model.num_action_chunks, components)
 
 
-def embodied_policy(config: Config, spaces: EnvSpaces, seed: int) -> ActorCriticPolicy:
+def embodied_policy(config: Config, spaces: EnvSpaces, seed: int) -> ActorCriticPolicy | RecurrentPolicy:
     """The policy of an embodied run; equal for equal seeds."""
     model = config.actor.model
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "actor", "model"))
         shape, levels = (spaces.observation_size,), action_levels(config, spaces)
         options = (spaces.action, model.hidden_sizes, model.activation, model.initial_log_std)
+        if model.type == "gru":
+            return RecurrentPolicy(shape, *options, recurrent_size=model.recurrent_size)
         if levels.single:
             return ActorCriticPolicy(shape, *options)
         return ChunkPolicy(shape, *options, num_actions=levels.num_actions, num_values=levels.values)

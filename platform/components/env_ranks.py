@@ -128,7 +128,7 @@ def _joined(results: Sequence[StepResult], numbers: Sequence[np.ndarray]) -> Ste
         for episode in result.episodes
     ]
     whole = {name: np.concatenate([getattr(result, name) for result in results]) for name in arrays}
-    return StepResult(**whole, episodes=episodes)
+    return StepResult(**whole, episodes=episodes, failures=sum(result.failures for result in results))
 
 
 def joined_states(states: Sequence[Mapping[str, Any]], shares: Shares) -> dict[str, Any]:

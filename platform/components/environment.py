@@ -13,6 +13,7 @@ from rl_platform.components.actor import action_levels
 from rl_platform.components.base import ComponentContext
 from rl_platform.components.chunk_recording import ChunkRecording
 from rl_platform.components.env_ranks import AllEnvs, Peers, Shares, follow_orders
+from rl_platform.components.hidden_states import HiddenStates, RecurrentRecording
 from rl_platform.components.policy_ranks import PolicyRanks
 from rl_platform.components.policy_rollout import Actions, Observations
 from rl_platform.components.recording import Recording
@@ -46,6 +47,7 @@ class Environment:
             self.env.num_workers // context.world_size,
             self.env.step_timeout_s,
             stages=self.env.pipeline_stages,
+            restarts=self.env.restarts,
         )
         self.observation_normalizer = (
             ObservationNormalizer(self.envs.observation_shape, self.env.clip_observations)
@@ -59,6 +61,8 @@ class Environment:
         )
         self.levels = action_levels(config, self.envs.spaces)
         self.bootstrap = config.algorithm.bootstrap_type
+        model, self.sequence_length = config.actor.model, config.sequence_length
+        self.memory = HiddenStates(self.env.num_envs, model.recurrent_size) if model.type == "gru" else None
         self.recent: deque[tuple[float, int]] = deque(maxlen=RECENT_EPISODES)  # returns and lengths
         seed = derive_seed(context.seed, "env") % 2**31
         self.envs.reset([seed + number for number in self.numbers.tolist()])
@@ -78,13 +82,14 @@ class Environment:
         it chooses K actions at once before every K-th.
         """
         envs = AllEnvs(self.envs, self.shares, peers)
-        steps, stages = self.env.rollout_steps, list(enumerate(envs.rows))
+        steps, stages, memory = self.env.rollout_steps, list(enumerate(envs.rows)), self.memory
         current = self._current(envs)
         num_actions = self.levels.num_actions
         rollout = self._recording(steps)
         chosen: dict[int, Actions] = {}
+        failures = 0
         for stage, rows in stages:
-            policy.ask(Observations(current[rows].copy(), ("act", step, 0, stage)))
+            policy.ask(self._question(current[rows].copy(), ("act", step, 0, stage), rows))
         for position in range(steps):
             self.context.progress.update(position, steps, "steps")
             for stage, rows in stages:
@@ -94,14 +99,17 @@ class Environment:
                 envs.send(*self._step(chosen[stage].array, stage, rows, slot, rollout))
             for stage, rows in stages:
                 result = envs.receive(stage)
+                failures += result.failures
                 stepped = self._stepped(rollout, rows)
                 rewards = self._rewards(result, rows, stepped)
                 finals = self._normalized(result.final_observations)
                 rollout.add((rows, position), current[rows], chosen[stage], rewards, result, finals)
+                if memory is not None:
+                    memory.advance(rows, chosen[stage], result.ended)
                 current[rows] = observations = self._seen(result.observations, stepped)
                 if position + 1 < steps and (position + 1) % num_actions == 0:
-                    policy.ask(Observations(observations, ("act", step, position + 1, stage)))
-        return rollout.finish(current, self.bootstrap), self._metrics(rollout)
+                    policy.ask(self._question(observations, ("act", step, position + 1, stage), rows))
+        return rollout.finish(current, self.bootstrap), self._metrics(rollout, failures)
 
     def simulate(self, peers: Peers) -> None:
         """On ranks above 0: simulate while rank 0 begins or collects."""
@@ -118,7 +126,14 @@ class Environment:
             self.observations = self._seen(envs.observations())
         return self.observations
 
+    def _question(self, observations: np.ndarray, draw: tuple[str | int, ...], rows: slice) -> Observations:
+        """Of the environments `rows`, with what a recurrent policy remembers of them."""
+        states = None if self.memory is None else self.memory.array[rows].copy()
+        return Observations(observations, draw, hidden_states=states)
+
     def _recording(self, steps: int) -> Recording | ChunkRecording:
+        if self.memory is not None:
+            return RecurrentRecording(self.env.num_envs, steps, self.envs.spaces, self.memory, self.sequence_length)
         if self.levels.single:
             return Recording(self.env.num_envs, steps, self.envs.spaces)
         return ChunkRecording(self.env.num_envs, steps, self.envs.spaces, self.levels)
@@ -145,24 +160,35 @@ class Environment:
         They run in environments of this rank's own.
         """
         settings, chunked = self.env.evaluation, not self.levels.single
-        moves = 0
+        moves, memory = 0, None
         self._current(AllEnvs(self.envs, self.shares, None))  # the normalisers know what follows the reset
+
+        def begin(num_envs: int) -> None:
+            """All of the environments begin an episode; until they have ended it, no memory of others matters."""
+            nonlocal memory
+            memory = None if self.memory is None else HiddenStates(num_envs, self.memory.array.shape[1])
 
         def act(observations: np.ndarray) -> np.ndarray:
             nonlocal moves
             moves += 1
-            policy.ask(Observations(self._normalized(observations), ("evaluate", step, moves), settings.deterministic))
-            return policy.answer(len(observations)).array
+            seen, states = self._normalized(observations), None if memory is None else memory.array
+            draw = ("evaluate", step, moves)
+            policy.ask(Observations(seen, draw, settings.deterministic, hidden_states=states))
+            chosen = policy.answer(len(observations))
+            if memory is not None:
+                memory.array = chosen.hidden_states
+            return chosen.array
 
         count = min(settings.episodes, self.env.num_envs)
-        envs = VectorEnv(self.description, count, min(self.env.num_workers, count), self.env.step_timeout_s)
+        workers, limits = min(self.env.num_workers, count), (self.env.step_timeout_s, self.env.restarts)
+        envs = VectorEnv(self.description, count, workers, limits[0], restarts=limits[1])
         try:
-            found = evaluate(envs, act, settings.episodes, settings.seed, chunked=chunked)
+            found = evaluate(envs, act, settings.episodes, settings.seed, chunked=chunked, begin=begin)
         finally:
             envs.close()
         note = None
         if video:
-            note = record_video(self.description, act, Path(video), settings.seed, chunked=chunked)
+            note = record_video(self.description, act, Path(video), settings.seed, chunked=chunked, begin=begin)
         return {"returns": found.returns, "lengths": found.lengths, "invalid": found.invalid, "note": note}
 
     def state_dict(self) -> dict[str, Any]:
@@ -175,6 +201,8 @@ class Environment:
             return state
         state["observations"] = torch.from_numpy(self._current(AllEnvs(self.envs, self.shares, None)).copy())
         state["recent_episodes"] = list(self.recent)
+        if self.memory is not None:
+            state["hidden_states"] = torch.from_numpy(self.memory.array.copy())
         if self.observation_normalizer:
             state["observation_normalizer"] = self.observation_normalizer.state_dict()
         if self.reward_normalizer:
@@ -186,6 +214,8 @@ class Environment:
         self.envs.load_state_dict(state["envs"], self.numbers)
         self.observations = state["observations"].numpy().copy()
         self.recent = deque(state["recent_episodes"], maxlen=RECENT_EPISODES)
+        if self.memory is not None:
+            self.memory.array = state["hidden_states"].numpy().copy()
         if self.observation_normalizer:
             self.observation_normalizer.load_state_dict(state["observation_normalizer"])
         if self.reward_normalizer:
@@ -194,11 +224,12 @@ class Environment:
     def close(self) -> None:
         self.envs.close()
 
-    def _metrics(self, rollout: Recording | ChunkRecording) -> dict[str, float]:
+    def _metrics(self, rollout: Recording | ChunkRecording, failures: int) -> dict[str, float]:
         self.recent.extend((episode.return_, episode.length) for episode in rollout.episodes)
         found = {
             "episode/count": float(len(rollout.episodes)),
             "episode/invalid": float(rollout.invalid.sum()),
+            "env/failures": float(failures),
             "perf/env_steps": float(rollout.env_steps),
         }
         if self.recent:

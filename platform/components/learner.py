@@ -52,7 +52,9 @@ class Learner:
             device=self.device,
             nominal=config.algorithm.loss_agg_denominator == "nominal",
         )
-        self.training_micro_batches = MicroBatches(section.micro_batch_size, section.max_tokens_per_micro_batch)
+        self.mini_batch_rows = config.data.mini_batch_size // config.sequence_length
+        micro_batch_rows = section.micro_batch_size and section.micro_batch_size // config.sequence_length
+        self.training_micro_batches = MicroBatches(micro_batch_rows, section.max_tokens_per_micro_batch)
         forward_rows = config.algorithm.logprob_forward_micro_batch_size
         self.forward_micro_batches = MicroBatches(forward_rows) if forward_rows else self.training_micro_batches
         self.target_kl = config.algorithm.target_kl if kind == "actor" else None
@@ -66,7 +68,7 @@ class Learner:
         """All epochs of PPO step `step` (from 0) over the batch; metrics are means over its optimizer steps."""
         rate = learning_rate(self.section.optim, step, self.config.runner.max_steps)
         self.engine.set_learning_rate(rate)
-        size = self.config.data.mini_batch_size
+        size = self.mini_batch_rows
         metrics, first, last = Metrics(), Metrics(), Metrics()
         skipped, steps, done = 0, 0, 0
         total = self.epochs * (len(batch) // size)

@@ -26,7 +26,10 @@ class PolicyRanks:
             return
         count = len(observations.array)
         for rank, rows in self._parts(count):
-            part = replace(observations, array=observations.array[rows], among=(rows.start, count))
+            states = observations.hidden_states
+            states = None if states is None else states[rows]
+            among = (rows.start, count)
+            part = replace(observations, array=observations.array[rows], among=among, hidden_states=states)
             self.to_policy.put(part, key=rank)
 
     def answer(self, count: int) -> Actions:
@@ -34,7 +37,8 @@ class PolicyRanks:
         if self.ranks == 1:
             return self.from_policy.get()
         parts = [self.from_policy.get(key=rank) for rank, _ in self._parts(count)]
-        return Actions(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("array", "log_probs")))
+        names = ("array", "log_probs", *(() if parts[0].hidden_states is None else ("hidden_states",)))
+        return Actions(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
     def _parts(self, count: int) -> Iterator[tuple[int, slice]]:
         """Ranks and their rows; a rank without rows is left alone."""

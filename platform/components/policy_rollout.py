@@ -23,22 +23,26 @@ class Observations:
     """[N,D] float32. `draw` names the random numbers of this choice; `deterministic` needs none.
 
     among: (first, total) where these are rows of a larger choice, None: they are all of it. An observation gets the
-    same random numbers whichever rank and micro-batch it is in.
+    same random numbers whichever rank and micro-batch it is in. hidden_states [N,H] float32: what a recurrent policy
+    remembers of the episodes so far; it keeps none itself.
     """
 
     array: np.ndarray
     draw: tuple[str | int, ...] = ()
     deterministic: bool = False
     among: tuple[int, int] | None = None
+    hidden_states: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
 class Actions:
     """[N,A] float32 or [N] int64, and the log-probability [N] of each; of a policy that chooses chunks of K actions
-    with D components [N,K,A] or [N,K], and [N,K,D]."""
+    with D components [N,K,A] or [N,K], and [N,K,D]. hidden_states [N,H]: those after the observations, of a recurrent
+    policy."""
 
     array: np.ndarray
     log_probs: np.ndarray
+    hidden_states: np.ndarray | None = None
 
 
 class PolicyRollout:
@@ -80,10 +84,12 @@ class PolicyRollout:
         tensor = torch.from_numpy(observations.array).to(self.device)
         first, total = observations.among or (0, len(tensor))
         seed = derive_seed(self.context.seed, "rollout", *observations.draw)
+        seen = [tensor]
+        if observations.hidden_states is not None:
+            seen.append(torch.from_numpy(observations.hidden_states).to(self.device))
         parts = []
-        for part in tensor.split(self.rows) if self.rows else (tensor,):
+        for rows in zip(*(each.split(self.rows or len(tensor)) for each in seen), strict=True):
             self.generator.manual_seed(seed)
-            parts.append(self.policy.act(part, self.generator, observations.deterministic, among=(first, total)))
-            first += len(part)
-        actions, log_probs = (torch.cat([part[field] for part in parts]).cpu().numpy() for field in (0, 1))
-        return Actions(actions, log_probs)
+            parts.append(self.policy.act(*rows, self.generator, observations.deterministic, among=(first, total)))
+            first += len(rows[0])
+        return Actions(*(torch.cat(field).cpu().numpy() for field in zip(*parts, strict=True)))

@@ -22,6 +22,7 @@ from rl_platform.config.explain import show
 from rl_platform.config.offload_rules import broken_offload_rules
 from rl_platform.config.parallel_rules import broken_parallel_rules
 from rl_platform.config.policy_loss_rules import broken_policy_loss_rules
+from rl_platform.config.recurrent_rules import broken_recurrent_rules
 from rl_platform.config.reward_rules import broken_reward_rules
 from rl_platform.config.rules import FUNCTION, BrokenRule
 from rl_platform.config.schema import Config
@@ -62,7 +63,7 @@ def check(
         rules.trainable("critic")
     if config.runner.task_type == "embodied":
         rules.embodied()
-        rules.report(broken_action_level_rules(config))
+        rules.report([*broken_action_level_rules(config), *broken_recurrent_rules(config)])
     else:
         rules.reasoning()
         rules.report(broken_reward_rules(config))

@@ -36,6 +36,16 @@ class Model(Section):
     dtype: Literal["float32", "bfloat16"] = Field(
         default="float32", description="precision of forward and backward; parameters are float32"
     )
+    type: Literal["mlp", "gru"] = Field(
+        default="mlp", description="embodied: gru remembers the episode so far, behind the layers of hidden_sizes"
+    )
+    recurrent_size: int = Field(default=128, ge=1, description="embodied, gru: numbers that the policy remembers")
+    sequence_length: int | None = Field(
+        default=None,
+        ge=1,
+        description="embodied, gru: steps trained on in one piece; the gradient flows back to the first; "
+        "null: env.rollout_steps",
+    )
     hidden_sizes: list[Annotated[int, Field(ge=1)]] = Field(
         default=[256, 256], min_length=1, description="embodied: widths of the shared backbone"
     )
@@ -300,6 +310,12 @@ class Env(Section):
     clip_observations: float = Field(default=10.0, gt=0, description="normalised observations beyond this are clipped")
     clip_rewards: float = Field(default=10.0, gt=0, description="normalised rewards beyond this are clipped")
     step_timeout_s: float = Field(
-        default=60.0, gt=0, description="a slower step ends the run with the environment's name"
+        default=60.0, gt=0, description="with num_workers: an environment whose step takes longer has failed"
+    )
+    restarts: int = Field(
+        default=10,
+        ge=0,
+        description="how often environments that raise, hang or die are replaced, for each env rank; 0: the first "
+        "ends the run",
     )
     evaluation: Evaluation = Field(default_factory=Evaluation, description="episodes without exploration")

@@ -184,3 +184,9 @@ class Config(Section):
     def transitions(self) -> int:
         """Embodied: rows of a rollout, one per choice of the policy."""
         return self.env.num_envs * self.env.rollout_steps // self.actor.model.num_action_chunks
+
+    @property
+    def sequence_length(self) -> int:
+        """Transitions in a row that mini-batches are made of; 1 unless the policy is recurrent, and for reasoning."""
+        model = self.actor.model
+        return (model.sequence_length or self.env.rollout_steps) if model.type == "gru" else 1

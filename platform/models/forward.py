@@ -13,6 +13,7 @@ from rl_platform.models.full_kl import full_kl_of_states
 from rl_platform.models.language import Entropy, LanguageModel
 from rl_platform.models.packed import PackedTokens, pack
 from rl_platform.models.policy import ActorCriticPolicy
+from rl_platform.models.recurrent_policy import RecurrentPolicy
 from rl_platform.records import RolloutBatch
 
 
@@ -90,6 +91,31 @@ class EmbodiedActorCritic(nn.Module):
         return ModelOutputs(log_probs.view(shape), entropies.view(shape) if entropy else None, values.view(shape))
 
 
+class RecurrentActorCritic(nn.Module):
+    """The same of a policy that remembers: rows hold sequences of steps, S each, one after another.
+
+    Every sequence begins with the hidden state that the rollout was in then, "hidden_states" [B,S,H], and is reset at
+    its "episode_starts" [B,T]. `states`: the hidden states after each step are outputs too where `keep_states`.
+    """
+
+    def __init__(self, model: RecurrentPolicy) -> None:
+        super().__init__()
+        self.model, self.keep_states = model, False
+
+    def forward(self, batch: RolloutBatch, *, entropy: bool = False) -> ModelOutputs:
+        shape, first = batch.action_mask.shape, batch.inputs["hidden_states"]
+        sequences = first.shape[:2].numel()
+        names = ("observations", "actions", "episode_starts")
+        observations, actions, starts = (_cut(batch.inputs[name], sequences) for name in names)
+        log_probs, entropies, values, states = self.model.evaluate(observations, actions, first.flatten(0, 1), starts)
+        return ModelOutputs(
+            log_probs.view(shape),
+            entropies.view(shape) if entropy else None,
+            values.view(shape),
+            states=states.view(*shape, -1) if self.keep_states else None,
+        )
+
+
 class ChunkActorCritic(nn.Module):
     """The same of chunks of actions, at their levels: rows hold one choice each, or several one after another."""
 
@@ -107,6 +133,11 @@ class ChunkActorCritic(nn.Module):
             levels.of_components(entropies, executed).view(shape) if entropy else None,
             levels.placed_values(values).view(shape),
         )
+
+
+def _cut(tensor: Tensor, sequences: int) -> Tensor:
+    """[B,T,...] -> [sequences,L,...], rows cut into equal runs of steps."""
+    return tensor.reshape(sequences, -1, *tensor.shape[2:])
 
 
 def _packed(batch: RolloutBatch, context: ContextParallel | None) -> tuple[PackedTokens, Tensor, Tensor]:

@@ -70,13 +70,8 @@ class ActorCriticPolicy(nn.Module):
         super().__init__()
         self.action_space = action_space
         self.observation_size = math.prod(observation_shape)
-        gain = nn.init.calculate_gain("tanh" if activation == "tanh" else "relu")
-        layers: list[nn.Module] = []
-        width = self.observation_size
-        for hidden in hidden_sizes:
-            layers += [_linear(width, hidden, gain), _ACTIVATIONS[activation]()]
-            width = hidden
-        self.backbone = nn.Sequential(*layers)
+        self.backbone = perceptron(self.observation_size, hidden_sizes, activation)
+        width = hidden_sizes[-1] if hidden_sizes else self.observation_size
         self.policy_head = _linear(width, action_space.size, 0.01)
         self.value_head = nn.Linear(width, 1)
         nn.init.zeros_(self.value_head.weight)
@@ -152,6 +147,16 @@ def place(like: Tensor, among: tuple[int, int] | None) -> slice:
     """Where the rows of `like` are in the whole choice."""
     first = 0 if among is None else among[0]
     return slice(first, first + len(like))
+
+
+def perceptron(inputs: int, hidden_sizes: Sequence[int], activation: str) -> nn.Sequential:
+    """Layers of these widths, each with the activation behind it; without any, its inputs as they are."""
+    gain = nn.init.calculate_gain("tanh" if activation == "tanh" else "relu")
+    layers: list[nn.Module] = []
+    for hidden in hidden_sizes:
+        layers += [_linear(inputs, hidden, gain), _ACTIVATIONS[activation]()]
+        inputs = hidden
+    return nn.Sequential(*layers)
 
 
 def _linear(inputs: int, outputs: int, gain: float) -> nn.Linear:

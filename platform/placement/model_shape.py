@@ -148,7 +148,9 @@ def shapes(config: Config) -> tuple[dict[str, Shape], dict[str, str]]:
     """The shape of every component that holds a model, and for those without one the reason."""
     actor = config.actor.model
     if config.runner.task_type == "embodied":
-        policy = PolicyShape(tuple(actor.hidden_sizes))
+        # three gates of a GRU, from the features and from the state: as many parameters as two layers of these widths
+        gru = (3 * actor.recurrent_size, actor.recurrent_size) if actor.type == "gru" else ()
+        policy = PolicyShape((*actor.hidden_sizes, *gru))
         return dict.fromkeys(("actor", "actor_critic", "rollout"), policy), {}
     sections = {"actor": actor, "rollout": actor}
     if config.critic.use_critic_model:

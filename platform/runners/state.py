@@ -108,6 +108,8 @@ def fingerprint(config: Config) -> str:
         )
         facts |= {f"env.{name}": value for name, value in env.items()}
         facts |= _facts("actor.model", config.actor.model, {"hidden_sizes", "activation"})
+        if config.actor.model.type == "gru":
+            facts |= _facts("actor.model", config.actor.model, {"type", "recurrent_size"})
         if config.actor.model.num_action_chunks > 1:
             facts |= _facts("actor.model", config.actor.model, {"num_action_chunks"})
             facts["algorithm.reward_type"] = config.algorithm.reward_type  # how many values there are

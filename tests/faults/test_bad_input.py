@@ -141,6 +141,18 @@ def test_environment_that_does_not_exist(command):
     assert_refused(ended, 2, "command line: env.id: no such environment", "did you mean CartPole-v1")
 
 
+def test_environment_whose_spaces_no_policy_has(command):
+    ended = command("embodied.yaml", "env.id=Blackjack-v1")
+    assert_refused(ended, 2, "command line: env.id: observation space of Blackjack-v1 cannot be used", "Tuple(", "Box")
+
+
+def test_environments_in_groups(command):
+    ended = command("embodied.yaml", "algorithm.group_size=2")
+    assert_refused(ended, 2, "algorithm.group_size: embodied episodes have no prompt to group by", "env.num_envs")
+    ranks = "cluster.component_placement={'actor_critic,rollout': all, env: 'all:0-2'}"
+    assert_refused(command("embodied.yaml", ranks), 2, "env.num_envs: 3 ranks of env cannot share")
+
+
 def test_arguments_that_the_environment_does_not_take(command):
     ended = command("embodied.yaml", "env.kwargs={gravity: 0}")
     assert_refused(ended, 2, "command line: env.kwargs: CartPole-v1 cannot be built", "gravity")

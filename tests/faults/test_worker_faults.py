@@ -287,6 +287,7 @@ def test_a_policy_and_a_simulation_that_are_killed_while_they_work(command, addr
         f"runner.max_steps={STEPS}",
         "runner.output_dir=out",
         "env.normalize_observations=true",
+        "actor.model.type=gru",  # what it remembered is not lost with the process that asked or answered
     ]
     assert command(*settings).code == 0
     expected, returns = learned(STEPS, "actor"), metrics("episode/return")

@@ -43,6 +43,8 @@ CASES: dict[str, dict[str, Any]] = {
     "grpo": {"adv_type": "grpo", "loss_agg_func": "seq-mean-token-mean", **EVERY_TERM},
     "embodied": {"loss_type": "actor_critic", "value_clip": 0.5, "huber_delta": 1.0, "entropy_bonus": 0.01},
 }
+CASES["recurrent"] = CASES["embodied"]
+SEQUENCE = 4  # steps of a recurrent policy's sequences
 
 
 @dataclass(frozen=True)
@@ -62,30 +64,34 @@ RANKED = {  # what two ranks run, case by case
     "gae": [Layout(), Layout(rows=2, padding=37), Layout(tokens=40), Layout(context=2, tokens=40, padding=37)],
     "grpo": [Layout(), Layout(rows=1), Layout(tokens=40, padding=37), Layout(context=2)],
     "embodied": [Layout(), Layout(rows=1)],
+    "recurrent": [Layout(), Layout(rows=1)],
 }
 
 
 def build(case: str, layout: Layout) -> Config:
-    embodied = case == "embodied"
+    embodied, length = case in ("embodied", "recurrent"), SEQUENCE if case == "recurrent" else 1
     # eps above rounding: else the noise of an element whose gradient vanishes would make a whole step of Adam
     optim = {"lr": 1e-2, "eps": 3e-4, "clip_grad": 0.5}
-    split: dict[str, Any] = {"micro_batch_size": layout.rows, "max_tokens_per_micro_batch": layout.tokens}
+    split: dict[str, Any] = {"micro_batch_size": layout.rows and layout.rows * length}
+    split |= {"max_tokens_per_micro_batch": layout.tokens}
     if not embodied:
         split |= {"parallel": {"context": layout.context}}
-    model = {"hidden_sizes": [16, 16]} if embodied else {"random_init": TINY, "tokenizer": "bytes"}
+    model: dict[str, Any] = {"hidden_sizes": [16, 16]} if embodied else {"random_init": TINY, "tokenizer": "bytes"}
+    if case == "recurrent":
+        model |= {"type": "gru", "recurrent_size": 12, "sequence_length": SEQUENCE}
     placed = "actor_critic,env,rollout" if embodied else "actor,critic,rollout,reward,reference"
     return Config(
         runner={"task_type": "embodied" if embodied else "reasoning", "seed": 5},
         cluster={"component_placement": {placed: "all"}},
         data={
-            "mini_batch_size": MINI_BATCH,
+            "mini_batch_size": MINI_BATCH * (2 if case == "recurrent" else 1),  # 4 of its sequences
             "max_prompt_length": PROMPT_LENGTH,
             "max_response_length": RESPONSE_LENGTH,
         },
         actor={"model": model, "optim": optim, **split},
         critic={"use_critic_model": case == "gae", "optim": optim, **split},
         algorithm={"ppo_epochs": 2, "group_size": SAMPLES if case == "grpo" else 1, **CASES[case]},
-        env={"id": "CartPole-v1" if embodied else ""},
+        env={"id": "CartPole-v1" if embodied else "", "rollout_steps": ENV_STEPS},
     )
 
 
@@ -151,13 +157,22 @@ def embodied_batch(step: int) -> RolloutBatch:
     )
 
 
+def recurrent_batch(step: int) -> RolloutBatch:
+    """The same with what a recurrent policy remembered at the beginning of each sequence."""
+    batch, numbers = embodied_batch(step), torch.Generator().manual_seed(step + 100)
+    states = torch.randn(ENVS, ENV_STEPS // SEQUENCE, 12, generator=numbers)
+    starts = torch.zeros(ENVS, ENV_STEPS, dtype=torch.bool)
+    starts[:, 1:] = batch.ends[:, :-1]  # type: ignore[index]
+    return replace(batch, inputs=batch.inputs | {"hidden_states": states, "episode_starts": starts})
+
+
 def learners(case: str, config: Config) -> dict[str, DirectGroup]:
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
     def context(name: str) -> ComponentContext:
         return ComponentContext(name=name, rank=rank, world_size=size, node=0, accelerators=(), seed=5)
 
-    if case == "embodied":
+    if case in ("embodied", "recurrent"):
         return {"actor": DirectGroup(EmbodiedActor(context("actor"), config, SPACES))}
     found = {
         "actor": DirectGroup(LanguageActor(context("actor"), config)),
@@ -178,7 +193,8 @@ def learn(case: str, layout: Layout) -> dict[str, Any]:
     ppo = PPO(config, Learners(**groups), SilentReporter())  # type: ignore[arg-type]
     metrics: dict[str, float] = {}
     for step in range(STEPS):
-        batch = embodied_batch(step) if case == "embodied" else language_batch(config, step)
+        made = {"embodied": embodied_batch, "recurrent": recurrent_batch}
+        batch = made[case](step) if case in made else language_batch(config, step)
         metrics = ppo.update(padded(batch, layout.padding) if layout.padding else batch, step)
     return {"start": start, "end": {name: group.parameters() for name, group in trained.items()}, "metrics": metrics}
 

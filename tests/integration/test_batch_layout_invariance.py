@@ -31,8 +31,11 @@ LAYOUTS = {
     "padded rows in transformers, +37, micro-batches of 2": {"packed": False, "padding": 37, "rows": 2},
 }
 MICRO_BATCHES = [name for name, layout in LAYOUTS.items() if layout.keys() == {"rows"}]
-EVERY = [(case, name) for case in ("gae", "grpo") for name in LAYOUTS] + [("embodied", name) for name in MICRO_BATCHES]
-RANKED = [(case, number) for case, count in (("gae", 4), ("grpo", 4), ("embodied", 2)) for number in range(count)]
+POLICIES = ("embodied", "recurrent")
+EVERY = [(case, name) for case in ("gae", "grpo") for name in LAYOUTS]
+EVERY += [(case, name) for case in POLICIES for name in MICRO_BATCHES]
+COUNTS = {"gae": 4, "grpo": 4, "embodied": 2, "recurrent": 2}
+RANKED = [(case, number) for case, count in COUNTS.items() for number in range(count)]
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +79,7 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
         )
 
 
-@pytest.mark.parametrize("case", ["gae", "grpo", "embodied"])
+@pytest.mark.parametrize("case", ["gae", "grpo", *POLICIES])
 def test_every_tensor_moves_by_much_more_than_the_tolerance(base: Any, case: str) -> None:
     learned = base(case)
     assert set(learned["end"]) == ({"actor", "critic"} if case == "gae" else {"actor"})

@@ -56,3 +56,15 @@ def test_a_policy_balances_the_pole(start, folder: Path):
     rows = trained(start, folder, "embodied/cartpole.yaml")
     assert rows[0]["val/return"] < 100
     assert rows[-1]["val/return"] >= 475
+
+
+def test_a_policy_that_remembers_balances_a_pole_whose_velocities_are_hidden(start, folder: Path):
+    """Who sees positions alone and remembers nothing cannot."""
+    brief = "runner.max_steps=30", "runner.val_check_interval=0", "runner.trace_steps=0", "runner.logger_backends=[]"
+    brief = *brief, "env.evaluation.episodes=4"
+    remembers = trained(start, folder, "embodied/masked_cartpole.yaml", *brief)
+    (folder / "out").rename(folder / "recurrent")
+    forgets = trained(start, folder, "embodied/masked_cartpole.yaml", *brief, "actor.model={hidden_sizes: [64, 64]}")
+    assert remembers[0]["val/return"] < 100
+    assert remembers[-1]["val/return"] > 400
+    assert forgets[-1]["val/return"] < 100

@@ -155,7 +155,7 @@ def test_a_step_that_is_not_finite_is_masked_and_ends_its_episode():
 
 def test_a_failing_environment_of_another_rank_is_named_by_its_number_in_the_run():
     rank = ComponentContext(name="env", rank=2, world_size=3, node=0, accelerators=(), seed=3)
-    environment = Environment(rank, config(num_envs=6))
+    environment = Environment(rank, config(num_envs=6, restarts=0))
     environment.envs._blocks[0]._envs[1].unwrapped.step = None
     peers = Peers(Channel("orders", 2, 5.0), Channel("answers", 2, 5.0))
     peers.orders.put(Order(0, np.zeros(2, np.int64)), key=2)

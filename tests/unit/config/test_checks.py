@@ -45,6 +45,7 @@ BROKEN = [
     ("embodied", ["data.mini_batch_size=1000"], "data.mini_batch_size", "1024 transitions"),
     ("embodied", ["env.num_workers=9"], "env.num_workers", "more processes than environments"),
     ("embodied", ["env.num_workers=3"], "env.num_workers", "shared equally"),
+    ("embodied", ["env.restarts=-1"], "env.restarts", "out of range"),
     ("embodied", ["env.pipeline_stages=3"], "env.pipeline_stages", "cannot share the 8 of env.num_envs"),
     ("embodied", ["env.num_workers=1", "env.pipeline_stages=2"], "env.pipeline_stages", "the 1 of env.num_workers"),
     ("embodied", ["actor.micro_batch_size=48"], "actor.micro_batch_size", "do not fill a mini-batch of 64"),

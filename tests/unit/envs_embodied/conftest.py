@@ -65,10 +65,55 @@ class Started(Toy):
         return self.observe(), float(action), False, False, {}
 
 
+class Flaky(Toy):
+    """A random walk that raises with probability `p` in environments of odd number, and writes down that it did."""
+
+    def __init__(self, p=0.0, log=""):
+        super().__init__()
+        self.p, self.log, self.faults = p, log, None
+
+    def reset(self, *, seed=None, options=None):
+        found = super().reset(seed=seed)
+        if seed is not None:
+            self.faults = np.random.default_rng(seed)
+        return found
+
+    def observe(self):
+        return np.array([[self.episode, self.np_random.normal()]], float)
+
+    def step(self, action):
+        if self.number % 2 and self.faults.random() < self.p:
+            with open(self.log, "a") as file:
+                print(self.number, file=file)
+            raise RuntimeError("a cable broke")
+        observation, _, *ends = super().step(action)
+        return observation, float(observation[0, 1]), *ends
+
+
+class BadReset(Toy):
+    """Raises when its second episode begins, if its seed is small, as those of replacements are not."""
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            self.fine = seed > 1000
+        if self.episode == 1 and not self.fine:
+            raise RuntimeError("the arm does not come back")
+        return super().reset(seed=seed)
+
+
 class Unsavable(Toy):
     def __init__(self):
         super().__init__()
         self.handle = (value for value in ())  # generators cannot be pickled
+
+
+class OtherShape(Toy):
+    def observe(self):
+        return super().observe()[0, :1]
+
+
+class WholeActions(Toy):
+    action_space = Box(0, 3, (2, 1), np.int64)
 
 
 class OddSpaces(Toy):
@@ -76,7 +121,7 @@ class OddSpaces(Toy):
     action_space = MultiDiscrete([2, 2])
 
 
-for name in ("Toy", "Started", "Unsavable", "OddSpaces"):
+for name in ("Toy", "Started", "Flaky", "BadReset", "Unsavable", "OddSpaces", "OtherShape", "WholeActions"):
     gymnasium.register(f"{name}-v0", entry_point=f"{__name__}:{name}", max_episode_steps=5)
 '''
 

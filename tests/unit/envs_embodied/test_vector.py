@@ -289,6 +289,7 @@ def test_actions_that_are_not_finite_are_refused(make) -> None:
         ("no_such_module:Env-v0", {}, "no_such_module"),
         ("CartPole-v1", {"gravitas": 3}, "gravitas"),
         ("Blackjack-v1", {}, "observation space"),
+        ("toy_envs:WholeActions-v0", {}, r"(?s)action space of .*Box of floats"),
     ],
 )
 def test_bad_configs_say_what_to_change(env_id: str, kwargs: dict, expected: str) -> None:
@@ -300,6 +301,18 @@ def test_bad_configs_say_what_to_change(env_id: str, kwargs: dict, expected: str
 def test_both_unusable_spaces_are_listed_and_too_many_workers_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         VectorEnv(EnvDescription("toy_envs:OddSpaces-v0"), 2)
-    assert len(caught.value.problems) == 2
+    observation, action = caught.value.problems
+    assert observation.key == action.key == "env.id"
+    assert observation.message == "observation space of toy_envs:OddSpaces-v0 cannot be used"
+    assert (observation.value, observation.allowed) == ("Dict('a': Discrete(2))", "Box")
+    assert "FlattenObservation" in observation.hint
+    assert action.message == "action space of toy_envs:OddSpaces-v0 cannot be used"
+    assert (action.value, action.allowed) == ("MultiDiscrete([2 2])", "Discrete, Box of floats")
     with pytest.raises(ConfigError, match="more workers than environments"):
         VectorEnv(EnvDescription("CartPole-v1"), 2, 3)
+
+
+def test_an_observation_that_is_not_of_its_space_is_named(make, num_workers: int) -> None:
+    envs = make("toy_envs:OtherShape-v0", 2, num_workers)
+    with pytest.raises(WorkerError, match=r"environment 0 .* in reset:\nan observation of shape \(1,\).*\(1, 2\)"):
+        envs.reset([0, 1])

@@ -1,0 +1,44 @@
+"""Another environment of which the policy sees less: partial observation, by hiding numbers of its observations.
+
+    env: {id: "rl_platform.envs.embodied.masked:Masked-v0", kwargs: {env_id: CartPole-v1, hide: [1, 3]}}
+
+Gymnasium steps it, one environment after the other, whatever it hides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box
+
+
+class Masked(gymnasium.ObservationWrapper[np.ndarray, Any, np.ndarray]):
+    """`env` without the numbers `hide` of its flat observations. Raises ValueError for numbers that it does not have,
+    and if none would be left."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], hide: Sequence[int]) -> None:
+        super().__init__(env)
+        space = env.observation_space
+        if not isinstance(space, Box) or len(space.shape) != 1:
+            raise ValueError(f"hide takes places in a flat vector, and observations are {space}")
+        size = space.shape[0]
+        unknown = sorted(set(hide) - set(range(size)))
+        if unknown or len(set(hide)) == size:
+            problem = f"no numbers {unknown}" if unknown else "nothing else"
+            raise ValueError(f"hide: {list(hide)}, but observations have {problem}; they have {size} numbers")
+        self.shown = np.setdiff1d(np.arange(size), np.asarray(hide, int))
+        self.observation_space = Box(space.low[self.shown], space.high[self.shown], dtype=space.dtype.type)
+
+    def observation(self, observation: np.ndarray) -> np.ndarray:
+        return observation[self.shown]
+
+
+def make(env_id: str, hide: Sequence[int], **kwargs: Any) -> Masked:
+    """`kwargs` are those of the environment `env_id`, which keeps its own limit of steps."""
+    return Masked(gymnasium.make(env_id, disable_env_checker=True, **kwargs), hide)
+
+
+gymnasium.register("Masked-v0", entry_point=make)

@@ -1,0 +1,57 @@
+"""New environments for those that raise."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rl_platform.envs.embodied.spaces import EnvDescription, make_env
+
+if TYPE_CHECKING:
+    from gymnasium import Env
+    from gymnasium.envs.registration import EnvSpec
+
+logger = logging.getLogger(__name__)
+
+
+class Spares:
+    """Builds replacements for environments first, first + 1, ... and counts them in `failures` [N], which all workers
+    share. `restarts`: how many there may be in all. `seeds`: what the environments were seeded with."""
+
+    def __init__(
+        self,
+        description: EnvDescription,
+        spec: EnvSpec,
+        render_mode: str | None,
+        failures: np.ndarray,
+        first: int,
+        restarts: int,
+    ) -> None:
+        self._description, self._spec, self._render_mode = description, spec, render_mode
+        self._failures, self._first, self._restarts = failures, first, restarts
+        self._new: set[int] = set()
+        self.seeds: list[int] = []
+
+    def replacement(self, i: int, broken: Env[Any, Any], error: Exception) -> Env[Any, Any]:
+        """In the place of environment first + i, which raised `error`: raised again if that happened too often."""
+        left = self._restarts - int(self._failures.sum())
+        if left <= 0:
+            raise error
+        name = f"environment {self._first + i} ({self._description.id})"
+        logger.warning("%s is replaced, %d restarts are left; it raised", name, left - 1, exc_info=error)
+        self._failures[self._first + i] += 1
+        with contextlib.suppress(Exception):  # it is broken
+            broken.close()
+        self._new.add(i)
+        return make_env(self._description, self._spec, self._render_mode)
+
+    def seed_of_new(self, i: int) -> int | None:
+        """Once for every replacement; None: it goes on with its own randomness."""
+        if i not in self._new:
+            return None
+        self._new.remove(i)
+        entropy = [self.seeds[i], int(self._failures[self._first + i])]
+        return int(np.random.SeedSequence(entropy).generate_state(1)[0])

@@ -1,0 +1,169 @@
+"""All processes that share the environments, and who takes the place of one that hangs or dies.
+
+The step in which that happens ends in time, and the episodes of the process's environments end in it, as invalid. The
+next step is invalid too: it gives their new first observations, which nobody could choose an action for before.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import tempfile
+import time
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from rl_platform.envs.embodied.block import Buffers
+from rl_platform.envs.embodied.spaces import EnvDescription, EnvSpaces
+from rl_platform.envs.embodied.worker import START_TIMEOUT_S, EnvWorker, cpu_shares
+from rl_platform.errors import Deadline, WorkerDied
+
+logger = logging.getLogger(__name__)
+
+
+class EnvWorkers:
+    """Worker w steps environments bounds[w]..bounds[w+1]-1; with `restarts` failures in all, the next one is raised.
+
+    Every method may raise WorkerDied, Deadline (both name environment and worker) or WorkerError with an environment's
+    traceback. `seed`: of the first environment; what replacements are seeded from.
+    """
+
+    def __init__(
+        self,
+        description: EnvDescription,
+        spec: bytes,
+        spaces: EnvSpaces,
+        bounds: Sequence[int],
+        step_timeout_s: float,
+        restarts: int,
+        render_mode: str | None,
+        variables: Mapping[str, str],
+    ) -> None:
+        """Start the processes; `wait_for_start` tells when they are ready."""
+        self._description, self._variables = description, dict(variables)
+        self._bounds, self._timeout_s, self._restarts = bounds, step_timeout_s, restarts
+        self.seed = 0
+        self._arguments = (description, spec, spaces, bounds[-1], render_mode, restarts)
+        size = Buffers.size(bounds[-1], spaces)
+        folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        # no name: nothing is left behind, whoever is killed
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - replacements map it too
+        self._file.truncate(size)
+        self.buffers = Buffers(bounds[-1], spaces, mmap.mmap(self._file.fileno(), size))
+        self._cpus = cpu_shares(len(bounds) - 1)
+        self._members: list[EnvWorker] = []
+        self._starting: set[int] = set()
+        self._replaced: set[int] = set()  # whose first observations were not given yet
+        self._close = weakref.finalize(self, _shut_down, self._members)
+        for index in range(len(bounds) - 1):
+            self._members.append(self._start(index))
+
+    @property
+    def pids(self) -> list[int]:
+        return [member.process.pid for member in self._members]
+
+    def wait_for_start(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        for member in self._members:
+            member.wait("start", max(deadline - time.monotonic(), 0.0), self.buffers)
+
+    def send_step(self, indices: Iterable[int]) -> None:
+        """These workers begin a step with the actions in the buffers."""
+        for index in indices:
+            if index not in self._replaced:
+                try:
+                    self._members[index].send_step()
+                except WorkerDied as error:
+                    self._replace(index, error)
+
+    def finish_step(self, indices: Iterable[int]) -> None:
+        """The step of these workers is over, within `step_timeout_s`, and its results are in the buffers."""
+        deadline = time.monotonic() + self._timeout_s
+        for index in indices:
+            if index in self._replaced:
+                self._join(index)
+                self._replaced.discard(index)
+                self._invalidate(index)
+                continue
+            try:
+                self._members[index].wait("step", max(deadline - time.monotonic(), 0.0), self.buffers)
+            except (Deadline, WorkerDied) as error:
+                self._replace(index, error)
+                self._invalidate(index)
+
+    def call(self, method: str, *per_env: list[Any]) -> list[Any]:
+        """Call a method of every EnvBlock with its part of each list; returns the joined results."""
+        for index in sorted(self._starting):
+            self._join(index)
+        if method != "save":  # all observations are replaced
+            self._replaced.clear()
+        for member, (first, last) in zip(self._members, pairwise(self._bounds), strict=True):
+            member.command(method, *(values[first:last] for values in per_env))
+        deadline = time.monotonic() + self._timeout_s
+        parts = [member.wait(method, max(deadline - time.monotonic(), 0.0), self.buffers) for member in self._members]
+        return [value for part in parts for value in part or ()]
+
+    def render(self) -> np.ndarray:
+        """Frame of the first environment."""
+        for index in sorted(self._starting):
+            self._join(index)
+        self._members[0].command("render")
+        frame: np.ndarray = self._members[0].wait("render", self._timeout_s, self.buffers)
+        return frame
+
+    def close(self) -> None:
+        """End the processes; twice is fine."""
+        self._close()
+        self._file.close()
+
+    def _start(self, index: int) -> EnvWorker:
+        first, last = self._bounds[index : index + 2]
+        member = EnvWorker(
+            index, first, last, self._description.id, self._file.fileno(), self._cpus[index], self._variables
+        )
+        member.start(*self._arguments)
+        return member
+
+    def _replace(self, index: int, error: Deadline | WorkerDied) -> None:
+        """Start another process in the place of one that failed. Raises `error` if that happened too often."""
+        failures, rows = self.buffers.failures, slice(*self._bounds[index : index + 2])
+        count = int(failures.sum())
+        if count >= self._restarts:
+            raise error
+        logger.warning("%s; its environments are replaced, %d restarts are left", error, self._restarts - count - 1)
+        failures[max(int(self.buffers.busy[index]), rows.start)] += 1  # 0 before its first step
+        self._members[index].kill()
+        last_seen = self.buffers.observations[rows]  # killed while it wrote them, it may have left anything
+        self.buffers.final_observations[rows] = np.nan_to_num(last_seen, posinf=0.0, neginf=0.0)
+        self.buffers.observations[rows] = self.buffers.final_observations[rows]
+        self._members[index] = self._start(index)
+        seeds = np.random.SeedSequence([self.seed, count]).generate_state(self._bounds[-1])[rows].tolist()
+        self._members[index].command("reset", seeds)
+        self._starting.add(index)
+        self._replaced.add(index)
+
+    def _join(self, index: int) -> None:
+        """Wait until a replacement has begun its episodes."""
+        if index in self._starting:
+            self._members[index].wait("start", START_TIMEOUT_S, self.buffers)
+            self._members[index].wait("reset", self._timeout_s, self.buffers)
+            self._starting.discard(index)
+
+    def _invalidate(self, index: int) -> None:
+        """A step that a worker did not make ends the episodes of its environments, but for those that were idle."""
+        rows = slice(*self._bounds[index : index + 2])
+        self.buffers.rewards[rows] = 0.0
+        self.buffers.terminated[rows] = False
+        self.buffers.truncated[rows] = self.buffers.invalid[rows] = ~self.buffers.idle[rows]
+
+
+def _shut_down(members: list[EnvWorker]) -> None:
+    for member in members:
+        member.hang_up()
+    for member in members:
+        member.reap()

@@ -1,0 +1,85 @@
+"""The embodied policy that remembers: a recurrent cell between the backbone and the heads, for partial observation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from rl_platform.envs.embodied.spaces import ActionSpace
+from rl_platform.models.policy import ActorCriticPolicy, perceptron
+
+
+class RecurrentPolicy(nn.Module):
+    """features = backbone(observation), h = GRU(features, h), and the heads of an ActorCriticPolicy on h.
+
+    h [N,H] is 0 where an episode begins; whoever asks keeps it from one observation to the next. GRU: Cho et al.,
+    "Learning Phrase Representations using RNN Encoder-Decoder", 2014; its matrices start orthogonal, its biases at 0.
+    """
+
+    def __init__(
+        self,
+        observation_shape: Sequence[int],
+        action_space: ActionSpace,
+        hidden_sizes: Sequence[int] = (256, 256),
+        activation: str = "tanh",
+        initial_log_std: float = 0.0,
+        *,
+        recurrent_size: int = 128,
+    ) -> None:
+        super().__init__()
+        self.action_space, self.recurrent_size = action_space, recurrent_size
+        self.observation_size = math.prod(observation_shape)
+        self.backbone = perceptron(self.observation_size, hidden_sizes, activation)
+        self.cell = nn.GRUCell(hidden_sizes[-1] if hidden_sizes else self.observation_size, recurrent_size)
+        for name, parameter in self.cell.named_parameters():
+            if name.startswith("bias"):
+                nn.init.zeros_(parameter)
+                continue
+            for gate in parameter.chunk(3):  # reset, update and new: square blocks of their own
+                nn.init.orthogonal_(gate.data)
+        self.heads = ActorCriticPolicy((recurrent_size,), action_space, (), activation, initial_log_std)
+
+    @torch.no_grad()
+    def act(
+        self,
+        observations: Tensor,
+        hidden_states: Tensor,
+        generator: torch.Generator | None = None,
+        deterministic: bool = False,
+        among: tuple[int, int] | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """As ActorCriticPolicy.act, with hidden states [N,H] before and, third of what it gives, after."""
+        hidden_states = self.cell(self._features(observations), hidden_states)
+        return *self.heads.act(hidden_states, generator, deterministic, among), hidden_states
+
+    def evaluate(
+        self, observations: Tensor, actions: Tensor, hidden_states: Tensor, episode_starts: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """With gradients, which flow back to the first step of each of B sequences of L steps and no further.
+
+        observations [B,L,D]; actions [B,L,A] float32 or [B,L] int64; hidden_states [B,H] before the first step;
+        episode_starts [B,L] bool: steps that begin an episode -> log_probs, entropy, values [B,L], and the hidden
+        states [B,L,H] after each step.
+        """
+        shape = episode_starts.shape
+        states = self._states(
+            self._features(observations.flatten(0, 1)).unflatten(0, shape), hidden_states, ~episode_starts
+        )
+        found = self.heads.evaluate(states.flatten(0, 1), actions.flatten(0, 1))
+        log_probs, entropy, values = (output.view(shape) for output in found)
+        return log_probs, entropy, values, states
+
+    def _features(self, observations: Tensor) -> Tensor:
+        features: Tensor = self.backbone(observations.reshape(observations.shape[0], self.observation_size))
+        return features
+
+    def _states(self, features: Tensor, state: Tensor, goes_on: Tensor) -> Tensor:
+        """[B,L,H]: the cell's states, from 0 wherever an episode does not go on."""
+        states = []
+        for step, kept in zip(features.unbind(1), goes_on.to(state.dtype).unbind(1), strict=True):
+            state = self.cell(step, state * kept[:, None])
+            states.append(state)
+        return torch.stack(states, dim=1)

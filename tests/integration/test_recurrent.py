@@ -1,0 +1,85 @@
+"""Runs of recurrent policies: each key acts, a stopped run goes on, and ranks, processes and layouts change nothing."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from rl_platform.metrics import read_metrics
+
+GRU = "embodied.yaml", "actor.model.type=gru", "actor.model.recurrent_size=8", "env.max_episode_steps=9"
+SHORT = "actor.model.sequence_length=8"
+
+
+@pytest.fixture
+def learned(command, final_state):
+    """learned("key=value"): the checkpoint after two steps."""
+
+    def run(*overrides: str) -> dict:
+        name = f"run{abs(hash(overrides))}"
+        ended = command(*overrides, "runner.max_steps=2", f"runner.output_dir={name}")
+        assert ended.code == 0, ended.err
+        assert all(math.isfinite(value) for row in read_metrics(name) for value in row.values())
+        return final_state(name, 2)
+
+    return run
+
+
+def test_every_key_has_an_effect(learned, differences) -> None:
+    base = learned(*GRU)
+    assert "hidden_states" in base["env"]
+    assert base["env"]["hidden_states"].any()
+    for changed in (SHORT, "actor.model.recurrent_size=4", "actor.model.type=mlp"):
+        without = [key for key in GRU if not (changed.endswith("mlp") and ("gru" in key or "recurrent_size" in key))]
+        assert differences(base["actor"]["model"], learned(*without, changed)["actor"]["model"]), changed
+
+
+def test_a_run_that_was_stopped(command, final_state, logged, differences) -> None:
+    arguments = (*GRU, SHORT, "runner.save_interval=2", "runner.val_check_interval=2")
+    assert command(*arguments, "runner.output_dir=whole").code == 0
+    assert command(*arguments, "runner.output_dir=parts", "runner.max_steps=2").code == 0
+    ended = command(*arguments, "runner.output_dir=parts")
+    assert "resumed from step 2" in ended.out
+    assert differences(final_state("whole", 4), final_state("parts", 4)) == []
+    assert differences(logged("whole"), logged("parts")) == []
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("cluster.component_placement={'actor_critic,rollout': all, env: 'all:0-1'}",),
+        ("env.num_workers=2",),
+        ("cluster.component_placement={env: all, actor_critic: all, rollout: all}",),
+    ],
+    ids=["two env ranks", "worker processes", "separate processes"],
+)
+def test_who_simulates_changes_no_bit(learned, differences, overrides: tuple[str, ...]) -> None:
+    assert differences(learned(*GRU, SHORT), learned(*GRU, SHORT, *overrides)) == []
+
+
+def test_layouts_change_the_rounding_alone(learned) -> None:
+    whole = learned(*GRU, SHORT)["actor"]["model"]
+    ranks = "cluster.component_placement={'actor_critic,env': all, rollout: 'all:0-2'}"
+    micro = "actor.micro_batch_size=8", "algorithm.logprob_forward_micro_batch_size=3"
+    parts = learned(*GRU, SHORT, *micro, "algorithm.rollout_micro_batch_size=3", ranks)["actor"]["model"]
+    for name, tensor in whole.items():
+        assert (tensor - parts[name]).abs().max() < 1e-5, name
+
+
+def test_the_ratio_of_the_first_optimizer_step_is_one(command) -> None:
+    one_step = "algorithm.ppo_epochs=1", "data.mini_batch_size=64"
+    assert command(*GRU, SHORT, *one_step).code == 0
+    for row in read_metrics("out")[1:]:
+        assert row["mismatch/prob_error"] < 1 + 1e-5
+        assert abs(row["actor/approx_kl_first"]) < 1e-5
+
+
+def test_a_checkpoint_of_another_policy_is_refused(command) -> None:
+    assert command(*GRU, "runner.max_steps=1").code == 0
+    ended = command(*GRU[:2], "actor.model.recurrent_size=4", GRU[3], "runner.max_steps=2")
+    assert ended.code == 65
+    assert "actor.model.recurrent_size" in ended.err
+    ended = command("embodied.yaml", GRU[3], "runner.max_steps=2")
+    assert ended.code == 65
+    assert "actor.model.type" in ended.err

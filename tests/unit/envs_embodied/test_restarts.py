@@ -1,0 +1,168 @@
+"""Environments that raise, hang or die are replaced: what that costs, whom it touches, and when it is too often."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from rl_platform.envs.embodied.spaces import EnvDescription
+from rl_platform.envs.embodied.vector import StepResult, VectorEnv
+from rl_platform.errors import Deadline, WorkerDied, WorkerError
+
+TOY = "toy_envs:Toy-v0"
+MANY = 1000
+
+
+@pytest.fixture
+def make() -> Iterator:
+    made: list[VectorEnv] = []
+
+    def build(env_id: str, num_envs: int, num_workers: int, kwargs: dict[str, Any], **options: Any) -> VectorEnv:
+        made.append(VectorEnv(EnvDescription(env_id, kwargs), num_envs, num_workers, **options))
+        made[-1].reset(range(num_envs))
+        return made[-1]
+
+    yield build
+    for envs in made:
+        envs.close()
+        envs.close()
+
+
+def steps(envs: VectorEnv, count: int) -> list[StepResult]:
+    actions = np.full((envs.num_envs, envs.action_space.size), 0.5, np.float32)
+    return [envs.step(actions) for _ in range(count)]
+
+
+def assert_equal_rows(found: list[StepResult], expected: list[StepResult], rows: list[int]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        for name in ("observations", "rewards", "terminated", "truncated", "invalid"):
+            assert np.array_equal(getattr(one, name)[rows], getattr(other, name)[rows]), name
+
+
+@pytest.mark.parametrize("num_workers", [0, 4], ids=["this process", "workers"])
+def test_environments_that_raise_once_in_a_hundred_steps(make, num_workers: int, tmp_path: Path) -> None:
+    log = tmp_path / "raised"
+    flaky = make("toy_envs:Flaky-v0", 8, num_workers, {"p": 0.01, "log": str(log)}, restarts=MANY)
+    found = steps(flaky, 200)
+    expected = steps(make("toy_envs:Flaky-v0", 8, 0, {}), 200)
+    raised = [int(line) for line in log.read_text().split()]
+    assert len(raised) >= 3, "the fault was injected"
+    assert sum(result.failures for result in found) == sum(result.invalid.sum() for result in found) == len(raised)
+    assert_equal_rows(found, expected, [0, 2, 4, 6])
+    for result in found:
+        assert result.observations.shape == (8, 2)
+        assert np.isfinite(result.observations).all()
+        assert np.isfinite(result.rewards).all()
+        assert (result.truncated | ~result.invalid).all()
+        assert not (result.terminated & result.invalid).any()
+    for env in (1, 3, 5, 7):  # equal up to the first fault, and alive after it
+        first = next((step for step, result in enumerate(found) if result.invalid[env]), len(found))
+        assert_equal_rows(found[:first], expected[:first], [env])
+        assert sum(result.truncated[env] & ~result.invalid[env] for result in found[first:]) > 0 or first > 190
+
+
+@pytest.mark.parametrize("fault", ["hang", "die"])
+@pytest.mark.parametrize("stages", [1, 3])
+def test_a_process_that_hangs_or_dies_is_replaced_alone(make, fault: str, stages: int) -> None:
+    timeout, three = 2.0, {"step_timeout_s": 2.0, "restarts": 1, "stages": stages}
+    envs = make(TOY, 3, 3, {"fault": fault, "which": 1}, **three)
+    if stages == 3:
+        envs.step = lambda actions: by_stages(envs, actions)
+    expected = steps(make(TOY, 3, 0, {}), 9)
+    pids = envs.worker_pids
+    found = steps(envs, 2)
+    began = time.monotonic()
+    found += steps(envs, 1)
+    assert time.monotonic() - began < timeout + 1
+    assert not psutil.pid_exists(pids[1])
+    assert [old == new for old, new in zip(pids, envs.worker_pids, strict=True)] == [True, False, True]
+    found += steps(envs, 6)
+    assert_equal_rows(found, expected, [0, 2])
+    assert [result.failures for result in found] == [0, 0, 1] + [0] * 6
+    assert [bool(result.invalid[1]) for result in found] == [False, False, True, True] + [False] * 5
+    assert found[2].observations[1].tolist() == found[2].final_observations[0].tolist() == [1, 2]
+    assert found[3].observations[1].tolist() == [1, 0], "the first observation of the replacement"
+    assert [result.observations[1].tolist() for result in found[4:]] == [[1, 1], [1, 2], [1, 3], [1, 4], [2, 0]]
+    assert [episode.length for episode in found[8].episodes if episode.env_index == 1] == [5]
+    pids = envs.worker_pids
+    envs.close()
+    envs.close()
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def by_stages(envs: VectorEnv, actions: np.ndarray) -> StepResult:
+    """A step of each stage, put together."""
+    for stage, rows in enumerate(envs.rows):
+        envs.send(actions[rows], stage)
+    parts = [envs.receive(stage) for stage in range(len(envs.rows))]
+    names = ("observations", "rewards", "terminated", "truncated", "invalid", "final_observations")
+    joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+    failures = sum(part.failures for part in parts)
+    return StepResult(**joined, episodes=[one for part in parts for one in part.episodes], failures=failures)
+
+
+def test_a_process_killed_between_steps_is_replaced_with_all_its_environments(make) -> None:
+    envs = make(TOY, 4, 2, {}, restarts=1)
+    steps(envs, 2)
+    os.kill(envs.worker_pids[0], signal.SIGKILL)
+    psutil.Process(envs.worker_pids[0]).wait(5)
+    found = steps(envs, 3)
+    assert sum(result.failures for result in found) == 1
+    invalid = np.array([result.invalid for result in found])
+    assert invalid[:, :2].any()
+    assert not invalid[:, 2:].any()
+    assert [episode.env_index for episode in found[2].episodes] == [2, 3]
+    assert found[0].final_observations.tolist() == [[1, 2]] * 2
+    os.kill(envs.worker_pids[1], signal.SIGKILL)
+    with pytest.raises(WorkerDied, match="environment worker 1"):
+        steps(envs, 2)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2], ids=["this process", "workers"])
+def test_an_environment_that_raises_in_reset(make, num_workers: int) -> None:
+    found = steps(make("toy_envs:BadReset-v0", 2, num_workers, {}, restarts=2), 12)
+    assert [result.failures for result in found] == [0] * 4 + [2] + [0] * 7
+    assert not any(result.invalid.any() for result in found), "the episode before it was over"
+    assert found[4].observations.tolist() == [[1, 0]] * 2
+    assert sum(len(result.episodes) for result in found) == 4
+
+
+@pytest.mark.parametrize(("fault", "error"), [("raise", WorkerError), ("hang", Deadline), ("die", WorkerDied)])
+def test_one_failure_too_many_ends_it_with_the_name(make, fault: str, error: type[Exception]) -> None:
+    """The same seed has the same fault again: environments start over with the first one's seed."""
+    envs = make(TOY, 2, 2, {"fault": fault, "which": 1, "at": 1}, restarts=1, step_timeout_s=1.0)
+    first = steps(envs, 1)
+    assert first[0].failures == 1
+    pids = envs.worker_pids
+    envs.reset([0, 1])
+    with pytest.raises(error, match=r"environment 1"):
+        steps(envs, 1)
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_a_state_can_be_saved_while_a_replacement_starts(make) -> None:
+    envs = make(TOY, 2, 2, {"fault": "die", "which": 1}, restarts=1)
+    steps(envs, 3)
+    state = envs.state_dict()
+    other = make(TOY, 2, 0, {})
+    assert other.load_state_dict(state).tolist() == [[1, 3], [1, 0]]
+    assert steps(envs, 1)[0].invalid.tolist() == [False, True], "nobody saw that observation yet"
+    assert steps(envs, 1)[0].observations.tolist() == [[2, 0], [1, 1]]
+
+
+def test_a_replacement_that_is_idle_waits_for_the_next_choice(make) -> None:
+    envs = make(TOY, 2, 2, {"fault": "die", "which": 1}, restarts=1)
+    steps(envs, 3)
+    envs.send(np.zeros((2, 2), np.float32), idle=np.array([False, True]))
+    result = envs.receive()
+    assert result.invalid.tolist() == result.truncated.tolist() == [False, False]
+    assert result.observations.tolist() == [[1, 4], [1, 0]]
+    assert steps(envs, 1)[0].observations.tolist() == [[2, 0], [1, 1]]
