@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rl_platform.envs.embodied import snapshot
+from rl_platform.envs.embodied.adapter import reset_env
 from rl_platform.envs.embodied.native import NativeEnvs
 from rl_platform.envs.embodied.spaces import EnvDescription, EnvSpaces, make_env
+from rl_platform.envs.embodied.success import SuccessCount
 
 if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec
@@ -41,8 +43,8 @@ class Buffers:
     """Arrays of N environments with D observation numbers, in one block of memory.
 
     observations, final_observations [N,D] float32; actions [N,A] float32 or [N] int64; rewards, returns [N] float64;
-    lengths [N] int64; terminated, truncated, invalid [N] bool; idle [N] bool: not to be stepped; busy [N] int64: by
-    worker, the environment it is at.
+    lengths [N] int64; terminated, truncated, invalid [N] bool; success_once, success_at_end [N] int8: of episodes that
+    ended, see `success.py`; idle [N] bool: not to be stepped; busy [N] int64: by worker, the environment it is at.
     """
 
     def __init__(self, num_envs: int, spaces: EnvSpaces, memory: mmap.mmap | None = None) -> None:
@@ -64,6 +66,8 @@ class Buffers:
         terminated: np.ndarray
         truncated: np.ndarray
         invalid: np.ndarray
+        success_once: np.ndarray
+        success_at_end: np.ndarray
         idle: np.ndarray
         busy: np.ndarray
 
@@ -87,6 +91,8 @@ class Buffers:
             "terminated": ((num_envs,), np.bool_),
             "truncated": ((num_envs,), np.bool_),
             "invalid": ((num_envs,), np.bool_),
+            "success_once": ((num_envs,), np.int8),
+            "success_at_end": ((num_envs,), np.int8),
             "idle": ((num_envs,), np.bool_),
             "busy": ((num_envs,), np.int64),
         }
@@ -135,6 +141,7 @@ class EnvBlock:
         self._ended_lengths = buffers.lengths[rows]
         self._returns = np.zeros(last - first)
         self._lengths = np.zeros(last - first, np.int64)
+        self._success = SuccessCount(buffers.success_once[rows], buffers.success_at_end[rows])
         # views with the environments' own shape, so that writing flattens
         self._shaped_observations = self._observations.reshape(-1, *spaces.observation_shape)
         self._shaped_finals = self._finals.reshape(-1, *spaces.observation_shape)
@@ -162,6 +169,7 @@ class EnvBlock:
         if (ended := self._terminated | self._truncated).any():
             self._ended_returns[ended] = self._returns[ended]
             self._ended_lengths[ended] = self._lengths[ended]
+            self._success.end(ended)
             indices = np.flatnonzero(ended)
             self._reset(indices, [None] * len(indices))
 
@@ -188,7 +196,7 @@ class EnvBlock:
         else:
             actions = [np.int64(choice) for choice in self._actions + self._spaces.action_start]
         terminated, truncated, rewards = self._terminated, self._truncated, self._rewards
-        finals, busy, first = self._shaped_finals, self._busy, self._first
+        finals, busy, first, success = self._shaped_finals, self._busy, self._first, self._success
         idle = self._idle.tolist()
         i = 0
         try:
@@ -196,7 +204,8 @@ class EnvBlock:
                 if idle[i]:
                     continue
                 busy[0] = first + i
-                finals[i], rewards[i], terminated[i], truncated[i], _ = env.step(actions[i])
+                finals[i], rewards[i], terminated[i], truncated[i], info = env.step(actions[i])
+                success.step(i, info)
         except Exception as error:
             raise EnvFailure(first + i, "step", traceback.format_exc()) from error
 
@@ -227,7 +236,7 @@ class EnvBlock:
             else:
                 for i, seed in zip(which.tolist(), seeds, strict=True):
                     self._busy[0] = self._first + i
-                    self._shaped_observations[i], _ = self._envs[i].reset(seed=seed)
+                    self._shaped_observations[i] = reset_env(self._envs[i], seed)
         except Exception as error:
             raise EnvFailure(self._first + i, "reset", traceback.format_exc()) from error
         if not np.isfinite(self._observations[which]).all():
@@ -236,6 +245,7 @@ class EnvBlock:
             raise EnvFailure(self._first + i, "reset", message)
         self._returns[which] = 0.0
         self._lengths[which] = 0
+        self._success.begin(which)
 
     def render(self) -> np.ndarray:
         """Frame of the first environment, [height, width, 3] uint8."""
@@ -255,7 +265,8 @@ class EnvBlock:
                     "environment %d cannot be saved, a resumed run restarts its episode: %s", self._first + i, error
                 )
                 state = None
-            states.append(pickle.dumps((state, float(self._returns[i]), int(self._lengths[i]))))
+            episode = float(self._returns[i]), int(self._lengths[i]), self._success.save(i)
+            states.append(pickle.dumps((state, *episode)))
         return states
 
     def restore(self, states: list[bytes], restart_seeds: list[int]) -> None:
@@ -264,7 +275,7 @@ class EnvBlock:
         Observations are the caller's to restore, except those of restarted environments, which are set here.
         """
         for i, saved in enumerate(states):
-            state, returned, length = pickle.loads(saved)
+            state, returned, length, *success = pickle.loads(saved)  # older checkpoints know nothing of success
             if state is None:
                 self._reset(np.array([i]), [restart_seeds[i]])
                 continue
@@ -276,6 +287,7 @@ class EnvBlock:
             except Exception as error:
                 raise EnvFailure(self._first + i, "restore", traceback.format_exc()) from error
             self._returns[i], self._lengths[i] = returned, length
+            self._success.restore(i, *success)
 
     def close(self) -> None:
         if self._native is not None:

@@ -24,6 +24,7 @@ import numpy as np
 
 from rl_platform.envs.embodied.block import Buffers, EnvBlock, EnvFailure
 from rl_platform.envs.embodied.spaces import ActionSpace, EnvDescription, EnvSpaces, find_spec, make_env, read_spaces
+from rl_platform.envs.embodied.success import Success, success_of
 from rl_platform.envs.embodied.worker import START_TIMEOUT_S, EnvWorker, cpu_count, cpu_shares, failure
 from rl_platform.errors import CheckpointError, ConfigError, Diverged, Problem
 
@@ -32,11 +33,12 @@ Member = TypeVar("Member", EnvBlock, EnvWorker)
 
 @dataclass(frozen=True)
 class EpisodeStats:
-    """A finished episode: the sum of its raw rewards and its number of steps."""
+    """A finished episode: the sum of its raw rewards, its number of steps, and whether it succeeded (None: not said)."""
 
     env_index: int
     return_: float
     length: int
+    success: Success | None = None
 
 
 @dataclass(frozen=True)
@@ -92,16 +94,8 @@ class VectorEnv:
         Raises ConfigError for an unknown id, arguments or spaces that cannot be used, and impossible counts.
         """
         if not 0 <= num_workers <= num_envs:
-            raise ConfigError(
-                [
-                    Problem(
-                        "env.num_workers",
-                        "more workers than environments",
-                        value=str(num_workers),
-                        allowed=f"0..{num_envs}",
-                    )
-                ]
-            )
+            message, allowed = "more workers than environments", f"0..{num_envs}"
+            raise ConfigError([Problem("env.num_workers", message, value=str(num_workers), allowed=allowed)])
         self.description = description
         self.num_envs = num_envs
         self._timeout_s = step_timeout_s
@@ -216,8 +210,8 @@ class VectorEnv:
         invalid = buffers.invalid[rows].copy()
         ended = np.flatnonzero(terminated | truncated) + rows.start
         episodes = [
-            EpisodeStats(int(i), float(buffers.returns[i]), int(buffers.lengths[i]))
-            for i in ended
+            EpisodeStats(int(i), float(buffers.returns[i]), int(buffers.lengths[i]), success_of(once, at_end))
+            for i, once, at_end in zip(ended, buffers.success_once[ended], buffers.success_at_end[ended], strict=True)
             if not buffers.invalid[i]
         ]
         return StepResult(

@@ -20,13 +20,14 @@ from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.evaluate import evaluate
 from rl_platform.envs.embodied.normalize import ObservationNormalizer, RewardNormalizer
 from rl_platform.envs.embodied.spaces import EnvDescription
+from rl_platform.envs.embodied.success import Success, success_rates
 from rl_platform.envs.embodied.vector import StepResult, VectorEnv
 from rl_platform.envs.embodied.video import record_video
 from rl_platform.errors import PlatformError
 from rl_platform.records import RolloutBatch
 from rl_platform.rng import derive_seed
 
-RECENT_EPISODES = 100  # the last of them are what `episode/return` and `episode/length` are means of
+RECENT_EPISODES = 100  # the last of them are what `episode/` and `env/success_` are means of
 
 
 class Environment:
@@ -60,6 +61,7 @@ class Environment:
         self.levels = action_levels(config, self.envs.spaces)
         self.bootstrap = config.algorithm.bootstrap_type
         self.recent: deque[tuple[float, int]] = deque(maxlen=RECENT_EPISODES)  # returns and lengths
+        self.recent_successes: deque[Success | None] = deque(maxlen=RECENT_EPISODES)
         seed = derive_seed(context.seed, "env") % 2**31
         self.envs.reset([seed + number for number in self.numbers.tolist()])
         self.observations: np.ndarray | None = None  # normalised; before the first use nobody has seen them
@@ -163,7 +165,7 @@ class Environment:
         note = None
         if video:
             note = record_video(self.description, act, Path(video), settings.seed, chunked=chunked)
-        return {"returns": found.returns, "lengths": found.lengths, "invalid": found.invalid, "note": note}
+        return {**vars(found), "note": note}
 
     def state_dict(self) -> dict[str, Any]:
         """Simulation, normalisers and the observations that await an action; of ranks above 0 their simulation alone.
@@ -175,6 +177,7 @@ class Environment:
             return state
         state["observations"] = torch.from_numpy(self._current(AllEnvs(self.envs, self.shares, None)).copy())
         state["recent_episodes"] = list(self.recent)
+        state["recent_successes"] = [success and tuple(success) for success in self.recent_successes]
         if self.observation_normalizer:
             state["observation_normalizer"] = self.observation_normalizer.state_dict()
         if self.reward_normalizer:
@@ -186,6 +189,8 @@ class Environment:
         self.envs.load_state_dict(state["envs"], self.numbers)
         self.observations = state["observations"].numpy().copy()
         self.recent = deque(state["recent_episodes"], maxlen=RECENT_EPISODES)
+        successes = (success and Success(*success) for success in state.get("recent_successes", ()))
+        self.recent_successes = deque(successes, maxlen=RECENT_EPISODES)
         if self.observation_normalizer:
             self.observation_normalizer.load_state_dict(state["observation_normalizer"])
         if self.reward_normalizer:
@@ -196,6 +201,7 @@ class Environment:
 
     def _metrics(self, rollout: Recording | ChunkRecording) -> dict[str, float]:
         self.recent.extend((episode.return_, episode.length) for episode in rollout.episodes)
+        self.recent_successes.extend(episode.success for episode in rollout.episodes)
         found = {
             "episode/count": float(len(rollout.episodes)),
             "episode/invalid": float(rollout.invalid.sum()),
@@ -203,7 +209,7 @@ class Environment:
         }
         if self.recent:
             found["episode/return"], found["episode/length"] = (float(mean) for mean in np.mean(self.recent, axis=0))
-        return found
+        return found | success_rates(list(self.recent_successes), "env")
 
     def _rewards(self, result: StepResult, rows: slice, stepped: np.ndarray | None) -> np.ndarray:
         """Normalised rewards of the environments `rows`, after counting those that were `stepped`."""

@@ -15,6 +15,7 @@ from rl_platform.components.policy_ranks import PolicyRanks
 from rl_platform.components.policy_rollout import PolicyRollout
 from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.spaces import EnvSpaces
+from rl_platform.envs.embodied.success import success_rates
 from rl_platform.metrics import Reporter
 from rl_platform.runners.ppo import Learners, sync_metrics
 from rl_platform.runners.recovery import Recovery, Simulation
@@ -66,7 +67,7 @@ class EmbodiedTask:
             mean = sum(returns) / len(returns)
             deviation = math.sqrt(sum((value - mean) ** 2 for value in returns) / len(returns))
             metrics |= {"val/return": mean, "val/return_std": deviation, "val/length": sum(lengths) / len(lengths)}
-        return metrics
+        return metrics | success_rates(found["successes"], "val")
 
     def exhausted(self) -> bool:
         return False

@@ -288,7 +288,7 @@ def test_actions_that_are_not_finite_are_refused(make) -> None:
         ("HalfCheeta-v5", {}, "HalfCheetah-v5"),
         ("no_such_module:Env-v0", {}, "no_such_module"),
         ("CartPole-v1", {"gravitas": 3}, "gravitas"),
-        ("Blackjack-v1", {}, "observation space"),
+        ("FrozenLake-v1", {}, "observation space"),
     ],
 )
 def test_bad_configs_say_what_to_change(env_id: str, kwargs: dict, expected: str) -> None:
