@@ -141,10 +141,11 @@ class Environment:
             return None
         return np.flatnonzero(~rollout.idle[rows])
 
-    def evaluate(self, step: int, video: str | None, policy: PolicyRanks) -> dict[str, Any]:
-        """Returns and lengths of evaluation episodes under the frozen normalisers; `video`: a file to write.
+    def evaluate(self, step: int, video: str | None, deterministic: bool, policy: PolicyRanks) -> dict[str, Any]:
+        """The fields of an `EvaluationResult` under the frozen normalisers; `video`: a file to write, and `note`, why
+        it was not.
 
-        They run in environments of this rank's own.
+        The episodes run in environments of this rank's own.
         """
         settings, chunked = self.env.evaluation, not self.levels.single
         moves = 0
@@ -153,7 +154,7 @@ class Environment:
         def act(observations: np.ndarray) -> np.ndarray:
             nonlocal moves
             moves += 1
-            policy.ask(Observations(self._normalized(observations), ("evaluate", step, moves), settings.deterministic))
+            policy.ask(Observations(self._normalized(observations), ("evaluate", step, moves), deterministic))
             return policy.answer(len(observations)).array
 
         count = min(settings.episodes, self.env.num_envs)
@@ -195,6 +196,12 @@ class Environment:
             self.observation_normalizer.load_state_dict(state["observation_normalizer"])
         if self.reward_normalizer:
             self.reward_normalizer.load_state_dict(state["reward_normalizer"])
+
+    def use_normalizer(self, state: dict[str, Any]) -> None:
+        """Evaluate as the one whose state this is would, whatever environments that one has."""
+        if self.observation_normalizer:
+            self.observation_normalizer.load_state_dict(state["observation_normalizer"])
+        self.observations = self._normalized(self.envs.observations)  # seen: nothing is counted any more
 
     def close(self) -> None:
         self.envs.close()

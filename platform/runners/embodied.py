@@ -56,7 +56,7 @@ class EmbodiedTask:
     def validate(self, step: int) -> dict[str, float]:
         last = step >= self.config.runner.max_steps
         video = str(self.output_dir / "evaluation.mp4") if last and self.config.env.evaluation.video else None
-        found = self.simulation.evaluate(lambda: self._at_work("evaluate", step, video))
+        found = self.evaluate(step, video, self.config.env.evaluation.deterministic)
         if found["note"]:
             self.reporter.note(found["note"])
         elif video:
@@ -68,6 +68,13 @@ class EmbodiedTask:
             deviation = math.sqrt(sum((value - mean) ** 2 for value in returns) / len(returns))
             metrics |= {"val/return": mean, "val/return_std": deviation, "val/length": sum(lengths) / len(lengths)}
         return metrics | success_rates(found["successes"], "val")
+
+    def evaluate(self, step: int, video: str | None, deterministic: bool) -> dict[str, Any]:
+        """What `Environment.evaluate` finds. Sampled actions are the same ones for the same `step`."""
+        found: dict[str, Any] = self.simulation.evaluate(
+            lambda: self._at_work("evaluate", step, video, deterministic)
+        )
+        return found
 
     def exhausted(self) -> bool:
         return False
