@@ -110,7 +110,7 @@ def _open(run: SavedRun, config: Config) -> Checkpoint:
 
 def _decided(overrides: Sequence[str]) -> bool:
     """Whether the command line says if there are to be videos; the config says it of training."""
-    return any(override.partition("=")[0].strip() in ("env.evaluation", "env.evaluation.video") for override in overrides)
+    return any(override.partition("=")[0].strip() == "env.evaluation.video" for override in overrides)
 
 
 def one_process(config: Config) -> Config:

@@ -21,7 +21,6 @@ KEYS = {  # what can be different in an evaluation; the rest of a config belongs
         "env.id",
         "env.kwargs",
         "env.max_episode_steps",
-        "env.num_envs",
         "env.num_workers",
         "env.step_timeout_s",
         "runner.deadline_s",
