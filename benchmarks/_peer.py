@@ -19,7 +19,9 @@ from rl_platform.envs.embodied.success import success_rates
 from rl_platform.envs.embodied.vector import VectorEnv
 from rl_platform.metrics import RunInfo, RunLog
 
-ZOO_SOURCE = "https://github.com/DLR-RM/rl-baselines3-zoo/blob/208b6fdf3a9aa24de44b2e068c6e5f6a07d97fcc/hyperparams/ppo.yml"
+ZOO_SOURCE = (
+    "https://github.com/DLR-RM/rl-baselines3-zoo/blob/208b6fdf3a9aa24de44b2e068c6e5f6a07d97fcc/hyperparams/ppo.yml"
+)
 _WIDE = {"activation": "relu", "net_arch": [256, 256], "log_std_init": -2.0, "ortho_init": False}
 ZOO: Mapping[str, Mapping[str, Any]] = {
     # tuned by the zoo for version 4 of the MuJoCo tasks; what is not named is Stable-Baselines3's default, as there

@@ -120,7 +120,11 @@ def _made(command: Sequence[str], folder: Path) -> bool:
         print(f"{folder}: ended with exit code {ended.returncode}, left out", flush=True)
         return False
     packages = [*PACKAGES, *(name for name in ("stable-baselines3",) if command[-1] == str(folder))]
-    made = {**machine(packages), "date": datetime.now(UTC).date().isoformat(), "threads": os.environ.get("OMP_NUM_THREADS")}
+    made = {
+        **machine(packages),
+        "date": datetime.now(UTC).date().isoformat(),
+        "threads": os.environ.get("OMP_NUM_THREADS"),
+    }
     (folder / "made.json").write_text(json.dumps(made, indent=1), encoding="utf-8")
     return True
 
@@ -193,14 +197,14 @@ def page(name: str, loaded: LoadedConfig, runs: Sequence[Run], command: str) -> 
         task, mean, deviation = published
         lines.append(f"| CleanRL, published ({task}) | 3 | 1,000,000 | {mean:,.0f} ± {deviation:,.0f} | | | | |")
     lines += ["", "| who | seed | final return | minutes |", "|---|---|---|---|"]
-    lines += [
-        f"| {run.who} | {run.seed} | {number(run.last('val/return'))} | {run.seconds / 60:.1f} |" for run in runs
-    ]
+    lines += [f"| {run.who} | {run.seed} | {number(run.last('val/return'))} | {run.seconds / 60:.1f} |" for run in runs]
     notes = [f"Made with `{command}`.", *_machines(runs)]
     if any(run.who == PEER for run in runs):
         notes.append(f"{PEER}: hyperparameters of the [zoo]({ZOO_SOURCE}), tuned there for version 4 of the task.")
     if published is not None:
-        notes.append(f"CleanRL: `ppo_continuous_action.py`, returns of training episodes, [its documentation]({CLEANRL_SOURCE}).")
+        notes.append(
+            f"CleanRL: `ppo_continuous_action.py`, returns of training episodes, [its documentation]({CLEANRL_SOURCE})."
+        )
     return "\n".join([line for line in lines if line is not None] + ["", *(f"* {note}" for note in notes), ""])
 
 

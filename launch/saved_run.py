@@ -86,7 +86,9 @@ def _named(path: Path, name: str) -> Path:
         close = difflib.get_close_matches(path.name, siblings, n=1)
         raise _problem(name, "no such folder", hint=f"did you mean {path.with_name(close[0])}?" if close else "")
     if path.is_file():
-        hint = "name the folder that the run wrote to, its runner.output_dir" if path.suffix in (".yaml", ".yml") else ""
+        hint = (
+            "name the folder that the run wrote to, its runner.output_dir" if path.suffix in (".yaml", ".yml") else ""
+        )
         raise _problem(name, "is a file, not the folder of a run or a checkpoint", hint=hint)
     if (path / "manifest.json").is_file():
         return path

@@ -71,9 +71,7 @@ class EmbodiedTask:
 
     def evaluate(self, step: int, video: str | None, deterministic: bool) -> dict[str, Any]:
         """What `Environment.evaluate` finds. Sampled actions are the same ones for the same `step`."""
-        found: dict[str, Any] = self.simulation.evaluate(
-            lambda: self._at_work("evaluate", step, video, deterministic)
-        )
+        found: dict[str, Any] = self.simulation.evaluate(lambda: self._at_work("evaluate", step, video, deterministic))
         return found
 
     def exhausted(self) -> bool:

@@ -90,7 +90,14 @@ def test_a_dictionary_is_joined_in_alphabetical_order(num_workers: int) -> None:
     envs = VectorEnv(EnvDescription(GOALS, {"says": SILENT}), 2, num_workers)
     try:
         assert envs.observation_shape == (6,)
-        assert envs.reset([0, 1])[1].tolist() == [1, 0, 0, 0.5, 1, 0]  # one-hot achieved goal, desired goal, observation
+        assert envs.reset([0, 1])[1].tolist() == [
+            1,
+            0,
+            0,
+            0.5,
+            1,
+            0,
+        ]  # one-hot achieved goal, desired goal, observation
         assert envs.step(np.zeros((2, 2))).observations[0].tolist() == [0, 1, 0, 0.5, 1, 1]
     finally:
         envs.close()
