@@ -181,4 +181,3 @@ def _schedule(value: Any) -> Any:
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     train(json.loads((folder / "asked.json").read_text(encoding="utf-8")), folder)
-    (folder / "finished").touch()

@@ -17,7 +17,6 @@ import csv
 import importlib.util
 import json
 import math
-import os
 import statistics
 import subprocess
 import sys
@@ -81,12 +80,10 @@ def our_run(path: Path, overrides: Sequence[str], seed: int, folder: Path) -> Ru
     """The run of a config with this seed, made or finished now unless it is there. None if it cannot be made here."""
     options = [*overrides, f"runner.seed={seed}", f"runner.output_dir={folder}"]
     loaded = load_config(path, options)
-    if (folder / "finished").exists():
-        _check_same(loaded.resolved_yaml(), folder / "config.yaml")
-    else:
-        code = "from rl_platform.launch.cli import main; main()"
-        if not _made([sys.executable, "-c", code, str(path), *options], folder):
-            return None
+    _check_same(loaded.resolved_yaml(), folder / "config.yaml")
+    code = "from rl_platform.launch.cli import main; main()"
+    if not _make([sys.executable, "-c", code, str(path), *options], folder, PACKAGES):
+        return None
     return _read(OURS, seed, folder)
 
 
@@ -102,35 +99,34 @@ def peer_run(config: Config, env_steps: int, seed: int, folder: Path) -> Run | N
         "hyperparameters": ZOO[env.id],
     }
     text = json.dumps(asked, indent=1)
-    if (folder / "finished").exists():
-        _check_same(text, folder / "asked.json")
-    else:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "asked.json").write_text(text, encoding="utf-8")
-        if not _made([sys.executable, str(Path(__file__).with_name("_peer.py")), str(folder)], folder):
-            return None
+    _check_same(text, folder / "asked.json")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "asked.json").write_text(text, encoding="utf-8")
+    command = [sys.executable, str(Path(__file__).with_name("_peer.py")), str(folder)]
+    if not _make(command, folder, (*PACKAGES, "stable-baselines3")):
+        return None
     return _read(PEER, seed, folder)
 
 
-def _made(command: Sequence[str], folder: Path) -> bool:
-    """Whether the command ended well; machine and versions are written beside what it made."""
+def _make(command: Sequence[str], folder: Path, packages: Sequence[str]) -> bool:
+    """Run the command unless it has ended well before. Machine and versions are written last, beside what it makes.
+
+    Returns whether there is a finished run now.
+    """
+    if (folder / "made.json").exists():
+        return True
     print(f"{folder}: running", flush=True)
     ended = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
     if ended.returncode:
         print(f"{folder}: ended with exit code {ended.returncode}, left out", flush=True)
         return False
-    packages = [*PACKAGES, *(name for name in ("stable-baselines3",) if command[-1] == str(folder))]
-    made = {
-        **machine(packages),
-        "date": datetime.now(UTC).date().isoformat(),
-        "threads": os.environ.get("OMP_NUM_THREADS"),
-    }
+    made = {**machine(packages), "date": datetime.now(UTC).date().isoformat()}
     (folder / "made.json").write_text(json.dumps(made, indent=1), encoding="utf-8")
     return True
 
 
 def _check_same(text: str, file: Path) -> None:
-    if file.read_text(encoding="utf-8") != text:
+    if file.exists() and file.read_text(encoding="utf-8") != text:
         raise SystemExit(f"{file.parent} holds a run of other settings: remove it, or name other --runs")
 
 
@@ -202,9 +198,8 @@ def page(name: str, loaded: LoadedConfig, runs: Sequence[Run], command: str) -> 
     if any(run.who == PEER for run in runs):
         notes.append(f"{PEER}: hyperparameters of the [zoo]({ZOO_SOURCE}), tuned there for version 4 of the task.")
     if published is not None:
-        notes.append(
-            f"CleanRL: `ppo_continuous_action.py`, returns of training episodes, [its documentation]({CLEANRL_SOURCE})."
-        )
+        what = "`ppo_continuous_action.py`, returns of training episodes"
+        notes.append(f"CleanRL: {what}, from [its documentation]({CLEANRL_SOURCE}).")
     return "\n".join([line for line in lines if line is not None] + ["", *(f"* {note}" for note in notes), ""])
 
 

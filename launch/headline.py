@@ -121,10 +121,9 @@ class History:
         rates = [name for name in self.headline.rates.values() if name.startswith("val/")]
         for name in (self.headline.validation, *rates):
             if validation := self.series(name):
-                best, last = max(validation, key=lambda point: point[1]), validation[-1]
-                lines.append(
-                    (name, f"best {number(best[1])} (step {best[0]}), last {number(last[1])} (step {last[0]})")
-                )
+                points = {"best": max(validation, key=lambda point: point[1]), "last": validation[-1]}
+                texts = (f"{which} {number(value)} (step {step})" for which, (step, value) in points.items())
+                lines.append((name, ", ".join(texts)))
         if objective:
             lines.append((self.headline.objective, f"first {number(objective[0][1])}, last {number(objective[-1][1])}"))
         lines.append(("outputs", str(info.output_dir)))

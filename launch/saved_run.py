@@ -1,4 +1,4 @@
-"""Which checkpoint `--eval` means, and the config that it was written with. Without torch: a typo is answered at once."""
+"""Which checkpoint `--eval` means, and the config it was written with. Without torch: a typo is answered at once."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ Member = TypeVar("Member", EnvBlock, EnvWorker)
 
 @dataclass(frozen=True)
 class EpisodeStats:
-    """A finished episode: the sum of its raw rewards, its number of steps, and whether it succeeded (None: not said)."""
+    """A finished episode: the sum of its raw rewards, its number of steps, its success (None: not said)."""
 
     env_index: int
     return_: float
