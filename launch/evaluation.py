@@ -69,6 +69,10 @@ def evaluate_checkpoint(run: SavedRun, loaded: LoadedConfig, overrides: Sequence
             task.sync_weights(0)
         with reporter.phase("evaluate"):
             if isinstance(task, EmbodiedTask):
+                videos = ", and draws a video of each" if video else ""
+                reporter.note(
+                    f"{config.env.evaluation.episodes} episodes with likely, then with sampled actions{videos}"
+                )
                 rows = _episodes(task, config.env, place, video, reporter)
             else:
                 assert isinstance(task, ReasoningTask)
@@ -236,7 +240,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     hidden = {"returns", "lengths", "video", "answers"}
     partners = {"return_mean": "return_std", "accuracy": "standard_error"}
     names = [name for name in rows[0] if name not in hidden and name not in partners.values()]
-    lines = [[name.removesuffix("_mean") for name in names]]
+    lines = [[name.removesuffix("_mean").removeprefix("return_") for name in names]]
     for row in rows:
         cells = []
         for name in names:

@@ -154,6 +154,7 @@ class Environment:
         def act(observations: np.ndarray) -> np.ndarray:
             nonlocal moves
             moves += 1
+            self.context.progress.update(moves, 0, "steps")
             policy.ask(Observations(self._normalized(observations), ("evaluate", step, moves), deterministic))
             return policy.answer(len(observations)).array
 
