@@ -86,9 +86,11 @@ def evaluate_checkpoint(run: SavedRun, loaded: LoadedConfig, overrides: Sequence
         "rows": rows,
     }
     place.with_suffix(".json").write_text(json.dumps(content, indent=1), encoding="utf-8")
-    console.print(f"checkpoint of step {checkpoint.step}: {run.checkpoint}", highlight=False, soft_wrap=True)
+    console.print(
+        f"checkpoint of step {checkpoint.step}: {run.checkpoint}", highlight=False, soft_wrap=True, markup=False
+    )
     console.print(table(rows), highlight=False, soft_wrap=True, markup=False)
-    console.print(f"in numbers: {place.with_suffix('.json')}", highlight=False, soft_wrap=True)
+    console.print(f"in numbers: {place.with_suffix('.json')}", highlight=False, soft_wrap=True, markup=False)
     return rows
 
 
