@@ -21,6 +21,7 @@ from rl_platform.config.rollout_backend import chosen_backend
 from rl_platform.config.schema import Cluster
 from rl_platform.errors import ConfigError, PlacementError, PlatformError, Problem
 from rl_platform.launch.planning import PlanForm, plan_text
+from rl_platform.launch.saved_run import find_run
 from rl_platform.launch.slurm import SlurmOptions, sbatch_script, submit, write_script
 from rl_platform.placement.inventory import Inventory, inventory_for
 from rl_platform.placement.scheduler import Placement, schedule
@@ -46,11 +47,18 @@ class Arguments:
     slurm: SlurmOptions | None = None
     submit: bool = False
     check: bool = False
+    evaluate: bool = False
 
 
 @app.command()
 def parse(
-    config: Annotated[str, typer.Argument(help="YAML file, for example configs/reasoning/ppo.yaml")],
+    config: Annotated[
+        str,
+        typer.Argument(
+            help="YAML file, for example configs/reasoning/ppo.yaml; with --eval: a run's folder, one of its "
+            "checkpoints, or latest (in runs/)"
+        ),
+    ],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="for example runner.max_steps=10")
     ] = None,
@@ -72,6 +80,10 @@ def parse(
     ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Try the mathematics of CONFIG on small random numbers and stop.")
+    ] = False,
+    evaluate: Annotated[
+        bool,
+        typer.Option("--eval", help="Evaluate a checkpoint, with the most likely and with sampled actions, and stop."),
     ] = False,
     slurm: Annotated[
         bool, typer.Option("--slurm", help="Write a batch script that runs CONFIG under Ray on a Slurm cluster.")
@@ -96,11 +108,16 @@ def parse(
         overrides = [*(overrides or []), f"cluster.num_nodes={nodes}"]
     options = SlurmOptions(sbatch or [], setup) if slurm else None
     _check_usage(plan, calibrate, slurm, nodes is not None or bool(sbatch) or bool(setup) or submit)
-    return Arguments(config, overrides or [], print_config, plan, calibrate, options, submit, check)
+    if evaluate and (print_config or plan is not None or check or slurm):
+        raise typer.BadParameter("--eval takes a checkpoint and nothing but KEY=VALUE beside it")
+    return Arguments(config, overrides or [], print_config, plan, calibrate, options, submit, check, evaluate)
 
 
 def launch(arguments: Arguments) -> None:
     """What the command line asks for. Runs outside typer, which would turn Ctrl-C into a success."""
+    if arguments.evaluate:
+        evaluate_run(arguments.config, arguments.overrides)
+        return
     loaded, placement, inventory = load(arguments.config, arguments.overrides)
     if arguments.print_config:
         print(loaded.resolved_yaml(), end="")
@@ -124,6 +141,15 @@ def launch(arguments: Arguments) -> None:
             run(loaded, arguments.config, placement, inventory)
     except ConfigError as error:
         raise type(error)([_located(problem, loaded) for problem in error.problems]) from error
+
+
+def evaluate_run(name: str, overrides: Sequence[str]) -> None:
+    """`--eval`: evaluate a checkpoint, found by `name`, with the config that it was written with."""
+    run = find_run(name)
+    loaded = run.load(overrides)
+    from rl_platform.launch.evaluation import evaluate_checkpoint  # only here: it loads torch
+
+    evaluate_checkpoint(run, loaded, overrides)
 
 
 def load(path: str, overrides: Sequence[str]) -> tuple[LoadedConfig, Placement, Inventory]:

@@ -16,11 +16,15 @@ from rl_platform.metrics import RunInfo, read_metrics
 
 @dataclass(frozen=True)
 class Headline:
-    """What matters for a task: names of the metrics to raise and to validate by, and short labels for the rest."""
+    """What matters for a task: names of the metrics to raise and to validate by, and short labels for the rest.
+
+    rates: the same as success rates, shown beside them where a run has them.
+    """
 
     objective: str
     validation: str
     numbers: Mapping[str, str]
+    rates: Mapping[str, str] = field(default_factory=dict)
 
 
 HEADLINES = {
@@ -51,6 +55,7 @@ HEADLINES = {
             "expl var": "critic/explained_var",
             "steps/s": "perf/env_steps_per_sec",
         },
+        {"success": "env/success_once", "val success": "val/success_once"},
     ),
 }
 
@@ -75,6 +80,12 @@ class History:
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
         self.rows.append({"step": step, **metrics})
+
+    @property
+    def numbers(self) -> dict[str, str]:
+        """Labels and metrics to show: those of the headline, and its rates that have been reported."""
+        seen = {label: name for label, name in self.headline.rates.items() if any(name in row for row in self.rows)}
+        return {**self.headline.numbers, **seen}
 
     @property
     def step(self) -> int:
@@ -106,13 +117,13 @@ class History:
         seconds = sum(value for _, value in self.series("time/step"))
         if seconds:
             lines.append(("time", duration(seconds)))
-        validation, objective = self.series(self.headline.validation), self.series(self.headline.objective)
-        if validation:
-            best = max(validation, key=lambda point: point[1])
-            text = (
-                f"best {number(best[1])} (step {best[0]}), last {number(validation[-1][1])} (step {validation[-1][0]})"
-            )
-            lines.append((self.headline.validation, text))
+        objective = self.series(self.headline.objective)
+        rates = [name for name in self.headline.rates.values() if name.startswith("val/")]
+        for name in (self.headline.validation, *rates):
+            if validation := self.series(name):
+                points = {"best": max(validation, key=lambda point: point[1]), "last": validation[-1]}
+                texts = (f"{which} {number(value)} (step {step})" for which, (step, value) in points.items())
+                lines.append((name, ", ".join(texts)))
         if objective:
             lines.append((self.headline.objective, f"first {number(objective[0][1])}, last {number(objective[-1][1])}"))
         lines.append(("outputs", str(info.output_dir)))

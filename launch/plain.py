@@ -54,7 +54,7 @@ class PlainView:
         history.add(step, metrics)
         digits = len(str(history.max_steps))
         cells = [f"step {step:>{digits}}/{history.max_steps}"]
-        for label, metric in history.headline.numbers.items():
+        for label, metric in history.numbers.items():
             value = "" if metric not in metrics else number(metrics[metric])
             cells.append(f"{label} {value or '·':>7}")
         cells.append(f"{duration(metrics.get('time/step', float('nan'))):>7}")

@@ -108,7 +108,8 @@ def _at(curve: Curve, x: float) -> float:
 def _default_metrics(rows: Sequence[Sequence[dict[str, float]]]) -> list[str]:
     present = {key for run in rows for row in run for key in row}
     headline = max(HEADLINES.values(), key=lambda headline: headline.objective in present)
-    found = [name for name in (headline.objective, headline.validation) if name in present]
+    wanted = (headline.objective, headline.validation, *headline.rates.values())
+    found = [name for name in wanted if name in present]
     if not found:
         raise DataError(f"name a --metric; the runs have: {', '.join(sorted(present - {'step'})) or 'no steps yet'}")
     return found

@@ -45,7 +45,7 @@ def run(loaded: LoadedConfig, config_path: str, placement: Placement, inventory:
     check_policy_loss(config)
     world: EnvSpaces | Split
     if config.runner.task_type == "embodied":
-        world = _spaces(config)
+        world = spaces_of(config)
     else:
         world = build_questions(config.data, config.runner.seed)
         check_reward(config)
@@ -70,7 +70,7 @@ def run(loaded: LoadedConfig, config_path: str, placement: Placement, inventory:
             keep_freed_memory()
             with runtime_for(config, placement, cluster_is_up) as runtime:
                 with reporter.phase("load"):
-                    task = _task(config, runtime, reporter, folder, world, placement, inventory)
+                    task = task_of(config, runtime, reporter, folder, world, placement, inventory)
                 timeline.sources.append(runtime.spans)
                 try:
                     train(config, task, reporter, state)
@@ -120,7 +120,7 @@ def _info(config: Config, config_path: str, folder: Path, state: RunState, plan:
     )
 
 
-def _task(
+def task_of(
     config: Config,
     runtime: Runtime,
     reporter: Reporter,
@@ -129,6 +129,7 @@ def _task(
     placement: Placement,
     inventory: Inventory,
 ) -> Task:
+    """The task of a config, its components started. `world`: spaces of the environment, or the questions."""
     if isinstance(world, Split):
         from rl_platform.runners.reasoning import ReasoningTask
 
@@ -142,7 +143,7 @@ def _task(
     return EmbodiedTask(config, runtime, reporter, folder, world, actor)
 
 
-def _spaces(config: Config) -> EnvSpaces:
+def spaces_of(config: Config) -> EnvSpaces:
     """What the environment looks like; an id that does not exist ends here."""
     env = make_env(EnvDescription(config.env.id, config.env.kwargs, config.env.max_episode_steps))
     try:

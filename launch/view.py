@@ -145,8 +145,8 @@ class LiveView:
         return lines
 
     def _numbers(self, width: int) -> list[Text]:
-        headline, history = self._history.headline, self._history
-        cells = [(label, number(history.current(metric))) for label, metric in headline.numbers.items()]
+        history = self._history
+        cells = [(label, number(history.current(metric))) for label, metric in history.numbers.items()]
         columns = max(min(width // _CELL, 4), 1)
         cell = max(width // columns, _CELL)
         lines = [Text()]
@@ -166,11 +166,12 @@ class LiveView:
     def _curves(self, width: int, ascii_only: bool) -> list[Text]:
         lines = [Text()]
         headline = self._history.headline
-        for metric, style in ((headline.objective, "green"), (headline.validation, "yellow")):
+        rates = zip(headline.rates.values(), ("green", "yellow"), strict=False)
+        for metric, style in ((headline.objective, "green"), (headline.validation, "yellow"), *rates):
             values = [value for _, value in self._history.series(metric)]
             if len(values) < 2:
                 continue
-            label = next(label for label, name in headline.numbers.items() if name == metric)
+            label = next(label for label, name in self._history.numbers.items() if name == metric)
             span = f"  {number(values[0])} → {number(values[-1])}"
             bars = sparkline(values, min(width - _LABEL - len(span), 60), ascii_only)
             lines.append(Text.assemble((f"{label:<{_LABEL}}", "dim"), (bars, style), span))

@@ -1,8 +1,8 @@
 """What a run reports and where it goes: metrics.jsonl, samples.jsonl, TensorBoard, Weights & Biases.
 
 Runners talk to one `Reporter`. `Reporters` is the one they hold: it times phases, derives rates and passes everything
-on to its sinks, which implement the same protocol. Metric names: reward/, adv/, actor/, critic/, len/, episode/, val/,
-time/ (seconds), perf/. A count (`perf/tokens`, `perf/env_steps`) also gives its rate (`perf/tokens_per_sec`).
+on to its sinks, which implement the same protocol. Metric names: reward/, adv/, actor/, critic/, len/, episode/, env/,
+val/, time/ (seconds), perf/. A count (`perf/tokens`, `perf/env_steps`) also gives its rate (`perf/tokens_per_sec`).
 
 Not covered: computing the metrics, and the terminal (`rl_platform.launch.view`).
 """

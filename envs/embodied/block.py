@@ -1,4 +1,4 @@
-"""A run of environments stepped in one process, and the arrays it shares with the learner.
+"""A run of environments stepped in one process.
 
 Used as it is in the learner's process and inside each worker process. Does not know how actions arrive. Gymnasium's
 MuJoCo tasks are stepped all at once (`native.py`), other environments one after the other.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import mmap
 import pickle
 import sys
 import traceback
@@ -18,9 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rl_platform.envs.embodied import snapshot
+from rl_platform.envs.embodied.adapter import reset_env
+from rl_platform.envs.embodied.buffers import Buffers
 from rl_platform.envs.embodied.native import NativeEnvs
 from rl_platform.envs.embodied.spaces import EnvDescription, EnvSpaces, make_env
 from rl_platform.envs.embodied.spares import Spares
+from rl_platform.envs.embodied.success import SuccessCount
 
 if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec
@@ -36,68 +38,6 @@ class EnvFailure(Exception):
         self.env_index = env_index
         self.doing = doing
         self.details = details
-
-
-class Buffers:
-    """Arrays of N environments with D observation numbers, in one block of memory.
-
-    observations, final_observations [N,D] float32; actions [N,A] float32 or [N] int64; rewards, returns [N] float64;
-    lengths [N] int64; terminated, truncated, invalid [N] bool; idle [N] bool: not to be stepped; busy [N] int64: by
-    worker, the environment it is at; failures [N] int64: how often each was replaced.
-    """
-
-    def __init__(self, num_envs: int, spaces: EnvSpaces, memory: mmap.mmap | None = None) -> None:
-        fields = self._fields(num_envs, spaces)
-        block: Any = memory if memory is not None else bytearray(self.size(num_envs, spaces))
-        offset = 0
-        for name, (shape, dtype) in fields.items():
-            array: np.ndarray = np.ndarray(shape, dtype, buffer=block, offset=offset)
-            setattr(self, name, array)
-            offset += _aligned(array.nbytes)
-
-    if TYPE_CHECKING:
-        observations: np.ndarray
-        final_observations: np.ndarray
-        actions: np.ndarray
-        rewards: np.ndarray
-        returns: np.ndarray
-        lengths: np.ndarray
-        terminated: np.ndarray
-        truncated: np.ndarray
-        invalid: np.ndarray
-        idle: np.ndarray
-        busy: np.ndarray
-        failures: np.ndarray
-
-    @classmethod
-    def size(cls, num_envs: int, spaces: EnvSpaces) -> int:
-        """Bytes needed."""
-        fields = cls._fields(num_envs, spaces).values()
-        return sum(_aligned(int(np.prod(shape)) * np.dtype(dtype).itemsize) for shape, dtype in fields)
-
-    @staticmethod
-    def _fields(num_envs: int, spaces: EnvSpaces) -> dict[str, tuple[tuple[int, ...], type]]:
-        rows = (num_envs, spaces.observation_size)
-        continuous = spaces.action.kind == "continuous"
-        return {
-            "observations": (rows, np.float32),
-            "final_observations": (rows, np.float32),
-            "actions": ((num_envs, spaces.action.size), np.float32) if continuous else ((num_envs,), np.int64),
-            "rewards": ((num_envs,), np.float64),
-            "returns": ((num_envs,), np.float64),
-            "lengths": ((num_envs,), np.int64),
-            "terminated": ((num_envs,), np.bool_),
-            "truncated": ((num_envs,), np.bool_),
-            "invalid": ((num_envs,), np.bool_),
-            "idle": ((num_envs,), np.bool_),
-            "busy": ((num_envs,), np.int64),
-            "failures": ((num_envs,), np.int64),
-        }
-
-
-def _aligned(size: int) -> int:
-    """Rounded up to cache lines, so that no two arrays share one."""
-    return -(-size // 64) * 64
 
 
 class EnvBlock:
@@ -141,6 +81,7 @@ class EnvBlock:
         self._ended_lengths = buffers.lengths[rows]
         self._returns = np.zeros(last - first)
         self._lengths = np.zeros(last - first, np.int64)
+        self._success = SuccessCount(buffers.success_once[rows], buffers.success_at_end[rows])
         # views with the environments' own shape, so that writing flattens
         self._shaped_observations = self._observations.reshape(-1, *spaces.observation_shape)
         self._shaped_finals = self._finals.reshape(-1, *spaces.observation_shape)
@@ -169,6 +110,7 @@ class EnvBlock:
         if (ended := self._terminated | self._truncated).any():
             self._ended_returns[ended] = self._returns[ended]
             self._ended_lengths[ended] = self._lengths[ended]
+            self._success.end(ended)
             indices = np.flatnonzero(ended)
             self._reset(indices, [self._spares.seed_of_new(i) for i in indices.tolist()])
 
@@ -195,14 +137,15 @@ class EnvBlock:
         else:
             actions = [np.int64(choice) for choice in self._actions + self._spaces.action_start]
         terminated, truncated, rewards = self._terminated, self._truncated, self._rewards
-        finals, busy, first = self._shaped_finals, self._busy, self._first
+        finals, busy, first, success = self._shaped_finals, self._busy, self._first, self._success
         idle = self._idle.tolist()
         for i, env in enumerate(self._envs):
             if idle[i]:
                 continue
             busy[0] = first + i
             try:
-                finals[i], rewards[i], terminated[i], truncated[i], _ = env.step(actions[i])
+                finals[i], rewards[i], terminated[i], truncated[i], info = env.step(actions[i])
+                success.step(i, info)
             except Exception as error:
                 self._replace(i, "step", error)
                 rewards[i] = np.nan  # makes the step invalid
@@ -253,10 +196,10 @@ class EnvBlock:
                 for i, seed in zip(which.tolist(), seeds, strict=True):
                     self._busy[0] = self._first + i
                     try:
-                        observation, _ = self._envs[i].reset(seed=seed)
+                        observation = reset_env(self._envs[i], seed)
                     except Exception as error:
                         self._replace(i, "reset", error)
-                        observation, _ = self._envs[i].reset(seed=self._spares.seed_of_new(i))
+                        observation = reset_env(self._envs[i], self._spares.seed_of_new(i))
                     self._check_shape(i, observation)
                     self._shaped_observations[i] = observation
         except EnvFailure:
@@ -269,6 +212,7 @@ class EnvBlock:
             raise EnvFailure(self._first + i, "reset", message)
         self._returns[which] = 0.0
         self._lengths[which] = 0
+        self._success.begin(which)
 
     def render(self) -> np.ndarray:
         """Frame of the first environment, [height, width, 3] uint8."""
@@ -288,7 +232,8 @@ class EnvBlock:
                     "environment %d cannot be saved, a resumed run restarts its episode: %s", self._first + i, error
                 )
                 state = None
-            states.append(pickle.dumps((state, float(self._returns[i]), int(self._lengths[i]))))
+            episode = float(self._returns[i]), int(self._lengths[i]), self._success.save(i)
+            states.append(pickle.dumps((state, *episode)))
         return states
 
     def restore(self, states: list[bytes], restart_seeds: list[int]) -> None:
@@ -298,7 +243,7 @@ class EnvBlock:
         """
         self._spares.seeds = list(restart_seeds)
         for i, saved in enumerate(states):
-            state, returned, length = pickle.loads(saved)
+            state, returned, length, *success = pickle.loads(saved)  # older checkpoints know nothing of success
             if state is None:
                 self._reset(np.array([i]), [restart_seeds[i]])
                 continue
@@ -310,6 +255,7 @@ class EnvBlock:
             except Exception as error:
                 raise EnvFailure(self._first + i, "restore", traceback.format_exc()) from error
             self._returns[i], self._lengths[i] = returned, length
+            self._success.restore(i, *success)
 
     def close(self) -> None:
         if self._native is not None:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from rl_platform.envs.embodied.vector import VectorEnv
+from rl_platform.envs.embodied.success import Success
+from rl_platform.envs.embodied.vector import EpisodeStats, VectorEnv
 
 PolicyFunction = Callable[[np.ndarray], np.ndarray]
 """observations [N,D] float32 -> actions [N,A] float or [N] integer; of a policy in chunks [N,K,A] or [N,K]."""
@@ -19,11 +20,13 @@ PolicyFunction = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """Sums of raw rewards and numbers of steps, in order of seed; `invalid` episodes are counted and left out."""
+    """Sums of raw rewards, numbers of steps and successes (None: not said), in order of seed; `invalid` episodes are
+    counted and left out."""
 
     returns: list[float]
     lengths: list[int]
     invalid: int
+    successes: list[Success | None] = field(default_factory=list)
 
 
 Begin = Callable[[int], None]
@@ -60,7 +63,7 @@ def evaluate(
     The result does not depend on how many environments or workers there are, if a seed determines its episode.
     `chunked`: the policy gives several actions at a time; `begin`: for one that remembers its episode.
     """
-    outcomes: dict[int, tuple[float, int] | None] = {}
+    outcomes: dict[int, EpisodeStats | None] = {}
     for first in range(0, episodes, envs.num_envs):
         # the last wave may need fewer: the others repeat its seeds and are not counted
         offsets = [first + i if first + i < episodes else first for i in range(envs.num_envs)]
@@ -72,13 +75,14 @@ def evaluate(
         while running:
             result = envs.step(act(observations))
             observations = result.observations
-            stats = {episode.env_index: (episode.return_, episode.length) for episode in result.episodes}
+            stats = {episode.env_index: episode for episode in result.episodes}
             for i in np.flatnonzero(result.ended).tolist():
                 if i in running:
                     outcomes[running.pop(i)] = stats.get(i)
-    valid = [outcome for _, outcome in sorted(outcomes.items()) if outcome is not None]
+    valid = [episode for _, episode in sorted(outcomes.items()) if episode is not None]
     return EvaluationResult(
-        returns=[outcome[0] for outcome in valid],
-        lengths=[outcome[1] for outcome in valid],
+        returns=[episode.return_ for episode in valid],
+        lengths=[episode.length for episode in valid],
         invalid=episodes - len(valid),
+        successes=[episode.success for episode in valid],
     )

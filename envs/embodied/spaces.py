@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 # Deprecations that this run has shown, a line each. MuJoCo 4 names them whenever it reads a model file, and every
 # process of a run reads the same few. In the environment, so that the processes that this one starts know of them too.
 _SHOWN_DEPRECATIONS = "RL_PLATFORM_SHOWN_DEPRECATIONS"
+_USES_MUJOCO = ("gymnasium.envs.mujoco", "gymnasium_robotics", "metaworld")  # what entry points begin with
 _warning_handler = threading.Lock()
 
 
@@ -90,16 +91,22 @@ def find_spec(description: EnvDescription) -> EnvSpec:
 def make_env(
     description: EnvDescription, spec: EnvSpec | None = None, render_mode: str | None = None
 ) -> gymnasium.Env[Any, Any]:
-    """Build one environment. Raises ConfigError for an unknown id or arguments that the environment does not take."""
+    """Build one environment, with observations of several parts joined.
+
+    Raises ConfigError for an unknown id or arguments that the environment does not take.
+    """
     import gymnasium
+
+    from rl_platform.envs.embodied.adapter import flattened
 
     spec = spec or find_spec(description)
     kwargs = description.kwargs if render_mode is None else {**description.kwargs, "render_mode": render_mode}
     try:
         with _deprecations_once(spec):
-            return gymnasium.make(
+            env = gymnasium.make(
                 spec, max_episode_steps=description.max_episode_steps, disable_env_checker=True, **kwargs
             )
+            return flattened(env)
     except gymnasium.error.DependencyNotInstalled as error:
         problem = Problem("env.id", "a package is missing", value=repr(description.id), hint=str(error))
         raise ConfigError([problem]) from error
@@ -118,7 +125,7 @@ def read_spaces(env: gymnasium.Env[Any, Any], env_id: str) -> EnvSpaces:
     problems = []
     if not isinstance(observation, Box):
         hint = "wrap it with gymnasium.wrappers.FlattenObservation and register the wrapped environment"
-        problems.append(_unusable("observation", env_id, observation, "Box", hint))
+        problems.append(_unusable("observation", env_id, observation, "Box, Dict and Tuple of Boxes", hint))
     if not isinstance(action, Discrete) and not (isinstance(action, Box) and np.issubdtype(action.dtype, np.floating)):
         hint = "wrap it so that an action is one choice or a vector of floats"
         problems.append(_unusable("action", env_id, action, "Discrete, Box of floats", hint))
@@ -138,7 +145,9 @@ def _unusable(what: str, env_id: str, space: object, allowed: str, hint: str) ->
 @contextlib.contextmanager
 def _deprecations_once(spec: EnvSpec) -> Iterator[None]:
     """Show each deprecation that MuJoCo finds in a model file once per run; its other warnings are passed on."""
-    if "mujoco" not in sys.modules and not str(spec.entry_point).startswith("gymnasium.envs.mujoco"):
+    entry_point = spec.entry_point
+    origin = entry_point if isinstance(entry_point, str) else getattr(entry_point, "__module__", "")
+    if "mujoco" not in sys.modules and not str(origin).startswith(_USES_MUJOCO):
         yield
         return
     try:

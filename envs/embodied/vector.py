@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 import numpy as np
 
-from rl_platform.envs.embodied.block import Buffers, EnvBlock, EnvFailure
+from rl_platform.envs.embodied.block import EnvBlock, EnvFailure
+from rl_platform.envs.embodied.buffers import Buffers
 from rl_platform.envs.embodied.spaces import ActionSpace, EnvDescription, EnvSpaces, find_spec, make_env, read_spaces
+from rl_platform.envs.embodied.success import Success, success_of
 from rl_platform.envs.embodied.worker import cpu_count, failure
 from rl_platform.envs.embodied.workers import EnvWorkers
 from rl_platform.errors import CheckpointError, ConfigError, Diverged, Problem
@@ -29,11 +31,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EpisodeStats:
-    """A finished episode: the sum of its raw rewards and its number of steps."""
+    """A finished episode: the sum of its raw rewards, its number of steps, its success (None: not said)."""
 
     env_index: int
     return_: float
     length: int
+    success: Success | None = None
 
 
 @dataclass(frozen=True)
@@ -94,16 +97,8 @@ class VectorEnv:
         Raises ConfigError for an unknown id, arguments or spaces that cannot be used, and impossible counts.
         """
         if not 0 <= num_workers <= num_envs:
-            raise ConfigError(
-                [
-                    Problem(
-                        "env.num_workers",
-                        "more workers than environments",
-                        value=str(num_workers),
-                        allowed=f"0..{num_envs}",
-                    )
-                ]
-            )
+            message, allowed = "more workers than environments", f"0..{num_envs}"
+            raise ConfigError([Problem("env.num_workers", message, value=str(num_workers), allowed=allowed)])
         self.description = description
         self.num_envs = num_envs
         self._seed = 0
@@ -215,8 +210,8 @@ class VectorEnv:
         invalid = buffers.invalid[rows].copy()
         ended = np.flatnonzero(terminated | truncated) + rows.start
         episodes = [
-            EpisodeStats(int(i), float(buffers.returns[i]), int(buffers.lengths[i]))
-            for i in ended
+            EpisodeStats(int(i), float(buffers.returns[i]), int(buffers.lengths[i]), success_of(once, at_end))
+            for i, once, at_end in zip(ended, buffers.success_once[ended], buffers.success_at_end[ended], strict=True)
             if not buffers.invalid[i]
         ]
         failures, self._failures = self._failures, int(buffers.failures.sum())

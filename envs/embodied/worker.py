@@ -20,7 +20,8 @@ import traceback
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
-from rl_platform.envs.embodied.block import Buffers, EnvBlock, EnvFailure
+from rl_platform.envs.embodied.block import EnvBlock, EnvFailure
+from rl_platform.envs.embodied.buffers import Buffers
 from rl_platform.envs.embodied.spaces import EnvDescription, EnvSpaces
 from rl_platform.errors import Deadline, WorkerDied, WorkerError
 

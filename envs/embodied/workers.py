@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_platform.envs.embodied.block import Buffers
+from rl_platform.envs.embodied.buffers import Buffers
 from rl_platform.envs.embodied.spaces import EnvDescription, EnvSpaces
 from rl_platform.envs.embodied.worker import START_TIMEOUT_S, EnvWorker, cpu_shares
 from rl_platform.errors import Deadline, WorkerDied

@@ -21,13 +21,14 @@ from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.evaluate import evaluate
 from rl_platform.envs.embodied.normalize import ObservationNormalizer, RewardNormalizer
 from rl_platform.envs.embodied.spaces import EnvDescription
+from rl_platform.envs.embodied.success import Success, success_rates
 from rl_platform.envs.embodied.vector import StepResult, VectorEnv
 from rl_platform.envs.embodied.video import record_video
 from rl_platform.errors import PlatformError
 from rl_platform.records import RolloutBatch
 from rl_platform.rng import derive_seed
 
-RECENT_EPISODES = 100  # the last of them are what `episode/return` and `episode/length` are means of
+RECENT_EPISODES = 100  # the last of them are what `episode/` and `env/success_` are means of
 
 
 class Environment:
@@ -64,6 +65,7 @@ class Environment:
         model, self.sequence_length = config.actor.model, config.sequence_length
         self.memory = HiddenStates(self.env.num_envs, model.recurrent_size) if model.type == "gru" else None
         self.recent: deque[tuple[float, int]] = deque(maxlen=RECENT_EPISODES)  # returns and lengths
+        self.recent_successes: deque[Success | None] = deque(maxlen=RECENT_EPISODES)
         seed = derive_seed(context.seed, "env") % 2**31
         self.envs.reset([seed + number for number in self.numbers.tolist()])
         self.observations: np.ndarray | None = None  # normalised; before the first use nobody has seen them
@@ -154,10 +156,11 @@ class Environment:
             return None
         return np.flatnonzero(~rollout.idle[rows])
 
-    def evaluate(self, step: int, video: str | None, policy: PolicyRanks) -> dict[str, Any]:
-        """Returns and lengths of evaluation episodes under the frozen normalisers; `video`: a file to write.
+    def evaluate(self, step: int, video: str | None, deterministic: bool, policy: PolicyRanks) -> dict[str, Any]:
+        """The fields of an `EvaluationResult` under the frozen normalisers; `video`: a file to write, and `note`, why
+        it was not.
 
-        They run in environments of this rank's own.
+        The episodes run in environments of this rank's own.
         """
         settings, chunked = self.env.evaluation, not self.levels.single
         moves, memory = 0, None
@@ -171,9 +174,9 @@ class Environment:
         def act(observations: np.ndarray) -> np.ndarray:
             nonlocal moves
             moves += 1
+            self.context.progress.update(moves, 0, "steps")
             seen, states = self._normalized(observations), None if memory is None else memory.array
-            draw = ("evaluate", step, moves)
-            policy.ask(Observations(seen, draw, settings.deterministic, hidden_states=states))
+            policy.ask(Observations(seen, ("evaluate", step, moves), deterministic, hidden_states=states))
             chosen = policy.answer(len(observations))
             if memory is not None:
                 memory.array = chosen.hidden_states
@@ -189,7 +192,7 @@ class Environment:
         note = None
         if video:
             note = record_video(self.description, act, Path(video), settings.seed, chunked=chunked, begin=begin)
-        return {"returns": found.returns, "lengths": found.lengths, "invalid": found.invalid, "note": note}
+        return {**vars(found), "note": note}
 
     def state_dict(self) -> dict[str, Any]:
         """Simulation, normalisers and the observations that await an action; of ranks above 0 their simulation alone.
@@ -203,6 +206,7 @@ class Environment:
         state["recent_episodes"] = list(self.recent)
         if self.memory is not None:
             state["hidden_states"] = torch.from_numpy(self.memory.array.copy())
+        state["recent_successes"] = [success and tuple(success) for success in self.recent_successes]
         if self.observation_normalizer:
             state["observation_normalizer"] = self.observation_normalizer.state_dict()
         if self.reward_normalizer:
@@ -216,16 +220,25 @@ class Environment:
         self.recent = deque(state["recent_episodes"], maxlen=RECENT_EPISODES)
         if self.memory is not None:
             self.memory.array = state["hidden_states"].numpy().copy()
+        successes = (success and Success(*success) for success in state.get("recent_successes", ()))
+        self.recent_successes = deque(successes, maxlen=RECENT_EPISODES)
         if self.observation_normalizer:
             self.observation_normalizer.load_state_dict(state["observation_normalizer"])
         if self.reward_normalizer:
             self.reward_normalizer.load_state_dict(state["reward_normalizer"])
+
+    def use_normalizer(self, state: dict[str, Any]) -> None:
+        """Evaluate as the one whose state this is would, whatever environments that one has."""
+        if self.observation_normalizer:
+            self.observation_normalizer.load_state_dict(state["observation_normalizer"])
+        self.observations = self._normalized(self.envs.observations)  # seen: nothing is counted any more
 
     def close(self) -> None:
         self.envs.close()
 
     def _metrics(self, rollout: Recording | ChunkRecording, failures: int) -> dict[str, float]:
         self.recent.extend((episode.return_, episode.length) for episode in rollout.episodes)
+        self.recent_successes.extend(episode.success for episode in rollout.episodes)
         found = {
             "episode/count": float(len(rollout.episodes)),
             "episode/invalid": float(rollout.invalid.sum()),
@@ -234,7 +247,7 @@ class Environment:
         }
         if self.recent:
             found["episode/return"], found["episode/length"] = (float(mean) for mean in np.mean(self.recent, axis=0))
-        return found
+        return found | success_rates(list(self.recent_successes), "env")
 
     def _rewards(self, result: StepResult, rows: slice, stepped: np.ndarray | None) -> np.ndarray:
         """Normalised rewards of the environments `rows`, after counting those that were `stepped`."""

@@ -15,6 +15,7 @@ from rl_platform.components.policy_ranks import PolicyRanks
 from rl_platform.components.policy_rollout import PolicyRollout
 from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.spaces import EnvSpaces
+from rl_platform.envs.embodied.success import success_rates
 from rl_platform.metrics import Reporter
 from rl_platform.runners.ppo import Learners, sync_metrics
 from rl_platform.runners.recovery import Recovery, Simulation
@@ -55,7 +56,7 @@ class EmbodiedTask:
     def validate(self, step: int) -> dict[str, float]:
         last = step >= self.config.runner.max_steps
         video = str(self.output_dir / "evaluation.mp4") if last and self.config.env.evaluation.video else None
-        found = self.simulation.evaluate(lambda: self._at_work("evaluate", step, video))
+        found = self.evaluate(step, video, self.config.env.evaluation.deterministic)
         if found["note"]:
             self.reporter.note(found["note"])
         elif video:
@@ -66,7 +67,12 @@ class EmbodiedTask:
             mean = sum(returns) / len(returns)
             deviation = math.sqrt(sum((value - mean) ** 2 for value in returns) / len(returns))
             metrics |= {"val/return": mean, "val/return_std": deviation, "val/length": sum(lengths) / len(lengths)}
-        return metrics
+        return metrics | success_rates(found["successes"], "val")
+
+    def evaluate(self, step: int, video: str | None, deterministic: bool) -> dict[str, Any]:
+        """What `Environment.evaluate` finds. Sampled actions are the same ones for the same `step`."""
+        found: dict[str, Any] = self.simulation.evaluate(lambda: self._at_work("evaluate", step, video, deterministic))
+        return found
 
     def exhausted(self) -> bool:
         return False

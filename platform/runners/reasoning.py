@@ -139,13 +139,17 @@ class ReasoningTask:
         return self._generate(prompts, samples, sampling, purpose, step, self.streaming.add)
 
     def validate(self, step: int) -> dict[str, float]:
-        trajectories = self._generate(self.validation, 1, self.config.rollout.val_sampling, "validate", step)
+        trajectories = self.answers(self.config.rollout.val_sampling, step)
         valid = [trajectory for trajectory in trajectories if trajectory.valid]
         return {
             "val/accuracy": _mean([trajectory.metric for trajectory in valid]),
             "val/len": _mean([len(trajectory.token_ids) for trajectory in trajectories]),
             "val/unscored": float(len(trajectories) - len(valid)),
         }
+
+    def answers(self, sampling: Sampling, step: int) -> list[Trajectory]:
+        """Scored responses to the validation prompts, one each, in their order."""
+        return self._generate(self.validation, 1, sampling, "validate", step)
 
     def exhausted(self) -> bool:
         epochs = self.config.runner.max_epochs

@@ -13,6 +13,7 @@ from rl_platform.components.environment import Environment
 from rl_platform.components.policy_ranks import PolicyRanks
 from rl_platform.components.policy_rollout import Observations, PolicyRollout
 from rl_platform.config.schema import Config
+from rl_platform.envs.embodied.success import Success
 from rl_platform.errors import WorkerError
 from rl_platform.records import Weights
 from rl_platform.runtime.channel import Channel
@@ -27,8 +28,8 @@ class Corridor(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
 
-    def __init__(self, nan_at: int = -1) -> None:
-        self.nan_at = nan_at
+    def __init__(self, nan_at: int = -1, succeed_at: int | None = None) -> None:
+        self.nan_at, self.succeed_at = nan_at, succeed_at
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -39,7 +40,8 @@ class Corridor(gymnasium.Env):
         self.steps += 1
         self.chose_one |= bool(action)
         reward = np.nan if self.steps == self.nan_at else float(self.steps)
-        return self._observe(), reward, self.chose_one and self.steps == 3, False, {}
+        said = {} if self.succeed_at is None else {"success": self.steps == self.succeed_at}
+        return self._observe(), reward, self.chose_one and self.steps == 3, False, said
 
     def _observe(self):
         return np.array([self.steps + 1, 7], np.float32)
@@ -131,6 +133,27 @@ def test_the_return_is_known_between_the_ends_of_episodes_and_after_a_restart():
         assert [found.get("episode/return") for found in metrics] == [None, None, 6.0, 6.0]
         second.load_state_dict(first.state_dict())
         assert second.collect(4, PolicyRanks(policy, policy))[1]["episode/return"] == 6.0
+    finally:
+        first.close()
+        second.close()
+
+
+def test_success_rates_of_the_last_episodes_survive_a_restart():
+    metrics = collect(choice=0, kwargs={"succeed_at": 2})[1]
+    assert (metrics["env/success_once"], metrics["env/success_at_end"]) == (1.0, 0.0)
+    assert "env/success_once" not in collect(choice=0)[1]
+    policy = AlwaysChooses(0)
+    settings = config(rollout_steps=1, kwargs={"succeed_at": 5})
+    first, second = Environment(context("env"), settings), Environment(context("env"), settings)
+    try:
+        for step in range(5):
+            metrics = first.collect(step, PolicyRanks(policy, policy))[1]
+            assert ("env/success_once" in metrics) == (step == 4)
+        second.load_state_dict(first.state_dict())
+        metrics = second.collect(5, PolicyRanks(policy, policy))[1]
+        assert (metrics["env/success_once"], metrics["env/success_at_end"]) == (1.0, 1.0)
+        found = first.evaluate(0, None, True, PolicyRanks(policy, policy))
+        assert found["successes"] == [Success(once=True, at_end=True)] * 10
     finally:
         first.close()
         second.close()

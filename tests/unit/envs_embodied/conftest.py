@@ -9,7 +9,7 @@ import pytest
 TOYS = '''
 import os, time
 import gymnasium, numpy as np
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Sequence
 
 
 class Toy(gymnasium.Env):
@@ -117,11 +117,45 @@ class WholeActions(Toy):
 
 
 class OddSpaces(Toy):
-    observation_space = Dict({"a": Discrete(2)})
+    observation_space = Sequence(Discrete(2))
     action_space = MultiDiscrete([2, 2])
 
 
-for name in ("Toy", "Started", "Flaky", "BadReset", "Unsavable", "OddSpaces", "OtherShape", "WholeActions"):
+class Goals(Toy):
+    """Says `says[t]` in step t of every episode (None: nothing) and observes a dictionary."""
+
+    observation_space = Dict(
+        {"observation": Box(-9, 9, (1, 2)), "desired_goal": Box(0, 1, (1,)), "achieved_goal": Discrete(3)}
+    )
+
+    def __init__(self, says=(), key="success"):
+        super().__init__()
+        self.says, self.key = says, key
+
+    def observe(self):
+        seen = np.array([[self.episode, self.step_count]], np.float32)
+        return {"observation": seen, "desired_goal": np.array([0.5], np.float32), "achieved_goal": self.step_count % 3}
+
+    def step(self, action):
+        *result, info = super().step(action)
+        said = self.says[self.step_count - 1]
+        return (*result, info if said is None else {self.key: np.float32(said)})
+
+
+class OwnSeed(Toy):
+    """Seeded by the older method alone."""
+
+    def seed(self, seed):
+        self.own = np.random.default_rng(seed)
+
+    def reset(self, *, seed=None, options=None):
+        _, info = super().reset()
+        return self.own.normal(size=(1, 2)).astype(np.float32), info
+
+
+for name in (
+    "Toy", "Started", "Flaky", "BadReset", "Unsavable", "OddSpaces", "OtherShape", "WholeActions", "Goals", "OwnSeed"
+):
     gymnasium.register(f"{name}-v0", entry_point=f"{__name__}:{name}", max_episode_steps=5)
 '''
 

@@ -288,7 +288,7 @@ def test_actions_that_are_not_finite_are_refused(make) -> None:
         ("HalfCheeta-v5", {}, "HalfCheetah-v5"),
         ("no_such_module:Env-v0", {}, "no_such_module"),
         ("CartPole-v1", {"gravitas": 3}, "gravitas"),
-        ("Blackjack-v1", {}, "observation space"),
+        ("FrozenLake-v1", {}, "observation space"),
         ("toy_envs:WholeActions-v0", {}, r"(?s)action space of .*Box of floats"),
     ],
 )
@@ -304,7 +304,7 @@ def test_both_unusable_spaces_are_listed_and_too_many_workers_refused() -> None:
     observation, action = caught.value.problems
     assert observation.key == action.key == "env.id"
     assert observation.message == "observation space of toy_envs:OddSpaces-v0 cannot be used"
-    assert (observation.value, observation.allowed) == ("Dict('a': Discrete(2))", "Box")
+    assert (observation.value, observation.allowed) == ("Sequence(Discrete(2), stack=False)", "Box")
     assert "FlattenObservation" in observation.hint
     assert action.message == "action space of toy_envs:OddSpaces-v0 cannot be used"
     assert (action.value, action.allowed) == ("MultiDiscrete([2 2])", "Discrete, Box of floats")

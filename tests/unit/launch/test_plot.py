@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_platform.launch.plot import main, median_curve, read_curve
+from rl_platform.launch.plot import _default_metrics, main, median_curve, read_curve
 from rl_platform.metrics import RunInfo, RunLog
 
 ROWS = [
@@ -38,6 +38,12 @@ def run(folder: Path, offset: float) -> str:
         log.step(int(row["step"]), {name: value + offset for name, value in row.items() if name != "step"})
     log.close()
     return str(folder)
+
+
+def test_success_rates_are_charts_of_their_own_where_there_are_any() -> None:
+    assert _default_metrics([ROWS]) == ["episode/return", "val/return"]
+    rates = [{"step": 4.0, "env/success_once": 0.5, "val/success_once": 1.0}]
+    assert _default_metrics([ROWS, rates])[2:] == ["env/success_once", "val/success_once"]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")

@@ -90,6 +90,26 @@ def test_embodied_numbers(tmp_path: Path) -> None:
         assert part in text
 
 
+RATES = {"env/success_once": 0.25, "val/success_once": 0.875}
+
+
+def test_success_is_shown_where_a_run_reports_it(tmp_path: Path) -> None:
+    for terminal in (True, False):
+        view = LiveView(console()) if terminal else PlainView(console(terminal=False))
+        view.start(info(tmp_path, "embodied"))
+        view.step(1, METRICS["embodied"])
+        before = screen(view) if terminal else view.console.file.getvalue()
+        view.step(2, METRICS["embodied"] | RATES)
+        view.step(3, METRICS["embodied"] | {"env/success_once": 0.5, "val/success_once": 0.75})
+        after = screen(view) if terminal else view.console.file.getvalue()
+        view.close()
+        assert "val success" not in before
+        for part in ("success", "0.250", "val success", "0.875"):
+            assert part in after
+        assert "val/success_once" in view.console.file.getvalue()
+        assert "best 0.875 (step 2), last 0.750 (step 3)" in view.console.file.getvalue()
+
+
 @pytest.mark.parametrize("task", ["reasoning", "embodied"])
 @pytest.mark.parametrize("height", [1, 2, 5, 24])
 @pytest.mark.parametrize("width", [1, 2, 10, 39, 80, 300])

@@ -1,0 +1,77 @@
+"""The arrays that a run of environments shares with whoever steps it, in one block of memory."""
+
+from __future__ import annotations
+
+import mmap
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rl_platform.envs.embodied.spaces import EnvSpaces
+
+
+class Buffers:
+    """Arrays of N environments with D observation numbers, in one block of memory.
+
+    observations, final_observations [N,D] float32; actions [N,A] float32 or [N] int64; rewards, returns [N] float64;
+    lengths [N] int64; terminated, truncated, invalid [N] bool; success_once, success_at_end [N] int8: of episodes that
+    ended, see `success.py`; idle [N] bool: not to be stepped; busy [N] int64: by worker, the environment it is at;
+    failures [N] int64: how often each was replaced.
+    """
+
+    def __init__(self, num_envs: int, spaces: EnvSpaces, memory: mmap.mmap | None = None) -> None:
+        fields = self._fields(num_envs, spaces)
+        block: Any = memory if memory is not None else bytearray(self.size(num_envs, spaces))
+        offset = 0
+        for name, (shape, dtype) in fields.items():
+            array: np.ndarray = np.ndarray(shape, dtype, buffer=block, offset=offset)
+            setattr(self, name, array)
+            offset += _aligned(array.nbytes)
+
+    if TYPE_CHECKING:
+        observations: np.ndarray
+        final_observations: np.ndarray
+        actions: np.ndarray
+        rewards: np.ndarray
+        returns: np.ndarray
+        lengths: np.ndarray
+        terminated: np.ndarray
+        truncated: np.ndarray
+        invalid: np.ndarray
+        success_once: np.ndarray
+        success_at_end: np.ndarray
+        idle: np.ndarray
+        busy: np.ndarray
+        failures: np.ndarray
+
+    @classmethod
+    def size(cls, num_envs: int, spaces: EnvSpaces) -> int:
+        """Bytes needed."""
+        fields = cls._fields(num_envs, spaces).values()
+        return sum(_aligned(int(np.prod(shape)) * np.dtype(dtype).itemsize) for shape, dtype in fields)
+
+    @staticmethod
+    def _fields(num_envs: int, spaces: EnvSpaces) -> dict[str, tuple[tuple[int, ...], type]]:
+        rows = (num_envs, spaces.observation_size)
+        continuous = spaces.action.kind == "continuous"
+        return {
+            "observations": (rows, np.float32),
+            "final_observations": (rows, np.float32),
+            "actions": ((num_envs, spaces.action.size), np.float32) if continuous else ((num_envs,), np.int64),
+            "rewards": ((num_envs,), np.float64),
+            "returns": ((num_envs,), np.float64),
+            "lengths": ((num_envs,), np.int64),
+            "terminated": ((num_envs,), np.bool_),
+            "truncated": ((num_envs,), np.bool_),
+            "invalid": ((num_envs,), np.bool_),
+            "success_once": ((num_envs,), np.int8),
+            "success_at_end": ((num_envs,), np.int8),
+            "idle": ((num_envs,), np.bool_),
+            "busy": ((num_envs,), np.int64),
+            "failures": ((num_envs,), np.int64),
+        }
+
+
+def _aligned(size: int) -> int:
+    """Rounded up to cache lines, so that no two arrays share one."""
+    return -(-size // 64) * 64

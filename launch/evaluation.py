@@ -1,0 +1,264 @@
+"""How good a saved policy is: evaluation from fixed seeds, a table of it, the same as JSON, and videos.
+
+Twice over the same episodes or questions: with the most likely action or token, and with sampled ones. All of it runs
+in one process on this machine, on its first GPU if it has any. Nothing of the run is changed, which may be going on.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from rl_platform.checkpoint import Checkpoint, UnknownFormat
+from rl_platform.config import LoadedConfig
+from rl_platform.config.components import Critic, Env, Parallel
+from rl_platform.config.schema import Cluster, Config
+from rl_platform.config.source import COMMAND_LINE
+from rl_platform.envs.embodied.success import success_rates
+from rl_platform.envs.reasoning.tasks import build_questions
+from rl_platform.errors import ConfigError, Problem
+from rl_platform.launch.cluster import runtime_for
+from rl_platform.launch.headline import number
+from rl_platform.launch.plain import PlainView
+from rl_platform.launch.preflight import check_models, check_reward, check_tool
+from rl_platform.launch.saved_run import SavedRun
+from rl_platform.launch.session import spaces_of, task_of
+from rl_platform.metrics import Reporter, Reporters
+from rl_platform.placement.inventory import inventory_for
+from rl_platform.placement.scheduler import schedule
+from rl_platform.runners.embodied import EmbodiedTask
+from rl_platform.runners.reasoning import ReasoningTask
+from rl_platform.runners.state import fingerprint
+from rl_platform.runtime.cpu import keep_freed_memory
+
+Row = dict[str, Any]
+
+
+def evaluate_checkpoint(run: SavedRun, loaded: LoadedConfig, overrides: Sequence[str]) -> list[Row]:
+    """Evaluate, print the table and write it into the run's folder `evaluation`; returns its rows.
+
+    Raises ConfigError for a checkpoint that this version or config does not fit, CheckpointError for a damaged one.
+    """
+    checkpoint = _open(run, loaded.config)
+    config = one_process(loaded.config)
+    video = config.env.evaluation.video or not _decided(overrides)
+    placement = schedule(config.cluster, inventory := inventory_for(config.cluster))
+    if config.runner.task_type == "embodied":
+        world: Any = spaces_of(config)
+    else:
+        world = build_questions(config.data, config.runner.seed)
+        check_reward(config)
+        check_tool(config)
+        check_models(config, placement, inventory)
+    place = _output(run)
+    console = Console()
+    reporter = Reporters([PlainView(console)])
+    keep_freed_memory()
+    with runtime_for(config, placement) as runtime:
+        with reporter.phase("load"):
+            task = task_of(config, runtime, reporter, run.folder, world, placement, inventory)
+            task.learned_parts()["actor"].load_state(str(checkpoint.file("actor"))).wait()
+            if isinstance(task, EmbodiedTask):
+                task.groups["env"].use_normalizer(checkpoint.load("env")).wait()
+            task.sync_weights(0)
+        with reporter.phase("evaluate"):
+            if isinstance(task, EmbodiedTask):
+                videos = ", and draws a video of each" if video else ""
+                reporter.note(
+                    f"{config.env.evaluation.episodes} episodes with likely, then with sampled actions{videos}"
+                )
+                rows = _episodes(task, config.env, place, video, reporter)
+            else:
+                assert isinstance(task, ReasoningTask)
+                rows = _answers(task, config, place)
+    content = {
+        "checkpoint": str(run.checkpoint),
+        "step": checkpoint.step,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "overrides": list(overrides),
+        "seed": config.env.evaluation.seed if isinstance(task, EmbodiedTask) else config.runner.seed,
+        "rows": rows,
+    }
+    place.with_suffix(".json").write_text(json.dumps(content, indent=1), encoding="utf-8")
+    console.print(
+        f"checkpoint of step {checkpoint.step}: {run.checkpoint}", highlight=False, soft_wrap=True, markup=False
+    )
+    console.print(table(rows), highlight=False, soft_wrap=True, markup=False)
+    console.print(f"in numbers: {place.with_suffix('.json')}", highlight=False, soft_wrap=True, markup=False)
+    return rows
+
+
+def _open(run: SavedRun, config: Config) -> Checkpoint:
+    try:
+        checkpoint = Checkpoint.open(run.checkpoint)
+    except UnknownFormat as error:
+        raise ConfigError([Problem("--eval", str(error), COMMAND_LINE, value=str(run.checkpoint))]) from error
+    # of an embodied run the environment may be another one, as long as the policy fits
+    theirs, ours = (
+        [line for line in text.splitlines() if not line.startswith("env.")]
+        for text in (checkpoint.fingerprint, fingerprint(config))
+    )
+    if theirs != ours:
+        message = (
+            f"the checkpoint is of another model than config.yaml beside it: it has "
+            f"{'; '.join(line for line in theirs if line not in ours) or 'nothing more'}, the config "
+            f"{'; '.join(line for line in ours if line not in theirs) or 'nothing more'}"
+        )
+        raise ConfigError([Problem("--eval", message, COMMAND_LINE, value=str(run.checkpoint))])
+    return checkpoint
+
+
+def _decided(overrides: Sequence[str]) -> bool:
+    """Whether the command line says if there are to be videos; the config says it of training."""
+    return any(override.partition("=")[0].strip() == "env.evaluation.video" for override in overrides)
+
+
+def one_process(config: Config) -> Config:
+    """The config without what only training needs, on one device of this machine."""
+    embodied = config.runner.task_type == "embodied"
+    names = "actor_critic,env,rollout" if embodied else "actor,rollout,reward"
+    actor = config.actor.model_copy(update={"parallel": Parallel(), "cpu_offload": False, "offload": False})
+    env, rollout = config.env, config.rollout
+    if embodied:
+        count = min(env.num_envs, env.evaluation.episodes)
+        env = env.model_copy(
+            update={"num_envs": count, "num_workers": min(env.num_workers, count), "pipeline_stages": 1}
+        )
+    else:
+        rollout = rollout.model_copy(update={"backend": "torch", "sync": "full", "offload": False})
+    return config.model_copy(
+        update={
+            "cluster": Cluster(component_placement={names: "0"}, runtime="local"),
+            "runner": config.runner.model_copy(update={"max_staleness": 0}),
+            "algorithm": config.algorithm.model_copy(update={"use_kl_in_reward": False, "use_kl_loss": False}),
+            "actor": actor,
+            "critic": Critic(),
+            "rollout": rollout,
+            "env": env,
+        }
+    )
+
+
+def _output(run: SavedRun) -> Path:
+    """What the files of this evaluation are called, less their ends."""
+    folder = run.folder / "evaluation"
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        message = f"{folder} cannot be made: {error.strerror}"
+        raise ConfigError([Problem("--eval", message, COMMAND_LINE, value=str(run.folder))]) from error
+    return folder / run.checkpoint.name
+
+
+def _episodes(task: EmbodiedTask, env: Env, place: Path, video: bool, reporter: Reporter) -> list[Row]:
+    """One row for each way to act."""
+    rows = []
+    for actions in ("deterministic", "sampled"):
+        file = place.with_name(f"{place.name}-{actions}.mp4") if video else None
+        found = task.evaluate(0, str(file) if file else None, actions == "deterministic")
+        if found["note"]:
+            reporter.note(f"{found['note']}. Going on without")
+            file, video = None, False
+        returns, lengths = found["returns"], found["lengths"]
+        rows.append(
+            {
+                "task": " ".join([env.id, *(str(env.kwargs[key]) for key in ("env_name",) if key in env.kwargs)]),
+                "actions": actions,
+                "episodes": len(returns),
+                "invalid": found["invalid"],
+                **_spread("return", returns),
+                "length": _mean(lengths),
+                **{name.removeprefix("val/"): rate for name, rate in success_rates(found["successes"], "val").items()},
+                "returns": returns,
+                "lengths": lengths,
+                "video": str(file) if file else None,
+            }
+        )
+    return rows
+
+
+def _answers(task: ReasoningTask, config: Config, place: Path) -> list[Row]:
+    """One row for each way to answer; the answers themselves go into files of their own."""
+    settings, rows = config.rollout, []
+    source = config.data.task
+    assert source is not None
+    greedy = settings.val_sampling.model_copy(update={"temperature": 0.0})
+    for tokens, sampling in (("greedy", greedy), ("sampled", settings.sampling)):
+        answers = task.answers(sampling, 0)
+        valid = [answer for answer in answers if answer.valid]
+        file = place.with_name(f"{place.name}-{tokens}.jsonl")
+        lines = (
+            {"prompt": answer.prompt.text, "response": answer.text, "reward": answer.reward, "correct": answer.metric}
+            for answer in answers
+        )
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        rows.append(
+            {
+                "task": source.name or source.path or source.type,
+                "tokens": tokens,
+                "questions": len(answers),
+                "accuracy": _mean([answer.metric for answer in valid]),
+                "standard_error": _standard_error([answer.metric for answer in valid]),
+                "length": _mean([len(answer.token_ids) for answer in answers]),
+                "cut": _mean([answer.finish_reason == "length" for answer in answers]),
+                "unscored": len(answers) - len(valid),
+                "answers": str(file),
+            }
+        )
+    return rows
+
+
+def _spread(name: str, values: Sequence[float]) -> Row:
+    return {
+        f"{name}_mean": _mean(values),
+        f"{name}_std": _deviation(values),
+        f"{name}_min": min(values, default=None),
+        f"{name}_max": max(values, default=None),
+    }
+
+
+def _deviation(values: Sequence[float]) -> float | None:
+    mean = _mean(values)
+    return None if mean is None else math.sqrt(sum((value - mean) ** 2 for value in values) / len(values))
+
+
+def _standard_error(values: Sequence[float]) -> float | None:
+    deviation = _deviation(values)
+    return None if deviation is None else deviation / math.sqrt(len(values))
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(sum(values)) / len(values) if values else None
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows with equal keys as aligned text; lists and files are left to the JSON, `mean` and `std` share a column."""
+    hidden = {"returns", "lengths", "video", "answers"}
+    partners = {"return_mean": "return_std", "accuracy": "standard_error"}
+    names = [name for name in rows[0] if name not in hidden and name not in partners.values()]
+    lines = [[name.removesuffix("_mean").removeprefix("return_") for name in names]]
+    for row in rows:
+        cells = []
+        for name in names:
+            cell = _cell(row[name])
+            partner = row.get(partners.get(name, ""))
+            cells.append(cell if partner is None else f"{cell} ± {_cell(partner)}")
+        lines.append(cells)
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    aligned = (
+        "  ".join(cell.rjust(width) if index > 1 else cell.ljust(width) for index, (cell, width) in enumerate(pairs))
+        for pairs in (list(zip(line, widths, strict=True)) for line in lines)
+    )
+    return "\n".join(line.rstrip() for line in aligned)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "–"
+    return number(value) if isinstance(value, float) else str(value)

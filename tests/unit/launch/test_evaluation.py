@@ -1,0 +1,165 @@
+"""`--eval`: which checkpoint, what it refuses, and that what it measures is the policy that was saved."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rl_platform.checkpoint import FORMAT, MANIFEST, _seal
+from rl_platform.launch.evaluation import table
+from rl_platform.metrics import read_metrics
+
+RUN = "runner.output_dir=runs/one", "runner.save_interval=2"
+
+
+@pytest.fixture
+def trained(command, folder: Path) -> Path:
+    """An embodied run of four steps with checkpoints of steps 2 and 4."""
+    assert command("embodied.yaml", *RUN).code == 0
+    return folder / "runs" / "one"
+
+
+def rows(run: Path, step: int = 4) -> list[dict]:
+    return json.loads((run / "evaluation" / f"step-{step:08d}.json").read_text())["rows"]
+
+
+def test_an_embodied_checkpoint(command, trained: Path):
+    before = {path: path.stat().st_mtime for path in trained.rglob("*")}
+    ended = command("--eval", "latest", "env.evaluation.video=false")
+    assert ended.code == 0, ended.err
+    assert ended.out.splitlines()[2].split() == [
+        *("task", "actions", "episodes", "invalid", "return", "min", "max", "length")
+    ]
+    deterministic, sampled = rows(trained)
+    assert (deterministic["actions"], sampled["actions"]) == ("deterministic", "sampled")
+    last = read_metrics(trained)[-1]
+    for name, metric in (("return_mean", "return"), ("return_std", "return_std"), ("length", "length")):
+        assert deterministic[name] == pytest.approx(last[f"val/{metric}"])  # what training itself measured
+    assert sampled["returns"] != deterministic["returns"]
+    assert all(path.stat().st_mtime == changed for path, changed in before.items() if path.is_file())
+    assert not list(trained.rglob("*.mp4"))
+    again = command("--eval", trained / "checkpoints" / "step-00000004", "env.evaluation.video=false")
+    assert again.out == ended.out
+    assert rows(trained) == [deterministic, sampled]
+
+
+def test_another_checkpoint_more_episodes_and_other_seeds(command, trained: Path):
+    options = [f"env.evaluation.{option}" for option in ("episodes=5", "seed=77", "video=false")]
+    assert command("--eval", trained / "checkpoints" / "step-00000002", *options, "env.num_workers=2").code == 0
+    first, _ = rows(trained, 2)
+    assert len(first["returns"]) == 5
+    assert command("--eval", trained, *options).code == 0
+    assert rows(trained, 4)[0]["returns"] != first["returns"]
+
+
+def test_videos_of_both_ways_to_act_or_a_word_why_not(command, trained: Path):
+    ended = command("--eval", trained, "env.max_episode_steps=5")
+    assert ended.code == 0, ended.err
+    videos = [row["video"] for row in rows(trained)]
+    assert ("no video" in ended.out) == (None in videos)
+    for video in filter(None, videos):
+        assert b"ftyp" in Path(video).read_bytes()[:16]
+
+
+def test_without_a_way_to_draw_it_goes_on(command, folder: Path, monkeypatch: pytest.MonkeyPatch):
+    assert command("embodied.yaml", *RUN, "env.id=InvertedPendulum-v5").code == 0
+    monkeypatch.setenv("MUJOCO_GL", "no-such-library")
+    ended = command("--eval", "runs/one")
+    assert ended.code == 0, ended.err
+    assert "no-such-library" in ended.out
+    assert [row["video"] for row in rows(folder / "runs" / "one")] == [None, None]
+
+
+def test_a_reasoning_checkpoint(command, folder: Path, scored_by_length: str):
+    assert command("reasoning.yaml", *RUN, scored_by_length, "algorithm.use_kl_loss=true", *WITH_REFERENCE).code == 0
+    run = folder / "runs" / "one"
+    ended = command("--eval", run)
+    assert ended.code == 0, ended.err
+    greedy, sampled = rows(run)
+    assert greedy["accuracy"] == pytest.approx(read_metrics(run)[-1]["val/accuracy"])
+    assert (greedy["tokens"], sampled["tokens"], greedy["questions"]) == ("greedy", "sampled", 8)
+    texts = [[json.loads(line) for line in Path(row["answers"]).read_text().splitlines()] for row in (greedy, sampled)]
+    assert texts[0] != texts[1]
+    assert sampled["accuracy"] == pytest.approx(sum(answer["correct"] for answer in texts[1]) / 8)
+    assert "greedy" in ended.out
+
+
+WITH_REFERENCE = (
+    "cluster.component_placement={'actor,critic,rollout,reward,reference': all}",
+    "algorithm.kl_loss_coef=0.1",
+)
+
+
+@pytest.fixture
+def scored_by_length(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    function = "def score(response, answer, metadata):\n    return float(len(response.encode()) % 2 == 0)\n"
+    (folder / "length_score.py").write_text(function)
+    monkeypatch.syspath_prepend(folder)
+    return "reward.type=length_score:score"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["runs/on"], "did you mean"),
+        (["embodied.yaml"], "is a file, not the folder of a run or a checkpoint"),
+        (["."], "holds neither a run nor a checkpoint"),
+        (["latest"], "no run in"),
+        (["new"], "has not written a checkpoint yet"),
+        (["moved/step-00000004"], "config.yaml is missing"),
+        (["runs/one", "algorithm.gamma=0.9"], "algorithm.gamma: belongs to the model or its training"),
+        (["runs/one", "env.evaluation.deterministic=true"], "env.evaluation.deterministic: belongs to"),
+        (["runs/one", "env.evaluation.episodes=0"], "env.evaluation.episodes: out of range"),
+        (["runs/one", "env.id=CartPoll-v1"], "did you mean CartPole-v1"),
+        (["runs/one", "--check"], "--eval takes a checkpoint"),
+    ],
+)
+def test_what_is_refused(command, folder: Path, arguments: list[str], message: str):
+    if "latest" not in arguments:
+        assert command("embodied.yaml", *RUN, "runner.max_steps=1").code == 0
+        (folder / "new").mkdir()
+        shutil.copy(folder / "runs" / "one" / "config.yaml", folder / "new")
+        shutil.copytree(folder / "runs" / "one" / "checkpoints" / "step-00000001", folder / "moved" / "step-00000004")
+    ended = command("--eval", *arguments)
+    assert ended.code == 2
+    assert message in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_a_checkpoint_of_another_version_model_or_with_damage(command, trained: Path):
+    manifest = trained / "checkpoints" / "step-00000004" / MANIFEST
+    body = json.loads(manifest.read_text())
+    del body["sha256"]
+    manifest.write_bytes(_seal(body | {"format": FORMAT + 1}))
+    ended = command("--eval", trained)
+    assert ended.code == 2
+    assert f"has format {FORMAT + 1}" in ended.err
+    manifest.write_bytes(_seal(body | {"fingerprint": body["fingerprint"].replace("[16, 16]", "[8]")}))
+    ended = command("--eval", trained)
+    assert ended.code == 2
+    assert "actor.model.hidden_sizes: [8]" in ended.err
+    shard = next((manifest.parent / "actor").glob("*.distcp"))
+    os.truncate(shard, 10)
+    manifest.write_bytes(_seal(body))
+    ended = command("--eval", trained)
+    assert ended.code == 65
+    assert "has 10 bytes instead of" in ended.err
+
+
+def test_an_environment_that_the_policy_does_not_fit(command, trained: Path):
+    ended = command("--eval", trained, "env.id=Acrobot-v1")
+    assert ended.code == 65
+    assert "it is of another model" in ended.err
+
+
+def test_the_table_aligns_and_shows_success_where_it_is_said():
+    row = {"task": "push", "actions": "sampled", "return_mean": 1234.5, "return_std": 3.25, "success_once": 0.5}
+    lines = table([row | {"returns": [1.0]}, row | {"return_mean": None, "return_std": None}]).splitlines()
+    assert lines[0].split() == ["task", "actions", "return", "success_once"]
+    assert lines[1].split() == ["push", "sampled", "1,234", "±", "3.250", "0.500"]
+    assert "–" in lines[2]
+    assert len({len(line) for line in lines}) == 1
