@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,9 +46,19 @@ class _Running:
 
 
 class TorchRolloutEngine:
-    """`model_config`: of transformers. Weights come by `receive` before the first `generate`."""
+    """`model_config`: of transformers. Weights come by `receive` before the first `generate`.
 
-    def __init__(self, model_config: Any, eos_token_ids: Sequence[int], max_running: int, device: torch.device) -> None:
+    dtype: of weights, keys and values; weights of another one are converted, so they are no references any more.
+    """
+
+    def __init__(
+        self,
+        model_config: Any,
+        eos_token_ids: Sequence[int],
+        max_running: int,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         from accelerate import init_empty_weights
         from transformers import AutoModelForCausalLM
 
@@ -58,7 +68,7 @@ class TorchRolloutEngine:
         self.config = model_config
         self.eos = frozenset(eos_token_ids)
         self.max_running = max_running
-        self.device = device
+        self.device, self.dtype = device, dtype
         self.version = -1
         self._lock = threading.RLock()  # one decoding step, or one update
         self._again = self._aborted = False
@@ -94,9 +104,7 @@ class TorchRolloutEngine:
     def _receive(self, weights: Weights) -> None:
         self._onload()
         if self.version < 0:
-            self.model.load_state_dict(
-                {name: tensor.to(self.device) for name, tensor in weights.state.items()}, assign=True
-            )
+            self.model.load_state_dict(self._own(weights.state), assign=True)
             self.model.to(self.device)  # its buffers, which are not among the weights
         else:
             own = self.model.state_dict(keep_vars=True)
@@ -105,6 +113,14 @@ class TorchRolloutEngine:
                     own[name].data.copy_(tensor)
         self._repack()
         self.version = weights.version
+
+    def _own(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """References where device and type are the engine's; tensors that share memory still do."""
+        found: dict[int, Tensor] = {}
+        for tensor in state.values():
+            if tensor.data_ptr() not in found:
+                found[tensor.data_ptr()] = tensor.to(self.device, self.dtype)
+        return {name: found[tensor.data_ptr()] for name, tensor in state.items()}
 
     @torch.inference_mode()
     def generate(

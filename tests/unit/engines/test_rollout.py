@@ -251,3 +251,21 @@ class TestWeights:
         assert all(linear.packed is not None for linear in packed._decoder.linears)
         found, expected = (answers(engine, requests, self.greedy) for engine in (packed, unpacked))
         assert {i: c.token_ids for i, c in found.items()} == {i: c.token_ids for i, c in expected.items()}
+
+    @pytest.mark.parametrize("tied", [True, False])
+    def test_weights_of_another_type_are_converted_and_follow_updates(self, tied: bool) -> None:
+        plain, requests = causal_lm(tied=tied), prompts()
+        engine = TorchRolloutEngine(copy.deepcopy(plain.config), (NEVER,), 4, torch.device("cpu"), torch.bfloat16)
+        for version in range(2):
+            for parameter in plain.parameters():
+                parameter.data.mul_(1 - 0.5 * version)
+            engine.receive(Weights(version, state_of(plain)))
+            own = engine.model.state_dict(keep_vars=True)
+            assert {tensor.dtype for tensor in own.values()} == {torch.bfloat16}
+            assert {parameter.dtype for parameter in plain.parameters()} == {torch.float32}
+            assert (own["head.weight"].data_ptr() == own["backbone.embed_tokens.weight"].data_ptr()) == tied
+            errors = [
+                (torch.tensor(found.log_probs) - teacher_forced(copy.deepcopy(plain), requests[index], found)).abs()
+                for index, found in answers(engine, requests, SamplingParams(6)).items()
+            ]
+            assert torch.cat(errors).mean() < 0.06  # other weights are off by more than 0.3
