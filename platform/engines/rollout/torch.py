@@ -1,11 +1,11 @@
 """The built-in rollout engine: continuous batching on plain torch, on CPU or GPU.
 
-Running sequences are decoded together; one that finishes leaves at once and a waiting one takes its slot. A prompt
-prefix that the requests of one prefill share (a chat template's system turn) is computed once. Weights on the same
-device are references to the trainer's, not copies; on a CPU the matrices are repacked into oneDNN's blocked layout
-after each update, which makes small batches about twice as fast.
+Running sequences are decoded together; one that finishes leaves at once and a waiting one takes its slot. What prompts
+have in common is computed once (`prefill`), the layers of well-known architectures with few operations (`decoder`).
+Weights on the same device and of the same type are references to the trainer's, not copies; on a CPU the matrices are
+repacked after each update (`packed_linear`).
 
-Does not cover tensor parallelism, paging, or samples of one prompt sharing more than the common prefix.
+Does not cover tensor parallelism and paging: every slot has room for the longest sequence of the call.
 """
 
 from __future__ import annotations
@@ -116,11 +116,12 @@ class TorchRolloutEngine:
 
     def _own(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """References where device and type are the engine's; tensors that share memory still do."""
-        found: dict[int, Tensor] = {}
+        found: dict[tuple[int, torch.Size], Tensor] = {}
         for tensor in state.values():
-            if tensor.data_ptr() not in found:
-                found[tensor.data_ptr()] = tensor.to(self.device, self.dtype)
-        return {name: found[tensor.data_ptr()] for name, tensor in state.items()}
+            key = tensor.data_ptr(), tensor.shape
+            if key not in found:
+                found[key] = tensor.to(self.device, self.dtype)
+        return {name: found[tensor.data_ptr(), tensor.shape] for name, tensor in state.items()}
 
     @torch.inference_mode()
     def generate(
