@@ -136,9 +136,12 @@ class MemoryModel:
         shared = self.layout.together(self.layout.policy, "rollout") and self.config.rollout.backend != "sglang"
         if isinstance(shape, PolicyShape):
             return Memory(weights=0 if shared else shape.parameters * FLOAT)
-        bytes_each = FLOAT if self.config.rollout.backend != "sglang" else bytes_of(self.config.actor.model.dtype)
-        weights = 0 if shared else shape.parameters * bytes_each
-        if shared and self.config.actor.lora is not None:  # merged matrices are its own
+        sglang = self.config.rollout.backend == "sglang"
+        # the built-in engine has float32 on CPUs without fast bfloat16: the larger need is counted
+        bytes_each = bytes_of(self.config.actor.model.dtype) if sglang or self.on_gpu else FLOAT
+        referenced = shared and (sglang or bytes_each == FLOAT)
+        weights = 0 if referenced else shape.parameters * bytes_each
+        if referenced and self.config.actor.lora is not None:  # merged matrices are its own
             weights = shape.layers * shape.matrices_per_layer * bytes_each
         if not self.on_gpu:  # oneDNN's layout, a second time
             weights += (shape.layers * shape.matrices_per_layer + shape.vocabulary * shape.hidden) * FLOAT

@@ -98,7 +98,7 @@ def receive(token: WeightsToken, manifest: Manifest, store: Store, own: Mapping[
     size = count = 0
     for bucket in manifest.buckets:
         parts = [flat[piece.name][piece.start : piece.stop] for piece in bucket.pieces]
-        if keeps and _checksum(parts) == bucket.checksum:
+        if token.delta and keeps and _checksum(parts) == bucket.checksum:
             continue
         (sent,) = store.load([bucket.reference])
         for part, buffer in zip(parts, sent, strict=True):

@@ -25,7 +25,8 @@ def rollout_engine(
     rollout = config.rollout
     if chosen_backend(rollout.backend, bool(accelerators))[0] == "torch":
         device = torch.device("cuda", accelerators[0]) if accelerators else torch.device("cpu")
-        return TorchRolloutEngine(model_config, eos, rollout.max_running_requests, device)
+        dtype = generation_dtype(config.actor.model.dtype, device)
+        return TorchRolloutEngine(model_config, eos, rollout.max_running_requests, device, dtype)
     longest = config.data.max_prompt_length + config.data.max_response_length
     description = model_config.to_dict()
     setup = EngineSetup(
@@ -41,6 +42,20 @@ def rollout_engine(
     )
     log = Path(config.runner.output_dir).expanduser().absolute() / LOGS / f"{label}-sglang.log"
     return HostedEngine(label, setup, eos, rollout.engine_env, log)
+
+
+def generation_dtype(trained: str, device: torch.device) -> torch.dtype:
+    """bfloat16 if training computes with it and the device multiplies it faster than float32, which is float32 else.
+
+    A property of the hardware, not a measurement: a resumed run on the same machine generates the same.
+    """
+    if trained != "bfloat16":
+        return torch.float32
+    if device.type == "cuda":
+        faster = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:  # without these instructions oneDNN computes through float32, more slowly than with it
+        faster = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.bfloat16 if faster else torch.float32
 
 
 def _architecture(model_config: Any) -> str:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from rl_platform.records import SamplingParams
+
+BLOCK = 64  # tokens
 
 
 def uniforms(seed: int, count: int) -> Tensor:
@@ -20,14 +23,35 @@ def sample(logits: Tensor, uniform: Tensor, sampling: SamplingParams) -> tuple[T
     temperature 1.
     """
     scaled = logits.float() if sampling.temperature in (0.0, 1.0) else logits.float() / sampling.temperature
-    log_probs = torch.log_softmax(scaled, dim=-1)
+    probs = torch.softmax(scaled, dim=-1)
     if sampling.temperature == 0:
-        tokens = log_probs.argmax(dim=-1)
+        tokens = scaled.argmax(dim=-1)
     else:
-        cumulative = _filtered(log_probs.exp(), sampling).cumsum(dim=-1, dtype=torch.float64)
-        thresholds = uniform.to(cumulative.device)[:, None] * cumulative[:, -1:]
-        tokens = torch.searchsorted(cumulative, thresholds, right=True).squeeze(1).clamp(max=logits.shape[1] - 1)
-    return tokens, log_probs.gather(1, tokens[:, None]).squeeze(1)
+        tokens = _drawn(_filtered(probs, sampling), uniform.to(probs.device))
+    return tokens, probs.gather(1, tokens[:, None]).squeeze(1).log()  # not so unlikely as to be 0: it was drawn
+
+
+def _drawn(probs: Tensor, uniform: Tensor) -> Tensor:
+    """probs [n,V], not normalised -> tokens [n]: first the block of tokens, then the token in it.
+
+    Summing up blocks touches every probability once and keeps nothing of the vocabulary's size.
+    """
+    blocks = F.pad(probs, (0, -probs.shape[1] % BLOCK)).view(len(probs), -1, BLOCK)
+    totals = blocks.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
+    place, rest = _passed(totals, uniform * totals[:, -1])
+    inside = blocks[torch.arange(len(probs), device=probs.device), place].double().cumsum(dim=-1)
+    return place * BLOCK + _passed(inside, rest)[0]
+
+
+def _passed(cumulative: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
+    """cumulative [n,K], threshold [n] -> first place above the threshold [n], what is left of the threshold there [n].
+
+    Never one without a share of its own, even where rounding has the threshold reach the end.
+    """
+    below_end = torch.minimum(threshold, torch.nextafter(cumulative[:, -1], torch.zeros_like(threshold)))
+    place = torch.searchsorted(cumulative, below_end[:, None], right=True)
+    before = torch.where(place > 0, cumulative.gather(1, (place - 1).clamp(min=0)), 0.0)
+    return place.squeeze(1), below_end - before.squeeze(1)
 
 
 def _filtered(probs: Tensor, sampling: SamplingParams) -> Tensor:

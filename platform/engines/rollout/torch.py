@@ -1,34 +1,34 @@
 """The built-in rollout engine: continuous batching on plain torch, on CPU or GPU.
 
-Running sequences are decoded together; one that finishes leaves at once and a waiting one takes its slot. A prompt
-prefix that the requests of one prefill share (a chat template's system turn) is computed once. Weights on the same
-device are references to the trainer's, not copies; on a CPU the matrices are repacked into oneDNN's blocked layout
-after each update, which makes small batches about twice as fast.
+Running sequences are decoded together; one that finishes leaves at once and a waiting one takes its slot. What prompts
+have in common is computed once (`prefill`), the layers of well-known architectures with few operations (`decoder`).
+Weights on the same device and of the same type are references to the trainer's, not copies; on a CPU the matrices are
+repacked after each update (`packed_linear`).
 
-Does not cover tensor parallelism, paging, or samples of one prompt sharing more than the common prefix.
+Does not cover tensor parallelism and paging: every slot has room for the longest sequence of the call.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from rl_platform.engines.offload import Swap
 from rl_platform.engines.rollout.base import Completion, Request
-from rl_platform.engines.rollout.kv_cache import DecodeAttention, KVCache, PrefillAttention
+from rl_platform.engines.rollout.decoder import decoder_for
+from rl_platform.engines.rollout.kv_cache import DecodeAttention, KVCache
+from rl_platform.engines.rollout.packed_linear import can_pack
+from rl_platform.engines.rollout.prefill import PREFILL_TOKENS, Prefill
 from rl_platform.engines.rollout.sampling import sample, uniforms
 from rl_platform.models.language import LanguageModel
-from rl_platform.models.packed import pack
 from rl_platform.records import SamplingParams, Weights
 
-PREFILL_TOKENS = 4096  # prompt tokens of one prefill forward
 REFILL_SHARE = 8  # waiting requests enter when one slot in this many is free: prefills of one prompt are slow
 
 
@@ -39,11 +39,26 @@ class _Running:
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
 
+    @property
+    def stored(self) -> int:
+        """Tokens in its slot: all but the last sampled one."""
+        return len(self.request.token_ids) + len(self.tokens) - 1
+
 
 class TorchRolloutEngine:
-    """`model_config`: of transformers. Weights come by `receive` before the first `generate`."""
+    """`model_config`: of transformers. Weights come by `receive` before the first `generate`.
 
-    def __init__(self, model_config: Any, eos_token_ids: Sequence[int], max_running: int, device: torch.device) -> None:
+    dtype: of weights, keys and values; weights of another one are converted, so they are no references any more.
+    """
+
+    def __init__(
+        self,
+        model_config: Any,
+        eos_token_ids: Sequence[int],
+        max_running: int,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         from accelerate import init_empty_weights
         from transformers import AutoModelForCausalLM
 
@@ -53,23 +68,27 @@ class TorchRolloutEngine:
         self.config = model_config
         self.eos = frozenset(eos_token_ids)
         self.max_running = max_running
-        self.device = device
+        self.device, self.dtype = device, dtype
         self.version = -1
         self._lock = threading.RLock()  # one decoding step, or one update
         self._again = self._aborted = False
-        self._packed: list[_PackedLinear] = []
+        self._decoder = decoder_for(self.model)
         self._swap = Swap(self.model.parameters, device)
 
     def offload(self) -> None:
         """The weights leave the device until they are used. Only where they are not the trainer's."""
         self._swap.leave()
-        for linear in self._packed:
-            linear.packed = None
+        for linear in self._decoder.linears:
+            linear.drop()
 
     def _onload(self) -> None:
         if self._swap.away:
             self._swap.enter()
-            for linear in self._packed:
+            self._repack()
+
+    def _repack(self) -> None:
+        if can_pack(self.device):
+            for linear in self._decoder.linears:
                 linear.repack()
 
     def receive(self, weights: Weights) -> None:
@@ -85,20 +104,24 @@ class TorchRolloutEngine:
     def _receive(self, weights: Weights) -> None:
         self._onload()
         if self.version < 0:
-            self.model.load_state_dict(
-                {name: tensor.to(self.device) for name, tensor in weights.state.items()}, assign=True
-            )
+            self.model.load_state_dict(self._own(weights.state), assign=True)
             self.model.to(self.device)  # its buffers, which are not among the weights
-            if self.device.type == "cpu" and torch.backends.mkldnn.is_available():
-                self._packed = _pack_linears(self.model)
         else:
             own = self.model.state_dict(keep_vars=True)
             for name, tensor in weights.state.items():
                 if own[name].data_ptr() != tensor.data_ptr():
                     own[name].data.copy_(tensor)
-        for linear in self._packed:
-            linear.repack()
+        self._repack()
         self.version = weights.version
+
+    def _own(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """References where device and type are the engine's; tensors that share memory still do."""
+        found: dict[tuple[int, torch.Size], Tensor] = {}
+        for tensor in state.values():
+            key = tensor.data_ptr(), tensor.shape
+            if key not in found:
+                found[key] = tensor.to(self.device, self.dtype)
+        return {name: found[tensor.data_ptr(), tensor.shape] for name, tensor in state.items()}
 
     @torch.inference_mode()
     def generate(
@@ -113,14 +136,15 @@ class TorchRolloutEngine:
         slots = min(self.max_running, len(requests))
         longest = max((len(request.token_ids) + request.limit(sampling) for request in requests), default=0)
         cache = self._new_cache(slots, longest)
-        self._again = self._aborted = False
+        self._again, self._aborted = True, False
         while (waiting or running) and not self._aborted:
             with self._lock:
                 if self._again:  # no response mixes two sets of weights
                     waiting.extendleft(entry.request for entry in reversed(running))
                     running.clear()
+                    prefill = Prefill(self._decoder, cache, [request.token_ids for request in waiting])
                     self._again = False
-                self._advance(cache, waiting, running, sampling)
+                self._advance(prefill, waiting, running, sampling)
             self._release(cache, running, sampling, on_finished)
         for entry in running:
             on_finished(Completion(entry.request.index, tuple(entry.tokens), tuple(entry.log_probs), "abort"))
@@ -128,45 +152,35 @@ class TorchRolloutEngine:
             on_finished(Completion(request.index, (), (), "abort"))
 
     def _advance(
-        self, cache: KVCache, waiting: deque[Request], running: list[_Running], sampling: SamplingParams
+        self, prefill: Prefill, waiting: deque[Request], running: list[_Running], sampling: SamplingParams
     ) -> None:
         """One more token for those that run, or the first one for those that enter."""
-        free = cache.slots - len(running)
-        offset = 0
-        if waiting and free * REFILL_SHARE >= min(cache.slots, len(waiting)):
+        slots = prefill.cache.slots
+        free = slots - len(running)
+        if waiting and free * REFILL_SHARE >= min(slots, len(waiting)):
             entered = self._take(waiting, free, sampling)
-            logits = self._prefill(cache, entered, first=len(running))
-            offset = len(running)
+            following = waiting[0].token_ids if waiting else None
+            states = prefill.enter(len(running), [entry.request.token_ids for entry in entered], following)
             running += entered
         else:
-            logits = self._decode(cache, running)
-        self._append(running[offset:], logits, sampling)
+            entered = running
+            states = self._decode(prefill.cache, running)
+        self._append(entered, self._decoder.logits(states), sampling)
 
     def _take(self, waiting: deque[Request], free: int, sampling: SamplingParams) -> list[_Running]:
+        """Those that enter now, longest prompt first: neighbours in the cache are read as far as the longest goes."""
         entered: list[_Running] = []
         tokens = 0
         while waiting and len(entered) < free and (not entered or tokens + len(waiting[0].token_ids) <= PREFILL_TOKENS):
             request = waiting.popleft()
             tokens += len(request.token_ids)
             entered.append(_Running(request, uniforms(request.seed, sampling.max_new_tokens)))
-        return entered
-
-    def _prefill(self, cache: KVCache, entered: list[_Running], first: int) -> Tensor:
-        prompts = [torch.tensor(entry.request.token_ids, device=self.device) for entry in entered]
-        packed = pack(prompts)
-        states = self.model.hidden(packed.tokens, packed.positions, PrefillAttention(cache, packed, first))
-        last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=self.device)
-        return self._logits(states[packed.flat_index[torch.arange(len(entered), device=self.device), last]])
+        return sorted(entered, key=lambda entry: -len(entry.request.token_ids))
 
     def _decode(self, cache: KVCache, running: list[_Running]) -> Tensor:
         tokens = torch.tensor([entry.tokens[-1] for entry in running], device=self.device)
-        lengths = torch.tensor(
-            [len(entry.request.token_ids) + len(entry.tokens) - 1 for entry in running], device=self.device
-        )
-        return self._logits(self.model.hidden(tokens, lengths, DecodeAttention(cache, lengths)))
-
-    def _logits(self, states: Tensor) -> Tensor:
-        return self.model.head(states)
+        lengths = torch.tensor([entry.stored for entry in running], device=self.device)
+        return self._decoder.hidden(tokens, lengths, DecodeAttention(cache, lengths))
 
     def _append(self, entries: list[_Running], logits: Tensor, sampling: SamplingParams) -> None:
         uniform = torch.stack([entry.random[len(entry.tokens)] for entry in entries])
@@ -191,7 +205,7 @@ class TorchRolloutEngine:
             last = running.pop()
             if slot < len(running):
                 running[slot] = last
-                cache.move(len(running), slot)
+                cache.copy(len(running), slot, last.stored)
             reason = "stop" if stopped else "length"
             on_finished(Completion(entry.request.index, tuple(entry.tokens), tuple(entry.log_probs), reason))
 
@@ -201,30 +215,3 @@ class TorchRolloutEngine:
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         dtype = self.model.head.weight.dtype
         return KVCache(config.num_hidden_layers, slots, heads, length, head_dim, dtype=dtype, device=self.device)
-
-
-class _PackedLinear(nn.Module):
-    """A linear layer whose weight is kept a second time in oneDNN's blocked layout."""
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.weight, self.bias = linear.weight, linear.bias
-
-    def repack(self) -> None:
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), 32)
-
-    def forward(self, states: Tensor) -> Tensor:
-        if states.numel() // states.shape[-1] > 256:  # large products are as fast without
-            return F.linear(states, self.weight, self.bias)
-        return torch.ops.mkldnn._linear_pointwise(states, self.packed, self.bias, "none", [], "")
-
-
-def _pack_linears(model: nn.Module) -> list[_PackedLinear]:
-    packed = []
-    for module in list(model.modules()):
-        for name, child in module.named_children():
-            if type(child) is nn.Linear:
-                replacement = _PackedLinear(child)
-                setattr(module, name, replacement)
-                packed.append(replacement)
-    return packed

@@ -22,14 +22,12 @@ LENGTHS = (3, 11, 1, 7, 7, 20, 5, 2, 9, 14, 1, 6, 4)
 
 
 def causal_lm(kind: str = "llama", tied: bool = True) -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+    """A tiny model, also its biases and norms with random weights."""
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    make_config, make_model = {
-        "llama": (LlamaConfig, LlamaForCausalLM),
-        "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-    }[kind]
     torch.manual_seed(0)
-    config = make_config(
+    config = AutoConfig.for_model(
+        kind,
         vocab_size=VOCABULARY,
         hidden_size=32,
         intermediate_size=48,
@@ -40,10 +38,16 @@ def causal_lm(kind: str = "llama", tied: bool = True) -> Any:
         max_position_embeddings=64,
         tie_word_embeddings=tied,
         initializer_range=0.3,  # distributions far from uniform
+        sliding_window=None,
         bos_token_id=None,
         eos_token_id=None,
+        pad_token_id=None,
     )
-    return make_model(config).eval()
+    plain = AutoModelForCausalLM.from_config(config).eval()
+    for parameter in plain.parameters():
+        if parameter.dim() == 1:
+            parameter.data.add_(torch.randn_like(parameter), alpha=0.2)
+    return plain
 
 
 def state_of(plain: Any) -> dict[str, Tensor]:
@@ -83,7 +87,7 @@ def teacher_forced(plain: Any, request: Request, completion: Completion, tempera
     return distribution[start - 1 : -1].gather(1, tokens[0, start:, None]).squeeze(1)
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "mistral", "olmo2"])  # the last with transformers' modules
 @pytest.mark.parametrize("shared", [0, 6])
 @pytest.mark.parametrize("tied", [True, False])
 def test_greedy_decoding_equals_transformers(kind: str, shared: int, tied: bool) -> None:
@@ -146,7 +150,7 @@ class TestIndependence:
     def test_prefills_of_limited_size(self, monkeypatch: pytest.MonkeyPatch) -> None:
         engine, requests = engine_for(causal_lm(), SOME_STOP_EARLY), prompts()
         expected = answers(engine, requests, HOT)
-        monkeypatch.setattr("rl_platform.engines.rollout.torch.PREFILL_TOKENS", 8)  # some prompts are longer
+        monkeypatch.setattr("rl_platform.engines.rollout.prefill.PREFILL_TOKENS", 8)  # some prompts are longer
         found = answers(engine, requests, HOT)
         assert {i: c.token_ids for i, c in found.items()} == {i: c.token_ids for i, c in expected.items()}
 
@@ -240,9 +244,28 @@ class TestWeights:
         packed = engine_for(plain)
         monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
         unpacked = engine_for(plain)
-        assert not unpacked._packed
-        if not packed._packed:
+        assert all(linear.packed is None for linear in unpacked._decoder.linears)
+        if packed._decoder.linears[0].packed is None:
             pytest.skip("this build of torch has no oneDNN: there is nothing to compare")
-        assert len(packed._packed) == 2 * 7 + 1  # every matrix of both layers and the head
+        assert sum(len(linear.layers) for linear in packed._decoder.linears) == 2 * 7 + 1  # both layers and the head
+        assert all(linear.packed is not None for linear in packed._decoder.linears)
         found, expected = (answers(engine, requests, self.greedy) for engine in (packed, unpacked))
         assert {i: c.token_ids for i, c in found.items()} == {i: c.token_ids for i, c in expected.items()}
+
+    @pytest.mark.parametrize("tied", [True, False])
+    def test_weights_of_another_type_are_converted_and_follow_updates(self, tied: bool) -> None:
+        plain, requests = causal_lm(tied=tied), prompts()
+        engine = TorchRolloutEngine(copy.deepcopy(plain.config), (NEVER,), 4, torch.device("cpu"), torch.bfloat16)
+        for version in range(2):
+            for parameter in plain.parameters():
+                parameter.data.mul_(1 - 0.5 * version)
+            engine.receive(Weights(version, state_of(plain)))
+            own = engine.model.state_dict(keep_vars=True)
+            assert {tensor.dtype for tensor in own.values()} == {torch.bfloat16}
+            assert {parameter.dtype for parameter in plain.parameters()} == {torch.float32}
+            assert (own["head.weight"].data_ptr() == own["backbone.embed_tokens.weight"].data_ptr()) == tied
+            errors = [
+                (torch.tensor(found.log_probs) - teacher_forced(copy.deepcopy(plain), requests[index], found)).abs()
+                for index, found in answers(engine, requests, SamplingParams(6)).items()
+            ]
+            assert torch.cat(errors).mean() < 0.06  # other weights are off by more than 0.3

@@ -211,6 +211,15 @@ def test_more_of_it_needs_more_memory(change: str, component: str, part: str) ->
     assert large > small
 
 
+def test_a_generator_that_computes_in_another_type_has_weights_of_its_own() -> None:
+    where = layout({"actor,critic,reference,rollout,reward": "0"})
+    half = loaded(MANY | {"actor.model": "{path: smollm2-135m-instruct, dtype: bfloat16}"})
+    plain, converted = (model(config, where).rank("rollout") for config in (loaded(MANY), half))
+    assert plain.weights == 0
+    assert converted.weights * 2 == model(half, where).rank("reference").weights
+    assert converted.kv_cache * 2 == plain.kv_cache
+
+
 def test_layouts_of_a_placement_and_of_its_sizes_agree() -> None:
     splits = [
         ((("actor", "critic", "rollout", "reward"), range(16)),),

@@ -1,0 +1,176 @@
+"""Seconds and bytes per second of new weights on their way to the rollout engine, next to copying them in memory.
+
+SmolLM2-135M-Instruct, float32, 538 MB. Ways, in turns within one run:
+
+* copy: every tensor into another of the same process, the measure of the others.
+* one process: the torch engine takes the trainer's tensors by reference; that no byte of them was copied is checked.
+  Its time is what packing the matrices costs on a CPU.
+* engine's process: into shared memory, and from there into tensors of another process, as with SGLang.
+* Ray: publish and receive of another node's process, through the object store, with checksums on both sides.
+
+Every received tensor is compared. Not covered: GPUs, several nodes.
+
+    python benchmarks/weights.py [--rounds 3] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import cloudpickle
+from _common import machine, new_parser, write_json
+
+MODEL = "smollm2-135m-instruct"
+TARGET = 0.5
+COPY, REFERENCE, SHARED, RAY = "copy", "one process", "engine's process", "Ray"
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class RayStore:
+    """The object store as the runtime uses it."""
+
+    def store(self, value: Any) -> Any:
+        import ray
+
+        return ray.put(value)
+
+    def load(self, references: Any) -> Any:
+        import ray
+
+        return ray.get(list(references))
+
+
+class Receiver:
+    """A process of Ray's that keeps what it received."""
+
+    def __init__(self) -> None:
+        self.state: Any = None
+
+    def receive(self, manifest: Any) -> None:
+        from rl_platform.runtime.weights import WeightsToken, receive
+
+        token = WeightsToken("bench", "actor", 0, 0, delta=False)
+        self.state = receive(token, manifest, RayStore(), self.state).state
+
+    def total(self) -> float:
+        return total(self.state)
+
+
+def total(state: Any) -> float:
+    return float(sum(tensor.double().sum() for tensor in state.values()))
+
+
+def engine_process(connection: Connection) -> None:
+    """Copies what it is shown into tensors of its own; says their sum if asked."""
+    own: dict[str, Any] = {}
+    while True:
+        try:
+            parts = connection.recv()
+        except EOFError:
+            return
+        for handles in parts or ():
+            for name, tensor in pickle.loads(handles):
+                if name in own:
+                    own[name].copy_(tensor)
+                else:
+                    own[name] = tensor.clone()
+        connection.send(total(own) if parts is None else None)
+
+
+def through_shared_memory(state: dict[str, Any], line: Connection) -> Callable[[], None]:
+    from rl_platform.engines.rollout.shared_weights import SharedWeights
+
+    shared = SharedWeights()
+
+    def send() -> None:
+        line.send([handles for (handles,) in shared.write(state, 1)])
+        line.recv()
+
+    return send
+
+
+def by_reference(network: Any, state: dict[str, Any]) -> Callable[[], None]:
+    import torch
+
+    from rl_platform.engines.rollout.torch import TorchRolloutEngine
+    from rl_platform.records import Weights
+
+    engine = TorchRolloutEngine(network.config, (), 16, torch.device("cpu"))
+
+    def take() -> None:
+        engine.receive(Weights(engine.version + 1, state))
+        own = engine.model.state_dict(keep_vars=True)
+        if any(own[name].data_ptr() != tensor.data_ptr() for name, tensor in state.items()):
+            raise SystemExit("the engine has tensors of its own")
+
+    return take
+
+
+def main() -> None:
+    options = new_parser(__doc__, rounds=3).parse_args()
+    import ray
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from rl_platform.models.language import LanguageModel
+    from rl_platform.models.pretrained import model_folder
+    from rl_platform.runtime.cpu import keep_freed_memory
+    from rl_platform.runtime.weights import publish
+
+    keep_freed_memory()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    found = machine(("torch", "ray"))
+    network = AutoModelForCausalLM.from_pretrained(model_folder(MODEL), dtype=torch.float32).eval()
+    state = LanguageModel(network).state_dict()
+    distinct = {tensor.data_ptr(): tensor for tensor in state.values()}.values()
+    size = sum(tensor.nbytes for tensor in distinct)
+    copies = [torch.empty_like(tensor) for tensor in distinct]
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=2 * 2**30)
+    receiver = ray.remote(Receiver).options(num_cpus=0).remote()
+    line, theirs = multiprocessing.get_context("spawn").Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=engine_process, args=(theirs,))
+    process.start()
+    theirs.close()
+    ways: dict[str, Callable[[], Any]] = {
+        COPY: lambda: [own.copy_(tensor) for own, tensor in zip(copies, distinct, strict=True)],
+        REFERENCE: by_reference(network, state),
+        SHARED: through_shared_memory(state, line),
+        RAY: lambda: ray.get(receiver.receive.remote(publish(state, RayStore(), None))),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(options.warm_up + options.rounds):
+        for tensor in distinct:
+            tensor.add_(0.01)
+        for name, way in ways.items():
+            began = time.perf_counter()
+            way()
+            if number >= options.warm_up:
+                seconds[name].append(time.perf_counter() - began)
+    line.send(None)
+    if not line.recv() == ray.get(receiver.total.remote()) == total(state):
+        raise SystemExit("what arrived is not what was sent: the timings mean nothing")
+    line.close()
+    process.join()
+    ray.shutdown()
+
+    print(f"{size / 1e6:.0f} MB")
+    for name, values in seconds.items():
+        rate = "0 bytes copied" if name == REFERENCE else f"{size / statistics.median(values) / 1e9:6.2f} GB/s"
+        share = statistics.median(a / b for a, b in zip(seconds[COPY], values, strict=True))
+        verdict = "" if name in (COPY, REFERENCE) else f"{share:.2f} of the copy's rate (aim {TARGET})"
+        print(f"{name:<18} {statistics.median(values):6.2f} s  {rate}  {verdict}")
+    write_json(options.json, {"benchmark": "weights", "machine": found, "bytes": size, "seconds": seconds})
+
+
+if __name__ == "__main__":
+    main()

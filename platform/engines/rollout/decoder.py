@@ -1,0 +1,110 @@
+"""The forward pass of generation: few tokens through many small operations, where their number is what costs.
+
+Llama, Qwen2, Qwen3 and Mistral layers compute here with one product for query, key and value, one for both halves of
+the MLP, and a third of transformers' operations in between. Other architectures run transformers' own modules. Either
+way the weights are the model's, and on a CPU every matrix is packed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rl_platform.engines.rollout.packed_linear import PackedLinear
+from rl_platform.models.language import LanguageModel
+
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
+
+
+class TransformersDecoder:
+    """`model` as it is; its linear layers compute with packed weights once they are."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.model = model
+        self.linears = []
+        for module in model.modules():
+            if type(module) is nn.Linear:
+                self.linears.append(PackedLinear(module))
+                module.forward = self.linears[-1]  # type: ignore[method-assign,assignment]
+
+    def hidden(self, tokens: Tensor, positions: Tensor, attention: Any) -> Tensor:
+        """tokens, positions [N] -> last hidden states [N,H]."""
+        return self.model.hidden(tokens, positions, attention)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[N,H] -> [N,vocabulary]."""
+        return self.model.head(states)
+
+
+class FusedDecoder:
+    """The same numbers as `TransformersDecoder` up to rounding, for the FAMILIES."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.backbone: Any = model.backbone
+        self.layers = [_Layer(layer, number) for number, layer in enumerate(self.backbone.layers)]
+        self.head = PackedLinear(model.head)
+        self.linears = [linear for layer in self.layers for linear in layer.linears] + [self.head]
+
+    def hidden(self, tokens: Tensor, positions: Tensor, attention: Any) -> Tensor:
+        """As `TransformersDecoder.hidden`."""
+        states = self.backbone.embed_tokens(tokens)
+        cos, sin = (part[0, :, None] for part in self.backbone.rotary_emb(states, positions[None]))
+        half = sin.shape[-1] // 2
+        sin = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
+        for layer in self.layers:
+            states = layer(states, cos, sin, attention)
+        return _norm(self.backbone.norm)(states)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """As `TransformersDecoder.logits`."""
+        return self.head(states)
+
+
+class _Layer:
+    def __init__(self, layer: Any, number: int) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self.number, self.scaling, self.head_dim = number, attention.scaling, attention.head_dim
+        self.key_heads = attention.k_proj.out_features // self.head_dim
+        self.query_heads = attention.q_proj.out_features // self.head_dim
+        self.norm, self.mlp_norm = _norm(layer.input_layernorm), _norm(layer.post_attention_layernorm)
+        norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+        self.head_norms = [_norm(norm) for norm in norms if norm is not None]
+        self.qkv = PackedLinear(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.output = PackedLinear(attention.o_proj)
+        self.gate_up = PackedLinear(mlp.gate_proj, mlp.up_proj)
+        self.down = PackedLinear(mlp.down_proj)
+        self.linears = [self.qkv, self.output, self.gate_up, self.down]
+
+    def __call__(self, states: Tensor, cos: Tensor, sin: Tensor, attention: Any) -> Tensor:
+        """states [N,H]; cos, sin [N,1,D], the first half of sin negated."""
+        count = states.shape[0]
+        heads = self.qkv(self.norm(states)).view(count, -1, self.head_dim)
+        turned = heads[:, : self.query_heads + self.key_heads]  # values have no position
+        if self.head_norms:
+            parts = turned.split([self.query_heads, self.key_heads], dim=1)
+            turned = torch.cat([norm(part) for norm, part in zip(self.head_norms, parts, strict=True)], dim=1)
+        # rotary embedding: x cos + (-x2, x1) sin
+        turned = torch.addcmul(turned * cos, turned.roll(self.head_dim // 2, -1), sin)
+        query, key = turned.split([self.query_heads, self.key_heads], dim=1)
+        value = heads[:, self.query_heads + self.key_heads :]
+        query, key, value = (part.transpose(0, 1)[None] for part in (query, key, value))
+        seen = attention(self.number, query, key, value, self.scaling)
+        states = states + self.output(seen.reshape(count, -1))
+        gate, up = self.gate_up(self.mlp_norm(states)).chunk(2, dim=-1)
+        return states + self.down(F.silu(gate) * up)
+
+
+def _norm(module: Any) -> Callable[[Tensor], Tensor]:
+    """A root-mean-square norm of transformers in one operation. The weight is looked up: updates may replace it."""
+    return lambda states: F.rms_norm(states, module.weight.shape, module.weight, module.variance_epsilon)
+
+
+def decoder_for(model: LanguageModel) -> TransformersDecoder | FusedDecoder:
+    """The fastest that computes what the model's config says."""
+    config = model.config
+    fused = config.model_type in FAMILIES and config.hidden_act == "silu"
+    return FusedDecoder(model) if fused else TransformersDecoder(model)
