@@ -40,7 +40,7 @@ class EnvFailure(Exception):
 class Buffers:
     """Arrays of N environments with D observation numbers, in one block of memory.
 
-    observations, final_observations [N,D] float32; actions [N,A] float32 or [N] int64; rewards, returns [N] float64;
+    observations, final_observations [N,D] float32, or uint8 of images; actions [N,A] float32 or [N] int64; rewards, returns [N] float64;
     lengths [N] int64; terminated, truncated, invalid [N] bool; idle [N] bool: not to be stepped; busy [N] int64: by
     worker, the environment it is at.
     """
@@ -75,11 +75,11 @@ class Buffers:
 
     @staticmethod
     def _fields(num_envs: int, spaces: EnvSpaces) -> dict[str, tuple[tuple[int, ...], type]]:
-        rows = (num_envs, spaces.observation_size)
+        rows, dtype = (num_envs, spaces.observation_size), np.dtype(spaces.observation_dtype).type
         continuous = spaces.action.kind == "continuous"
         return {
-            "observations": (rows, np.float32),
-            "final_observations": (rows, np.float32),
+            "observations": (rows, dtype),
+            "final_observations": (rows, dtype),
             "actions": ((num_envs, spaces.action.size), np.float32) if continuous else ((num_envs,), np.int64),
             "rewards": ((num_envs,), np.float64),
             "returns": ((num_envs,), np.float64),
@@ -204,7 +204,7 @@ class EnvBlock:
         """End the episodes whose last step gave a number that is not finite, or whose physics had to start over."""
         invalid = self._invalid
         # a sum of squares is finite if all of them are and none is huge: one pass where nothing is wrong
-        finals = self._finals.reshape(-1)
+        finals = self._finals.reshape(-1)[: 0 if self._spaces.images else None]  # pixels always are
         if not math.isfinite(finals @ finals + self._rewards @ self._rewards):
             invalid |= ~(np.isfinite(self._finals).all(axis=1) & np.isfinite(self._rewards))
         if self._native is not None:

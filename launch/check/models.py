@@ -152,7 +152,7 @@ def _names(config: Config) -> list[str]:
 def _model(case: Case) -> Model:
     model = case.config.actor.model
     if case.embodied:
-        return model.model_copy(update={"hidden_sizes": [8, 8], "dtype": "float32"})
+        return model.model_copy(update={"type": "mlp", "hidden_sizes": [8, 8], "dtype": "float32"})
     return _language_model(16)
 
 

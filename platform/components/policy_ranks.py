@@ -34,7 +34,8 @@ class PolicyRanks:
         if self.ranks == 1:
             return self.from_policy.get()
         parts = [self.from_policy.get(key=rank) for rank, _ in self._parts(count)]
-        return Actions(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("array", "log_probs")))
+        names = ["array", "log_probs", *(["executed"] if parts[0].executed is not None else [])]
+        return Actions(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
     def _parts(self, count: int) -> Iterator[tuple[int, slice]]:
         """Ranks and their rows; a rank without rows is left alone."""

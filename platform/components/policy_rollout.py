@@ -20,7 +20,7 @@ from rl_platform.runtime.cpu import compute_alone
 
 @dataclass(frozen=True)
 class Observations:
-    """[N,D] float32. `draw` names the random numbers of this choice; `deterministic` needs none.
+    """[N,D] float32, or uint8 of images. `draw` names the random numbers of this choice; `deterministic` needs none.
 
     among: (first, total) where these are rows of a larger choice, None: they are all of it. An observation gets the
     same random numbers whichever rank and micro-batch it is in.
@@ -35,10 +35,16 @@ class Observations:
 @dataclass(frozen=True)
 class Actions:
     """[N,A] float32 or [N] int64, and the log-probability [N] of each; of a policy that chooses chunks of K actions
-    with D components [N,K,A] or [N,K], and [N,K,D]."""
+    with D components [N,K,A] or [N,K], and [N,K,D]. executed: what the environment gets, of the shape of its actions,
+    where that is not what the policy chose from and is trained on."""
 
     array: np.ndarray
     log_probs: np.ndarray
+    executed: np.ndarray | None = None
+
+    @property
+    def to_execute(self) -> np.ndarray:
+        return self.array if self.executed is None else self.executed
 
 
 class PolicyRollout:
@@ -47,7 +53,7 @@ class PolicyRollout:
     def __init__(self, context: ComponentContext, config: Config, spaces: EnvSpaces) -> None:
         self.context = context
         self.device = torch.device("cuda", context.accelerators[0]) if context.accelerators else torch.device("cpu")
-        self.policy = embodied_policy(config, spaces, context.seed)
+        self.policy = embodied_policy(config, spaces, context.seed).to(self.device)
         self.rows = config.algorithm.rollout_micro_batch_size
         self.generator = torch.Generator(self.device)
         self.version = -1
@@ -85,5 +91,10 @@ class PolicyRollout:
             self.generator.manual_seed(seed)
             parts.append(self.policy.act(part, self.generator, observations.deterministic, among=(first, total)))
             first += len(part)
-        actions, log_probs = (torch.cat([part[field] for part in parts]).cpu().numpy() for field in (0, 1))
-        return Actions(actions, log_probs)
+        actions, log_probs = (torch.cat([part[field] for part in parts]) for field in (0, 1))
+        executed = self.policy.executed(actions)
+        return Actions(
+            actions.cpu().numpy(),
+            log_probs.cpu().numpy(),
+            None if executed is actions else executed.cpu().numpy(),
+        )

