@@ -13,6 +13,9 @@ from rl_platform.errors import ConfigError, Problem
 
 # what an eye makes of red, green and blue: ITU-R BT.601
 _LUMA = np.array([0.299, 0.587, 0.114], np.float32)
+# pixels of the map that shadows are drawn from. MuJoCo's own 4,096 cost 75 MB per environment and most of the time of
+# drawing in software, and show in no picture of this size.
+_SHADOW_SIZE = 512
 _TAKEN = ("render_mode", "width", "height", "camera_name", "camera_id")
 
 
@@ -26,6 +29,8 @@ class PixelObservation(gymnasium.ObservationWrapper[np.ndarray, Any, Any]):
         """Raises ConfigError for a camera that the model has not."""
         super().__init__(env)
         _check_camera(env, pixels.camera)
+        quality: Any = env.unwrapped.model.vis.quality  # type: ignore[attr-defined]
+        quality.shadowsize = min(quality.shadowsize, _SHADOW_SIZE)
         self._channels = 1 if pixels.grayscale else 3
         shape = (pixels.height, pixels.width, self._channels * pixels.frame_stack)
         self.observation_space = gymnasium.spaces.Box(0, 255, shape, np.uint8)
