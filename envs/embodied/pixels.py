@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import gymnasium
+import mujoco
 import numpy as np
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
@@ -48,8 +50,20 @@ class PixelObservation(gymnasium.ObservationWrapper[np.ndarray, Any, Any]):
 
     def _draw(self) -> np.ndarray:
         """[height,width,channels] uint8."""
+        if self.env.unwrapped.mujoco_renderer.viewer is None:  # type: ignore[attr-defined]
+            self._aim()
         picture = np.asarray(self.env.render())
         return picture if self._channels == 3 else np.rint(picture @ _LUMA).astype(np.uint8)[:, :, None]
+
+    def _aim(self) -> None:
+        """Gymnasium points its usual view at where the bodies are in the first picture: draw that at their home
+        positions, so that all environments, and those of a resumed run, are seen from the same place."""
+        inner: Any = self.env.unwrapped
+        before = copy.copy(inner.data)
+        mujoco.mj_resetData(inner.model, inner.data)
+        mujoco.mj_forward(inner.model, inner.data)
+        self.env.render()
+        mujoco.mj_copyData(inner.data, inner.model, before)
 
 
 def _check_camera(env: gymnasium.Env[Any, Any], camera: str | None) -> None:

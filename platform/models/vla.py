@@ -57,9 +57,9 @@ class VisionLanguagePolicy(nn.Module):
 
     def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         """Images [B,D'] uint8 -> logits [B,D,choices] and values [B], both float32."""
-        pictures = self.norm(self.project(self.encoder.places(observations.float() / 255)))
+        pictures = self.norm(self.project(self.encoder.places(observations.float() / 255)).float())
         rows, places, _ = pictures.shape
-        rest = torch.cat([pictures, self.queries.to(pictures.dtype).expand(rows, -1, -1)], dim=1)
+        rest = torch.cat([pictures, self.queries.expand(rows, -1, -1)], dim=1)
         states = self._states(rest)
         with torch.autocast(states.device.type, enabled=False):
             logits = self.action_head(states[:, places:].float())
@@ -71,7 +71,7 @@ class VisionLanguagePolicy(nn.Module):
         rows, length, width = rest.shape
         words = self.language.backbone.get_input_embeddings()(self.instruction)
         begin = len(words)
-        flat = torch.cat([words.to(rest.dtype), rest.flatten(0, 1)])
+        flat = torch.cat([words, rest.flatten(0, 1)])
         index = begin + torch.arange(rows * length, device=rest.device).view(rows, length)
         attention = PackedAttention(begin, index, torch.ones_like(index, dtype=torch.bool))
         after = begin + torch.arange(length, device=rest.device)
