@@ -67,7 +67,12 @@ def run(loaded: LoadedConfig, config_path: str, placement: Placement, inventory:
         reporter.start(_info(config, config_path, folder, state, render(placement, inventory)))
         for note in loaded.notes:
             reporter.note(note)
-        if isinstance(world, EnvSpaces) and world.images and config.env.normalize_observations and not config.env.pixels:
+        if (
+            isinstance(world, EnvSpaces)
+            and world.images
+            and config.env.normalize_observations
+            and not config.env.pixels
+        ):
             reporter.note("env.normalize_observations: observations are images, which the model divides by 255 instead")
         try:
             _train(config, placement, inventory, world, reporter, timeline, state, folder)

@@ -42,9 +42,7 @@ class Model(Section):
         default="float32", description="precision of forward and backward; parameters are float32"
     )
     cnn: ConvNet = Field(default_factory=ConvNet, description="cnn, vla: convolutions over the images")
-    hidden_sizes: Sizes = Field(
-        default=[256, 256], min_length=1, description="embodied: widths of the shared backbone"
-    )
+    hidden_sizes: Sizes = Field(default=[256, 256], min_length=1, description="embodied: widths of the shared backbone")
     activation: Literal["tanh", "relu", "silu", "elu"] = Field(default="tanh", description="embodied: of the backbone")
     initial_log_std: float = Field(default=0.0, description="embodied, continuous actions: log deviation at the start")
     log_std: Literal["free", "state"] = Field(

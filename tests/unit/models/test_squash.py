@@ -18,7 +18,9 @@ SPACE = ActionSpace("continuous", 3)
 KINDS = [(log_std, squashed) for log_std in ("free", "state") for squashed in (False, True)]
 
 
-def policy(log_std: str, squashed: bool, kind: type[ActorCriticPolicy] = ActorCriticPolicy, **options) -> torch.nn.Module:
+def policy(
+    log_std: str, squashed: bool, kind: type[ActorCriticPolicy] = ActorCriticPolicy, **options
+) -> torch.nn.Module:
     torch.manual_seed(0)
     squash = Squash(LOW, HIGH) if squashed else None
     found = kind((5,), SPACE, (16,), initial_log_std=-0.4, log_std=log_std, squash=squash, **options)
