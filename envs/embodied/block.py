@@ -40,9 +40,9 @@ class EnvFailure(Exception):
 class Buffers:
     """Arrays of N environments with D observation numbers, in one block of memory.
 
-    observations, final_observations [N,D] float32, or uint8 of images; actions [N,A] float32 or [N] int64; rewards, returns [N] float64;
-    lengths [N] int64; terminated, truncated, invalid [N] bool; idle [N] bool: not to be stepped; busy [N] int64: by
-    worker, the environment it is at.
+    observations, final_observations [N,D] float32, or uint8 of images; actions [N,A] float32 or [N] int64; rewards,
+    returns [N] float64; lengths [N] int64; terminated, truncated, invalid [N] bool; idle [N] bool: not to be stepped;
+    busy [N] int64: by worker, the environment it is at.
     """
 
     def __init__(self, num_envs: int, spaces: EnvSpaces, memory: mmap.mmap | None = None) -> None:

@@ -134,7 +134,8 @@ class Environment:
             raise
 
     def _current(self, envs: AllEnvs) -> np.ndarray:
-        """Observations [num_envs,D], normalised unless they are images, that await an action; those that follow a reset are counted once."""
+        """Observations [num_envs,D] that await an action, normalised unless they are images; those that follow a reset
+        are counted once."""
         if self.observations is None:
             self.observations = self._seen(envs.observations())
         return self.observations

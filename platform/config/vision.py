@@ -18,6 +18,14 @@ class ConvNet(Section):
     kernels: Sizes = Field(default=[8, 4, 3], min_length=1, description="width and height of each layer's window")
     strides: Sizes = Field(default=[4, 2, 1], min_length=1, description="pixels from one window to the next")
 
+    def map_sizes(self, height: int, width: int) -> list[tuple[int, int]]:
+        """Height and width of what each layer gives, for an image of that size; 0 where its window does not fit."""
+        found = []
+        for kernel, stride in zip(self.kernels, self.strides, strict=True):
+            height, width = (max(size - kernel + stride, 0) // stride for size in (height, width))
+            found.append((height, width))
+        return found
+
 
 class Pixels(Section):
     """`env.pixels`: what MuJoCo draws instead of what the environment observes."""

@@ -11,7 +11,7 @@ from rl_platform.errors import Problem
 from rl_platform.models.chunk_policy import ChunkPolicy
 from rl_platform.models.policy import ActorCriticPolicy
 from rl_platform.models.squash import Squash
-from rl_platform.models.vision import ImageEncoder, ImageLayout, map_size
+from rl_platform.models.vision import ImageEncoder, ImageLayout
 from rl_platform.models.vla import VisionLanguagePolicy, vision_language_policy
 
 EmbodiedPolicy = ActorCriticPolicy | VisionLanguagePolicy
@@ -47,7 +47,7 @@ def policy_problems(model: Model, spaces: EnvSpaces) -> list[Problem]:
         found = f"shape {spaces.observation_shape}, {spaces.observation_dtype}"
         return [*problems, Problem("actor.model.type", message, value=found, allowed=allowed, hint=hint)]
     size = ImageLayout(spaces.observation_shape).height_and_width
-    if min(map_size(size, model.cnn)) < 1:
+    if min(model.cnn.map_sizes(*size)[-1]) < 1:
         message = f"images of {size[0]} x {size[1]} are too small for these windows"
         hint = "smaller kernels or strides, fewer layers, or larger images"
         problems.append(Problem("actor.model.cnn", message, value=str(model.cnn.model_dump()), hint=hint))

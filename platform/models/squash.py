@@ -1,7 +1,7 @@
 """Actions kept inside their bounds: a = low + (high - low) (tanh(u) + 1) / 2 of a Gaussian u.
 
-As in Haarnoja et al., "Soft Actor-Critic" (2018), appendix C. Policies choose and store u, from which everything here is
-exact; recovering it from an action near a bound would not be.
+As in Haarnoja et al., "Soft Actor-Critic" (2018), appendix C. Policies choose and store u, from which everything here
+is exact; recovering it from an action near a bound would not be.
 """
 
 from __future__ import annotations

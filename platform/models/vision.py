@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from rl_platform.config.vision import ConvNet
@@ -41,16 +40,6 @@ class ImageLayout:
         return images.permute(0, 1, 4, 2, 3).flatten(1, 2)
 
 
-def map_size(height_and_width: tuple[int, int], cnn: ConvNet) -> tuple[int, int]:
-    """Height and width of what the last layer gives; not positive where a layer's window does not fit."""
-    sizes = []
-    for size in height_and_width:
-        for kernel, stride in zip(cnn.kernels, cnn.strides, strict=True):
-            size = (size - kernel) // stride + 1 if size >= kernel else 0
-        sizes.append(size)
-    return sizes[0], sizes[1]
-
-
 class ImageEncoder(nn.Module):
     """Convolutions, each followed by ReLU, in the order and with the start of Mnih et al. (2015) and of the public PPO
     policies for images: orthogonal, gain sqrt(2).
@@ -71,7 +60,7 @@ class ImageEncoder(nn.Module):
             channels = out
         self.layers = nn.Sequential(*layers)
         self.channels = channels
-        self.positions = math.prod(map_size(self.layout.height_and_width, cnn))
+        self.positions = math.prod(cnn.map_sizes(*self.layout.height_and_width)[-1])
         self.width = self.channels * self.positions
 
     def forward(self, flat: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Runs with every kind of embodied policy: keys have an effect, misfits are refused, stopped runs go on, images learn."""
+"""Runs with every kind of embodied policy: keys act, misfits are refused, stopped runs go on, images are learned."""
 
 from __future__ import annotations
 

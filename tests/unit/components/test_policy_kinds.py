@@ -1,4 +1,4 @@
-"""Every kind of embodied policy between rollout, environment and learner: the same log-probs, bounds, bytes of images."""
+"""Every kind of embodied policy between rollout, environment and learner: log-probs, bounds, bytes of images."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from rl_platform.config.vision import ConvNet
 from rl_platform.envs.embodied.spaces import ActionSpace
 from rl_platform.models.policy import ActorCriticPolicy
-from rl_platform.models.vision import ImageEncoder, ImageLayout, map_size
+from rl_platform.models.vision import ImageEncoder, ImageLayout
 
 SMALL = ConvNet(channels=[4, 6], kernels=[4, 3], strides=[2, 1])
 LAYOUTS = [  # shape, and what makes [B,channels,height,width] of it
@@ -35,10 +35,10 @@ def test_features_are_those_of_the_convolutions(shape: tuple[int, ...], channels
 
 
 def test_sizes() -> None:
-    assert map_size((84, 84), ConvNet()) == (7, 7)
-    assert map_size((36, 40), ConvNet()) == (1, 1)
-    assert min(map_size((35, 84), ConvNet())) < 1
-    assert min(map_size((8, 8), ConvNet())) < 1
+    assert ConvNet().map_sizes(84, 84) == [(20, 20), (9, 9), (7, 7)]
+    assert ConvNet().map_sizes(36, 40)[-1] == (1, 2)
+    assert min(ConvNet().map_sizes(35, 84)[-1]) < 1
+    assert min(ConvNet().map_sizes(4, 4)[-1]) < 1
     assert ImageLayout((3, 8, 8)).channels == 3
     assert ImageLayout((8, 8, 3)).channels == 3
 
