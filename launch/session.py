@@ -27,7 +27,7 @@ from rl_platform.launch.preflight import (
 )
 from rl_platform.launch.view import terminal_view
 from rl_platform.metrics import Reporter, Reporters, RunInfo, RunLog
-from rl_platform.models.embodied import policy_problems
+from rl_platform.models.embodied import policy_card, policy_problems
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.occupancy import step_turns
 from rl_platform.placement.plan import render
@@ -116,6 +116,8 @@ def card(config: Config) -> list[tuple[str, str]]:
         has_values=has_values(config),
         num_action_chunks=config.actor.model.num_action_chunks,
     )
+    if config.runner.task_type == "embodied":
+        lines += policy_card(config.actor.model)
     if config.runner.max_staleness:
         lines.append(("staleness", "a rollout is collected during the update before it, with weights one update old"))
     return lines

@@ -31,8 +31,9 @@ class PixelObservation(gymnasium.ObservationWrapper[np.ndarray, Any, Any]):
         """Raises ConfigError for a camera that the model has not."""
         super().__init__(env)
         _check_camera(env, pixels.camera)
-        quality: Any = env.unwrapped.model.vis.quality  # type: ignore[attr-defined]
-        quality.shadowsize = min(quality.shadowsize, _SHADOW_SIZE)
+        visual: Any = env.unwrapped.model.vis  # type: ignore[attr-defined]
+        visual.quality.shadowsize = min(visual.quality.shadowsize, _SHADOW_SIZE)
+        visual.global_.offwidth, visual.global_.offheight = pixels.width, pixels.height
         self._channels = 1 if pixels.grayscale else 3
         shape = (pixels.height, pixels.width, self._channels * pixels.frame_stack)
         self.observation_space = gymnasium.spaces.Box(0, 255, shape, np.uint8)

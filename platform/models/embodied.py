@@ -35,6 +35,20 @@ def build_policy(model: Model, spaces: EnvSpaces, levels: ActionLevels, seed: in
     return ChunkPolicy(shape, *options, num_actions=levels.num_actions, num_values=levels.values, **parts)
 
 
+def policy_card(model: Model) -> list[tuple[str, str]]:
+    """(topic, what holds) of a policy that is not the usual one: a Gaussian with free deviations, or choices."""
+    found = []
+    if model.log_std == "state":
+        found.append(("deviations", "of continuous actions: a function of the state"))
+    if model.action_distribution == "squashed":
+        text = "tanh of a Gaussian, scaled to the bounds; log-probs exact, the entropy estimated by quadrature"
+        found.append(("actions inside bounds", text))
+    if model.type == "vla":
+        text = "components independent given the observation; one log-prob per action, their sum"
+        found.append(("vision-language-action", f"{text}{'' if model.train_backbone else '; language model frozen'}"))
+    return found
+
+
 def policy_problems(model: Model, spaces: EnvSpaces) -> list[Problem]:
     """What the section asks for and these observations and actions do not allow."""
     problems = _action_problems(model, spaces)

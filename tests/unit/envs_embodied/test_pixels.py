@@ -42,6 +42,9 @@ class Counting(gymnasium.Env):
             class quality:
                 shadowsize = 4096
 
+            class global_:
+                offwidth = offheight = 480
+
 
 @pytest.fixture(scope="module")
 def drawing() -> dict[str, str]:

@@ -11,7 +11,7 @@ from rl_platform.algorithms.action_levels import ActionLevels
 from rl_platform.config.components import Model
 from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces
 from rl_platform.models.chunk_policy import ChunkPolicy
-from rl_platform.models.embodied import build_policy, policy_problems
+from rl_platform.models.embodied import build_policy, policy_card, policy_problems
 from rl_platform.models.policy import ActorCriticPolicy
 
 DISCRETE = EnvSpaces((4,), ActionSpace("discrete", 2), ())
@@ -61,3 +61,11 @@ def test_accepted_and_built(model: dict[str, Any], spaces: EnvSpaces, num_action
     dtype = torch.uint8 if spaces.images else torch.float32
     actions, _ = policy.act(torch.ones(3, spaces.observation_size, dtype=dtype))
     assert policy.executed(actions).shape == actions.shape
+
+
+def test_the_card_tells_what_is_not_as_usual() -> None:
+    assert policy_card(Model()) == policy_card(Model(type="cnn")) == []
+    told = dict(policy_card(Model(action_distribution="squashed", log_std="state")))
+    assert "estimated by quadrature" in told["actions inside bounds"]
+    assert "function of the state" in told["deviations"]
+    assert "frozen" in dict(policy_card(Model(type="vla", train_backbone=False)))["vision-language-action"]
