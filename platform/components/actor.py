@@ -20,7 +20,7 @@ from rl_platform.models.build import language_model, token_temperature
 from rl_platform.models.chunk_policy import ChunkPolicy
 from rl_platform.models.embodied import EmbodiedPolicy, build_policy
 from rl_platform.models.forward import ChunkActorCritic, EmbodiedActorCritic, TokenPolicy
-from rl_platform.models.lora import without_adapters
+from rl_platform.models.lora import add_adapters, without_adapters
 from rl_platform.models.pretrained import export_causal_lm
 from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.records import RolloutBatch
@@ -88,6 +88,8 @@ class EmbodiedActor(Learner):
 
     def __init__(self, context: ComponentContext, config: Config, spaces: EnvSpaces) -> None:
         policy = embodied_policy(config, spaces, context.seed)
+        if config.actor.lora is not None:  # of a vision-language-action policy; the rollout gets merged weights
+            add_adapters(policy.language.backbone, config.actor.lora, derive_seed(context.seed, "lora"), "actor.lora")
         chunked = isinstance(policy, ChunkPolicy)
         model = ChunkActorCritic(policy, action_levels(config, spaces)) if chunked else EmbodiedActorCritic(policy)
         loss = partial(actor_critic_loss, algorithm=config.algorithm)

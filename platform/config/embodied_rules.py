@@ -24,6 +24,9 @@ def idle_embodied_keys(config: Config) -> Iterator[tuple[str, str, tuple[str, ..
     if kind == "vla":
         for name in _MLP:
             yield f"actor.model.{name}", f"{TYPE} vla chooses bins from the states of its language model", switches
+        if config.actor.lora is not None:
+            reason = "adapters (actor.lora) are trained in place of the language model's own weights"
+            yield "actor.model.train_backbone", reason, ("actor.lora", *switches)
     else:
         for name in (*_LANGUAGE, *_VLA):
             yield f"actor.model.{name}", f"{TYPE} {kind} is no language model", switches

@@ -223,7 +223,7 @@ def trained_parameters(config: Config, component: str, shape: Shape) -> int:
     """Parameters with a gradient and optimizer state: all, or the adapters and a value head."""
     lora = section_of(config, component).lora
     if isinstance(shape, PolicyShape):
-        return shape.trained_parameters
+        return shape.trained_parameters(lora)
     if lora is None:
         return shape.parameters
     return shape.adapter_parameters(lora) + (shape.head_parameters if shape.value_head else 0)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rl_platform.config.components import Lora
     from rl_platform.placement.model_shape import ModelShape
 
 OBSERVATIONS, ACTIONS = 64, 16  # assumed of an environment, which the plan does not start
@@ -51,9 +52,12 @@ class PolicyShape:
         layers = sum((first + 1) * second for first, second in itertools.pairwise(sizes))
         return vision + layers + (sizes[-1] + 1) * (ACTIONS + 1) + ACTIONS
 
-    @property
-    def trained_parameters(self) -> int:
-        return self.parameters - (self.language.parameters if self.frozen and self.language else 0)
+    def trained_parameters(self, lora: Lora | None = None) -> int:
+        """All, or those outside the language model and its adapters."""
+        if self.language is None or not (self.frozen or lora):
+            return self.parameters
+        adapters = 0 if lora is None else self.language.adapter_parameters(lora)
+        return self.parameters - self.language.parameters + adapters
 
     @property
     def active_parameters(self) -> int:

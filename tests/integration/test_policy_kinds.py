@@ -85,6 +85,7 @@ def learned(command):
         (VLA, "actor.model.action_bins=5"),
         (VLA, "actor.model.instruction=flee"),
         (VLA, "actor.model.train_backbone=false"),
+        (VLA, "actor.lora={rank: 2}"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

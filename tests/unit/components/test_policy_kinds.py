@@ -19,22 +19,27 @@ from rl_platform.records import RolloutBatch, Weights
 
 
 class Tiles(gymnasium.Env):
-    """Observes random pictures; keeps the actions that it got. Bounds: `LOW`, `HIGH`."""
+    """Observes random pictures; keeps the actions that it got. Bounds: `LOW`, `HIGH`. The reward of each episode's step
+    `nan_at` is not a number."""
 
     LOW, HIGH = np.float32([-2.0, 1.0]), np.float32([2.0, 4.0])
     observation_space = gymnasium.spaces.Box(0, 255, (12, 10, 3), np.uint8)
 
-    def __init__(self, discrete: bool = False) -> None:
+    def __init__(self, discrete: bool = False, nan_at: int = -1) -> None:
+        self.nan_at = nan_at
         self.action_space = gymnasium.spaces.Discrete(4) if discrete else gymnasium.spaces.Box(self.LOW, self.HIGH)
         self.taken: list[Any] = []
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
+        self.steps = 0
         return self._observe(), {}
 
     def step(self, action):
         self.taken.append(action)
-        return self._observe(), float(np.sum(action)), False, False, {}
+        self.steps += 1
+        reward = float("nan") if self.steps == self.nan_at else float(np.sum(action))
+        return self._observe(), reward, False, False, {}
 
     def _observe(self):
         return self.np_random.integers(0, 256, (12, 10, 3), dtype=np.uint8)
@@ -63,14 +68,14 @@ MODELS = {
 }
 
 
-def config(model: dict[str, Any], **env: Any) -> Config:
+def config(model: dict[str, Any], lora: dict[str, Any] | None = None, **env: Any) -> Config:
     return Config.model_validate(
         {
             "runner": {"task_type": "embodied"},
             "cluster": {"component_placement": {"actor_critic,env,rollout": "all"}},
             "algorithm": {"loss_type": "actor_critic", "ppo_epochs": 2},
             "data": {"mini_batch_size": 8},
-            "actor": {"model": model, "optim": {"lr": 1e-2}},
+            "actor": {"model": model, "optim": {"lr": 1e-2}, "lora": lora},
             "env": {"id": "Tiles-v0", "num_envs": 4, "rollout_steps": 8, "normalize_rewards": False} | env,
         }
     )
@@ -150,6 +155,15 @@ def test_images_stay_bytes_and_executed_actions_keep_to_the_bounds(kind: str) ->
         assert batch.inputs["actions"].shape == (4, 8, 2)
 
 
+def test_a_reward_that_is_not_finite_ends_an_episode_of_images_too() -> None:
+    batch, _, _, environment = collected(config(CNN, kwargs={"nan_at": 3}))
+    environment.close()
+    assert batch.action_mask[0].tolist() == [True, True, False, True, True, False, True, True]
+    observations = batch.inputs["observations"][0]
+    assert torch.equal(batch.end_observations[0, 2], observations[2])
+    assert torch.isfinite(batch.rewards).all()
+
+
 @pytest.mark.parametrize("kind", MODELS)
 def test_an_update_moves_what_is_trained_and_its_published_form_is_what_the_rollout_reads(kind: str) -> None:
     settings = config(MODELS[kind])
@@ -184,6 +198,17 @@ def test_a_state_of_a_frozen_backbone_is_without_it(tmp_path) -> None:
         mine, its = actor.publish(0).state, again.publish(0).state
         assert all(torch.equal(mine[name], its[name]) for name in mine)
     assert sizes["frozen vla"] < 0.6 * sizes["vla"]
+
+
+def test_adapters_are_trained_in_place_of_the_language_model_and_merged_for_the_rollout() -> None:
+    pytest.importorskip("peft")
+    batch, actor, policy, environment = collected(config(VLA, lora={"rank": 2}))
+    environment.close()
+    torch.testing.assert_close(actor.evaluate(batch)["log_probs"], batch.rollout_log_probs, atol=1e-5, rtol=0)
+    assert policy.rollout.policy.state_dict().keys() == actor.publish(0).state.keys()
+    trained = [name for name, parameter in actor.engine.model.named_parameters() if parameter.requires_grad]
+    assert {".lora_" in name for name in trained if ".backbone." in name} == {True}
+    assert any("action_head" in name for name in trained)
 
 
 def test_answers_of_several_ranks_are_one() -> None:

@@ -42,6 +42,13 @@ REFUSED = [
     ("embodied", [*VLA, "actor.model.hidden_sizes=[8]"], "actor.model.hidden_sizes", "chooses bins"),
     ("embodied", [*VLA, "actor.model.log_std=state"], "actor.model.log_std", "chooses bins"),
     ("embodied", [*VLA, "actor.model.action_bins=1"], "actor.model.action_bins", "out of range"),
+    ("embodied", ["actor.lora={}"], "actor.lora", "no language model"),
+    (
+        "embodied",
+        [*VLA, "actor.lora={}", "actor.model.train_backbone=true"],
+        "actor.model.train_backbone",
+        "in place of",
+    ),
     *(
         ("reasoning", [f"actor.model.{key}"], f"actor.model.{key.partition('=')[0]}", "only embodied")
         for key in ("type=cnn", "log_std=state", "action_distribution=squashed", "instruction=a", "action_bins=9")
@@ -55,6 +62,7 @@ PASSES = [
     [CNN, *PIXELS, "actor.model.log_std=state", "actor.model.num_action_chunks=2"],
     [*PIXELS],
     [*VLA, *PIXELS, "actor.gradient_checkpointing=true", "actor.model.train_backbone=false", "actor.model.cnn={}"],
+    [*VLA, *PIXELS, "actor.lora={rank: 4}"],
     [VLA[0], VLA[2], RANDOM, "actor.model.tokenizer=bytes", "actor.model.action_bins=5"],
 ]
 

@@ -206,4 +206,4 @@ def test_a_policy_that_sees_is_counted_like_the_one_built(kind: str) -> None:
     policy = build_policy(config.actor.model, spaces, ActionLevels(1, ACTIONS), seed=1)
     trained = sum(parameter.numel() for parameter in policy.parameters() if parameter.requires_grad)
     assert shape.parameters == pytest.approx(count(policy), rel=0 if kind == "cnn" else 0.03)
-    assert shape.trained_parameters == pytest.approx(trained, rel=0 if kind == "cnn" else 0.15)
+    assert shape.trained_parameters() == pytest.approx(trained, rel=0 if kind == "cnn" else 0.15)
