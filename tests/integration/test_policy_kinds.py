@@ -60,10 +60,12 @@ def shades(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def learned(command):
+def learned(command, request: pytest.FixtureRequest):
     """learned("key=value"): what the actor's checkpoint holds after the last step."""
 
     def run(*overrides: str, steps: int = 1, folder: str = "out") -> dict:
+        if overrides[: len(PENDULUM)] == PENDULUM:
+            request.getfixturevalue("drawing")
         ended = command("embodied.yaml", f"runner.max_steps={steps}", f"runner.output_dir={folder}", *overrides)
         assert ended.code == 0, ended.err
         assert ended.err == ""
@@ -161,7 +163,7 @@ def test_images_are_learned_and_a_note_tells_what_becomes_of_them(model: str, co
     assert returns[-1] == 10
 
 
-def test_a_pole_is_balanced_from_pictures(start, folder: Path) -> None:
+def test_a_pole_is_balanced_from_pictures(start, folder: Path, drawing) -> None:
     """The beginning of a run that ends at the longest episodes there are."""
     short = "runner.max_steps=10", "runner.trace_steps=0", "env.evaluation.episodes=1"
     process = start(CONFIGS / "embodied" / "pixels.yaml", "runner.output_dir=out", *short)

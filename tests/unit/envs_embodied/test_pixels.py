@@ -46,22 +46,6 @@ class Counting(gymnasium.Env):
                 offwidth = offheight = 480
 
 
-@pytest.fixture(scope="module")
-def drawing() -> dict[str, str]:
-    """What this machine draws with; tests that need a picture are skipped where there is nothing."""
-
-    def start(variables: dict[str, str]) -> dict[str, str]:
-        envs = VectorEnv(PENDULUM, 1, 1, worker_variables=variables)
-        envs.reset([0])
-        envs.close()
-        return variables
-
-    try:
-        return with_drawing(True, start)
-    except CannotDraw as error:
-        pytest.skip(f"this machine draws nothing without a screen: {error}")
-
-
 def test_the_latest_pictures_stand_side_by_side_the_oldest_first() -> None:
     env = PixelObservation(Counting(), Pixels(24, 20, frame_stack=3))
     assert env.observation_space.shape == (20, 24, 9)
