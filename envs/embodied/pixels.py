@@ -92,7 +92,7 @@ def drawing_kwargs(description: EnvDescription, spec: EnvSpec) -> dict[str, Any]
 
 
 def _drawn_by_mujoco(spec: EnvSpec) -> bool:
-    from gymnasium.envs.mujoco import MujocoEnv
-
+    """Whether the environment's class is built on Gymnasium's for MuJoCo, or on those of packages beside it."""
     creator = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
-    return isinstance(creator, type) and issubclass(creator, MujocoEnv)
+    bases = creator.__mro__ if isinstance(creator, type) else ()
+    return any("mujoco" in f"{base.__module__}.{base.__name__}".lower() for base in bases)
