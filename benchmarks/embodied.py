@@ -53,7 +53,7 @@ def ours(turns: Turns, settings: argparse.Namespace) -> None:
     from rl_platform.runners.embodied import EmbodiedTask
 
     def build(config: Config, runtime: Runtime, reporter: Reporter, folder: Path, placement: Placement) -> EmbodiedTask:
-        env = make_env(EnvDescription(config.env.id, config.env.kwargs, config.env.max_episode_steps))
+        env = make_env(EnvDescription.of(config.env))
         spaces = read_spaces(env, config.env.id)
         env.close()
         return EmbodiedTask(config, runtime, reporter, folder, spaces, "actor_critic")

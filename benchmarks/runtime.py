@@ -34,7 +34,7 @@ def build(config: Config, runtime: Any, reporter: Any, folder: Path, placement: 
     if config.runner.task_type == "reasoning":
         questions = build_questions(config.data, config.runner.seed)
         return ReasoningTask(config, runtime, reporter, folder, questions, Turns(layout_of(placement)))
-    env = make_env(EnvDescription(config.env.id, config.env.kwargs, config.env.max_episode_steps))
+    env = make_env(EnvDescription.of(config.env))
     spaces = read_spaces(env, config.env.id)
     env.close()
     return EmbodiedTask(config, runtime, reporter, folder, spaces, "actor_critic")

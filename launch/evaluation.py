@@ -17,8 +17,9 @@ from rich.console import Console
 
 from rl_platform.checkpoint import Checkpoint, UnknownFormat
 from rl_platform.config import LoadedConfig
-from rl_platform.config.components import Critic, Env, Parallel
+from rl_platform.config.components import Critic, Parallel
 from rl_platform.config.schema import Cluster, Config
+from rl_platform.config.simulation import Env
 from rl_platform.config.source import COMMAND_LINE
 from rl_platform.envs.embodied.success import success_rates
 from rl_platform.envs.reasoning.tasks import build_questions

@@ -14,6 +14,7 @@ from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.spaces import EnvDescription, EnvSpaces, make_env, read_spaces
 from rl_platform.envs.reasoning.question import Split
 from rl_platform.envs.reasoning.tasks import build_questions
+from rl_platform.errors import ConfigError
 from rl_platform.launch.cluster import cluster_for, runtime_for
 from rl_platform.launch.preflight import (
     check_cheap,
@@ -26,6 +27,7 @@ from rl_platform.launch.preflight import (
 )
 from rl_platform.launch.view import terminal_view
 from rl_platform.metrics import Reporter, Reporters, RunInfo, RunLog
+from rl_platform.models.embodied import policy_card, policy_problems
 from rl_platform.placement.engine_memory import engine_memory, with_engine_memory
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.occupancy import step_turns
@@ -66,6 +68,13 @@ def run(loaded: LoadedConfig, config_path: str, placement: Placement, inventory:
         reporter.start(_info(config, config_path, folder, state, render(placement, inventory)))
         for note in loaded.notes:
             reporter.note(note)
+        if (
+            isinstance(world, EnvSpaces)
+            and world.images
+            and config.env.normalize_observations
+            and not config.env.pixels
+        ):
+            reporter.note("env.normalize_observations: observations are images, which the model divides by 255 instead")
         try:
             keep_freed_memory()
             with runtime_for(config, placement, cluster_is_up) as runtime:
@@ -95,9 +104,8 @@ def card(config: Config) -> list[tuple[str, str]]:
         has_values=has_values(config),
         num_action_chunks=config.actor.model.num_action_chunks,
     )
-    if config.actor.model.type == "gru":
-        pieces = f"sequences of {config.sequence_length} steps, from the state the rollout was in"
-        lines.append(("recurrent policy", f"{pieces}; the gradient flows to their first step, not across episodes"))
+    if config.runner.task_type == "embodied":
+        lines += policy_card(config.actor.model, config.sequence_length)
     if config.runner.max_staleness:
         lines.append(("staleness", "a rollout is collected during the update before it, with weights one update old"))
     if config.rollout.partial_rollout is not None:
@@ -144,12 +152,15 @@ def task_of(
 
 
 def spaces_of(config: Config) -> EnvSpaces:
-    """What the environment looks like; an id that does not exist ends here."""
-    env = make_env(EnvDescription(config.env.id, config.env.kwargs, config.env.max_episode_steps))
+    """What the environment looks like; an id that does not exist ends here, and a policy that does not fit it."""
+    env = make_env(EnvDescription.of(config.env))
     try:
-        return read_spaces(env, config.env.id)
+        spaces = read_spaces(env, config.env.id)
     finally:
         env.close()
+    if problems := policy_problems(config.actor.model, spaces):
+        raise ConfigError(problems)
+    return spaces
 
 
 def _say_finished(state: RunState, folder: Path) -> None:

@@ -136,6 +136,26 @@ def start(folder: Path) -> Iterator[Start]:
 
 
 @pytest.fixture(scope="session")
+def drawing() -> dict[str, str]:
+    """Environment variables with which this machine draws what MuJoCo simulates; the test is skipped without any."""
+    from rl_platform.envs.embodied.drawing import CannotDraw, with_drawing
+    from rl_platform.envs.embodied.spaces import EnvDescription, Pixels
+    from rl_platform.envs.embodied.vector import VectorEnv
+
+    def start(variables: dict[str, str]) -> dict[str, str]:
+        pendulum = EnvDescription("InvertedPendulum-v5", pixels=Pixels(24, 20))
+        envs = VectorEnv(pendulum, 1, 1, worker_variables=variables)
+        envs.reset([0])
+        envs.close()
+        return variables
+
+    try:
+        return with_drawing(True, start)
+    except CannotDraw as error:
+        pytest.skip(f"this machine draws nothing without a screen: {error}")
+
+
+@pytest.fixture(scope="session")
 def script() -> Callable[[Path], ModuleType]:
     """script(path): a file beside the tests as a module, although tests are no package."""
 

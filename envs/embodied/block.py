@@ -172,7 +172,7 @@ class EnvBlock:
         """End the episodes whose last step gave a number that is not finite, or whose physics had to start over."""
         invalid = self._invalid
         # a sum of squares is finite if all of them are and none is huge: one pass where nothing is wrong
-        finals = self._finals.reshape(-1)
+        finals = self._finals.reshape(-1)[: 0 if self._spaces.images else None]  # pixels always are
         if not math.isfinite(finals @ finals + self._rewards @ self._rewards):
             invalid |= ~(np.isfinite(self._finals).all(axis=1) & np.isfinite(self._rewards))
         if self._native is not None:

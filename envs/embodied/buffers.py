@@ -13,10 +13,10 @@ from rl_platform.envs.embodied.spaces import EnvSpaces
 class Buffers:
     """Arrays of N environments with D observation numbers, in one block of memory.
 
-    observations, final_observations [N,D] float32; actions [N,A] float32 or [N] int64; rewards, returns [N] float64;
-    lengths [N] int64; terminated, truncated, invalid [N] bool; success_once, success_at_end [N] int8: of episodes that
-    ended, see `success.py`; idle [N] bool: not to be stepped; busy [N] int64: by worker, the environment it is at;
-    failures [N] int64: how often each was replaced.
+    observations, final_observations [N,D] float32, or uint8 of images; actions [N,A] float32 or [N] int64; rewards,
+    returns [N] float64; lengths [N] int64; terminated, truncated, invalid [N] bool; success_once, success_at_end
+    [N] int8: of episodes that ended, see `success.py`; idle [N] bool: not to be stepped; busy [N] int64: by worker,
+    the environment it is at; failures [N] int64: how often each was replaced.
     """
 
     def __init__(self, num_envs: int, spaces: EnvSpaces, memory: mmap.mmap | None = None) -> None:
@@ -52,11 +52,11 @@ class Buffers:
 
     @staticmethod
     def _fields(num_envs: int, spaces: EnvSpaces) -> dict[str, tuple[tuple[int, ...], type]]:
-        rows = (num_envs, spaces.observation_size)
+        rows, dtype = (num_envs, spaces.observation_size), np.dtype(spaces.observation_dtype).type
         continuous = spaces.action.kind == "continuous"
         return {
-            "observations": (rows, np.float32),
-            "final_observations": (rows, np.float32),
+            "observations": (rows, dtype),
+            "final_observations": (rows, dtype),
             "actions": ((num_envs, spaces.action.size), np.float32) if continuous else ((num_envs,), np.int64),
             "rewards": ((num_envs,), np.float64),
             "returns": ((num_envs,), np.float64),

@@ -23,7 +23,11 @@ if TYPE_CHECKING:
     import gymnasium
     from gymnasium.envs.registration import EnvSpec
 
+    from rl_platform.config.simulation import Env
+
 logger = logging.getLogger(__name__)
+
+Dtype = Literal["float32", "uint8"]
 
 # Deprecations that this run has shown, a line each. MuJoCo 4 names them whenever it reads a model file, and every
 # process of a run reads the same few. In the environment, so that the processes that this one starts know of them too.
@@ -41,19 +45,39 @@ class ActionSpace:
 
 
 @dataclass(frozen=True)
+class Pixels:
+    """How a MuJoCo environment is drawn to be observed; camera None: its usual view."""
+
+    width: int
+    height: int
+    camera: str | None = None
+    frame_stack: int = 1
+    grayscale: bool = False
+
+
+@dataclass(frozen=True)
 class EnvDescription:
-    """Which environment: a registered id (`module:id` imports a module that registers it) and how to build it."""
+    """Which environment: a registered id (`module:id` imports a module that registers it) and how to build it. With
+    `pixels` it observes pictures."""
 
     id: str
     kwargs: dict[str, Any] = field(default_factory=dict)
     max_episode_steps: int | None = None
+    pixels: Pixels | None = None
+
+    @classmethod
+    def of(cls, env: Env) -> EnvDescription:
+        """What the config's section `env` asks for."""
+        pixels = None if env.pixels is None else Pixels(**env.pixels.model_dump())
+        return cls(env.id, env.kwargs, env.max_episode_steps, pixels)
 
 
 @dataclass(frozen=True)
 class EnvSpaces:
     """Observation and action spaces of one environment.
 
-    observation_shape: as the environment gives it; observations travel flattened to `observation_size` numbers.
+    observation_shape: as the environment gives it; observations travel flattened to `observation_size` numbers, images
+    as uint8 and the rest as float32. Images have height, width and channels, or a stack of pictures in front of them.
     action_shape: of one action of the environment; action_low, action_high: bounds, flattened, empty when discrete.
     """
 
@@ -63,6 +87,11 @@ class EnvSpaces:
     action_low: tuple[float, ...] = ()
     action_high: tuple[float, ...] = ()
     action_start: int = 0
+    observation_dtype: Dtype = "float32"
+
+    @property
+    def images(self) -> bool:
+        return self.observation_dtype == "uint8"
 
     @property
     def observation_size(self) -> int:
@@ -101,6 +130,10 @@ def make_env(
 
     spec = spec or find_spec(description)
     kwargs = description.kwargs if render_mode is None else {**description.kwargs, "render_mode": render_mode}
+    if description.pixels is not None:
+        from rl_platform.envs.embodied.pixels import PixelObservation, drawing_kwargs
+
+        kwargs = {**kwargs, **drawing_kwargs(description, spec)}
     try:
         with _deprecations_once(spec):
             env = gymnasium.make(
@@ -114,6 +147,7 @@ def make_env(
         message = f"{spec.id} cannot be built ({type(error).__name__}: {error})"
         hint = "check env.kwargs against the environment's documentation"
         raise ConfigError([Problem("env.kwargs", message, value=repr(kwargs), hint=hint)]) from error
+    return env if description.pixels is None else PixelObservation(env, description.pixels)
 
 
 def read_spaces(env: gymnasium.Env[Any, Any], env_id: str) -> EnvSpaces:
@@ -131,11 +165,15 @@ def read_spaces(env: gymnasium.Env[Any, Any], env_id: str) -> EnvSpaces:
         problems.append(_unusable("action", env_id, action, "Discrete, Box of floats", hint))
     if problems:
         raise ConfigError(problems)
+    assert isinstance(observation, Box)
+    shape = observation.shape
+    dtype: Dtype = "uint8" if observation.dtype == np.uint8 and len(shape) in (3, 4) else "float32"
     if isinstance(action, Discrete):
-        return EnvSpaces(observation.shape, ActionSpace("discrete", int(action.n)), (), action_start=int(action.start))
+        start = int(action.start)
+        return EnvSpaces(shape, ActionSpace("discrete", int(action.n)), (), (), (), start, dtype)
     size = int(np.prod(action.shape))
     low, high = (tuple(map(float, bound.reshape(-1))) for bound in (action.low, action.high))
-    return EnvSpaces(observation.shape, ActionSpace("continuous", size), action.shape, low, high)
+    return EnvSpaces(shape, ActionSpace("continuous", size), action.shape, low, high, 0, dtype)
 
 
 def _unusable(what: str, env_id: str, space: object, allowed: str, hint: str) -> Problem:

@@ -43,11 +43,11 @@ class EpisodeStats:
 class StepResult:
     """One step of N environments with D observation numbers; arrays are the receiver's own.
 
-    observations [N,D] float32: what the next actions answer to, of a new episode where one ended.
+    observations [N,D] float32, or uint8 of images: what the next actions answer to, of a new episode where one ended.
     rewards [N] float64: raw. terminated, truncated [N] bool.
     invalid [N] bool: the environment gave a number that is not finite or its physics diverged; its episode was ended
     (truncated is set too), its reward is 0 and it is not among `episodes`.
-    final_observations [K,D] float32: last observations of the K episodes that ended, in order of environment; of an
+    final_observations [K,D] likewise: last observations of the K episodes that ended, in order of environment; of an
     invalid one the last finite observation.
     episodes: those that ended and are valid, in order of environment.
     failures: how many environments raised, hung or died since the last result and were replaced; invalid too.
@@ -147,7 +147,7 @@ class VectorEnv:
 
     @property
     def observations(self) -> np.ndarray:
-        """[N,D] float32: a copy of the observations that the next actions answer to."""
+        """[N,D] float32, or uint8 of images: a copy of the observations that the next actions answer to."""
         return self._buffers.observations.copy()
 
     @property
@@ -155,7 +155,7 @@ class VectorEnv:
         return self._workers.pids if self._workers else []
 
     def reset(self, seeds: Sequence[int]) -> np.ndarray:
-        """Start an episode in every environment, each with its own seed. Returns observations [N,D] float32."""
+        """Start an episode in every environment, each with its own seed. Returns observations [N,D]."""
         assert len(seeds) == self.num_envs, f"{len(seeds)} seeds for {self.num_envs} environments"
         seeds = [int(seed) for seed in seeds]
         self._seed_with(seeds[0], 0)
@@ -266,7 +266,8 @@ class VectorEnv:
         self._seed_with(state["seed"], state["steps"])
         which = list(range(count) if chosen is None else chosen)
         restart_seeds = np.random.SeedSequence([self._seed, self._steps]).generate_state(count)[which].tolist()
-        self._buffers.observations[:] = np.frombuffer(state["observations"], np.float32).reshape(count, -1)[which]
+        dtype = self._buffers.observations.dtype
+        self._buffers.observations[:] = np.frombuffer(state["observations"], dtype).reshape(count, -1)[which]
         self._call("restore", [state["envs"][index] for index in which], restart_seeds)
         return self.observations
 

@@ -5,16 +5,12 @@ Drawing happens in a process of its own: a graphics library that crashes or hang
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
+from rl_platform.envs.embodied.drawing import CannotDraw, with_drawing
 from rl_platform.envs.embodied.evaluate import Begin, PolicyFunction, one_by_one
 from rl_platform.envs.embodied.spaces import EnvDescription, make_env
 from rl_platform.envs.embodied.vector import VectorEnv
-from rl_platform.errors import PlatformError
-
-# ways to draw without a screen, best first: the GPU's or Mesa's EGL, then software
-_HEADLESS = ("egl", "osmesa")
 
 
 def record_video(
@@ -39,35 +35,22 @@ def record_video(
     probe.close()
     if "rgb_array" not in metadata.get("render_modes", ()):
         return f"no video: {description.id} cannot draw (its render modes: {metadata.get('render_modes', [])})"
-    notes = []
-    for variables in _drawing_variables(uses_mujoco):
+
+    def record(variables: dict[str, str]) -> None:
+        envs = VectorEnv(description, 1, 1, timeout_s, render_mode="rgb_array", worker_variables=variables)
         try:
-            envs = VectorEnv(description, 1, 1, timeout_s, render_mode="rgb_array", worker_variables=variables)
-            try:
-                if begin is not None:
-                    begin(1)
-                act = one_by_one(policy) if chunked else policy
-                _record(envs, act, path, seed, max_steps, int(metadata.get("render_fps") or 30))
-            finally:
-                envs.close()
-            return None
-        except (PlatformError, ImportError, OSError, RuntimeError) as error:
-            setting = ", ".join(f"{name}={value}" for name, value in variables.items() if name == "MUJOCO_GL")
-            notes.append(f"{setting}: {_last_line(error)}" if setting else _last_line(error))
-    return f"no video of {description.id}: " + "; ".join(notes)
+            if begin is not None:
+                begin(1)
+            act = one_by_one(policy) if chunked else policy
+            _record(envs, act, path, seed, max_steps, int(metadata.get("render_fps") or 30))
+        finally:
+            envs.close()
 
-
-def _drawing_variables(uses_mujoco: bool) -> list[dict[str, str]]:
-    """Environment variables to try, in order, for drawing without a screen."""
-    if not uses_mujoco:
-        return [{"SDL_VIDEODRIVER": "dummy"}]  # classic control draws with pygame
-    if "MUJOCO_GL" in os.environ:
-        return [{"MUJOCO_GL": os.environ["MUJOCO_GL"]}]
-    return [{"MUJOCO_GL": library, "PYOPENGL_PLATFORM": library} for library in _HEADLESS]
-
-
-def _last_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+    try:
+        with_drawing(uses_mujoco, record)
+    except CannotDraw as error:
+        return f"no video of {description.id}: {error}"
+    return None
 
 
 def _record(envs: VectorEnv, policy: PolicyFunction, path: Path, seed: int, max_steps: int, fps: int) -> None:

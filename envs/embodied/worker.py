@@ -30,7 +30,7 @@ _DONE, _RESULT, _FAILED = b"d", b"r", b"f"
 START_TIMEOUT_S = 120.0
 _EXIT_GRACE_S = 2.0
 # more threads than one would compete with the other workers for cores
-_THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LP_NUM_THREADS")  # the last: Mesa's
 
 
 class EnvWorker:

@@ -18,9 +18,9 @@ from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.build import language_model, token_temperature
 from rl_platform.models.chunk_policy import ChunkPolicy
+from rl_platform.models.embodied import EmbodiedPolicy, build_policy
 from rl_platform.models.forward import ChunkActorCritic, EmbodiedActorCritic, RecurrentActorCritic, TokenPolicy
-from rl_platform.models.lora import without_adapters
-from rl_platform.models.policy import ActorCriticPolicy
+from rl_platform.models.lora import add_adapters, without_adapters
 from rl_platform.models.pretrained import export_causal_lm
 from rl_platform.models.recurrent_policy import RecurrentPolicy
 from rl_platform.models.tokenizer import load_tokenizer
@@ -89,6 +89,8 @@ class EmbodiedActor(Learner):
 
     def __init__(self, context: ComponentContext, config: Config, spaces: EnvSpaces) -> None:
         policy = embodied_policy(config, spaces, context.seed)
+        if config.actor.lora is not None:  # of a vision-language-action policy; the rollout gets merged weights
+            add_adapters(policy.language.backbone, config.actor.lora, derive_seed(context.seed, "lora"), "actor.lora")
         model: nn.Module
         if isinstance(policy, RecurrentPolicy):
             model = RecurrentActorCritic(policy)
@@ -132,15 +134,9 @@ def action_levels(config: Config, spaces: EnvSpaces) -> ActionLevels:
     return ActionLevels.of(config.algorithm, config.actor.model.num_action_chunks, components)
 
 
-def embodied_policy(config: Config, spaces: EnvSpaces, seed: int) -> ActorCriticPolicy | RecurrentPolicy:
+def embodied_policy(config: Config, spaces: EnvSpaces, seed: int) -> EmbodiedPolicy:
     """The policy of an embodied run; equal for equal seeds."""
-    model = config.actor.model
+    derived = derive_seed(seed, "actor", "model")
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(seed, "actor", "model"))
-        shape, levels = (spaces.observation_size,), action_levels(config, spaces)
-        options = (spaces.action, model.hidden_sizes, model.activation, model.initial_log_std)
-        if model.type == "gru":
-            return RecurrentPolicy(shape, *options, recurrent_size=model.recurrent_size)
-        if levels.single:
-            return ActorCriticPolicy(shape, *options)
-        return ChunkPolicy(shape, *options, num_actions=levels.num_actions, num_values=levels.values)
+        torch.manual_seed(derived)
+        return build_policy(config.actor.model, spaces, action_levels(config, spaces), derived)

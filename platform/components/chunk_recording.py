@@ -26,8 +26,8 @@ class ChunkRecording:
         choices, width = (num_envs, steps // levels.num_actions), spaces.observation_size
         actions = (*choices, levels.num_actions)
         continuous = spaces.action.kind == "continuous"
-        self.observations = np.zeros((*choices, width), np.float32)
-        self.end_observations = np.zeros((*choices, width), np.float32)
+        self.observations = np.zeros((*choices, width), spaces.observation_dtype)
+        self.end_observations = np.zeros((*choices, width), spaces.observation_dtype)
         self.actions = np.zeros((*actions, spaces.action.size), np.float32) if continuous else np.zeros(actions, int)
         self.log_probs = np.zeros((*actions, levels.num_components), np.float32)
         self.rewards = np.zeros(actions, np.float32)

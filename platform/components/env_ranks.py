@@ -69,11 +69,11 @@ class AllEnvs:
         self.rows = shares.rows
 
     def observations(self) -> np.ndarray:
-        """[num_envs,D] float32, raw: what the next actions answer to."""
+        """[num_envs,D], raw: what the next actions answer to."""
         for rank in range(1, self._shares.ranks):
             self._order(Order(), rank)
         found = [self._own.observations, *self._answers()]
-        whole = np.empty((self._shares.num_envs, found[0].shape[1]), np.float32)
+        whole = np.empty((self._shares.num_envs, found[0].shape[1]), found[0].dtype)
         for numbers, part in zip(self._numbers, found, strict=True):
             whole[numbers] = part
         return whole

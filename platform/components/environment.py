@@ -18,13 +18,14 @@ from rl_platform.components.policy_ranks import PolicyRanks
 from rl_platform.components.policy_rollout import Actions, Observations
 from rl_platform.components.recording import Recording
 from rl_platform.config.schema import Config
+from rl_platform.envs.embodied.drawing import CannotDraw, with_drawing
 from rl_platform.envs.embodied.evaluate import evaluate
 from rl_platform.envs.embodied.normalize import ObservationNormalizer, RewardNormalizer
 from rl_platform.envs.embodied.spaces import EnvDescription
 from rl_platform.envs.embodied.success import Success, success_rates
 from rl_platform.envs.embodied.vector import StepResult, VectorEnv
 from rl_platform.envs.embodied.video import record_video
-from rl_platform.errors import PlatformError
+from rl_platform.errors import ConfigError, PlatformError, Problem
 from rl_platform.records import RolloutBatch
 from rl_platform.rng import derive_seed
 
@@ -39,20 +40,15 @@ class Environment:
 
     def __init__(self, context: ComponentContext, config: Config) -> None:
         self.context, self.env = context, config.env
-        self.description = EnvDescription(self.env.id, self.env.kwargs, self.env.max_episode_steps)
+        self.description = EnvDescription.of(self.env)
         self.shares = Shares(self.env.num_envs, self.env.pipeline_stages, context.world_size)
         self.numbers = self.shares.of(context.rank)
-        self.envs = VectorEnv(
-            self.description,
-            len(self.numbers),
-            self.env.num_workers // context.world_size,
-            self.env.step_timeout_s,
-            stages=self.env.pipeline_stages,
-            restarts=self.env.restarts,
-        )
+        self.drawing: dict[str, str] = {}  # environment variables of the processes that draw
+        seed = derive_seed(context.seed, "env") % 2**31
+        self.envs = self._open([seed + number for number in self.numbers.tolist()])
         self.observation_normalizer = (
             ObservationNormalizer(self.envs.observation_shape, self.env.clip_observations)
-            if self.env.normalize_observations
+            if self.env.normalize_observations and not self.envs.spaces.images
             else None
         )
         self.reward_normalizer = (
@@ -66,9 +62,34 @@ class Environment:
         self.memory = HiddenStates(self.env.num_envs, model.recurrent_size) if model.type == "gru" else None
         self.recent: deque[tuple[float, int]] = deque(maxlen=RECENT_EPISODES)  # returns and lengths
         self.recent_successes: deque[Success | None] = deque(maxlen=RECENT_EPISODES)
-        seed = derive_seed(context.seed, "env") % 2**31
-        self.envs.reset([seed + number for number in self.numbers.tolist()])
         self.observations: np.ndarray | None = None  # normalised; before the first use nobody has seen them
+
+    def _open(self, seeds: list[int]) -> VectorEnv:
+        """The environments of this rank, in their first episodes. Raises ConfigError if they cannot be drawn here."""
+        workers = self.env.num_workers // self.context.world_size
+
+        def start(variables: dict[str, str]) -> VectorEnv:
+            self.drawing = variables
+            envs = VectorEnv(
+                self.description,
+                len(seeds),
+                workers,
+                self.env.step_timeout_s,
+                worker_variables=variables,
+                stages=self.env.pipeline_stages,
+                restarts=self.env.restarts,
+            )
+            envs.reset(seeds)
+            return envs
+
+        if self.description.pixels is None:
+            return start({})
+        try:
+            return with_drawing(True, start)
+        except CannotDraw as error:
+            hint = "install a graphics library that needs no screen, as libegl1 or libosmesa6; MUJOCO_GL chooses one"
+            message = f"nothing can be drawn on the machine of {self.context.label}: {error}"
+            raise ConfigError([Problem("env.pixels", message, hint=hint)]) from error
 
     def begin(self, peers: Peers) -> None:
         """On rank 0, once and first, where there are several ranks: count the observations that follow the reset."""
@@ -98,7 +119,7 @@ class Environment:
                 slot = position % num_actions
                 if slot == 0:
                     chosen[stage] = policy.answer(len(current[rows]))
-                envs.send(*self._step(chosen[stage].array, stage, rows, slot, rollout))
+                envs.send(*self._step(chosen[stage].to_execute, stage, rows, slot, rollout))
             for stage, rows in stages:
                 result = envs.receive(stage)
                 failures += result.failures
@@ -123,7 +144,8 @@ class Environment:
             raise
 
     def _current(self, envs: AllEnvs) -> np.ndarray:
-        """Normalised observations [num_envs,D] that await an action; those that follow a reset are counted once."""
+        """Observations [num_envs,D] that await an action, normalised unless they are images; those that follow a reset
+        are counted once."""
         if self.observations is None:
             self.observations = self._seen(envs.observations())
         return self.observations
@@ -141,14 +163,14 @@ class Environment:
         return ChunkRecording(self.env.num_envs, steps, self.envs.spaces, self.levels)
 
     def _step(
-        self, chosen: np.ndarray, stage: int, rows: slice, slot: int, rollout: Recording | ChunkRecording
+        self, actions: np.ndarray, stage: int, rows: slice, slot: int, rollout: Recording | ChunkRecording
     ) -> tuple[np.ndarray, int, np.ndarray | None]:
         """A stage's step with the action at `slot` of its chunk; environments whose episode ended in it wait."""
         if isinstance(rollout, Recording):
-            return chosen, stage, None
+            return actions, stage, None
         if slot == 0:
             rollout.begin(rows)
-        return chosen[:, slot], stage, rollout.idle[rows]
+        return actions[:, slot], stage, rollout.idle[rows]
 
     def _stepped(self, rollout: Recording | ChunkRecording, rows: slice) -> np.ndarray | None:
         """Which of the environments `rows` are not waiting for their next chunk; None: all are stepped."""
@@ -180,11 +202,12 @@ class Environment:
             chosen = policy.answer(len(observations))
             if memory is not None:
                 memory.array = chosen.hidden_states
-            return chosen.array
+            return chosen.to_execute
 
         count = min(settings.episodes, self.env.num_envs)
-        workers, limits = min(self.env.num_workers, count), (self.env.step_timeout_s, self.env.restarts)
-        envs = VectorEnv(self.description, count, workers, limits[0], restarts=limits[1])
+        workers, timeout = min(self.env.num_workers, count), self.env.step_timeout_s
+        variables, restarts = self.drawing, self.env.restarts
+        envs = VectorEnv(self.description, count, workers, timeout, worker_variables=variables, restarts=restarts)
         try:
             found = evaluate(envs, act, settings.episodes, settings.seed, chunked=chunked, begin=begin)
         finally:

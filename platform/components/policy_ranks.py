@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from rl_platform.components.policy_rollout import Actions, Observations
 from rl_platform.runtime.channel import Channel
+
+FIELDS = tuple(field.name for field in fields(Actions))
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,8 @@ class PolicyRanks:
         if self.ranks == 1:
             return self.from_policy.get()
         parts = [self.from_policy.get(key=rank) for rank, _ in self._parts(count)]
-        names = ("array", "log_probs", *(() if parts[0].hidden_states is None else ("hidden_states",)))
-        return Actions(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+        names = [name for name in FIELDS if getattr(parts[0], name) is not None]
+        return Actions(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
     def _parts(self, count: int) -> Iterator[tuple[int, slice]]:
         """Ranks and their rows; a rank without rows is left alone."""

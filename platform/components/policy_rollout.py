@@ -20,7 +20,7 @@ from rl_platform.runtime.cpu import compute_alone
 
 @dataclass(frozen=True)
 class Observations:
-    """[N,D] float32. `draw` names the random numbers of this choice; `deterministic` needs none.
+    """[N,D] float32, or uint8 of images. `draw` names the random numbers of this choice; `deterministic` needs none.
 
     among: (first, total) where these are rows of a larger choice, None: they are all of it. An observation gets the
     same random numbers whichever rank and micro-batch it is in. hidden_states [N,H] float32: what a recurrent policy
@@ -37,12 +37,20 @@ class Observations:
 @dataclass(frozen=True)
 class Actions:
     """[N,A] float32 or [N] int64, and the log-probability [N] of each; of a policy that chooses chunks of K actions
-    with D components [N,K,A] or [N,K], and [N,K,D]. hidden_states [N,H]: those after the observations, of a recurrent
-    policy."""
+    with D components [N,K,A] or [N,K], and [N,K,D].
+
+    executed: what the environment gets, of the shape of its actions, where that is not what the policy chose from and
+    is trained on. hidden_states [N,H]: those after the observations, of a recurrent policy.
+    """
 
     array: np.ndarray
     log_probs: np.ndarray
+    executed: np.ndarray | None = None
     hidden_states: np.ndarray | None = None
+
+    @property
+    def to_execute(self) -> np.ndarray:
+        return self.array if self.executed is None else self.executed
 
 
 class PolicyRollout:
@@ -51,7 +59,7 @@ class PolicyRollout:
     def __init__(self, context: ComponentContext, config: Config, spaces: EnvSpaces) -> None:
         self.context = context
         self.device = torch.device("cuda", context.accelerators[0]) if context.accelerators else torch.device("cpu")
-        self.policy = embodied_policy(config, spaces, context.seed)
+        self.policy = embodied_policy(config, spaces, context.seed).to(self.device)
         self.rows = config.algorithm.rollout_micro_batch_size
         self.generator = torch.Generator(self.device)
         self.version = -1
@@ -92,4 +100,11 @@ class PolicyRollout:
             self.generator.manual_seed(seed)
             parts.append(self.policy.act(*rows, self.generator, observations.deterministic, among=(first, total)))
             first += len(rows[0])
-        return Actions(*(torch.cat(field).cpu().numpy() for field in zip(*parts, strict=True)))
+        actions, log_probs, *states = (torch.cat(field) for field in zip(*parts, strict=True))
+        executed = self.policy.executed(actions)
+        return Actions(
+            actions.cpu().numpy(),
+            log_probs.cpu().numpy(),
+            executed=None if executed is actions else executed.cpu().numpy(),
+            hidden_states=states[0].cpu().numpy() if states else None,
+        )

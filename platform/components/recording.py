@@ -28,10 +28,9 @@ class Recording:
 
     def __init__(self, num_envs: int, steps: int, spaces: EnvSpaces) -> None:
         shape, width = (num_envs, steps), spaces.observation_size
-        continuous = spaces.action.kind == "continuous"
-        self.observations = np.zeros((*shape, width), np.float32)
-        self.end_observations = np.zeros((*shape, width), np.float32)
-        self.actions = np.zeros((*shape, spaces.action.size), np.float32) if continuous else np.zeros(shape, np.int64)
+        self.observations = np.zeros((*shape, width), spaces.observation_dtype)
+        self.end_observations = np.zeros((*shape, width), spaces.observation_dtype)
+        self.actions: np.ndarray | None = None  # of the kind that the policy chooses
         self.log_probs, self.rewards = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
         self.ends, self.invalid, self.terminated = (np.zeros(shape, bool) for _ in range(3))
         self.episodes: list[EpisodeStats] = []
@@ -51,6 +50,8 @@ class Recording:
     ) -> None:
         """One step at `where`: environments and position."""
         self.observations[where] = observations
+        if self.actions is None:
+            self.actions = np.zeros((*self.ends.shape, *actions.array.shape[1:]), actions.array.dtype)
         self.actions[where], self.log_probs[where] = actions.array, actions.log_probs
         self.rewards[where] = rewards
         self.ends[where], self.invalid[where], self.terminated[where] = result.ended, result.invalid, result.terminated
@@ -64,6 +65,7 @@ class Recording:
         self.end_observations[cut, -1] = next_observations[cut]
         followed = bootstrapped(self.ends, self.terminated, kind)
         self.ends[:, -1] = True
+        assert self.actions is not None
         num_envs = len(self.ends)
         arrays = {"observations": self.observations, "actions": self.actions}
         return RolloutBatch(

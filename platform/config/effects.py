@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from rl_platform.config.action_level_rules import CHUNKS
 from rl_platform.config.controls import idle_controls
+from rl_platform.config.embodied_rules import POLICY_KEYS, idle_embodied_keys
 from rl_platform.config.estimators import estimator_of, idle_estimator_keys
 from rl_platform.config.parallel_rules import idle_parallel_keys
-from rl_platform.config.recurrent_rules import RECURRENT, idle_recurrent_keys
 from rl_platform.config.reward_rules import idle_reward_keys
 from rl_platform.config.schema import Config
 
@@ -83,13 +83,10 @@ def _embodied(config: Config) -> Iterator[Idle]:
     yield Idle("algorithm.overlong", "embodied episodes have no responses with a length")
     for name in ("max_epochs", "log_samples"):
         yield Idle(f"runner.{name}", "embodied training has no data set and no texts")
-    for name in ("path", "random_init", "tokenizer"):
-        yield Idle(f"actor.model.{name}", "an embodied policy is no language model")
-    yield Idle("actor.gradient_checkpointing", "an embodied policy has no layers whose activations fill the memory")
+    yield from (Idle(*found) for found in idle_embodied_keys(config))
     yield Idle("actor.max_tokens_per_micro_batch", "transitions have no tokens; actor.micro_batch_size counts rows")
     yield Idle("actor.balance", "all transitions are the same work")
     yield from _action_levels(config)
-    yield from (Idle(*found) for found in idle_recurrent_keys(config))
     for name in ("observations", "rewards"):
         switch = f"env.normalize_{name}"
         if not getattr(config.env, f"normalize_{name}"):
@@ -108,7 +105,7 @@ def _action_levels(config: Config) -> Iterator[Idle]:
 def _reasoning(config: Config) -> Iterator[Idle]:
     yield Idle("env", "reasoning tasks have no simulation")
     for role in ("actor", "critic", "reference"):
-        for name in ("hidden_sizes", "activation", "initial_log_std", "num_action_chunks", *RECURRENT):
+        for name in POLICY_KEYS:
             yield Idle(f"{role}.model.{name}", "only embodied policies are built from it")
     for name in ("reward_type", "logprob_type", "entropy_type", "bootstrap_type"):
         yield Idle(f"algorithm.{name}", "a response has no action chunks, and its rows hold one episode each")

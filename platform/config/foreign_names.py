@@ -278,6 +278,8 @@ _TABLES: dict[str, str] = {
         net_arch | actor.model.hidden_sizes
         activation_fn | actor.model.activation
         log_std_init | actor.model.initial_log_std
+        squash_output | actor.model.action_distribution | squashed or gaussian here
+        n_stack | env.pixels.frame_stack
         tensorboard_log | runner.output_dir
         norm_obs | env.normalize_observations
         norm_reward | env.normalize_rewards

@@ -12,8 +12,11 @@ from rl_platform.config.schema import Config
 def idle_fsdp_keys(config: Config) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     """Keys that do nothing, the reason, and the keys that decide it."""
     if config.runner.task_type == "embodied":
-        for name in ("parallel.context", "cpu_offload", "lora"):
-            yield f"actor.{name}", "an embodied policy is small and no language model", ("runner.task_type",)
+        kind = config.actor.model.type
+        names = ("parallel.context", "cpu_offload") if kind == "vla" else ("parallel.context", "cpu_offload", "lora")
+        for name in names:
+            reason = "an embodied policy is small and no language model"
+            yield f"actor.{name}", reason, ("runner.task_type", "actor.model.type")
     if config.reference_is_base:
         reason = "with actor.lora the reference is the actor's own model without its adapters"
         yield "reference", reason, ("actor.lora", "reference.model")

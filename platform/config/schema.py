@@ -8,7 +8,8 @@ from pydantic import Field, model_validator
 
 from rl_platform.config.algorithm import Algorithm
 from rl_platform.config.base import Section
-from rl_platform.config.components import Actor, Critic, Env, Reference, Reward, Rollout
+from rl_platform.config.components import Actor, Critic, Reference, Reward, Rollout
+from rl_platform.config.simulation import Env
 
 GPU = Literal["a10", "a100-40gb", "a100-80gb", "b200", "h100", "h20", "h200", "l4", "l40s", "mi300x", "rtx4090"]
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from rl_platform.envs.embodied.spaces import ActionSpace
 from rl_platform.models.policy import LOG_SQRT_2_PI, ActorCriticPolicy, place, room
+from rl_platform.models.squash import Squash
 
 
 class ChunkPolicy(ActorCriticPolicy):
@@ -27,9 +29,13 @@ class ChunkPolicy(ActorCriticPolicy):
         *,
         num_actions: int = 1,
         num_values: int = 1,
+        log_std: Literal["free", "state"] = "free",
+        squash: Squash | None = None,
+        encoder: nn.Module | None = None,
     ) -> None:
         wide = replace(action_space, size=num_actions * action_space.size)
-        super().__init__(observation_shape, wide, hidden_sizes, activation, initial_log_std)
+        options = (hidden_sizes, activation, initial_log_std)
+        super().__init__(observation_shape, wide, *options, log_std=log_std, squash=squash, encoder=encoder)
         self.num_actions, self.choices = num_actions, action_space.size
         if num_values > 1:
             self.value_head = nn.Linear(self.value_head.in_features, num_values)
@@ -50,13 +56,15 @@ class ChunkPolicy(ActorCriticPolicy):
         among: tuple[int, int] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """observations [N,...] -> actions [N,K,A] float32 (not clipped) or [N,K] int64, log_probs [N,K,D]."""
-        heads = self._heads(self._features(observations))
+        features = self._features(observations)
+        heads = self._heads(features)
         if self.action_space.kind == "continuous":
             noise = torch.zeros_like(heads)
             if not deterministic:
                 noise = room(heads, among).normal_(generator=generator)[place(heads, among)]
-            log_std = self._log_std()
-            return heads + log_std.exp() * noise, _gaussian_log_probs(noise, log_std)
+            log_std = self._log_stds(features)
+            actions = heads + log_std.exp() * noise
+            return actions, self._component_log_probs(noise, log_std, actions)
         log_probs = heads.log_softmax(-1)
         races = torch.ones_like(log_probs)  # as in ActorCriticPolicy; equal ones leave the most likely choice
         if not deterministic:
@@ -66,11 +74,15 @@ class ChunkPolicy(ActorCriticPolicy):
 
     def evaluate(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """With gradients: observations [B,...], actions as of `act` -> log_probs, entropies [B,K,D], values [B,R]."""
-        heads, values = self(observations)
+        features = self._features(observations)
+        heads, values = self._heads(features), self.value_head(features)
         if self.action_space.kind == "continuous":
-            log_std = self._log_std()
-            log_probs = _gaussian_log_probs((actions - heads) * (-log_std).exp(), log_std)
-            return log_probs, (log_std + 0.5 + LOG_SQRT_2_PI).expand_as(log_probs), values
+            log_std = self._log_stds(features)
+            log_probs = self._component_log_probs((actions - heads) * (-log_std).exp(), log_std, actions)
+            entropies = log_std + 0.5 + LOG_SQRT_2_PI
+            if self.squash is not None:
+                entropies = entropies + self.squash.mean_log_slope(heads, log_std)
+            return log_probs, entropies.expand_as(log_probs), values
         log_probs = heads.log_softmax(-1)
         entropies = -(log_probs.exp() * log_probs).sum(-1, keepdim=True)
         return log_probs.gather(-1, actions[..., None]), entropies, values
@@ -78,10 +90,12 @@ class ChunkPolicy(ActorCriticPolicy):
     def _heads(self, features: Tensor) -> Tensor:
         return self.policy_head(features).unflatten(-1, (self.num_actions, self.choices))
 
-    def _log_std(self) -> Tensor:
-        return self.log_std.view(self.num_actions, self.choices)
+    def _log_stds(self, features: Tensor) -> Tensor:
+        """[K,A], or of each state [B,K,A]."""
+        return self._log_std(features).unflatten(-1, (self.num_actions, self.choices))
 
-
-def _gaussian_log_probs(noise: Tensor, log_std: Tensor) -> Tensor:
-    """noise [B,K,A] = (a - mu) / sigma, log_std [K,A] -> log N(a; mu, sigma) [B,K,A] of each component."""
-    return -0.5 * noise.square() - log_std - LOG_SQRT_2_PI
+    def _component_log_probs(self, noise: Tensor, log_std: Tensor, actions: Tensor) -> Tensor:
+        """noise [B,K,A] = (a - mu) / sigma -> log N(a; mu, sigma) [B,K,A] of each component, or of what it is squashed
+        to."""
+        found = -0.5 * noise.square() - log_std - LOG_SQRT_2_PI
+        return found if self.squash is None else found - self.squash.log_slope(actions)

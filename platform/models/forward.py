@@ -14,6 +14,7 @@ from rl_platform.models.language import Entropy, LanguageModel
 from rl_platform.models.packed import PackedTokens, pack
 from rl_platform.models.policy import ActorCriticPolicy
 from rl_platform.models.recurrent_policy import RecurrentPolicy
+from rl_platform.models.vla import VisionLanguagePolicy
 from rl_platform.records import RolloutBatch
 
 
@@ -80,7 +81,7 @@ class TokenValues(nn.Module):
 class EmbodiedActorCritic(nn.Module):
     """Log-probabilities, entropies and values of actions from one policy with a shared backbone."""
 
-    def __init__(self, model: ActorCriticPolicy) -> None:
+    def __init__(self, model: ActorCriticPolicy | VisionLanguagePolicy) -> None:
         super().__init__()
         self.model = model
 

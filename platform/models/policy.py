@@ -1,20 +1,22 @@
-"""The embodied policy: one MLP backbone with a policy head and a value head.
+"""The embodied policy: one backbone, an MLP or a CNN and an MLP, with a policy head and a value head.
 
-Observations are flat vectors; normalising them and clipping actions to an environment's bounds happen outside. The
-backbone is shared, so the policy loss and the value loss both train it.
+Observations are flat: vectors, which are normalised outside, or uint8 images, which are divided by 255 here. Actions
+are clipped to an environment's bounds outside, unless they are squashed into them. The backbone is shared, so the
+policy loss and the value loss both train it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from rl_platform.envs.embodied.spaces import ActionSpace
+from rl_platform.models.squash import Squash
 
 
 class Tanh(nn.Module):
@@ -50,13 +52,16 @@ def _tanh(inputs: Tensor) -> Tensor:
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": Tanh, "relu": nn.ReLU, "silu": nn.SiLU, "elu": nn.ELU}
 LOG_SQRT_2_PI = 0.5 * math.log(2 * math.pi)
+LOG_STD_RANGE = (-20.0, 2.0)  # of deviations that are a function of the state, as in Soft Actor-Critic
 
 
 class ActorCriticPolicy(nn.Module):
     """Diagonal Gaussian (continuous) or categorical (discrete) policy and the state's value.
 
     The policy head starts near zero (orthogonal, gain 0.01) so that first actions do not depend on the state, the value
-    head at zero. Gaussian: the mean comes from the network, the log standard deviation is a free parameter per action.
+    head at zero. Gaussian: the mean comes from the network, the log standard deviation is a parameter per action
+    (`log_std` free) or a second head (state). With `squash` the Gaussian is that of u, and an action is squash(u); what
+    is called action here is u, and `executed` gives the action. `encoder`: what images pass first; it has a `width`.
     """
 
     def __init__(
@@ -66,18 +71,26 @@ class ActorCriticPolicy(nn.Module):
         hidden_sizes: Sequence[int] = (256, 256),
         activation: str = "tanh",
         initial_log_std: float = 0.0,
+        *,
+        log_std: Literal["free", "state"] = "free",
+        squash: Squash | None = None,
+        encoder: nn.Module | None = None,
     ) -> None:
         super().__init__()
-        self.action_space = action_space
+        self.action_space, self.squash, self.encoder = action_space, squash, encoder
         self.observation_size = math.prod(observation_shape)
-        self.backbone = perceptron(self.observation_size, hidden_sizes, activation)
-        width = hidden_sizes[-1] if hidden_sizes else self.observation_size
+        width = self.observation_size if encoder is None else encoder.width
+        self.backbone = perceptron(width, hidden_sizes, activation)
+        width = hidden_sizes[-1] if hidden_sizes else width
         self.policy_head = _linear(width, action_space.size, 0.01)
         self.value_head = nn.Linear(width, 1)
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
-        if action_space.kind == "continuous":
+        if action_space.kind == "continuous" and log_std == "free":
             self.log_std = nn.Parameter(torch.full((action_space.size,), float(initial_log_std)))
+        elif action_space.kind == "continuous":
+            self.log_std_head = _linear(width, action_space.size, 0.01)
+            nn.init.constant_(self.log_std_head.bias, initial_log_std)
 
     def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         """observations [B,...] -> Gaussian means or logits [B,A], values [B]."""
@@ -85,8 +98,22 @@ class ActorCriticPolicy(nn.Module):
         return self.policy_head(features), self.value_head(features).squeeze(-1)
 
     def _features(self, observations: Tensor) -> Tensor:
-        features: Tensor = self.backbone(observations.reshape(observations.shape[0], self.observation_size))
+        flat = observations.reshape(observations.shape[0], self.observation_size)
+        if flat.dtype == torch.uint8:
+            flat = flat.float() / 255
+        features: Tensor = self.backbone(flat if self.encoder is None else self.encoder(flat))
         return features
+
+    def _log_std(self, features: Tensor) -> Tensor:
+        """Log standard deviations, [A] or of each state [B,A]."""
+        if hasattr(self, "log_std_head"):
+            of_state: Tensor = self.log_std_head(features).clamp(*LOG_STD_RANGE)
+            return of_state
+        return self.log_std
+
+    def executed(self, actions: Tensor) -> Tensor:
+        """What the environment gets for actions of `act`."""
+        return actions if self.squash is None else self.squash(actions)
 
     @torch.no_grad()
     def act(
@@ -99,15 +126,17 @@ class ActorCriticPolicy(nn.Module):
         """Choose actions; `deterministic` takes the mean or the most likely choice.
 
         among: (first, total) of rows that are part of a larger choice; they get the random numbers they would get in
-        it. observations [N,...] float32 -> actions [N,A] float32 (not clipped) or [N] int64, log_probs [N].
+        it. observations [N,...] float32 or uint8 -> actions [N,A] float32 (not clipped) or [N] int64, log_probs [N].
         """
-        head = self.policy_head(self._features(observations))
+        features = self._features(observations)
+        head = self.policy_head(features)
         if self.action_space.kind == "continuous":
             noise = torch.zeros_like(head)
             if not deterministic:
                 noise = room(head, among).normal_(generator=generator)[place(head, among)]
-            actions = torch.addcmul(head, noise, self.log_std.exp())
-            return actions, self._gaussian_log_probs(noise)
+            log_std = self._log_std(features)
+            actions = torch.addcmul(head, noise, log_std.exp())
+            return actions, self._gaussian_log_probs(noise, log_std, actions)
         log_probs = head.log_softmax(-1)
         if deterministic:
             choices = log_probs.argmax(-1, keepdim=True)
@@ -122,20 +151,25 @@ class ActorCriticPolicy(nn.Module):
 
         observations [B,...], actions [B,A] float32 or [B] int64 -> log_probs [B], entropy [B], values [B].
         """
-        head, values = self(observations)
+        features = self._features(observations)
+        head, values = self.policy_head(features), self.value_head(features).squeeze(-1)
         if self.action_space.kind == "continuous":
-            noise = (actions - head) * (-self.log_std).exp()
-            # H = sum_i log sigma_i + (1 + log 2 pi) / 2, the same for every state
-            entropy = self.log_std.sum() + self.action_space.size * (0.5 + LOG_SQRT_2_PI)
-            return self._gaussian_log_probs(noise), entropy.expand(values.shape), values
+            log_std = self._log_std(features)
+            noise = (actions - head) * (-log_std).exp()
+            # H = sum_i log sigma_i + (1 + log 2 pi) / 2, with a free deviation the same for every state
+            entropy = log_std.sum(-1) + self.action_space.size * (0.5 + LOG_SQRT_2_PI)
+            if self.squash is not None:
+                entropy = entropy + self.squash.mean_log_slope(head, log_std).sum(-1)
+            return self._gaussian_log_probs(noise, log_std, actions), entropy.expand(values.shape), values
         log_probs = head.log_softmax(-1)
         entropy = -(log_probs.exp() * log_probs).sum(-1)
         return log_probs.gather(-1, actions[:, None]).squeeze(-1), entropy, values
 
-    def _gaussian_log_probs(self, noise: Tensor) -> Tensor:
-        """noise [B,A] = (a - mu) / sigma -> [B]."""
+    def _gaussian_log_probs(self, noise: Tensor, log_std: Tensor, actions: Tensor) -> Tensor:
+        """noise [B,A] = (a - mu) / sigma, log_std [A] or [B,A] -> [B]."""
         # log N(a; mu, sigma) = -sum_i (noise_i^2 / 2 + log sigma_i + log sqrt(2 pi))
-        return -0.5 * noise.square().sum(-1) - (self.log_std.sum() + self.action_space.size * LOG_SQRT_2_PI)
+        found = -0.5 * noise.square().sum(-1) - (log_std.sum(-1) + self.action_space.size * LOG_SQRT_2_PI)
+        return found if self.squash is None else found - self.squash.log_slope(actions).sum(-1)
 
 
 def room(like: Tensor, among: tuple[int, int] | None) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ class RecurrentPolicy(nn.Module):
 
     h [N,H] is 0 where an episode begins; whoever asks keeps it from one observation to the next. GRU: Cho et al.,
     "Learning Phrase Representations using RNN Encoder-Decoder", 2014; its matrices start orthogonal, its biases at 0.
+    `of_heads`: options of the ActorCriticPolicy.
     """
 
     def __init__(
@@ -28,6 +30,7 @@ class RecurrentPolicy(nn.Module):
         initial_log_std: float = 0.0,
         *,
         recurrent_size: int = 128,
+        **of_heads: Any,
     ) -> None:
         super().__init__()
         self.action_space, self.recurrent_size = action_space, recurrent_size
@@ -40,7 +43,8 @@ class RecurrentPolicy(nn.Module):
                 continue
             for gate in parameter.chunk(3):  # reset, update and new: square blocks of their own
                 nn.init.orthogonal_(gate.data)
-        self.heads = ActorCriticPolicy((recurrent_size,), action_space, (), activation, initial_log_std)
+        self.heads = ActorCriticPolicy((recurrent_size,), action_space, (), activation, initial_log_std, **of_heads)
+        self.executed = self.heads.executed
 
     @torch.no_grad()
     def act(

@@ -207,7 +207,7 @@ class CostModel:
         products = forwards * self._arithmetic(shape, share * length, length, dtype)
         # every micro-batch reads the weights; a gradient is written and read as well
         traffic = forwards * micro_batches * shape.parameters * FLOAT / (self.device.hbm * STREAM_SHARE)
-        layers = shape.layers if isinstance(shape, ModelShape) else len(shape.widths)
+        layers = shape.layers
         launches = forwards * micro_batches * layers * LAUNCH_S
         bounds = {"arithmetic": products, "memory traffic": traffic, "launches": launches}
         if part.ranks > 1 and name != "reference":

@@ -19,7 +19,8 @@ from rl_platform.config.schema import Config
 from rl_platform.placement.hardware import GIB
 from rl_platform.placement.layout import Layout
 from rl_platform.placement.megatron_memory import ADAM_STATES, layout_of_learner, state_bytes
-from rl_platform.placement.model_shape import FLOAT, ModelShape, PolicyShape, Shape
+from rl_platform.placement.model_shape import FLOAT, ModelShape, Shape
+from rl_platform.placement.policy_shape import PolicyShape
 from rl_platform.placement.turns import PHASES, Held, Move, Turns
 
 LOGIT_CHUNK = 1024  # positions whose logits exist together: models.language.TOKENS_PER_CHUNK
@@ -166,9 +167,9 @@ class MemoryModel:
     def _backward(self, name: str, shape: Shape) -> int:
         """What a micro-batch keeps for its backward pass, and the logits of a chunk."""
         rows, section = micro_batch_rows(self.config, name, self._copies(name)), section_of(self.config, name)
-        if isinstance(shape, PolicyShape):
-            return rows * 2 * sum(shape.widths) * FLOAT
         dtype, parallel = self._dtype(name), layout_of_learner(section)
+        if isinstance(shape, PolicyShape):
+            return rows * _kept_by_policy(shape, dtype, checkpointed=section.gradient_checkpointing)
         tokens = -(-rows * longest(self.config) // parallel.context)
         per_layer = saved_bytes_per_token(shape, dtype, parallel)
         kept = tokens * shape.layers * per_layer  # stages hold fewer layers, but of as many more micro-batches
@@ -190,7 +191,8 @@ class MemoryModel:
         elif section.micro_batch_size or section.max_tokens_per_micro_batch:
             rows = micro_batch_rows(self.config, name, shares)
         if isinstance(shape, PolicyShape):
-            return rows * max(shape.widths) * 2 * FLOAT
+            language = 0 if shape.language is None else shape.tokens * _live_elements(shape.language)
+            return rows * (max(shape.elements) * 2 + language) * FLOAT
         context = section.parallel.context if name in _LEARNERS else 1
         tokens = -(-rows * longest(self.config) // context)
         return tokens * _live_elements(shape) * FLOAT + self._logits(shape, rows) // context
@@ -223,7 +225,9 @@ def section_of(config: Config, component: str) -> Trainable:
 def trained_parameters(config: Config, component: str, shape: Shape) -> int:
     """Parameters with a gradient and optimizer state: all, or the adapters and a value head."""
     lora = section_of(config, component).lora
-    if lora is None or isinstance(shape, PolicyShape):
+    if isinstance(shape, PolicyShape):
+        return shape.trained_parameters(lora)
+    if lora is None:
         return shape.parameters
     return shape.adapter_parameters(lora) + (shape.head_parameters if shape.value_head else 0)
 
@@ -238,6 +242,16 @@ def saved_bytes_per_token(shape: ModelShape, dtype: str, parallel: Parallel | No
     norms, rest = 4 * shape.hidden, 2 * shape.hidden + 5 * shape.attention_width + 4 * shape.feed_forward_width
     tensor, sequence = (1, False) if parallel is None else (parallel.tensor, parallel.sequence)
     return norms * FLOAT // (tensor if sequence else 1) + rest * bytes_of(dtype) // tensor
+
+
+def _kept_by_policy(shape: PolicyShape, dtype: str, *, checkpointed: bool) -> int:
+    """Bytes that an embodied policy keeps of one row for its backward pass."""
+    kept, language = 2 * sum(shape.elements) * FLOAT, shape.language
+    if language is None:
+        return kept
+    per_layer = saved_bytes_per_token(language, dtype)
+    layers = language.layers * language.hidden * FLOAT + per_layer if checkpointed else language.layers * per_layer
+    return kept + shape.tokens * layers
 
 
 def bytes_of(dtype: str) -> int:

@@ -7,7 +7,6 @@ reason is told.
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 from dataclasses import dataclass, replace
@@ -17,10 +16,10 @@ from typing import Any
 from rl_platform.config.components import Lora, Model, RandomLM
 from rl_platform.config.schema import Config
 from rl_platform.placement.known_models import KNOWN
+from rl_platform.placement.policy_shape import ACTIONS, IMAGE, IMAGE_CHANNELS, ConvShape, PolicyShape
 
 FLOAT = 4  # bytes of float32, which parameters and their optimizer state are
 BYTE_VOCABULARY = 259  # tokenizer "bytes"
-OBSERVATIONS, ACTIONS = 64, 16  # assumed of an environment, which the plan does not start
 COUNTED = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 
 
@@ -117,27 +116,6 @@ class ModelShape:
         return 2 * self.layers * self.kv_width
 
 
-@dataclass(frozen=True)
-class PolicyShape:
-    """An embodied policy: one MLP backbone, a policy head and a value head. Observations and actions are assumed."""
-
-    widths: tuple[int, ...]
-
-    @property
-    def parameters(self) -> int:
-        sizes = (OBSERVATIONS, *self.widths)
-        layers = sum((first + 1) * second for first, second in itertools.pairwise(sizes))
-        return layers + (sizes[-1] + 1) * (ACTIONS + 1) + ACTIONS
-
-    @property
-    def active_parameters(self) -> int:
-        return self.parameters
-
-    @property
-    def products_per_token(self) -> int:
-        return self.parameters
-
-
 Shape = ModelShape | PolicyShape
 
 SMOLLM2 = ModelShape(49152, 576, 30, 9, 3, 64, 1536, tied=True)  # alias smollm2-135m-instruct
@@ -148,10 +126,8 @@ def shapes(config: Config) -> tuple[dict[str, Shape], dict[str, str]]:
     """The shape of every component that holds a model, and for those without one the reason."""
     actor = config.actor.model
     if config.runner.task_type == "embodied":
-        # three gates of a GRU, from the features and from the state: as many parameters as two layers of these widths
-        gru = (3 * actor.recurrent_size, actor.recurrent_size) if actor.type == "gru" else ()
-        policy = PolicyShape((*actor.hidden_sizes, *gru))
-        return dict.fromkeys(("actor", "actor_critic", "rollout"), policy), {}
+        names, policy = ("actor", "actor_critic", "rollout"), _policy_shape(config)
+        return ({}, dict.fromkeys(names, policy)) if isinstance(policy, str) else (dict.fromkeys(names, policy), {})
     sections = {"actor": actor, "rollout": actor}
     if config.critic.use_critic_model:
         sections["critic"] = config.critic.model or actor
@@ -168,6 +144,32 @@ def shapes(config: Config) -> tuple[dict[str, Shape], dict[str, str]]:
         else:
             found[name] = _with_value_head(shape) if name in ("critic", "reward") else shape
     return found, reasons
+
+
+def _policy_shape(config: Config) -> PolicyShape | str:
+    """The embodied policy of a config, or why it is not known."""
+    model, pixels = config.actor.model, config.env.pixels
+    if model.type == "mlp":
+        return PolicyShape(tuple(model.hidden_sizes))
+    if model.type == "gru":
+        # three gates, from the features and from the state: as many parameters as two layers of these widths
+        return PolicyShape((*model.hidden_sizes, 3 * model.recurrent_size, model.recurrent_size))
+    size, channels = IMAGE, IMAGE_CHANNELS
+    if pixels is not None:
+        size, channels = (pixels.height, pixels.width), pixels.frame_stack * (1 if pixels.grayscale else 3)
+    layers = []
+    sizes = model.cnn.map_sizes(*size)
+    for out, kernel, (height, width) in zip(model.cnn.channels, model.cnn.kernels, sizes, strict=True):
+        layers.append(ConvShape((channels * kernel**2 + 1) * out, out, height * width))
+        channels = out
+    if model.type == "cnn":
+        return PolicyShape(tuple(model.hidden_sizes), layers[-1].elements, tuple(layers))
+    language = language_shape(model)
+    if isinstance(language, str):
+        return language
+    tokens = layers[-1].places + ACTIONS
+    frozen = not model.train_backbone
+    return PolicyShape((), 0, tuple(layers), _with_value_head(language), tokens, frozen)
 
 
 def language_shape(model: Model) -> ModelShape | str:

@@ -107,9 +107,7 @@ def fingerprint(config: Config) -> str:
             include={"id", "kwargs", "num_envs", "max_episode_steps", "normalize_observations", "normalize_rewards"}
         )
         facts |= {f"env.{name}": value for name, value in env.items()}
-        facts |= _facts("actor.model", config.actor.model, {"hidden_sizes", "activation"})
-        if config.actor.model.type == "gru":
-            facts |= _facts("actor.model", config.actor.model, {"type", "recurrent_size"})
+        facts |= _policy_facts(config)
         if config.actor.model.num_action_chunks > 1:
             facts |= _facts("actor.model", config.actor.model, {"num_action_chunks"})
             facts["algorithm.reward_type"] = config.algorithm.reward_type  # how many values there are
@@ -120,6 +118,26 @@ def fingerprint(config: Config) -> str:
             facts |= _facts("critic.model", config.critic.model or config.actor.model, language_model)
         facts |= _adapters(config)
     return "\n".join(f"{key}: {json.dumps(value, sort_keys=True)}" for key, value in facts.items())
+
+
+def _policy_facts(config: Config) -> dict[str, Any]:
+    """What is not as it is by default, beside the MLP: checkpoints of before there was a choice stay readable."""
+    model = config.actor.model
+    found = _facts("actor.model", model, {"hidden_sizes", "activation"} if model.type != "vla" else set())
+    chosen = {"type": "mlp", "log_std": "free", "action_distribution": "gaussian"}
+    found |= _facts("actor.model", model, {name for name, usual in chosen.items() if getattr(model, name) != usual})
+    if model.type in ("cnn", "vla"):
+        found |= _facts("actor.model", model, {"cnn"})
+    if model.type == "gru":
+        found |= _facts("actor.model", model, {"recurrent_size"})
+    if model.type == "vla":
+        names = {"path", "random_init", "tokenizer", "instruction", "action_bins", "train_backbone"}
+        found |= _facts("actor.model", model, names) | _adapters(config)
+        if model.random_init is not None and not model.train_backbone:
+            found["runner.seed"] = config.runner.seed  # checkpoints do not hold what is frozen
+    if config.env.pixels is not None:
+        found["env.pixels"] = config.env.pixels.model_dump()
+    return found
 
 
 def _adapters(config: Config) -> dict[str, Any]:

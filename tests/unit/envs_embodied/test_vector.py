@@ -304,7 +304,10 @@ def test_both_unusable_spaces_are_listed_and_too_many_workers_refused() -> None:
     observation, action = caught.value.problems
     assert observation.key == action.key == "env.id"
     assert observation.message == "observation space of toy_envs:OddSpaces-v0 cannot be used"
-    assert (observation.value, observation.allowed) == ("Sequence(Discrete(2), stack=False)", "Box, Dict and Tuple of Boxes")
+    assert (observation.value, observation.allowed) == (
+        "Sequence(Discrete(2), stack=False)",
+        "Box, Dict and Tuple of Boxes",
+    )
     assert "FlattenObservation" in observation.hint
     assert action.message == "action space of toy_envs:OddSpaces-v0 cannot be used"
     assert (action.value, action.allowed) == ("MultiDiscrete([2 2])", "Discrete, Box of floats")

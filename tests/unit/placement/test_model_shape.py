@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from rl_platform.config.components import Model, RandomLM
-from rl_platform.placement.model_shape import SMOLLM2, ModelShape, PolicyShape, from_options, language_shape
+from rl_platform.config.schema import Config
+from rl_platform.placement.model_shape import SMOLLM2, ModelShape, from_options, language_shape, shapes
+from rl_platform.placement.policy_shape import ACTIONS, IMAGE, OBSERVATIONS, PolicyShape
 
 SMALL = {
     "hidden_size": 24,
@@ -174,8 +176,34 @@ def test_the_vocabulary_of_a_tokenizers_file(tmp_path: Path) -> None:
 def test_an_embodied_policy_is_counted_like_the_one_built() -> None:
     from rl_platform.envs.embodied.spaces import ActionSpace
     from rl_platform.models.policy import ActorCriticPolicy
-    from rl_platform.placement.model_shape import ACTIONS, OBSERVATIONS
 
     space = ActionSpace("continuous", ACTIONS)
     policy = ActorCriticPolicy((OBSERVATIONS,), space, (32, 24))
     assert PolicyShape((32, 24)).parameters == count(policy)
+
+
+@pytest.mark.parametrize("kind", ["cnn", "vla", "frozen vla"])
+def test_a_policy_that_sees_is_counted_like_the_one_built(kind: str) -> None:
+    from rl_platform.algorithms.action_levels import ActionLevels
+    from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces
+    from rl_platform.models.embodied import build_policy
+
+    model = {"type": "cnn", "hidden_sizes": [32]}
+    if kind != "cnn":
+        model = {"type": "vla", "random_init": {"hidden_size": 64, "num_layers": 6}, "tokenizer": "bytes"}
+        model |= {"instruction": "reach", "train_backbone": kind == "vla"}
+    config = Config.model_validate(
+        {
+            "runner": {"task_type": "embodied"},
+            "cluster": {"component_placement": {"actor_critic,env,rollout": "all"}},
+            "actor": {"model": model},
+        }
+    )
+    shape = shapes(config)[0]["actor_critic"]
+    assert isinstance(shape, PolicyShape)
+    bounds = (-1.0,) * ACTIONS, (1.0,) * ACTIONS
+    spaces = EnvSpaces((*IMAGE, 4), ActionSpace("continuous", ACTIONS), (ACTIONS,), *bounds, 0, "uint8")
+    policy = build_policy(config.actor.model, spaces, ActionLevels(1, ACTIONS), seed=1)
+    trained = sum(parameter.numel() for parameter in policy.parameters() if parameter.requires_grad)
+    assert shape.parameters == pytest.approx(count(policy), rel=0 if kind == "cnn" else 0.03)
+    assert shape.trained_parameters() == pytest.approx(trained, rel=0 if kind == "cnn" else 0.15)

@@ -1,0 +1,98 @@
+"""What MuJoCo draws instead of what an environment observes. Drawing without a screen is `drawing.py`'s business."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import gymnasium
+import mujoco
+import numpy as np
+from gymnasium.envs.registration import EnvSpec, load_env_creator
+
+from rl_platform.envs.embodied.spaces import EnvDescription, Pixels
+from rl_platform.errors import ConfigError, Problem
+
+# what an eye makes of red, green and blue: ITU-R BT.601
+_LUMA = np.array([0.299, 0.587, 0.114], np.float32)
+# pixels of the map that shadows are drawn from. MuJoCo's own 4,096 cost 75 MB per environment and most of the time of
+# drawing in software, and show in no picture of this size.
+_SHADOW_SIZE = 512
+_TAKEN = ("render_mode", "width", "height", "camera_name", "camera_id")
+
+
+class PixelObservation(gymnasium.ObservationWrapper[np.ndarray, Any, Any]):
+    """The latest `frame_stack` pictures, oldest first, side by side in the channels: [height,width,C] uint8.
+
+    At the start of an episode all are the first one. Nothing is drawn before it.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], pixels: Pixels) -> None:
+        """Raises ConfigError for a camera that the model has not."""
+        super().__init__(env)
+        _check_camera(env, pixels.camera)
+        visual: Any = env.unwrapped.model.vis  # type: ignore[attr-defined]
+        visual.quality.shadowsize = min(visual.quality.shadowsize, _SHADOW_SIZE)
+        visual.global_.offwidth, visual.global_.offheight = pixels.width, pixels.height
+        self._channels = 1 if pixels.grayscale else 3
+        shape = (pixels.height, pixels.width, self._channels * pixels.frame_stack)
+        self.observation_space = gymnasium.spaces.Box(0, 255, shape, np.uint8)
+        self._pictures = np.zeros(shape, np.uint8)
+
+    def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        _, info = self.env.reset(**kwargs)
+        self._pictures[:] = np.tile(self._draw(), self._pictures.shape[2] // self._channels)
+        return self._pictures.copy(), info
+
+    def observation(self, observation: Any) -> np.ndarray:
+        self._pictures[:, :, : -self._channels] = self._pictures[:, :, self._channels :]
+        self._pictures[:, :, -self._channels :] = self._draw()
+        return self._pictures.copy()
+
+    def _draw(self) -> np.ndarray:
+        """[height,width,channels] uint8."""
+        if self.env.unwrapped.mujoco_renderer.viewer is None:  # type: ignore[attr-defined]
+            self._aim()
+        picture = np.asarray(self.env.render())
+        return picture if self._channels == 3 else np.rint(picture @ _LUMA).astype(np.uint8)[:, :, None]
+
+    def _aim(self) -> None:
+        """Gymnasium points its usual view at where the bodies are in the first picture: draw that at their home
+        positions, so that all environments, and those of a resumed run, are seen from the same place."""
+        inner: Any = self.env.unwrapped
+        before = copy.copy(inner.data)
+        mujoco.mj_resetData(inner.model, inner.data)
+        mujoco.mj_forward(inner.model, inner.data)
+        self.env.render()
+        mujoco.mj_copyData(inner.data, inner.model, before)
+
+
+def _check_camera(env: gymnasium.Env[Any, Any], camera: str | None) -> None:
+    """Gymnasium takes its usual view for a name that it does not find."""
+    model: Any = env.unwrapped.model  # type: ignore[attr-defined]
+    names = [model.camera(index).name for index in range(model.ncam)]
+    if camera is not None and camera not in names:
+        message, allowed = "the model has no such camera", ", ".join(filter(None, names)) or "null: it has none"
+        raise ConfigError([Problem("env.pixels.camera", message, value=camera, allowed=allowed)])
+
+
+def drawing_kwargs(description: EnvDescription, spec: EnvSpec) -> dict[str, Any]:
+    """What gymnasium.make needs for these pixels. Raises ConfigError for environments that MuJoCo does not draw."""
+    pixels = description.pixels
+    assert pixels is not None
+    if not _drawn_by_mujoco(spec):
+        message = f"{spec.id} is not drawn by MuJoCo"
+        hint = "an environment that observes images itself needs no env.pixels"
+        raise ConfigError([Problem("env.pixels", message, allowed="Gymnasium's MuJoCo environments", hint=hint)])
+    if taken := [name for name in _TAKEN if name in description.kwargs]:
+        message = f"{', '.join(taken)}: env.pixels says it"
+        raise ConfigError([Problem("env.kwargs", message, hint="set width, height and camera under env.pixels")])
+    camera = {} if pixels.camera is None else {"camera_name": pixels.camera}
+    return {"render_mode": "rgb_array", "width": pixels.width, "height": pixels.height, **camera}
+
+
+def _drawn_by_mujoco(spec: EnvSpec) -> bool:
+    """Whether the environment's class is built on Gymnasium's for MuJoCo, or on those of packages beside it."""
+    creator = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
+    bases = creator.__mro__ if isinstance(creator, type) else ()
+    return any("mujoco" in f"{base.__module__}.{base.__name__}".lower() for base in bases)

@@ -1,0 +1,97 @@
+"""From config and spaces to an embodied policy, and which of them do not fit together."""
+
+from __future__ import annotations
+
+import math
+
+from rl_platform.algorithms.action_levels import ActionLevels
+from rl_platform.config.components import Model
+from rl_platform.envs.embodied.spaces import EnvSpaces
+from rl_platform.errors import Problem
+from rl_platform.models.chunk_policy import ChunkPolicy
+from rl_platform.models.policy import ActorCriticPolicy
+from rl_platform.models.recurrent_policy import RecurrentPolicy
+from rl_platform.models.squash import Squash
+from rl_platform.models.vision import ImageEncoder, ImageLayout
+from rl_platform.models.vla import VisionLanguagePolicy, vision_language_policy
+
+EmbodiedPolicy = ActorCriticPolicy | RecurrentPolicy | VisionLanguagePolicy
+
+
+def build_policy(model: Model, spaces: EnvSpaces, levels: ActionLevels, seed: int) -> EmbodiedPolicy:
+    """The policy that the section asks for; its parts that are not read from a folder come from the global generator,
+    a random language model from `seed`."""
+    if model.type == "vla":
+        return vision_language_policy(model, spaces, seed)
+    squashed = model.action_distribution == "squashed"
+    options = (spaces.action, model.hidden_sizes, model.activation, model.initial_log_std)
+    shape = (spaces.observation_size,)
+    parts = {
+        "log_std": model.log_std,
+        "squash": Squash(spaces.action_low, spaces.action_high) if squashed else None,
+    }
+    if model.type == "gru":
+        return RecurrentPolicy(shape, *options, recurrent_size=model.recurrent_size, **parts)
+    parts["encoder"] = ImageEncoder(spaces.observation_shape, model.cnn) if model.type == "cnn" else None
+    if levels.single:
+        return ActorCriticPolicy(shape, *options, **parts)
+    return ChunkPolicy(shape, *options, num_actions=levels.num_actions, num_values=levels.values, **parts)
+
+
+def policy_card(model: Model, sequence_length: int) -> list[tuple[str, str]]:
+    """(topic, what holds) of a policy that is not the usual one: a Gaussian with free deviations, or choices."""
+    found = []
+    if model.type == "gru":
+        pieces = f"sequences of {sequence_length} steps, from the state the rollout was in"
+        found.append(("recurrent policy", f"{pieces}; the gradient flows to their first step, not across episodes"))
+    if model.log_std == "state":
+        found.append(("deviations", "of continuous actions: a function of the state"))
+    if model.action_distribution == "squashed":
+        text = "tanh of a Gaussian, scaled to the bounds; log-probs exact, the entropy estimated by quadrature"
+        found.append(("actions inside bounds", text))
+    if model.type == "vla":
+        text = "components independent given the observation; one log-prob per action, their sum"
+        found.append(("vision-language-action", f"{text}{'' if model.train_backbone else '; language model frozen'}"))
+    return found
+
+
+def policy_problems(model: Model, spaces: EnvSpaces) -> list[Problem]:
+    """What the section asks for and these observations and actions do not allow."""
+    problems = _action_problems(model, spaces)
+    if model.type == "mlp":
+        return problems
+    if model.type == "gru":
+        if spaces.images:
+            message = "a recurrent policy observes numbers, and the environment gives images"
+            problems.append(Problem("actor.model.type", message, value="gru", hint="actor.model.type: cnn"))
+        return problems
+    if not spaces.images:
+        message = f"{model.type} sees images, and the environment observes something else"
+        allowed = "uint8 images: height x width x channels, or a stack of them"
+        hint = "env.pixels has a MuJoCo environment drawn; else actor.model.type: mlp"
+        found = f"shape {spaces.observation_shape}, {spaces.observation_dtype}"
+        return [*problems, Problem("actor.model.type", message, value=found, allowed=allowed, hint=hint)]
+    size = ImageLayout(spaces.observation_shape).height_and_width
+    if min(model.cnn.map_sizes(*size)[-1]) < 1:
+        message = f"images of {size[0]} x {size[1]} are too small for these windows"
+        hint = "smaller kernels or strides, fewer layers, or larger images"
+        problems.append(Problem("actor.model.cnn", message, value=str(model.cnn.model_dump()), hint=hint))
+    return problems
+
+
+def _action_problems(model: Model, spaces: EnvSpaces) -> list[Problem]:
+    problems = []
+    key, squashed = "actor.model.action_distribution", model.action_distribution == "squashed"
+    if spaces.action.kind == "discrete":
+        reason = "actions are choices of a categorical distribution, which has no deviation"
+        if squashed:
+            problems.append(Problem(key, reason, value="squashed", allowed="gaussian, which means nothing here"))
+        if model.log_std == "state":
+            problems.append(Problem("actor.model.log_std", reason, value="state", allowed="free, which means nothing"))
+        return problems
+    bounds = (*spaces.action_low, *spaces.action_high)
+    if (squashed or model.type == "vla") and not all(map(math.isfinite, bounds)):
+        key, value = (key, "squashed") if squashed else ("actor.model.type", "vla")
+        message = "actions are placed between their bounds, and some of the environment's have none"
+        problems.append(Problem(key, message, value=value, hint="wrap it so that they are bounded"))
+    return problems

@@ -1,0 +1,73 @@
+"""Convolutions over images: what the CNN policy and the vision-language-action policy see."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from rl_platform.config.vision import ConvNet
+
+
+@dataclass(frozen=True)
+class ImageLayout:
+    """Images as an environment gives them: [height,width,channels], a stack of those [S,height,width,channels], or a
+    stack of gray ones [S,height,width] (S is then the smallest of the three)."""
+
+    shape: tuple[int, ...]
+
+    @property
+    def stack_first(self) -> bool:
+        return len(self.shape) == 3 and self.shape[0] < min(self.shape[1:])
+
+    @property
+    def height_and_width(self) -> tuple[int, int]:
+        return self.shape[:2] if len(self.shape) == 3 and not self.stack_first else self.shape[1:3]
+
+    @property
+    def channels(self) -> int:
+        return math.prod(self.shape) // math.prod(self.height_and_width)
+
+    def channels_first(self, flat: Tensor) -> Tensor:
+        """[B,D] -> [B,channels,height,width]; a view wherever it can be."""
+        images = flat.view(-1, *self.shape)
+        if self.stack_first:
+            return images
+        if len(self.shape) == 3:
+            return images.permute(0, 3, 1, 2)
+        return images.permute(0, 1, 4, 2, 3).flatten(1, 2)
+
+
+class ImageEncoder(nn.Module):
+    """Convolutions, each followed by ReLU, in the order and with the start of Mnih et al. (2015) and of the public PPO
+    policies for images: orthogonal, gain sqrt(2).
+
+    `positions` places of `channels` numbers each, flattened `width` numbers.
+    """
+
+    def __init__(self, observation_shape: Sequence[int], cnn: ConvNet) -> None:
+        super().__init__()
+        self.layout = ImageLayout(tuple(observation_shape))
+        layers: list[nn.Module] = []
+        channels = self.layout.channels
+        for out, kernel, stride in zip(cnn.channels, cnn.kernels, cnn.strides, strict=True):
+            layer = nn.Conv2d(channels, out, kernel, stride)
+            nn.init.orthogonal_(layer.weight, math.sqrt(2))
+            nn.init.zeros_(layer.bias)
+            layers += [layer, nn.ReLU()]
+            channels = out
+        self.layers = nn.Sequential(*layers)
+        self.channels = channels
+        self.positions = math.prod(cnn.map_sizes(*self.layout.height_and_width)[-1])
+        self.width = self.channels * self.positions
+
+    def forward(self, flat: Tensor) -> Tensor:
+        """Images [B,D], 0 to 1 -> features [B,width], position by position."""
+        return self.places(flat).flatten(1)
+
+    def places(self, flat: Tensor) -> Tensor:
+        """Images [B,D], 0 to 1 -> [B,positions,channels]."""
+        found: Tensor = self.layers(self.layout.channels_first(flat))
+        return found.flatten(2).transpose(1, 2)

@@ -1,0 +1,137 @@
+"""The vision-language-action policy: pictures and an instruction read by a language model that chooses actions.
+
+One sequence per observation: the instruction's words, the picture's places, one query per component of the action. The
+queries' last states give logits over bins, all in one pass: components are independent given the observation, as those
+of a diagonal Gaussian are, and rollout and training compute the very same function, without a cache. (Decoding one
+component after the other would cost a pass each and could make them depend on each other.) The words come first and
+are computed once for all rows. As in Kim et al., "Fine-Tuning Vision-Language-Action Models" (2025), OpenVLA-OFT,
+which decodes in parallel too; bins as in Brohan et al., "RT-1" (2022).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from rl_platform.config.components import Model
+from rl_platform.envs.embodied.spaces import EnvSpaces
+from rl_platform.errors import ConfigError, Problem
+from rl_platform.models.language import LanguageModel
+from rl_platform.models.packed import PackedAttention
+from rl_platform.models.policy import place, room
+from rl_platform.models.pretrained import load_causal_lm
+from rl_platform.models.tokenizer import load_tokenizer
+from rl_platform.models.vision import ImageEncoder
+
+
+class VisionLanguagePolicy(nn.Module):
+    """D components (1 of a discrete action) of `choices` bins each. The log-prob of an action is the sum over them.
+
+    What is called action here are the bins [D]; `executed` gives the environment's action: bins divide the way from the
+    lower to the upper bound evenly, ends included. `language` has the value head. Both heads start at zero: uniform
+    choices, values 0. Pictures and queries start as large as the language model's words. instruction [L] int64.
+    """
+
+    def __init__(
+        self, language: LanguageModel, instruction: Tensor, encoder: ImageEncoder, spaces: EnvSpaces, bins: int
+    ) -> None:
+        super().__init__()
+        self.language, self.encoder = language, encoder
+        continuous, width = spaces.action.kind == "continuous", language.config.hidden_size
+        self.action_space = spaces.action
+        self.components = spaces.action.size if continuous else 1
+        self.choices = bins if continuous else spaces.action.size
+        words = language.backbone.get_input_embeddings().weight.detach()
+        size = float(words.square().mean().sqrt())
+        self.project = nn.Linear(encoder.channels, width)
+        self.norm = nn.RMSNorm(width)
+        nn.init.constant_(self.norm.weight, size)
+        self.queries = nn.Parameter(size * torch.randn(self.components, width))
+        self.action_head = nn.Linear(width, self.choices)
+        nn.init.zeros_(self.action_head.weight)
+        nn.init.zeros_(self.action_head.bias)
+        low, high = torch.tensor(spaces.action_low), torch.tensor(spaces.action_high)
+        buffers = {"instruction": instruction, "low": low, "step": (high - low) / (self.choices - 1)}
+        for name, tensor in buffers.items():
+            self.register_buffer(name, tensor, persistent=False)
+
+    def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
+        """Images [B,D'] uint8 -> logits [B,D,choices] and values [B], both float32."""
+        pictures = self.norm(self.project(self.encoder.places(observations.float() / 255)).float())
+        rows, places, _ = pictures.shape
+        rest = torch.cat([pictures, self.queries.expand(rows, -1, -1)], dim=1)
+        states = self._states(rest)
+        with torch.autocast(states.device.type, enabled=False):
+            logits = self.action_head(states[:, places:].float())
+            values = self.language.head(states[:, places - 1].float()).squeeze(-1)  # all seen, nothing chosen
+        return logits, values
+
+    def _states(self, rest: Tensor) -> Tensor:
+        """rest [B,S,H]: what follows the instruction in each row -> last hidden states [B,S,H] of it."""
+        rows, length, width = rest.shape
+        words = self.language.backbone.get_input_embeddings()(self.instruction)
+        begin = len(words)
+        flat = torch.cat([words, rest.flatten(0, 1)])
+        index = begin + torch.arange(rows * length, device=rest.device).view(rows, length)
+        attention = PackedAttention(begin, index, torch.ones_like(index, dtype=torch.bool))
+        after = begin + torch.arange(length, device=rest.device)
+        positions = torch.cat([torch.arange(begin, device=rest.device), after.repeat(rows)])
+        output = self.language.backbone(
+            inputs_embeds=flat[None], position_ids=positions[None], attention=attention, use_cache=False
+        )
+        states: Tensor = output.last_hidden_state[0, begin:].view(rows, length, width)
+        return states
+
+    @torch.no_grad()
+    def act(
+        self,
+        observations: Tensor,
+        generator: torch.Generator | None = None,
+        deterministic: bool = False,
+        among: tuple[int, int] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """As `ActorCriticPolicy.act`: observations [N,D'] uint8 -> bins [N,D] int64, log_probs [N]."""
+        log_probs = self(observations)[0].log_softmax(-1)
+        races = torch.ones_like(log_probs)  # equal ones leave the most likely choice
+        if not deterministic:
+            races = room(log_probs, among).exponential_(generator=generator)[place(log_probs, among)]
+        bins = (log_probs - races.log()).argmax(-1)
+        return bins, _of_action(log_probs, bins)
+
+    def evaluate(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """With gradients: observations [B,D'], bins [B,D] -> log_probs [B], entropy [B], values [B]."""
+        logits, values = self(observations)
+        log_probs = logits.log_softmax(-1)
+        entropy = -(log_probs.exp() * log_probs).sum(-1).sum(-1)
+        return _of_action(log_probs, actions), entropy, values
+
+    def executed(self, actions: Tensor) -> Tensor:
+        """bins [N,D] -> actions [N,A] float32 between the bounds, or choices [N]."""
+        return self.low + actions * self.step if self.action_space.kind == "continuous" else actions.squeeze(-1)
+
+
+def _of_action(log_probs: Tensor, bins: Tensor) -> Tensor:
+    """[N,D,choices], [N,D] -> [N]: independent components, so their log-probs add up."""
+    return log_probs.gather(-1, bins[..., None]).squeeze(-1).sum(-1)
+
+
+def vision_language_policy(model: Model, spaces: EnvSpaces, seed: int) -> VisionLanguagePolicy:
+    """The policy of a section; a random language model depends on `seed` alone, the rest on the global generator.
+
+    Raises ConfigError when there is nothing to load or the model cannot read that much.
+    """
+    tokenizer = load_tokenizer(model)
+    network = load_causal_lm(model, tokenizer.vocab_size, tokenizer.eos_token_ids[0], seed)
+    instruction = torch.tensor(tokenizer.encode(model.instruction or ""))
+    language = LanguageModel(network, value_head=True)
+    policy = VisionLanguagePolicy(
+        language, instruction, ImageEncoder(spaces.observation_shape, model.cnn), spaces, model.action_bins
+    )
+    length = len(instruction) + policy.encoder.positions + policy.components
+    if length > (readable := getattr(network.config, "max_position_embeddings", length)):
+        message = f"instruction, picture and action are {length} tokens, the language model reads {readable}"
+        hint = "a shorter instruction, or convolutions (actor.model.cnn) that leave fewer places"
+        raise ConfigError([Problem("actor.model.instruction", message, hint=hint)])
+    if not model.train_backbone:
+        language.backbone.requires_grad_(False)
+    return policy

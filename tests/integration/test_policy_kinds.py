@@ -1,0 +1,175 @@
+"""Runs with every kind of embodied policy: keys act, misfits are refused, stopped runs go on, images are learned."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from rl_platform.checkpoint import Checkpoint
+from rl_platform.engines.training.state_files import read_whole
+from rl_platform.metrics import read_metrics
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+CHEETAH = ("env.id=HalfCheetah-v5", "env.max_episode_steps=7", "actor.model.initial_log_std=-1")
+SQUASHED = (*CHEETAH, "actor.model.action_distribution=squashed")
+PENDULUM = (
+    "env.id=InvertedPendulum-v5",
+    "env.max_episode_steps=8",
+    "env.pixels={width: 24, height: 24, frame_stack: 2, grayscale: true}",
+    "env.num_workers=1",
+    "env.evaluation.episodes=1",
+)
+SMALL_CNN = "{channels: [4, 8], kernels: [4, 3], strides: [3, 2]}"
+CNN = (*PENDULUM, f"actor.model={{type: cnn, cnn: {SMALL_CNN}, hidden_sizes: [16]}}")
+TINY = "{hidden_size: 16, num_layers: 2, num_heads: 2, intermediate_size: 32, max_positions: 64}"
+VLA = (
+    "env.id=shades:Shade-v0",
+    f"actor.model={{type: vla, cnn: {SMALL_CNN}, random_init: {TINY}, tokenizer: bytes, instruction: follow}}",
+)
+SHADE = """
+import gymnasium, numpy as np
+
+class Shade(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0, 255, (12, 12, 3), np.uint8)
+
+    def __init__(self, discrete=False):
+        self.action_space = gymnasium.spaces.Discrete(2) if discrete else gymnasium.spaces.Box(0, 1, (1,))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.bright = int(self.np_random.integers(2))
+        return np.full((12, 12, 3), 50 + 150 * self.bright, np.uint8), {}
+
+    def step(self, action):
+        reward = 1 - abs(float(np.sum(action)) - self.bright)
+        return self.reset()[0], reward, False, False, {}
+
+gymnasium.register("Shade-v0", Shade, max_episode_steps=10)
+"""
+_before: dict[tuple[str, ...], dict] = {}  # what runs without the key have learned
+
+
+@pytest.fixture(autouse=True)
+def shades(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment of images whose reward is 1 for an action as bright as its picture, in module shades."""
+    (folder / "shades.py").write_text(SHADE)
+    monkeypatch.syspath_prepend(folder)
+
+
+@pytest.fixture
+def learned(command, request: pytest.FixtureRequest):
+    """learned("key=value"): what the actor's checkpoint holds after the last step."""
+
+    def run(*overrides: str, steps: int = 1, folder: str = "out") -> dict:
+        if overrides[: len(PENDULUM)] == PENDULUM:
+            request.getfixturevalue("drawing")
+        ended = command("embodied.yaml", f"runner.max_steps={steps}", f"runner.output_dir={folder}", *overrides)
+        assert ended.code == 0, ended.err
+        assert ended.err == ""
+        assert all(math.isfinite(value) for row in read_metrics(folder) for value in row.values())
+        return read_whole(Checkpoint.open(Path(folder) / "checkpoints" / f"step-{steps:08d}").file("actor"))
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("before", "key"),
+    [
+        (CHEETAH, "actor.model.log_std=state"),
+        (CHEETAH, "actor.model.action_distribution=squashed"),
+        (SQUASHED, "algorithm.entropy_bonus=0.1"),
+        (CNN, "env.pixels.frame_stack=1"),
+        (CNN, "env.pixels.grayscale=false"),
+        (CNN, "actor.model.cnn.channels=[4, 4]"),
+        (VLA, "actor.model.action_bins=5"),
+        (VLA, "actor.model.instruction=flee"),
+        (VLA, "actor.model.train_backbone=false"),
+        (VLA, "actor.lora={rank: 2}"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_every_key_has_an_effect(before: tuple[str, ...], key: str, learned, differences) -> None:
+    if before not in _before:
+        _before[before] = learned(*before, folder="before")
+    assert differences(_before[before], learned(*before, key))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        (*SQUASHED, "actor.model.log_std=state"),
+        CNN,
+        (*VLA, "actor.model.train_backbone=false"),
+    ],
+    ids=["squashed", "cnn", "vla"],
+)
+def test_a_run_that_was_stopped(kind: tuple[str, ...], learned, differences) -> None:
+    whole = learned(*kind, steps=2, folder="whole")
+    learned(*kind, steps=1, folder="parts")
+    assert differences(whole, learned(*kind, steps=2, folder="parts")) == []
+
+
+def test_recomputed_layers_change_nothing(learned) -> None:
+    plain = learned(*VLA, folder="before")
+    saving = learned(*VLA, "actor.gradient_checkpointing=true", "actor.micro_batch_size=8")
+    for name, tensor in plain.items():
+        torch.testing.assert_close(saving[name], tensor, atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (("actor.model.action_distribution=squashed",), "actor.model.action_distribution"),
+        (("actor.model.log_std=state",), "actor.model.log_std"),
+        (("actor.model.type=cnn",), "actor.model.type"),
+        (("env.pixels={}", "env.num_workers=2"), "env.pixels"),
+        ((*CNN, "actor.model.cnn={}"), "actor.model.cnn"),
+        ((*CNN, "env.pixels.camera=front"), "env.pixels.camera"),
+    ],
+)
+def test_what_the_environment_does_not_allow_is_refused_with_the_key(overrides, key: str, command) -> None:
+    ended = command("embodied.yaml", *overrides)
+    assert ended.code == 2
+    assert f" {key}: " in f" {ended.err}".replace("\n", " ")
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("key", ["log_std=state", "action_distribution=squashed"])
+def test_a_checkpoint_of_another_policy_is_refused(key: str, command) -> None:
+    assert command("embodied.yaml", *CHEETAH, "runner.max_steps=1").code == 0
+    ended = command("embodied.yaml", *CHEETAH, f"actor.model.{key}", "runner.max_steps=2")
+    assert ended.code != 0
+    assert f"actor.model.{key.partition('=')[0]}" in ended.err
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        f"actor.model={{type: cnn, cnn: {SMALL_CNN}, hidden_sizes: [16]}}",
+        f"actor.model={{type: vla, cnn: {SMALL_CNN}, random_init: {TINY}, tokenizer: bytes, instruction: follow}}",
+    ],
+    ids=["cnn", "vla"],
+)
+def test_images_are_learned_and_a_note_tells_what_becomes_of_them(model: str, command) -> None:
+    bandit = ("env.id=shades:Shade-v0", "env.kwargs={discrete: true}", "algorithm.gamma=0", "actor.optim={lr: 5.0e-3}")
+    ended = command("embodied.yaml", *bandit, model, "runner.max_steps=10", "env.rollout_steps=32")
+    assert ended.code == 0, ended.err
+    assert "observations are images, which the model divides by 255 instead" in ended.out
+    returns = [row["val/return"] for row in read_metrics("out") if "val/return" in row]
+    assert returns[0] < 8
+    assert returns[-1] == 10
+
+
+def test_a_pole_is_balanced_from_pictures(start, folder: Path, drawing) -> None:
+    """The beginning of a run that ends at the longest episodes there are."""
+    short = "runner.max_steps=10", "runner.trace_steps=0", "env.evaluation.episodes=1"
+    process = start(CONFIGS / "embodied" / "pixels.yaml", "runner.output_dir=out", *short)
+    _, errors = process.communicate(timeout=280)
+    assert process.returncode == 0, errors
+    assert errors == ""
+    returns = [row["episode/return"] for row in read_metrics(folder / "out") if "episode/return" in row]
+    assert returns[0] < 12
+    assert returns[-1] > 15
