@@ -14,6 +14,7 @@ from rl_platform.algorithms.losses import ModelOutputs, actor_critic_loss, actor
 from rl_platform.components.base import ComponentContext
 from rl_platform.components.learner import Learner, present
 from rl_platform.config.schema import Config
+from rl_platform.engines.training.compiled import CompiledEngine
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.build import language_model, token_temperature
@@ -26,6 +27,7 @@ from rl_platform.models.recurrent_policy import RecurrentPolicy
 from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.records import RolloutBatch
 from rl_platform.rng import derive_seed
+from rl_platform.runtime.cpu import compute_alone
 
 
 class LanguageActor(Learner):
@@ -100,6 +102,8 @@ class EmbodiedActor(Learner):
             model = EmbodiedActorCritic(policy)
         loss = partial(actor_critic_loss, algorithm=config.algorithm)
         super().__init__(context, config, config.actor, model, loss, "actor", config.algorithm.ppo_epochs)
+        if isinstance(self.engine, CompiledEngine) and self.engine.fastest_alone(config.data.mini_batch_size):
+            compute_alone()
 
     def evaluate(self, batch: RolloutBatch) -> dict[str, Tensor]:
         """The batch's `log_probs` and `values` [B,T], and `end_values` [B,T] of the states that follow ends."""

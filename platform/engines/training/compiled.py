@@ -29,7 +29,8 @@ from rl_platform.models.forward import EmbodiedActorCritic
 from rl_platform.models.policy import ActorCriticPolicy, Tanh
 from rl_platform.records import RolloutBatch
 
-LARGEST = 2**17  # parameters: with more of them products take the time, and torch's threads are welcome
+LARGEST = 2**17  # parameters: with more of them products take the time, and nothing is gained
+ALONE = 2**23  # parameters times rows: below, a team of threads costs a step more than it saves
 
 
 def compiles(model: nn.Module, device: torch.device, dtype: torch.dtype) -> bool:
@@ -70,6 +71,10 @@ class CompiledEngine(FSDPEngine):
         self._layers = _layers(self._views(self._flat["weights"]), len(hidden))
         self._gradients = _layers(self._views(self._gradient), len(hidden))
         self._buffers: dict[int, _Buffers] = {}
+
+    def fastest_alone(self, rows: int) -> bool:
+        """Whether one thread steps through a mini-batch sooner than a team."""
+        return len(self._gradient) * rows <= ALONE
 
     def step(self, mini_batch: RolloutBatch, loss: Loss, micro_batches: MicroBatches) -> Metrics | None:
         algorithm = _algorithm_of(loss)
