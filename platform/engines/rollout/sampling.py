@@ -40,16 +40,17 @@ def _drawn(probs: Tensor, uniform: Tensor) -> Tensor:
     totals = blocks.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)
     place, rest = _passed(totals, uniform * totals[:, -1])
     inside = blocks[torch.arange(len(probs), device=probs.device), place].double().cumsum(dim=-1)
-    return place * BLOCK + _passed(inside, rest)[0]
+    return (place * BLOCK + _passed(inside, rest)[0]).clamp(max=probs.shape[1] - 1)  # of NaN: any token, see `_passed`
 
 
 def _passed(cumulative: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
     """cumulative [n,K], threshold [n] -> first place above the threshold [n], what is left of the threshold there [n].
 
-    Never one without a share of its own, even where rounding has the threshold reach the end.
+    Never one without a share of its own, even where rounding has the threshold reach the end. The last one where
+    numbers are NaN: the log-prob tells of them, and the trainer says which model has diverged.
     """
     below_end = torch.minimum(threshold, torch.nextafter(cumulative[:, -1], torch.zeros_like(threshold)))
-    place = torch.searchsorted(cumulative, below_end[:, None], right=True)
+    place = torch.searchsorted(cumulative, below_end[:, None], right=True).clamp(max=cumulative.shape[1] - 1)
     before = torch.where(place > 0, cumulative.gather(1, (place - 1).clamp(min=0)), 0.0)
     return place.squeeze(1), below_end - before.squeeze(1)
 

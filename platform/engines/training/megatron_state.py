@@ -66,13 +66,12 @@ class Group:
 
 @dataclass(frozen=True)
 class Groups:
-    """A rank's groups. `expert`: ranks that hold different experts of its layers; `expert_data`: the same ones."""
+    """A rank's groups. `expert`: ranks that hold different experts of its layers."""
 
     tensor: Group
     pipeline: Group
     data: Group
     expert: Group
-    expert_data: Group
 
     @classmethod
     def of_megatron(cls) -> Groups:
@@ -83,7 +82,6 @@ class Groups:
             Group.of(parallel_state.get_pipeline_model_parallel_group()),
             Group.of(parallel_state.get_data_parallel_group()),
             Group.of(parallel_state.get_expert_model_parallel_group()),
-            Group.of(parallel_state.get_expert_data_parallel_group()),
         )
 
     def sharing(self, source: Source) -> Group:

@@ -127,3 +127,11 @@ def test_random_numbers_depend_on_the_seed_alone() -> None:
     assert not torch.equal(first, uniforms(6, 100))
     assert first.dtype == torch.float64
     assert 0 <= float(first.min()) < float(first.max()) < 1
+
+
+@pytest.mark.parametrize("vocabulary", [5, 64, 130])
+def test_logits_that_are_nan_give_some_token_and_a_log_prob_that_tells(vocabulary: int) -> None:
+    logits = torch.full((3, vocabulary), float("nan"))
+    tokens, log_probs = sample(logits, torch.tensor([0.0, 0.5, 0.999], dtype=torch.float64), SamplingParams(4))
+    assert ((tokens >= 0) & (tokens < vocabulary)).all()
+    assert log_probs.isnan().all()
