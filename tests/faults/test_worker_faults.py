@@ -151,7 +151,7 @@ def test_a_rollout_that_is_killed_while_it_generates(command, address, undisturb
             calls.append((self, args))
         return submit(self, method, args, kwargs)
 
-    def one_by_one(self: RemoteChannel, max_items: int, *others: Any) -> list[Any]:
+    def one_by_one(self: RemoteChannel, max_items: int, *others: Any, linger: float = 0.0) -> list[Any]:
         items = get_many(self, 1, *others)
         if items[0].weights_version == 1 and not kills:
             kills.append(killed(next(worker for worker, _ in reversed(calls) if worker.label == "rollout[1]")))
