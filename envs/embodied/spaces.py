@@ -139,7 +139,6 @@ def make_env(
             env = gymnasium.make(
                 spec, max_episode_steps=description.max_episode_steps, disable_env_checker=True, **kwargs
             )
-            return flattened(env)
     except gymnasium.error.DependencyNotInstalled as error:
         problem = Problem("env.id", "a package is missing", value=repr(description.id), hint=str(error))
         raise ConfigError([problem]) from error
@@ -147,7 +146,7 @@ def make_env(
         message = f"{spec.id} cannot be built ({type(error).__name__}: {error})"
         hint = "check env.kwargs against the environment's documentation"
         raise ConfigError([Problem("env.kwargs", message, value=repr(kwargs), hint=hint)]) from error
-    return env if description.pixels is None else PixelObservation(env, description.pixels)
+    return flattened(env) if description.pixels is None else PixelObservation(env, description.pixels)
 
 
 def read_spaces(env: gymnasium.Env[Any, Any], env_id: str) -> EnvSpaces:
