@@ -213,7 +213,7 @@ def test_evaluation_remembers_its_own_episodes(world) -> None:
         made.collect(0)
         before = made.environment.memory.array.copy()
         made.answers.asked.clear()
-        found.append(made.environment.evaluate(0, None, made.policy))
+        found.append(made.environment.evaluate(0, None, True, made.policy))
         assert (made.environment.memory.array == before).all()
         firsts = [question for question in made.answers.asked if not question.hidden_states.any()]
         assert len(firsts) == 4 // num_envs, "episodes begin with nothing remembered, and only then"
@@ -223,7 +223,7 @@ def test_evaluation_remembers_its_own_episodes(world) -> None:
 
 def test_a_video_shows_an_episode_that_begins_with_nothing_remembered(world, tmp_path: Path) -> None:
     made = world(config(evaluation={"episodes": 2}))
-    found = made.environment.evaluate(0, str(tmp_path / "episode.mp4"), made.policy)
+    found = made.environment.evaluate(0, str(tmp_path / "episode.mp4"), True, made.policy)
     assert found["note"] is None
     assert (tmp_path / "episode.mp4").stat().st_size > 0
     filmed = [question for question in made.answers.asked if len(question.array) == 1]
