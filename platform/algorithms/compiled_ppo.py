@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -94,7 +94,12 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
     # No "nnan" and "ninf": a loss that is not finite must stay so.
     allowed = {"contract", "reassoc", "nsz", "arcp"}
-    compiled: Callable[..., Any] = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=allowed)(function)
+    made = partial(numba.njit, nogil=True, error_model="numpy", fastmath=allowed)
+    compiled: Callable[..., Any]
+    try:
+        compiled = made(cache=True)(function)
+    except RuntimeError:  # no folder to keep it in can be written
+        compiled = made()(function)
     return compiled
 
 

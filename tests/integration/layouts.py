@@ -28,7 +28,7 @@ from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces
 from rl_platform.records import Prompt, RolloutBatch, Trajectory
 from rl_platform.runners.ppo import PPO, Learners
-from rl_platform.runners.reasoning import rollout_batch, shaped_rewards
+from rl_platform.runners.trajectories import rollout_batch, shaped_rewards
 
 STEPS, PROMPTS, SAMPLES, MINI_BATCH = 2, 8, 2, 8
 PROMPT_LENGTH, RESPONSE_LENGTH = 6, 12

@@ -26,7 +26,7 @@ from rl_platform.config.estimators import ESTIMATORS, check_estimator
 from rl_platform.config.reward_rules import broken_reward_rules
 from rl_platform.config.schema import Config
 from rl_platform.records import Prompt, RolloutBatch, Trajectory
-from rl_platform.runners.reasoning import rollout_batch, shaped_rewards
+from rl_platform.runners.trajectories import rollout_batch, shaped_rewards
 
 LOSS = torch.tensor([[1.0, 0, 0, 0], [2, 2, 2, 2], [3, 3, 0, 0], [9, 9, 9, 9]])
 MASK = torch.tensor([[1, 0, 0, 0], [1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 0, 0]], dtype=torch.bool)

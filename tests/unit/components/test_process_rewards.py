@@ -11,7 +11,7 @@ import torch
 from rl_platform.algorithms.rewards import place_process_rewards
 from rl_platform.components.reward import Reward
 from rl_platform.records import Prompt, Trajectory
-from rl_platform.runners.reasoning import process_rewards
+from rl_platform.runners.trajectories import process_rewards
 
 VERIFIER = """
 def lines(response, answer, metadata):

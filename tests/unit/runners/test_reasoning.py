@@ -8,7 +8,7 @@ import pytest
 
 from rl_platform.config.algorithm import Algorithm
 from rl_platform.records import Conversation, Prompt, RolloutBatch, Trajectory
-from rl_platform.runners.reasoning import cut_ends, rollout_batch, shaped_rewards, trajectory_metrics
+from rl_platform.runners.trajectories import cut_ends, rollout_batch, shaped_rewards, trajectory_metrics
 
 PROMPT = Prompt(index=7, text="?", answer="!", token_ids=(1, 2))
 

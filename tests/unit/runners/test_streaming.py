@@ -25,8 +25,9 @@ from rl_platform.placement.scheduler import schedule
 from rl_platform.placement.streaming import part_rows, streaming_chains
 from rl_platform.records import Prompt, RolloutBatch, Trajectory
 from rl_platform.runners.ppo import PPO
-from rl_platform.runners.reasoning import ReasoningTask, rollout_batch, shaped_rewards
+from rl_platform.runners.reasoning import ReasoningTask
 from rl_platform.runners.streaming import Streaming
+from rl_platform.runners.trajectories import rollout_batch, shaped_rewards
 from rl_platform.runtime.local import LocalRuntime
 from rl_platform.tracing import Span, recorder
 

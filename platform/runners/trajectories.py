@@ -1,0 +1,92 @@
+"""What trajectories become: shaped rewards, a rollout batch, metrics and samples for the log. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rl_platform.algorithms.rewards import place_outcome_rewards, place_process_rewards
+from rl_platform.algorithms.shaping import ShapedRewards, shape_rewards
+from rl_platform.config.algorithm import Algorithm
+from rl_platform.metrics import Sample
+from rl_platform.records import RolloutBatch, Trajectory
+
+
+def shaped_rewards(trajectories: Sequence[Trajectory], algorithm: Algorithm, longest_response: int) -> ShapedRewards:
+    """The rewards to train on, one per trajectory; `Trajectory.reward` and `metric` stay what the verifier gave."""
+    return shape_rewards(
+        scores=torch.tensor([trajectory.reward for trajectory in trajectories]),
+        scored=torch.tensor([trajectory.valid for trajectory in trajectories]),
+        lengths=torch.tensor([sum(trajectory.sampled) for trajectory in trajectories]),
+        truncated=torch.tensor([trajectory.finish_reason == "length" for trajectory in trajectories]),
+        algorithm=algorithm,
+        longest_response=longest_response,
+    )
+
+
+def rollout_batch(trajectories: Sequence[Trajectory], shaped: ShapedRewards, pad_token_id: int) -> RolloutBatch:
+    """One row per trajectory, right-padded. Responses without a score or filtered stay in the batch, masked out."""
+    rows = [trajectory.prompt.token_ids + trajectory.token_ids for trajectory in trajectories]
+    shape = (len(rows), max(len(row) for row in rows))
+    tokens = torch.full(shape, pad_token_id, dtype=torch.int64)
+    action_mask = torch.zeros(shape, dtype=torch.bool)
+    log_probs = torch.zeros(shape)
+    for index, (row, trajectory) in enumerate(zip(rows, trajectories, strict=True)):
+        response = slice(len(trajectory.prompt.token_ids), len(row))
+        tokens[index, : len(row)] = torch.tensor(row)
+        action_mask[index, response] = torch.tensor(trajectory.sampled)
+        log_probs[index, response] = torch.tensor(trajectory.log_probs)
+    return RolloutBatch(
+        inputs={"tokens": tokens, "lengths": torch.tensor([len(row) for row in rows])},
+        action_mask=action_mask,
+        sample_mask=shaped.sample_mask,
+        compared=shaped.compared,
+        group_ids=torch.tensor([trajectory.prompt.index for trajectory in trajectories]),
+        rewards=place_outcome_rewards(shaped.rewards, action_mask),
+        rollout_log_probs=log_probs,
+        correct=torch.tensor([trajectory.metric > 0 for trajectory in trajectories]),
+        versions=torch.tensor([trajectory.weights_version for trajectory in trajectories]),
+    )
+
+
+def process_rewards(trajectories: Sequence[Trajectory], action_mask: Tensor) -> tuple[Tensor, dict[str, float]]:
+    """[B,T] rewards of single steps, as the verifier gave them: neither scaled nor shaped."""
+    addressed = torch.zeros(action_mask.shape)
+    for row, trajectory in zip(addressed, trajectories, strict=True):
+        for position, reward in trajectory.step_rewards:
+            row[len(trajectory.prompt.token_ids) + position] += reward
+    placed, moved = place_process_rewards(addressed, action_mask)
+    return placed, {"reward/process_mean": placed.sum().item() / len(placed), "reward/process_moved": float(moved)}
+
+
+def cut_ends(trajectories: Sequence[Trajectory], action_mask: Tensor) -> Tensor:
+    """[B,T] bool: the last sampled token of responses that the length limit cut."""
+    truncated = torch.tensor([trajectory.finish_reason == "length" for trajectory in trajectories])
+    return place_outcome_rewards(truncated, action_mask) > 0
+
+
+def trajectory_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """What the batch no longer shows: raw rewards, truncation, prompt lengths, token counts."""
+    responses = [len(trajectory.token_ids) for trajectory in trajectories]
+    prompts = [len(trajectory.prompt.token_ids) for trajectory in trajectories]
+    return {
+        "reward/raw_mean": mean([trajectory.reward for trajectory in trajectories if trajectory.valid]),
+        "reward/unscored": float(sum(not trajectory.valid for trajectory in trajectories)),
+        "len/response_clip_frac": mean([trajectory.finish_reason == "length" for trajectory in trajectories]),
+        "len/prompt_mean": mean(prompts),
+        "len/prompt_max": float(max(prompts)),
+        "perf/tokens": float(sum(prompts) + sum(responses)),
+        "perf/samples": float(len(trajectories)),
+    }
+
+
+def samples_of(trajectories: Sequence[Trajectory]) -> list[Sample]:
+    """(prompt, response, reward) as text, for the log."""
+    return [(trajectory.prompt.text, trajectory.text, trajectory.reward) for trajectory in trajectories]
+
+
+def mean(numbers: Sequence[float]) -> float:
+    """0 of no numbers."""
+    return float(sum(numbers)) / len(numbers) if numbers else 0.0
