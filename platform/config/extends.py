@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rl_platform.config.source import YamlReader
+from rl_platform.config.suggest import nearest
 from rl_platform.errors import ConfigError, Problem
 
 EXTENDS = "extends"
@@ -79,4 +80,11 @@ def _text_of(path: str | Path) -> str:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError([Problem("config", f"the file cannot be read: {reason}", str(path))]) from error
+        hint = _file_near(Path(path)) if isinstance(error, FileNotFoundError) else ""
+        raise ConfigError([Problem("config", f"the file cannot be read: {reason}", str(path), hint=hint)]) from error
+
+
+def _file_near(path: Path) -> str:
+    """Which config of the same folder was probably meant."""
+    found = nearest(path.stem, {file.stem for file in path.parent.glob("*.yaml")})
+    return f"did you mean {path.with_name(f'{found}.yaml')}?" if found else ""

@@ -80,6 +80,15 @@ def test_unreadable_files(problems: Any, content: str, message: str) -> None:
     assert "run.yaml" in problem.where
 
 
+@pytest.mark.parametrize(("asked", "meant"), [("pp.yaml", "ppo.yaml"), ("ppo.yml", "ppo.yaml"), ("other.yaml", None)])
+def test_a_missing_file_hints_at_the_one_beside_it(tmp_path: Path, asked: str, meant: str | None) -> None:
+    (tmp_path / "ppo.yaml").write_text("")
+    with pytest.raises(ConfigError) as error:
+        load_config(tmp_path / asked)
+    (problem,) = error.value.problems
+    assert problem.hint == (f"did you mean {tmp_path / meant}?" if meant else "")
+
+
 def test_missing_file_and_binary_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         load_config(tmp_path / "nowhere.yaml")
