@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from rl_platform.envs.embodied.spaces import ActionSpace
-from rl_platform.models.policy import LOG_SQRT_2_PI, ActorCriticPolicy, place, room
+from rl_platform.models.draws import Among, choices, normals
+from rl_platform.models.policy import LOG_SQRT_2_PI, ActorCriticPolicy
 from rl_platform.models.squash import Squash
 
 
@@ -53,24 +54,19 @@ class ChunkPolicy(ActorCriticPolicy):
         observations: Tensor,
         generator: torch.Generator | None = None,
         deterministic: bool = False,
-        among: tuple[int, int] | None = None,
+        among: Among = None,
     ) -> tuple[Tensor, Tensor]:
         """observations [N,...] -> actions [N,K,A] float32 (not clipped) or [N,K] int64, log_probs [N,K,D]."""
         features = self._features(observations)
         heads = self._heads(features)
         if self.action_space.kind == "continuous":
-            noise = torch.zeros_like(heads)
-            if not deterministic:
-                noise = room(heads, among).normal_(generator=generator)[place(heads, among)]
+            noise = normals(heads, generator, deterministic, among)
             log_std = self._log_stds(features)
             actions = heads + log_std.exp() * noise
             return actions, self._component_log_probs(noise, log_std, actions)
         log_probs = heads.log_softmax(-1)
-        races = torch.ones_like(log_probs)  # as in ActorCriticPolicy; equal ones leave the most likely choice
-        if not deterministic:
-            races = room(heads, among).exponential_(generator=generator)[place(heads, among)]
-        choices = (log_probs - races.log()).argmax(-1, keepdim=True)
-        return choices.squeeze(-1), log_probs.gather(-1, choices)
+        chosen = choices(log_probs, generator, deterministic, among)
+        return chosen, log_probs.gather(-1, chosen[..., None])
 
     def evaluate(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """With gradients: observations [B,...], actions as of `act` -> log_probs, entropies [B,K,D], values [B,R]."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from rl_platform.envs.embodied.spaces import ActionSpace
+from rl_platform.models.draws import Among, choices, normals
 from rl_platform.models.squash import Squash
 
 
@@ -121,30 +122,23 @@ class ActorCriticPolicy(nn.Module):
         observations: Tensor,
         generator: torch.Generator | None = None,
         deterministic: bool = False,
-        among: tuple[int, int] | None = None,
+        among: Among = None,
     ) -> tuple[Tensor, Tensor]:
         """Choose actions; `deterministic` takes the mean or the most likely choice.
 
-        among: (first, total) of rows that are part of a larger choice; they get the random numbers they would get in
-        it. observations [N,...] float32 or uint8 -> actions [N,A] float32 (not clipped) or [N] int64, log_probs [N].
+        among: see `draws`. observations [N,...] float32 or uint8 -> actions [N,A] float32 (not clipped) or [N] int64,
+        log_probs [N].
         """
         features = self._features(observations)
         head = self.policy_head(features)
         if self.action_space.kind == "continuous":
-            noise = torch.zeros_like(head)
-            if not deterministic:
-                noise = room(head, among).normal_(generator=generator)[place(head, among)]
+            noise = normals(head, generator, deterministic, among)
             log_std = self._log_std(features)
             actions = torch.addcmul(head, noise, log_std.exp())
             return actions, self._gaussian_log_probs(noise, log_std, actions)
         log_probs = head.log_softmax(-1)
-        if deterministic:
-            choices = log_probs.argmax(-1, keepdim=True)
-        else:
-            # exponential races: argmax of p / Exp(1) is distributed as p
-            races = room(log_probs, among).exponential_(generator=generator)[place(log_probs, among)]
-            choices = (log_probs - races.log()).argmax(-1, keepdim=True)
-        return choices.squeeze(-1), log_probs.gather(-1, choices).squeeze(-1)
+        chosen = choices(log_probs, generator, deterministic, among)
+        return chosen, log_probs.gather(-1, chosen[..., None]).squeeze(-1)
 
     def evaluate(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probabilities of given actions, with gradients.
@@ -170,17 +164,6 @@ class ActorCriticPolicy(nn.Module):
         # log N(a; mu, sigma) = -sum_i (noise_i^2 / 2 + log sigma_i + log sqrt(2 pi))
         found = -0.5 * noise.square().sum(-1) - (log_std.sum(-1) + self.action_space.size * LOG_SQRT_2_PI)
         return found if self.squash is None else found - self.squash.log_slope(actions).sum(-1)
-
-
-def room(like: Tensor, among: tuple[int, int] | None) -> Tensor:
-    """Uninitialised: one row for each row of the whole choice that the rows of `like` are part of."""
-    return torch.empty_like(like) if among is None else like.new_empty(among[1], *like.shape[1:])
-
-
-def place(like: Tensor, among: tuple[int, int] | None) -> slice:
-    """Where the rows of `like` are in the whole choice."""
-    first = 0 if among is None else among[0]
-    return slice(first, first + len(like))
 
 
 def perceptron(inputs: int, hidden_sizes: Sequence[int], activation: str) -> nn.Sequential:

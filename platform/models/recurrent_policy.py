@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_platform.envs.embodied.spaces import ActionSpace
+from rl_platform.models.draws import Among
 from rl_platform.models.policy import ActorCriticPolicy, perceptron
 
 
@@ -53,7 +54,7 @@ class RecurrentPolicy(nn.Module):
         hidden_states: Tensor,
         generator: torch.Generator | None = None,
         deterministic: bool = False,
-        among: tuple[int, int] | None = None,
+        among: Among = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """As ActorCriticPolicy.act, with hidden states [N,H] before and, third of what it gives, after."""
         hidden_states = self.cell(self._features(observations), hidden_states)

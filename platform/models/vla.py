@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from rl_platform.config.components import Model
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import ConfigError, Problem
+from rl_platform.models.draws import Among, choices
 from rl_platform.models.language import LanguageModel
 from rl_platform.models.packed import PackedAttention
-from rl_platform.models.policy import place, room
 from rl_platform.models.pretrained import load_causal_lm
 from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.models.vision import ImageEncoder
@@ -88,14 +88,11 @@ class VisionLanguagePolicy(nn.Module):
         observations: Tensor,
         generator: torch.Generator | None = None,
         deterministic: bool = False,
-        among: tuple[int, int] | None = None,
+        among: Among = None,
     ) -> tuple[Tensor, Tensor]:
         """As `ActorCriticPolicy.act`: observations [N,D'] uint8 -> bins [N,D] int64, log_probs [N]."""
         log_probs = self(observations)[0].log_softmax(-1)
-        races = torch.ones_like(log_probs)  # equal ones leave the most likely choice
-        if not deterministic:
-            races = room(log_probs, among).exponential_(generator=generator)[place(log_probs, among)]
-        bins = (log_probs - races.log()).argmax(-1)
+        bins = choices(log_probs, generator, deterministic, among)
         return bins, _of_action(log_probs, bins)
 
     def evaluate(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
