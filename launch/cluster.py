@@ -77,7 +77,7 @@ def cluster_for(cluster: Cluster, placement: Placement) -> Iterator[Callable[[],
     if not uses_ray(cluster, placement):
         yield lambda: None
         return
-    ray = ray_cluster(cluster)
+    ray = ray_cluster(cluster, len(placement.hosts))
     with ThreadPoolExecutor(1, thread_name_prefix="ray start") as pool:
         entered = pool.submit(ray.__enter__)
         try:
@@ -95,13 +95,15 @@ def uses_ray(cluster: Cluster, placement: Placement) -> bool:
 
 
 @contextmanager
-def ray_cluster(cluster: Cluster) -> Iterator[None]:
-    """Ray, connected: joined at `cluster.address`, or started for this block."""
+def ray_cluster(cluster: Cluster, processes: int = 1) -> Iterator[None]:
+    """Ray, connected: joined at `cluster.address`, or started for this block and so many processes."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     if cluster.address is None:
-        with _started():
+        os.environ.setdefault("RAY_enable_metrics_collection", "0")  # nobody would look at them
+        os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
+        with _started(processes):
             yield
         return
     import ray
@@ -120,7 +122,7 @@ def ray_cluster(cluster: Cluster) -> Iterator[None]:
 
 
 @contextmanager
-def _started() -> Iterator[None]:
+def _started(processes: int) -> Iterator[None]:
     import ray
 
     before = set(_descendants())
@@ -129,6 +131,7 @@ def _started() -> Iterator[None]:
         try:
             _connect(
                 address="local",
+                num_cpus=min(processes, os.cpu_count() or 1),  # so many processes start at once, ahead of the hosts
                 num_gpus=torch.cuda.device_count(),
                 include_dashboard=False,
                 object_store_memory=_store_bytes(),

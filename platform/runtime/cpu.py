@@ -8,6 +8,8 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from contextlib import suppress
+from functools import cache
 
 _PAUSE_SOFT = 1  # omp_pause_soft of OpenMP 5.0: the next parallel region builds the team anew
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8  # options of mallopt(3)
@@ -49,8 +51,11 @@ def release_team() -> None:
     sleep and a wake-up, a small matrix product takes half as long again, an addition ten times as long. Components are
     threads but compute in turns, so one team at a time is enough.
     """
-    try:  # by name, and only if it is loaded: torch brings its own
-        libgomp = ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-        libgomp.omp_pause_resource_all(_PAUSE_SOFT)
-    except (OSError, AttributeError):
-        return
+    with suppress(OSError, AttributeError):
+        _libgomp().omp_pause_resource_all(_PAUSE_SOFT)
+
+
+@cache
+def _libgomp() -> ctypes.CDLL:
+    """By name, as torch brings its own. Raises OSError, which is not kept, while it is not loaded."""
+    return ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)

@@ -42,7 +42,7 @@ from rl_platform.tracing import recorder
 
 GRACE_S = 10.0  # how long a busy process may take to answer that it is alive
 RESERVE_S = 60.0  # how long to wait for resources that others hold
-PULSE_S = 0.25
+PULSE_S = 0.5
 WAITING_CALLS = 512  # threads, made as needed, of calls that wait in one process for a channel
 
 
@@ -164,9 +164,6 @@ class HostActor:
         if at_once is not None:
             return at_once, None
         return await self._answer(partial(self._exchange.serve, address, operation, arguments, who))
-
-    async def forget(self, address: Address) -> Answer:
-        return await self._answer(partial(self._exchange.forget, address))
 
     async def fail(self, label: str | None, error: bytes) -> Answer:
         if not hasattr(self, "_process"):

@@ -124,10 +124,8 @@ class RemoteRuntime(ShutsDown):
             raise ValueError(f"channel '{name}': capacity {capacity} must be at least 1")
         sides = [labels_of(name, names, self._members) for names in (producers, consumers)]
         before = self._channels.get(name)
-        if before is not None:
-            if not before.closed:
-                raise ValueError(f"channel '{name}' exists already and is open: close it first or choose another name")
-            self._hosts[before.address.home].send("forget", before.address)
+        if before is not None and not before.closed:
+            raise ValueError(f"channel '{name}' exists already and is open: close it first or choose another name")
         home = self._home(sides[1], sides[0])
         address = Address(next(self._numbers), name, home, capacity, self._deadline_s, sides[0], sides[1])
         channel = self._channels[name] = RemoteChannel(address, self._names.exchange)

@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 from rl_platform.errors import Deadline, PlatformError, WorkerDied, WorkerError
 from rl_platform.runtime.channel import Channel, ChannelStats
 from rl_platform.runtime.outbox import Outbox, Put
-from rl_platform.runtime.parcels import Parcel, Store, opened, parcel, stored
+from rl_platform.runtime.parcels import Parcel, Store, opened, parcel, stored, together
 from rl_platform.runtime.waits import caller, waits_on
 from rl_platform.runtime.wire import References, pack_error, unpack_error
 
@@ -49,8 +49,7 @@ class Exchange:
         self.here, self.link, self.references = here, link, references
         self._status = status
         self._lock = threading.Lock()
-        self._homes: dict[int, HomeChannel] = {}
-        self._forgotten: set[int] = set()
+        self._homes: dict[str, HomeChannel] = {}
         self._outboxes: WeakValueDictionary[int, Outbox] = WeakValueDictionary()
 
     def channel(self, address: Address) -> Channel[Any] | RemoteChannel:
@@ -59,17 +58,14 @@ class Exchange:
 
     def home(self, address: Address) -> HomeChannel:
         with self._lock:
-            if address.number in self._forgotten:
+            found = self._homes.get(address.name)
+            if (
+                found is None or found.address.number < address.number
+            ):  # a name is used again once its channel is closed
+                found = self._homes[address.name] = HomeChannel(address, self, self._status)
+            elif found.address.number > address.number:
                 raise WorkerDied(f"channel '{address.name}' was closed and is gone")
-            if address.number not in self._homes:
-                self._homes[address.number] = HomeChannel(address, self, self._status)
-            return self._homes[address.number]
-
-    def forget(self, address: Address) -> None:
-        """A closed channel whose name is used again."""
-        with self._lock:
-            self._homes.pop(address.number, None)
-            self._forgotten.add(address.number)
+            return found
 
     def fail(self, label: str | None, error: PlatformError | None) -> list[PlatformError]:
         """Closes the channels here that name this producer or consumer (None: all); what was wrong with them."""
@@ -124,8 +120,12 @@ class Exchange:
             outbox.flush(who)
 
     def forms(self, items: Iterable[Any]) -> list[Any]:
-        """How items travel; those that are parcels already go on as they came."""
-        return [(item if isinstance(item, Parcel) else parcel(item, self.references)).form for item in items]
+        """How each item travels to its channel."""
+        return [parcel(item, self.references).form for item in items]
+
+    def together(self, items: Sequence[Any]) -> list[Any]:
+        """How items travel to one who gets them; those that are parcels already go on as they came."""
+        return together(items, self.references)
 
     def stored(self, forms: Sequence[Any]) -> list[Any]:
         return stored(forms, self.link)
@@ -218,7 +218,7 @@ class HomeChannel(Channel[Any]):
 
     def _forms(self, items: list[Any]) -> list[Any]:
         try:
-            return self._exchange.stored(self._exchange.forms(items))
+            return self._exchange.stored(self._exchange.together(items))
         except Exception as error:  # they are out of the queue and will reach nobody
             lost = WorkerError(f"channel '{self.name}': an item cannot travel to another process: {error}")
             self.close(lost)

@@ -22,7 +22,7 @@ import torch
 from rl_platform.errors import PlatformError, WorkerError
 
 IN_BAND = 4096  # bytes: smaller buffers are copied into the pickle, which is cheaper than handling them apart
-SHARED = 64 * 1024  # bytes: larger messages are put into the object store, once for all who read them
+SHARED = 96 * 1024  # bytes: larger messages are put into the object store, which Ray does by itself from 100 KiB on
 
 Answer = tuple[Any, bytes | None]  # of a call to another process: a value, or a packed error
 Place = Callable[[pickle.PickleBuffer], bool]  # whether the buffer goes into the pickle itself
