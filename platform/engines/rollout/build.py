@@ -38,6 +38,8 @@ def rollout_engine(
         cache_tokens=None if accelerators else rollout.max_running_requests * (longest + 1),
         memory_share=rollout.gpu_memory_utilization or USUAL_SHARE,
         seed=seed,
+        accelerators=accelerators,
+        by_group={"auto": None, "group": True, "memory": False}[rollout.weight_transfer],
         extra=rollout.engine_args,
     )
     log = Path(config.runner.output_dir).expanduser().absolute() / LOGS / f"{label}-sglang.log"
