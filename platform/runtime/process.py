@@ -96,7 +96,6 @@ class Names:
             self._received[whose] = dict(found.state)
         return found
 
-
     def offered(self, token: WeightsToken) -> WeightsOffer:
         """The weights that another process published, to be fetched or sent."""
         fetch = partial(self.fetched, token)

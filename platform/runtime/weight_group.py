@@ -1,4 +1,4 @@
-"""Weights from the process that learns straight into those that generate: one sends, the others receive, by NCCL or gloo.
+"""Weights from the process that learns straight into those that generate, by NCCL or gloo: one sends, others receive.
 
 For rollouts on GPUs apart from the learner's, whose weights then never see main memory. The learner is rank 0. Nobody
 keeps a copy on the way: a receiver that is started anew asks again. One that dies while it receives may leave the
@@ -21,7 +21,7 @@ from rl_platform.records import Weights
 from rl_platform.runtime.process_group import MEET_S, Meeting
 from rl_platform.runtime.weights import TensorShape, shapes_of
 
-SEND_S = 600.0  # longest time for one tensor
+SEND_S = 120.0  # longest time for one tensor
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from sglang_engine import ENGINE_ENV, needs_sglang
 
 from rl_platform.metrics import read_metrics
@@ -26,14 +27,16 @@ WAYS = {
 
 @pytest.mark.parametrize("overrides", WAYS.values(), ids=WAYS)
 def test_a_run_learns_what_it_learns_with_the_torch_engine(
-    command, folder: Path, final_state, differences, scored: str, overrides: list[str]
+    command, folder: Path, final_state, scored: str, overrides: list[str]
 ) -> None:
-    """Bit for bit: the trainer's numbers depend on the engine by its tokens alone."""
+    """The trainer's numbers depend on the engine by its tokens alone; processes apart round in another way."""
     steps = ["runner.max_steps=3", scored, LIKELIEST]
     assert command("reasoning.yaml", *steps, "rollout.backend=torch", "runner.output_dir=torch").code == 0
     ended = command("reasoning.yaml", *steps, *WITH_SGLANG, *overrides)
     assert ended.code == 0, ended.err
-    assert differences(final_state("torch", 3), final_state("out", 3)) == []
+    expected, found = final_state("torch", 3), final_state("out", 3)
+    for learner in ("actor", "critic"):
+        torch.testing.assert_close(found[learner], expected[learner], rtol=0, atol=1e-6)
     rows = read_metrics("out")[1:]
     assert [row["step"] for row in rows] == [1, 2, 3]
     for row in rows:  # the trainer's log-probs of these tokens, under the weights of this very step

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from rl_platform.errors import WorkerError
 from rl_platform.runtime.weight_group import WeightGroup, WeightSender, call_together, described
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(120, method="thread")  # who waits in a collective hears no signal
 HEAD = torch.arange(12.0).view(3, 4)
 STATE = {"head": HEAD, "half": torch.ones(5, dtype=torch.bfloat16), "turned": HEAD.T.clone().T, "tied": HEAD}
 
@@ -23,10 +23,11 @@ def receiver(group: WeightGroup, line: Connection) -> None:
     """Rank 1, as SGLang's processes are: for each list of (shape, type) the tensors that arrive; None: dies."""
     from torch.distributed import distributed_c10d as c10d
 
-    store = dist.TCPStore(group.address, group.port, group.world_size, is_master=False, timeout=timedelta(seconds=60))
+    wait = timedelta(seconds=60)
+    store = dist.TCPStore(group.address, group.port, group.world_size, is_master=False, timeout=wait)
     meeting = dist.PrefixStore(group.name, store)
     backend = c10d.Backend(group.backend)
-    joined, _ = c10d._new_process_group_helper(2, 1, [], backend, meeting, group_name=group.name)
+    joined, _ = c10d._new_process_group_helper(2, 1, [], backend, meeting, group_name=group.name, timeout=wait)
     c10d._world.pg_group_ranks[joined] = {0: 0, 1: 1}
     line.send("joined")
     while (wanted := line.recv()) is not None:
@@ -72,6 +73,6 @@ def test_a_receiver_that_dies_is_told(other: Any) -> None:
     sender.send(STATE, tensors, group)
     process.kill()
     process.join()
+    large = {"head": torch.zeros(2**22)}  # more than the system keeps on the way
     with pytest.raises(WorkerError, match=r"weights for rollout\[0\] could not be sent"):
-        for _ in range(3):  # the first may still fit into what the system buffers
-            sender.send({"head": torch.zeros(2**22)}, described({"head": torch.zeros(2**22)})["tensors"], group)
+        sender.send(large, described(large)["tensors"], group)
