@@ -69,6 +69,31 @@ def fresh(shared: ModuleType, plain: Any, engine: HostedEngine) -> HostedEngine:
     return engine
 
 
+def as_offered(trainer: Any, shared: ModuleType, sender: WeightSender, version: int) -> WeightsOffer:
+    """The weights of a model, as those of another process; that they are not fetched is part of it."""
+    state = shared.state_of(trainer)
+    tensors = described(state)["tensors"]
+
+    def send(group: WeightGroup) -> None:
+        sender.send(state, tensors, group)
+
+    return WeightsOffer(version, tensors, "cpu", "127.0.0.1", fetch=lambda: pytest.fail("fetched"), send=send)
+
+
+def assert_generates_with(engine: HostedEngine, trainer: Any, shared: ModuleType) -> None:
+    requests = shared.prompts()
+    for index, completion in shared.answers(engine, requests, SamplingParams(8)).items():
+        expected = shared.teacher_forced(copy.deepcopy(trainer), requests[index], completion)
+        torch.testing.assert_close(torch.tensor(completion.log_probs), expected, rtol=0, atol=1e-4)
+
+
+def changed(plain: Any) -> Any:
+    trainer = copy.deepcopy(plain)
+    for parameter in trainer.parameters():
+        parameter.data.add_(torch.randn_like(parameter), alpha=0.2)
+    return trainer
+
+
 def test_greedy_decoding_equals_transformers(shared: ModuleType, plain: Any, fresh: HostedEngine) -> None:
     requests = shared.prompts()
     found = shared.answers(fresh, requests, SamplingParams(10, temperature=0.0))
@@ -186,6 +211,8 @@ def test_it_wakes_with_the_weights_it_had(shared: ModuleType, fresh: HostedEngin
 def test_one_that_is_killed_is_started_again_and_asked_again(
     shared: ModuleType, plain: Any, fresh: HostedEngine
 ) -> None:
+    """Its successor joins a new group to get the weights."""
+    fresh.receive(as_offered(plain, shared, WeightSender(), fresh.version + 1))
     requests, restarts = shared.prompts((4,) * 64), fresh.restarts
     version, victim = fresh.version, fresh.process_id
     found = while_it_generates(fresh, requests, LONG, lambda: os.kill(victim, signal.SIGKILL))
@@ -245,31 +272,6 @@ def test_responses_that_are_cut_go_on_under_other_weights(shared: ModuleType, pl
             start += count
 
 
-def as_offered(trainer: Any, shared: ModuleType, sender: WeightSender, version: int) -> WeightsOffer:
-    """The weights of a model, as those of another process; that they are not fetched is part of it."""
-    state = shared.state_of(trainer)
-    tensors = described(state)["tensors"]
-
-    def send(group: WeightGroup) -> None:
-        sender.send(state, tensors, group)
-
-    return WeightsOffer(version, tensors, "cpu", "127.0.0.1", fetch=lambda: pytest.fail("fetched"), send=send)
-
-
-def assert_generates_with(engine: HostedEngine, trainer: Any, shared: ModuleType) -> None:
-    requests = shared.prompts()
-    for index, completion in shared.answers(engine, requests, SamplingParams(8)).items():
-        expected = shared.teacher_forced(copy.deepcopy(trainer), requests[index], completion)
-        torch.testing.assert_close(torch.tensor(completion.log_probs), expected, rtol=0, atol=1e-4)
-
-
-def changed(plain: Any) -> Any:
-    trainer = copy.deepcopy(plain)
-    for parameter in trainer.parameters():
-        parameter.data.add_(torch.randn_like(parameter), alpha=0.2)
-    return trainer
-
-
 def test_weights_by_a_process_group(shared: ModuleType, plain: Any, fresh: HostedEngine) -> None:
     sender = WeightSender()
     for version in (2000, 2001):  # the second time with the group that is there
@@ -277,8 +279,6 @@ def test_weights_by_a_process_group(shared: ModuleType, plain: Any, fresh: Hoste
         fresh.receive(as_offered(trainer, shared, sender, version))
         assert fresh.version == version
         assert_generates_with(fresh, trainer, shared)
-    os.kill(fresh.process_id, signal.SIGKILL)  # one that is started again joins a group of its own
-    assert_generates_with(fresh, trainer, shared)
 
 
 def test_weights_through_a_file_where_shared_memory_is_full(
