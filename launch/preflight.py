@@ -95,10 +95,16 @@ def _weight_sync(config: Config, placement: Placement) -> Iterator[Problem]:
     readers = {host.name for host in placement.hosts for name, _ in host.members if name == "rollout"}
     actors = {("actor", 0), ("actor_critic", 0)}
     publisher = next(host.name for host in placement.hosts if actors & set(host.members))
-    if config.rollout.sync == "delta" and (readers == {publisher} or not uses_ray(config.cluster, placement)):
-        message = "the rollout shares the actor's process and reads its weights where they are"
-        hint = "place rollout under a key of its own, with cluster.runtime ray or on other devices"
-        yield Problem("rollout.sync", message, value="delta", allowed="full", hint=hint)
+    together = readers == {publisher} or not uses_ray(config.cluster, placement)
+    for name, value, usual in (("sync", "delta", "full"), ("weight_transfer", "group", "auto")):
+        if getattr(config.rollout, name) == value and together:
+            message = "the rollout shares the actor's process and reads its weights where they are"
+            hint = "place rollout under a key of its own, with cluster.runtime ray or on other devices"
+            yield Problem(f"rollout.{name}", message, value=value, allowed=usual, hint=hint)
+    on_gpus = {bool(placement.accelerators.get(name)) for name in ("actor", "rollout")}
+    if config.rollout.weight_transfer == "group" and len(on_gpus) == 2 and not placement.emulated:
+        message = "one side is on GPUs and the other is not: no process group takes weights from one to the other"
+        yield Problem("rollout.weight_transfer", message, value="group", allowed="auto, memory")
 
 
 def _output(config: Config) -> Iterator[Problem]:

@@ -223,13 +223,14 @@ def _flatten(tensor: Tensor, choices: int) -> Tensor:
 class Weights:
     """Published parameters: `state` maps names to tensors, by reference inside one process. Versions count updates.
 
-    delta: another process gets only what it has not (`rollout.sync`). bytes, buckets: what came from another process;
-    0 by reference.
+    delta: another process gets only what it has not (`rollout.sync`). offered: it may ask for them by a process group
+    (`rollout.weight_transfer`). bytes, buckets: what came from another process; 0 by reference.
     """
 
     version: int
     state: dict[str, torch.Tensor]
     delta: bool = False
+    offered: bool = False
     bytes: int = 0
     buckets: int = 0
 

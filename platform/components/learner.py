@@ -14,6 +14,7 @@ from rl_platform.checkpoint_files import Written
 from rl_platform.components.base import ComponentContext
 from rl_platform.components.failures import keep_failed_batch
 from rl_platform.config.components import Trainable
+from rl_platform.config.rollout_backend import may_go_by_group
 from rl_platform.config.schema import Config
 from rl_platform.engines.training.base import Loss, MicroBatches, learning_rate
 from rl_platform.engines.training.build import training_engine
@@ -152,7 +153,8 @@ class Learner:
         if self.section.lora is not None:
             weights = merged(weights, self.section.lora)
         state = {name: tensor.clone() for name, tensor in weights.items()} if copy else weights
-        return Weights(version, state, delta=self.config.rollout.sync == "delta")
+        delta = self.config.rollout.sync == "delta"
+        return Weights(version, state, delta, offered=may_go_by_group(self.config, self.device.type == "cuda"))
 
 
 def _ends(which: str, metrics: Metrics) -> dict[str, float]:

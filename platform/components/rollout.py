@@ -19,6 +19,7 @@ from rl_platform.models.tokenizer import load_tokenizer, stop_tokens
 from rl_platform.records import Prompt, SamplingParams, Trajectory, Weights, WeightsReceived
 from rl_platform.rng import derive_seed
 from rl_platform.runtime.channel import Channel
+from rl_platform.runtime.weight_group import WeightsOffer
 
 
 class LanguageRollout:
@@ -41,9 +42,11 @@ class LanguageRollout:
             self.conversations.close()
         self.engine.close()
 
-    def receive(self, weights: Weights) -> WeightsReceived:
+    def receive(self, weights: Weights | WeightsOffer) -> WeightsReceived:
         """Generate with these weights from now on."""
         self.loaded = None
+        if isinstance(weights, WeightsOffer) and not self.engine.takes(weights):
+            weights = weights.fetch()
         self.engine.receive(weights)
         self.loaded = weights.version
         return WeightsReceived(weights.version, weights.bytes, weights.buckets)

@@ -260,6 +260,11 @@ class Rollout(Section):
         default="full",
         description="weights sent to another process; delta: only parts that differ from what the receiver has",
     )
+    weight_transfer: Literal["auto", "group", "memory"] = Field(
+        default="auto",
+        description="sglang: weights to another process; group: straight to the engine, by NCCL or gloo; memory: "
+        "through main memory; auto: group where both have GPUs",
+    )
 
 
 class RewardModel(Section):

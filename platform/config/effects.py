@@ -49,7 +49,7 @@ class Idle(NamedTuple):
     switches: tuple[str, ...] = ("runner.task_type",)
 
 
-_SGLANG = ("tensor_parallel_size", "gpu_memory_utilization", "engine_args", "engine_env")
+_SGLANG = ("tensor_parallel_size", "gpu_memory_utilization", "engine_args", "engine_env", "weight_transfer")
 
 
 def has_values(config: Config) -> bool:
@@ -109,6 +109,9 @@ def _reasoning(config: Config) -> Iterator[Idle]:
             yield Idle(f"{role}.model.{name}", "only embodied policies are built from it")
     for name in ("reward_type", "logprob_type", "entropy_type", "bootstrap_type"):
         yield Idle(f"algorithm.{name}", "a response has no action chunks, and its rows hold one episode each")
+    if config.rollout.sync == "delta":
+        reason = "with rollout.sync delta they go through main memory, where it is seen what differs"
+        yield Idle("rollout.weight_transfer", reason, ("rollout.sync",))
     if config.rollout.backend == "torch":
         for name in _SGLANG:
             yield Idle(f"rollout.{name}", "the torch engine has no such option", ("rollout.backend",))
@@ -133,7 +136,8 @@ def _cluster(config: Config) -> Iterator[Idle]:
         for name in ("address", "restarts"):
             yield Idle(f"cluster.{name}", "cluster.runtime local is one process without Ray", ("cluster.runtime",))
         reason = "in one process the rollout reads the actor's weights where they are"
-        yield Idle("rollout.sync", reason, ("cluster.runtime",))
+        for name in ("sync", "weight_transfer"):
+            yield Idle(f"rollout.{name}", reason, ("cluster.runtime",))
 
 
 def _losses(config: Config) -> Iterator[Idle]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 
+from rl_platform.config.schema import Config
+
 
 def chosen_backend(asked: str, on_gpu: bool) -> tuple[str, str]:
     """torch or sglang, and why."""
@@ -14,3 +16,13 @@ def chosen_backend(asked: str, on_gpu: bool) -> tuple[str, str]:
     if importlib.util.find_spec("sglang") is None:
         return "torch", "sglang is not installed"
     return "sglang", "there are GPUs and sglang is installed"
+
+
+def may_go_by_group(config: Config, on_gpu: bool) -> bool:
+    """Whether a learner offers its weights to a process group; the rollout decides whether it takes them so.
+
+    `sync: delta` sends what differs, which only the receiver knows.
+    """
+    rollout, reasoning = config.rollout, config.runner.task_type == "reasoning"
+    wanted = rollout.weight_transfer != "memory" and rollout.sync == "full"
+    return reasoning and wanted and chosen_backend(rollout.backend, on_gpu)[0] == "sglang"

@@ -14,7 +14,7 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from rl_platform.runtime.host import ComponentSpec, Host, PlacedHost
 from rl_platform.runtime.lifecycle import RUNNER, raise_first, stop_ranks
 from rl_platform.runtime.remote_channel import Address, Exchange, Link, RemoteChannel
 from rl_platform.runtime.waits import caller
+from rl_platform.runtime.weight_group import WeightGroup, WeightSender, WeightsOffer, described
 from rl_platform.runtime.weights import Manifest, WeightsToken, publish, receive
 from rl_platform.runtime.wire import Packed, pack, pack_error, unpack
 from rl_platform.tracing import recorder
@@ -66,15 +67,18 @@ class Names:
         if isinstance(value, Weights):
             self._count += 1
             self._published[caller()] = (self._count, value)
-            return WeightsToken(self.here, caller(), self._count, value.version, value.delta)
+            token = WeightsToken(self.here, caller(), self._count, value.version, value.delta)
+            return replace(token, **described(value.state)) if value.offered else token
         return None
 
     def resolve(self, token: Any) -> Any:
         if isinstance(token, Address):
             return self.exchange.channel(token)
-        if token.host == self.here:
-            return self.published(token)
-        return token if self.here == RUNNER else self.fetched(token)
+        if (here := token.at(self.here)) is not None:
+            return self.published(here)
+        if self.here == RUNNER:
+            return token
+        return self.fetched(token) if token.tensors is None else self.offered(token)
 
     def published(self, token: WeightsToken) -> Any:
         """The weights themselves. Raises WorkerError if others were published since."""
@@ -91,6 +95,12 @@ class Names:
         if token.delta:
             self._received[whose] = dict(found.state)
         return found
+
+    def offered(self, token: WeightsToken) -> WeightsOffer:
+        """The weights that another process published, to be fetched or sent."""
+        fetch = partial(self.fetched, token)
+        send = partial(self.link.ask, token.host, "export", token, limit=EXPORT_S)
+        return WeightsOffer(token.version, token.tensors or (), token.device, self.link.address(), fetch, send)
 
 
 class KeptRecords(logging.Handler):
@@ -140,6 +150,7 @@ class HostProcess:
         self._next: dict[Member, int] = defaultdict(int)
         self._early: dict[Member, dict[int, Callable[[], None]]] = defaultdict(dict)
         self._exports: dict[int, Future[Manifest]] = {}
+        self._sender = WeightSender()
 
     def construct(self) -> None:
         """All components, one after the other in the placement's order. Raises what a constructor raised, typed."""
@@ -176,8 +187,11 @@ class HostProcess:
         except WorkerDied as error:
             outcome.set_result(Outcome(None, pack_error(error), rank.timings()))
 
-    def export(self, token: WeightsToken) -> Manifest:
-        """Where in the object store the weights are; put there once, in turn with the rank's other calls."""
+    def export(self, token: WeightsToken, group: WeightGroup | None = None) -> Manifest | None:
+        """Where in the object store the weights are; put there once, in turn with the rank's other calls. With a group
+        they are sent to that instead."""
+        if group is not None:
+            return self._labels[token.label].run("send weights", partial(self._send, token, group)).result()
         with self._order:
             if token.number not in self._exports:
                 last = next(iter(self._exports.values()), None) if token.delta else None
@@ -190,6 +204,9 @@ class HostProcess:
     def _publish(self, token: WeightsToken, last: Future[Manifest] | None, _: Any) -> Manifest:
         before = last.result() if last is not None and last.exception() is None else None
         return publish(self.names.published(token).state, self.names.link, before)
+
+    def _send(self, token: WeightsToken, group: WeightGroup, _: Any) -> None:
+        self._sender.send(self.names.published(token).state, token.tensors or (), group)
 
     def status(self, name: str) -> str:
         """What a rank does now, here or elsewhere."""

@@ -70,8 +70,7 @@ class RayLink:
             if host not in self._actors:
                 self._actors[host] = ray.get_actor(host, self.namespace)
             actor = self._actors[host]
-            reference = getattr(actor, method).remote(*arguments)
-            return value_of(self._wait(actor, host, reference, limit))
+            return value_of(self._wait(actor, host, getattr(actor, method).remote(*arguments), limit))
         except (RayActorError, ValueError) as error:
             if isinstance(error, ValueError) and not str(error).startswith("Failed to look up actor"):
                 raise
@@ -87,6 +86,9 @@ class RayLink:
                     ray.get(actor.ping.remote(), timeout=GRACE_S)
                 except GetTimeoutError:
                     raise Deadline(f"the process of {host} has not answered for {limit + 2 * GRACE_S:g} s") from None
+
+    def address(self) -> str:
+        return str(ray.util.get_node_ip_address())
 
     def store(self, value: Any) -> Any:
         return ray.put(value)
@@ -120,8 +122,7 @@ class HostActor:
         os.environ[VISIBLE_DEVICES] = accelerators
 
     async def greet(self) -> Answer:
-        address = ray.util.get_node_ip_address()
-        return await self._answer(lambda: Greeting(os.getpid(), address, code_fingerprint()))
+        return await self._answer(lambda: Greeting(os.getpid(), self._link.address(), code_fingerprint()))
 
     async def build(
         self,
@@ -141,9 +142,8 @@ class HostActor:
 
     async def meet(self, world_size: int) -> Answer:
         def meet() -> tuple[str, int]:
-            address = ray.util.get_node_ip_address()
-            self._meeting = Meeting(address, world_size)
-            return address, self._meeting.port
+            self._meeting = Meeting(self._link.address(), world_size)
+            return self._link.address(), self._meeting.port
 
         return await self._answer(meet)
 
@@ -170,8 +170,8 @@ class HostActor:
             return [], None
         return await self._answer(lambda: self._exchange.fail(label, unpack_error(error)))
 
-    async def export(self, token: WeightsToken) -> Answer:
-        return await self._answer(partial(self._process.export, token))
+    async def export(self, token: WeightsToken, *group: Any) -> Answer:
+        return await self._answer(partial(self._process.export, token, *group))
 
     async def rehome(self, homes: Mapping[str, str]) -> Answer:
         self._homes = homes

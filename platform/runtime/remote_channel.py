@@ -28,6 +28,9 @@ class Link(Store, Protocol):
     def ask(self, host: str, method: str, *arguments: Any, limit: float) -> Any:
         """What the host answers. Raises its error, WorkerDied if it is gone, Deadline if it has hung for `limit` s."""
 
+    def address(self) -> str:
+        """Of this process's node, for the others."""
+
 
 @dataclass(frozen=True)
 class Address:

@@ -9,9 +9,10 @@ what it lacks. Not covered: tensors on an accelerator, which travel through main
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,13 +29,30 @@ BUCKET = 8 * 2**20  # bytes: an object of the store costs as much as copying a f
 
 @dataclass(frozen=True)
 class WeightsToken:
-    """Published weights on their way: whose they are, which of its publications, and their version."""
+    """Published weights on their way: whose they are, which of its publications, and their version.
+
+    copies: the same weights elsewhere, as other ranks of a learner have published them. tensors: what there is to send
+    to a process group, on `device`; None: they are not offered to one.
+    """
 
     host: str
     label: str
     number: int
     version: int
     delta: bool
+    copies: tuple[WeightsToken, ...] = ()
+    tensors: tuple[TensorShape, ...] | None = None
+    device: str = "cpu"
+
+    def at(self, host: str) -> WeightsToken | None:
+        """The publication in the process of `host`, if there is one."""
+        return next((token for token in (self, *self.copies) if token.host == host), None)
+
+
+def wherever(published: Sequence[Any]) -> Any:
+    """What all ranks of a learner published, as one: those who share a process with any of them read it there."""
+    first = published[0]
+    return replace(first, copies=tuple(published[1:])) if isinstance(first, WeightsToken) else first
 
 
 @dataclass(frozen=True)
@@ -45,6 +63,10 @@ class TensorShape:
     dtype: torch.dtype
     shape: tuple[int, ...]
     same_as: str | None
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -75,7 +97,7 @@ class Manifest:
 
 def publish(state: Mapping[str, Tensor], store: Store, before: Manifest | None) -> Manifest:
     """Puts the state into the object store. `before`: a publication whose buckets serve again where they are equal."""
-    tensors = _shapes(state)
+    tensors = shapes_of(state)
     known = before.buckets if before is not None and before.tensors == tensors else ()
     buckets: list[Bucket] = []
     for number, (pieces, parts) in enumerate(_buckets(state, tensors)):
@@ -92,7 +114,7 @@ def receive(token: WeightsToken, manifest: Manifest, store: Store, own: Mapping[
 
     Raises WorkerError unless all of it arrived as it was sent; `own` is no version at all then.
     """
-    keeps = own is not None and _shapes(own) == manifest.tensors
+    keeps = own is not None and shapes_of(own) == manifest.tensors
     state = dict(own) if own is not None and keeps else _empty(manifest.tensors)
     flat = {tensor.name: _bytes_of(state[tensor.name]) for tensor in manifest.tensors}
     size = count = 0
@@ -108,10 +130,10 @@ def receive(token: WeightsToken, manifest: Manifest, store: Store, own: Mapping[
                 f"weights version {token.version} of {token.label} arrived damaged: their checksum differs"
             )
         size, count = size + sum(part.nbytes for part in parts), count + 1
-    return Weights(token.version, state, token.delta, size, count)
+    return Weights(token.version, state, token.delta, bytes=size, buckets=count)
 
 
-def _shapes(state: Mapping[str, Tensor]) -> tuple[TensorShape, ...]:
+def shapes_of(state: Mapping[str, Tensor]) -> tuple[TensorShape, ...]:
     first: dict[Any, str] = {}
     found = []
     for name, tensor in state.items():

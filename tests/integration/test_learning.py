@@ -16,10 +16,10 @@ TENSOR_RANKS = (  # actor and critic on Megatron, two processes each, which shar
 )
 
 
-def trained(start, folder: Path, config: str, *overrides: str) -> list[dict[str, float]]:
+def trained(start, folder: Path, config: str, *overrides: str, limit_s: float = 280) -> list[dict[str, float]]:
     """The metrics of a whole run."""
     process = start(CONFIGS / config, "runner.output_dir=out", *overrides)
-    _, errors = process.communicate(timeout=280)
+    _, errors = process.communicate(timeout=limit_s)
     assert process.returncode == 0, errors
     return read_metrics(folder / "out")
 
@@ -45,8 +45,9 @@ def test_a_language_model_that_four_megatron_processes_train_learns(start, folde
 
 
 @pytest.mark.release
+@pytest.mark.timeout(1500)
 def test_a_language_model_learns_to_use_a_calculator(start, folder: Path):
-    rows = trained(start, folder, "reasoning/multi_turn.yaml", "runner.max_steps=150")
+    rows = trained(start, folder, "reasoning/multi_turn.yaml", "runner.max_steps=150", limit_s=1400)
     assert rows[0]["val/accuracy"] == 0.0
     assert rows[-1]["tool/calls"] > 0.9
     assert rows[-1]["val/accuracy"] > 0.3

@@ -6,21 +6,65 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from sglang_engine import ENGINE_ENV, needs_sglang
 
 from rl_platform.metrics import read_metrics
 
 pytestmark = [needs_sglang, pytest.mark.timeout(900)]
-WITH_SGLANG = ["rollout.backend=sglang", f"rollout.engine_env={json.dumps(ENGINE_ENV)}", "runner.max_steps=3"]
+CONFIGS = Path(__file__).parents[2] / "configs" / "reasoning"
+WITH_SGLANG = ["rollout.backend=sglang", f"rollout.engine_env={json.dumps(ENGINE_ENV)}"]
+LIKELIEST = "rollout.sampling={top_k: 1}"  # drawn from one token: both engines draw the same
+WAYS = {
+    "two tensor-parallel processes": ["rollout.tensor_parallel_size=2"],
+    "weights by a process group": [
+        "cluster.devices_per_node=2",
+        "cluster.component_placement={'actor,critic,reward': 0, rollout: 1}",
+        "rollout.weight_transfer=group",
+    ],
+}
 
 
-def test_a_run_with_sglang_trains_on_what_it_generated(command, folder: Path) -> None:
-    ended = command("reasoning.yaml", *WITH_SGLANG)
+@pytest.mark.parametrize("overrides", WAYS.values(), ids=WAYS)
+def test_a_run_learns_what_it_learns_with_the_torch_engine(
+    command, folder: Path, final_state, scored: str, overrides: list[str]
+) -> None:
+    """The trainer's numbers depend on the engine by its tokens alone; processes apart round in another way."""
+    steps = ["runner.max_steps=3", scored, LIKELIEST]
+    assert command("reasoning.yaml", *steps, "rollout.backend=torch", "runner.output_dir=torch").code == 0
+    ended = command("reasoning.yaml", *steps, *WITH_SGLANG, *overrides)
     assert ended.code == 0, ended.err
+    expected, found = final_state("torch", 3), final_state("out", 3)
+    for learner in ("actor", "critic"):
+        torch.testing.assert_close(found[learner], expected[learner], rtol=0, atol=1e-6)
     rows = read_metrics("out")[1:]
     assert [row["step"] for row in rows] == [1, 2, 3]
     for row in rows:  # the trainer's log-probs of these tokens, under the weights of this very step
         assert row["mismatch/abs_logp"] < 1e-4
         assert row["staleness/max"] == 0
-    assert rows[-1]["actor/grad_norm"] > 0
+        assert row["actor/grad_norm"] > 0, "else nothing is learned and nothing compared"
     assert (folder / "out" / "logs" / "rollout[0]-sglang.log").exists()
+
+
+@pytest.mark.release
+def test_a_language_model_learns_the_last_digit(start, folder: Path) -> None:
+    process = start(CONFIGS / "ppo_tiny.yaml", *WITH_SGLANG, "runner.output_dir=out")
+    _, errors = process.communicate(timeout=850)
+    assert process.returncode == 0, errors
+    rows = read_metrics(folder / "out")
+    assert rows[0]["val/accuracy"] < 0.2
+    assert rows[-1]["val/accuracy"] > 0.9
+    assert max(row["mismatch/abs_logp"] for row in rows[1:]) < 1e-4
+
+
+@pytest.mark.release
+def test_two_steps_of_a_pretrained_model(start, folder: Path) -> None:
+    small = "runner.max_steps=2", "data.val_size=20", "runner.output_dir=out"
+    process = start(CONFIGS / "ppo.yaml", *WITH_SGLANG, *small)
+    _, errors = process.communicate(timeout=850)
+    assert process.returncode == 0, errors
+    rows = read_metrics(folder / "out")[1:]
+    assert [row["step"] for row in rows] == [1, 2]
+    for row in rows:
+        assert row["mismatch/abs_logp"] < 1e-3
+        assert row["actor/grad_norm"] > 0

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from rl_platform.records import SamplingParams, Weights
+from rl_platform.runtime.weight_group import WeightsOffer
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,10 @@ class RolloutEngine(Protocol):
     def version(self) -> int:
         """Of the weights that it generates with; -1 before the first `receive`."""
 
-    def receive(self, weights: Weights) -> None:
+    def takes(self, offer: WeightsOffer) -> bool:
+        """Whether `receive` wants the offer itself; else it gets the weights, fetched into this process."""
+
+    def receive(self, weights: Weights | WeightsOffer) -> None:
         """Generate with these weights from now on. What is being generated begins again: no response mixes two sets."""
 
     def generate(

@@ -13,6 +13,7 @@ from rl_platform.engines.rollout.base import RolloutEngine
 from rl_platform.engines.rollout.hosted import HostedEngine
 from rl_platform.engines.rollout.sglang import EngineSetup
 from rl_platform.engines.rollout.torch import TorchRolloutEngine
+from rl_platform.errors import ConfigError, Problem
 
 LOGS = "logs"  # of the run's output folder
 USUAL_SHARE = 0.6  # of a GPU, for an engine whose memory cannot be estimated
@@ -27,21 +28,36 @@ def rollout_engine(
         device = torch.device("cuda", accelerators[0]) if accelerators else torch.device("cpu")
         dtype = generation_dtype(config.actor.model.dtype, device)
         return TorchRolloutEngine(model_config, eos, rollout.max_running_requests, device, dtype)
+    ranks = rollout.tensor_parallel_size or max(1, len(accelerators))
+    check_ranks(model_config, ranks)
     longest = config.data.max_prompt_length + config.data.max_response_length
     description = model_config.to_dict()
     setup = EngineSetup(
         model_config=description | {"architectures": description.get("architectures") or [_architecture(model_config)]},
         device="cuda" if accelerators else "cpu",
-        tensor_parallel=rollout.tensor_parallel_size or max(1, len(accelerators)),
+        tensor_parallel=ranks,
         dtype=config.actor.model.dtype,
         max_running=rollout.max_running_requests,
         cache_tokens=None if accelerators else rollout.max_running_requests * (longest + 1),
         memory_share=rollout.gpu_memory_utilization or USUAL_SHARE,
         seed=seed,
+        accelerators=accelerators,
+        by_group={"auto": None, "group": True, "memory": False}[rollout.weight_transfer],
         extra=rollout.engine_args,
     )
     log = Path(config.runner.output_dir).expanduser().absolute() / LOGS / f"{label}-sglang.log"
     return HostedEngine(label, setup, eos, rollout.engine_env, log)
+
+
+def check_ranks(model_config: Any, ranks: int) -> None:
+    """Raises ConfigError if SGLang cannot part the model's heads among so many tensor-parallel ranks."""
+    heads = model_config.num_attention_heads
+    key_heads = getattr(model_config, "num_key_value_heads", None) or heads
+    if heads % ranks == 0 and (key_heads % ranks == 0 or ranks % key_heads == 0):
+        return
+    message = f"{ranks} processes cannot share {heads} heads and {key_heads} key-value heads equally"
+    hint = "a number that divides both; where it is null, as many GPUs per rank of rollout in the placement"
+    raise ConfigError([Problem("rollout.tensor_parallel_size", message, value=str(ranks), hint=hint)])
 
 
 def generation_dtype(trained: str, device: torch.device) -> torch.dtype:

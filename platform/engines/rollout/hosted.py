@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from rl_platform.engines.rollout.base import Completion, Request
 from rl_platform.engines.rollout.engine_process import Call, EngineProcess
-from rl_platform.engines.rollout.sglang import CPU_ENVIRONMENT, PROGRAM, VERSION, EngineSetup
-from rl_platform.engines.rollout.shared_weights import SharedWeights
+from rl_platform.engines.rollout.sglang import PROGRAM, VERSION, EngineSetup, Shape, engine_environment
+from rl_platform.engines.rollout.shared_weights import BUCKET, SharedWeights, write_folder
 from rl_platform.engines.rollout.start_failures import recognised
 from rl_platform.errors import ConfigError, Deadline, WorkerDied, WorkerError
 from rl_platform.records import SamplingParams, Weights
+from rl_platform.runtime.process_group import Meeting
+from rl_platform.runtime.weight_group import WeightGroup, WeightsOffer, call_together
 
 logger = logging.getLogger(__name__)
 
@@ -40,9 +45,11 @@ class HostedEngine:
         self._folder = tempfile.TemporaryDirectory(prefix="rl-platform-model-")
         Path(self._folder.name, "config.json").write_text(json.dumps(setup.model_config), encoding="utf-8")
         self._label, self._setup, self._log = label, replace(setup, folder=self._folder.name), log
-        self._environment = (CPU_ENVIRONMENT if setup.device == "cpu" else {}) | dict(environment)
+        found = engine_environment(setup, sorted(os.sched_getaffinity(0)), visible_gpus())
+        self._environment = found | dict(environment)
         self._shared = SharedWeights()
-        self._weights: Weights | None = None
+        self._weights: Weights | WeightsOffer | None = None
+        self._group: tuple[Meeting, WeightGroup] | None = None
         self._generation: Call | None = None
         self.restarts, self._asleep = 0, False
         self._process = self._start()
@@ -57,7 +64,12 @@ class HostedEngine:
         pid: int = self._process.started.value
         return pid
 
-    def receive(self, weights: Weights) -> None:
+    def takes(self, offer: WeightsOffer) -> bool:
+        if self._setup.by_group is None:
+            return self._setup.device == offer.device == "cuda"
+        return self._setup.by_group
+
+    def receive(self, weights: Weights | WeightsOffer) -> None:
         self._weights = weights
         try:
             self._load()
@@ -108,8 +120,36 @@ class HostedEngine:
             self._process.call("wake").wait()
             self._asleep = False
         assert self._weights is not None
+        if isinstance(self._weights, WeightsOffer):
+            self._load_from_group(self._weights)
+            return
         state = {_exported(name): tensor for name, tensor in self._weights.state.items()}
-        self._process.call("load", self._shared.write(state, self._setup.tensor_parallel)).wait()
+        if self._shared.has_room(state):
+            self._process.call("load", self._shared.write(state, self._setup.tensor_parallel)).wait()
+        else:
+            logger.warning("%s: no room for the weights in shared memory: they go through a file", self._label)
+            write_folder(state, Path(self._folder.name))
+            self._process.call("load_from_disk").wait()
+
+    def _load_from_group(self, offer: WeightsOffer) -> None:
+        """The engine waits for what the offer sends. Should that fail the engine has half of it, and ends."""
+        joining = []
+        if self._group is None:
+            backend = "nccl" if self._setup.device == "cuda" else "gloo"
+            self._group = call_together(self._label, offer.address, 1 + self._setup.tensor_parallel, backend)
+            group = self._group[1]
+            joining = [self._process.call("join", group.name, group.address, group.port, group.backend)]
+        group = self._group[1]
+        loading = [*joining, self._process.call("load_from_group", group.name, described(offer))]
+        try:
+            offer.send(group)
+        except WorkerError as error:
+            if self._process.process.poll() is not None:
+                raise WorkerDied(f"the engine died while weights were sent to it: {error}") from error
+            self._process.kill()
+            raise
+        for call in loading:
+            call.wait()
 
     def _start(self) -> EngineProcess:
         began = time.monotonic()
@@ -129,8 +169,27 @@ class HostedEngine:
         self.restarts += 1
         logger.warning("%s: %s. It is started again with the weights it had", self._label, death)
         self._process.kill()
-        self._process, self._asleep = self._start(), False
+        self._process, self._asleep, self._group = self._start(), False, None
         self._load()
+
+
+def visible_gpus() -> list[str]:
+    """Of this process, in the order in which torch counts them."""
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [name for name in shown.split(",") if name] if shown else [str(n) for n in range(torch.cuda.device_count())]
+
+
+def described(offer: WeightsOffer) -> list[list[Shape]]:
+    """The tensors of an offer in parts of which the engine has room for one beside its weights."""
+    parts: list[list[Shape]] = []
+    filled = BUCKET
+    for tensor in offer.distinct:
+        if filled + tensor.nbytes > BUCKET:
+            parts.append([])
+            filled = 0
+        parts[-1].append((_exported(tensor.name), str(tensor.dtype).removeprefix("torch."), [*tensor.shape]))
+        filled += tensor.nbytes
+    return parts
 
 
 def _exported(name: str) -> str:

@@ -11,7 +11,8 @@ import asyncio
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from typing import Any
@@ -22,13 +23,14 @@ from rl_platform.records import SamplingParams
 
 PROGRAM = "from rl_platform.engines.rollout.sglang import main; main()"
 VERSION = "0.5.23"  # names and semantics of weight updates change between releases
-CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1"}
+Shape = tuple[str, str, list[int]]  # of a tensor: name, type and size
 
 
 @dataclass(frozen=True)
 class EngineSetup:
     """`cache_tokens`: room for keys and values, None: what the weights leave of `memory_share`; that is of all the
-    memory of a GPU; `dtype` as torch says it."""
+    memory of a GPU; `dtype` as torch says it; `accelerators`: numbers of the engine's GPUs, as its host counts them;
+    `by_group`: weights of another process come by a process group, None: if they and the engine are on GPUs."""
 
     model_config: dict[str, Any]
     device: str
@@ -38,6 +40,8 @@ class EngineSetup:
     cache_tokens: int | None
     memory_share: float
     seed: int
+    accelerators: tuple[int, ...] = ()
+    by_group: bool | None = None
     extra: dict[str, Any] = field(default_factory=dict)
     folder: str = ""  # with a config.json, all that is read of a model's folder; `hosted` makes it
 
@@ -68,6 +72,23 @@ def engine_arguments(setup: EngineSetup) -> dict[str, Any]:
     }
     gpu = {"device": "cuda", "mem_fraction_static": setup.memory_share, "enable_memory_saver": True}
     return common | (cpu if setup.device == "cpu" else gpu) | setup.extra
+
+
+def engine_environment(setup: EngineSetup, cores: Sequence[int], gpus: Sequence[str]) -> dict[str, str]:
+    """Variables of the engine's process. cores: those it may use; gpus: names of those that this process sees.
+
+    It counts its GPUs from 0, and sees the others behind them: weights may lie there. On a CPU each tensor-parallel
+    rank has its share of the cores.
+    """
+    if setup.device == "cuda":
+        own = [gpus[number] for number in setup.accelerators]
+        return {"CUDA_VISIBLE_DEVICES": ",".join([*own, *(name for name in gpus if name not in own)])}
+    ranks = setup.tensor_parallel
+    if ranks == 1:
+        return {"SGLANG_USE_CPU_ENGINE": "1"}
+    shares = [cores[rank * len(cores) // ranks : (rank + 1) * len(cores) // ranks] or cores for rank in range(ranks)]
+    bound = "|".join(",".join(map(str, share)) for share in shares)
+    return {"SGLANG_USE_CPU_ENGINE": "1", "SGLANG_CPU_OMP_THREADS_BIND": bound}
 
 
 def main() -> None:
@@ -147,20 +168,50 @@ class EngineHost:
         """New weights, handles per bucket and rank. Requests in work begin again: none mixes two sets of weights."""
         from sglang.srt.managers import io_struct as messages
 
-        self.updating.clear()
-        try:
-            await self.manager.pause_generation(messages.PauseGenerationReqInput(mode="abort"))
-            _check(await self.manager.begin_weight_update(messages.BeginWeightUpdateReqInput(selector="all"), None))
+        async with self._paused(), self._updated():
             for handles in parts:
-                last = handles is parts[-1]
                 request = messages.UpdateWeightsFromTensorReqInput(
-                    serialized_named_tensors=handles, load_format=None, flush_cache=last
+                    serialized_named_tensors=handles, load_format=None, flush_cache=handles is parts[-1]
                 )
                 _check(await self.manager.update_weights_from_tensor(request, None))
-            _check(await self.manager.end_weight_update(messages.EndWeightUpdateReqInput(), None))
-            await self.manager.continue_generation(messages.ContinueGenerationReqInput())
-        finally:
-            self.updating.set()
+
+    async def load_from_disk(self, number: int) -> None:
+        """As `load`, from the file beside the config that the engine was started with."""
+        from sglang.srt.managers import io_struct as messages
+
+        request = messages.UpdateWeightFromDiskReqInput(model_path=self.setup.folder, load_format="safetensors")
+        async with self._paused():
+            _check(await self.manager.update_weights_from_disk(request, None))
+
+    async def join(self, number: int, name: str, address: str, port: int, backend: str) -> None:
+        """The engine's processes are ranks 1, 2, ... of a group, whose rank 0 will send weights."""
+        from sglang.srt.managers import io_struct as messages
+
+        request = messages.InitWeightsUpdateGroupReqInput(
+            master_address=address,
+            master_port=port,
+            rank_offset=1,
+            world_size=1 + self.setup.tensor_parallel,
+            group_name=name,
+            backend=backend,
+        )
+        _check(await self.manager.init_weights_update_group(request, None))
+
+    async def load_from_group(self, number: int, name: str, parts: list[list[Shape]]) -> None:
+        """As `load`, of tensors that the group's rank 0 sends in this order, each as it is described."""
+        from sglang.srt.managers import io_struct as messages
+
+        async with self._paused(), self._updated():
+            for part in parts:
+                names, dtypes, shapes = map(list, zip(*part, strict=True))
+                request = messages.UpdateWeightsFromDistributedReqInput(
+                    names=names,
+                    dtypes=dtypes,
+                    shapes=shapes,
+                    group_name=name,
+                    flush_cache=part is parts[-1],
+                )
+                _check(await self.manager.update_weights_from_distributed(request, None))
 
     async def sleep(self, number: int) -> None:
         """Gives the GPU's memory back, keys, values and weights."""
@@ -177,6 +228,28 @@ class EngineHost:
     async def cached_tokens(self, number: int) -> int:
         """Of the prompts answered so far: how many tokens were not computed again."""
         return self.reused
+
+    @asynccontextmanager
+    async def _paused(self) -> AsyncIterator[None]:
+        """Nothing is generated within the block; what was begins again after it, unless it fails."""
+        from sglang.srt.managers import io_struct as messages
+
+        self.updating.clear()
+        try:
+            await self.manager.pause_generation(messages.PauseGenerationReqInput(mode="abort"))
+            yield
+            await self.manager.continue_generation(messages.ContinueGenerationReqInput())
+        finally:
+            self.updating.set()
+
+    @asynccontextmanager
+    async def _updated(self) -> AsyncIterator[None]:
+        """The block changes weights that are in memory."""
+        from sglang.srt.managers import io_struct as messages
+
+        _check(await self.manager.begin_weight_update(messages.BeginWeightUpdateReqInput(selector="all"), None))
+        yield
+        _check(await self.manager.end_weight_update(messages.EndWeightUpdateReqInput(), None))
 
     async def _complete(self, number: int, request: Request, parameters: dict[str, Any]) -> None:
         while True:
@@ -220,8 +293,8 @@ def _parameters(request: Request, sampling: SamplingParams, eos: tuple[int, ...]
     }
 
 
-def _check(result: tuple[bool, str]) -> None:
+def _check(result: tuple[Any, ...]) -> None:
     """Weight updates that fail return, they do not raise."""
-    done, message = result[0], result[1]
+    done, message, *_ = result
     if not done:
         raise RuntimeError(f"the weights were not taken: {message}")

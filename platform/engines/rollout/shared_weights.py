@@ -1,17 +1,26 @@
-"""Weights in memory that another process reads: written in buckets, handed over as handles, not as bytes."""
+"""Weights in memory that another process reads: written in buckets, handed over as handles, not as bytes.
+
+Where shared memory has no room for them they are written to a file instead.
+"""
 
 from __future__ import annotations
 
 import io
+import shutil
 import threading
 from collections.abc import Mapping
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.multiprocessing
 from torch import Tensor
+from torch.multiprocessing import reductions
 
 BUCKET = 256 * 2**20  # bytes
+SHARED_MEMORY = Path("/dev/shm")
+_DEVICE = 6  # place of the device among what torch sends of a tensor on a GPU
 _sharing = threading.Lock()
 
 
@@ -35,6 +44,23 @@ class SharedWeights:
         elsewhere = [(name, tensor.detach()) for name, tensor in state.items() if name not in on_host]
         parts = [list(views.items()) for views in self._views] + ([elsewhere] if elsewhere else [])
         return [[_handles(part) for _ in range(copies)] for part in parts]
+
+    def has_room(self, state: Mapping[str, Tensor]) -> bool:
+        """Whether shared memory can hold what `write` would put there; it is a process's end if it cannot."""
+        if self._views or not SHARED_MEMORY.is_dir():
+            return True
+        needed = sum(tensor.nbytes for tensor in state.values() if tensor.device.type == "cpu")
+        return shutil.disk_usage(SHARED_MEMORY).free > needed + BUCKET // 16
+
+
+def write_folder(state: Mapping[str, Tensor], folder: Path) -> None:
+    """The tensors as the weights of a Hugging Face folder. Of those that share their memory the first one is written:
+    who reads them ties the others to it."""
+    from safetensors.torch import save_file
+
+    distinct = {tensor.data_ptr(): name for name, tensor in reversed(state.items())}
+    whole = {name: state[name].detach().contiguous() for name in distinct.values()}
+    save_file(whole, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def buckets(state: Mapping[str, Tensor], limit: int = BUCKET) -> list[dict[str, Tensor]]:
@@ -66,8 +92,19 @@ def _views(bucket: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _handles(tensors: list[tuple[str, Tensor]]) -> bytes:
     buffer = io.BytesIO()
     with _by_name():
-        ForkingPickler(buffer).dump(tensors)
+        _Handles(buffer).dump(tensors)
     return buffer.getvalue()
+
+
+class _Handles(ForkingPickler):
+    """Says which GPU is meant by its UUID, as SGLang reads it: numbers depend on what a process may see."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if not (isinstance(value, Tensor) and value.is_cuda):
+            return NotImplemented
+        rebuild, sent = reductions.reduce_tensor(value)
+        uuid = str(torch.cuda.get_device_properties(sent[_DEVICE]).uuid)
+        return rebuild, (*sent[:_DEVICE], uuid, *sent[_DEVICE + 1 :])
 
 
 class _by_name:

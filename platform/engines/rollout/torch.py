@@ -28,6 +28,7 @@ from rl_platform.engines.rollout.prefill import PREFILL_TOKENS, Prefill
 from rl_platform.engines.rollout.sampling import sample, uniforms
 from rl_platform.models.language import LanguageModel
 from rl_platform.records import SamplingParams, Weights
+from rl_platform.runtime.weight_group import WeightsOffer
 
 REFILL_SHARE = 8  # waiting requests enter when one slot in this many is free: prefills of one prompt are slow
 
@@ -91,7 +92,11 @@ class TorchRolloutEngine:
             for linear in self._decoder.linears:
                 linear.repack()
 
-    def receive(self, weights: Weights) -> None:
+    def takes(self, offer: WeightsOffer) -> bool:
+        return False
+
+    def receive(self, weights: Weights | WeightsOffer) -> None:
+        assert isinstance(weights, Weights), "fetched, as `takes` says"
         with self._lock:
             self._receive(weights)
             self._again = True

@@ -450,6 +450,17 @@ def test_only_ray_joins_a_cluster_and_starts_processes_again(problems: Any) -> N
     assert "rollout.sync" in problems("embodied", "rollout.sync=partly")
 
 
+def test_weights_go_by_a_group_where_an_engine_of_its_own_takes_them(problems: Any) -> None:
+    group = "rollout.weight_transfer=group"
+    sglang = ["rollout.backend=sglang", group]
+    assert list(problems("reasoning", *sglang)) == []
+    for other in ("rollout.sync=delta", "cluster.runtime=local"):
+        assert "rollout.weight_transfer" in problems("reasoning", *sglang, other)
+    assert list(problems("reasoning", "rollout.backend=torch", group)) == ["rollout.weight_transfer"]
+    assert list(problems("embodied", group)) == ["rollout.weight_transfer"]
+    assert list(problems("reasoning", "rollout.weight_transfer=disk")) == ["rollout.weight_transfer"]
+
+
 def test_switched_off_parts_of_pf_ppo(problems: Any) -> None:
     on = ["algorithm.use_pf_ppo=true", "algorithm.pf_ppo.method=max_min"]
     assert list(problems("reasoning", *on)) == []

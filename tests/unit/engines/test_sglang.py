@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import os
+import shutil
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import psutil
@@ -22,8 +23,10 @@ from rl_platform.components.partial_rollout import generate_until
 from rl_platform.engines.rollout.base import Completion
 from rl_platform.engines.rollout.hosted import HostedEngine
 from rl_platform.engines.rollout.sglang import EngineSetup
+from rl_platform.engines.rollout.shared_weights import SharedWeights
 from rl_platform.errors import ConfigError
 from rl_platform.records import Prompt, SamplingParams, Trajectory, Weights
+from rl_platform.runtime.weight_group import WeightGroup, WeightSender, WeightsOffer, described
 
 pytestmark = [needs_sglang, pytest.mark.timeout(900)]
 LONG = SamplingParams(50, temperature=1.0)
@@ -64,6 +67,31 @@ def fresh(shared: ModuleType, plain: Any, engine: HostedEngine) -> HostedEngine:
     engine.eos = (shared.NEVER,)
     engine.receive(Weights(engine.version + 1, shared.state_of(copy.deepcopy(plain))))
     return engine
+
+
+def as_offered(trainer: Any, shared: ModuleType, sender: WeightSender, version: int) -> WeightsOffer:
+    """The weights of a model, as those of another process; that they are not fetched is part of it."""
+    state = shared.state_of(trainer)
+    tensors = described(state)["tensors"]
+
+    def send(group: WeightGroup) -> None:
+        sender.send(state, tensors, group)
+
+    return WeightsOffer(version, tensors, "cpu", "127.0.0.1", fetch=lambda: pytest.fail("fetched"), send=send)
+
+
+def assert_generates_with(engine: HostedEngine, trainer: Any, shared: ModuleType) -> None:
+    requests = shared.prompts()
+    for index, completion in shared.answers(engine, requests, SamplingParams(8)).items():
+        expected = shared.teacher_forced(copy.deepcopy(trainer), requests[index], completion)
+        torch.testing.assert_close(torch.tensor(completion.log_probs), expected, rtol=0, atol=1e-4)
+
+
+def changed(plain: Any) -> Any:
+    trainer = copy.deepcopy(plain)
+    for parameter in trainer.parameters():
+        parameter.data.add_(torch.randn_like(parameter), alpha=0.2)
+    return trainer
 
 
 def test_greedy_decoding_equals_transformers(shared: ModuleType, plain: Any, fresh: HostedEngine) -> None:
@@ -109,9 +137,7 @@ def test_samples_of_a_prompt_share_its_computation(shared: ModuleType, fresh: Ho
 def test_new_weights_and_none_of_the_old(shared: ModuleType, plain: Any, fresh: HostedEngine) -> None:
     requests, greedy = shared.prompts(), SamplingParams(6, temperature=0.0)
     before = shared.answers(fresh, requests, greedy)  # their prompts are in the prefix cache now
-    trainer = copy.deepcopy(plain)
-    for parameter in trainer.parameters():
-        parameter.data.add_(torch.randn_like(parameter), alpha=0.2)
+    trainer = changed(plain)
     fresh.receive(Weights(77, shared.state_of(trainer)))
     assert fresh.version == 77
     after = shared.answers(fresh, requests, greedy)
@@ -137,9 +163,7 @@ def test_weights_that_come_while_it_generates_mix_in_no_response(
     shared: ModuleType, plain: Any, fresh: HostedEngine
 ) -> None:
     requests = shared.prompts((4,) * 64)
-    trainer = copy.deepcopy(plain)
-    for parameter in trainer.parameters():
-        parameter.data.add_(torch.randn_like(parameter), alpha=0.2)
+    trainer = changed(plain)
     finished_before: list[int] = []
 
     def update() -> None:
@@ -187,6 +211,8 @@ def test_it_wakes_with_the_weights_it_had(shared: ModuleType, fresh: HostedEngin
 def test_one_that_is_killed_is_started_again_and_asked_again(
     shared: ModuleType, plain: Any, fresh: HostedEngine
 ) -> None:
+    """Its successor joins a new group to get the weights."""
+    fresh.receive(as_offered(plain, shared, WeightSender(), fresh.version + 1))
     requests, restarts = shared.prompts((4,) * 64), fresh.restarts
     version, victim = fresh.version, fresh.process_id
     found = while_it_generates(fresh, requests, LONG, lambda: os.kill(victim, signal.SIGKILL))
@@ -221,9 +247,7 @@ def test_memory_that_has_no_room_for_keys_and_values(plain: Any, tmp_path: Path)
 def test_responses_that_are_cut_go_on_under_other_weights(shared: ModuleType, plain: Any, fresh: HostedEngine) -> None:
     prompts = [Prompt(one.index, "", "", one.token_ids) for one in shared.prompts((4,) * 24)]
     open_ones = [[Trajectory(prompt, 0, (), (), "abort", -1)] for prompt in prompts]
-    trainer = copy.deepcopy(plain)
-    for parameter in trainer.parameters():
-        parameter.data.add_(torch.randn_like(parameter), alpha=0.2)
+    trainer = changed(plain)
     models, found = [plain, trainer], []
     fresh.eos = (1, 2, 3, 4)  # some end soon
     for version in (1000, 1001):
@@ -246,3 +270,23 @@ def test_responses_that_are_cut_go_on_under_other_weights(shared: ModuleType, pl
             part = slice(start, start + count)
             torch.testing.assert_close(torch.tensor(one.log_probs[part]), expected[part], rtol=0, atol=1e-4)
             start += count
+
+
+def test_weights_by_a_process_group(shared: ModuleType, plain: Any, fresh: HostedEngine) -> None:
+    sender = WeightSender()
+    for version in (2000, 2001):  # the second time with the group that is there
+        trainer = changed(plain)
+        fresh.receive(as_offered(trainer, shared, sender, version))
+        assert fresh.version == version
+        assert_generates_with(fresh, trainer, shared)
+
+
+def test_weights_through_a_file_where_shared_memory_is_full(
+    shared: ModuleType, plain: Any, fresh: HostedEngine, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    monkeypatch.setattr(fresh, "_shared", SharedWeights())
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    trainer = changed(plain)
+    fresh.receive(Weights(3000, shared.state_of(trainer)))
+    assert "no room for the weights in shared memory" in caplog.text
+    assert_generates_with(fresh, trainer, shared)

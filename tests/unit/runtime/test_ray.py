@@ -22,6 +22,7 @@ from rl_platform.components.base import ComponentContext
 from rl_platform.errors import ChannelClosed, DataError, Deadline, PlacementError, WorkerDied, WorkerError
 from rl_platform.records import Weights
 from rl_platform.runtime import ComponentSpec, Runtime
+from rl_platform.runtime.weights import wherever
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -277,6 +278,14 @@ def test_weights_are_the_very_tensors_in_their_process_and_a_verified_copy_elsew
     assert groups["rollout"].receive(newer).wait() == [(2, 2.0, False)] * 2
     with pytest.raises(WorkerError, match=r"weights version 1 of actor\[0\] were replaced"):
         groups["rollout"].receive(published).wait()
+
+
+def test_a_rollout_beside_any_rank_of_the_learner_reads_that_ranks_weights(start):
+    _, groups = start([("actor", 0)], [("actor", 1), ("critic", 0)], [("rollout", 0)])
+    for version, held in ((1, False), (2, True)):
+        published = wherever(groups["actor"].publish(version).wait())
+        assert groups["critic"].receive(published).wait() == [(version, float(version), held)]
+        assert groups["rollout"].receive(published).wait() == [(version, float(version), False)]
 
 
 def test_learners_with_several_ranks_have_a_process_group(start):
