@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
 
+from rl_platform.algorithms.compiling import compiled_loops
 from rl_platform.algorithms.policy_losses import LARGEST_RATIO, SMALLEST_RATIO
 from rl_platform.config.algorithm import Algorithm
 
@@ -63,20 +64,20 @@ def gaussian_policy() -> Callable[..., None]:
 
     The first A of `heads` are means. Gradients are those of the mean over positions, without an entropy bonus.
     """
-    return _compiled(_gaussian_policy)
+    return compiled_loops(_gaussian_policy)
 
 
 @cache
 def clipped_value() -> Callable[..., None]:
     """Value loss of a mini-batch: (heads [B,A+1], old values and returns [B], limits, out: gradient [B,A+1], sums [4]).
     The last of `heads` is the value."""
-    return _compiled(_clipped_value)
+    return compiled_loops(_clipped_value)
 
 
 @cache
 def tanh_gradient() -> Callable[..., None]:
     """(gradient, outputs) both [B,H]: the gradient times 1 - outputs^2, in place."""
-    return _compiled(_tanh_gradient)
+    return compiled_loops(_tanh_gradient)
 
 
 @cache
@@ -86,21 +87,7 @@ def adam() -> Callable[..., Any]:
 
     AdamW (Loshchilov and Hutter 2019) as torch computes it, gradients clipped by their norm before.
     """
-    return _compiled(_adam)
-
-
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    import numba  # here, as language models never need it
-
-    # No "nnan" and "ninf": a loss that is not finite must stay so.
-    allowed = {"contract", "reassoc", "nsz", "arcp"}
-    made = partial(numba.njit, nogil=True, error_model="numpy", fastmath=allowed)
-    compiled: Callable[..., Any]
-    try:
-        compiled = made(cache=True)(function)
-    except RuntimeError:  # no folder to keep it in can be written
-        compiled = made()(function)
-    return compiled
+    return compiled_loops(_adam)
 
 
 def _gaussian_policy(

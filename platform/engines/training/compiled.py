@@ -25,8 +25,8 @@ from rl_platform.config.components import Optim
 from rl_platform.engines.training.base import Loss, MicroBatches
 from rl_platform.engines.training.fsdp import FSDPEngine
 from rl_platform.engines.training.state import MOMENTS, adam_state
+from rl_platform.models.compiled_policy import is_plain
 from rl_platform.models.forward import EmbodiedActorCritic
-from rl_platform.models.policy import ActorCriticPolicy, Tanh
 from rl_platform.records import RolloutBatch
 
 LARGEST = 2**17  # parameters: with more of them products take the time, and nothing is gained
@@ -36,16 +36,12 @@ ALONE = 2**23  # parameters times rows: below, a team of threads costs a step mo
 def compiles(model: nn.Module, device: torch.device, dtype: torch.dtype) -> bool:
     """Whether there is a compiled step for the model: a Gaussian MLP policy with tanh and free deviations."""
     policy = model.model if type(model) is EmbodiedActorCritic else None
-    if type(policy) is not ActorCriticPolicy or device.type != "cpu" or dtype != torch.float32:
-        return False
-    known = {"log_std", *(name for name, _ in policy.named_parameters() if name.startswith("backbone."))}
-    known |= {f"{head}_head.{part}" for head in ("policy", "value") for part in ("weight", "bias")}
-    layers = list(policy.backbone)
     return (
-        {name for name, _ in policy.named_parameters()} == known
-        and getattr(policy, "squash", None) is None
-        and all(isinstance(layer, nn.Linear) for layer in layers[::2])
-        and all(isinstance(layer, Tanh) for layer in layers[1::2])
+        policy is not None
+        and device.type == "cpu"
+        and dtype == torch.float32
+        and is_plain(policy)
+        and policy.action_space.kind == "continuous"
         and sum(parameter.numel() for parameter in policy.parameters()) <= LARGEST
     )
 
