@@ -9,6 +9,7 @@ Normalisation (`normalize.py`) and evaluation (`evaluate.py`) are built on top.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -24,6 +25,7 @@ from rl_platform.envs.embodied.success import Success, success_of
 from rl_platform.envs.embodied.worker import cpu_count, failure
 from rl_platform.envs.embodied.workers import EnvWorkers
 from rl_platform.errors import CheckpointError, ConfigError, Diverged, Problem
+from rl_platform.tracing import recorder
 
 if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec
@@ -199,7 +201,9 @@ class VectorEnv:
         assert self._under_way[stage], "send() actions first"
         with self._closing_on_error():
             if self._workers:
+                began = time.monotonic()
                 self._workers.finish_step(self._part(stage))
+                recorder.add("work", "physics", began)
             else:
                 for index in self._part(stage):
                     self._blocks[index].step()
