@@ -298,9 +298,11 @@ class Environment:
     def _seen(self, observations: np.ndarray, stepped: np.ndarray | None = None) -> np.ndarray:
         """Normalised observations, after counting those of environments that were `stepped` (None: all)."""
         counted = observations if stepped is None else observations[stepped]
-        if self.observation_normalizer and len(counted):
+        if self.observation_normalizer is not None and len(counted):
             self.observation_normalizer.update(counted)
         return self._normalized(observations)
 
     def _normalized(self, observations: np.ndarray) -> np.ndarray:
-        return self.observation_normalizer(observations) if self.observation_normalizer else observations
+        if self.observation_normalizer is None or not len(observations):
+            return observations
+        return self.observation_normalizer(observations)

@@ -6,13 +6,12 @@ The numbers are those of `ActorCriticPolicy.act` up to rounding, from the same r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from rl_platform.algorithms import compiled_acting as loops
+from rl_platform.algorithms import compiled_ppo as ppo
 from rl_platform.models.policy import ActorCriticPolicy, Tanh
 
 LARGEST = 2**15  # parameters: from about there on a few dozen rows are faster with torch
@@ -45,10 +44,9 @@ class CompiledPolicy:
 
     def __init__(self, policy: ActorCriticPolicy) -> None:
         layers = [layer for layer in policy.backbone if isinstance(layer, nn.Linear)] + [policy.policy_head]
-        self._parameters = _flat([part for layer in layers for part in (layer.weight.t(), layer.bias)])
-        self._widths = np.array([policy.observation_size, *(len(layer.bias) for layer in layers)], np.int64)
-        self._scratch = np.empty((2, loops.BLOCK, int(self._widths.max())), np.float32)
-        self._log_std = _flat([policy.log_std]) if policy.action_space.kind == "continuous" else None
+        self._layers = [(_copied(layer.weight.t()), _copied(layer.bias)) for layer in layers]
+        self._scratch = [np.empty((loops.BLOCK, len(bias)), np.float32) for _, bias in self._layers]
+        self._log_std = _copied(policy.log_std) if policy.action_space.kind == "continuous" else None
 
     def act(
         self, observations: np.ndarray, generator: torch.Generator, deterministic: bool, among: tuple[int, int]
@@ -57,9 +55,7 @@ class CompiledPolicy:
 
         among: (first, total): where these rows are in the whole choice.
         """
-        count = len(observations)
-        heads = np.empty((count, self._widths[-1]), np.float32)
-        loops.perceptron()(self._parameters, self._widths, observations, heads, self._scratch)
+        count, heads = len(observations), self._heads(observations)
         drawn = torch.empty(among[1], heads.shape[1])
         rows, log_probs = slice(among[0], among[0] + count), np.empty(count, np.float32)
         if self._log_std is not None:
@@ -72,7 +68,17 @@ class CompiledPolicy:
         loops.categorical_choice()(heads, races.numpy()[rows], choices, log_probs)
         return choices, log_probs
 
+    def _heads(self, observations: np.ndarray) -> np.ndarray:
+        """Means or logits [N,A]."""
+        layer, tanh, outputs = loops.layer(), ppo.tanh(), observations
+        for (weights, bias), scratch in zip(self._layers, self._scratch, strict=True):
+            if outputs is not observations:
+                tanh(outputs)
+            inputs, outputs = outputs, np.empty((len(observations), len(bias)), np.float32)
+            layer(inputs, weights, bias, outputs, scratch)
+        return outputs
 
-def _flat(tensors: Sequence[Tensor]) -> np.ndarray:
-    found: np.ndarray = torch.cat([tensor.detach().reshape(-1) for tensor in tensors]).numpy()
+
+def _copied(tensor: Tensor) -> np.ndarray:
+    found: np.ndarray = tensor.detach().contiguous().clone().numpy()
     return found
