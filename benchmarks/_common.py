@@ -32,9 +32,11 @@ from rl_platform.runners.ppo import Task, train
 from rl_platform.runners.state import RunState
 from rl_platform.runtime import Runtime
 from rl_platform.runtime.cpu import keep_freed_memory
+from rl_platform.tracing import covered, recorder
 
 LONG_RUN = 1_000_000  # steps or episodes: every race ends before
 JOIN_S = 60.0
+WORK = "perf/work_seconds"
 Build = Callable[[Config, Runtime, Reporter, Path, Placement], Task]
 
 
@@ -152,13 +154,16 @@ def train_ours(turns: Turns, config_path: str, overrides: Sequence[str], build: 
 
 
 class _TurnReporter:
-    """A sink of the run's reporter for which every finished step is a lap."""
+    """A sink of the run's reporter for which every finished step is a lap.
+
+    WORK: seconds of the lap in which there was physics, inference or an optimizer step of an embodied run.
+    """
 
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
 
     def start(self, info: RunInfo) -> None:
-        pass
+        recorder.on = True
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         return nullcontext()
@@ -167,7 +172,8 @@ class _TurnReporter:
         pass
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._turns.next(metrics)
+        work = covered((span.began, span.seconds) for span in recorder.drain() if span.kind == "work")
+        self._turns.next({**metrics, WORK: work})
 
     def samples(self, step: int, samples: Sequence[Sample]) -> None:
         pass

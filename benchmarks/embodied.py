@@ -15,12 +15,14 @@ Not covered: learning curves, evaluation.
 from __future__ import annotations
 
 import argparse
+import statistics
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 from _common import (
     LONG_RUN,
+    WORK,
     Entry,
     Lap,
     Turns,
@@ -43,6 +45,7 @@ from rl_platform.runtime import Runtime
 
 CONFIG = Path(__file__).parents[1] / "configs/embodied/ppo.yaml"
 TARGET = 3.0
+MOST_REST = 0.1
 OURS, SB3 = "rl_platform", "Stable-Baselines3"
 STEPS = "perf/env_steps"
 MOST_PROCESSES = 16  # of Stable-Baselines3: one per environment, and each takes a few hundred MB
@@ -173,6 +176,8 @@ def main() -> None:
         print(f"{name:<44} {rate(done, STEPS):8.0f} {fastest:8.0f}")
         if name.startswith(OURS):
             print_phases(done)
+            rest = statistics.median(1.0 - lap.numbers[WORK] / lap.seconds for lap in done)
+            print(f"  {rest:.1%} of the time outside physics, inference and optimizer steps; aim {MOST_REST:.0%}")
     mine, theirs = best(laps, OURS), best(laps, SB3)
     print_verdict(f"{mine} in multiples of {theirs}", ratios(laps[mine], laps[theirs], STEPS), TARGET)
     write_json(options.json, {"benchmark": "embodied", "options": vars(options), "machine": found, "laps": laps})

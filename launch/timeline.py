@@ -1,7 +1,8 @@
 """The timeline of a run as a picture: `python -m rl_platform.launch.timeline RUN [-o docs/timeline.png] [--steps 2]`.
 
 RUN is an output folder or its trace.json. One row per component rank and one for the phases of the runner; work is
-coloured, waiting on a channel is pale. Needs matplotlib (`pip install 'rl-platform[plot]'`). To zoom into single calls,
+coloured, waiting on a channel is pale. Of an embodied run it also says which shares of the time physics, inference and
+optimizer steps took. Needs matplotlib (`pip install 'rl-platform[plot]'`). To zoom into single calls,
 open trace.json in ui.perfetto.dev.
 """
 
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_platform.errors import ConfigError, DataError, PlatformError, Problem
+from rl_platform.launch.work_shares import told, work_shares
 
 Event = dict[str, Any]
 WAIT_COLOR, PHASE_COLOR = "#d0d4da", "#8a929e"
@@ -33,10 +35,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         draw(options.run, options.output, options.steps, options.title)
+        shares = told(work_shares(read_lanes(options.run)))
     except PlatformError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     print(options.output)
+    if shares:
+        print(shares)
     return 0
 
 

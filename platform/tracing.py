@@ -1,8 +1,9 @@
 """Where the time of the first steps went: spans of work and of waiting, written as `trace.json`.
 
 The file is in the trace event format that chrome://tracing and ui.perfetto.dev open: a group of lanes per host, a lane
-per component rank, and one for the runner with the phases of each step. Calls of components and waits on channels are
-recorded where they happen, in the process where they happen; recording costs nothing while it is off.
+per component rank, and one for the runner with the phases of each step. Calls of components, waits on channels and the
+work of an embodied run (physics, inference, optimizer steps) are recorded where they happen, in the process where they
+happen; recording costs nothing while it is off.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _EPOCH = time.time() - time.monotonic()  # the processes of one node share a clo
 
 @dataclass(frozen=True)
 class Span:
-    """`began`: seconds since 1970; `seconds`: its length. `kind`: call, wait, phase or step."""
+    """`began`: seconds since 1970; `seconds`: its length. `kind`: call, wait, work, phase or step."""
 
     host: str
     lane: str
@@ -57,6 +58,16 @@ class Recorder:
 
 recorder = Recorder()
 """Of this process."""
+
+
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """How long at least one of the spans (begin, length) was open, in their unit."""
+    total, until = 0.0, float("-inf")
+    for begin, length in sorted(spans):
+        end = begin + length
+        total += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return total
 
 
 class Timeline:

@@ -10,6 +10,7 @@ import logging
 import math
 import pickle
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from rl_platform.envs.embodied.native import NativeEnvs
 from rl_platform.envs.embodied.spaces import EnvDescription, EnvSpaces, make_env
 from rl_platform.envs.embodied.spares import Spares
 from rl_platform.envs.embodied.success import SuccessCount
+from rl_platform.tracing import recorder
 
 if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec
@@ -100,7 +102,9 @@ class EnvBlock:
         if self._native is not None:
             self._step_all(self._native, self._idle if some_idle else None)
         else:
+            began = time.monotonic()
             self._step_each()
+            recorder.add("work", "physics", began)
         if some_idle:
             self._leave_idle()
         self._invalidate()

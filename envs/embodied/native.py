@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import pickle
 import sys
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rl_platform.envs.embodied.mujoco_tasks import find_task
+from rl_platform.tracing import recorder
 
 if TYPE_CHECKING:
     from gymnasium import Env
@@ -85,7 +87,9 @@ class NativeEnvs:
 
         Returns observations [N,D] float64, rewards, terminated and truncated [N], as `Env.step` gives them.
         """
+        began = time.monotonic()
         self._physics.step(actions, None if idle is None else np.flatnonzero(~idle))
+        recorder.add("work", "physics", began)
         now, task = self._physics.now, self._task
         positions = task.position(now)
         if idle is not None:

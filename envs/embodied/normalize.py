@@ -1,17 +1,22 @@
-"""Running normalisation of observations and rewards, in float64, vectorised over environments.
+"""Running normalisation of observations and rewards, in float64, of all environments at once.
 
-Normalising observations never changes the statistics, only `update` does: evaluation and the last observations of
-episodes are normalised with the statistics as they stand. States are plain numbers and lists.
+It happens after every step, with few numbers: compiled loops take a tenth of the time of array operations. Normalising
+observations never changes the statistics, only `update` does: evaluation and the last observations of episodes are
+normalised with the statistics as they stand. States are plain numbers and lists.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
 
+from rl_platform.algorithms.compiling import IN_ORDER, compiled_loops
+
 _EPSILON = 1e-8
+_NO_MEAN = np.zeros(1)
 
 
 class RunningMoments:
@@ -24,23 +29,16 @@ class RunningMoments:
 
     def update(self, batch: np.ndarray) -> None:
         """batch [N,*shape]. Merges its moments with those so far (Chan, Golub, LeVeque 1979)."""
-        batch = batch.astype(np.float64)
-        count = batch.shape[0]
-        total = self.count + count
-        delta = batch.mean(axis=0) - self.mean
-        # M2 = M2_a + M2_b + delta^2 n_a n_b / n;  variance = M2 / n
-        between = delta**2 * (self.count * count / total)
-        self.variance = (self.variance * self.count + batch.var(axis=0) * count + between) / total
-        self.mean = self.mean + delta * (count / total)
-        self.count = total
+        _update()(batch.reshape(len(batch), -1), self.mean.reshape(-1), self.variance.reshape(-1), self.count)
+        self.count += len(batch)
 
     def state_dict(self) -> dict[str, Any]:
         return {"count": self.count, "mean": self.mean.tolist(), "variance": self.variance.tolist()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.count = state["count"]
-        self.mean = np.asarray(state["mean"], np.float64)
-        self.variance = np.asarray(state["variance"], np.float64)
+        self.mean = np.array(state["mean"], np.float64)
+        self.variance = np.array(state["variance"], np.float64)
 
 
 class ObservationNormalizer:
@@ -49,27 +47,23 @@ class ObservationNormalizer:
     def __init__(self, observation_shape: tuple[int, ...], clip: float) -> None:
         self._moments = RunningMoments(observation_shape)
         self._clip = clip
-        self._set_scale()
 
     def update(self, observations: np.ndarray) -> None:
         """Count observations [N,D] in."""
         self._moments.update(observations)
-        self._set_scale()
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
         """observations [...,D] -> float32 of the same shape."""
-        scaled = (observations - self._moments.mean) * self._scale
-        return np.clip(scaled, -self._clip, self._clip).astype(np.float32)
+        found = np.empty(observations.shape, np.float32)
+        rows = observations.reshape(-1, observations.shape[-1])
+        _normalize()(rows, self._moments.mean, self._moments.variance, self._clip, found.reshape(rows.shape))
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         return self._moments.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._moments.load_state_dict(state)
-        self._set_scale()
-
-    def _set_scale(self) -> None:
-        self._scale = 1.0 / np.sqrt(self._moments.variance + _EPSILON)
 
 
 class RewardNormalizer:
@@ -93,8 +87,9 @@ class RewardNormalizer:
         returns = self._returns[rows] * self._gamma + rewards
         self._moments.update(returns)
         self._returns[rows] = np.where(ended, 0.0, returns)
-        scaled = rewards / np.sqrt(self._moments.variance + _EPSILON)
-        return np.clip(scaled, -self._clip, self._clip).astype(np.float32)
+        found = np.empty((len(rewards), 1), np.float32)
+        _normalize()(rewards[:, None], _NO_MEAN, self._moments.variance.reshape(-1), self._clip, found)
+        return found[:, 0]
 
     def state_dict(self) -> dict[str, Any]:
         return {"moments": self._moments.state_dict(), "returns": self._returns.tolist()}
@@ -102,3 +97,42 @@ class RewardNormalizer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._moments.load_state_dict(state["moments"])
         self._returns = np.asarray(state["returns"], np.float64)
+
+
+@cache
+def _update() -> Callable[..., None]:
+    """(batch [N,D], mean and variance [D] of `count` rows, count): in place, with the batch."""
+    return compiled_loops(_update_moments, IN_ORDER)
+
+
+@cache
+def _normalize() -> Callable[..., None]:
+    """(rows [N,D], mean [D], variance [D], clip, out: [N,D] float32)."""
+    return compiled_loops(_normalize_rows, IN_ORDER)
+
+
+def _update_moments(batch: Any, mean: Any, variance: Any, count: Any) -> None:
+    rows, width = batch.shape
+    total = count + rows
+    own_mean, squares = np.zeros(width), np.zeros(width)
+    for row in range(rows):
+        for column in range(width):
+            own_mean[column] += batch[row, column]
+    own_mean /= rows
+    for row in range(rows):
+        for column in range(width):
+            distance = batch[row, column] - own_mean[column]
+            squares[column] += distance * distance
+    for column in range(width):
+        delta = own_mean[column] - mean[column]
+        # M2 = M2_a + M2_b + delta^2 n_a n_b / n;  variance = M2 / n
+        between = delta * delta * (count * (rows / total))
+        variance[column] = (variance[column] * count + squares[column] + between) / total
+        mean[column] += delta * (rows / total)
+
+
+def _normalize_rows(rows: Any, mean: Any, variance: Any, clip: Any, found: Any) -> None:
+    scale = 1.0 / np.sqrt(variance + _EPSILON)
+    for row in range(rows.shape[0]):
+        for column in range(rows.shape[1]):
+            found[row, column] = min(max((rows[row, column] - mean[column]) * scale[column], -clip), clip)

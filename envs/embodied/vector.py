@@ -9,8 +9,11 @@ Normalisation (`normalize.py`) and evaluation (`evaluate.py`) are built on top.
 from __future__ import annotations
 
 import contextlib
+import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +27,7 @@ from rl_platform.envs.embodied.success import Success, success_of
 from rl_platform.envs.embodied.worker import cpu_count, failure
 from rl_platform.envs.embodied.workers import EnvWorkers
 from rl_platform.errors import CheckpointError, ConfigError, Diverged, Problem
+from rl_platform.tracing import recorder
 
 if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec
@@ -62,7 +66,7 @@ class StepResult:
     episodes: list[EpisodeStats]
     failures: int = 0
 
-    @property
+    @cached_property
     def ended(self) -> np.ndarray:
         """[N] bool: a new episode has begun."""
         return self.terminated | self.truncated
@@ -177,7 +181,7 @@ class VectorEnv:
         assert not self._under_way[stage], "receive() the step that is under way first"
         rows = self.rows[stage]
         if self.spaces.action.kind == "continuous":
-            if not np.isfinite(actions).all():
+            if not math.isfinite(np.add.reduce(actions, axis=None)) and not np.isfinite(actions).all():
                 bad = (np.flatnonzero(~np.isfinite(actions).all(axis=1)) + rows.start).tolist()
                 raise Diverged(f"the policy's actions for environments {bad} ({self.description.id}) are not finite")
             kept = self._buffers.actions[rows]
@@ -187,8 +191,8 @@ class VectorEnv:
             self._buffers.actions[rows] = actions
         self._buffers.idle[rows] = False if idle is None else idle
         self._under_way[stage] = True
-        with self._closing_on_error():
-            if self._workers:
+        if self._workers:
+            with self._closing_on_error():
                 self._workers.send_step(self._part(stage))
 
     def receive(self, stage: int = 0) -> StepResult:
@@ -199,7 +203,9 @@ class VectorEnv:
         assert self._under_way[stage], "send() actions first"
         with self._closing_on_error():
             if self._workers:
+                began = time.monotonic()
                 self._workers.finish_step(self._part(stage))
+                recorder.add("work", "physics", began)
             else:
                 for index in self._part(stage):
                     self._blocks[index].step()
@@ -207,24 +213,27 @@ class VectorEnv:
         self._steps += 1
         buffers, rows = self._buffers, self.rows[stage]
         terminated, truncated = buffers.terminated[rows].copy(), buffers.truncated[rows].copy()
-        invalid = buffers.invalid[rows].copy()
         ended = np.flatnonzero(terminated | truncated) + rows.start
-        episodes = [
-            EpisodeStats(int(i), float(buffers.returns[i]), int(buffers.lengths[i]), success_of(once, at_end))
-            for i, once, at_end in zip(ended, buffers.success_once[ended], buffers.success_at_end[ended], strict=True)
-            if not buffers.invalid[i]
-        ]
-        failures, self._failures = self._failures, int(buffers.failures.sum())
+        failures, self._failures = self._failures, int(np.add.reduce(buffers.failures))
         return StepResult(
             observations=buffers.observations[rows].copy(),
             rewards=buffers.rewards[rows].copy(),
             terminated=terminated,
             truncated=truncated,
-            invalid=invalid,
+            invalid=buffers.invalid[rows].copy(),
             final_observations=buffers.final_observations[ended],
-            episodes=episodes,
+            episodes=self._episodes(ended) if len(ended) else [],
             failures=self._failures - failures,
         )
+
+    def _episodes(self, ended: np.ndarray) -> list[EpisodeStats]:
+        """Those of environments `ended` (indices) that are valid."""
+        buffers = self._buffers
+        return [
+            EpisodeStats(int(i), float(buffers.returns[i]), int(buffers.lengths[i]), success_of(once, at_end))
+            for i, once, at_end in zip(ended, buffers.success_once[ended], buffers.success_at_end[ended], strict=True)
+            if not buffers.invalid[i]
+        ]
 
     def render(self) -> np.ndarray:
         """Frame of the first environment, [height, width, 3] uint8; needs render_mode="rgb_array"."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,7 +23,7 @@ Value = TypeVar("Value")
 class Sums:
     """`total` [K] of K metrics, and the `count` all of them are divided by in the end."""
 
-    total: Tensor
+    total: Tensor | np.ndarray
     count: Tensor | float
 
     def __add__(self, other: Sums) -> Sums:
@@ -31,18 +32,18 @@ class Sums:
 
 @dataclass(frozen=True)
 class Metrics:
-    """means: the names of K metrics -> their sums. minima, maxima: name -> scalar tensor."""
+    """means: the names of K metrics -> their sums. minima, maxima: name -> scalar tensor, or a number."""
 
     means: dict[Names, Sums] = field(default_factory=dict)
-    minima: dict[str, Tensor] = field(default_factory=dict)
-    maxima: dict[str, Tensor] = field(default_factory=dict)
+    minima: dict[str, Tensor | float] = field(default_factory=dict)
+    maxima: dict[str, Tensor | float] = field(default_factory=dict)
 
     def merge(self, other: Metrics) -> Metrics:
         """Both together: sums and counts add up, extrema are compared."""
         return Metrics(
             _merge(self.means, other.means, Sums.__add__),
-            _merge(self.minima, other.minima, torch.minimum),
-            _merge(self.maxima, other.maxima, torch.maximum),
+            _merge(self.minima, other.minima, _smaller),
+            _merge(self.maxima, other.maxima, _larger),
         )
 
     def mean(self, name: str) -> float | None:
@@ -75,6 +76,18 @@ def _merge(
     for key, value in right.items():
         merged[key] = combine(left[key], value) if key in left else value
     return merged
+
+
+def _smaller(one: Tensor | float, other: Tensor | float) -> Tensor | float:
+    if isinstance(one, float) and isinstance(other, float):
+        return min(one, other)
+    return torch.minimum(torch.as_tensor(one), torch.as_tensor(other))
+
+
+def _larger(one: Tensor | float, other: Tensor | float) -> Tensor | float:
+    if isinstance(one, float) and isinstance(other, float):
+        return max(one, other)
+    return torch.maximum(torch.as_tensor(one), torch.as_tensor(other))
 
 
 def over(count: Tensor | float, totals: dict[str, Tensor]) -> dict[Names, Sums]:

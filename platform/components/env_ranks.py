@@ -80,6 +80,9 @@ class AllEnvs:
 
     def send(self, actions: np.ndarray, stage: int, idle: np.ndarray | None = None) -> None:
         """Begin a stage's step, of every rank."""
+        if self._peers is None:
+            self._own.send(actions, stage, idle)
+            return
         for rank in reversed(range(self._shares.ranks)):  # the others begin first
             part = self._shares.part(rank)
             order = Order(stage, actions[part], None if idle is None else idle[part])

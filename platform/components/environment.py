@@ -14,7 +14,7 @@ from rl_platform.components.base import ComponentContext
 from rl_platform.components.chunk_recording import ChunkRecording
 from rl_platform.components.env_ranks import AllEnvs, Peers, Shares, follow_orders
 from rl_platform.components.hidden_states import HiddenStates, RecurrentRecording
-from rl_platform.components.policy_ranks import PolicyRanks
+from rl_platform.components.policy_ranks import Policy, PolicyHere
 from rl_platform.components.policy_rollout import Actions, Observations
 from rl_platform.components.recording import Recording
 from rl_platform.config.schema import Config
@@ -28,8 +28,10 @@ from rl_platform.envs.embodied.video import record_video
 from rl_platform.errors import ConfigError, PlatformError, Problem
 from rl_platform.records import RolloutBatch
 from rl_platform.rng import derive_seed
+from rl_platform.runtime.host import label
 
 RECENT_EPISODES = 100  # the last of them are what `episode/` and `env/success_` are means of
+_POLICY = label("rollout", 0)
 
 
 class Environment:
@@ -96,14 +98,15 @@ class Environment:
         self._current(AllEnvs(self.envs, self.shares, peers))
 
     def collect(
-        self, step: int, policy: PolicyRanks, peers: Peers | None = None
+        self, step: int, policy: Policy | None, peers: Peers | None = None
     ) -> tuple[RolloutBatch, dict[str, float]]:
         """`env.rollout_steps` steps of every environment: one row each, and metrics of the episodes that ended.
 
         The policy answers one stage's observations while the environments of the others are stepped. Stages take
         turns in a fixed order, so what is collected does not depend on timing. It is asked before every step, or where
-        it chooses K actions at once before every K-th.
+        it chooses K actions at once before every K-th. policy None: the rollout rank of this process.
         """
+        policy = policy or self._policy_here()
         envs = AllEnvs(self.envs, self.shares, peers)
         steps, stages, memory = self.env.rollout_steps, list(enumerate(envs.rows)), self.memory
         current = self._current(envs)
@@ -133,6 +136,13 @@ class Environment:
                 if position + 1 < steps and (position + 1) % num_actions == 0:
                     policy.ask(self._question(observations, ("act", step, position + 1, stage), rows))
         return rollout.finish(current, self.bootstrap), self._metrics(rollout, failures)
+
+    def finds_policy(self) -> bool:
+        """Whether the rollout's first rank is in this process."""
+        return _POLICY in self.context.shared
+
+    def _policy_here(self) -> PolicyHere:
+        return PolicyHere(self.context.shared[_POLICY])
 
     def simulate(self, peers: Peers) -> None:
         """On ranks above 0: simulate while rank 0 begins or collects."""
@@ -178,12 +188,13 @@ class Environment:
             return None
         return np.flatnonzero(~rollout.idle[rows])
 
-    def evaluate(self, step: int, video: str | None, deterministic: bool, policy: PolicyRanks) -> dict[str, Any]:
+    def evaluate(self, step: int, video: str | None, deterministic: bool, policy: Policy | None) -> dict[str, Any]:
         """The fields of an `EvaluationResult` under the frozen normalisers; `video`: a file to write, and `note`, why
         it was not.
 
-        The episodes run in environments of this rank's own.
+        The episodes run in environments of this rank's own. policy None: the rollout rank of this process.
         """
+        policy = policy or self._policy_here()
         settings, chunked = self.env.evaluation, not self.levels.single
         moves, memory = 0, None
         self._current(AllEnvs(self.envs, self.shares, None))  # the normalisers know what follows the reset
@@ -287,9 +298,11 @@ class Environment:
     def _seen(self, observations: np.ndarray, stepped: np.ndarray | None = None) -> np.ndarray:
         """Normalised observations, after counting those of environments that were `stepped` (None: all)."""
         counted = observations if stepped is None else observations[stepped]
-        if self.observation_normalizer and len(counted):
+        if self.observation_normalizer is not None and len(counted):
             self.observation_normalizer.update(counted)
         return self._normalized(observations)
 
     def _normalized(self, observations: np.ndarray) -> np.ndarray:
-        return self.observation_normalizer(observations) if self.observation_normalizer else observations
+        if self.observation_normalizer is None or not len(observations):
+            return observations
+        return self.observation_normalizer(observations)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import torch
@@ -24,6 +25,7 @@ from rl_platform.errors import Diverged
 from rl_platform.models.lora import merged
 from rl_platform.records import RolloutBatch, Weights
 from rl_platform.rng import generator
+from rl_platform.tracing import recorder
 
 FAILURES_IN_A_ROW = 3  # optimizer steps with a non-finite gradient before the run is called diverged
 
@@ -63,7 +65,10 @@ class Learner:
 
     def outputs(self, batch: RolloutBatch) -> ModelOutputs:
         """Outputs [B,T] of the model as it is now, without gradient."""
-        return self.engine.evaluate(batch, self.forward_micro_batches)
+        began = time.monotonic()
+        found = self.engine.evaluate(batch, self.forward_micro_batches)
+        recorder.add("work", "inference", began)
+        return found
 
     def update(self, batch: RolloutBatch, step: int) -> dict[str, float]:
         """All epochs of PPO step `step` (from 0) over the batch; metrics are means over its optimizer steps."""
@@ -79,7 +84,9 @@ class Learner:
             done += 1
             if some_masked and not bool(mini_batch.mask.any()):
                 continue
+            began = time.monotonic()
             found = self.engine.step(mini_batch, self.loss, self.training_micro_batches)
+            recorder.add("work", "optimizer step", began)
             if found is None:
                 skipped += 1
                 self._count_failure(mini_batch, step, epoch)

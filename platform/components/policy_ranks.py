@@ -1,14 +1,18 @@
-"""The rollout ranks as one policy: each chooses the actions of an equal run of the observations it is asked about."""
+"""The policy as the environments see it: rollout ranks behind channels, each of which chooses the actions of an equal
+run of the observations it is asked about, or the one rank in the same process."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
+import torch
 
-from rl_platform.components.policy_rollout import Actions, Observations
+from rl_platform.components.policy_rollout import Actions, Observations, PolicyRollout
 from rl_platform.runtime.channel import Channel
+from rl_platform.runtime.cpu import compute_alone
 
 FIELDS = tuple(field.name for field in fields(Actions))
 
@@ -48,3 +52,26 @@ class PolicyRanks:
             first, last = count * rank // self.ranks, count * (rank + 1) // self.ranks
             if last > first:
                 yield rank, slice(first, last)
+
+
+class PolicyHere:
+    """The only rollout rank, in this very process: it acts in the thread that asks, and nobody hands over anything."""
+
+    def __init__(self, rollout: PolicyRollout) -> None:
+        """Raises WorkerError if it has no complete weights."""
+        rollout.check_complete()
+        if rollout.device.type == "cpu" and torch.get_num_threads() > 1:
+            compute_alone()  # as the rollout's own thread does
+        self._rollout = rollout
+        self._answers: deque[Actions] = deque()
+
+    def ask(self, observations: Observations) -> None:
+        """Answer a question; several answers may be kept."""
+        self._answers.append(self._rollout.act(observations))
+
+    def answer(self, count: int) -> Actions:
+        """Actions for the `count` observations of the oldest question."""
+        return self._answers.popleft()
+
+
+Policy = PolicyRanks | PolicyHere

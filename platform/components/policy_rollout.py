@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,10 +13,12 @@ from rl_platform.components.base import ComponentContext
 from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import ChannelClosed, WorkerError
+from rl_platform.models.compiled_policy import CompiledPolicy, acts_compiled
 from rl_platform.records import Weights, WeightsReceived
 from rl_platform.rng import derive_seed
 from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.cpu import compute_alone
+from rl_platform.tracing import recorder
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,10 @@ class Actions:
 
 
 class PolicyRollout:
-    """Answers observations with actions. Its randomness depends on the run's seed and `Observations.draw` alone."""
+    """Answers observations with actions. Its randomness depends on the run's seed and `Observations.draw` alone.
+
+    It is known to the other components of its host: those in the same process may call `act` without a channel.
+    """
 
     def __init__(self, context: ComponentContext, config: Config, spaces: EnvSpaces) -> None:
         self.context = context
@@ -65,6 +71,9 @@ class PolicyRollout:
         self.version = -1
         if self.device.type == "cpu":
             compute_alone()  # a few rows: a team would cost more than it saves, and the simulation needs the cores
+        self.compiles = acts_compiled(self.policy, self.device)
+        self.compiled: CompiledPolicy | None = None
+        context.shared[context.label] = self
 
     def receive(self, weights: Weights) -> WeightsReceived:
         """Act with these weights from now on."""
@@ -72,13 +81,13 @@ class PolicyRollout:
         self.policy.load_state_dict(
             {name: tensor.to(self.device) for name, tensor in weights.state.items()}, assign=True
         )
+        self.compiled = CompiledPolicy(self.policy) if self.compiles else None
         self.version = weights.version
         return WeightsReceived(weights.version, weights.bytes, weights.buckets)
 
     def serve(self, source: Channel[Observations], sink: Channel[Actions]) -> None:
         """Answers until `source` is closed. Raises WorkerError without a complete set of weights."""
-        if self.version < 0:
-            raise WorkerError(f"{self.context.label} has no complete weights: its last receive() did not end well")
+        self.check_complete()
         key = self.context.rank if self.context.world_size > 1 else None
         while True:
             try:
@@ -87,11 +96,27 @@ class PolicyRollout:
                 return
             sink.put(self.act(observations), key=key)
 
-    @torch.inference_mode()
+    def check_complete(self) -> None:
+        """Raises WorkerError without a complete set of weights."""
+        if self.version < 0:
+            raise WorkerError(f"{self.context.label} has no complete weights: its last receive() did not end well")
+
     def act(self, observations: Observations) -> Actions:
-        tensor = torch.from_numpy(observations.array).to(self.device)
-        first, total = observations.among or (0, len(tensor))
+        began = time.monotonic()
+        first, total = observations.among or (0, len(observations.array))
         seed = derive_seed(self.context.seed, "rollout", *observations.draw)
+        if self.compiled is not None:
+            self.generator.manual_seed(seed)
+            found = self.compiled.act(observations.array, self.generator, observations.deterministic, (first, total))
+            actions = Actions(*found)
+        else:
+            actions = self._act(observations, seed, first, total)
+        recorder.add("work", "inference", began)
+        return actions
+
+    @torch.inference_mode()
+    def _act(self, observations: Observations, seed: int, first: int, total: int) -> Actions:
+        tensor = torch.from_numpy(observations.array).to(self.device)
         seen = [tensor]
         if observations.hidden_states is not None:
             seen.append(torch.from_numpy(observations.hidden_states).to(self.device))

@@ -41,6 +41,9 @@ class EmbodiedTask:
         self.learners = Learners(self.actor)
         self.recovery = Recovery(runtime, self.groups["rollout"])
         self.simulation = Simulation(self.recovery, self.parts()["env"])
+        # one policy beside the environments that waits for them anyway: it acts in their thread
+        alone = self.groups["rollout"].world_size == 1 and config.env.pipeline_stages == 1
+        self.acts_there: bool = alone and self.groups["env"].rank(0).finds_policy().result()
         if self.groups["env"].world_size > 1:
             self._with_peers(lambda peers: self.groups["env"].rank(0).begin(peers))
 
@@ -96,22 +99,27 @@ class EmbodiedTask:
 
     def _at_work(self, method: str, *arguments: Any) -> Any:
         """The result of a method of env rank 0 that asks the rollout for actions. Collecting is all env ranks' work."""
-        rollout, env = self.groups["rollout"], self.groups["env"].rank(0)
+        rollout = self.groups["rollout"]
+        if self.acts_there:
+            return self._work(method, arguments, None)
         capacity = self.config.env.pipeline_stages * rollout.world_size  # each has one message under way
         to_policy = self.runtime.channel("observations", capacity, ["env[0]"], ["rollout"])
         from_policy = self.runtime.channel("actions", capacity, ["rollout"], ["env[0]"])
         with self.recovery.working(to_policy, from_policy) as calls:
             calls.append(serving := rollout.serve(to_policy, from_policy))
-            policy = PolicyRanks(to_policy, from_policy, rollout.world_size)
-            if method == "collect":
-                found = self._with_peers(lambda peers: env.collect(*arguments, policy, peers))
-            else:
-                calls.append(working := getattr(env, method)(*arguments, policy))
-                found = working.wait(on_progress=self.reporter.progress)[0]
+            found = self._work(method, arguments, PolicyRanks(to_policy, from_policy, rollout.world_size))
             to_policy.close()
             serving.wait()
             from_policy.close()
         return found
+
+    def _work(self, method: str, arguments: tuple[Any, ...], policy: PolicyRanks | None) -> Any:
+        env = self.groups["env"].rank(0)
+        if method == "collect":
+            return self._with_peers(lambda peers: env.collect(*arguments, policy, peers))
+        with self.recovery.working() as calls:
+            calls.append(working := getattr(env, method)(*arguments, policy))
+            return working.wait(on_progress=self.reporter.progress)[0]
 
     def _with_peers(self, call: Callable[[Peers | None], Handle]) -> Any:
         """The result of a call on env rank 0 with which the other env ranks simulate; None: there are no others."""

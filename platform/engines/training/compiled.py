@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from rl_platform.algorithms import compiled_ppo as ppo
-from rl_platform.algorithms.action_levels import denominators_of
 from rl_platform.algorithms.losses import actor_critic_loss
 from rl_platform.algorithms.metrics import Metrics, Sums
 from rl_platform.config.algorithm import Algorithm
@@ -25,8 +24,8 @@ from rl_platform.config.components import Optim
 from rl_platform.engines.training.base import Loss, MicroBatches
 from rl_platform.engines.training.fsdp import FSDPEngine
 from rl_platform.engines.training.state import MOMENTS, adam_state
+from rl_platform.models.compiled_policy import is_plain
 from rl_platform.models.forward import EmbodiedActorCritic
-from rl_platform.models.policy import ActorCriticPolicy, Tanh
 from rl_platform.records import RolloutBatch
 
 LARGEST = 2**17  # parameters: with more of them products take the time, and nothing is gained
@@ -36,16 +35,12 @@ ALONE = 2**23  # parameters times rows: below, a team of threads costs a step mo
 def compiles(model: nn.Module, device: torch.device, dtype: torch.dtype) -> bool:
     """Whether there is a compiled step for the model: a Gaussian MLP policy with tanh and free deviations."""
     policy = model.model if type(model) is EmbodiedActorCritic else None
-    if type(policy) is not ActorCriticPolicy or device.type != "cpu" or dtype != torch.float32:
-        return False
-    known = {"log_std", *(name for name, _ in policy.named_parameters() if name.startswith("backbone."))}
-    known |= {f"{head}_head.{part}" for head in ("policy", "value") for part in ("weight", "bias")}
-    layers = list(policy.backbone)
     return (
-        {name for name, _ in policy.named_parameters()} == known
-        and getattr(policy, "squash", None) is None
-        and all(isinstance(layer, nn.Linear) for layer in layers[::2])
-        and all(isinstance(layer, Tanh) for layer in layers[1::2])
+        policy is not None
+        and device.type == "cpu"
+        and dtype == torch.float32
+        and is_plain(policy)
+        and policy.action_space.kind == "continuous"
         and sum(parameter.numel() for parameter in policy.parameters()) <= LARGEST
     )
 
@@ -78,24 +73,25 @@ class CompiledEngine(FSDPEngine):
 
     def step(self, mini_batch: RolloutBatch, loss: Loss, micro_batches: MicroBatches) -> Metrics | None:
         algorithm = _algorithm_of(loss)
-        denominators = denominators_of(mini_batch, self.horizon, nominal=self.nominal)
-        whole = micro_batches == MicroBatches() and denominators.full and denominators.values is None
         observations = mini_batch.inputs["observations"].flatten(0, 1)
-        plain = mini_batch.loss_weights is None and observations.dtype == torch.float32
-        if algorithm is None or not (whole and plain):
+        plain = (
+            mini_batch.loss_weights is None and mini_batch.value_mask is None and observations.dtype == torch.float32
+        )
+        if algorithm is None or not plain or micro_batches != MicroBatches() or not _all_count(mini_batch):
             return super().step(mini_batch, loss, micro_batches)
         buffers = self._buffers.get(len(mini_batch)) or _Buffers.of(len(mini_batch), self._layers)
         self._buffers[len(mini_batch)] = buffers
-        self._forward(observations, buffers)
-        self._loss(mini_batch, algorithm, buffers)
-        self._backward(observations, buffers)
+        with torch.no_grad():
+            self._forward(observations, buffers)
+            self._loss(mini_batch, algorithm, buffers)
+            self._backward(observations, buffers)
         return self._finished(algorithm, buffers, len(mini_batch))
 
     def _finished(self, algorithm: Algorithm, buffers: _Buffers, rows: int) -> Metrics | None:
         """Adds the entropy bonus, and updates if all is finite."""
         (log_std,), bonus = self._layers[-1], algorithm.entropy_bonus
         self._gradients[-1][0].sub_(bonus)
-        entropy = float(log_std.sum()) + len(log_std) * (0.5 + ppo.HALF_LOG_2_PI)
+        entropy = float(log_std.numpy().sum()) + len(log_std) * (0.5 + ppo.HALF_LOG_2_PI)
         policy_loss, value_loss = (
             float(buffers.policy[ppo.POLICY_LOSS]) / rows,
             float(buffers.value[ppo.VALUE_LOSS]) / rows,
@@ -117,12 +113,11 @@ class CompiledEngine(FSDPEngine):
         parts = flat.split([parameter.numel() for parameter in self._order])
         return [part.view(parameter.shape) for part, parameter in zip(parts, self._order, strict=True)]
 
-    @torch.no_grad()
     def _forward(self, observations: Tensor, buffers: _Buffers) -> None:
         inputs = observations
-        for (weight, bias), outputs in zip(self._layers[:-2], buffers.hidden, strict=True):
-            # tanh(x) = 2 sigmoid(2x) - 1, as `Tanh` of the policy
-            torch.addmm(bias, inputs, weight.t(), beta=2.0, alpha=2.0, out=outputs).sigmoid_().mul_(2.0).sub_(1.0)
+        for (weight, bias), outputs, array in zip(self._layers[:-2], buffers.hidden, buffers.arrays, strict=True):
+            torch.addmm(bias, inputs, weight.t(), out=outputs)
+            ppo.tanh()(array)
             inputs = outputs
         weight, bias = self._layers[-2]
         torch.addmm(bias, inputs, weight.t(), out=buffers.heads)
@@ -149,7 +144,6 @@ class CompiledEngine(FSDPEngine):
         )
         ppo.clipped_value()(heads, old_values, returns, ppo.value_limits(algorithm), gradient, buffers.value)
 
-    @torch.no_grad()
     def _backward(self, observations: Tensor, buffers: _Buffers) -> None:
         """Fills the gradients of weights and biases, from the heads down."""
         inputs = [observations, *buffers.hidden]
@@ -161,7 +155,7 @@ class CompiledEngine(FSDPEngine):
             if number:
                 torch.mm(gradient, self._layers[number][0], out=buffers.hidden_gradients[number - 1])
                 gradient = buffers.hidden_gradients[number - 1]
-                ppo.tanh_gradient()(gradient.numpy(), inputs[number].numpy())
+                ppo.tanh_gradient()(gradient.numpy(), buffers.arrays[number - 1])
 
     def _update(self) -> float:
         """The gradient's norm before it was clipped; nothing is changed if it is not finite."""
@@ -194,10 +188,11 @@ def _joined(first: Tensor, second: Tensor) -> Tensor:
 class _Buffers:
     """What a step of B rows computes on its way: `hidden` [B,H] of every layer, `heads` [B,A+1], and gradients.
 
-    policy, value: sums over positions, see algorithms/compiled_ppo.py.
+    arrays: of `hidden`, the same memory. policy, value: sums over positions, see algorithms/compiled_ppo.py.
     """
 
     hidden: list[Tensor]
+    arrays: list[np.ndarray]
     hidden_gradients: list[Tensor]
     heads: Tensor
     heads_gradient: Tensor
@@ -209,7 +204,13 @@ class _Buffers:
         widths = [len(layer[1]) for layer in layers[:-1]]
         made = [[torch.empty(rows, width) for width in widths] for _ in range(2)]
         sums = np.zeros(ppo.RATIO_MAX + 1), np.zeros(ppo.VALUE_LOSS + 1)
-        return cls(made[0][:-1], made[1][:-1], made[0][-1], made[1][-1], *sums)
+        arrays = [hidden.numpy() for hidden in made[0][:-1]]
+        return cls(made[0][:-1], arrays, made[1][:-1], made[0][-1], made[1][-1], *sums)
+
+
+def _all_count(batch: RolloutBatch) -> bool:
+    """Whether every position of every row counts."""
+    return bool(batch.action_mask.numpy().all() and batch.sample_mask.numpy().all())
 
 
 def _algorithm_of(loss: Loss) -> Algorithm | None:
@@ -231,9 +232,9 @@ def _metrics(buffers: _Buffers, rows: int, terms: dict[str, float], algorithm: A
     names, sums = zip(*(pair for pair in found if asked.get(pair[0], 0) is not None), strict=True)
     return Metrics(
         means={
-            names: Sums(torch.tensor(sums, dtype=torch.float64), float(rows)),
-            tuple(terms): Sums(torch.tensor(list(terms.values())), 1.0),
+            names: Sums(np.array(sums), float(rows)),
+            tuple(terms): Sums(np.array(list(terms.values())), 1.0),
         },
-        minima={"actor/ratio_min": torch.tensor(buffers.policy[ppo.RATIO_MIN])},
-        maxima={"actor/ratio_max": torch.tensor(buffers.policy[ppo.RATIO_MAX])},
+        minima={"actor/ratio_min": float(buffers.policy[ppo.RATIO_MIN])},
+        maxima={"actor/ratio_max": float(buffers.policy[ppo.RATIO_MAX])},
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
 import gymnasium
 import numpy as np
 import pytest
@@ -240,3 +243,39 @@ def test_serve_answers_until_its_source_closes():
     source.close()
     rollout.serve(source, sink)
     assert sink.get().array.shape == (2,)
+
+
+def test_a_policy_in_the_same_process_acts_without_channels_and_leads_to_the_same_batch():
+    settings = config(id="HalfCheetah-v5", num_envs=5, normalize_observations=True, normalize_rewards=True)
+
+    def collected(beside: bool):
+        shared: dict[str, object] = {}
+        environment = Environment(replace(context("env"), shared=shared), settings)
+        assert not environment.finds_policy()
+        rollout = PolicyRollout(replace(context("rollout"), shared=shared), settings, environment.envs.spaces)
+        assert environment.finds_policy()
+        if beside:
+            with pytest.raises(WorkerError, match=r"rollout\[0\] has no complete weights"):
+                environment.collect(0, None)
+        rollout.receive(Weights(0, rollout.policy.state_dict()))
+        try:
+            if beside:
+                return [environment.collect(step, None) for step in range(2)]
+            channels = Channel("observations", 1, 5.0), Channel("actions", 1, 5.0)
+            with ThreadPoolExecutor() as threads:
+                serving = threads.submit(rollout.serve, *channels)
+                found = [environment.collect(step, PolicyRanks(*channels)) for step in range(2)]
+                channels[0].close()
+                serving.result()
+                return found
+        finally:
+            environment.close()
+
+    for (batch, metrics), (other, other_metrics) in zip(collected(beside=True), collected(beside=False), strict=True):
+        for name, tensor in vars(batch).items():
+            if name != "inputs" and tensor is not None:
+                assert torch.equal(tensor, getattr(other, name)), name
+        assert torch.equal(batch.inputs["observations"], other.inputs["observations"])
+        assert torch.equal(batch.inputs["actions"], other.inputs["actions"])
+        assert batch.inputs["actions"].std() > 0
+        assert metrics == other_metrics

@@ -1,0 +1,41 @@
+"""Which shares of a run's time were physics, inference and optimizer steps, and what was left: from its timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rl_platform.tracing import covered
+
+Event = Mapping[str, Any]
+REST = "rest"
+
+
+def work_shares(lanes: Mapping[str, Sequence[Event]]) -> dict[str, float]:
+    """Share of the recorded steps' wall-clock by kind of work, largest first, and `rest`: when none of them was done.
+
+    The first step is left out if there are others: it loads and compiles. Work at the same time counts once in `rest`
+    and once for each kind, so shares may add up to more than 1. Empty for a run without physics.
+    """
+    steps = [event for event in lanes.get("steps", []) if event["name"] != "start"]
+    steps = steps[1:] or steps
+    work = [event for events in lanes.values() for event in events if event["cat"] == "work"]
+    if not steps or all(event["name"] != "physics" for event in work):
+        return {}
+    begin, end = steps[0]["ts"], steps[-1]["ts"] + steps[-1]["dur"]
+
+    def share(events: Sequence[Event]) -> float:
+        clipped = [(max(event["ts"], begin), min(event["ts"] + event["dur"], end)) for event in events]
+        return covered((first, last - first) for first, last in clipped if last > first) / (end - begin)
+
+    kinds = {name: share([event for event in work if event["name"] == name]) for name in {e["name"] for e in work}}
+    ordered = dict(sorted(kinds.items(), key=lambda kind: -kind[1]))
+    return ordered | {REST: 1.0 - share(work)}
+
+
+def told(shares: Mapping[str, float]) -> str:
+    """The shares as a line; empty for none."""
+    if not shares:
+        return ""
+    found = ", ".join(f"{name} {share:.1%}" for name, share in shares.items() if name != REST)
+    return f"share of the time: {found}; {REST} {shares[REST]:.1%}"
