@@ -1,12 +1,11 @@
 """Training on two tensor ranks with the layers of Megatron's specification for Transformer Engine. No test by itself.
 
-`python fused_ranks.py RANK WORLD_SIZE FOLDER` is one of two gloo processes. It saves the states that it reaches.
+`main(rank, world_size, folder)` is one of two gloo processes. It saves the states that it reaches.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import sys
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
@@ -25,8 +24,13 @@ def sibling(name: str) -> ModuleType:
     return module
 
 
-def main(rank: int, world_size: int, folder: Path) -> None:
+def preload() -> None:
+    """What both ranks import, before they are forked; the stand-in first."""
     sibling("fused_stand_in").install()
+    sibling("megatron_ranks").preload()
+
+
+def main(rank: int, world_size: int, folder: Path) -> None:
     import torch
     import torch.distributed as dist
 
@@ -42,7 +46,3 @@ def main(rank: int, world_size: int, folder: Path) -> None:
         found[kind]["names"] = [name for name, _ in engine.stages[0].named_parameters()]
     torch.save(found, folder / f"rank{rank}.pt")
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
