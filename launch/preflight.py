@@ -201,11 +201,14 @@ def _parameters(config: Config, name: str) -> tuple[int, int]:
     with init_empty_weights():
         network = AutoModelForCausalLM.from_config(model_config)
     network.tie_weights()  # each parameter that was made without memory is one of its own
+    head = 0
+    if name == "critic":  # a scalar head stands in place of the vocabulary's, and is trained beside adapters too
+        network, head = network.base_model, model_config.hidden_size + 1
     count = sum(parameter.numel() for parameter in network.parameters())
     if name == "reference":
         return count, 0
     lora = getattr(config, name).lora
-    return (0, count) if lora is None else (count, adapter_parameters(network.base_model, lora))
+    return (0, count + head) if lora is None else (count, adapter_parameters(network.base_model, lora) + head)
 
 
 def _reward_bytes(section: RewardModel) -> int:

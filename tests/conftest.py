@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from forked import Forked
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell; runs started here inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -173,26 +174,10 @@ def script() -> Callable[[Path], ModuleType]:
 
 @pytest.fixture(scope="session")
 def two_ranks() -> Callable[[Path, Path], None]:
-    """two_ranks(script, folder): `python script RANK 2 folder` for both ranks, until both have ended well."""
+    """two_ranks(script, folder): `main(rank, 2, folder)` of the script in two processes, until both have ended well."""
 
     def run(path: Path, folder: Path) -> None:
-        search = os.pathsep.join(
-            [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-        )  # stand_ins
-        processes = [
-            subprocess.Popen(
-                [sys.executable, str(path), str(rank), "2", str(folder)],
-                env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": search},
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(2)
-        ]
-        try:
-            errors = [process.communicate(timeout=150)[1] for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-        assert [process.returncode for process in processes] == [0, 0], "\n".join(errors)
+        with Forked(path) as forked:
+            forked.run((2, folder, []), timeout=150)
 
     return run

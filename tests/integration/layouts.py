@@ -1,13 +1,12 @@
 """PPO steps on the same data in different batch layouts, in one process or on several ranks. Not a test by itself.
 
-`python layouts.py RANK WORLD_SIZE FOLDER` is one of several gloo processes and saves what it learned into FOLDER; a
-test that imports this module is the single one. Real actors, critics and references behind the real `PPO.update`.
+`main(rank, world_size, folder)` is one of several gloo processes and saves what it learned into the folder; a test that
+imports this module is the single one. Real actors, critics and references behind the real `PPO.update`.
 """
 
 from __future__ import annotations
 
 import random
-import sys
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -235,7 +234,3 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     found = {case: [learn(case, layout) for layout in layouts] for case, layouts in RANKED.items()}
     torch.save(found, folder / f"rank{rank}.pt")
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from rl_platform.config.components import Optim, Parallel
 from rl_platform.engines.training.megatron_layers import PackedCoreAttention, PackedRotary, RMSNorm
 from rl_platform.engines.training.megatron_weights import head_size, padded
+from rl_platform.errors import ConfigError, Problem
 
 
 def build_stage(
@@ -137,11 +138,18 @@ def _as_it_is(tensor: Tensor) -> Tensor:
 
 
 def _specification(settings: Any, chunk: int | None, *, fused: bool) -> Any:
-    """Megatron's layers of this part of the pipeline with our attention and, where they are not fused, our norm."""
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+    """Megatron's layers of this part of the pipeline with our attention and, where they are not fused, our norm.
+
+    Raises ConfigError if they are to be Transformer Engine's and Megatron could not import it.
+    """
+    from megatron.core.models.gpt.gpt_layer_specs import HAVE_TE, get_gpt_decoder_block_spec
 
     from rl_platform.engines.training.megatron_experts import Experts, Router
 
+    if fused and not HAVE_TE:
+        message = "Transformer Engine cannot be imported: python -c 'import transformer_engine.pytorch' says why"
+        hint = "actor.kernels=torch critic.kernels=torch: Megatron's own layers"
+        raise ConfigError([Problem("kernels", message, hint=hint)])
     block = get_gpt_decoder_block_spec(settings, use_transformer_engine=fused, normalization="RMSNorm", vp_stage=chunk)
     if not fused:
         block.layer_norm = RMSNorm

@@ -1,13 +1,12 @@
 """Training runs of FSDP2 with shared tokens, adapters and offload, to be compared to one plain process. No test.
 
-`python fsdp_ranks.py RANK WORLD_SIZE FOLDER` is one of several gloo processes. It goes on from the states that plain
-torch has saved in FOLDER, and saves its own there.
+`main(rank, world_size, folder)` is one of several gloo processes. It goes on from the states that plain torch has saved
+in the folder, and saves its own there.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -109,6 +108,12 @@ def exchanged_attention() -> dict[str, Tensor]:
     }
 
 
+def preload() -> None:
+    """What all ranks import, before they are forked."""
+    ranks.preload()
+    model("critic", LORA)
+
+
 def main(rank: int, world_size: int, folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -127,7 +132,3 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     found["bfloat16"] = run(engine("actor", dtype=torch.bfloat16), "actor")
     torch.save(found, folder / f"rank{rank}.pt")
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

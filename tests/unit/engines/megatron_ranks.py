@@ -1,19 +1,20 @@
 """Training runs of the Megatron backend in several layouts, to be compared to plain torch. No test by itself.
 
-`python megatron_ranks.py RANK WORLD_SIZE FOLDER LAYOUT...` is one of several gloo processes. It goes on from the states
-that plain torch has saved in FOLDER, and saves its own there.
+`main(rank, world_size, folder, *layouts)` is one of several gloo processes. It goes on from the states that plain torch
+has saved in the folder, and saves its own there.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import sys
 from datetime import timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from rl_platform.algorithms.action_levels import denominators_of
@@ -24,7 +25,8 @@ from rl_platform.engines.training.fsdp import FSDPEngine
 from rl_platform.engines.training.state_files import read, write
 from rl_platform.models.forward import TokenPolicy, TokenValues
 from rl_platform.models.language import LanguageModel
-from rl_platform.models.pretrained import PACKAGED, load_causal_lm
+from rl_platform.models.pretrained import PACKAGED, export_causal_lm, load_causal_lm, model_folder
+from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.records import RolloutBatch
 
 _spec = importlib.util.spec_from_file_location("training_ranks", Path(__file__).with_name("ranks.py"))
@@ -55,6 +57,10 @@ DEEP = {"deep actor": "actor", "deep critic": "critic"}  # of four layers, for t
 EXPERTS = {"experts": "actor", "experts critic": "critic"}  # Qwen3-MoE
 DENSE = {**LLAMA, "qwen2": "actor", "qwen3": "actor", "kl": "kl"}
 KINDS = {**DENSE, **DEEP, **EXPERTS}  # what is trained -> the kind of batch and loss in `ranks`
+TEXTS = (
+    "The capital of France is Paris, and that of Italy is Rome. Two and two are",
+    "Once upon a time there was a robot that",
+)
 KINDS_OF = {  # in the other layouts: LLAMA
     "one": [*KINDS],
     "tp2 sp": [*DENSE, "experts"],
@@ -181,15 +187,24 @@ def poisoned(engine: Any, kind: str) -> dict[str, Any]:
 
 
 def real(layout: str) -> dict[str, Any]:
-    """Of SmolLM2-135M in a layout: how far its log-probs are from those of transformers' logits, and which whole
-    weights are not those it was made of."""
-    network: Any = load_causal_lm(Model(path=PACKAGED), 0, 0, 0)
-    state = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    batch = ranks.batch("actor", 0, (20, 13))
-    tokens = batch.inputs["tokens"] = batch.inputs["tokens"] * 1000 + 7
+    """Of SmolLM2-135M in a layout: how far log-probs are from those of transformers in float64; on the last stage, how
+    far logits are, at the first token of a text and after it; and on the first rank, which tensors of an exported
+    folder are not those of the folder it was read from.
+
+    States of a first token are hundreds of times as large as others, and rounded as much more coarsely: logits of
+    transformers in float32 are up to 6e-5 from those in float64 there.
+    """
+    config = Model(path=PACKAGED)
+    network: Any = load_causal_lm(config, 0, 0, 0)
+    tokenizer = load_tokenizer(config)
+    texts = [torch.tensor(tokenizer.encode(text)) for text in TEXTS]
+    lengths = tuple(len(text) for text in texts)
+    batch = ranks.batch("actor", 0, lengths)
+    tokens = batch.inputs["tokens"] = nn.utils.rnn.pad_sequence(texts, batch_first=True)
     batch.sample_mask[:] = True
     with torch.no_grad():
-        whole = [network(tokens[row : row + 1, :length]).logits[0] for row, length in enumerate((20, 13))]
+        whole = [network.double()(text[None]).logits[0] for text in texts]
+    network.float()  # the same weights again
     engine = engine_of(TokenPolicy(LanguageModel(network), 1.0), layout)
     found = engine.evaluate(batch, MicroBatches()).log_probs
     errors = []
@@ -197,13 +212,38 @@ def real(layout: str) -> dict[str, Any]:
         following = tokens[row, 1 : len(logits)]
         expected = logits[:-1].log_softmax(-1).gather(1, following[:, None]).squeeze(1)
         errors.append(float((found[row, 2 : len(logits)] - expected[1:]).abs().max()))
-    weights = engine.weights()
-    theirs = {name.replace("model.backbone.", "model.").replace("model.head.", "lm_head."): name for name in weights}
-    assert theirs.keys() == state.keys()
-    return {
-        "error": max(errors),
-        "changed": [name for name in state if not torch.equal(weights[theirs[name]], state[name])],
-    }
+    report: dict[str, Any] = {"log_probs": max(errors)}
+    if (flat := logits_of(engine, batch)) is not None:
+        per_token = (flat - torch.cat(whole)).abs().amax(dim=1).split(lengths)
+        report["first logits"] = max(float(found[0]) for found in per_token)
+        report["logits"] = max(float(found[1:].max()) for found in per_token)
+    weights = {name.removeprefix("model."): tensor for name, tensor in engine.weights().items()}
+    if engine.rank == 0:
+        with TemporaryDirectory() as folder:
+            export_causal_lm(weights, engine.model.model.config, tokenizer, Path(folder))
+            ours, theirs = (load_file(Path(name) / "model.safetensors") for name in (folder, model_folder(PACKAGED)))
+        assert ours.keys() == theirs.keys()
+        report["changed"] = [name for name in theirs if not torch.equal(ours[name], theirs[name])]
+    return report
+
+
+@torch.no_grad()
+def logits_of(engine: Any, batch: RolloutBatch) -> Tensor | None:
+    """All logits [N,vocabulary] of the batch's tokens, sequence after sequence, on every rank of the last stage.
+
+    The engine itself never makes them: these are its last hidden states times its own rows of the output matrix.
+    """
+    found: list[Tensor] = []
+
+    def keep(rows: list[int], part: RolloutBatch, packed: Any, hidden: Tensor, **_: Any) -> None:
+        shares = engine.tensor.gather(
+            engine._gathered(hidden)[:, 0] @ engine.last.shared_embedding_or_output_weight().T
+        )
+        length = len(packed.tokens) - packed.padding
+        found.append(torch.cat(shares, dim=-1)[:length, : engine.model.model.config.vocab_size])
+
+    engine._run(engine._parts(batch, MicroBatches()), keep, forward_only=True)
+    return found[0] if found else None
 
 
 def padded(kind: str) -> dict[str, Any]:
@@ -270,7 +310,15 @@ def held(engine: Any, batches: str) -> dict[str, int]:
     return {"layers": len(layers), "tokens": seen[0], "moments": sum(moments), "parameters": sum(parameters)}
 
 
-def main(rank: int, world_size: int, folder: Path, layouts: list[str]) -> None:
+def preload() -> None:
+    """What all ranks import, before they are forked."""
+    import rl_platform.engines.training.megatron  # noqa: F401
+
+    for kind in KINDS:
+        model(kind)
+
+
+def main(rank: int, world_size: int, folder: Path, *layouts: str) -> None:
     from megatron.core import parallel_state
 
     torch.set_num_threads(1)
@@ -290,7 +338,3 @@ def main(rank: int, world_size: int, folder: Path, layouts: list[str]) -> None:
         torch.save(found, folder / f"{layout}-rank{rank}.pt")
         parallel_state.destroy_model_parallel()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])

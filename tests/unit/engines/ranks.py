@@ -1,13 +1,12 @@
 """Training runs that one process and two gloo processes must finish with the same numbers. Not a test by itself.
 
-`python ranks.py RANK WORLD_SIZE FOLDER` is one of several processes; a test that calls `run(FOLDER)` is the single one.
-Both save the states they reach into FOLDER and go on from the states the other kind has saved there.
+`main(rank, world_size, folder)` is one of several processes; a test that calls `run(folder)` is the single one. Both
+save the states they reach into the folder and go on from the states the other kind has saved there.
 """
 
 from __future__ import annotations
 
 import math
-import sys
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -226,6 +225,14 @@ def offloaded() -> dict[str, Any]:
     return {"metrics": metrics, "held": held, "outputs": outputs(trained, "actor"), "parameters": parameters(trained)}
 
 
+def preload() -> None:
+    """What all ranks import, before they are forked."""
+    import torch.distributed.fsdp  # noqa: F401
+
+    for kind in KINDS:
+        model(kind)
+
+
 def main(rank: int, world_size: int, folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -244,7 +251,3 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     results["offloaded"] = offloaded()
     torch.save(results, folder / f"rank{rank}.pt")
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

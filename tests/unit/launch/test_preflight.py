@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from reward_parts import make_classifier
+from transformers import LlamaConfig
 
 from rl_platform.config import Config
 from rl_platform.errors import ConfigError, Problem
@@ -187,9 +188,27 @@ def test_the_folder_cannot_be_made(folder: Path):
 def test_bytes_of_a_checkpoint_are_weights_and_moments(folder: Path):
     shape = "actor.model.random_init={hidden_size: 8, num_layers: 1, num_heads: 1, intermediate_size: 8}"
     embedding, attention, mlp, norms = 259 * 8, 4 * 8 * 8, 3 * 8 * 8, 3 * 8
-    actor_and_critic = 2 * (embedding + attention + mlp + norms)
+    actor_and_critic, value_head = 2 * (embedding + attention + mlp + norms), 8 + 1
     config, placement, inventory = loaded("reasoning.yaml", shape)
-    assert check_models(config, placement, inventory) == actor_and_critic * 3 * 4
+    assert check_models(config, placement, inventory) == (actor_and_critic + value_head) * 3 * 4
+
+
+def test_a_critic_saves_no_output_matrix(folder: Path):
+    """Of a model whose output matrix is not its embedding."""
+    sizes = {"vocab_size": 300, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    LlamaConfig(**sizes, num_attention_heads=1, tie_word_embeddings=False).save_pretrained(folder / "untied")
+    model = "actor.model={path: ./untied, tokenizer: bytes}"
+    decoder, output, value_head = 300 * 8 + 4 * 8 * 8 + 3 * 8 * 8 + 3 * 8, 300 * 8, 8 + 1
+    assert check_models(*loaded("reasoning.yaml", model)) == (2 * decoder + output + value_head) * 3 * 4
+
+
+def test_a_checkpoint_of_adapters_is_small(folder: Path):
+    """Not the frozen model: adapters, and the critic's value head."""
+    shape = "actor.model.random_init={hidden_size: 8, num_layers: 2, num_heads: 1, intermediate_size: 8}"
+    lora = "{rank: 3, target_modules: [q_proj, down_proj]}"
+    found = check_models(*loaded("reasoning.yaml", shape, f"actor.lora={lora}", f"critic.lora={lora}"))
+    adapters, value_head = 2 * 2 * 3 * (8 + 8), 8 + 1
+    assert found == (2 * adapters + value_head) * 3 * 4
 
 
 def test_models_that_do_not_fit_into_memory(folder: Path, monkeypatch: pytest.MonkeyPatch):

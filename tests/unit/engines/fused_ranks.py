@@ -1,0 +1,48 @@
+"""Training on two tensor ranks with the layers of Megatron's specification for Transformer Engine. No test by itself.
+
+`main(rank, world_size, folder)` is one of two gloo processes. It saves the states that it reaches.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from datetime import timedelta
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+KINDS = {"critic": "critic", "qwen2": "actor", "qwen3": "actor", "experts": "actor"}
+LAYOUT = "tp2 sp"
+
+
+def sibling(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def preload() -> None:
+    """What both ranks import, before they are forked; the stand-in first."""
+    sibling("fused_stand_in").install()
+    sibling("megatron_ranks").preload()
+
+
+def main(rank: int, world_size: int, folder: Path) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    rendezvous = f"file://{folder}/rendezvous"
+    timeout = timedelta(seconds=60)
+    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=world_size, timeout=timeout)
+    runs: Any = sibling("megatron_ranks")
+    found = {}
+    for kind in KINDS:
+        engine = runs.megatron(kind, LAYOUT, kernels="transformer_engine")
+        found[kind] = runs.run(engine, kind, folder / f"fused-{kind}")
+        found[kind]["names"] = [name for name, _ in engine.stages[0].named_parameters()]
+    torch.save(found, folder / f"rank{rank}.pt")
+    dist.destroy_process_group()
