@@ -62,9 +62,7 @@ class Exchange:
     def home(self, address: Address) -> HomeChannel:
         with self._lock:
             found = self._homes.get(address.name)
-            if (
-                found is None or found.address.number < address.number
-            ):  # a name is used again once its channel is closed
+            if found is None or found.address.number < address.number:  # a name serves again once its channel is closed
                 found = self._homes[address.name] = HomeChannel(address, self, self._status)
             elif found.address.number > address.number:
                 raise WorkerDied(f"channel '{address.name}' was closed and is gone")
