@@ -101,13 +101,17 @@ class EnvWorker:
         except OSError as error:
             raise self._died("the time between commands", self._first) from error
 
-    def wait(self, doing: str, timeout_s: float, buffers: Buffers) -> Any:
-        """Result of the command sent last. Raises Deadline, WorkerDied, or WorkerError with the remote traceback."""
-        if not self._poller.poll(timeout_s * 1000):
+    def wait(self, doing: str, timeout_s: float, buffers: Buffers, since: float | None = None) -> Any:
+        """Result of the command sent last. Raises Deadline, WorkerDied, or WorkerError with the remote traceback.
+
+        since: when the time began to count (time.monotonic); None: now.
+        """
+        left = timeout_s if since is None else max(since + timeout_s - time.monotonic(), 0.0)
+        if not self._poller.poll(left * 1000):
             env = int(buffers.busy[self._index])
             raise Deadline(
                 f"environment {env} ({self._env_id}) in {self._name} (pid {self.process.pid}) did not "
-                f"finish its {doing} within {timeout_s:g} s (env.step_timeout_s)"
+                f"finish its {doing} within {timeout_s:g} s" + (" (env.step_timeout_s)" if doing != "start" else "")
             )
         try:
             reply = os.read(self._fd, 1)

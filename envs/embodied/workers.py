@@ -83,7 +83,7 @@ class EnvWorkers:
 
     def finish_step(self, indices: Iterable[int]) -> None:
         """The step of these workers is over, within `step_timeout_s`, and its results are in the buffers."""
-        deadline = time.monotonic() + self._timeout_s
+        began = time.monotonic()
         for index in indices:
             if index in self._replaced:
                 self._join(index)
@@ -91,7 +91,7 @@ class EnvWorkers:
                 self._invalidate(index)
                 continue
             try:
-                self._members[index].wait("step", max(deadline - time.monotonic(), 0.0), self.buffers)
+                self._members[index].wait("step", self._timeout_s, self.buffers, began)
             except (Deadline, WorkerDied) as error:
                 self._replace(index, error)
                 self._invalidate(index)
@@ -104,8 +104,8 @@ class EnvWorkers:
             self._replaced.clear()
         for member, (first, last) in zip(self._members, pairwise(self._bounds), strict=True):
             member.command(method, *(values[first:last] for values in per_env))
-        deadline = time.monotonic() + self._timeout_s
-        parts = [member.wait(method, max(deadline - time.monotonic(), 0.0), self.buffers) for member in self._members]
+        began = time.monotonic()
+        parts = [member.wait(method, self._timeout_s, self.buffers, began) for member in self._members]
         return [value for part in parts for value in part or ()]
 
     def render(self) -> np.ndarray:
