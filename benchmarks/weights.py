@@ -7,8 +7,9 @@ SmolLM2-135M-Instruct, float32, 538 MB. Ways, in turns within one run:
   Its time is what packing the matrices costs on a CPU.
 * engine's process: into shared memory, and from there into tensors of another process, as with SGLang.
 * Ray: publish and receive of another node's process, through the object store, with checksums on both sides.
+* gloo: the same buckets to another process by broadcasts of a process group, without checksums and with them.
 
-Every received tensor is compared. Not covered: GPUs, several nodes.
+What was received is compared by its sum. Not covered: GPUs, several nodes.
 
     python benchmarks/weights.py [--rounds 3] [--json FILE]
 """
@@ -26,10 +27,12 @@ from typing import Any
 
 import cloudpickle
 from _common import machine, new_parser, write_json
+from _gloo import Broadcast
 
 MODEL = "smollm2-135m-instruct"
 TARGET = 0.5
 COPY, REFERENCE, SHARED, RAY = "copy", "one process", "engine's process", "Ray"
+GLOO, CHECKED = "gloo", "gloo, checked"
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -141,11 +144,14 @@ def main() -> None:
     process = multiprocessing.get_context("spawn").Process(target=engine_process, args=(theirs,))
     process.start()
     theirs.close()
+    group = Broadcast(state)
     ways: dict[str, Callable[[], Any]] = {
         COPY: lambda: [own.copy_(tensor) for own, tensor in zip(copies, distinct, strict=True)],
         REFERENCE: by_reference(network, state),
         SHARED: through_shared_memory(state, line),
         RAY: lambda: ray.get(receiver.receive.remote(publish(state, RayStore(), None))),
+        GLOO: lambda: group.send(checked=False),
+        CHECKED: lambda: group.send(checked=True),
     }
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(options.warm_up + options.rounds):
@@ -157,18 +163,23 @@ def main() -> None:
             if number >= options.warm_up:
                 seconds[name].append(time.perf_counter() - began)
     line.send(None)
-    if not line.recv() == ray.get(receiver.total.remote()) == total(state):
+    if not line.recv() == ray.get(receiver.total.remote()) == group.total() == total(state):
         raise SystemExit("what arrived is not what was sent: the timings mean nothing")
     line.close()
     process.join()
+    group.close()
     ray.shutdown()
 
     print(f"{size / 1e6:.0f} MB")
     for name, values in seconds.items():
         rate = "0 bytes copied" if name == REFERENCE else f"{size / statistics.median(values) / 1e9:6.2f} GB/s"
         share = statistics.median(a / b for a, b in zip(seconds[COPY], values, strict=True))
-        verdict = "" if name in (COPY, REFERENCE) else f"{share:.2f} of the copy's rate (aim {TARGET})"
+        aim = f" (aim {TARGET})" if name in (SHARED, RAY) else ""
+        verdict = "" if name in (COPY, REFERENCE) else f"{share:.2f} of the copy's rate{aim}"
         print(f"{name:<18} {statistics.median(values):6.2f} s  {rate}  {verdict}")
+    for name in (GLOO, CHECKED):
+        faster = statistics.median(b / a for a, b in zip(seconds[RAY], seconds[name], strict=True))
+        print(f"Ray's object store beside {name}: {faster:.2f} times its speed")
     write_json(options.json, {"benchmark": "weights", "machine": found, "bytes": size, "seconds": seconds})
 
 

@@ -73,17 +73,22 @@ def assert_equal(found: Any, expected: Any, path: str = "") -> None:
 
 def calls(lane: str) -> list[str]:
     """The calls of a component's rank in the last run's timeline."""
+    return [name for name, _, _ in spans(lane)]
+
+
+def spans(lane: str) -> list[tuple[str, float, float]]:
+    """(call, begin, end) of a component's rank in the last run's timeline."""
     events = json.loads(Path("out/trace.json").read_text())["traceEvents"]
     lanes = [event for event in events if event["name"] == "thread_name" and event["args"]["name"] == lane]
     (place,) = {(event["pid"], event["tid"]) for event in lanes}
     own = [event for event in events if event["ph"] == "X" and (event["pid"], event["tid"]) == place]
-    return [event["name"] for event in own if event["cat"] == "call"]
+    return [(event["name"], event["ts"], event["ts"] + event["dur"]) for event in own if event["cat"] == "call"]
 
 
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("name", REASONING)
 def test_reasoning_learns_what_one_process_learns(learned, scored: str, name: str) -> None:
-    before, expected = set(Path("/tmp").glob("rl-*")), learned("reasoning.yaml", scored)
+    expected = learned("reasoning.yaml", scored)
     assert_equal(learned("reasoning.yaml", scored, *REASONING[name]), expected)
     parts = 4 if name == "apart, two learning ranks" else 1  # evaluated while others are generated, or all at once
     for lane in ("actor[0]", "critic[0]"):
@@ -97,7 +102,19 @@ def test_reasoning_learns_what_one_process_learns(learned, scored: str, name: st
     for step in steps:  # in one process the rollout reads the weights where they are
         assert step["actor/grad_norm"] > 0, "else nothing is learned and nothing compared"
         assert (step["weights/bytes"] > 0) == (name != "shared")
-    assert set(Path("/tmp").glob("rl-*")) <= before, "files of Ray are left"
+    assert not list(Path("/tmp").glob(f"rl-*/session_*_{os.getpid()}")), "files of Ray are left"
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_apart_a_rollout_one_update_old_is_generated_while_the_models_are_trained(learned, scored: str) -> None:
+    one_ahead = "reasoning.yaml", scored, "runner.max_staleness=1", "algorithm.rollout_is={}"
+    expected = learned(*one_ahead)
+    apart = "cluster.component_placement={'actor,critic': 0, 'rollout,reward': 1}"
+    assert_equal(learned(*one_ahead, "cluster.devices_per_node=2", apart), expected)
+    generating = [(began, ended) for name, began, ended in spans("rollout[0]") if name == "generate"]
+    learning = [(began, ended) for name, began, ended in spans("actor[0]") + spans("critic[0]") if name != "publish"]
+    beside = [any(first < ended and began < last for first, last in learning) for began, ended in generating]
+    assert sum(beside) == STEPS - 1, "all but the first one, and validations, which follow the training"
 
 
 Launched = Callable[..., tuple[Any, list[psutil.Process]]]

@@ -21,7 +21,8 @@ import torch
 from rl_platform.components.base import ComponentContext
 from rl_platform.errors import ChannelClosed, DataError, Deadline, PlacementError, WorkerDied, WorkerError
 from rl_platform.records import Weights
-from rl_platform.runtime import ComponentSpec, Runtime
+from rl_platform.runtime import ComponentSpec, Runtime, remote
+from rl_platform.runtime.fingerprint import code_fingerprint
 from rl_platform.runtime.weights import wherever
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -43,6 +44,9 @@ class Worker:
 
     def about(self) -> tuple[int, list[str], ComponentContext, str | None]:
         return os.getpid(), self.context.shared["built"], self.context, os.environ.get("CUDA_VISIBLE_DEVICES")
+
+    def variable(self, name: str) -> str | None:
+        return os.environ.get(name)
 
     def note(self, value: Any) -> None:
         self.seen.append(value)
@@ -379,11 +383,21 @@ def test_progress_is_heard_and_moves_the_deadline(pair):
     assert heard[-1][1:] == (40, "naps")
 
 
-def test_a_process_sees_the_accelerators_that_ray_gave_the_run(start):
+def test_a_process_sees_the_accelerators_that_ray_gave_the_run_and_the_variables_of_its_nodes(start):
     _, groups = start([("actor", 0)], accelerators=(2, 3), env={"CUDA_VISIBLE_DEVICES": "2,3", "RL_MARK": "here"})
     _, _, context, visible = groups["actor"].about().wait()[0]
     assert context.accelerators == (0, 1)  # as the process numbers what it sees
     assert visible == "0,1"
+    assert groups["actor"].variable("RL_MARK").wait() == ["here"]
+
+
+def test_a_process_that_runs_other_code_is_refused_and_both_are_named(start, monkeypatch):
+    theirs = code_fingerprint()
+    monkeypatch.setattr(remote, "code_fingerprint", lambda: "rl-platform 0.0 (another)")
+    with pytest.raises(PlacementError, match=r"host0 at [\d.:a-f]+ runs other code") as refused:
+        start([("actor", 0)])
+    (problem,) = refused.value.problems
+    assert (problem.key, problem.value, problem.allowed) == ("cluster.address", theirs, "rl-platform 0.0 (another)")
 
 
 def test_a_placement_that_the_cluster_cannot_hold_is_refused_at_once(start):
@@ -400,7 +414,13 @@ def test_resources_that_another_run_holds_are_waited_for_until_the_deadline(star
 
 
 def test_two_runs_on_one_cluster_do_not_meet(start):
-    (_, first), (_, second) = start([("actor", 0)]), start([("actor", 0)])
+    (one, first), (two, second) = start([("actor", 0)]), start([("actor", 0)])
+    channels = [runtime.channel("of one name", 4, ["runner"], ["actor"]) for runtime in (one, two)]
+    for channel, item in zip(channels, ("first", "second"), strict=True):
+        channel.put(item)
+        channel.close()
+    assert second["actor"].consume(channels[1]).wait() == [["second"]]
+    assert first["actor"].consume(channels[0]).wait() == [["first"]]
     first["actor"].note(1).wait()
     assert second["actor"].noted().wait() == [[]]
     assert first["actor"].about().wait()[0][0] != second["actor"].about().wait()[0][0]
