@@ -2,9 +2,11 @@
 
 Two questions for each task. How much of the physics' speed is left after observations, rewards, ends and checks: our
 environments beside `mujoco.rollout`, MuJoCo's own loop over `mj_step` in C on all cores, from the same first states
-under the same actions, without ends (so without resets), and without handing anything back between steps. And how fast
-others are at the same task, with ends and resets: Gymnasium's `make_vec` with a process per environment (16 at most),
-and EnvPool, which brings a MuJoCo of its own, where it is installed. Actions are uniformly random.
+under the same actions, without ends (so without resets), and without handing anything back between steps. That limit is
+`mj_step` alone: ours also waits for all environments before the next actions, and for Ant and Humanoid it computes the
+contact forces of bodies (`mj_rnePostConstraint`, some 0.5 % of a step), which these tasks observe. And how fast others
+are at the same task, with ends and resets: Gymnasium's `make_vec` with a process per environment (16 at most), and
+EnvPool, which brings a MuJoCo of its own, where it is installed. Actions are uniformly random.
 
     python benchmarks/envs.py [--rounds 8] [--num-envs 64] [--steps 64] [--tasks Ant-v5 ...] [--quick] [--json FILE]
 """

@@ -1,16 +1,17 @@
 """Many simulations of one MuJoCo model, stepped in native threads.
 
-`BatchedPhysics` is MuJoCo's own batch: its threads never meet Python, and simulations share a few working memories, so
-cheap models stay in the cache. `ThreadedPhysics` keeps a memory per simulation and steps it from Python threads, which
-MuJoCo lets run side by side; it can do between steps what the batch cannot, contact forces of bodies, and works where
-MuJoCo (before version 4) has no batch. Both give the same numbers, those of `mj_step`, for any number of threads, and
+`BatchedPhysics` is MuJoCo's own batch: its threads never meet Python. `ThreadedPhysics` steps from Python threads,
+which MuJoCo lets run side by side; it can do between steps what the batch cannot, contact forces of bodies, and works
+where MuJoCo (before version 4) has no batch. In both, simulations are states that share a working memory per thread,
+which stays in the cache. Both give the same numbers, those of `mj_step`, for any number of threads, and
 both save a simulation as the same row of numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any, Protocol
 
 import mujoco
@@ -23,6 +24,7 @@ try:
 except ImportError:  # MuJoCo 3
     Batch = None
 
+_Job = tuple[Iterator[int], np.ndarray]
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
 # Counters of states that MuJoCo found bad and restarted by itself, which nothing else tells.
 _BAD_STATES = slice(int(mujoco.mjtWarning.mjWARN_BADQPOS), int(mujoco.mjtWarning.mjWARN_BADQACC) + 1)
@@ -112,77 +114,114 @@ class BatchedPhysics:
 
 
 class ThreadedPhysics:
-    """One MuJoCo data per simulation, stepped by whichever Python thread is free."""
+    """A working memory (MuJoCo's data) per thread: whichever is free loads the next simulation's state and steps it."""
 
     def __init__(
         self, model: mujoco.MjModel, frame_skip: int, num_envs: int, threads: int, fields: Sequence[str]
     ) -> None:
         self._model, self._frame_skip = model, frame_skip
         self._contact_forces = "cfrc_ext" in fields
-        self._data = [mujoco.MjData(model) for _ in range(num_envs)]
-        self._ctrl = [data.ctrl for data in self._data]
-        self._warnings = [data.warning.number[_BAD_STATES] for data in self._data]
-        self._sources = {name: [getattr(data, name) for data in self._data] for name in ("qpos", "qvel", *fields)}
-        joined = {name: np.stack(arrays) for name, arrays in self._sources.items()}
-        self.now = Quantities({**joined, "time": np.zeros(num_envs)})
-        self._others = min(threads, num_envs) - 1
-        self._pool = ThreadPoolExecutor(self._others, "physics") if self._others else None
+        memories = [mujoco.MjData(model) for _ in range(max(1, min(threads, num_envs)))]
+        self._states = np.empty((num_envs, mujoco.mj_stateSize(model, _STATE)))
+        mujoco.mj_getState(model, memories[0], self._states[0], _STATE)
+        self._states[1:] = self._states[0]
+        self.warnings = np.zeros((num_envs, _BAD_STATES.stop - _BAD_STATES.start), np.int64)
+        # a state begins with time, positions and velocities
+        ends = np.cumsum([1, model.nq, model.nv])
+        in_state = {
+            "time": self._states[:, 0],
+            "qpos": self._states[:, 1 : ends[1]],
+            "qvel": self._states[:, ends[1] : ends[2]],
+        }
+        others = [name for name in fields if name not in in_state]
+        copied = {name: np.stack([getattr(memories[0], name)] * num_envs) for name in others}
+        self.now = Quantities({**in_state, **copied})
+        # rows and sources as lists: while it is in Python a thread keeps the others waiting
+        self._rows, self._copied = list(self._states), [list(array) for array in copied.values()]
+        self._workplaces = [_Workplace(memory, others) for memory in memories]
+        # queues in C and no futures: hand-overs are a few microseconds of every step
+        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._done: SimpleQueue[BaseException | None] = SimpleQueue()
+        self._threads = [Thread(target=self._serve, args=(place,), daemon=True) for place in self._workplaces[1:]]
+        for thread in self._threads:
+            thread.start()
 
     def step(self, actions: np.ndarray, which: np.ndarray | None = None) -> None:
         # an iterator that all threads draw from: whoever is done takes the next simulation
-        work = iter(range(len(self._data)) if which is None else which.tolist())
-        others = [self._pool.submit(self._simulate, work, actions) for _ in range(self._others)] if self._pool else []
+        work = iter(range(len(self._rows)) if which is None else which.tolist())
+        for _ in self._threads:
+            self._jobs.put((work, actions))
         try:
-            self._simulate(work, actions)
+            self._simulate(self._workplaces[0], work, actions)
         finally:
-            wait(others)
-        for other in others:
-            other.result()
-        self._gather()
+            failures = [failure for _ in self._threads if (failure := self._done.get()) is not None]
+        if failures:
+            raise failures[0]
 
-    def _simulate(self, work: Iterator[int], actions: np.ndarray) -> None:
-        # while it is in Python a thread keeps the others waiting: nothing is looked up in the loop
-        model, frame_skip, all_data, ctrl = self._model, self._frame_skip, self._data, self._ctrl
-        times, contact_forces = self.now.time, self._contact_forces
-        mj_step, mj_contact_forces = mujoco.mj_step, mujoco.mj_rnePostConstraint
+    def _serve(self, place: _Workplace) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                self._simulate(place, *job)
+                self._done.put(None)
+            except BaseException as error:
+                self._done.put(error)
+
+    def _simulate(self, place: _Workplace, work: Iterator[int], actions: np.ndarray) -> None:
+        model, frame_skip, rows, contact_forces = self._model, self._frame_skip, self._rows, self._contact_forces
+        data, ctrl, spec = place.data, place.ctrl, _STATE
+        load, step, keep = mujoco.mj_setState, mujoco.mj_step, mujoco.mj_getState
         for i in work:
-            data = all_data[i]
-            ctrl[i][:] = actions[i]
-            mj_step(model, data, frame_skip)
+            load(model, data, rows[i], spec)
+            ctrl[:] = actions[i]
+            step(model, data, frame_skip)
             if contact_forces:
-                mj_contact_forces(model, data)
-            times[i] = data.time
+                mujoco.mj_rnePostConstraint(model, data)
+            keep(model, data, rows[i], spec)
+            self._read(place, i)
 
-    def _gather(self) -> None:
-        for name, arrays in self._sources.items():
-            target = getattr(self.now, name)
-            np.concatenate(arrays, out=target.reshape(-1, *target.shape[2:]))
+    def _read(self, place: _Workplace, i: int) -> None:
+        """What the state does not hold of simulation i, which was the last one here."""
+        for targets, source in zip(self._copied, place.sources, strict=True):
+            targets[i][...] = source
+        if place.warnings.tobytes() != place.none:
+            self.warnings[i] += place.warnings
+            place.warnings[:] = 0
 
     def reset(self, which: np.ndarray, qpos: np.ndarray, qvel: np.ndarray) -> None:
+        place = self._workplaces[0]
         for row, i in enumerate(which.tolist()):
-            data = self._data[i]
-            mujoco.mj_resetData(self._model, data)
-            data.qpos[:], data.qvel[:] = qpos[row], qvel[row]
-            mujoco.mj_forward(self._model, data)
-            self.now.time[i] = data.time
-        self._gather()
-
-    @property
-    def warnings(self) -> np.ndarray:
-        return np.concatenate(self._warnings).reshape(len(self._data), -1)
+            mujoco.mj_resetData(self._model, place.data)
+            place.data.qpos[:], place.data.qvel[:] = qpos[row], qvel[row]
+            mujoco.mj_forward(self._model, place.data)
+            mujoco.mj_getState(self._model, place.data, self._rows[i], _STATE)
+            self.warnings[i] = 0
+            self._read(place, i)
 
     def squares(self) -> float:
-        return float(sum(array.reshape(-1) @ array.reshape(-1) for array in (self.now.qpos, self.now.qvel)))
+        flat = self._states.reshape(-1)
+        return float(flat @ flat)
 
     def save(self, index: int) -> np.ndarray:
-        state = np.empty(mujoco.mj_stateSize(self._model, _STATE))
-        mujoco.mj_getState(self._model, self._data[index], state, _STATE)
+        state: np.ndarray = self._states[index].copy()
         return state
 
     def restore(self, index: int, state: np.ndarray) -> None:
-        mujoco.mj_resetData(self._model, self._data[index])  # clears its warnings
-        mujoco.mj_setState(self._model, self._data[index], state, _STATE)
+        self._states[index] = state
+        self.warnings[index] = 0
 
     def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown()
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._threads.clear()
+
+
+class _Workplace:
+    """A thread's memory, and views of what is read from it after every step."""
+
+    def __init__(self, data: mujoco.MjData, fields: Sequence[str]) -> None:
+        self.data, self.ctrl = data, data.ctrl
+        self.sources = [getattr(data, name) for name in fields]
+        self.warnings = data.warning.number[_BAD_STATES]
+        self.none = bytes(self.warnings.nbytes)
