@@ -9,7 +9,8 @@ clipping and AdamW. Two cases:
 
 The plain loop is transformers with FSDP2, its scaled-dot-product attention and the fused AdamW. MFU counts the products
 of real tokens, forward and twice as many backward, and logits of the responses only; what is computed again does not
-count. Contestants run one after another, each in a process of its own: two of them do not fit one GPU. Not covered:
+count. Contestants run one after another, each in a process of its own: two of them do not fit one GPU. One that fails
+(out of memory, say) is named with its reason, the others are measured; the file is written after each. Not covered:
 several GPUs, generation.
 
     python benchmarks/training_gpu.py [--rows 32] [--length 2048] [--micro-tokens 8192] [--rounds 5] [--json FILE]
@@ -21,8 +22,10 @@ from __future__ import annotations
 import argparse
 import math
 import multiprocessing
+import os
 import statistics
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -228,6 +231,10 @@ def peak_flops() -> float | None:
 
 def report(case: str, settings: argparse.Namespace, found: dict[str, dict[str, Any]], peak: float | None) -> None:
     tokens = sum(lengths_of(settings, case))
+    for name, one in found.items():
+        if "error" in one:
+            print(f"\n{case} lengths: {name} failed: {one['error']}")
+    found = {name: one for name, one in found.items() if "error" not in one}
     norms = {name: round(one["grad_norm"], 4) for name, one in found.items()}
     print(f"\n{case} lengths, {tokens:,} tokens a step; gradient norms of the first step: {norms}")
     for name, one in found.items():
@@ -236,9 +243,35 @@ def report(case: str, settings: argparse.Namespace, found: dict[str, dict[str, A
         mfu = f"MFU {100 * one['mfu']:.1f} %" if one["mfu"] else "MFU not known: no peak of this device"
         memory = f", {one['peak_bytes'] / 2**30:.1f} GiB" if one["peak_bytes"] else ""
         print(f"  {name}: {seconds:.3g} s, {one['tokens_per_s']:,.0f} tokens/s per GPU, {mfu}{memory}")
-    for name in BACKENDS:
+    for name in [name for name in BACKENDS if {name, PLAIN} <= found.keys()]:
         ratio = statistics.median(found[PLAIN]["seconds"]) / statistics.median(found[name]["seconds"])
         print(f"  {name}: {ratio:.2f} times the speed of the plain loop")
+
+
+def measured(name: str, settings: argparse.Namespace, case: str) -> dict[str, Any]:
+    """`measure` in a process of its own on a GPU, whose memory is free again for the next one; or why it failed."""
+    if settings.dry_run:
+        return measure(name, settings, case)
+    try:
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+            return pool.submit(measure, name, settings, case).result()
+    except Exception as error:  # the others' numbers are worth having without it
+        traceback.print_exception(error)
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def about_machine(settings: argparse.Namespace) -> dict[str, Any]:
+    """With the GPU, and Transformer Engine where it is: Megatron's numbers depend on it."""
+    import torch
+
+    from rl_platform.engines.training.layout import transformer_engine_installed
+
+    fused = ("transformer-engine",) if transformer_engine_installed() else ()
+    found = machine(("torch", "transformers", "megatron-core", *fused))
+    if not settings.dry_run:
+        found |= {"gpu": torch.cuda.get_device_name(0), "cuda": torch.version.cuda}
+        print(f"{found['gpu']}, CUDA {found['cuda']}")
+    return found
 
 
 def main() -> None:
@@ -251,24 +284,22 @@ def main() -> None:
     settings.dry_run |= settings.quick
     if settings.dry_run:
         settings.rows, settings.length, settings.micro_tokens, settings.rounds = 4, 32, 64, 1
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch looks: Megatron would take a GPU that is there
     else:
         import torch
 
         if not torch.cuda.is_available():
             raise SystemExit(NO_GPU)
-    about, results = machine(("torch", "transformers", "megatron-core")), {}
+    results: dict[str, dict[str, dict[str, Any]]] = {}
+    content = {"benchmark": "training_gpu", "options": vars(settings), "found": results}
+    content["machine"] = about_machine(settings)
     peak = None if settings.dry_run else peak_flops()
-    context = multiprocessing.get_context("spawn")
     for case in CASES:
         found = results[case] = {}
         for name in (PLAIN, *BACKENDS):
-            if settings.dry_run:
-                found[name] = measure(name, settings, case)
-                continue
-            with ProcessPoolExecutor(1, mp_context=context) as pool:  # its memory is free again for the next one
-                found[name] = pool.submit(measure, name, settings, case).result()
+            found[name] = measured(name, settings, case)
+            write_json(settings.json, content)
         report(case, settings, found, peak)
-    content = {"benchmark": "training_gpu", "options": vars(settings), "machine": about, "found": results}
     write_json(settings.json, content)
 
 

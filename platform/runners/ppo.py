@@ -19,6 +19,7 @@ from rl_platform.algorithms.pf_ppo import apply_pf_ppo, row_scores
 from rl_platform.algorithms.rewards import penalized
 from rl_platform.algorithms.summary import rollout_metrics
 from rl_platform.algorithms.validation import check_batch
+from rl_platform.components.some_rows import of_all_rows
 from rl_platform.config.schema import Config
 from rl_platform.errors import Diverged
 from rl_platform.metrics import Reporter
@@ -228,11 +229,11 @@ class PPO:
             self.reporter.note(f"{message}: {found}{advice}")
 
     def _run(self, phase: str, call: Callable[..., Handle], *arguments: Any) -> Any:
-        """The result of a call on a worker group, as a phase of the step; all ranks return the same."""
+        """The result of a call on a worker group, as a phase of the step."""
         with self.reporter.phase(phase):
             if self.learners.turns is not None:
                 self.learners.turns.before(phase)
-            return call(*arguments).wait(on_progress=self.reporter.progress)[0]
+            return of_all_rows(call(*arguments).wait(on_progress=self.reporter.progress))
 
     def state_dict(self) -> dict[str, Any]:
         return {"kl_controller": self.kl_controller.state_dict()}

@@ -32,11 +32,17 @@ EXPERTS = ["actor.model={path: ./experts, tokenizer: bytes}"]
 FOUR_LAYERS = ["actor.model.random_init.num_layers=4"]
 ADAPTERS = [*both("lora={rank: 4}"), "algorithm={use_kl_in_reward: true, kl_ctrl: {kl_coef: 0.1}}"]
 INTERLEAVED = both("training_backend=megatron", "parallel={pipeline: 2, virtual_pipeline: 2}", "micro_batch_size=2")
+COMPARED = [
+    "algorithm.use_kl_loss=true",
+    "cluster.component_placement={'actor,critic,reference,rollout,reward': all}",
+]
+THREE_MODELS = "cluster.component_placement={'actor,critic,reference': 'all:0-1', 'rollout,reward': all}"
 LAYOUTS: dict[str, tuple[list[str], list[str]]] = {  # what is trained, and how two ranks do it
     "experts": (EXPERTS, both("training_backend=megatron", "parallel.expert=2")),
     "interleaved stages": (FOUR_LAYERS, INTERLEAVED),
     "tokens shared": ([], both("parallel.context=2")),
     "adapters": (ADAPTERS, []),
+    "reference": (COMPARED, [*both("training_backend=megatron", "parallel.tensor=2"), THREE_MODELS]),
 }
 
 
@@ -56,7 +62,7 @@ def test_a_run_in_a_layout(command, final_state, scored: str, folder: Path, name
     """It ends as that of one process, which goes on from its checkpoints; and its export is what it has learned."""
     trained, layout = LAYOUTS[name]
     rest = [*trained, scored, f"runner.max_steps={STEPS}", "runner.save_interval=1"]
-    for output, overrides in (("alone", []), ("spread", [*layout, TWO_RANKS])):
+    for output, overrides in (("alone", []), ("spread", [TWO_RANKS, *layout])):
         ended = command("reasoning.yaml", *rest, *overrides, f"runner.output_dir={output}")
         assert ended.code == 0, ended.err
     shards = [file.name for file in (folder / f"spread/checkpoints/step-{STEPS:08d}/actor").glob("*.distcp")]

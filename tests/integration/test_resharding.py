@@ -58,9 +58,9 @@ def kill_after_a_checkpoint(start):
     ids=["fsdp, two ranks to one", "megatron, two ranks to one", "megatron, one rank to two"],
 )
 def test_a_killed_run_goes_on_with_other_ranks(
-    command, kill_after_a_checkpoint, final_state, backend: str, before: Any, after: Any
+    command, kill_after_a_checkpoint, final_state, scored: str, backend: str, before: Any, after: Any
 ) -> None:
-    rest = [f"runner.max_steps={STEPS}", "runner.save_interval=1"]
+    rest = [scored, f"runner.max_steps={STEPS}", "runner.save_interval=1"]
     whole = command("reasoning.yaml", *ONE_RANK[backend], *rest, "runner.output_dir=whole")
     assert whole.code == 0, whole.err
     killed = kill_after_a_checkpoint("reasoning.yaml", *before[backend], *rest)
@@ -71,6 +71,8 @@ def test_a_killed_run_goes_on_with_other_ranks(
     assert "resumed from step" in ended.out
     expected, found = final_state("whole", STEPS), final_state("out", STEPS)
     for role in ("actor", "critic"):  # parameters, moments, counts
+        moments = [tensor for name, tensor in expected[role]["optimizer"].items() if name.endswith("exp_avg")]
+        assert max(float(tensor.abs().max()) for tensor in moments) > 1e-4, "nothing was learned"
         assert found[role].keys() == expected[role].keys()
         for group, tensors in expected[role].items():
             assert found[role][group].keys() == tensors.keys()

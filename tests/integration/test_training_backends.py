@@ -15,6 +15,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of Megatron, about kernels that are not installed
 ]
 BACKENDS = ("fsdp", "megatron")
+COMPARED = (  # to a reference in the same process
+    "algorithm.use_kl_loss=true",
+    "cluster.component_placement={'actor,critic,reference,rollout,reward': all}",
+)
 
 
 def overrides(backend: str) -> tuple[str, ...]:
@@ -32,14 +36,22 @@ def largest_difference(first: Any, second: Any) -> float:
     return 0.0
 
 
+def assert_moved(state: dict[str, Any]) -> None:
+    """Gradients were there: runs without a reward would be equal too."""
+    for role in ("actor", "critic"):
+        moments = [tensor for name, tensor in state[role]["optimizer"].items() if name.endswith("exp_avg")]
+        assert max(float(tensor.abs().max()) for tensor in moments) > 1e-4, role
+
+
 @pytest.fixture
-def learned(command, final_state):
+def learned(command, final_state, scored: str):
     """learned("megatron"): models and optimizers after three steps, in the folder of that name."""
 
     def run(backend: str, *more: str) -> dict[str, Any]:
         kept = "runner.max_steps=3", "runner.save_interval=1", "runner.keep_checkpoints=3"
-        ended = command("reasoning.yaml", *overrides(backend), *kept, f"runner.output_dir={backend}", *more)
+        ended = command("reasoning.yaml", scored, *overrides(backend), *kept, f"runner.output_dir={backend}", *more)
         assert ended.code == 0, ended.err
+        assert_moved(final_state(backend, 3))
         return final_state(backend, 3)
 
     return run
@@ -47,7 +59,8 @@ def learned(command, final_state):
 
 def test_same_run(learned, logged, folder: Path) -> None:
     """Also in other micro-batches: the plain backend takes a mini-batch at once."""
-    plain, megatron = learned("fsdp"), learned("megatron", "actor.micro_batch_size=1", "critic.micro_batch_size=2")
+    plain = learned("fsdp", *COMPARED)
+    megatron = learned("megatron", *COMPARED, "actor.micro_batch_size=1", "critic.micro_batch_size=2")
     for role in ("actor", "critic"):
         assert max(float(tensor.abs().max()) for tensor in plain[role]["model"].values()) > 0.1
         assert largest_difference(plain[role], megatron[role]) < 1e-4
@@ -59,10 +72,12 @@ def test_same_run(learned, logged, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), [BACKENDS, BACKENDS[::-1]])
-def test_one_goes_on_from_the_other(command, final_state, learned, folder: Path, before: str, after: str) -> None:
+def test_one_goes_on_from_the_other(
+    command, final_state, learned, scored: str, folder: Path, before: str, after: str
+) -> None:
     undisturbed = learned(before)
     shutil.rmtree(folder / before / "checkpoints" / "step-00000003")
-    ended = command("reasoning.yaml", *overrides(after), "runner.max_steps=3", f"runner.output_dir={before}")
+    ended = command("reasoning.yaml", scored, *overrides(after), "runner.max_steps=3", f"runner.output_dir={before}")
     assert ended.code == 0, ended.err
     resumed = final_state(before, 3)
     for role in ("actor", "critic"):

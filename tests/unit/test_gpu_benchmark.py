@@ -6,7 +6,10 @@ import json
 import os
 import subprocess
 import sys
+from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -43,3 +46,30 @@ def test_its_dry_run_measures_all_three_and_they_agree(tmp_path: Path) -> None:
         assert all(len(one["seconds"]) == 1 and one["tokens_per_s"] > 0 for one in of_case.values())
     assert found["equal"]["fsdp"]["tokens_per_s"] * found["equal"]["fsdp"]["seconds"][0] == pytest.approx(4 * 32)
     assert "MFU not known" in ended.stdout
+
+
+@pytest.fixture
+def benchmark(script: Callable[[Path], ModuleType], monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    return script(SCRIPT)
+
+
+ONE_ROW = Namespace(dry_run=True, rows=1, length=8)
+
+
+def test_the_work_of_a_step_is_what_its_tokens_need(benchmark: ModuleType) -> None:
+    """By hand: matrices of two layers, causal attention, logits of the six tokens after the prompt's two."""
+    attention, feed_forward = 64 * 64 + 2 * 64 * 32 + 64 * 64, 3 * 64 * 96
+    matrices = 8 * 2 * (attention + feed_forward)
+    pairs = 2 * (8 * 8 // 2) * 2 * 64  # layers, half of the pairs, scores and sums, width
+    assert benchmark.flops(ONE_ROW, "equal") == 3 * 2 * (matrices + pairs + 6 * 64 * 512)
+
+
+def test_a_contestant_that_fails_is_named_and_the_others_are_reported(benchmark: ModuleType, capsys) -> None:
+    measured = {"seconds": [2.0], "grad_norm": 1.0, "peak_bytes": 2**30}
+    found = {"plain FSDP": {"error": "OutOfMemoryError: 80 GiB"}, "fsdp": dict(measured), "megatron": dict(measured)}
+    benchmark.report("equal", ONE_ROW, found, peak=benchmark.flops(ONE_ROW, "equal"))
+    said = capsys.readouterr().out
+    assert "plain FSDP failed: OutOfMemoryError: 80 GiB" in said
+    assert "fsdp: 2 s, 4 tokens/s per GPU, MFU 50.0 %, 1.0 GiB" in said
+    assert "times the speed" not in said

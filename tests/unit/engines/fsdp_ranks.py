@@ -128,6 +128,8 @@ def main(rank: int, world_size: int, folder: Path) -> None:
         report = run(engine(kind, **options), kind, folder / f"{kind} {name}")
         trained = "lora" if "lora" in options else "plain"
         report["resumed"] = resumed(engine(kind, **options), kind, folder / f"{kind} {trained}")
+        if "context" in name:  # one sequence at a time
+            report["unpacked"] = ranks.steps(engine(kind, **options), kind, 0, 3, ranks.UNPACKED)
         found[f"{kind} {name}"] = report
     found["bfloat16"] = run(engine("actor", dtype=torch.bfloat16), "actor")
     torch.save(found, folder / f"rank{rank}.pt")

@@ -16,16 +16,8 @@ from rl_platform.engines.training.base import MicroBatches
 from rl_platform.engines.training.state_files import read_whole
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this build of torch has no gloo")
-variants = pytest.mark.parametrize(
-    ("kind", "variant"),
-    [
-        ("actor", "context"),
-        ("critic", "context"),
-        ("actor", "offload"),
-        ("critic", "lora"),
-        ("actor", "lora, context, layers twice"),
-    ],
-)
+SHARING_TOKENS = [("actor", "context"), ("critic", "context"), ("actor", "lora, context, layers twice")]
+variants = pytest.mark.parametrize(("kind", "variant"), [*SHARING_TOKENS, ("actor", "offload"), ("critic", "lora")])
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +71,14 @@ def test_the_numbers_of_one_process(results: Any, kind: str, variant: str) -> No
             assert_equal(found[part], expected[part])
         for metrics, other in zip(found["metrics"] + found["odd"], expected["metrics"] + expected["odd"], strict=True):
             assert without_balance(metrics) == pytest.approx(other, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "variant"), SHARING_TOKENS)
+def test_sequences_that_are_not_packed_give_the_same_numbers(results: Any, kind: str, variant: str) -> None:
+    expected = alone(results, kind, variant)["metrics"]
+    for rank in range(2):
+        for metrics, packed in zip(results[rank][f"{kind} {variant}"]["unpacked"], expected, strict=True):
+            assert without_balance(metrics) == pytest.approx(packed, rel=1e-5, abs=1e-6)
 
 
 @variants
