@@ -144,10 +144,10 @@ class HostedEngine:
         loading = [*joining, self._process.call("load_from_group", group.name, described(offer))]
         try:
             offer.send(group)
-        except WorkerError as error:
+        except BaseException as error:
             died = self._process.ends_within(DEATH_S)
             self._process.kill()
-            if died:
+            if died and isinstance(error, WorkerError):
                 raise WorkerDied(f"the engine died while weights were sent to it: {error}") from error
             raise
         for call in loading:

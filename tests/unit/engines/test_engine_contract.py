@@ -80,6 +80,12 @@ def fresh(shared: ModuleType, plain: Any, engine: Engine) -> Engine:
     return engine
 
 
+@pytest.fixture(scope="module")
+def sender() -> WeightSender:
+    """Of a process that learns."""
+    return WeightSender()
+
+
 def of(engine: Engine, *eos: int) -> Any:
     """Ids that end a response, as this engine keeps them."""
     return type(engine.eos)(eos)
@@ -223,10 +229,10 @@ def test_it_wakes_with_the_weights_it_had(shared: ModuleType, fresh: Engine) -> 
 
 @only_sglang
 def test_one_that_is_killed_is_started_again_and_asked_again(
-    shared: ModuleType, plain: Any, fresh: HostedEngine
+    shared: ModuleType, plain: Any, fresh: HostedEngine, sender: WeightSender
 ) -> None:
     """Its successor joins a new group to get the weights."""
-    fresh.receive(as_offered(plain, shared, WeightSender(), fresh.version + 1))
+    fresh.receive(as_offered(plain, shared, sender, fresh.version + 1))
     requests, restarts = shared.prompts((4,) * 64), fresh.restarts
     version, victim = fresh.version, fresh.process_id
     found = while_it_generates(fresh, requests, LONG, lambda: os.kill(victim, signal.SIGKILL))
@@ -289,8 +295,7 @@ def test_responses_that_are_cut_go_on_under_other_weights(shared: ModuleType, pl
 
 
 @only_sglang
-def test_weights_by_a_process_group(shared: ModuleType, plain: Any, fresh: HostedEngine) -> None:
-    sender = WeightSender()
+def test_weights_by_a_process_group(shared: ModuleType, plain: Any, fresh: HostedEngine, sender: WeightSender) -> None:
     for version in (2000, 2001):  # the second time with the group that is there
         trainer = changed(plain)
         fresh.receive(as_offered(trainer, shared, sender, version))

@@ -73,13 +73,14 @@ def test_an_engine_that_dies_while_it_receives_is_started_again_with_a_new_group
     engine.close()
 
 
-def test_a_sender_that_fails_leaves_no_engine_with_half_of_its_weights(start: Any) -> None:
+@pytest.mark.parametrize("failure", [WorkerError("weights were replaced"), ValueError("weights were replaced")])
+def test_a_sender_that_fails_leaves_no_engine_with_half_of_its_weights(start: Any, failure: Exception) -> None:
     engine, _ = start(dies=False)
 
     def send(group: WeightGroup) -> None:
-        raise WorkerError("weights version 6 of actor[0] were replaced")
+        raise failure
 
-    with pytest.raises(WorkerError, match="were replaced"):
+    with pytest.raises(type(failure), match="were replaced"):
         engine.receive(offer(send))
     assert engine._process.process.returncode is not None
     engine.close()
