@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -89,6 +90,8 @@ class WeightSender:
             for tensor in tensors:
                 if tensor.same_as is None:
                     dist.broadcast(state[tensor.name].detach().contiguous(), 0, joined)
+            if group.backend == "nccl":  # which sends after the call has returned
+                torch.cuda.synchronize(state[tensors[0].name].device)
         except (RuntimeError, dist.DistError) as error:
             self._groups.pop(group.receiver, None)
             raise WorkerError(f"weights for {group.receiver} could not be sent: {error}") from error

@@ -106,6 +106,12 @@ class EngineProcess:
             self._connection.send((call.number, operation, arguments))
         return call
 
+    def ends_within(self, seconds: float) -> bool:
+        """Waits for its end at most so long."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(seconds)
+        return self.process.returncode is not None
+
     def kill(self) -> None:
         """Ends it and what it started. Again is fine."""
         if self.process.returncode is None:

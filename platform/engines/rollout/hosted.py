@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 START_S = 600.0  # a large model on many GPUs takes minutes
 SEARCHED_LINES = 400  # of the end of the log, in which a reason is looked for: tracebacks of several processes
+DEATH_S = 5.0  # after which a process that broke a connection by its death is gone
 ATTEMPTS = 3  # processes in a row that die without having answered anything
 
 
@@ -143,10 +144,11 @@ class HostedEngine:
         loading = [*joining, self._process.call("load_from_group", group.name, described(offer))]
         try:
             offer.send(group)
-        except WorkerError as error:
-            if self._process.process.poll() is not None:
-                raise WorkerDied(f"the engine died while weights were sent to it: {error}") from error
+        except BaseException as error:
+            died = self._process.ends_within(DEATH_S)
             self._process.kill()
+            if died and isinstance(error, WorkerError):
+                raise WorkerDied(f"the engine died while weights were sent to it: {error}") from error
             raise
         for call in loading:
             call.wait()

@@ -1,4 +1,5 @@
-"""SGLang's engine, really running on a CPU: what every rollout engine promises, and what becomes of it when it dies."""
+"""What every rollout engine promises, the built-in one and SGLang's, really running on a CPU; and what SGLang's alone
+does: ways of weights into its process, what becomes of it when it dies."""
 
 from __future__ import annotations
 
@@ -24,23 +25,28 @@ from rl_platform.engines.rollout.base import Completion
 from rl_platform.engines.rollout.hosted import HostedEngine
 from rl_platform.engines.rollout.sglang import EngineSetup
 from rl_platform.engines.rollout.shared_weights import SharedWeights
+from rl_platform.engines.rollout.torch import TorchRolloutEngine
 from rl_platform.errors import ConfigError
 from rl_platform.records import Prompt, SamplingParams, Trajectory, Weights
 from rl_platform.runtime.weight_group import WeightGroup, WeightSender, WeightsOffer, described
 
-pytestmark = [needs_sglang, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
+ENGINES = ["torch", pytest.param("sglang", marks=needs_sglang)]
+only_sglang = pytest.mark.parametrize("engine", ENGINES[1:], indirect=True)
+Engine = HostedEngine | TorchRolloutEngine
+RUNNING = 16  # requests at the same time
 LONG = SamplingParams(50, temperature=1.0)
 
 
 @pytest.fixture(scope="module")
 def shared(script: Any) -> ModuleType:
-    """Models, prompts and checks that the torch engine is tested with."""
+    """Models, prompts and checks, of the tests of the torch engine's own ways."""
     return script(Path(__file__).with_name("test_rollout.py"))
 
 
 def setup_for(config: Any) -> EngineSetup:
     description = config.to_dict() | {"architectures": ["LlamaForCausalLM"]}
-    return EngineSetup(description, "cpu", 1, "float32", 16, 4096, 0.1, seed=0)
+    return EngineSetup(description, "cpu", 1, "float32", RUNNING, 4096, 0.1, seed=0)
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +54,13 @@ def plain(shared: ModuleType) -> Any:
     return shared.causal_lm()
 
 
-@pytest.fixture(scope="module")
-def engine(shared: ModuleType, plain: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostedEngine]:
+@pytest.fixture(scope="module", params=ENGINES)
+def engine(
+    request: pytest.FixtureRequest, shared: ModuleType, plain: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Engine]:
+    if request.param == "torch":
+        yield TorchRolloutEngine(copy.deepcopy(plain.config), (), RUNNING, torch.device("cpu"))
+        return
     log = tmp_path_factory.mktemp("sglang") / "engine.log"
     running = HostedEngine("rollout[0]", setup_for(plain.config), (shared.NEVER,), ENGINE_ENV, log)
     family = psutil.Process(running.process_id).children(recursive=True)
@@ -62,11 +73,22 @@ def engine(shared: ModuleType, plain: Any, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture
-def fresh(shared: ModuleType, plain: Any, engine: HostedEngine) -> HostedEngine:
+def fresh(shared: ModuleType, plain: Any, engine: Engine) -> Engine:
     """The engine with the weights of `plain` and no EOS."""
-    engine.eos = (shared.NEVER,)
+    engine.eos = of(engine, shared.NEVER)
     engine.receive(Weights(engine.version + 1, shared.state_of(copy.deepcopy(plain))))
     return engine
+
+
+@pytest.fixture(scope="module")
+def sender() -> WeightSender:
+    """Of a process that learns."""
+    return WeightSender()
+
+
+def of(engine: Engine, *eos: int) -> Any:
+    """Ids that end a response, as this engine keeps them."""
+    return type(engine.eos)(eos)
 
 
 def as_offered(trainer: Any, shared: ModuleType, sender: WeightSender, version: int) -> WeightsOffer:
@@ -80,7 +102,7 @@ def as_offered(trainer: Any, shared: ModuleType, sender: WeightSender, version: 
     return WeightsOffer(version, tensors, "cpu", "127.0.0.1", fetch=lambda: pytest.fail("fetched"), send=send)
 
 
-def assert_generates_with(engine: HostedEngine, trainer: Any, shared: ModuleType) -> None:
+def assert_generates_with(engine: Engine, trainer: Any, shared: ModuleType) -> None:
     requests = shared.prompts()
     for index, completion in shared.answers(engine, requests, SamplingParams(8)).items():
         expected = shared.teacher_forced(copy.deepcopy(trainer), requests[index], completion)
@@ -94,21 +116,20 @@ def changed(plain: Any) -> Any:
     return trainer
 
 
-def test_greedy_decoding_equals_transformers(shared: ModuleType, plain: Any, fresh: HostedEngine) -> None:
-    requests = shared.prompts()
+def test_greedy_decoding_equals_transformers(shared: ModuleType, plain: Any, fresh: Engine) -> None:
+    requests, alike = shared.prompts(), copy.deepcopy(plain)
+    alike.set_attn_implementation("eager")  # who publishes a model's weights has it attend in the platform's own way
     found = shared.answers(fresh, requests, SamplingParams(10, temperature=0.0))
     for request in requests:
         prompt = torch.tensor([request.token_ids])
         options = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 10, "do_sample": False}
-        expected = plain.generate(prompt, **options)[0, len(request.token_ids) :]
+        expected = alike.generate(prompt, **options)[0, len(request.token_ids) :]
         assert found[request.index].token_ids == tuple(expected.tolist())
         assert found[request.index].finish_reason == "length"
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 0.0])
-def test_log_probs_equal_teacher_forced_ones(
-    temperature: float, shared: ModuleType, plain: Any, fresh: HostedEngine
-) -> None:
+def test_log_probs_equal_teacher_forced_ones(temperature: float, shared: ModuleType, plain: Any, fresh: Engine) -> None:
     requests = shared.prompts(shared=3)
     sampling = SamplingParams(12, temperature, top_p=0.9, top_k=20)
     for index, completion in shared.answers(fresh, requests, sampling).items():
@@ -116,15 +137,16 @@ def test_log_probs_equal_teacher_forced_ones(
         torch.testing.assert_close(torch.tensor(completion.log_probs), expected, rtol=0, atol=1e-4)
 
 
-def test_an_eos_is_part_of_the_response(shared: ModuleType, fresh: HostedEngine) -> None:
+def test_an_eos_is_part_of_the_response(shared: ModuleType, fresh: Engine) -> None:
     requests, greedy = shared.prompts(), SamplingParams(5, temperature=0.0)
     first = shared.answers(fresh, requests, greedy)[3].token_ids[0]
-    fresh.eos = (first,)
+    fresh.eos = of(fresh, first)
     completion = shared.answers(fresh, requests, greedy)[3]
     assert (completion.token_ids, completion.finish_reason) == ((first,), "stop")
     assert len(completion.log_probs) == 1
 
 
+@only_sglang
 def test_samples_of_a_prompt_share_its_computation(shared: ModuleType, fresh: HostedEngine) -> None:
     prompt = shared.prompts((20,))[0].token_ids
     before = fresh.cached_tokens()
@@ -134,7 +156,7 @@ def test_samples_of_a_prompt_share_its_computation(shared: ModuleType, fresh: Ho
     assert fresh.cached_tokens() - before >= 4 * (len(prompt) - 1)
 
 
-def test_new_weights_and_none_of_the_old(shared: ModuleType, plain: Any, fresh: HostedEngine) -> None:
+def test_new_weights_and_none_of_the_old(shared: ModuleType, plain: Any, fresh: Engine) -> None:
     requests, greedy = shared.prompts(), SamplingParams(6, temperature=0.0)
     before = shared.answers(fresh, requests, greedy)  # their prompts are in the prefix cache now
     trainer = changed(plain)
@@ -147,7 +169,7 @@ def test_new_weights_and_none_of_the_old(shared: ModuleType, plain: Any, fresh: 
         torch.testing.assert_close(torch.tensor(after[request.index].log_probs), expected, rtol=0, atol=1e-4)
 
 
-def while_it_generates(engine: HostedEngine, requests: Any, sampling: SamplingParams, act: Any) -> list[Completion]:
+def while_it_generates(engine: Engine, requests: Any, sampling: SamplingParams, act: Any) -> list[Completion]:
     """What comes back when `act()` is called in the middle."""
     found: list[Completion] = []
     thread = threading.Thread(target=engine.generate, args=(requests, sampling, found.append))
@@ -159,9 +181,7 @@ def while_it_generates(engine: HostedEngine, requests: Any, sampling: SamplingPa
     return found
 
 
-def test_weights_that_come_while_it_generates_mix_in_no_response(
-    shared: ModuleType, plain: Any, fresh: HostedEngine
-) -> None:
+def test_weights_that_come_while_it_generates_mix_in_no_response(shared: ModuleType, plain: Any, fresh: Engine) -> None:
     requests = shared.prompts((4,) * 64)
     trainer = changed(plain)
     finished_before: list[int] = []
@@ -184,7 +204,7 @@ def test_weights_that_come_while_it_generates_mix_in_no_response(
     assert sum(finished_before) < 64, "some were generated with the new weights"
 
 
-def test_abort_returns_what_there_is(shared: ModuleType, plain: Any, fresh: HostedEngine) -> None:
+def test_abort_returns_what_there_is(shared: ModuleType, plain: Any, fresh: Engine) -> None:
     requests = shared.prompts((4,) * 64)
     found = while_it_generates(fresh, requests, LONG, fresh.abort)
     assert sorted(completion.index for completion in found) == list(range(64))
@@ -194,12 +214,12 @@ def test_abort_returns_what_there_is(shared: ModuleType, plain: Any, fresh: Host
     assert len(shared.answers(fresh, requests[:3], SamplingParams(4))) == 3
 
 
-def test_many_requests_of_mixed_lengths_are_all_answered_once(shared: ModuleType, fresh: HostedEngine) -> None:
+def test_many_requests_of_mixed_lengths_are_all_answered_once(shared: ModuleType, fresh: Engine) -> None:
     requests = shared.prompts([1 + index % 13 for index in range(200)])
     assert len(shared.answers(fresh, requests, SamplingParams(8))) == 200
 
 
-def test_it_wakes_with_the_weights_it_had(shared: ModuleType, fresh: HostedEngine) -> None:
+def test_it_wakes_with_the_weights_it_had(shared: ModuleType, fresh: Engine) -> None:
     requests, greedy = shared.prompts(), SamplingParams(6, temperature=0.0)
     before = shared.answers(fresh, requests, greedy)
     fresh.offload()
@@ -208,11 +228,12 @@ def test_it_wakes_with_the_weights_it_had(shared: ModuleType, fresh: HostedEngin
     }
 
 
+@only_sglang
 def test_one_that_is_killed_is_started_again_and_asked_again(
-    shared: ModuleType, plain: Any, fresh: HostedEngine
+    shared: ModuleType, plain: Any, fresh: HostedEngine, sender: WeightSender
 ) -> None:
     """Its successor joins a new group to get the weights."""
-    fresh.receive(as_offered(plain, shared, WeightSender(), fresh.version + 1))
+    fresh.receive(as_offered(plain, shared, sender, fresh.version + 1))
     requests, restarts = shared.prompts((4,) * 64), fresh.restarts
     version, victim = fresh.version, fresh.process_id
     found = while_it_generates(fresh, requests, LONG, lambda: os.kill(victim, signal.SIGKILL))
@@ -225,6 +246,7 @@ def test_one_that_is_killed_is_started_again_and_asked_again(
         torch.testing.assert_close(torch.tensor(completion.log_probs), expected, rtol=0, atol=1e-4)
 
 
+@needs_sglang
 def test_an_architecture_that_sglang_has_not(plain: Any, tmp_path: Path) -> None:
     setup = setup_for(plain.config)
     setup.model_config["architectures"] = ["NobodysForCausalLM"]
@@ -235,6 +257,7 @@ def test_an_architecture_that_sglang_has_not(plain: Any, tmp_path: Path) -> None
     assert "no model of architecture NobodysForCausalLM" in problem.message
 
 
+@needs_sglang
 def test_memory_that_has_no_room_for_keys_and_values(plain: Any, tmp_path: Path) -> None:
     setup = replace(setup_for(plain.config), cache_tokens=None, extra={"mem_fraction_static": 1e-9})
     with pytest.raises(ConfigError) as caught:
@@ -244,12 +267,13 @@ def test_memory_that_has_no_room_for_keys_and_values(plain: Any, tmp_path: Path)
     assert "rollout[3]: no room is left for keys and values" in problem.message
 
 
-def test_responses_that_are_cut_go_on_under_other_weights(shared: ModuleType, plain: Any, fresh: HostedEngine) -> None:
-    prompts = [Prompt(one.index, "", "", one.token_ids) for one in shared.prompts((4,) * 24)]
+def test_responses_that_are_cut_go_on_under_other_weights(shared: ModuleType, plain: Any, fresh: Engine) -> None:
+    count = 10 * RUNNING  # the last ones have not begun when the first ones are complete
+    prompts = [Prompt(one.index, "", "", one.token_ids) for one in shared.prompts((4,) * count)]
     open_ones = [[Trajectory(prompt, 0, (), (), "abort", -1)] for prompt in prompts]
     trainer = changed(plain)
     models, found = [plain, trainer], []
-    fresh.eos = (1, 2, 3, 4)  # some end soon
+    fresh.eos = of(fresh, 1, 2, 3, 4)  # some end soon
     for version in (1000, 1001):
         fresh.receive(Weights(version, shared.state_of(models[version - 1000])))
         delivered: list[Trajectory] = []
@@ -259,7 +283,7 @@ def test_responses_that_are_cut_go_on_under_other_weights(shared: ModuleType, pl
         found += [one for one in delivered if one.complete]
         open_ones = [[one] for one in delivered if not one.complete]
         assert bool(open_ones) == (version == 1000), "some are cut, and the second time none"
-    assert sorted(one.prompt.index for one in found) == list(range(24))
+    assert sorted(one.prompt.index for one in found) == list(range(count))
     assert any(one.segments for one in found)
     for one in found:
         start = 0
@@ -272,8 +296,8 @@ def test_responses_that_are_cut_go_on_under_other_weights(shared: ModuleType, pl
             start += count
 
 
-def test_weights_by_a_process_group(shared: ModuleType, plain: Any, fresh: HostedEngine) -> None:
-    sender = WeightSender()
+@only_sglang
+def test_weights_by_a_process_group(shared: ModuleType, plain: Any, fresh: HostedEngine, sender: WeightSender) -> None:
     for version in (2000, 2001):  # the second time with the group that is there
         trainer = changed(plain)
         fresh.receive(as_offered(trainer, shared, sender, version))
@@ -281,6 +305,7 @@ def test_weights_by_a_process_group(shared: ModuleType, plain: Any, fresh: Hoste
         assert_generates_with(fresh, trainer, shared)
 
 
+@only_sglang
 def test_weights_through_a_file_where_shared_memory_is_full(
     shared: ModuleType, plain: Any, fresh: HostedEngine, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:

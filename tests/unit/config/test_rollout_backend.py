@@ -1,0 +1,36 @@
+"""What `rollout.backend: auto` stands for, and why."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+
+from rl_platform.config.rollout_backend import chosen_backend, may_go_by_group
+
+
+@pytest.mark.parametrize(
+    ("asked", "on_gpu", "installed", "chosen", "why"),
+    [
+        ("auto", True, True, "sglang", "there are GPUs and sglang is installed"),
+        ("auto", True, False, "torch", "sglang is not installed"),
+        ("auto", False, True, "torch", "on a CPU it is faster than sglang"),
+        ("sglang", False, True, "sglang", "as the config says"),
+        ("torch", True, True, "torch", "as the config says"),
+    ],
+)
+def test_choice(
+    asked: str, on_gpu: bool, installed: bool, chosen: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if installed else None)
+    assert chosen_backend(asked, on_gpu) == (chosen, why)
+
+
+def test_who_offers_weights_to_a_process_group(load: Any) -> None:
+    sglang = "rollout.backend=sglang"
+    assert may_go_by_group(load("reasoning", sglang).config, on_gpu=False)
+    for override in ("rollout.sync=delta", "rollout.weight_transfer=memory"):
+        assert not may_go_by_group(load("reasoning", sglang, override).config, on_gpu=True)
+    assert not may_go_by_group(load("reasoning", "rollout.backend=torch").config, on_gpu=True)
+    assert not may_go_by_group(load("embodied").config, on_gpu=True)

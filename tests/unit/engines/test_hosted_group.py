@@ -1,0 +1,86 @@
+"""Weights by a process group, when one side fails: with a small program in the place of SGLang."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rl_platform.engines.rollout import hosted
+from rl_platform.engines.rollout.hosted import HostedEngine
+from rl_platform.engines.rollout.sglang import EngineSetup
+from rl_platform.errors import WorkerError
+from rl_platform.runtime.weight_group import WeightGroup, WeightsOffer, described
+
+STATE = {"backbone.norm.weight": torch.ones(3), "head.weight": torch.zeros(2, 3)}
+# Answers to everything and writes down what was asked; in its first life it dies when weights are to come.
+PROGRAM = """
+import os, sys
+from multiprocessing.connection import Connection
+connection = Connection(int(sys.argv[1]))
+connection.recv()
+lives = {folder!r} + "/lives"
+first = not os.path.exists(lives)
+open(lives, "a").close()
+connection.send((0, "answer", os.getpid()))
+while True:
+    number, operation, arguments = connection.recv()
+    print(operation, *arguments, flush=True)
+    if operation == "load_from_group" and first and {dies!r}:
+        os._exit(1)
+    connection.send((number, "answer", None))
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """start(dies=True): an engine, and the file with what it was asked."""
+
+    def run(*, dies: bool) -> tuple[HostedEngine, Path]:
+        monkeypatch.setattr(hosted, "PROGRAM", PROGRAM.format(folder=str(tmp_path), dies=dies))
+        monkeypatch.setattr(hosted, "DEATH_S", 1.0)
+        setup = EngineSetup({}, "cpu", 2, "float32", 4, 64, 0.1, seed=0)
+        return HostedEngine("rollout[0]", setup, (), {}, tmp_path / "log"), tmp_path / "log"
+
+    return run
+
+
+def offer(send: Any) -> WeightsOffer:
+    return WeightsOffer(7, described(STATE)["tensors"], "cpu", "127.0.0.1", lambda: pytest.fail("fetched"), send)
+
+
+def test_an_engine_that_dies_while_it_receives_is_started_again_with_a_new_group(start: Any) -> None:
+    engine, log = start(dies=True)
+    groups: list[WeightGroup] = []
+
+    def send(group: WeightGroup) -> None:
+        groups.append(group)
+        if len(groups) == 1:
+            raise WorkerError("connection closed by peer")
+
+    engine.receive(offer(send))
+    assert (engine.version, engine.restarts) == (7, 1)
+    assert len({group.name for group in groups}) == 2
+    assert {(group.receiver, group.world_size, group.backend) for group in groups} == {("rollout[0]", 3, "gloo")}
+    asked = log.read_text().splitlines()
+    assert [line.split()[0] for line in asked] == ["join", "load_from_group"] * 2
+    assert "model.norm.weight" in asked[-1], "by the names of a Hugging Face folder"
+    engine.receive(offer(send))
+    assert len(groups) == 3
+    assert groups[2] == groups[1], "one group for all updates"
+    engine.close()
+
+
+@pytest.mark.parametrize("failure", [WorkerError("weights were replaced"), ValueError("weights were replaced")])
+def test_a_sender_that_fails_leaves_no_engine_with_half_of_its_weights(start: Any, failure: Exception) -> None:
+    engine, _ = start(dies=False)
+
+    def send(group: WeightGroup) -> None:
+        raise failure
+
+    with pytest.raises(type(failure), match="were replaced"):
+        engine.receive(offer(send))
+    assert engine._process.process.returncode is not None
+    engine.close()
