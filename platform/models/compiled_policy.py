@@ -51,7 +51,7 @@ class CompiledPolicy:
     def act(
         self, observations: np.ndarray, generator: torch.Generator, deterministic: bool, among: tuple[int, int]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """As `ActorCriticPolicy.act`: observations [N,D] float32 -> actions [N,A] float32 or [N] int64, log_probs [N].
+        """As `ActorCriticPolicy.act`: observations [N,D] float32 or uint8 -> actions [N,A] float32 or [N] int64, log_probs [N].
 
         among: (first, total): where these rows are in the whole choice.
         """
@@ -70,6 +70,8 @@ class CompiledPolicy:
 
     def _heads(self, observations: np.ndarray) -> np.ndarray:
         """Means or logits [N,A]."""
+        if observations.dtype == np.uint8:
+            observations = observations.astype(np.float32) / np.float32(255)
         layer, tanh, outputs = loops.layer(), ppo.tanh(), observations
         for (weights, bias), scratch in zip(self._layers, self._scratch, strict=True):
             if outputs is not observations:
