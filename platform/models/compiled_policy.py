@@ -51,7 +51,8 @@ class CompiledPolicy:
     def act(
         self, observations: np.ndarray, generator: torch.Generator, deterministic: bool, among: tuple[int, int]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """As `ActorCriticPolicy.act`: observations [N,D] float32 or uint8 -> actions [N,A] float32 or [N] int64, log_probs [N].
+        """As `ActorCriticPolicy.act`: observations [N,D] float32 or uint8 -> actions [N,A] float32 or [N] int64 and
+        log_probs [N].
 
         among: (first, total): where these rows are in the whole choice.
         """
