@@ -173,9 +173,10 @@ def learners(case: str, config: Config) -> dict[str, DirectGroup]:
 
     if case in ("embodied", "recurrent"):
         return {"actor": DirectGroup(EmbodiedActor(context("actor"), config, SPACES))}
+    whole = replace(context("reference"), rank=0, world_size=1)  # ranks of a reference share the rows: one for each
     found = {
         "actor": DirectGroup(LanguageActor(context("actor"), config)),
-        "reference": DirectGroup(LanguageReference(context("reference"), config)),
+        "reference": DirectGroup(LanguageReference(whole, config)),
     }
     return found | ({"critic": DirectGroup(LanguageCritic(context("critic"), config))} if case == "gae" else {})
 
