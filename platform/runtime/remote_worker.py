@@ -82,6 +82,7 @@ class RemoteWorker:
         self._order = threading.Lock()
         self._busy = 0
         self._timings: dict[str, tuple[int, float]] = {}
+        self._told_by = -1  # the latest call of this process that told them: results may overtake each other
 
     def submit(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Future[Any]:
         """Raises what pickling raises for arguments that cannot travel."""
@@ -92,15 +93,16 @@ class RemoteWorker:
             if host.death is not None:
                 future.set_exception(host.death)
                 return future
-            sent = host.send("call", self._member, self._count, method, arguments)
+            number = self._count
+            sent = host.send("call", self._member, number, method, arguments)
             self._count += 1
-        sent.add_done_callback(lambda done: self._finish(host, done, future))
+        sent.add_done_callback(lambda done: self._finish(host, number, done, future))
         return future
 
     def move(self, host: RemoteHost) -> None:
         """Calls go to the process that was started in place of the one that died."""
         with self._order:
-            self._host, self._count = host, 0
+            self._host, self._count, self._told_by = host, 0, -1
 
     def doing(self) -> str:
         return self._host.doing(self.label)
@@ -111,7 +113,7 @@ class RemoteWorker:
     def progress(self) -> Progress:
         return self._host.progress(self.label)
 
-    def _finish(self, host: RemoteHost, done: Future[Outcome], future: Future[Any]) -> None:
+    def _finish(self, host: RemoteHost, number: int, done: Future[Outcome], future: Future[Any]) -> None:
         try:
             error = done.exception()
             if error is not None:
@@ -119,7 +121,9 @@ class RemoteWorker:
                 self._fail(host.death or error, future)
                 return
             outcome = done.result()
-            self._timings = outcome.timings
+            with self._order:
+                if host is self._host and number > self._told_by:
+                    self._told_by, self._timings = number, outcome.timings
             if outcome.error is not None:
                 self._fail_or_lost(unpack_error(outcome.error), future)
                 return

@@ -1,0 +1,54 @@
+"""What a rank in another process has told, when its results arrive in another order than its calls were made."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+
+from rl_platform.runtime.process import Outcome
+from rl_platform.runtime.remote_worker import RemoteWorker
+from rl_platform.runtime.wire import pack
+
+
+class Host:
+    """A process that answers when the test says so."""
+
+    death = None
+
+    def __init__(self) -> None:
+        self.calls: list[Future[Outcome]] = []
+
+    def send(self, *_: Any) -> Future[Outcome]:
+        self.calls.append(Future())
+        return self.calls[-1]
+
+    def answer(self, number: int, seconds: float) -> None:
+        timings = {"step": (number + 1, seconds)}
+        self.calls[number].set_result(Outcome(pack(number, None), None, timings))  # type: ignore[arg-type]
+
+
+def worker_of(host: Host) -> RemoteWorker:
+    parts: list[Any] = [host, ("actor", 0), None, lambda *_: None, lambda *_: None, lambda _: None]
+    return RemoteWorker(*parts)
+
+
+def test_timings_are_those_of_the_latest_call_in_whatever_order_results_arrive() -> None:
+    host = Host()
+    worker = worker_of(host)
+    asked = [worker.submit("step", (), {}) for _ in range(3)]
+    for number, seconds in ((1, 2.0), (2, 3.0), (0, 1.0)):
+        host.answer(number, seconds)
+    assert [future.result() for future in asked] == [0, 1, 2]
+    assert worker.timings() == {"step": (3, 3.0)}
+
+
+def test_a_process_that_was_started_again_begins_anew_and_what_is_left_of_the_old_one_does_not_count() -> None:
+    old, new = Host(), Host()
+    worker = worker_of(old)
+    worker.submit("step", (), {}), worker.submit("step", (), {})
+    old.answer(0, 1.0)
+    worker.move(new)  # type: ignore[arg-type]
+    worker.submit("step", (), {})
+    new.answer(0, 5.0)
+    old.answer(1, 2.0)
+    assert worker.timings() == {"step": (1, 5.0)}
