@@ -18,12 +18,12 @@ class Broadcast:
 
     def __init__(self, state: Mapping[str, Any]) -> None:
         from rl_platform.runtime.process_group import Meeting, join_group
-        from rl_platform.runtime.weights import BUCKET, _shapes
+        from rl_platform.runtime.weights import BUCKET, shapes_of
 
         meeting = Meeting("127.0.0.1", 2)
         context = multiprocessing.get_context("spawn")
         self._line, theirs = context.Pipe()
-        self._process = context.Process(target=_receive, args=(theirs, meeting.port, _shapes(state)))
+        self._process = context.Process(target=_receive, args=(theirs, meeting.port, shapes_of(state)))
         self._process.start()
         theirs.close()
         join_group(meeting, 0, 2, TIMEOUT_S, cuda=False)
@@ -33,11 +33,11 @@ class Broadcast:
         import torch
         import torch.distributed as dist
 
-        from rl_platform.runtime.weights import _buckets, _checksum, _shapes
+        from rl_platform.runtime.weights import _buckets, _checksum, shapes_of
 
         self._line.send(checked)
         packed = torch.empty(self._bucket, dtype=torch.uint8)
-        for _, parts in _buckets(self._state, _shapes(self._state)):
+        for _, parts in _buckets(self._state, shapes_of(self._state)):
             start = 0
             for part in parts:
                 packed[start : start + part.size] = torch.from_numpy(part)

@@ -24,21 +24,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from _common import machine, new_parser, print_verdict, write_json
+from _gpu_shape import shape_of
 
 if TYPE_CHECKING:
     from rl_platform.engines.rollout.sglang import EngineSetup
 
-MODEL = "Qwen/Qwen2.5-1.5B"
-TINY = {
-    "model_type": "qwen2",
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "tie_word_embeddings": True,
-}
 OURS, ALONE = "rl_platform with SGLang", "SGLang alone"
 TARGET = 0.95
 STAND_INS = Path(__file__).resolve().parent.parent / "tests" / "sglang_cpu"
@@ -48,11 +38,10 @@ NO_SGLANG = "rollout_gpu.py: SGLang is not installed: pip install 'rl-platform[s
 
 def setup_of(settings: argparse.Namespace) -> EngineSetup:
     from rl_platform.engines.rollout.sglang import EngineSetup
-    from rl_platform.placement.known_models import KNOWN
 
-    shape = dict(TINY if settings.dry_run else KNOWN[MODEL]) | {"max_position_embeddings": 32_768}
     return EngineSetup(
-        model_config=shape | {"architectures": ["Qwen2ForCausalLM"], "eos_token_id": None, "bos_token_id": None},
+        model_config=shape_of(settings.dry_run)
+        | {"architectures": ["Qwen2ForCausalLM"], "eos_token_id": None, "bos_token_id": None},
         device="cpu" if settings.dry_run else "cuda",
         tensor_parallel=settings.gpus,
         dtype="float32" if settings.dry_run else "bfloat16",

@@ -32,32 +32,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from _common import machine, new_parser, write_json
+from _gpu_shape import shape_of
 
 if TYPE_CHECKING:
     import torch
 
     from rl_platform.records import RolloutBatch
 
-MODEL = "Qwen/Qwen2.5-1.5B"
-TINY = {
-    "model_type": "qwen2",
-    "vocab_size": 512,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "tie_word_embeddings": True,
-}
 PLAIN, BACKENDS = "plain FSDP", ("fsdp", "megatron")
 CASES = ("equal", "mixed")
 NO_GPU = "training_gpu.py: torch sees no GPU on this machine. --dry-run tries the script out on the CPU."
-
-
-def shape_of(settings: argparse.Namespace) -> dict[str, Any]:
-    from rl_platform.placement.known_models import KNOWN
-
-    return (TINY if settings.dry_run else KNOWN[MODEL]) | {"max_position_embeddings": 32_768}
 
 
 def network(settings: argparse.Namespace) -> Any:
@@ -65,7 +49,7 @@ def network(settings: argparse.Namespace) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    config = AutoConfig.for_model(**shape_of(settings))
+    config = AutoConfig.for_model(**shape_of(settings.dry_run))
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
 
 
@@ -85,7 +69,7 @@ def batch(settings: argparse.Namespace, case: str) -> RolloutBatch:
     lengths = torch.tensor(lengths_of(settings, case))[torch.randperm(settings.rows, generator=draw)]
     positions = torch.arange(settings.length)
     mask = (positions >= lengths[:, None] // 4) & (positions < lengths[:, None])
-    vocabulary = shape_of(settings)["vocab_size"]
+    vocabulary = shape_of(settings.dry_run)["vocab_size"]
     return RolloutBatch(
         inputs={"tokens": torch.randint(vocabulary, mask.shape, generator=draw), "lengths": lengths},
         action_mask=mask,
@@ -211,7 +195,7 @@ def flops(settings: argparse.Namespace, case: str) -> float:
     """Of one optimizer step: forward and backward of all real tokens, attention over half of the pairs."""
     from rl_platform.placement.model_shape import ModelShape, from_options
 
-    shape = from_options(shape_of(settings))
+    shape = from_options(shape_of(settings.dry_run))
     assert isinstance(shape, ModelShape)
     lengths = lengths_of(settings, case)
     products = sum(lengths) * shape.layers * shape.matrices_per_layer

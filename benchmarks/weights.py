@@ -21,7 +21,7 @@ import pickle
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -117,6 +117,20 @@ def by_reference(network: Any, state: dict[str, Any]) -> Callable[[], None]:
     return take
 
 
+def report(size: int, seconds: Mapping[str, Sequence[float]]) -> None:
+    """`size`: bytes; seconds of every round, by way."""
+    print(f"{size / 1e6:.0f} MB")
+    for name, values in seconds.items():
+        rate = "0 bytes copied" if name == REFERENCE else f"{size / statistics.median(values) / 1e9:6.2f} GB/s"
+        share = statistics.median(a / b for a, b in zip(seconds[COPY], values, strict=True))
+        aim = f" (aim {TARGET})" if name in (SHARED, RAY) else ""
+        verdict = "" if name in (COPY, REFERENCE) else f"{share:.2f} of the copy's rate{aim}"
+        print(f"{name:<18} {statistics.median(values):6.2f} s  {rate}  {verdict}")
+    for name in (GLOO, CHECKED):
+        faster = statistics.median(b / a for a, b in zip(seconds[RAY], seconds[name], strict=True))
+        print(f"Ray's object store beside {name}: {faster:.2f} times its speed")
+
+
 def main() -> None:
     options = new_parser(__doc__, rounds=3).parse_args()
     import ray
@@ -170,16 +184,7 @@ def main() -> None:
     group.close()
     ray.shutdown()
 
-    print(f"{size / 1e6:.0f} MB")
-    for name, values in seconds.items():
-        rate = "0 bytes copied" if name == REFERENCE else f"{size / statistics.median(values) / 1e9:6.2f} GB/s"
-        share = statistics.median(a / b for a, b in zip(seconds[COPY], values, strict=True))
-        aim = f" (aim {TARGET})" if name in (SHARED, RAY) else ""
-        verdict = "" if name in (COPY, REFERENCE) else f"{share:.2f} of the copy's rate{aim}"
-        print(f"{name:<18} {statistics.median(values):6.2f} s  {rate}  {verdict}")
-    for name in (GLOO, CHECKED):
-        faster = statistics.median(b / a for a, b in zip(seconds[RAY], seconds[name], strict=True))
-        print(f"Ray's object store beside {name}: {faster:.2f} times its speed")
+    report(size, seconds)
     write_json(options.json, {"benchmark": "weights", "machine": found, "bytes": size, "seconds": seconds})
 
 

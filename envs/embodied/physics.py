@@ -138,11 +138,11 @@ class ThreadedPhysics:
         self.now = Quantities({**in_state, **copied})
         # rows and sources as lists: while it is in Python a thread keeps the others waiting
         self._rows, self._copied = list(self._states), [list(array) for array in copied.values()]
-        self._workplaces = [_Workplace(memory, others) for memory in memories]
+        self._memories = [_ThreadMemory(data, others) for data in memories]
         # queues in C and no futures: hand-overs are a few microseconds of every step
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._done: SimpleQueue[BaseException | None] = SimpleQueue()
-        self._threads = [Thread(target=self._serve, args=(place,), daemon=True) for place in self._workplaces[1:]]
+        self._threads = [Thread(target=self._serve, args=(memory,), daemon=True) for memory in self._memories[1:]]
         for thread in self._threads:
             thread.start()
 
@@ -152,23 +152,23 @@ class ThreadedPhysics:
         for _ in self._threads:
             self._jobs.put((work, actions))
         try:
-            self._simulate(self._workplaces[0], work, actions)
+            self._simulate(self._memories[0], work, actions)
         finally:
             failures = [failure for _ in self._threads if (failure := self._done.get()) is not None]
         if failures:
             raise failures[0]
 
-    def _serve(self, place: _Workplace) -> None:
+    def _serve(self, memory: _ThreadMemory) -> None:
         while (job := self._jobs.get()) is not None:
             try:
-                self._simulate(place, *job)
+                self._simulate(memory, *job)
                 self._done.put(None)
             except BaseException as error:
                 self._done.put(error)
 
-    def _simulate(self, place: _Workplace, work: Iterator[int], actions: np.ndarray) -> None:
+    def _simulate(self, memory: _ThreadMemory, work: Iterator[int], actions: np.ndarray) -> None:
         model, frame_skip, rows, contact_forces = self._model, self._frame_skip, self._rows, self._contact_forces
-        data, ctrl, spec = place.data, place.ctrl, _STATE
+        data, ctrl, spec = memory.data, memory.ctrl, _STATE
         load, step, keep = mujoco.mj_setState, mujoco.mj_step, mujoco.mj_getState
         for i in work:
             load(model, data, rows[i], spec)
@@ -177,25 +177,25 @@ class ThreadedPhysics:
             if contact_forces:
                 mujoco.mj_rnePostConstraint(model, data)
             keep(model, data, rows[i], spec)
-            self._read(place, i)
+            self._read(memory, i)
 
-    def _read(self, place: _Workplace, i: int) -> None:
+    def _read(self, memory: _ThreadMemory, i: int) -> None:
         """What the state does not hold of simulation i, which was the last one here."""
-        for targets, source in zip(self._copied, place.sources, strict=True):
+        for targets, source in zip(self._copied, memory.sources, strict=True):
             targets[i][...] = source
-        if place.warnings.tobytes() != place.none:
-            self.warnings[i] += place.warnings
-            place.warnings[:] = 0
+        if memory.warnings.tobytes() != memory.none:
+            self.warnings[i] += memory.warnings
+            memory.warnings[:] = 0
 
     def reset(self, which: np.ndarray, qpos: np.ndarray, qvel: np.ndarray) -> None:
-        place = self._workplaces[0]
+        memory = self._memories[0]
         for row, i in enumerate(which.tolist()):
-            mujoco.mj_resetData(self._model, place.data)
-            place.data.qpos[:], place.data.qvel[:] = qpos[row], qvel[row]
-            mujoco.mj_forward(self._model, place.data)
-            mujoco.mj_getState(self._model, place.data, self._rows[i], _STATE)
+            mujoco.mj_resetData(self._model, memory.data)
+            memory.data.qpos[:], memory.data.qvel[:] = qpos[row], qvel[row]
+            mujoco.mj_forward(self._model, memory.data)
+            mujoco.mj_getState(self._model, memory.data, self._rows[i], _STATE)
             self.warnings[i] = 0
-            self._read(place, i)
+            self._read(memory, i)
 
     def squares(self) -> float:
         flat = self._states.reshape(-1)
@@ -217,7 +217,7 @@ class ThreadedPhysics:
         self._threads.clear()
 
 
-class _Workplace:
+class _ThreadMemory:
     """A thread's memory, and views of what is read from it after every step."""
 
     def __init__(self, data: mujoco.MjData, fields: Sequence[str]) -> None:

@@ -4,7 +4,7 @@ The publisher puts every bucket into the object store, once for all receivers, w
 of their own: neither side needs memory for more than a bucket or one tensor beside the weights. With `delta` buckets
 are known by their content: the publisher stores those that changed since its last publication, and a receiver takes
 those that differ from what it has now. So one that missed a publication, was started anew or wrote to its tensors gets
-what it lacks. Not covered: tensors on an accelerator, which travel through main memory.
+what it lacks. Not covered: tensors on an accelerator, which pass main memory (but: weight_group.py).
 """
 
 from __future__ import annotations

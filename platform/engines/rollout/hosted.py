@@ -141,7 +141,7 @@ class HostedEngine:
             group = self._group[1]
             joining = [self._process.call("join", group.name, group.address, group.port, group.backend)]
         group = self._group[1]
-        loading = [*joining, self._process.call("load_from_group", group.name, described(offer))]
+        loading = [*joining, self._process.call("load_from_group", group.name, parts_of(offer))]
         try:
             offer.send(group)
         except BaseException as error:
@@ -181,7 +181,7 @@ def visible_gpus() -> list[str]:
     return [name for name in shown.split(",") if name] if shown else [str(n) for n in range(torch.cuda.device_count())]
 
 
-def described(offer: WeightsOffer) -> list[list[Shape]]:
+def parts_of(offer: WeightsOffer) -> list[list[Shape]]:
     """The tensors of an offer in parts of which the engine has room for one beside its weights."""
     parts: list[list[Shape]] = []
     filled = BUCKET
