@@ -46,6 +46,13 @@ for fact in sys.argv[2:]:
 shutil.rmtree(sys.argv[1], ignore_errors=True)
 """
 ENDING_S = 5.0  # for Ray's processes to end by themselves
+SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS": "0"}
+OWN_SETTINGS = {  # read by Ray's processes when they start
+    "RAY_enable_metrics_collection": "0",  # nobody would look at them
+    "RAY_task_events_report_interval_ms": "0",
+    "RAY_worker_niceness": "0",  # 15 by default: the processes that compute would come after all others
+    "MALLOC_ARENA_MAX": "1",  # `keep_freed_memory` comes too late for it: Ray's threads have made theirs
+}
 
 
 @contextmanager
@@ -97,12 +104,9 @@ def uses_ray(cluster: Cluster, placement: Placement) -> bool:
 @contextmanager
 def ray_cluster(cluster: Cluster, processes: int = 1) -> Iterator[None]:
     """Ray, connected: joined at `cluster.address`, or started for this block and so many processes."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+    for name, value in (SETTINGS | (OWN_SETTINGS if cluster.address is None else {})).items():
+        os.environ.setdefault(name, value)
     if cluster.address is None:
-        os.environ.setdefault("RAY_enable_metrics_collection", "0")  # nobody would look at them
-        os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
         with _started(processes):
             yield
         return
