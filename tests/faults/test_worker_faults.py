@@ -277,10 +277,10 @@ def test_a_rollout_that_is_killed_with_half_of_the_weights(command, address, und
 
 
 class ReceivesDamaged(LanguageRollout):
-    """Of the second version."""
+    """Its second update."""
 
     def receive(self, weights: WeightsOffer) -> WeightsReceived:
-        if weights.version == 1:
+        if weights.version == 2:
             weight_group.checksum = lambda tensor: checksum(tensor + 1)
         return super().receive(weights)
 
@@ -289,7 +289,7 @@ def test_weights_that_a_process_group_damaged_end_the_run(command, address, monk
     monkeypatch.setattr(reasoning, "LanguageRollout", ReceivesDamaged)
     ended = command(*RUN, *APART, f"cluster.address={address}", "rollout.weight_transfer=group")
     assert ended.code == 70, ended.err
-    assert "weights version 1 arrived damaged: the checksum of " in ended.err
+    assert "weights version 2 arrived damaged: the checksum of " in ended.err
     assert "the same command goes on from step 1" in ended.err
 
 
