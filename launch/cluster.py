@@ -17,7 +17,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import psutil
@@ -46,6 +46,13 @@ for fact in sys.argv[2:]:
 shutil.rmtree(sys.argv[1], ignore_errors=True)
 """
 ENDING_S = 5.0  # for Ray's processes to end by themselves
+SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS": "0"}
+OWN_SETTINGS = {  # read by Ray's processes when they start
+    "RAY_enable_metrics_collection": "0",  # nobody would look at them
+    "RAY_task_events_report_interval_ms": "0",
+    "RAY_worker_niceness": "0",  # 15 by default: the processes that compute would come after all others
+    "MALLOC_ARENA_MAX": "1",  # `keep_freed_memory` comes too late for it: Ray's threads have made theirs
+}
 
 
 @contextmanager
@@ -97,12 +104,9 @@ def uses_ray(cluster: Cluster, placement: Placement) -> bool:
 @contextmanager
 def ray_cluster(cluster: Cluster, processes: int = 1) -> Iterator[None]:
     """Ray, connected: joined at `cluster.address`, or started for this block and so many processes."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+    for name, value in (SETTINGS | (OWN_SETTINGS if cluster.address is None else {})).items():
+        os.environ.setdefault(name, value)
     if cluster.address is None:
-        os.environ.setdefault("RAY_enable_metrics_collection", "0")  # nobody would look at them
-        os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
         with _started(processes):
             yield
         return
@@ -139,7 +143,9 @@ def _started(processes: int) -> Iterator[None]:
             )
         except Exception as error:
             raise WorkerDied(f"Ray did not start on this machine: {' '.join(str(error).split())}") from error
-        with _guarded(folder, [process for process in _descendants() if process not in before]):
+        started = [process for process in _descendants() if process not in before]
+        _end_log_monitor(started)
+        with _guarded(folder, started):
             yield
     finally:
         started = [process for process in _descendants() if process not in before]
@@ -165,6 +171,15 @@ def _guarded(folder: str, processes: Sequence[psutil.Process]) -> Iterator[None]
     finally:
         guard.kill()
         guard.communicate()
+
+
+def _end_log_monitor(processes: Sequence[psutil.Process]) -> None:
+    """It looks for new lines ten times a second, which nobody reads: of Ray's daemons it keeps the cores busiest."""
+    for process in processes:
+        with suppress(psutil.Error):
+            if any(part.endswith("log_monitor.py") for part in process.cmdline()):
+                process.kill()
+                process.wait(ENDING_S)
 
 
 def _knock(address: str) -> None:

@@ -101,10 +101,22 @@ def _weight_sync(config: Config, placement: Placement) -> Iterator[Problem]:
             message = "the rollout shares the actor's process and reads its weights where they are"
             hint = "place rollout under a key of its own, with cluster.runtime ray or on other devices"
             yield Problem(f"rollout.{name}", message, value=value, allowed=usual, hint=hint)
-    on_gpus = {bool(placement.accelerators.get(name)) for name in ("actor", "rollout")}
-    if config.rollout.weight_transfer == "group" and len(on_gpus) == 2 and not placement.emulated:
+    if config.rollout.weight_transfer == "group" and not together and not placement.emulated:
+        yield from _group_problems(placement)
+
+
+def _group_problems(placement: Placement) -> Iterator[Problem]:
+    """Places between which no process group takes weights."""
+    first = placement.components["actor"][0]
+    sender = {(first.node, local) for local in first.accelerators}
+    receivers = placement.accelerators["rollout"]
+    if bool(sender) != bool(receivers):
         message = "one side is on GPUs and the other is not: no process group takes weights from one to the other"
-        yield Problem("rollout.weight_transfer", message, value="group", allowed="auto, memory")
+    elif sender & receivers:
+        message = "the rollout is on the GPU of actor[0], which sends them: NCCL connects different GPUs only"
+    else:
+        return
+    yield Problem("rollout.weight_transfer", message, value="group", allowed="auto, memory")
 
 
 def _output(config: Config) -> Iterator[Problem]:

@@ -31,6 +31,7 @@ head=${{nodes[0]}}
 port=$((20000 + SLURM_JOB_ID % 20000))  # jobs that share a node do not meet
 address=$(srun --nodes=1 --ntasks=1 --nodelist="$head" hostname --ip-address | awk '{{print $1; exit}}')
 export RAY_ADDRESS="$address:$port"  # what cluster.address=auto joins
+export RAY_worker_niceness=0 MALLOC_ARENA_MAX=1  # as where a run starts Ray itself
 step=(srun --overlap --cpu-bind=none --cpus-per-task="$SLURM_CPUS_ON_NODE")
 on_head=("${{step[@]}}" --nodes=1 --ntasks=1 --nodelist="$head")
 

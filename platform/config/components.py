@@ -262,8 +262,8 @@ class Rollout(Section):
     )
     weight_transfer: Literal["auto", "group", "memory"] = Field(
         default="auto",
-        description="sglang: weights to another process; group: straight to the engine, by NCCL or gloo; memory: "
-        "through main memory; auto: group where both have GPUs",
+        description="weights to another process; group: straight to the engine, by NCCL or gloo; memory: through main "
+        "memory; auto: group where both have GPUs of their own",
     )
 
 

@@ -49,7 +49,7 @@ class Idle(NamedTuple):
     switches: tuple[str, ...] = ("runner.task_type",)
 
 
-_SGLANG = ("tensor_parallel_size", "gpu_memory_utilization", "engine_args", "engine_env", "weight_transfer")
+_SGLANG = ("tensor_parallel_size", "gpu_memory_utilization", "engine_args", "engine_env")
 
 
 def has_values(config: Config) -> bool:
@@ -75,6 +75,7 @@ def _embodied(config: Config) -> Iterator[Idle]:
         yield Idle(key, "an embodied policy is small: it stays where it is")
     for name in ("backend", "sampling", "val_sampling", "multi_turn", "max_running_requests", *_SGLANG):
         yield Idle(f"rollout.{name}", "embodied policies choose actions and generate no text")
+    yield Idle("rollout.weight_transfer", "an embodied policy is small: it travels through main memory")
     yield Idle("rollout.stop", "embodied policies choose actions and generate no text")
     yield Idle("rollout.partial_rollout", "the rollouts of an embodied policy have equal lengths: none is waited for")
     yield Idle("reward", "embodied rewards come from the environment")

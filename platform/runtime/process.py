@@ -187,9 +187,9 @@ class HostProcess:
         except WorkerDied as error:
             outcome.set_result(Outcome(None, pack_error(error), rank.timings()))
 
-    def export(self, token: WeightsToken, group: WeightGroup | None = None) -> Manifest | None:
+    def export(self, token: WeightsToken, group: WeightGroup | None = None) -> Manifest | list[bytes]:
         """Where in the object store the weights are; put there once, in turn with the rank's other calls. With a group
-        they are sent to that instead."""
+        they are sent to that instead: the checksums, if it wants any."""
         if group is not None:
             return self._labels[token.label].run("send weights", partial(self._send, token, group)).result()
         with self._order:
@@ -205,8 +205,8 @@ class HostProcess:
         before = last.result() if last is not None and last.exception() is None else None
         return publish(self.names.published(token).state, self.names.link, before)
 
-    def _send(self, token: WeightsToken, group: WeightGroup, _: Any) -> None:
-        self._sender.send(self.names.published(token).state, token.tensors or (), group)
+    def _send(self, token: WeightsToken, group: WeightGroup, _: Any) -> list[bytes]:
+        return self._sender.send(self.names.published(token).state, token.tensors or (), group)
 
     def status(self, name: str) -> str:
         """What a rank does now, here or elsewhere."""

@@ -7,8 +7,10 @@ sender waiting (NCCL) until the group's timeout. Not covered: several receivers 
 
 from __future__ import annotations
 
+import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -20,14 +22,16 @@ from torch import Tensor
 from rl_platform.errors import WorkerError
 from rl_platform.records import Weights
 from rl_platform.runtime.process_group import MEET_S, Meeting
-from rl_platform.runtime.weights import TensorShape, shapes_of
+from rl_platform.runtime.weights import TensorShape, checksum, shapes_of
 
 SEND_S = 120.0  # longest time for one tensor
+CPU = "cpu"
 
 
 @dataclass(frozen=True)
 class WeightGroup:
-    """Where the processes of a group meet. `receiver`: whose group it is, of which there is one at a time."""
+    """Where the processes of a group meet. `receiver`: whose group it is, of which there is one at a time; `checked`:
+    it wants a checksum of every tensor."""
 
     receiver: str
     name: str
@@ -35,15 +39,16 @@ class WeightGroup:
     port: int
     world_size: int
     backend: str
+    checked: bool = False
 
 
 @dataclass(frozen=True)
 class WeightsOffer:
-    """Published weights that are in another process, on `device` (cpu, cuda).
+    """Published weights that are in another process, on `device` (as `place_of` names it).
 
     address: of this process, for those who want to send something to it. fetch: a copy, through main memory. send:
     rank 0 joins the group, if it has not, and sends the tensors in order, one of those that share their memory; returns
-    when all are sent.
+    when all are sent, with their checksums if the group wants them.
     """
 
     version: int
@@ -51,7 +56,7 @@ class WeightsOffer:
     device: str
     address: str
     fetch: Callable[[], Weights]
-    send: Callable[[WeightGroup], None]
+    send: Callable[[WeightGroup], Sequence[bytes]]
 
     @property
     def distinct(self) -> tuple[TensorShape, ...]:
@@ -65,16 +70,30 @@ class WeightsOffer:
     def buckets(self) -> int:
         return len(self.distinct)
 
+    def reaches(self, devices: Iterable[torch.device]) -> bool:
+        """Whether a group can bring them there: gloo's processes are on CPUs, NCCL's on a GPU of its own each."""
+        places = {place_of(device) for device in devices}
+        return places == {CPU} if self.device == CPU else not places & {CPU, self.device}
+
+
+def place_of(device: torch.device) -> str:
+    """`cpu`, or the UUID of a GPU: every process numbers those that it sees."""
+    return CPU if device.type == CPU else str(torch.cuda.get_device_properties(device).uuid)
+
 
 def described(state: Mapping[str, Tensor]) -> dict[str, Any]:
     """What a token says of weights that may be sent to a group."""
-    return {"tensors": shapes_of(state), "device": next(iter(state.values())).device.type}
+    return {"tensors": shapes_of(state), "device": place_of(next(iter(state.values())).device)}
 
 
-def call_together(receiver: str, address: str, world_size: int, backend: str) -> tuple[Meeting, WeightGroup]:
-    """A new group, and the store at which its processes meet: it lives as long as the group does."""
+def call_together(
+    receiver: str, address: str, world_size: int, device: torch.device | str, checked: bool = False
+) -> tuple[Meeting, WeightGroup]:
+    """A new group for tensors on a kind of `device`, and the store where its processes meet, which lives as long."""
     meeting = Meeting(address, world_size)
-    return meeting, WeightGroup(receiver, f"weights-{uuid.uuid4().hex}", address, meeting.port, world_size, backend)
+    backend = "gloo" if torch.device(device).type == CPU else "nccl"
+    name = f"weights-{uuid.uuid4().hex}"
+    return meeting, WeightGroup(receiver, name, address, meeting.port, world_size, backend, checked)
 
 
 class WeightSender:
@@ -83,30 +102,91 @@ class WeightSender:
     def __init__(self) -> None:
         self._groups: dict[str, tuple[str, Any]] = {}
 
-    def send(self, state: Mapping[str, Tensor], tensors: Sequence[TensorShape], group: WeightGroup) -> None:
-        """Raises WorkerError if somebody does not receive."""
+    def send(self, state: Mapping[str, Tensor], tensors: Sequence[TensorShape], group: WeightGroup) -> list[bytes]:
+        """The checksums of what was sent, if the group wants them. Raises WorkerError if somebody does not receive."""
+        checksums = []
         try:
             joined = self._joined(group)
             for tensor in tensors:
                 if tensor.same_as is None:
-                    dist.broadcast(state[tensor.name].detach().contiguous(), 0, joined)
+                    whole = state[tensor.name].detach().contiguous()
+                    dist.broadcast(whole, 0, joined)
+                    checksums += [checksum(whole)] if group.checked else []
             if group.backend == "nccl":  # which sends after the call has returned
                 torch.cuda.synchronize(state[tensors[0].name].device)
         except (RuntimeError, dist.DistError) as error:
-            self._groups.pop(group.receiver, None)
+            self._leave(group.receiver)
             raise WorkerError(f"weights for {group.receiver} could not be sent: {error}") from error
+        return checksums
 
     def _joined(self, group: WeightGroup) -> Any:
         name, joined = self._groups.get(group.receiver, ("", None))
         if name != group.name:
-            if joined is not None:
-                dist.destroy_process_group(joined)
-            joined = join_as_sender(group)
+            self._leave(group.receiver)
+            joined = join(group, 0)
             self._groups[group.receiver] = group.name, joined
         return joined
 
+    def _leave(self, receiver: str) -> None:
+        _, joined = self._groups.pop(receiver, ("", None))
+        if joined is not None:
+            leave(joined)
 
-def join_as_sender(group: WeightGroup) -> Any:
+
+class WeightReceiver:
+    """Rank 1 of a group of two, for tensors of `device`; `label`: whose they are."""
+
+    def __init__(self, label: str, device: torch.device) -> None:
+        self._label, self._device = label, device
+        self._called: tuple[Meeting, WeightGroup] | None = None
+        self._joined: Any = None
+
+    def receive(self, offer: WeightsOffer, own: Mapping[str, Tensor]) -> None:
+        """Writes the weights over `own`. Raises WorkerError unless all of it arrived as it was sent; `own` is no
+        version at all then."""
+        if self._called is None:
+            self._called = call_together(self._label, offer.address, 2, self._device, checked=True)
+        group, arriving = self._called[1], Future[list[bytes]]()
+        threading.Thread(target=self._take, args=(offer, group, own, arriving), daemon=True).start()
+        try:
+            sent = offer.send(group)
+            arrived = arriving.result(SEND_S)
+        except BaseException:
+            self._leave()  # who still waits in the group is told so
+            raise
+        for tensor, was, found in zip(offer.distinct, sent, arrived, strict=True):
+            if found != was:
+                raise WorkerError(
+                    f"weights version {offer.version} arrived damaged: the checksum of {tensor.name} differs"
+                )
+
+    def _take(
+        self, offer: WeightsOffer, group: WeightGroup, own: Mapping[str, Tensor], arriving: Future[list[bytes]]
+    ) -> None:
+        checksums = []
+        try:
+            if self._joined is None:
+                self._joined = join(group, 1)
+            for tensor in offer.distinct:
+                target = own[tensor.name].detach()
+                straight = target.dtype == tensor.dtype and target.is_contiguous()
+                arrived = target if straight else torch.empty(tensor.shape, dtype=tensor.dtype, device=self._device)
+                dist.broadcast(arrived, 0, self._joined)
+                checksums.append(checksum(arrived))
+                if not straight:
+                    target.copy_(arrived)
+            arriving.set_result(checksums)
+        except BaseException as error:
+            self._leave()
+            arriving.set_exception(error)
+
+    def _leave(self) -> None:
+        joined, self._joined, self._called = self._joined, None, None
+        if joined is not None:
+            leave(joined)
+
+
+def join(group: WeightGroup, rank: int) -> Any:
     """torch has no public way to a group beside the default one; SGLang makes its end of it in this same way."""
     from torch.distributed import distributed_c10d as c10d
 
@@ -114,7 +194,7 @@ def join_as_sender(group: WeightGroup) -> Any:
     store = dist.TCPStore(group.address, group.port, group.world_size, is_master=False, timeout=wait)
     joined, _ = c10d._new_process_group_helper(
         group.world_size,
-        0,
+        rank,
         [],
         c10d.Backend(group.backend),
         dist.PrefixStore(group.name, store),
@@ -123,3 +203,10 @@ def join_as_sender(group: WeightGroup) -> Any:
     )
     c10d._world.pg_group_ranks[joined] = {rank: rank for rank in range(group.world_size)}
     return joined
+
+
+def leave(joined: Any) -> None:
+    """Without a word with the others, who may be dead: whoever waits for this process gets an error."""
+    from torch.distributed import distributed_c10d as c10d
+
+    c10d._abort_process_group(joined)

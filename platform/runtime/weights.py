@@ -25,6 +25,7 @@ from rl_platform.records import Weights
 from rl_platform.runtime.parcels import Store
 
 BUCKET = 8 * 2**20  # bytes: an object of the store costs as much as copying a few of them
+ROW = 4096  # bytes that are summed up together
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class WeightsToken:
     """Published weights on their way: whose they are, which of its publications, and their version.
 
     copies: the same weights elsewhere, as other ranks of a learner have published them. tensors: what there is to send
-    to a process group, on `device`; None: they are not offered to one.
+    to a process group, on `device` (see `WeightsOffer`); None: they are not offered to one.
     """
 
     host: str
@@ -115,7 +116,7 @@ def receive(token: WeightsToken, manifest: Manifest, store: Store, own: Mapping[
     Raises WorkerError unless all of it arrived as it was sent; `own` is no version at all then.
     """
     keeps = own is not None and shapes_of(own) == manifest.tensors
-    state = dict(own) if own is not None and keeps else _empty(manifest.tensors)
+    state = dict(own) if own is not None and keeps else empty(manifest.tensors)
     flat = {tensor.name: _bytes_of(state[tensor.name]) for tensor in manifest.tensors}
     size = count = 0
     for bucket in manifest.buckets:
@@ -144,11 +145,12 @@ def shapes_of(state: Mapping[str, Tensor]) -> tuple[TensorShape, ...]:
     return tuple(found)
 
 
-def _empty(tensors: Sequence[TensorShape]) -> dict[str, Tensor]:
+def empty(tensors: Sequence[TensorShape], device: torch.device | str = "cpu") -> dict[str, Tensor]:
+    """A state of these tensors, whatever their content."""
     state: dict[str, Tensor] = {}
     for tensor in tensors:
-        made = tensor.same_as is None
-        state[tensor.name] = torch.empty(tensor.shape, dtype=tensor.dtype) if made else state[str(tensor.same_as)]
+        known = state.get(str(tensor.same_as))
+        state[tensor.name] = torch.empty(tensor.shape, dtype=tensor.dtype, device=device) if known is None else known
     return state
 
 
@@ -177,6 +179,19 @@ def _buckets(
 def _bytes_of(tensor: Tensor) -> np.ndarray:
     """[bytes] uint8, over the tensor's memory if that is contiguous and on the CPU."""
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
+def checksum(tensor: Tensor) -> bytes:
+    """Of a contiguous tensor's bytes. On a GPU it is that of sums over rows and columns of them, which are taken there:
+    bringing all of it here would take longer than sending it."""
+    return _checksum([_bytes_of(tensor)] if tensor.device.type == "cpu" else _sums(tensor))
+
+
+def _sums(tensor: Tensor) -> list[np.ndarray]:
+    flat = tensor.detach().reshape(-1).view(torch.uint8)
+    whole = flat.numel() // ROW * ROW
+    table = flat[:whole].view(-1, ROW)
+    return [_bytes_of(part) for part in (table.sum(0), table.sum(1), flat[whole:])]
 
 
 def _checksum(parts: Sequence[np.ndarray]) -> bytes:

@@ -26,11 +26,14 @@ from rl_platform.components.environment import Environment
 from rl_platform.components.policy_rollout import Actions, Observations, PolicyRollout
 from rl_platform.components.rollout import LanguageRollout
 from rl_platform.engines.training.state_files import read_whole
-from rl_platform.records import RolloutBatch, Weights
+from rl_platform.records import RolloutBatch, Weights, WeightsReceived
 from rl_platform.runners import embodied, reasoning
+from rl_platform.runtime import weight_group
 from rl_platform.runtime.host import Progress
 from rl_platform.runtime.remote_channel import RemoteChannel
 from rl_platform.runtime.remote_worker import RemoteWorker
+from rl_platform.runtime.weight_group import WeightsOffer
+from rl_platform.runtime.weights import checksum
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -244,24 +247,50 @@ def test_a_learner_that_is_killed_while_it_learns(command, address, monkeypatch,
 class DiesInReceive(LanguageRollout):
     """Rank 1 is killed once, when half of the tensors of version 2 are in its model."""
 
-    def receive(self, weights: Weights) -> int:
+    def receive(self, weights: Weights | WeightsOffer) -> WeightsReceived:
         if weights.version == 2 and self.context.rank == 1 and not Path("killed").exists():
+            if isinstance(weights, WeightsOffer):
+                weight_group.checksum = partial(self._dying, iter(weights.distinct[len(weights.distinct) // 2 :]))
+                return super().receive(weights)
             own = self.engine.model.state_dict(keep_vars=True)
             for name in list(weights.state)[: len(weights.state) // 2]:
                 own[name].data.copy_(weights.state[name])
             die_once("killed")
         return super().receive(weights)
 
+    def _dying(self, left: Iterator[Any], tensor: torch.Tensor) -> bytes:
+        if next(left, None) is None:
+            die_once("killed")
+        return checksum(tensor)
 
-def test_a_rollout_that_is_killed_with_half_of_the_weights(command, address, undisturbed, trained, monkeypatch):
+
+@pytest.mark.parametrize("way", ["memory", "group"])
+def test_a_rollout_that_is_killed_with_half_of_the_weights(command, address, undisturbed, trained, monkeypatch, way):
     monkeypatch.setattr(reasoning, "LanguageRollout", DiesInReceive)
-    ended = command(*RUN, *APART, f"cluster.address={address}")
+    ended = command(*RUN, *APART, f"cluster.address={address}", f"rollout.weight_transfer={way}")
     assert ended.code == 0, ended.err
     assert Path("killed").exists()
     assert metrics("runtime/restarts") == [0, 0, 1]
     assert {version for version, _, _ in trained} == {0, 1, 2}
     assert trained == undisturbed[1]
     assert equal(learned(STEPS), undisturbed[0])
+
+
+class ReceivesDamaged(LanguageRollout):
+    """Its second update."""
+
+    def receive(self, weights: WeightsOffer) -> WeightsReceived:
+        if weights.version == 2:
+            weight_group.checksum = lambda tensor: checksum(tensor + 1)
+        return super().receive(weights)
+
+
+def test_weights_that_a_process_group_damaged_end_the_run(command, address, monkeypatch, folder):
+    monkeypatch.setattr(reasoning, "LanguageRollout", ReceivesDamaged)
+    ended = command(*RUN, *APART, f"cluster.address={address}", "rollout.weight_transfer=group")
+    assert ended.code == 70, ended.err
+    assert "weights version 2 arrived damaged: the checksum of " in ended.err
+    assert "the same command goes on from step 1" in ended.err
 
 
 class DiesWhileItActs(PolicyRollout):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,7 +16,7 @@ from sglang_engine import needs_sglang
 from rl_platform.engines.rollout.hosted import HostedEngine
 from rl_platform.engines.rollout.sglang import EngineSetup
 from rl_platform.records import SamplingParams, Weights
-from rl_platform.runtime.weight_group import WeightGroup, WeightSender, WeightsOffer, described
+from rl_platform.runtime.weight_group import WeightGroup, WeightSender, WeightsOffer, described, place_of
 
 GPUS = torch.cuda.device_count()
 pytestmark = [
@@ -48,7 +49,7 @@ def start(shared: ModuleType, plain: Any, tmp_path: Path) -> Iterator[Start]:
 
     def run(*gpus: int, **arguments: Any) -> HostedEngine:
         description = plain.config.to_dict() | {"architectures": ["LlamaForCausalLM"]}
-        setup = EngineSetup(description, "cuda", len(gpus), "float32", 16, None, 0.3, 0, arguments, accelerators=gpus)
+        setup = EngineSetup(description, "cuda", len(gpus), "float32", 16, None, 0.3, 0, gpus, arguments)
         started.append(HostedEngine("rollout[0]", setup, (shared.NEVER,), {}, tmp_path / "engine.log"))
         return started[-1]
 
@@ -84,12 +85,14 @@ def test_weights_from_another_gpu_by_nccl(start: Start, plain: Any, shared: Modu
     state = shared.state_of(plain.cuda(0))
     tensors = described(state)["tensors"]
 
-    def send(group: WeightGroup) -> None:
+    def send(group: WeightGroup) -> list[bytes]:
         assert group.backend == "nccl"
-        sender.send(state, tensors, group)
+        return sender.send(state, tensors, group)
 
-    offer = WeightsOffer(0, tensors, "cuda", "127.0.0.1", fetch=lambda: pytest.fail("fetched"), send=send)
-    assert engine.takes(offer), "both sides are on GPUs"
+    own = place_of(torch.device("cuda", 0))
+    offer = WeightsOffer(0, tensors, own, "127.0.0.1", fetch=lambda: pytest.fail("fetched"), send=send)
+    assert engine.takes(offer), "both sides are on GPUs of their own"
+    assert not engine.takes(replace(offer, device=place_of(torch.device("cuda", 1))))
     engine.receive(offer)
     assert_generates_with(engine, plain, shared)
 

@@ -88,11 +88,20 @@ def known() -> dict[str, Any]:
 
 @pytest.mark.parametrize("path", shapes())
 def test_shape(path: Path, four_nodes: str, learned: Learned, known: dict[str, Any]) -> None:
+    learns_the_same(path, [], four_nodes, learned, known)
+
+
+def test_weights_by_a_process_group_to_another_node(four_nodes: str, learned: Learned, known: dict[str, Any]) -> None:
+    path = CONFIGS / "reasoning" / "placements" / "two_nodes.yaml"
+    learns_the_same(path, ["rollout.weight_transfer=group"], four_nodes, learned, known)
+
+
+def learns_the_same(path: Path, overrides: list[str], address: str, learned: Learned, known: dict[str, Any]) -> None:
     task = path.relative_to(CONFIGS).parts[0]
     if task not in known:
         base = {"embodied": "cartpole", "reasoning": "ppo_tiny"}[task]
         known[task] = learned(CONFIGS / task / f"{base}.yaml", "cluster.runtime=local")
-    found, expected = learned(path, f"cluster.address={four_nodes}", "cluster.runtime=ray"), known[task]
+    found, expected = learned(path, f"cluster.address={address}", "cluster.runtime=ray", *overrides), known[task]
     assert found.keys() == expected.keys()
     for part, parameters in expected.items():
         assert found[part].keys() == parameters.keys()

@@ -24,6 +24,11 @@ REASONING = {
         "cluster.component_placement={'actor,critic': 0-1, rollout: 2, reward: 3}",
         "rollout.sync=delta",
     ],
+    "apart, weights by a process group": [
+        "cluster.devices_per_node=4",
+        "cluster.component_placement={'actor,critic': 0-1, rollout: 2, reward: 3}",
+        "rollout.weight_transfer=group",
+    ],
     "taking turns": [
         "cluster.devices_per_node=2",
         "cluster.component_placement={'actor,critic': 0-1, rollout: 1, reward: 0}",
@@ -90,7 +95,7 @@ def spans(lane: str) -> list[tuple[str, float, float]]:
 def test_reasoning_learns_what_one_process_learns(learned, scored: str, name: str) -> None:
     expected = learned("reasoning.yaml", scored)
     assert_equal(learned("reasoning.yaml", scored, *REASONING[name]), expected)
-    parts = 4 if name == "apart, two learning ranks" else 1  # evaluated while others are generated, or all at once
+    parts = 4 if name.startswith("apart") else 1  # evaluated while others are generated, or all at once
     for lane in ("actor[0]", "critic[0]"):
         assert [called for called in calls(lane) if called == "evaluate"] == ["evaluate"] * parts * STEPS, lane
     for lane in ("actor[0]", "critic[0]", "rollout[0]"):

@@ -27,7 +27,7 @@ def rollout_engine(
     if chosen_backend(rollout.backend, bool(accelerators))[0] == "torch":
         device = torch.device("cuda", accelerators[0]) if accelerators else torch.device("cpu")
         dtype = generation_dtype(config.actor.model.dtype, device)
-        return TorchRolloutEngine(model_config, eos, rollout.max_running_requests, device, dtype)
+        return TorchRolloutEngine(model_config, eos, rollout.max_running_requests, device, dtype, label)
     ranks = rollout.tensor_parallel_size or max(1, len(accelerators))
     check_ranks(model_config, ranks)
     longest = config.data.max_prompt_length + config.data.max_response_length
@@ -42,7 +42,6 @@ def rollout_engine(
         memory_share=rollout.gpu_memory_utilization or USUAL_SHARE,
         seed=seed,
         accelerators=accelerators,
-        by_group={"auto": None, "group": True, "memory": False}[rollout.weight_transfer],
         extra=rollout.engine_args,
     )
     log = Path(config.runner.output_dir).expanduser().absolute() / LOGS / f"{label}-sglang.log"

@@ -66,9 +66,9 @@ class HostedEngine:
         return pid
 
     def takes(self, offer: WeightsOffer) -> bool:
-        if self._setup.by_group is None:
-            return self._setup.device == offer.device == "cuda"
-        return self._setup.by_group
+        return offer.reaches(
+            [torch.device("cuda", number) for number in self._setup.accelerators] or [torch.device("cpu")]
+        )
 
     def receive(self, weights: Weights | WeightsOffer) -> None:
         self._weights = weights
@@ -136,8 +136,8 @@ class HostedEngine:
         """The engine waits for what the offer sends. Should that fail the engine has half of it, and ends."""
         joining = []
         if self._group is None:
-            backend = "nccl" if self._setup.device == "cuda" else "gloo"
-            self._group = call_together(self._label, offer.address, 1 + self._setup.tensor_parallel, backend)
+            size = 1 + self._setup.tensor_parallel
+            self._group = call_together(self._label, offer.address, size, self._setup.device)
             group = self._group[1]
             joining = [self._process.call("join", group.name, group.address, group.port, group.backend)]
         group = self._group[1]

@@ -29,8 +29,7 @@ Shape = tuple[str, str, list[int]]  # of a tensor: name, type and size
 @dataclass(frozen=True)
 class EngineSetup:
     """`cache_tokens`: room for keys and values, None: what the weights leave of `memory_share`; that is of all the
-    memory of a GPU; `dtype` as torch says it; `accelerators`: numbers of the engine's GPUs, as its host counts them;
-    `by_group`: weights of another process come by a process group, None: if they and the engine are on GPUs."""
+    memory of a GPU; `dtype` as torch says it; `accelerators`: numbers of the engine's GPUs, as its host counts them."""
 
     model_config: dict[str, Any]
     device: str
@@ -41,7 +40,6 @@ class EngineSetup:
     memory_share: float
     seed: int
     accelerators: tuple[int, ...] = ()
-    by_group: bool | None = None
     extra: dict[str, Any] = field(default_factory=dict)
     folder: str = ""  # with a config.json, all that is read of a model's folder; `hosted` makes it
 

@@ -28,7 +28,8 @@ from rl_platform.engines.rollout.prefill import PREFILL_TOKENS, Prefill
 from rl_platform.engines.rollout.sampling import sample, uniforms
 from rl_platform.models.language import LanguageModel
 from rl_platform.records import SamplingParams, Weights
-from rl_platform.runtime.weight_group import WeightsOffer
+from rl_platform.runtime.weight_group import WeightReceiver, WeightsOffer
+from rl_platform.runtime.weights import empty
 
 REFILL_SHARE = 8  # waiting requests enter when one slot in this many is free: prefills of one prompt are slow
 
@@ -50,6 +51,7 @@ class TorchRolloutEngine:
     """`model_config`: of transformers. Weights come by `receive` before the first `generate`.
 
     dtype: of weights, keys and values; weights of another one are converted, so they are no references any more.
+    label: of the rank that generates, for those who send weights to it.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class TorchRolloutEngine:
         max_running: int,
         device: torch.device,
         dtype: torch.dtype = torch.float32,
+        label: str = "rollout",
     ) -> None:
         from accelerate import init_empty_weights
         from transformers import AutoModelForCausalLM
@@ -75,6 +78,7 @@ class TorchRolloutEngine:
         self._again = self._aborted = False
         self._decoder = decoder_for(self.model)
         self._swap = Swap(self.model.parameters, device)
+        self._receiver = WeightReceiver(label, device)
 
     def offload(self) -> None:
         """The weights leave the device until they are used. Only where they are not the trainer's."""
@@ -93,10 +97,9 @@ class TorchRolloutEngine:
                 linear.repack()
 
     def takes(self, offer: WeightsOffer) -> bool:
-        return False
+        return offer.reaches([self.device])
 
     def receive(self, weights: Weights | WeightsOffer) -> None:
-        assert isinstance(weights, Weights), "fetched, as `takes` says"
         with self._lock:
             self._receive(weights)
             self._again = True
@@ -106,13 +109,16 @@ class TorchRolloutEngine:
 
     def close(self) -> None: ...
 
-    def _receive(self, weights: Weights) -> None:
+    def _receive(self, weights: Weights | WeightsOffer) -> None:
         self._onload()
         if self.version < 0:
-            self.model.load_state_dict(self._own(weights.state), assign=True)
+            state = empty(weights.tensors, self.device) if isinstance(weights, WeightsOffer) else weights.state
+            self.model.load_state_dict(self._own(state), assign=True)
             self.model.to(self.device)  # its buffers, which are not among the weights
-        else:
-            own = self.model.state_dict(keep_vars=True)
+        own = self.model.state_dict(keep_vars=True)
+        if isinstance(weights, WeightsOffer):
+            self._receiver.receive(weights, own)
+        elif self.version >= 0:
             for name, tensor in weights.state.items():
                 if own[name].data_ptr() != tensor.data_ptr():
                     own[name].data.copy_(tensor)

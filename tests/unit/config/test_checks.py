@@ -452,11 +452,10 @@ def test_only_ray_joins_a_cluster_and_starts_processes_again(problems: Any) -> N
 
 def test_weights_go_by_a_group_where_an_engine_of_its_own_takes_them(problems: Any) -> None:
     group = "rollout.weight_transfer=group"
-    sglang = ["rollout.backend=sglang", group]
-    assert list(problems("reasoning", *sglang)) == []
-    for other in ("rollout.sync=delta", "cluster.runtime=local"):
-        assert "rollout.weight_transfer" in problems("reasoning", *sglang, other)
-    assert list(problems("reasoning", "rollout.backend=torch", group)) == ["rollout.weight_transfer"]
+    for backend in ("rollout.backend=sglang", "rollout.backend=torch"):
+        assert list(problems("reasoning", backend, group)) == []
+        for other in ("rollout.sync=delta", "cluster.runtime=local"):
+            assert "rollout.weight_transfer" in problems("reasoning", backend, group, other)
     assert list(problems("embodied", group)) == ["rollout.weight_transfer"]
     assert list(problems("reasoning", "rollout.weight_transfer=disk")) == ["rollout.weight_transfer"]
 

@@ -28,9 +28,11 @@ def test_choice(
 
 
 def test_who_offers_weights_to_a_process_group(load: Any) -> None:
-    sglang = "rollout.backend=sglang"
-    assert may_go_by_group(load("reasoning", sglang).config, on_gpu=False)
-    for override in ("rollout.sync=delta", "rollout.weight_transfer=memory"):
-        assert not may_go_by_group(load("reasoning", sglang, override).config, on_gpu=True)
-    assert not may_go_by_group(load("reasoning", "rollout.backend=torch").config, on_gpu=True)
+    asked = "rollout.weight_transfer=group"
+    for backend in ("rollout.backend=sglang", "rollout.backend=torch"):
+        for on_gpu in (False, True):
+            assert may_go_by_group(load("reasoning", backend).config, on_gpu) == on_gpu
+            assert may_go_by_group(load("reasoning", backend, asked).config, on_gpu)
+        for override in ("rollout.sync=delta", "rollout.weight_transfer=memory"):
+            assert not may_go_by_group(load("reasoning", backend, override).config, on_gpu=True)
     assert not may_go_by_group(load("embodied").config, on_gpu=True)

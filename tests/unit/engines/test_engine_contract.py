@@ -19,6 +19,7 @@ import psutil
 import pytest
 import torch
 from sglang_engine import ENGINE_ENV, needs_sglang
+from weight_senders import SendingProcess
 
 from rl_platform.components.partial_rollout import generate_until
 from rl_platform.engines.rollout.base import Completion
@@ -28,7 +29,6 @@ from rl_platform.engines.rollout.shared_weights import SharedWeights
 from rl_platform.engines.rollout.torch import TorchRolloutEngine
 from rl_platform.errors import ConfigError
 from rl_platform.records import Prompt, SamplingParams, Trajectory, Weights
-from rl_platform.runtime.weight_group import WeightGroup, WeightSender, WeightsOffer, described
 
 pytestmark = pytest.mark.timeout(900)
 ENGINES = ["torch", pytest.param("sglang", marks=needs_sglang)]
@@ -81,25 +81,16 @@ def fresh(shared: ModuleType, plain: Any, engine: Engine) -> Engine:
 
 
 @pytest.fixture(scope="module")
-def sender() -> WeightSender:
-    """Of a process that learns."""
-    return WeightSender()
+def learner() -> Iterator[SendingProcess]:
+    """Another process, which learns."""
+    process = SendingProcess()
+    yield process
+    process.kill()
 
 
 def of(engine: Engine, *eos: int) -> Any:
     """Ids that end a response, as this engine keeps them."""
     return type(engine.eos)(eos)
-
-
-def as_offered(trainer: Any, shared: ModuleType, sender: WeightSender, version: int) -> WeightsOffer:
-    """The weights of a model, as those of another process; that they are not fetched is part of it."""
-    state = shared.state_of(trainer)
-    tensors = described(state)["tensors"]
-
-    def send(group: WeightGroup) -> None:
-        sender.send(state, tensors, group)
-
-    return WeightsOffer(version, tensors, "cpu", "127.0.0.1", fetch=lambda: pytest.fail("fetched"), send=send)
 
 
 def assert_generates_with(engine: Engine, trainer: Any, shared: ModuleType) -> None:
@@ -230,10 +221,10 @@ def test_it_wakes_with_the_weights_it_had(shared: ModuleType, fresh: Engine) -> 
 
 @only_sglang
 def test_one_that_is_killed_is_started_again_and_asked_again(
-    shared: ModuleType, plain: Any, fresh: HostedEngine, sender: WeightSender
+    shared: ModuleType, plain: Any, fresh: HostedEngine, learner: SendingProcess
 ) -> None:
     """Its successor joins a new group to get the weights."""
-    fresh.receive(as_offered(plain, shared, sender, fresh.version + 1))
+    fresh.receive(learner.offer(shared.state_of(plain), fresh.version + 1))
     requests, restarts = shared.prompts((4,) * 64), fresh.restarts
     version, victim = fresh.version, fresh.process_id
     found = while_it_generates(fresh, requests, LONG, lambda: os.kill(victim, signal.SIGKILL))
@@ -296,13 +287,15 @@ def test_responses_that_are_cut_go_on_under_other_weights(shared: ModuleType, pl
             start += count
 
 
-@only_sglang
-def test_weights_by_a_process_group(shared: ModuleType, plain: Any, fresh: HostedEngine, sender: WeightSender) -> None:
+def test_weights_by_a_process_group(shared: ModuleType, plain: Any, fresh: Engine, learner: SendingProcess) -> None:
     for version in (2000, 2001):  # the second time with the group that is there
         trainer = changed(plain)
-        fresh.receive(as_offered(trainer, shared, sender, version))
+        offer = learner.offer(shared.state_of(trainer), version)
+        assert fresh.takes(offer)
+        fresh.receive(offer)
         assert fresh.version == version
         assert_generates_with(fresh, trainer, shared)
+    assert learner.groups[-1] == learner.groups[-2]
 
 
 @only_sglang

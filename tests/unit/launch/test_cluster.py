@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import socket
+import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rl_platform.config.schema import Cluster
@@ -29,6 +33,28 @@ APART = "cluster.component_placement={actor_critic: 0, 'env,rollout': 1}"
 def test_processes_are_made_where_they_are_asked_for_or_needed(folder: Path, overrides: list[str], expected: bool):
     loaded, placement, _ = load("embodied.yaml", overrides)
     assert uses_ray(loaded.config.cluster, placement) is expected
+
+
+def priority_and_arenas(report: str) -> tuple[int, int]:
+    """Of the process that calls: its niceness, and from how many arenas its C library allocates (malloc_info(3))."""
+    library = ctypes.CDLL(None)
+    library.fopen.restype = ctypes.c_void_p
+    stream = ctypes.c_void_p(library.fopen(report.encode(), b"w"))
+    library.malloc_info(0, stream)
+    library.fclose(stream)
+    return os.getpriority(os.PRIO_PROCESS, 0), Path(report).read_text().count("<heap nr=")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the allocator is glibc's")
+def test_processes_compute_with_the_launchers_priority_one_arena_and_no_log_monitor_beside_them(tmp_path: Path):
+    import ray
+
+    with ray_cluster(Cluster(component_placement={})):
+        commands = [" ".join(process.cmdline()) for process in psutil.Process().children(recursive=True)]
+        assert any("raylet" in command for command in commands)
+        assert not any("log_monitor" in command for command in commands)
+        found = ray.get(ray.remote(priority_and_arenas).remote(str(tmp_path / "report.xml")))
+    assert found == (os.getpriority(os.PRIO_PROCESS, 0), 1)
 
 
 def test_an_address_where_nobody_answers_is_told_soon():

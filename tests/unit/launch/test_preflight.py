@@ -62,7 +62,7 @@ def test_weights_cannot_be_sent_in_part_where_none_are_sent(folder: Path, file: 
 
 
 def test_a_process_group_needs_another_process_with_the_same_kind_of_device(folder: Path):
-    group = "rollout.weight_transfer=group", "rollout.backend=sglang"
+    group = "rollout.weight_transfer=group", "rollout.backend=torch"
     message = cheap_problems("reasoning.yaml", *group)["rollout.weight_transfer"].message
     assert "reads its weights where they are" in message
     apart = "cluster.component_placement={'actor,critic': 0, 'rollout,reward': 1}"
@@ -70,8 +70,13 @@ def test_a_process_group_needs_another_process_with_the_same_kind_of_device(fold
         "reasoning.yaml", *group, "cluster.devices_per_node=2", apart
     )
     mixed = "cluster.component_placement={'actor,critic': 0, 'rollout,reward': {node_group: node, placement: 0}}"
-    found = cheap_problems("reasoning.yaml", *group, "cluster.gpus_per_node=1", mixed)
+    found = cheap_problems("reasoning.yaml", *group, "cluster.gpus_per_node=1", mixed, "cluster.runtime=ray")
     assert "one side is on GPUs" in found["rollout.weight_transfer"].message
+    beside = "cluster.component_placement={'actor,critic': 0-1, 'rollout,reward': 1}"
+    assert "rollout.weight_transfer" not in cheap_problems("reasoning.yaml", *group, "cluster.gpus_per_node=2", beside)
+    onto = "cluster.component_placement={'actor,critic': 0-1, 'rollout,reward': 0}"
+    found = cheap_problems("reasoning.yaml", *group, "cluster.gpus_per_node=2", onto)
+    assert "on the GPU of actor[0]" in found["rollout.weight_transfer"].message
 
 
 def test_everything_this_version_cannot_run_is_told_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch):

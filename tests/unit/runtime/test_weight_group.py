@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
@@ -10,11 +12,21 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from weight_senders import SendingProcess
 
 from rl_platform.errors import WorkerError
-from rl_platform.runtime.weight_group import WeightGroup, WeightSender, call_together, described
+from rl_platform.runtime import weight_group
+from rl_platform.runtime.weight_group import (
+    WeightGroup,
+    WeightReceiver,
+    WeightSender,
+    WeightsOffer,
+    call_together,
+    described,
+)
 
 pytestmark = pytest.mark.timeout(120, method="thread")  # who waits in a collective hears no signal
+CPU = torch.device("cpu")
 HEAD = torch.arange(12.0).view(3, 4)
 STATE = {"head": HEAD, "half": torch.ones(5, dtype=torch.bfloat16), "turned": HEAD.T.clone().T, "tied": HEAD}
 
@@ -40,7 +52,7 @@ def receiver(group: WeightGroup, line: Connection) -> None:
 @pytest.fixture
 def other() -> Any:
     """The group, and the line to the process that is its other rank."""
-    meeting, group = call_together("rollout[0]", "127.0.0.1", 2, "gloo")
+    meeting, group = call_together("rollout[0]", "127.0.0.1", 2, CPU)
     context = multiprocessing.get_context("spawn")
     line, theirs = context.Pipe()
     process = context.Process(target=receiver, args=(group, theirs))
@@ -76,3 +88,86 @@ def test_a_receiver_that_dies_is_told(other: Any) -> None:
     large = {"head": torch.zeros(2**22)}  # more than the system keeps on the way
     with pytest.raises(WorkerError, match=r"weights for rollout\[0\] could not be sent"):
         sender.send(large, described(large)["tensors"], group)
+
+
+@pytest.fixture
+def learner() -> Iterator[SendingProcess]:
+    process = SendingProcess()
+    yield process
+    process.kill()
+
+
+def room() -> dict[str, torch.Tensor]:
+    """What an engine has for the weights, one of them in another type."""
+    found = {name: torch.full_like(tensor, -1) for name, tensor in STATE.items()}
+    return found | {"half": torch.full((5,), -1.0), "tied": found["head"]}
+
+
+def assert_arrived(own: dict[str, torch.Tensor], state: dict[str, torch.Tensor]) -> None:
+    for name, tensor in state.items():
+        assert torch.equal(own[name], tensor.to(own[name].dtype)), name
+
+
+def test_weights_are_written_over_those_of_before(learner: SendingProcess) -> None:
+    receiver, own = WeightReceiver("rollout[0]", CPU), room()
+    places = {name: tensor.data_ptr() for name, tensor in own.items()}
+    for factor in (1, 2):
+        state = {name: tensor * factor for name, tensor in STATE.items()}
+        state["tied"] = state["head"]
+        receiver.receive(learner.offer(state, factor), own)
+        assert_arrived(own, state)
+    assert {name: tensor.data_ptr() for name, tensor in own.items()} == places
+    assert own["half"].dtype == torch.float32
+    assert learner.groups[0] == learner.groups[1], "one group for all updates"
+
+
+def test_what_differs_from_its_checksum_is_no_version(learner: SendingProcess) -> None:
+    offer = learner.offer(STATE, 7)
+
+    def damaged(group: WeightGroup) -> list[bytes]:
+        first, *others = offer.send(group)
+        return [first, b"of other bytes", *others[1:]]
+
+    receiver, own = WeightReceiver("rollout[0]", CPU), room()
+    with pytest.raises(WorkerError, match="weights version 7 arrived damaged: the checksum of half differs"):
+        receiver.receive(replace(offer, send=damaged), own)
+    receiver.receive(offer, own)
+    assert_arrived(own, STATE)
+
+
+def test_after_a_sender_that_fails_or_dies_the_next_one_is_met_anew(learner: SendingProcess) -> None:
+    receiver, own = WeightReceiver("rollout[0]", CPU), room()
+
+    def refused(group: WeightGroup) -> list[bytes]:
+        raise WorkerError("weights were replaced")
+
+    with pytest.raises(WorkerError, match="were replaced"):  # the other side never came to the group
+        receiver.receive(replace(learner.offer(STATE, 1), send=refused), own)
+    receiver.receive(learner.offer(STATE, 2), own)
+    with pytest.raises(WorkerError, match="were replaced"):  # it is there and sends nothing
+        receiver.receive(replace(learner.offer(STATE, 3), send=refused), own)
+    receiver.receive(learner.offer(STATE, 4), own)
+    learner.kill()
+    with pytest.raises((EOFError, OSError)):
+        receiver.receive(learner.offer(STATE, 5), own)
+    successor = SendingProcess()
+    own = room()
+    receiver.receive(successor.offer(STATE, 6), own)
+    successor.kill()
+    assert_arrived(own, STATE)
+
+
+def test_weights_that_do_not_fit_are_refused_on_both_sides(learner: SendingProcess) -> None:
+    receiver, own = WeightReceiver("rollout[0]", CPU), room() | {"half": torch.zeros(2, 2)}
+    large = STATE | {"turned": torch.zeros(2**22)}  # more than the system keeps on the way
+    with pytest.raises(WorkerError, match=r"weights for rollout\[0\] could not be sent"):
+        receiver.receive(learner.offer(large, 1), own)
+
+
+def test_a_group_is_of_cpus_or_of_distinct_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_group, "place_of", str)
+    gpus = [torch.device("cuda", number) for number in range(3)]
+    for device, reached, unreached in (("cpu", [[CPU]], [gpus]), ("cuda:0", [gpus[1:]], [[CPU], gpus, gpus[:1]])):
+        offer = WeightsOffer(0, (), device, "", fetch=lambda: pytest.fail("fetched"), send=lambda group: [])
+        assert all(offer.reaches(devices) for devices in reached)
+        assert not any(offer.reaches(devices) for devices in unreached)

@@ -16,7 +16,7 @@ from rl_platform.config.schema import Config
 from rl_platform.errors import WorkerError
 from rl_platform.records import Weights
 from rl_platform.runtime import ComponentSpec
-from rl_platform.runtime.weights import BUCKET, WeightsToken, publish, receive
+from rl_platform.runtime.weights import BUCKET, ROW, WeightsToken, _checksum, _sums, checksum, publish, receive
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -57,6 +57,31 @@ def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
     for name, tensor in expected.items():
         assert found[name].dtype == tensor.dtype
         assert torch.equal(found[name], tensor), name
+
+
+def of_sums(tensor: torch.Tensor) -> bytes:
+    """The checksum of a tensor on a GPU, which is computed in the same way on a CPU."""
+    return _checksum(_sums(tensor))
+
+
+class TestChecksums:
+    @pytest.mark.parametrize("of", [checksum, of_sums])
+    @pytest.mark.parametrize("count", [0, 1, 7, ROW // 4, 3 * ROW + 5])
+    def test_equal_bytes_have_equal_ones(self, of: Callable[[torch.Tensor], bytes], count: int) -> None:
+        tensor = torch.randn(count + 1)[1:]
+        for typed in (tensor, tensor.to(torch.bfloat16)):
+            assert of(typed) == of(typed.clone())
+
+    @pytest.mark.parametrize("of", [checksum, of_sums])
+    @pytest.mark.parametrize("place", [0, 1, 5000, -1])
+    def test_a_changed_bit_and_two_rows_or_columns_in_other_order_are_seen(
+        self, of: Callable[[torch.Tensor], bytes], place: int
+    ) -> None:
+        tensor = torch.randint(256, (3 * ROW + 5,), dtype=torch.uint8)
+        changed, turned = tensor.clone(), tensor.clone()
+        changed[place] ^= 4
+        turned[:ROW], turned[ROW : 2 * ROW] = tensor[ROW : 2 * ROW], tensor[:ROW]
+        assert len({of(tensor), of(changed), of(turned), of(tensor.flip(0))}) == 4
 
 
 class TestBuckets:
