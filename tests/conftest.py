@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import signal
@@ -17,6 +18,14 @@ from forked import Forked
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell; runs started here inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+gc.disable()  # thousands of tests are collected, and none of them is garbage
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
 
 REASONING = """\
 runner:

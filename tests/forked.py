@@ -7,6 +7,7 @@ folder, arguments]. For each line it forks that many ranks, which call the scrip
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import os
@@ -44,9 +45,12 @@ class Forked:
 
 
 def main(path: Path) -> None:
+    gc.disable()  # what is imported is no garbage
     script = _imported(path)
     if hasattr(script, "preload"):
         script.preload()
+    gc.freeze()  # so that ranks share it
+    gc.enable()
     for line in sys.stdin:
         world_size, folder, arguments = json.loads(line)
         pids = [_fork(script, rank, world_size, Path(folder), arguments) for rank in range(world_size)]
