@@ -195,6 +195,6 @@ def two_ranks() -> Callable[[Path, Path], None]:
 
     def run(path: Path, folder: Path) -> None:
         with Forked(path) as forked:
-            forked.run((2, folder, []), timeout=150)
+            forked.run((2, folder, []), timeout=500)
 
     return run

@@ -37,7 +37,7 @@ class Forked:
         self.process.kill()
         self.process.communicate()
 
-    def run(self, *jobs: tuple[int, Path, list[str]], timeout: float = 250) -> None:
+    def run(self, *jobs: tuple[int, Path, list[str]], timeout: float = 500) -> None:
         """Jobs (world size, folder, arguments of the script's main), one after the other; then the process ends."""
         lines = [json.dumps([world_size, str(folder), arguments]) for world_size, folder, arguments in jobs]
         said, errors = self.process.communicate("\n".join(lines) + "\n", timeout)
