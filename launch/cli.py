@@ -20,6 +20,7 @@ from rl_platform.config import LoadedConfig, load_config
 from rl_platform.config.rollout_backend import chosen_backend
 from rl_platform.config.schema import Cluster
 from rl_platform.errors import ConfigError, PlacementError, PlatformError, Problem
+from rl_platform.garbage import collect_as_usual, collect_rarely
 from rl_platform.launch.planning import PlanForm, plan_text
 from rl_platform.launch.saved_run import find_run
 from rl_platform.launch.slurm import SlurmOptions, sbatch_script, submit, write_script
@@ -187,6 +188,7 @@ def _located(problem: Problem, loaded: LoadedConfig) -> Problem:
 def main() -> None:
     """Entry point of the console script: every error becomes a message and its exit code."""
     signal.signal(signal.SIGTERM, _terminate)
+    collect_rarely()
     try:
         arguments = app([_with_form(word) for word in sys.argv[1:]], standalone_mode=False)
         if isinstance(arguments, Arguments):  # --help gives a number
@@ -199,6 +201,7 @@ def main() -> None:
     sys.stderr.flush()
     if code in (INTERRUPTED, TERMINATED):
         os._exit(code)  # threads that are still computing would hold up or crash the interpreter's end
+    collect_as_usual()
     sys.exit(code)
 
 

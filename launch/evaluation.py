@@ -24,6 +24,7 @@ from rl_platform.config.source import COMMAND_LINE
 from rl_platform.envs.embodied.success import success_rates
 from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.errors import ConfigError, Problem
+from rl_platform.garbage import collect_as_usual
 from rl_platform.launch.cluster import runtime_for
 from rl_platform.launch.headline import number
 from rl_platform.launch.plain import PlainView
@@ -68,6 +69,7 @@ def evaluate_checkpoint(run: SavedRun, loaded: LoadedConfig, overrides: Sequence
             if isinstance(task, EmbodiedTask):
                 task.groups["env"].use_normalizer(checkpoint.load("env")).wait()
             task.sync_weights(0)
+        collect_as_usual()
         with reporter.phase("evaluate"):
             if isinstance(task, EmbodiedTask):
                 videos = ", and draws a video of each" if video else ""

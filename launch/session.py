@@ -15,6 +15,7 @@ from rl_platform.envs.embodied.spaces import EnvDescription, EnvSpaces, make_env
 from rl_platform.envs.reasoning.question import Split
 from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.errors import ConfigError
+from rl_platform.garbage import collect_as_usual
 from rl_platform.launch.cluster import cluster_for, runtime_for
 from rl_platform.launch.preflight import (
     check_cheap,
@@ -80,6 +81,7 @@ def run(loaded: LoadedConfig, config_path: str, placement: Placement, inventory:
             with runtime_for(config, placement, cluster_is_up) as runtime:
                 with reporter.phase("load"):
                     task = task_of(config, runtime, reporter, folder, world, placement, inventory)
+                collect_as_usual()
                 timeline.sources.append(runtime.spans)
                 try:
                     train(config, task, reporter, state)

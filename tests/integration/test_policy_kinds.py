@@ -167,7 +167,7 @@ def test_a_pole_is_balanced_from_pictures(start, folder: Path, drawing) -> None:
     """The beginning of a run that ends at the longest episodes there are."""
     short = "runner.max_steps=10", "runner.trace_steps=0", "env.evaluation.episodes=1"
     process = start(CONFIGS / "embodied" / "pixels.yaml", "runner.output_dir=out", *short)
-    _, errors = process.communicate(timeout=280)
+    _, errors = process.communicate(timeout=550)
     assert process.returncode == 0, errors
     assert errors == ""
     returns = [row["episode/return"] for row in read_metrics(folder / "out") if "episode/return" in row]

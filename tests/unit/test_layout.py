@@ -19,7 +19,7 @@ SOURCES = {"platform": "rl_platform", "envs": "rl_platform.envs", "launch": "rl_
 
 # From the bottom up; a module imports its own level and those below.
 LEVELS = (
-    {"errors", "records", "checkpoint", "checkpoint_files", "metrics", "rng", "tracing", "user_function"},
+    {"errors", "garbage", "records", "checkpoint", "checkpoint_files", "metrics", "rng", "tracing", "user_function"},
     {"config"},
     {"placement", "algorithms"},
     {"runtime", "engines", "envs", "models"},

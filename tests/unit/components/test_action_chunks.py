@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
+import cloudpickle
 import gymnasium
 import numpy as np
 import pytest
@@ -145,14 +147,13 @@ class TestEndInsideAChunk:
     @pytest.mark.parametrize("num_workers", [0, 2])
     def test_other_environments_go_on(self, num_workers: int) -> None:
         """The first of two environments is at its second episode when the other one, of 5 steps, is at its first."""
-        settings = config(ACTIONS, num_envs=2, num_workers=num_workers, id=f"{__name__}:Uneven-v0")
+        settings = config(ACTIONS, num_envs=2, num_workers=num_workers, id="Uneven-v0")
         batch = collect(settings).batch
         assert batch.rewards.tolist() == [[1.0, 2.0, 3.0, 0.0, 1.0, 2.0], [1.0, 2.0, 3.0, 4.0, 5.0, 0.0]]
 
     def test_stages_change_nothing(self) -> None:
         whole, staged = (
-            collect(config(ACTIONS, num_envs=4, pipeline_stages=stages, id=f"{__name__}:Uneven-v0"))
-            for stages in (1, 2)
+            collect(config(ACTIONS, num_envs=4, pipeline_stages=stages, id="Uneven-v0")) for stages in (1, 2)
         )
         for name in ("rewards", "ends", "bootstrapped", "end_observations", "action_mask"):
             assert torch.equal(getattr(whole.batch, name), getattr(staged.batch, name)), name
@@ -167,7 +168,7 @@ class TestEndInsideAChunk:
         assert found.metrics["perf/env_steps"] == 5.0
 
     def test_normalisers_count_every_step_once(self) -> None:
-        settings = config(num_envs=2, normalize_observations=True, normalize_rewards=True, id=f"{__name__}:Uneven-v0")
+        settings = config(num_envs=2, normalize_observations=True, normalize_rewards=True, id="Uneven-v0")
         state = collect(settings).state
         assert state["observation_normalizer"]["count"] == 2 + 10  # two resets, five steps of each environment
         assert state["reward_normalizer"]["moments"]["count"] == 10
@@ -188,6 +189,7 @@ class Uneven(Counter):
 
 
 gymnasium.register("Uneven-v0", Uneven)
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import this module, and torch with it
 
 
 class TestBootstrap:

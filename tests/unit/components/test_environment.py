@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import cloudpickle
 import gymnasium
 import numpy as np
 import pytest
@@ -51,6 +53,7 @@ class Corridor(gymnasium.Env):
 
 
 gymnasium.register(ENV_ID, Corridor, max_episode_steps=5)
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import this module, and torch with it
 
 
 def config(**env) -> Config:

@@ -81,7 +81,7 @@ def test_a_process_that_hangs_or_dies_is_replaced_alone(make, fault: str, stages
     found = steps(envs, 2)
     began = time.monotonic()
     found += steps(envs, 1)
-    assert time.monotonic() - began < timeout + 1
+    assert time.monotonic() - began < 2 * timeout, "it was waited for twice"
     assert not psutil.pid_exists(pids[1])
     assert [old == new for old, new in zip(pids, envs.worker_pids, strict=True)] == [True, False, True]
     found += steps(envs, 6)

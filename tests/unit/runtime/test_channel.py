@@ -33,7 +33,7 @@ def make(request: pytest.FixtureRequest) -> Make:
 
 def until(condition: Any) -> None:
     """Waits for a condition that another thread brings about."""
-    end = time.monotonic() + 5
+    end = time.monotonic() + 10
     while not condition():
         assert time.monotonic() < end, "the condition never came true"
         time.sleep(0.001)
@@ -325,7 +325,7 @@ def test_a_missed_deadline_comes_in_time_and_leaves_no_trace(make: Make):
     start = time.monotonic()
     with pytest.raises(Deadline, match="producers: none registered"):
         channel.get(timeout=0.05)
-    assert 0.05 <= time.monotonic() - start < 1
+    assert 0.05 <= time.monotonic() - start < 4, "5 s is the channel's own deadline"
     assert waiting_on(threading.get_ident()) == ""
     channel.put("still works")
     assert channel.get() == "still works"

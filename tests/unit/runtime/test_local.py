@@ -61,10 +61,11 @@ class Worker:
         self.log.append(f"{self.context.label} {value}")
         return self.context.rank, value
 
-    def fail(self, error: BaseException, rank: int | None = None, otherwise_sleep: float = 0.0) -> None:
+    def fail(self, error: BaseException, rank: int | None = None, otherwise: threading.Event | None = None) -> None:
         if rank in (None, self.context.rank):
             raise error
-        time.sleep(otherwise_sleep)
+        assert otherwise is not None
+        self.hold(otherwise)
 
     def hold(self, event: threading.Event) -> None:
         self.log.append("holding")
@@ -95,7 +96,7 @@ class Clashing:
 
 def until(condition: Callable[[], bool]) -> None:
     """Waits for a condition that another thread brings about."""
-    end = time.monotonic() + 5
+    end = time.monotonic() + 10
     while not condition():
         assert time.monotonic() < end, "the condition never came true"
         time.sleep(0.001)
@@ -109,7 +110,7 @@ def specs(*names: str, cls: type = Worker, **kwargs: Any) -> dict[str, Component
 def no_thread_is_left():
     before = set(threading.enumerate())
     yield
-    end = time.monotonic() + 3
+    end = time.monotonic() + 10
     while left := set(threading.enumerate()) - before:
         assert time.monotonic() < end, f"threads left: {left}"
         time.sleep(0.005)
@@ -139,13 +140,17 @@ def test_context_tells_who_and_where_and_each_rank_has_its_thread():
 
 def test_calls_of_a_rank_run_in_order_and_components_side_by_side():
     log: list[str] = []
+    release = threading.Event()
     with runtime([("rollout", 0), ("reward", 0)]) as local:
         groups = local.start(specs("rollout", "reward", log=log))
-        slow = [groups["rollout"].echo(index, pause=0.05) for index in range(3)]
+        groups["rollout"].hold(release)
+        slow = [groups["rollout"].echo(index) for index in range(3)]
+        until(lambda: "holding" in log)
         assert groups["reward"].echo("scored").result() == (0, "scored")
-        assert not slow[2].done()
+        assert not any(handle.done() for handle in slow)
+        release.set()
         assert [handle.result() for handle in slow] == [(0, 0), (0, 1), (0, 2)]
-    assert log[2:6] == ["reward[0] scored", "rollout[0] 0", "rollout[0] 1", "rollout[0] 2"]
+    assert log[2:7] == ["holding", "reward[0] scored", "rollout[0] 0", "rollout[0] 1", "rollout[0] 2"]
 
 
 def test_partial_calls():
@@ -182,11 +187,13 @@ def test_a_component_may_not_use_the_groups_names():
 def test_timings_count_calls_and_seconds_of_the_slowest_rank():
     with runtime([("actor", 0), ("actor", 1)]) as local:
         actor = local.start(specs("actor"))["actor"]
+        began = time.monotonic()
         actor.echo(1).wait()
         actor.rank(1).echo(2, pause=0.05).wait()
+        passed = time.monotonic() - began
         count, seconds = actor.timings()["echo"]
         assert count == 2
-        assert 0.05 <= seconds < 1
+        assert 0.05 <= seconds <= passed
 
 
 def test_an_exception_comes_back_with_its_traceback_and_the_rank_goes_on(caplog):
@@ -225,10 +232,10 @@ def test_even_system_exit_in_a_component_only_fails_the_call():
 def test_one_failed_rank_is_reported_without_waiting_for_the_others():
     with runtime([("actor", 0), ("actor", 1)]) as local:
         actor = local.start(specs("actor"))["actor"]
-        start = time.monotonic()
+        release = threading.Event()
         with pytest.raises(WorkerError, match=r"actor\[1\].fail raised ValueError"):
-            actor.fail(ValueError("bad batch"), rank=1, otherwise_sleep=0.5).wait()
-        assert time.monotonic() - start < 0.4
+            actor.fail(ValueError("bad batch"), rank=1, otherwise=release).wait()
+        release.set()
 
 
 def test_a_missed_call_names_waiter_call_and_what_the_ranks_do():
@@ -237,6 +244,7 @@ def test_a_missed_call_names_waiter_call_and_what_the_ranks_do():
         critic = local.start(specs("critic"))["critic"]
         critic.rank(1).hold(release)
         late = critic.echo(1)
+        critic.rank(0).echo(2).wait()  # so the other rank has done both
         with pytest.raises(
             Deadline,
             match=r"^runner waited 0.05 s for critic.echo \(1 of 2 ranks unfinished: critic\[1\] busy in hold for "
@@ -253,7 +261,7 @@ def test_a_missed_get_tells_what_each_producer_does_and_waits_on():
         prompts = local.channel("prompts", 4, producers=["runner"], consumers=["rollout"])
         rollouts = local.channel("rollouts", 4, producers=["rollout"], consumers=["critic"])
         groups["rollout"].rank(0).consume(prompts)
-        time.sleep(0.02)
+        until(lambda: "waiting on" in groups["rollout"]._workers[0].doing())
         with pytest.raises(
             Deadline,
             match=r"^runner waited 0.05 s on channel 'rollouts' \(depth 0, producers: rollout\[0\] busy in consume for "
@@ -386,7 +394,7 @@ def test_shutdown_never_hangs_and_names_who_did_not_stop():
     start = time.monotonic()
     with pytest.raises(Deadline, match=r"critic\[0\] did not stop in time \(busy in hold for"):
         local.shutdown(timeout=0.1)
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 10
     assert "close actor[0]" in log
     release.set()
 
@@ -431,7 +439,7 @@ def test_keyboard_interrupt_ends_a_wait_promptly(wait_on):
         timer.start()
         with pytest.raises(KeyboardInterrupt):
             waits[wait_on]()
-        assert time.monotonic() - start < 1
+        assert time.monotonic() - start < 4, "that is its deadline"
         release.set()
 
 
@@ -456,5 +464,4 @@ def test_an_idle_rank_keeps_nothing_of_its_last_call_alive():
         actor.hold(payload).wait()
         del payload
         actor.about().wait()
-        time.sleep(0.05)
-        assert reference() is None
+        until(lambda: reference() is None)

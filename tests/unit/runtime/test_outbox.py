@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from rl_platform.errors import ChannelClosed, Deadline
+from rl_platform.runtime import outbox as outbox_module
 from rl_platform.runtime.outbox import Outbox, Put
 from rl_platform.runtime.parcels import BUNDLE, Parcel, Stored, opened, parcel, stored
 from rl_platform.runtime.wire import PLAIN, Packed, pack_error
@@ -114,7 +115,9 @@ def test_after_distrust_the_next_put_waits(home: Home) -> None:
         outbox.put(put(1))
 
 
-def test_threads_that_put_in_a_loop_travel_together() -> None:
+def test_threads_that_put_in_a_loop_travel_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox_module, "LINGER_S", 0.5)  # a busy machine may let a thread wait before it comes back
+
     class Slow(Home):
         def send(self, puts: Sequence[Put]) -> tuple[list[bytes | None], int]:
             time.sleep(0.005)

@@ -31,6 +31,14 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 NOTICED_S = 10.0
 
 
+def until(condition: Callable[[], bool]) -> None:
+    """Waits for a condition that another process brings about."""
+    end = time.monotonic() + NOTICED_S
+    while not condition():
+        assert time.monotonic() < end, "the condition never came true"
+        time.sleep(0.02)
+
+
 class Worker:
     """A component that does what the test asks for."""
 
@@ -205,13 +213,13 @@ def test_errors_come_back_typed_with_the_remote_traceback(pair):
 
 
 def test_a_constructor_that_fails_ends_everything(start):
-    children = set(psutil.Process().children(recursive=True))
+    def hosts() -> set[psutil.Process]:
+        return {child for child in psutil.Process().children(recursive=True) if "HostActor" in child.name()}
+
+    before = hosts()
     with pytest.raises(WorkerError, match=r"rollout\[0\].__init__ raised OSError: no such model"):
         start(*PAIR, broken="rollout[0]")
-    end = time.monotonic() + NOTICED_S
-    while [child for child in set(psutil.Process().children(recursive=True)) - children if "HostActor" in child.name()]:
-        assert time.monotonic() < end
-        time.sleep(0.1)
+    until(lambda: not hosts() - before)
 
 
 def test_items_travel_between_processes_and_large_ones_without_a_copy(pair):
@@ -249,17 +257,20 @@ def test_when_a_call_ends_all_that_it_put_is_in_the_channel(pair):
 def test_a_missed_deadline_says_what_the_other_processes_do(pair):
     runtime, groups = pair
     channel = runtime.channel("deadline", 4, ["rollout"], ["actor"])
-    sleeping = groups["rollout"].sleep(1.5)
-    time.sleep(0.6)
+    gate = runtime.channel("gate", 4, ["runner"], ["rollout"])
+    held = groups["rollout"].consume(gate)
     waiting = groups["actor"].consume(channel)
-    waited = r"runner waited 0.2 s on channel 'deadline' \(depth 0, producers: rollout\[0\] busy in sleep"
+    for name in ("rollout", "actor"):
+        until(lambda worker=groups[name]._workers[0]: "waiting on" in worker.doing())
+    waited = r"runner waited 0.2 s on channel 'deadline' \(depth 0, producers: rollout\[0\] busy in consume"
     with pytest.raises(Deadline, match=waited):
         channel.get(timeout=0.2)
     unfinished = r"1 of 1 ranks unfinished: actor\[0\] busy in consume for .* waiting on channel"
     with pytest.raises(Deadline, match=unfinished):
-        waiting.wait(0.6)
-    sleeping.wait()
+        waiting.wait(0.2)
+    gate.close()
     channel.close()
+    assert [*held.wait(), *waiting.wait()] == [[], []]
 
 
 def test_a_failed_call_closes_the_channels_of_its_rank_everywhere(pair):
@@ -369,18 +380,15 @@ def test_a_process_without_a_learner_is_started_again_and_a_learner_ends_everyth
 def test_warnings_of_a_process_are_heard_by_the_runner(pair, caplog):
     _, groups = pair
     groups["rollout"].warn().wait()
-    end = time.monotonic() + 5
-    while "the disk is nearly full" not in caplog.text:
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    until(lambda: "the disk is nearly full" in caplog.text)
 
 
 def test_progress_is_heard_and_moves_the_deadline(pair):
     _, groups = pair
     heard: list[tuple[int, int, str]] = []
-    groups["actor"].sleep(2.0).wait(1.0, on_progress=lambda *progress: heard.append(progress))
+    groups["actor"].sleep(3.0).wait(2.0, on_progress=lambda *progress: heard.append(progress))
     assert heard
-    assert heard[-1][1:] == (40, "naps")
+    assert heard[-1][1:] == (60, "naps")
 
 
 def test_a_process_sees_the_accelerators_that_ray_gave_the_run_and_the_variables_of_its_nodes(start):
@@ -404,7 +412,7 @@ def test_a_placement_that_the_cluster_cannot_hold_is_refused_at_once(start):
     began = time.monotonic()
     with pytest.raises(PlacementError, match="needs 1 node with 9 GPUs, but the Ray cluster has 1 node with 4 GPUs"):
         start([("actor", 0)], accelerators=tuple(range(9)))
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15, "20 s is the deadline"
 
 
 def test_resources_that_another_run_holds_are_waited_for_until_the_deadline(start):
@@ -431,16 +439,10 @@ def test_shutdown_ends_every_process_and_names_the_busy_rank(start):
     pids = [groups[name].about().wait()[0][0] for name in ("actor", "rollout")]
     hanging = groups["rollout"].hang(60)
     channel = runtime.channel("left", 4, ["actor"])
-    end = time.monotonic() + NOTICED_S
-    while "busy in hang" not in groups["rollout"]._workers[0].doing():  # a call that has not begun is refused
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    until(lambda: "busy in hang" in groups["rollout"]._workers[0].doing())  # a call that has not begun is refused
     with pytest.raises(Deadline, match=r"rollout\[0\] did not stop in time"):
         runtime.shutdown(1.0)
-    end = time.monotonic() + NOTICED_S
-    while any(psutil.pid_exists(pid) for pid in pids):
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
     with pytest.raises(WorkerDied):
         hanging.wait(5)
     with pytest.raises((WorkerDied, ChannelClosed)):
