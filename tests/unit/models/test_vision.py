@@ -19,7 +19,9 @@ LAYOUTS = [  # shape, and what makes [B,channels,height,width] of it
 ]
 
 
-@pytest.mark.parametrize(("shape", "channels_first"), LAYOUTS, ids=lambda value: str(value) if value else "")
+@pytest.mark.parametrize(
+    ("shape", "channels_first"), LAYOUTS, ids=lambda value: str(value) if isinstance(value, tuple) else ""
+)
 def test_features_are_those_of_the_convolutions(shape: tuple[int, ...], channels_first) -> None:
     torch.manual_seed(0)
     encoder = ImageEncoder(shape, SMALL)
