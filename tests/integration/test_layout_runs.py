@@ -33,16 +33,20 @@ FOUR_LAYERS = ["actor.model.random_init.num_layers=4"]
 ADAPTERS = [*both("lora={rank: 4}"), "algorithm={use_kl_in_reward: true, kl_ctrl: {kl_coef: 0.1}}"]
 INTERLEAVED = both("training_backend=megatron", "parallel={pipeline: 2, virtual_pipeline: 2}", "micro_batch_size=2")
 COMPARED = [
-    "algorithm.use_kl_loss=true",
+    "algorithm={use_kl_in_reward: true, kl_ctrl: {kl_coef: 0.1}}",
     "cluster.component_placement={'actor,critic,reference,rollout,reward': all}",
 ]
 THREE_MODELS = "cluster.component_placement={'actor,critic,reference': 'all:0-1', 'rollout,reward': all}"
+OWN_RANKS = "cluster.component_placement={'actor,critic': 'all:0-1', reference: 'all:0-1', 'rollout,reward': all}"
+STAGES = ["reference.training_backend=megatron", "reference.parallel.pipeline=2", OWN_RANKS]
 LAYOUTS: dict[str, tuple[list[str], list[str]]] = {  # what is trained, and how two ranks do it
     "experts": (EXPERTS, both("training_backend=megatron", "parallel.expert=2")),
     "interleaved stages": (FOUR_LAYERS, INTERLEAVED),
     "tokens shared": ([], both("parallel.context=2")),
     "adapters": (ADAPTERS, []),
     "reference": (COMPARED, [*both("training_backend=megatron", "parallel.tensor=2"), THREE_MODELS]),
+    "sharded reference": (COMPARED, [THREE_MODELS]),
+    "reference in stages": (COMPARED, STAGES),
 }
 
 

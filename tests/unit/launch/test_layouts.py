@@ -42,6 +42,44 @@ def test_models_of_one_process_have_one_layout():
     assert problems(FOUR, "actor.parallel={tensor: 2, sequence: true}", "critic.parallel.tensor=2") == {}
 
 
+ALL = "cluster.component_placement={'actor,critic,reference': 'all:0-3', 'rollout,reward': all}"
+ALONE = "cluster.component_placement={'actor,critic': 'all:0-3', reference: 'all:0-2', 'rollout,reward': all}"
+COMPARED = ("algorithm.use_kl_loss=true", "actor.parallel.tensor=2", "critic.parallel.tensor=2")
+
+
+def test_the_ranks_of_a_reference_hold_whole_copies_too():
+    assert problems(ALL, *COMPARED) == {}
+    found = problems(ALONE, *COMPARED)
+    assert found.keys() == {"reference.parallel"}
+    assert "3 ranks of reference" in found["reference.parallel"].message
+    assert problems(ALONE, *COMPARED, "reference.parallel.pipeline=3") == {}
+    assert problems(ALONE, *COMPARED, "reference.training_backend=fsdp") == {}
+    context = "reference={training_backend: fsdp, parallel: {context: 2}}"
+    assert problems(ALONE, *COMPARED, context).keys() == {"reference.parallel.context"}
+
+
+def test_a_reference_in_the_actors_processes_has_the_actors_layout():
+    found = problems(ALL, *COMPARED, "reference.parallel.pipeline=2")
+    assert found.keys() == {"reference.parallel"}
+    assert "that of the actor is tensor 2, pipeline 1" in found["reference.parallel"].message
+    assert problems(ALL, *COMPARED, "reference.training_backend=fsdp") == {}
+    beside = "cluster.component_placement={actor: 'all:0-3', 'critic,reference': 'all:0-3', 'rollout,reward': all}"
+    assert "that of the critic" in problems(beside, *COMPARED, "critic.parallel.tensor=4")["reference.parallel"].message
+
+
+def test_a_reference_of_another_model_is_asked_whether_it_fits():
+    own = "reference.model={random_init: {num_heads: 3, hidden_size: 24, max_positions: 16}, tokenizer: bytes}"
+    for overrides, keys in (
+        ([own, "actor.parallel.tensor=2", "critic.parallel.tensor=2"], ["reference.parallel.tensor"]),
+        (["reference.parallel.tensor=4", "actor.parallel.tensor=2"], ["reference.parallel.tensor"]),
+        (["actor.parallel.tensor=4"], ["actor.parallel.tensor"]),  # told once
+    ):
+        config, placement, _ = load("reasoning.yaml", [*MEGATRON, ALL, "algorithm.use_kl_loss=true", *overrides])
+        with pytest.raises(ConfigError) as caught:
+            check_layouts(config.config, placement)
+        assert [problem.key for problem in caught.value.problems] == keys
+
+
 def test_expert_ranks_are_counted_beside_tensor_ranks():
     both = "actor.parallel.expert={}", "critic.parallel.expert={}"
     assert problems(FOUR, *(text.format(4) for text in both)) == {}
