@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from rl_platform.config.schema import Config
-from rl_platform.engines.training.layout import transformer_engine_installed, unfit
+from rl_platform.engines.training.layout import transformer_engine_fails, transformer_engine_installed, unfit
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.lora import not_installed
 from rl_platform.placement.memory import section_of
@@ -35,7 +35,7 @@ def layout_problems(config: Config, placement: Placement) -> Iterator[Problem]:
             hint = "place it on a GPU, or hide them: CUDA_VISIBLE_DEVICES="
             yield Problem(f"{role}.training_backend", message, value="megatron", hint=hint)
         if section.kernels == "transformer_engine" and (obstacle := _no_fused_layers(on_cpu)):
-            key = f"{'actor' if role == 'reference' else role}.kernels"
+            key = _kernels_key(role)
             yield Problem(key, obstacle, value="transformer_engine", hint=f"{key}=torch")
     for role in roles[1:]:
         first = next(other for other in roles if other == role or _share_hosts(placement, other, role))
@@ -66,6 +66,21 @@ def check_layouts(config: Config, placement: Placement) -> None:
         problems += unfit(loaded, section.parallel, role) if by_megatron else unfit_for_fsdp(loaded, section, role)
     if problems:
         raise ConfigError(problems)
+
+
+def check_kernels(config: Config, placement: Placement) -> None:
+    """Raises ConfigError for fused layers that are asked for, installed and not usable: built for another torch, say.
+    On a cluster to join only its machines know."""
+    asked = [role for role in _placed(placement) if section_of(config, role).kernels == "transformer_engine"]
+    if asked and config.cluster.address is None and (reason := transformer_engine_fails()) is not None:
+        message, value = f"Transformer Engine is installed and cannot be imported: {reason}", "transformer_engine"
+        keys = dict.fromkeys(_kernels_key(role) for role in asked)
+        raise ConfigError([Problem(key, message, value=value, hint=f"{key}=torch") for key in keys])
+
+
+def _kernels_key(role: str) -> str:
+    """A reference has the actor's."""
+    return f"{'actor' if role == 'reference' else role}.kernels"
 
 
 def _fsdp_problems(config: Config, placement: Placement) -> Iterator[Problem]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import AutoModelForCausalLM
 
 pytestmark = [
     pytest.mark.release,
@@ -48,16 +48,6 @@ LAYOUTS: dict[str, tuple[list[str], list[str]]] = {  # what is trained, and how 
     "sharded reference": (COMPARED, [THREE_MODELS]),
     "reference in stages": (COMPARED, STAGES),
 }
-
-
-@pytest.fixture
-def experts(folder: Path) -> None:
-    """A folder with a mixture of four experts, random."""
-    sizes: dict[str, Any] = {"vocab_size": 259, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-    sizes |= {"num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64, "tie_word_embeddings": False}
-    sizes |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True}
-    torch.manual_seed(0)
-    Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes)).save_pretrained(folder / "experts")
 
 
 @pytest.mark.usefixtures("experts")

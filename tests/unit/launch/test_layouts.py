@@ -8,7 +8,7 @@ import pytest
 
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch.cli import load
-from rl_platform.launch.layouts import check_layouts, layout_problems
+from rl_platform.launch.layouts import check_kernels, check_layouts, layout_problems
 
 pytestmark = pytest.mark.usefixtures("folder")
 MEGATRON = ("actor.training_backend=megatron", "critic.training_backend=megatron")
@@ -107,6 +107,42 @@ def test_fused_layers_that_are_not_there(monkeypatch: pytest.MonkeyPatch):
     assert "is not installed" in problems(asked, "cluster.gpus_per_node=1")["actor.kernels"].message
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     assert problems(asked, "cluster.gpus_per_node=1") == {}
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("raise ImportError('undefined symbol: _ZN3c105ErrorC2E')", "ImportError: undefined symbol"),
+        ("import os; os._exit(3)", "exit code 3"),
+        ("", None),
+    ],
+)
+def test_fused_layers_that_are_there_and_cannot_be_used(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, code: str, message: str | None
+):
+    """As those that were built for another torch; asked for by the actor, which the reference follows."""
+    (folder / "transformer_engine").mkdir()
+    (folder / "transformer_engine" / "__init__.py").touch()
+    (folder / "transformer_engine" / "pytorch.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    config, placement, _ = load("reasoning.yaml", [*MEGATRON, ALL, *COMPARED, "actor.kernels=transformer_engine"])
+    if message is None:
+        check_kernels(config.config, placement)
+        return
+    with pytest.raises(ConfigError) as caught:
+        check_kernels(config.config, placement)
+    (problem,) = caught.value.problems
+    assert problem.key == "actor.kernels"
+    assert message in problem.message
+    asked = "actor.kernels=transformer_engine"
+    joined, placement, _ = load("reasoning.yaml", [*MEGATRON, asked, "cluster.address=auto"])
+    check_kernels(joined.config, placement)  # the machines of a cluster may be others
+
+
+def test_nothing_is_imported_for_layers_that_nobody_asks_for(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: pytest.fail("a process was started"))
+    config, placement, _ = load("reasoning.yaml", [*MEGATRON])
+    check_kernels(config.config, placement)
 
 
 def test_a_model_on_the_cpu_of_a_machine_with_gpus(monkeypatch: pytest.MonkeyPatch):
