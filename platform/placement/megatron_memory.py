@@ -21,7 +21,8 @@ def state_bytes(shape: ModelShape, parallel: Parallel, dtype: str, ranks: int) -
     shared by the expert ranks; all else by the tensor ranks.
     """
     layers, half = shape.layers / parallel.pipeline, dtype != "float32"
-    outside = layers * (shape.layer_parameters - shape.expert_parameters) + shape.outer_parameters
+    outer = shape.outer_parameters if parallel.pipeline == 1 else shape.vocabulary * shape.hidden  # head: last stage
+    outside = layers * (shape.layer_parameters - shape.expert_parameters) + outer
     weights = optimizer = 0.0
     for parameters, sharing in (
         (outside, parallel.tensor),
