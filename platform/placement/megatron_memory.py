@@ -23,12 +23,14 @@ def state_bytes(shape: ModelShape, parallel: Parallel, dtype: str, ranks: int) -
     layers, half = shape.layers / parallel.pipeline, dtype != "float32"
     outer = shape.outer_parameters if parallel.pipeline == 1 else shape.vocabulary * shape.hidden  # head: last stage
     outside = layers * (shape.layer_parameters - shape.expert_parameters) + outer
+    distributed = ranks > parallel.tensor * parallel.pipeline  # else every rank has the moments of all it holds
     weights = optimizer = 0.0
     for parameters, sharing in (
         (outside, parallel.tensor),
         (layers * shape.expert_parameters, parallel.expert),
     ):
-        own, copies = parameters / sharing, max(1, ranks // (sharing * parallel.pipeline))
+        own = parameters / sharing
+        copies = max(1, ranks // (sharing * parallel.pipeline)) if distributed else 1
         weights += own * (2 if half else FLOAT)
         optimizer += own * FLOAT * (1 + (ADAM_STATES + half) / copies)
     return int(weights), int(optimizer)
