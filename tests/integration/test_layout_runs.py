@@ -38,13 +38,15 @@ COMPARED = [
 ]
 THREE_MODELS = "cluster.component_placement={'actor,critic,reference': 'all:0-1', 'rollout,reward': all}"
 OWN_RANKS = "cluster.component_placement={'actor,critic': 'all:0-1', reference: 'all:0-1', 'rollout,reward': all}"
+TENSOR = ["parallel.tensor=2"]
 STAGES = ["reference.training_backend=megatron", "reference.parallel.pipeline=2", OWN_RANKS]
 LAYOUTS: dict[str, tuple[list[str], list[str]]] = {  # what is trained, and how two ranks do it
     "experts": (EXPERTS, both("training_backend=megatron", "parallel.expert=2")),
     "interleaved stages": (FOUR_LAYERS, INTERLEAVED),
     "tokens shared": ([], both("parallel.context=2")),
     "adapters": (ADAPTERS, []),
-    "reference": (COMPARED, [*both("training_backend=megatron", "parallel.tensor=2"), THREE_MODELS]),
+    "reference": (COMPARED, [*both("training_backend=megatron", *TENSOR), THREE_MODELS]),
+    "full KL": ([*COMPARED, "algorithm.kl_penalty=full"], [*both("training_backend=megatron", *TENSOR), THREE_MODELS]),
     "sharded reference": (COMPARED, [THREE_MODELS]),
     "reference in stages": (COMPARED, STAGES),
 }
