@@ -1,4 +1,4 @@
-"""Whether trained models fit their ranks and their layout; checked before anything starts."""
+"""Whether models in a training engine fit their ranks and their layout; checked before anything starts."""
 
 from __future__ import annotations
 
@@ -6,40 +6,43 @@ from collections.abc import Iterator
 
 import torch
 
-from rl_platform.config.components import Trainable
 from rl_platform.config.schema import Config
-from rl_platform.engines.training.layout import transformer_engine_installed, unfit
+from rl_platform.engines.training.layout import transformer_engine_fails, transformer_engine_installed, unfit
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.lora import not_installed
+from rl_platform.placement.memory import section_of
 from rl_platform.placement.scheduler import Placement
 
 
 def layout_problems(config: Config, placement: Placement) -> Iterator[Problem]:
     """What is wrong with the number of ranks, the processes or the devices of the models, and what is missing."""
     yield from _fsdp_problems(config, placement)
-    roles = _trained_by_megatron(config, placement)
+    roles = [role for role in _placed(placement) if section_of(config, role).training_backend == "megatron"]
     for role in roles:
-        parallel, ranks = getattr(config, role).parallel, placement.world_size(role)
-        shared = parallel.ranks
+        section, ranks = section_of(config, role), placement.world_size(role)
+        parallel, shared = section.parallel, section.parallel.ranks
         if ranks % shared:
             message = f"{ranks} ranks of {role} cannot hold whole copies of a model that {shared} ranks share"
             hint = f"tensor times pipeline divides the ranks that cluster.component_placement gives to {role}"
             if parallel.expert > 1:
                 hint += ", and so does expert times pipeline"
             yield Problem(f"{role}.parallel", message, value=_show(config, role), hint=hint)
-        else:
+        elif role != "reference":
             yield from _uneven_turns(config, role, ranks // (parallel.tensor * parallel.pipeline))
         on_cpu = not any(slot.accelerators for slot in placement.components[role])
         if on_cpu and torch.cuda.is_available():
             message = "Megatron would use the GPUs of this machine, and the placement gives it none"
             hint = "place it on a GPU, or hide them: CUDA_VISIBLE_DEVICES="
             yield Problem(f"{role}.training_backend", message, value="megatron", hint=hint)
-        if getattr(config, role).kernels == "transformer_engine" and (obstacle := _no_fused_layers(on_cpu)):
-            yield Problem(f"{role}.kernels", obstacle, value="transformer_engine", hint=f"{role}.kernels=torch")
-    if len(roles) == 2 and _layout(config, "actor") != _layout(config, "critic") and _share_hosts(placement):
-        message = f"a process has one layout for all its models, and that of the actor is {_show(config, 'actor')}"
-        hint = "the same for both, or separate keys in cluster.component_placement"
-        yield Problem("critic.parallel", message, value=_show(config, "critic"), hint=hint)
+        if section.kernels == "transformer_engine" and (obstacle := _no_fused_layers(on_cpu)):
+            key = _kernels_key(role)
+            yield Problem(key, obstacle, value="transformer_engine", hint=f"{key}=torch")
+    for role in roles[1:]:
+        first = next(other for other in roles if other == role or _share_hosts(placement, other, role))
+        if _layout(config, first) != _layout(config, role):
+            message = f"a process has one layout for all its models, and that of the {first} is {_show(config, first)}"
+            hint = "the same for both, or separate keys in cluster.component_placement"
+            yield Problem(f"{role}.parallel", message, value=_show(config, role), hint=hint)
 
 
 def check_layouts(config: Config, placement: Placement) -> None:
@@ -49,12 +52,15 @@ def check_layouts(config: Config, placement: Placement) -> None:
     from rl_platform.models.tokenizer import load_tokenizer
 
     problems: list[Problem] = []
-    for role in _trained(config, placement):
-        section: Trainable = getattr(config, role)
+    for role in _placed(placement):
+        section = section_of(config, role)
         by_megatron = section.training_backend == "megatron"
         if not by_megatron and section.parallel.context == 1 and section.lora is None:
             continue
-        model, key = (section.model, f"{role}.model") if section.model else (config.actor.model, "actor.model")
+        if role == "reference" and _as_the_actor(config):
+            continue  # what would not fit does not fit the actor
+        own = getattr(config, role).model
+        model, key = (config.actor.model, "actor.model") if own is None else (own, f"{role}.model")
         tokenizer = load_tokenizer(model, key)
         loaded = load_config(model, tokenizer.vocab_size, tokenizer.eos_token_ids[0], key)
         problems += unfit(loaded, section.parallel, role) if by_megatron else unfit_for_fsdp(loaded, section, role)
@@ -62,9 +68,24 @@ def check_layouts(config: Config, placement: Placement) -> None:
         raise ConfigError(problems)
 
 
+def check_kernels(config: Config, placement: Placement) -> None:
+    """Raises ConfigError for fused layers that are asked for, installed and not usable: built for another torch, say.
+    On a cluster to join only its machines know."""
+    asked = [role for role in _placed(placement) if section_of(config, role).kernels == "transformer_engine"]
+    if asked and config.cluster.address is None and (reason := transformer_engine_fails()) is not None:
+        message, value = f"Transformer Engine is installed and cannot be imported: {reason}", "transformer_engine"
+        keys = dict.fromkeys(_kernels_key(role) for role in asked)
+        raise ConfigError([Problem(key, message, value=value, hint=f"{key}=torch") for key in keys])
+
+
+def _kernels_key(role: str) -> str:
+    """A reference has the actor's."""
+    return f"{'actor' if role == 'reference' else role}.kernels"
+
+
 def _fsdp_problems(config: Config, placement: Placement) -> Iterator[Problem]:
-    for role in _trained(config, placement):
-        section: Trainable = getattr(config, role)
+    for role in _placed(placement):
+        section = section_of(config, role)
         ranks, context = placement.world_size(role), section.parallel.context
         if ranks % context and section.training_backend == "fsdp":
             message = f"{ranks} ranks of {role} cannot form groups of {context} that share the tokens of a micro-batch"
@@ -74,12 +95,14 @@ def _fsdp_problems(config: Config, placement: Placement) -> Iterator[Problem]:
             yield missing
 
 
-def _trained(config: Config, placement: Placement) -> list[str]:
-    return [role for role in ("actor", "critic") if role in placement.components]
+def _placed(placement: Placement) -> list[str]:
+    return [role for role in ("actor", "critic", "reference") if role in placement.components]
 
 
-def _trained_by_megatron(config: Config, placement: Placement) -> list[str]:
-    return [role for role in _trained(config, placement) if getattr(config, role).training_backend == "megatron"]
+def _as_the_actor(config: Config) -> bool:
+    """Whether the reference is the actor's model on its backend in its layout."""
+    found = [(each.model, each.training_backend, each.parallel) for each in (config.reference_section, config.actor)]
+    return found[0] == found[1]
 
 
 def _no_fused_layers(on_cpu: bool) -> str | None:
@@ -91,7 +114,7 @@ def _no_fused_layers(on_cpu: bool) -> str | None:
 def _uneven_turns(config: Config, role: str, copies: int) -> Iterator[Problem]:
     """Interleaved stages take as many micro-batches at a time as there are of them. Where tokens limit a micro-batch
     their number is not known here: the trainer fills up."""
-    section: Trainable = getattr(config, role)
+    section = section_of(config, role)
     stages, rows = section.parallel.pipeline, section.micro_batch_size
     if section.parallel.virtual_pipeline == 1 or rows is None or section.max_tokens_per_micro_batch is not None:
         return
@@ -106,7 +129,7 @@ def _uneven_turns(config: Config, role: str, copies: int) -> Iterator[Problem]:
 
 
 def _layout(config: Config, role: str) -> tuple[int, int, int]:
-    parallel = getattr(config, role).parallel
+    parallel = section_of(config, role).parallel
     return parallel.tensor, parallel.pipeline, parallel.expert
 
 
@@ -115,5 +138,5 @@ def _show(config: Config, role: str) -> str:
     return f"tensor {tensor}, pipeline {pipeline}" + (f", expert {expert}" if expert > 1 else "")
 
 
-def _share_hosts(placement: Placement) -> bool:
-    return any({"actor", "critic"} <= {name for name, _ in host.members} for host in placement.hosts)
+def _share_hosts(placement: Placement, first: str, second: str) -> bool:
+    return any({first, second} <= {name for name, _ in host.members} for host in placement.hosts)

@@ -17,6 +17,7 @@ from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.errors import ConfigError
 from rl_platform.garbage import collect_as_usual
 from rl_platform.launch.cluster import cluster_for, runtime_for
+from rl_platform.launch.layouts import check_kernels
 from rl_platform.launch.preflight import (
     check_cheap,
     check_estimator,
@@ -45,6 +46,7 @@ def run(loaded: LoadedConfig, config_path: str, placement: Placement, inventory:
     """Start or continue the run and stay until it ends. Errors are PlatformErrors with an exit code."""
     config = loaded.config
     check_cheap(config, placement)
+    check_kernels(config, placement)
     check_policy_loss(config)
     world: EnvSpaces | Split
     if config.runner.task_type == "embodied":

@@ -126,7 +126,9 @@ def small(case: Case, micro_batch_size: int | None = None, even_steps: bool = Tr
             "data": config.data.model_copy(update=data),
             "actor": part(config.actor, _model(case)),
             "critic": part(config.critic, None),
-            "reference": config.reference.model_copy(update={"model": _language_model(24)}),
+            "reference": config.reference.model_copy(
+                update={"model": _language_model(24), "training_backend": None, "parallel": None}
+            ),
         }
     )
 

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from rl_platform.algorithms.losses import critic_loss
 from rl_platform.components.base import ComponentContext
-from rl_platform.components.learner import Learner, present
+from rl_platform.components.evaluator import present
+from rl_platform.components.learner import Learner
 from rl_platform.config.schema import Config
 from rl_platform.models.build import language_model
 from rl_platform.models.forward import TokenValues

@@ -1,4 +1,4 @@
-"""What actor and critic have in common: a model in a training engine, trained in epochs of mini-batches."""
+"""What actor and critic have in common: a model that is trained in epochs of mini-batches."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from rl_platform.algorithms.losses import ModelOutputs
 from rl_platform.algorithms.metrics import Metrics
 from rl_platform.algorithms.schedule import mini_batches
 from rl_platform.checkpoint_files import Written
 from rl_platform.components.base import ComponentContext
+from rl_platform.components.evaluator import Evaluator
 from rl_platform.components.failures import keep_failed_batch
-from rl_platform.config.components import Trainable
+from rl_platform.config.components import Actor, Critic
 from rl_platform.config.rollout_backend import may_go_by_group
 from rl_platform.config.schema import Config
-from rl_platform.engines.training.base import Loss, MicroBatches, learning_rate
-from rl_platform.engines.training.build import training_engine
-from rl_platform.engines.training.offload import OffloadingEngine, at_hand
+from rl_platform.engines.training.base import Loss, learning_rate
+from rl_platform.engines.training.offload import at_hand
 from rl_platform.engines.training.state import Sharded, State, state_bytes
 from rl_platform.errors import Diverged
 from rl_platform.models.lora import merged
@@ -30,45 +29,24 @@ from rl_platform.tracing import recorder
 FAILURES_IN_A_ROW = 3  # optimizer steps with a non-finite gradient before the run is called diverged
 
 
-class Learner:
+class Learner(Evaluator):
     """`kind` ("actor" or "critic") prefixes metrics and seeds the shuffle; `epochs` passes over each rollout batch."""
 
     def __init__(
         self,
         context: ComponentContext,
         config: Config,
-        section: Trainable,
+        section: Actor | Critic,
         model: nn.Module,
         loss: Loss,
         kind: str,
         epochs: int,
     ) -> None:
-        self.context, self.config, self.section = context, config, section
-        self.loss, self.kind, self.epochs = loss, kind, epochs
-        self.device = torch.device("cuda", context.accelerators[0]) if context.accelerators else torch.device("cpu")
-        section_model = section.model or config.actor.model
-        self.engine = training_engine(
-            section,
-            model,
-            dtype=getattr(torch, section_model.dtype),
-            horizon=config.algorithm.loss_agg_horizon or config.data.max_response_length,
-            device=self.device,
-            nominal=config.algorithm.loss_agg_denominator == "nominal",
-        )
+        super().__init__(context, config, section, model)
+        self.section, self.loss, self.kind, self.epochs = section, loss, kind, epochs
         self.mini_batch_rows = config.data.mini_batch_size // config.sequence_length
-        micro_batch_rows = section.micro_batch_size and section.micro_batch_size // config.sequence_length
-        self.training_micro_batches = MicroBatches(micro_batch_rows, section.max_tokens_per_micro_batch)
-        forward_rows = config.algorithm.logprob_forward_micro_batch_size
-        self.forward_micro_batches = MicroBatches(forward_rows) if forward_rows else self.training_micro_batches
         self.target_kl = config.algorithm.target_kl if kind == "actor" else None
         self.failures = 0
-
-    def outputs(self, batch: RolloutBatch) -> ModelOutputs:
-        """Outputs [B,T] of the model as it is now, without gradient."""
-        began = time.monotonic()
-        found = self.engine.evaluate(batch, self.forward_micro_batches)
-        recorder.add("work", "inference", began)
-        return found
 
     def update(self, batch: RolloutBatch, step: int) -> dict[str, float]:
         """All epochs of PPO step `step` (from 0) over the batch; metrics are means over its optimizer steps."""
@@ -123,12 +101,6 @@ class Learner:
                 f"Lower {self.kind}.optim.lr or resume from an earlier checkpoint.{kept}"
             )
 
-    def offload(self, weights: bool) -> None:
-        """Gradients and optimizer state leave the device until they are used, and the weights too if asked. Of a
-        section with `offload: true`."""
-        assert isinstance(self.engine, OffloadingEngine)
-        self.engine.offload(weights=weights)
-
     def save_state(self, folder: str) -> dict[str, Written]:
         """Every rank writes its part of the state into `folder`; returns its files. Raises CheckpointError."""
         from rl_platform.engines.training.state_files import write  # takes a second to import
@@ -168,9 +140,3 @@ def _ends(which: str, metrics: Metrics) -> dict[str, float]:
     """How far the policy was from that of the rollout in the first or the last optimizer step of an update."""
     found = {name: metrics.mean(name) for name in ("actor/approx_kl", "actor/clip_frac")}
     return {f"{name}_{which}": value for name, value in found.items() if value is not None}
-
-
-def present(tensor: Tensor | None) -> Tensor:
-    """An output that this kind of model always gives."""
-    assert tensor is not None
-    return tensor

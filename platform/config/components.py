@@ -179,6 +179,12 @@ class Reference(Section):
 
     group_name: str | None = Field(default=None, description="name of the worker group in logs")
     model: Model | None = Field(default=None, description="null: the actor's model as it was at the start")
+    training_backend: Literal["fsdp", "megatron"] | None = Field(
+        default=None, description="how the model is computed; null: as the actor's"
+    )
+    parallel: Parallel | None = Field(
+        default=None, description="layout of the model over its ranks; null: the actor's, if they have one backend"
+    )
     offload: Offload = _offload("weights")
 
 

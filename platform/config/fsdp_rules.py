@@ -9,6 +9,16 @@ from rl_platform.config.rules import BrokenRule
 from rl_platform.config.schema import Config
 
 
+def laid_out(config: Config) -> dict[str, Trainable]:
+    """The sections whose layout the config writes, by role. A reference without one has the actor's, with its rules."""
+    found: dict[str, Trainable] = {"actor": config.actor}
+    if config.critic.use_critic_model:
+        found["critic"] = config.critic
+    if config.has_reference and config.reference.parallel is not None:
+        found["reference"] = config.reference_section
+    return found
+
+
 def idle_fsdp_keys(config: Config) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     """Keys that do nothing, the reason, and the keys that decide it."""
     if config.runner.task_type == "embodied":
@@ -24,8 +34,7 @@ def idle_fsdp_keys(config: Config) -> Iterator[tuple[str, str, tuple[str, ...]]]
 
 def broken_fsdp_rules(config: Config) -> Iterator[BrokenRule]:
     """What Megatron is asked for and only fsdp has."""
-    for role in ("actor", "critic") if config.critic.use_critic_model else ("actor",):
-        section: Trainable = getattr(config, role)
+    for role, section in laid_out(config).items():
         backend = f"{role}.training_backend"
         if section.training_backend != "megatron":
             continue

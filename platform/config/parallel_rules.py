@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rl_platform.config.components import Trainable
-from rl_platform.config.fsdp_rules import broken_fsdp_rules, idle_fsdp_keys
+from rl_platform.config.fsdp_rules import broken_fsdp_rules, idle_fsdp_keys, laid_out
 from rl_platform.config.rules import BrokenRule
 from rl_platform.config.schema import Config
 
@@ -13,15 +12,14 @@ from rl_platform.config.schema import Config
 def idle_parallel_keys(config: Config) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     """Keys of the layout that do nothing, the reason, and the keys that decide it."""
     yield from idle_fsdp_keys(config)
-    roles = ("actor", "critic") if config.critic.use_critic_model else ("actor",)
-    for role in roles:
-        section: Trainable = getattr(config, role)
+    for role, section in laid_out(config).items():
         backend, tensor = f"{role}.training_backend", f"{role}.parallel.tensor"
         if section.training_backend != "megatron":
             for name in ("tensor", "pipeline", "virtual_pipeline", "expert", "sequence"):
                 reason = f"only {backend} megatron splits a model; fsdp shards it over all ranks"
                 yield f"{role}.parallel.{name}", reason, (backend,)
-            yield f"{role}.kernels", f"only {backend} megatron has other layers than transformers'", (backend,)
+            if role != "reference":
+                yield f"{role}.kernels", f"only {backend} megatron has other layers than transformers'", (backend,)
             continue
         pipeline, interleaved = f"{role}.parallel.pipeline", f"{role}.parallel.virtual_pipeline"
         if section.parallel.tensor == 1:
@@ -33,10 +31,8 @@ def idle_parallel_keys(config: Config) -> Iterator[tuple[str, str, tuple[str, ..
 def broken_parallel_rules(config: Config) -> Iterator[BrokenRule]:
     """What fsdp alone can do, and an interleaved schedule with nothing to interleave."""
     yield from broken_fsdp_rules(config)
-    roles = ("actor", "critic") if config.critic.use_critic_model else ("actor",)
-    for role in roles:
-        section: Trainable = getattr(config, role)
-        interleaved = section.parallel.pipeline > 1 and section.parallel.virtual_pipeline > 1
+    for role, section in laid_out(config).items():
+        interleaved = section.parallel.pipeline > 1 and section.parallel.virtual_pipeline > 1 and role != "reference"
         if interleaved and section.micro_batch_size is None and section.max_tokens_per_micro_batch is None:
             message = "without a limit a mini-batch is one micro-batch, and stages that take turns need several"
             rows = f"{role}.micro_batch_size"

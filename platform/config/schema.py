@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from rl_platform.config.algorithm import Algorithm
 from rl_platform.config.base import Section
-from rl_platform.config.components import Actor, Critic, Reference, Reward, Rollout
+from rl_platform.config.components import Actor, Critic, Parallel, Reference, Reward, Rollout
 from rl_platform.config.simulation import Env
 
 GPU = Literal["a10", "a100-40gb", "a100-80gb", "b200", "h100", "h20", "h200", "l4", "l40s", "mi300x", "rtx4090"]
@@ -172,6 +172,22 @@ class Config(Section):
     def has_reference(self) -> bool:
         """There is a component `reference`."""
         return self.algorithm.needs_reference and not self.reference_is_base
+
+    @property
+    def reference_section(self) -> Actor:
+        """How the reference is computed: as the actor, but for what its own section says. Nothing of it is trained."""
+        own, backend = self.reference, self.reference.training_backend or self.actor.training_backend
+        inherited = self.actor.parallel if backend == self.actor.training_backend else Parallel()
+        changed = {
+            "model": own.model or self.actor.model,
+            "training_backend": backend,
+            "parallel": own.parallel or inherited,
+            "cpu_offload": self.actor.cpu_offload and backend == "fsdp",
+            "offload": own.offload,
+            "lora": None,
+            "gradient_checkpointing": False,
+        }
+        return self.actor.model_copy(update=changed)
 
     @property
     def prompts_in_flight(self) -> int:

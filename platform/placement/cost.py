@@ -200,8 +200,7 @@ class CostModel:
         shape, part = self.shapes[name], layout.parts[name]
         together = micro_batch_rows(self.config, name, part.ranks)
         share = math.ceil(rows / part.ranks)
-        section = self.config.critic.model if name == "critic" else self.config.reference.model
-        dtype = ((section if name in ("critic", "reference") else None) or self.config.actor.model).dtype
+        dtype = (section_of(self.config, name).model or self.config.actor.model).dtype
         length = longest(self.config) if isinstance(shape, ModelShape) else 1
         micro_batches = math.ceil(share / together)
         products = forwards * self._arithmetic(shape, share * length, length, dtype)
@@ -210,7 +209,7 @@ class CostModel:
         layers = shape.layers
         launches = forwards * micro_batches * layers * LAUNCH_S
         bounds = {"arithmetic": products, "memory traffic": traffic, "launches": launches}
-        if part.ranks > 1 and name != "reference":
+        if part.ranks > 1:
             rate = (self.device.link if len(part.nodes) == 1 else self.device.network) * TRANSFER_SHARE
             moved = shape.parameters * FLOAT * (part.ranks - 1) / part.ranks
             bounds["transfers"] = forwards * micro_batches * (moved / rate + (layers + 1) * TRANSFER_S)

@@ -17,10 +17,20 @@ def state_bytes(shape: ModelShape, parallel: Parallel, dtype: str, ranks: int) -
     """Bytes on one rank that stay: weights, and what the optimizer works on. Of the first pipeline stage.
 
     The latter are the moments, shared by the ranks that hold copies of the same parameters, in bfloat16 with the
-    optimizer's float32 weights; and the float32 gradients, whose buffer Megatron makes once.
+    optimizer's float32 weights; and the float32 gradients, whose buffer Megatron makes once. Experts are whole, and
+    shared by the expert ranks; all else by the tensor ranks.
     """
-    own = (shape.layers * shape.layer_parameters / parallel.pipeline + shape.outer_parameters) / parallel.tensor
-    copies = max(1, ranks // (parallel.tensor * parallel.pipeline))
-    half = dtype != "float32"
-    optimizer = own * FLOAT * (1 + (ADAM_STATES + half) / copies)
-    return int(own * (2 if half else FLOAT)), int(optimizer)
+    layers, half = shape.layers / parallel.pipeline, dtype != "float32"
+    outer = shape.outer_parameters if parallel.pipeline == 1 else shape.vocabulary * shape.hidden  # head: last stage
+    outside = layers * (shape.layer_parameters - shape.expert_parameters) + outer
+    distributed = ranks > parallel.tensor * parallel.pipeline  # else every rank has the moments of all it holds
+    weights = optimizer = 0.0
+    for parameters, sharing in (
+        (outside, parallel.tensor),
+        (layers * shape.expert_parameters, parallel.expert),
+    ):
+        own = parameters / sharing
+        copies = max(1, ranks // (sharing * parallel.pipeline)) if distributed else 1
+        weights += own * (2 if half else FLOAT)
+        optimizer += own * FLOAT * (1 + (ADAM_STATES + half) / copies)
+    return int(weights), int(optimizer)

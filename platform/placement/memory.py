@@ -1,11 +1,11 @@
 """Memory of every rank and every GPU, from the config and the model's shape alone.
 
 Counted: parameters, gradients and optimizer state of learners (float32, sharded over the ranks as FSDP does, or as
-Megatron's layout shares them; with adapters only those have gradients and optimizer state; a reference is whole on
-every rank), what a micro-batch leaves for the backward pass, the generator's key-value cache, and what a process takes
-by itself. Not counted: environments, verifiers, fragmentation. Components that share a GPU take turns, so of the
-passing parts the largest counts. Their lasting parts add up, but for components that leave for host memory (`turns`):
-then the fullest phase counts.
+Megatron's layout shares them; with adapters only those have gradients and optimizer state; a reference has parameters
+alone), what a micro-batch leaves for the backward pass, the generator's key-value cache, and what a process takes by
+itself. Not counted: environments, verifiers, fragmentation. Components that share a GPU take turns, so of the passing
+parts the largest counts. Their lasting parts add up, but for components that leave for host memory (`turns`): then the
+fullest phase counts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
-from rl_platform.config.components import Parallel, Trainable
+from rl_platform.config.components import Actor, Critic, Parallel
 from rl_platform.config.schema import Config
 from rl_platform.placement.hardware import GIB
 from rl_platform.placement.layout import Layout
@@ -28,7 +28,6 @@ LOGIT_COPIES = 3  # logits, their exponentials and a gradient
 PREFILL_TOKENS = 4096  # of engines.rollout.torch
 PROCESS_ON_GPU = int(0.6 * GIB)  # CUDA context and libraries' workspaces
 PROCESS_IN_MEMORY = int(0.3 * GIB)  # the interpreter, torch and transformers; measured
-_LEARNERS = ("actor", "critic", "actor_critic")
 
 
 @dataclass(frozen=True)
@@ -105,13 +104,13 @@ class MemoryModel:
         if name == "reward":
             return self._reward(shape)
         ranks = self.layout.parts[name].ranks
-        if name not in _LEARNERS:  # the reference is whole on every rank
-            return Memory(weights=shape.parameters * FLOAT, activations=self._forward(name, shape))
         section, trained = section_of(self.config, name), trained_parameters(self.config, name, shape)
-        activations = max(self._backward(name, shape), self._forward(name, shape))
+        activations = self._forward(name, shape)
+        if trained:
+            activations = max(activations, self._backward(name, shape))
         if isinstance(shape, ModelShape) and section.training_backend == "megatron":
             kept, optimized = state_bytes(shape, section.parallel, self._dtype(name), ranks)
-            return Memory(weights=kept, optimizer=optimized, activations=activations)
+            return Memory(weights=kept, optimizer=optimized if trained else 0, activations=activations)
         offloaded = section.cpu_offload and self.on_gpu
         whole = shape.parameters if section.lora is None else shape.parameters + trained
         held = 0 if offloaded else 1  # of what main memory holds instead, a GPU has only what is gathered
@@ -126,8 +125,7 @@ class MemoryModel:
         )
 
     def _dtype(self, name: str) -> str:
-        section = self.config.critic.model if name == "critic" else None
-        return (section or self.config.actor.model).dtype
+        return (section_of(self.config, name).model or self.config.actor.model).dtype
 
     def _copies(self, name: str) -> int:
         return copies(self.config, name, self.layout.parts[name].ranks)
@@ -193,7 +191,7 @@ class MemoryModel:
         if isinstance(shape, PolicyShape):
             language = 0 if shape.language is None else shape.tokens * _live_elements(shape.language)
             return rows * (max(shape.elements) * 2 + language) * FLOAT
-        context = section.parallel.context if name in _LEARNERS else 1
+        context = section.parallel.context
         tokens = -(-rows * longest(self.config) // context)
         return tokens * _live_elements(shape) * FLOAT + self._logits(shape, rows) // context
 
@@ -217,13 +215,17 @@ def _peak_in_turns(found: Mapping[str, Memory], turns: Turns) -> int:
     return max(peaks)
 
 
-def section_of(config: Config, component: str) -> Trainable:
-    """The section of a component that learns."""
+def section_of(config: Config, component: str) -> Actor | Critic:
+    """The section of a component whose model is in a training engine."""
+    if component == "reference":
+        return config.reference_section
     return config.critic if component == "critic" else config.actor
 
 
 def trained_parameters(config: Config, component: str, shape: Shape) -> int:
-    """Parameters with a gradient and optimizer state: all, or the adapters and a value head."""
+    """Parameters with a gradient and optimizer state: all, or the adapters and a value head; none of a reference."""
+    if component == "reference":
+        return 0
     lora = section_of(config, component).lora
     if isinstance(shape, PolicyShape):
         return shape.trained_parameters(lora)
@@ -273,7 +275,7 @@ def rows_per_step(config: Config) -> int:
 def copies(config: Config, component: str, ranks: int) -> int:
     """Shares that `ranks` ranks of a component make of a batch's rows: tensor, pipeline and context ranks work on the
     same."""
-    if component not in ("actor", "critic"):
+    if component not in ("actor", "critic", "reference"):
         return ranks
     parallel = layout_of_learner(section_of(config, component))
     return max(1, ranks // (parallel.tensor * parallel.pipeline * parallel.context))

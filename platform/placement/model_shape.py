@@ -60,6 +60,11 @@ class ModelShape:
         return projections + 3 * self.hidden * self.intermediate * max(self.experts, 1) + self.hidden * self.experts
 
     @property
+    def expert_parameters(self) -> int:
+        """Of all the experts of one layer."""
+        return 3 * self.hidden * self.intermediate * self.experts
+
+    @property
     def inactive_per_layer(self) -> int:
         """Parameters of the experts of a layer that a token does not go through."""
         return 3 * self.hidden * self.intermediate * (self.experts - self.active_experts)

@@ -145,7 +145,7 @@ def _remedy(report: Report, component: str) -> str:
     if component == "rollout":
         return "fewer sequences at once (rollout.max_running_requests), or GPUs of its own"
     if component == "reference":
-        return "give it GPUs of its own"
+        return "more ranks, over which its parameters are sharded, or GPUs of its own"
     if component == "reward":
         return "fewer responses at once (reward.max_batch_size), or GPUs of its own"
     if memory.activations > memory.lasting + memory.gradients:

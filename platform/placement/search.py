@@ -18,10 +18,12 @@ from rl_platform.placement.cost import Correction, CostModel, swaps, waves
 from rl_platform.placement.hardware import GIB, Device, device_of
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import Layout, layout_of_split
-from rl_platform.placement.memory import MemoryModel
+from rl_platform.placement.megatron_memory import layout_of_learner
+from rl_platform.placement.memory import MemoryModel, section_of
 from rl_platform.placement.model_shape import shapes
 from rl_platform.placement.occupancy import NEARLY_FULL
 from rl_platform.placement.plan import number_ranges
+from rl_platform.placement.scheduler import LEARNERS
 from rl_platform.placement.streaming import streaming_chains
 from rl_platform.placement.timeline import Span, duration, step_seconds, timeline
 from rl_platform.placement.turns import Turns, asked_to_leave, turns_with
@@ -81,6 +83,8 @@ def search(config: Config, inventory: Inventory, calibration: Mapping[str, Corre
     fitting: list[Candidate] = []
     peaks: list[int] = []
     for keys in _splits(_groupings(config), available):
+        if not _hold_whole_copies(config, keys):
+            continue
         layout = layout_of_split(keys, per_node)
         memory = MemoryModel(config, found, layout, on_gpu=per_node > 0)
         turns, peak = _turns(config, layout, memory, keys, device)
@@ -91,6 +95,9 @@ def search(config: Config, inventory: Inventory, calibration: Mapping[str, Corre
             moves = swaps(turns, memory, device)
             spans = timeline(model.phases(layout), layout, streams, waves(config, layout), moves)
             fitting.append(Candidate(keys, spans, peak))
+    if not fitting and not peaks:
+        message = f"on {available} devices no placement gives the models ranks that their layouts divide"
+        raise ConfigError([Problem("cluster.component_placement", message, hint="smaller actor.parallel sizes")])
     if not fitting:
         needed = f"{min(peaks) / GIB:.1f} GiB on its fullest device, {device.kind} has {(device.memory or 0) / GIB:.1f}"
         message = f"none of {len(peaks)} placements fits into memory: the leanest needs {needed}"
@@ -134,6 +141,16 @@ def _splits(groupings: Sequence[tuple[tuple[str, ...], ...]], available: int) ->
             stops = list(itertools.accumulate(combination))
             ranges = (range(stop - size, stop) for stop, size in zip(stops, combination, strict=True))
             yield tuple(zip(grouping, ranges, strict=True))
+
+
+def _hold_whole_copies(config: Config, keys: Keys) -> bool:
+    """Whether every model has as many ranks as its layout divides."""
+    for names, devices in keys:
+        for name in set(names) & set(LEARNERS):
+            parallel = layout_of_learner(section_of(config, name))
+            if len(devices) % (parallel.ranks * parallel.context):
+                return False
+    return True
 
 
 def _sizes(available: int) -> list[int]:

@@ -19,7 +19,6 @@ from rl_platform.algorithms.pf_ppo import apply_pf_ppo, row_scores
 from rl_platform.algorithms.rewards import penalized
 from rl_platform.algorithms.summary import rollout_metrics
 from rl_platform.algorithms.validation import check_batch
-from rl_platform.components.some_rows import of_all_rows
 from rl_platform.config.schema import Config
 from rl_platform.errors import Diverged
 from rl_platform.metrics import Reporter
@@ -233,7 +232,7 @@ class PPO:
         with self.reporter.phase(phase):
             if self.learners.turns is not None:
                 self.learners.turns.before(phase)
-            return of_all_rows(call(*arguments).wait(on_progress=self.reporter.progress))
+            return call(*arguments).wait(on_progress=self.reporter.progress)[0]
 
     def state_dict(self) -> dict[str, Any]:
         return {"kl_controller": self.kl_controller.state_dict()}

@@ -14,7 +14,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rl_platform.components.some_rows import of_all_rows
 from rl_platform.config.schema import Config
 from rl_platform.placement.streaming import part_rows, streaming_chains
 from rl_platform.placement.turns import Turns
@@ -82,7 +81,7 @@ class Streaming:
 def _evaluated(chain: Sequence[WorkerGroup], batch: RolloutBatch) -> Fields:
     fields: Fields = {}
     for group in chain:
-        fields |= of_all_rows(group.evaluate(replace(batch, **fields)).wait())
+        fields |= group.evaluate(replace(batch, **fields)).wait()[0]
     return fields
 
 

@@ -173,10 +173,9 @@ def learners(case: str, config: Config) -> dict[str, DirectGroup]:
 
     if case in ("embodied", "recurrent"):
         return {"actor": DirectGroup(EmbodiedActor(context("actor"), config, SPACES))}
-    whole = replace(context("reference"), rank=0, world_size=1)  # ranks of a reference share the rows: one for each
     found = {
         "actor": DirectGroup(LanguageActor(context("actor"), config)),
-        "reference": DirectGroup(LanguageReference(whole, config)),
+        "reference": DirectGroup(LanguageReference(context("reference"), config)),
     }
     return found | ({"critic": DirectGroup(LanguageCritic(context("critic"), config))} if case == "gae" else {})
 
@@ -201,7 +200,7 @@ def learn(case: str, layout: Layout) -> dict[str, Any]:
 
 def run_padded(component: Any) -> None:
     """Replace the packed forward by that of transformers: rows beside each other, padding hidden by its mask."""
-    model = component.model if isinstance(component, LanguageReference) else component.engine.model
+    model = component.engine.model
     language = model.model
     language.backbone.set_attn_implementation("eager")
 

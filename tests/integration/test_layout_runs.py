@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import AutoModelForCausalLM
 
 pytestmark = [
     pytest.mark.release,
@@ -33,27 +33,23 @@ FOUR_LAYERS = ["actor.model.random_init.num_layers=4"]
 ADAPTERS = [*both("lora={rank: 4}"), "algorithm={use_kl_in_reward: true, kl_ctrl: {kl_coef: 0.1}}"]
 INTERLEAVED = both("training_backend=megatron", "parallel={pipeline: 2, virtual_pipeline: 2}", "micro_batch_size=2")
 COMPARED = [
-    "algorithm.use_kl_loss=true",
+    "algorithm={use_kl_in_reward: true, kl_ctrl: {kl_coef: 0.1}}",
     "cluster.component_placement={'actor,critic,reference,rollout,reward': all}",
 ]
 THREE_MODELS = "cluster.component_placement={'actor,critic,reference': 'all:0-1', 'rollout,reward': all}"
+OWN_RANKS = "cluster.component_placement={'actor,critic': 'all:0-1', reference: 'all:0-1', 'rollout,reward': all}"
+TENSOR = ["parallel.tensor=2"]
+STAGES = ["reference.training_backend=megatron", "reference.parallel.pipeline=2", OWN_RANKS]
 LAYOUTS: dict[str, tuple[list[str], list[str]]] = {  # what is trained, and how two ranks do it
     "experts": (EXPERTS, both("training_backend=megatron", "parallel.expert=2")),
     "interleaved stages": (FOUR_LAYERS, INTERLEAVED),
     "tokens shared": ([], both("parallel.context=2")),
     "adapters": (ADAPTERS, []),
-    "reference": (COMPARED, [*both("training_backend=megatron", "parallel.tensor=2"), THREE_MODELS]),
+    "reference": (COMPARED, [*both("training_backend=megatron", *TENSOR), THREE_MODELS]),
+    "full KL": ([*COMPARED, "algorithm.kl_penalty=full"], [*both("training_backend=megatron", *TENSOR), THREE_MODELS]),
+    "sharded reference": (COMPARED, [THREE_MODELS]),
+    "reference in stages": (COMPARED, STAGES),
 }
-
-
-@pytest.fixture
-def experts(folder: Path) -> None:
-    """A folder with a mixture of four experts, random."""
-    sizes: dict[str, Any] = {"vocab_size": 259, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-    sizes |= {"num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64, "tie_word_embeddings": False}
-    sizes |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True}
-    torch.manual_seed(0)
-    Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes)).save_pretrained(folder / "experts")
 
 
 @pytest.mark.usefixtures("experts")

@@ -17,6 +17,7 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="Megatron would compute on the GPU of this machine"),
     pytest.mark.filterwarnings("ignore"),  # of Megatron, about kernels that are not installed
 ]
+RELEASE = pytest.mark.release
 STEPS, ENDED_S = 3, 10.0
 ONE_RANK: dict[str, list[str]] = {
     "fsdp": [],
@@ -26,10 +27,16 @@ APART = [
     "cluster.devices_per_node=4",
     "cluster.component_placement={'actor,critic': 0-1, rollout: 2, reward: 3}",
 ]
-TWO_RANKS = {
-    "fsdp": APART,
-    "megatron": [*ONE_RANK["megatron"], *APART, "actor.parallel.tensor=2", "critic.parallel.tensor=2"],
-}
+
+
+def two_ranks(parallel: str) -> dict[str, list[str]]:
+    """Two processes of actor and critic each."""
+    return {"megatron": [*ONE_RANK["megatron"], *APART, f"actor.parallel={parallel}", f"critic.parallel={parallel}"]}
+
+
+TENSOR = {"fsdp": APART, **two_ranks("{tensor: 2}")}
+STAGES, EXPERTS = two_ranks("{pipeline: 2}"), two_ranks("{expert: 2}")
+MIXTURE = ["actor.model={path: ./experts, tokenizer: bytes}"]
 
 
 @pytest.fixture
@@ -53,19 +60,25 @@ def kill_after_a_checkpoint(start):
 
 
 @pytest.mark.parametrize(
-    ("backend", "before", "after"),
-    [("fsdp", TWO_RANKS, ONE_RANK), ("megatron", TWO_RANKS, ONE_RANK), ("megatron", ONE_RANK, TWO_RANKS)],
-    ids=["fsdp, two ranks to one", "megatron, two ranks to one", "megatron, one rank to two"],
+    ("backend", "before", "after", "model"),
+    [
+        pytest.param("fsdp", TENSOR, ONE_RANK, [], id="fsdp, two ranks to one"),
+        pytest.param("megatron", TENSOR, ONE_RANK, [], id="megatron, two ranks to one"),
+        pytest.param("megatron", ONE_RANK, TENSOR, [], id="megatron, one rank to two"),
+        pytest.param("megatron", STAGES, TENSOR, [], id="megatron, stages to tensor ranks"),
+        pytest.param("megatron", EXPERTS, STAGES, MIXTURE, id="megatron, expert ranks to stages", marks=RELEASE),
+    ],
 )
+@pytest.mark.usefixtures("experts")
 def test_a_killed_run_goes_on_with_other_ranks(
-    command, kill_after_a_checkpoint, final_state, scored: str, backend: str, before: Any, after: Any
+    command, kill_after_a_checkpoint, final_state, scored: str, backend: str, before: Any, after: Any, model: list[str]
 ) -> None:
-    rest = [scored, f"runner.max_steps={STEPS}", "runner.save_interval=1"]
+    rest = [scored, f"runner.max_steps={STEPS}", "runner.save_interval=1", *model]
     whole = command("reasoning.yaml", *ONE_RANK[backend], *rest, "runner.output_dir=whole")
     assert whole.code == 0, whole.err
     killed = kill_after_a_checkpoint("reasoning.yaml", *before[backend], *rest)
     shards = [file.name for file in killed.file("critic").glob("*.distcp")]
-    assert sorted(shards) == [f"__{rank}_0.distcp" for rank in range(2 if before is TWO_RANKS else 1)]
+    assert sorted(shards) == [f"__{rank}_0.distcp" for rank in range(1 if before is ONE_RANK else 2)]
     ended = command("reasoning.yaml", *after[backend], *rest)
     assert ended.code == 0, ended.err
     assert "resumed from step" in ended.out

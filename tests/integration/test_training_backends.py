@@ -15,8 +15,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of Megatron, about kernels that are not installed
 ]
 BACKENDS = ("fsdp", "megatron")
-COMPARED = (  # to a reference in the same process
-    "algorithm.use_kl_loss=true",
+COMPARED = (  # to a reference in the same process, on the actor's backend
+    "algorithm={use_kl_in_reward: true, kl_ctrl: {kl_coef: 0.1}, ppo_epochs: 2}",
     "cluster.component_placement={'actor,critic,reference,rollout,reward': all}",
 )
 
@@ -66,7 +66,9 @@ def test_same_run(learned, logged, folder: Path) -> None:
         assert largest_difference(plain[role], megatron[role]) < 1e-4
     exported = [load_file(folder / backend / "model" / "model.safetensors") for backend in BACKENDS]
     assert largest_difference(*exported) < 1e-4
-    for row, other in zip(*(logged(backend) for backend in BACKENDS), strict=True):
+    rows = logged("fsdp")
+    assert max(abs(row.get("reward/kl", 0.0)) for row in rows) > 1e-4
+    for row, other in zip(rows, logged("megatron"), strict=True):
         numbers = {name: value for name, value in row.items() if isinstance(value, float)}
         assert {name: other[name] for name in numbers} == pytest.approx(numbers, rel=1e-3, abs=1e-4)
 

@@ -19,7 +19,8 @@ def training_engine(
     section: Trainable, model: nn.Module, *, dtype: torch.dtype, horizon: int, device: torch.device, nominal: bool
 ) -> TrainingEngine:
     """The engine of `section.training_backend`, in host memory between uses if `section.offload` is true. Megatron is
-    imported for those who train with it."""
+    imported for those who compute with it. A model without a parameter that needs a gradient is evaluated only."""
+    constant = not any(parameter.requires_grad for parameter in model.parameters())
     options: dict[str, Any] = {
         "dtype": dtype,
         "horizon": horizon,
@@ -39,7 +40,7 @@ def training_engine(
     else:
         context, cpu_offload = section.parallel.context, section.cpu_offload
         engine = FSDPEngine(model, section.optim, context=context, cpu_offload=cpu_offload, **options)
-    return OffloadingEngine(engine, device) if section.offload is True else engine
+    return OffloadingEngine(engine, device, constant=constant) if section.offload is True else engine
 
 
 def _plain(section: Trainable) -> bool:

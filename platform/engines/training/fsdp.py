@@ -49,7 +49,8 @@ class FSDPEngine:
     `nominal`: of the denominators, see `Denominators.of`. `balance`: see `shares`. `context`: that many neighbouring
     ranks share the tokens of the same micro-batches. `cpu_offload`: parameters, gradients and optimizer state are in
     main memory, where the optimizer runs; also on one rank, which then makes a process group of its own. Parameters
-    that need no gradient are frozen: no part of the optimizer nor of the state.
+    that need no gradient are frozen: no part of the optimizer nor of the state. A model of only such is evaluated and
+    never stepped.
     """
 
     def __init__(
@@ -80,9 +81,9 @@ class FSDPEngine:
         self.precision = autocast(device, dtype)
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.clip_grad = optim.clip_grad
-        self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=optim.lr, betas=optim.betas, eps=optim.eps, weight_decay=optim.weight_decay, fused=True
-        )
+        options = {"lr": optim.lr, "betas": optim.betas, "eps": optim.eps, "weight_decay": optim.weight_decay}
+        # which refuses to have nothing to do
+        self.optimizer = torch.optim.AdamW(self.parameters, **options, fused=True) if self.parameters else None
 
     def evaluate(self, batch: RolloutBatch, micro_batches: MicroBatches) -> ModelOutputs:
         with self.precision:
@@ -144,7 +145,8 @@ class FSDPEngine:
     def lasting(self) -> tuple[list[Tensor], list[Tensor]]:
         parameters = [*self.model.parameters()]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        values = [value for state in self.optimizer.state.values() for value in state.values()]
+        states = [] if self.optimizer is None else self.optimizer.state.values()
+        values = [value for state in states for value in state.values()]
         return parameters, [*gradients, *(value for value in values if isinstance(value, Tensor))]
 
     def _clipped_gradient_norm(self) -> Tensor:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +17,15 @@ ROTARY = ("default", "linear", "llama3")  # fixed frequencies, nothing else
 
 def transformer_engine_installed() -> bool:
     return importlib.util.find_spec("transformer_engine") is not None
+
+
+def transformer_engine_fails() -> str | None:
+    """What importing it here ends with; None if that goes well. It takes seconds and a process of its own: an import
+    that fails half way would leave its beginning behind in this one."""
+    command = [sys.executable, "-c", "import transformer_engine.pytorch"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"]
+    return said[-1] if ended.returncode else None
 
 
 def uses_transformer_engine(kernels: str, *, on_gpu: bool) -> bool:

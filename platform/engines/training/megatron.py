@@ -41,7 +41,9 @@ with quiet_megatron():
 
 
 class MegatronEngine:
-    """`model` gives the weights to start from and says what is computed; it is emptied, its config and names stay.
+    """`model` gives the weights to start from and says what is computed; it is emptied, its config and names stay. If
+    none of its parameters needs a gradient, it is evaluated and never stepped: there are neither buffers for gradients
+    nor an optimizer.
 
     More than one rank: the default process group is initialised and holds exactly the ranks of this model. All models
     of a process have the same layout. Raises ConfigError for a model that does not fit the layout, PlacementError for
@@ -87,7 +89,10 @@ class MegatronEngine:
                 )
                 for chunk in range(parallel.virtual_pipeline)
             ]
-            self.chunks, self.optimizer = with_optimizer(self.stages, optim, dtype, distributed=self.data.size > 1)
+            self.chunks, self.optimizer = self.stages, None
+            if any(parameter.requires_grad for parameter in model.parameters()):
+                shared = self.data.size > 1
+                self.chunks, self.optimizer = with_optimizer(self.stages, optim, dtype, distributed=shared)
         self.last = self.stages[-1]
         self.clip_grad = optim.clip_grad
         parameters = [found for stage in self.stages for found in self._parameters(stage)]
@@ -99,16 +104,19 @@ class MegatronEngine:
         model.to("meta")
 
     def evaluate(self, batch: RolloutBatch, micro_batches: MicroBatches) -> ModelOutputs:
-        names = ["values" if self.is_value_model else "log_probs"]
+        shape = batch.action_mask.shape
+        shapes = {"values" if self.is_value_model else "log_probs": shape}
         if batch.reference_states is not None and not self.is_value_model:
-            names.append("full_kl")
-        found = {name: torch.zeros(batch.action_mask.shape, device=self.device) for name in names}
+            shapes["full_kl"] = shape
+        if isinstance(self.model, TokenPolicy) and self.model.keep_states:
+            shapes["states"] = torch.Size((*shape, self.model.hidden_size))
+        found = {name: torch.zeros(size, device=self.device) for name, size in shapes.items()}
         parts = self._parts(batch, micro_batches)
 
         def keep(rows: list[int], part: RolloutBatch, packed: PackedInput, hidden: Tensor, **_: Any) -> None:
             outputs = vars(self._outputs(part, packed, hidden, entropy=False))
             if rows:
-                for name in names:
+                for name in found:
                     found[name][torch.tensor(rows, device=self.device)] = outputs[name].float()
 
         with torch.no_grad():
@@ -157,10 +165,12 @@ class MegatronEngine:
         return self.state.weights()
 
     def sharded_state(self) -> State:
-        return self.state.sharded()
+        return {} if self.optimizer is None else self.state.sharded()
 
     def lasting(self) -> tuple[list[Tensor], list[Tensor]]:
         parameters = [parameter for stage in self.stages for parameter in stage.parameters()]
+        if self.optimizer is None:
+            return parameters, []
         inner = [optimizer.optimizer for optimizer in self.optimizer.chained_optimizers]
         masters = [master for adam in inner for group in adam.param_groups for master in group["params"]]
         values = [value for adam in inner for state in adam.state.values() for value in state.values()]
@@ -218,7 +228,8 @@ class MegatronEngine:
         states = hidden.index_select(0, before)
 
         def scattered(values: Tensor) -> Tensor:
-            out = torch.zeros(part.action_mask.shape, dtype=values.dtype, device=values.device)
+            shape = (*part.action_mask.shape, *values.shape[1:])
+            out = torch.zeros(shape, dtype=values.dtype, device=values.device)
             return out.index_put((rows, columns), values)
 
         if isinstance(self.model, TokenValues):
@@ -247,6 +258,7 @@ class MegatronEngine:
             scattered(log_probs),
             None if entropies is None else scattered(entropies),
             full_kl=None if full_kl is None else scattered(full_kl),
+            states=scattered(states) if self.model.keep_states else None,
         )
 
     def _gathered(self, hidden: Tensor) -> Tensor:

@@ -105,7 +105,7 @@ class Master:
 
 class ModelState:
     """`parameters`: this rank's, with their sources; `shapes`: of all whole tensors, by name; `tied`: the output matrix
-    is the embedding. `optimizer`: Megatron's chain of them, of those parameters."""
+    is the embedding. `optimizer`: Megatron's chain of them, of those parameters; None: they are frozen."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class ModelState:
         tied: bool,
     ) -> None:
         self.parameters, self.shapes, self.tied = parameters, shapes, tied
-        self.optimizers = optimizer.chained_optimizers  # of the experts: the last one
+        self.optimizers = [] if optimizer is None else optimizer.chained_optimizers  # of the experts: the last one
         self.groups, self.pipeline = groups, groups.pipeline
         own = [source for _, source in parameters]
         self.stages = [self.pipeline.broadcast_object(own, stage) for stage in range(self.pipeline.size)]
@@ -189,7 +189,9 @@ class ModelState:
         return self.optimizers[-1 if is_expert(parameter) else 0]
 
     def _master(self, parameter: nn.Parameter) -> Master | None:
-        """None: other data-parallel ranks hold all of it."""
+        """None: other data-parallel ranks hold all of it, or nobody trains it."""
+        if not self.optimizers:
+            return None
         start, stop = 0, parameter.numel()
         optimizer = self._optimizer(parameter)
         if _shared_by_data_ranks(optimizer):

@@ -21,13 +21,13 @@ class OffloadingEngine:
     """`engine`, whose tensors on `device` are in host memory until they are used, and again after `offload`.
 
     Weights and what only a step needs come back separately: an evaluation has no use for the optimizer. All of it
-    changes no bit of what is computed.
+    changes no bit of what is computed. `constant`: the weights never change.
     """
 
-    def __init__(self, engine: TrainingEngine, device: torch.device) -> None:
+    def __init__(self, engine: TrainingEngine, device: torch.device, *, constant: bool = False) -> None:
         self.engine, self.device = engine, device
         self.model: Any = engine.model
-        self._weights = Swap(lambda: engine.lasting()[0], device)
+        self._weights = Swap(lambda: engine.lasting()[0], device, constant=constant)
         self._training = Swap(self._training_tensors, device)
         self.offload(weights=True)
 

@@ -14,7 +14,6 @@ from rl_platform.components.critic import LanguageCritic
 from rl_platform.components.failures import keep_failed_batch
 from rl_platform.components.learner import FAILURES_IN_A_ROW
 from rl_platform.components.reference import LanguageReference
-from rl_platform.components.some_rows import of_all_rows
 from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces
 from rl_platform.errors import ConfigError, Diverged
@@ -200,20 +199,6 @@ class TestModels:
     def test_the_reference_hands_over_states_only_for_a_full_kl(self, context, reasoning, token_batch) -> None:
         reference = LanguageReference(context("reference"), reasoning(algorithm={"use_kl_loss": True}))
         assert list(reference.evaluate(token_batch())) == ["reference_log_probs"]
-
-    @pytest.mark.parametrize("rows", [8, 2], ids=["shared", "more ranks than rows"])
-    def test_ranks_of_a_reference_share_the_rows(self, context, reasoning, token_batch, rows: int) -> None:
-        config = reasoning(algorithm={"use_kl_loss": True, "kl_loss_type": "full"})
-        alone = LanguageReference(context("reference"), config).evaluate(token_batch(rows))
-        ranks = [LanguageReference(context("reference", rank, 3), config) for rank in range(3)]
-        answers = [reference.evaluate(token_batch(rows)) for reference in ranks]
-        found = [len(answer.rows) for answer in answers]
-        assert sum(found) == rows
-        assert max(found) - min(found) <= 1
-        together = of_all_rows(answers)
-        assert together.keys() == alone.keys() == {"reference_log_probs", "reference_states"}
-        for name, tensor in alone.items():
-            torch.testing.assert_close(together[name], tensor, rtol=1e-6, atol=1e-6)
 
     def test_a_reference_with_another_vocabulary_is_refused(self, context, reasoning) -> None:
         with pytest.raises(ConfigError, match=r"reference\.model.*the reference has 7 of them, the actor 2"):

@@ -8,7 +8,7 @@ import pytest
 
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch.cli import load
-from rl_platform.launch.layouts import check_layouts, layout_problems
+from rl_platform.launch.layouts import check_kernels, check_layouts, layout_problems
 
 pytestmark = pytest.mark.usefixtures("folder")
 MEGATRON = ("actor.training_backend=megatron", "critic.training_backend=megatron")
@@ -42,6 +42,44 @@ def test_models_of_one_process_have_one_layout():
     assert problems(FOUR, "actor.parallel={tensor: 2, sequence: true}", "critic.parallel.tensor=2") == {}
 
 
+ALL = "cluster.component_placement={'actor,critic,reference': 'all:0-3', 'rollout,reward': all}"
+ALONE = "cluster.component_placement={'actor,critic': 'all:0-3', reference: 'all:0-2', 'rollout,reward': all}"
+COMPARED = ("algorithm.use_kl_loss=true", "actor.parallel.tensor=2", "critic.parallel.tensor=2")
+
+
+def test_the_ranks_of_a_reference_hold_whole_copies_too():
+    assert problems(ALL, *COMPARED) == {}
+    found = problems(ALONE, *COMPARED)
+    assert found.keys() == {"reference.parallel"}
+    assert "3 ranks of reference" in found["reference.parallel"].message
+    assert problems(ALONE, *COMPARED, "reference.parallel.pipeline=3") == {}
+    assert problems(ALONE, *COMPARED, "reference.training_backend=fsdp") == {}
+    context = "reference={training_backend: fsdp, parallel: {context: 2}}"
+    assert problems(ALONE, *COMPARED, context).keys() == {"reference.parallel.context"}
+
+
+def test_a_reference_in_the_actors_processes_has_the_actors_layout():
+    found = problems(ALL, *COMPARED, "reference.parallel.pipeline=2")
+    assert found.keys() == {"reference.parallel"}
+    assert "that of the actor is tensor 2, pipeline 1" in found["reference.parallel"].message
+    assert problems(ALL, *COMPARED, "reference.training_backend=fsdp") == {}
+    beside = "cluster.component_placement={actor: 'all:0-3', 'critic,reference': 'all:0-3', 'rollout,reward': all}"
+    assert "that of the critic" in problems(beside, *COMPARED, "critic.parallel.tensor=4")["reference.parallel"].message
+
+
+def test_a_reference_of_another_model_is_asked_whether_it_fits():
+    own = "reference.model={random_init: {num_heads: 3, hidden_size: 24, max_positions: 16}, tokenizer: bytes}"
+    for overrides, keys in (
+        ([own, "actor.parallel.tensor=2", "critic.parallel.tensor=2"], ["reference.parallel.tensor"]),
+        (["reference.parallel.tensor=4", "actor.parallel.tensor=2"], ["reference.parallel.tensor"]),
+        (["actor.parallel.tensor=4"], ["actor.parallel.tensor"]),  # told once
+    ):
+        config, placement, _ = load("reasoning.yaml", [*MEGATRON, ALL, "algorithm.use_kl_loss=true", *overrides])
+        with pytest.raises(ConfigError) as caught:
+            check_layouts(config.config, placement)
+        assert [problem.key for problem in caught.value.problems] == keys
+
+
 def test_expert_ranks_are_counted_beside_tensor_ranks():
     both = "actor.parallel.expert={}", "critic.parallel.expert={}"
     assert problems(FOUR, *(text.format(4) for text in both)) == {}
@@ -69,6 +107,42 @@ def test_fused_layers_that_are_not_there(monkeypatch: pytest.MonkeyPatch):
     assert "is not installed" in problems(asked, "cluster.gpus_per_node=1")["actor.kernels"].message
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     assert problems(asked, "cluster.gpus_per_node=1") == {}
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("raise ImportError('undefined symbol: _ZN3c105ErrorC2E')", "ImportError: undefined symbol"),
+        ("import os; os._exit(3)", "exit code 3"),
+        ("", None),
+    ],
+)
+def test_fused_layers_that_are_there_and_cannot_be_used(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, code: str, message: str | None
+):
+    """As those that were built for another torch; asked for by the actor, which the reference follows."""
+    (folder / "transformer_engine").mkdir()
+    (folder / "transformer_engine" / "__init__.py").touch()
+    (folder / "transformer_engine" / "pytorch.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    config, placement, _ = load("reasoning.yaml", [*MEGATRON, ALL, *COMPARED, "actor.kernels=transformer_engine"])
+    if message is None:
+        check_kernels(config.config, placement)
+        return
+    with pytest.raises(ConfigError) as caught:
+        check_kernels(config.config, placement)
+    (problem,) = caught.value.problems
+    assert problem.key == "actor.kernels"
+    assert message in problem.message
+    asked = "actor.kernels=transformer_engine"
+    joined, placement, _ = load("reasoning.yaml", [*MEGATRON, asked, "cluster.address=auto"])
+    check_kernels(joined.config, placement)  # the machines of a cluster may be others
+
+
+def test_nothing_is_imported_for_layers_that_nobody_asks_for(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: pytest.fail("a process was started"))
+    config, placement, _ = load("reasoning.yaml", [*MEGATRON])
+    check_kernels(config.config, placement)
 
 
 def test_a_model_on_the_cpu_of_a_machine_with_gpus(monkeypatch: pytest.MonkeyPatch):

@@ -54,6 +54,24 @@ def test_the_reference_is_placed_with_the_trainers_or_apart(plans: Any) -> None:
     assert all(sum(text.count("reference") for text in grouping) == 1 for grouping in groupings)
 
 
+def test_models_get_ranks_that_their_layouts_divide(plans: Any) -> None:
+    placed = {"actor,critic,reference,rollout,reward": "all"}
+    layouts = [
+        "algorithm.use_kl_loss=true",
+        "actor.training_backend=megatron",
+        "actor.parallel={tensor: 2, pipeline: 2}",
+    ]
+    found = found_for(plans.config(*layouts, "critic.parallel.context=2", placement=placed))
+    sizes = {name: set() for name in ("actor", "critic", "reference")}
+    for candidate in found.candidates:
+        for names, devices in candidate.keys:
+            for name in sizes.keys() & set(names):
+                sizes[name].add(len(devices))
+    assert sizes == {"actor": {4, 8}, "critic": {2, 4, 8}, "reference": {4, 8}}
+    with pytest.raises(ConfigError, match="no placement gives the models ranks that their layouts divide"):
+        found_for(plans.config(*layouts, placement=placed, gpus=3))
+
+
 def test_what_does_not_fit_is_left_out(tmp_path: Path, plans: Any) -> None:
     huge = plans.llama(tmp_path, num_hidden_layers=32, hidden_size=4096)
     config = plans.config(*plans.large, huge, nodes=2)

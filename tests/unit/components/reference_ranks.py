@@ -1,0 +1,160 @@
+"""References in several layouts, to be compared with one plain process. No test by itself.
+
+`main(rank, world_size, folder, *layouts)` is one of several gloo processes and saves what it found into the folder,
+where `save_models` has been.
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rl_platform.components.base import ComponentContext
+from rl_platform.components.reference import LanguageReference
+from rl_platform.config.schema import Config
+from rl_platform.records import RolloutBatch
+
+SIZES: dict[str, Any] = {"vocab_size": 259, "hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
+SIZES |= {"intermediate_size": 24, "max_position_embeddings": 40}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "head_dim": 8}
+LENGTHS = {"uneven": (5, 17, 9, 3, 30, 6, 4), "one row": (6,), "two rows": (4, 30)}
+MEGATRON = {"training_backend": "megatron"}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "dp2": {},
+    "context": {"parallel": {"context": 2}},
+    "cpu_offload": {"cpu_offload": True},
+    "megatron": MEGATRON,
+    "megatron dp2": MEGATRON,
+    "tp2": MEGATRON | {"parallel": {"tensor": 2}},
+    "tp2 sp": MEGATRON | {"parallel": {"tensor": 2, "sequence": True}},
+    "pp2": MEGATRON | {"parallel": {"pipeline": 2}},
+    "pp2 vp2": MEGATRON | {"parallel": {"pipeline": 2, "virtual_pipeline": 2}},
+    "tp2 dp2": MEGATRON | {"parallel": {"tensor": 2}},
+    "tp2 pp2": MEGATRON | {"parallel": {"tensor": 2, "pipeline": 2}},
+    "ep2": MEGATRON | {"parallel": {"expert": 2}},
+}
+MODELS = {"pp2 vp2": "deep", "ep2": "experts"}  # of the other layouts: small
+FORWARDS: dict[str, dict[str, Any]] = {  # how rows stand beside each other in a forward pass
+    "packed": {},
+    "one by one": {"logprob_forward_micro_batch_size": 1},
+    "by threes": {"logprob_forward_micro_batch_size": 3},
+}
+LEAVING = ("dp2", "tp2", "pp2")
+
+
+def save_models(folder: Path) -> None:
+    """Tied; of four layers, for two stages of two parts; a mixture of experts."""
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    torch.manual_seed(7)
+    sizes = SIZES | {"num_hidden_layers": 2, "tie_word_embeddings": True}
+    LlamaForCausalLM(LlamaConfig(**sizes)).save_pretrained(folder / "small")
+    sizes |= {"num_hidden_layers": 4, "tie_word_embeddings": False}
+    LlamaForCausalLM(LlamaConfig(**sizes)).save_pretrained(folder / "deep")
+    Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **EXPERTS)).save_pretrained(folder / "experts")
+
+
+def config(folder: Path, layout: str, *, full: bool = False, offload: bool = False, forward: str = "packed") -> Config:
+    """A KL term, and the actor's layout. `layout` may be `plain MODEL`."""
+    model = layout.removeprefix("plain ") if layout.startswith("plain ") else MODELS.get(layout, "small")
+    algorithm = {"use_kl_loss": True, "kl_loss_type": "full" if full else "k3"} | FORWARDS[forward]
+    return Config(
+        runner={"task_type": "reasoning"},
+        cluster={"component_placement": {"actor,critic,reference,rollout,reward": "all"}},
+        data={"mini_batch_size": 4, "max_prompt_length": 2, "max_response_length": 28},
+        actor={"model": {"path": str(folder / model), "tokenizer": "bytes"}, **LAYOUTS.get(layout, {})},
+        critic={"use_critic_model": True},
+        rollout={"sampling": {"temperature": 0.8}},
+        reference={"offload": offload},
+        algorithm=algorithm,
+    )
+
+
+def batch(name: str) -> RolloutBatch:
+    """Two prompt tokens and up to 28 sampled ones."""
+    lengths, numbers = LENGTHS[name], torch.Generator().manual_seed(3)
+    shape = (len(lengths), max(lengths))
+    positions = torch.arange(shape[1])
+    return RolloutBatch(
+        inputs={"tokens": torch.randint(256, shape, generator=numbers), "lengths": torch.tensor(lengths)},
+        action_mask=(positions >= 2) & (positions < torch.tensor(lengths)[:, None]),
+        sample_mask=torch.ones(len(lengths), dtype=torch.bool),
+        group_ids=torch.arange(len(lengths)),
+        rewards=torch.zeros(shape),
+        rollout_log_probs=torch.zeros(shape),
+    )
+
+
+def reference(folder: Path, layout: str, **options: Any) -> LanguageReference:
+    rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    context = ComponentContext(name="reference", rank=rank, world_size=size, node=0, accelerators=(), seed=3)
+    return LanguageReference(context, config(folder, layout, **options))
+
+
+def report(folder: Path, layout: str) -> dict[str, Any]:
+    """All answers of one layout: by forward and batch, of a full KL, after it has been away; and what it holds."""
+    found: dict[str, Any] = {}
+    for forward in FORWARDS:
+        asked = reference(folder, layout, forward=forward)
+        found[forward] = {name: asked.evaluate(batch(name)) for name in LENGTHS}
+    parameters, others = asked.engine.lasting()
+    found["held"] = sum(_bytes(tensor) for tensor in parameters)
+    found["others"] = len(others) + sum(getattr(p, "main_grad", None) is not None for p in parameters)
+    found["others"] += sum(parameter.grad is not None for parameter in parameters) + len(asked.engine.sharded_state())
+    full = reference(folder, layout, full=True)
+    found["full"] = full.evaluate(batch("uneven")) | {"head": full.head().clone()}
+    if layout in LEAVING:
+        found["away"] = away(folder, layout)
+    return found
+
+
+def away(folder: Path, layout: str) -> dict[str, Any]:
+    """Bytes that are left on the device while it is away, and what it says each time it comes back."""
+    leaving = reference(folder, layout, offload=True)
+    parameters = leaving.engine.lasting()[0]
+    found: dict[str, Any] = {"bytes": [], "answers": []}
+    for _ in range(2):
+        found["bytes"].append(sum(_storage(tensor).nbytes() for tensor in parameters))
+        found["answers"].append(leaving.evaluate(batch("uneven"))["reference_log_probs"])
+        leaving.offload(weights=True)
+    return found
+
+
+def _storage(tensor: Tensor) -> torch.UntypedStorage:
+    return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).untyped_storage()
+
+
+def _bytes(tensor: Tensor) -> int:
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return math.prod(local.shape) * local.element_size()
+
+
+def preload() -> None:
+    """What all ranks import, before they are forked."""
+    from transformers import LlamaForCausalLM, Qwen3MoeForCausalLM  # noqa: F401
+
+    import rl_platform.engines.training.megatron  # noqa: F401
+
+
+def main(rank: int, world_size: int, folder: Path, *layouts: str) -> None:
+    from megatron.core import parallel_state
+
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/rendezvous-{world_size}",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=60),
+    )
+    for layout in layouts:
+        torch.save(report(folder, layout), folder / f"{layout}-{rank}.pt")
+        if parallel_state.model_parallel_is_initialized():
+            parallel_state.destroy_model_parallel()
+    dist.destroy_process_group()
