@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -81,9 +82,11 @@ def run(loaded: LoadedConfig, config_path: str, placement: Placement, inventory:
                 with reporter.phase("load"):
                     task = task_of(config, runtime, reporter, folder, world, placement, inventory)
                 timeline.sources.append(runtime.spans)
+                gc.freeze()  # libraries and models stay: looking them through for garbage takes as long as a small step
                 try:
                     train(config, task, reporter, state)
                 finally:
+                    gc.unfreeze()
                     timeline.write()  # while there are processes that can be asked
         except BaseException as error:
             error.add_note(state.outlook())
