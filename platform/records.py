@@ -111,7 +111,8 @@ class RolloutBatch:
     inputs: what the model reads, keyed by name, first dimension B: {"tokens": [B,T] int64, "lengths": [B] int64} for
     reasoning; {"observations", "actions": [B,C,...]} for embodied, C choices of the policy (C = T but for action
     chunks, which have "executed" [B,C,K] bool too: the actions that count; recurrent policies have "episode_starts"
-    [B,T] bool and "hidden_states" [B,S,H], before the first step of each of S sequences that a row consists of).
+    [B,T] bool and "hidden_states" [B,S,H], before the first step of each of S sequences that a row consists of;
+    policies with an instruction for each of several tasks have "tasks" [B,C] int64).
     action_mask [B,T] bool: positions sampled by the policy. sample_mask [B] bool: rows that count.
     group_ids [B] int64: prompt identity. rewards [B,T]: per position, already placed.
     rollout_log_probs [B,T]: as reported by the rollout engine. log_probs [B,T]: of the training engine before the
