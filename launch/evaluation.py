@@ -168,10 +168,10 @@ def _episodes(task: EmbodiedTask, env: Env, place: Path, video: bool, reporter: 
             reporter.note(f"{found['note']}. Going on without")
             file, video = None, False
         rows.append(_row(whole, actions, env.evaluation.episodes, found) | {"video": str(file) if file else None})
-        for index, task in enumerate(env.tasks):
+        for index, one in enumerate(env.tasks):
             own = [at for at, number in enumerate(found["numbers"]) if number % len(env.tasks) == index]
             part = {name: [found[name][at] for at in own] for name in ("returns", "lengths", "successes")}
-            rows.append(_row(task.name, actions, env.evaluation.episodes // len(env.tasks), part) | {"video": None})
+            rows.append(_row(one.name, actions, env.evaluation.episodes // len(env.tasks), part) | {"video": None})
     return rows
 
 
@@ -254,7 +254,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     for row in rows:
         cells = []
         for name in names:
-            cell = _cell(row[name])
+            cell = _cell(row.get(name))
             partner = row.get(partners.get(name, ""))
             cells.append(cell if partner is None else f"{cell} ± {_cell(partner)}")
         lines.append(cells)

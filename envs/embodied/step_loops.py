@@ -47,22 +47,22 @@ def _finish_step(
     returns: Any,
     lengths: Any,
 ) -> Any:
-    ended = 0
+    ended, width = 0, finals.shape[1]
     for i in range(len(rewards)):
-        if idle[i]:
-            rewards[i], terminated[i], truncated[i], invalid[i] = 0.0, False, False, False
-            finals[i] = observations[i]
-            continue
         finite = abs(rewards[i]) <= _LARGEST
-        for j in range(finals.shape[1]):
+        for j in range(width):
             finite &= abs(finals[i, j]) <= _LARGEST
-        if invalid[i] or not finite:
-            rewards[i], terminated[i], truncated[i], invalid[i] = 0.0, False, True, True
-            finals[i] = observations[i]
+        stays = idle[i]
+        invalid[i] = (invalid[i] or not finite) and not stays
+        if invalid[i] or stays:
+            rewards[i], terminated[i], truncated[i] = 0.0, False, invalid[i]
+            for j in range(width):
+                finals[i, j] = observations[i, j]
         else:
-            observations[i] = finals[i]
+            for j in range(width):
+                observations[i, j] = finals[i, j]
         returns[i] += rewards[i]
-        lengths[i] += 1
+        lengths[i] += 0 if stays else 1
         ended += terminated[i] or truncated[i]
     return ended
 
