@@ -160,30 +160,37 @@ def _output(run: SavedRun) -> Path:
 
 
 def _episodes(task: EmbodiedTask, env: Env, place: Path, video: bool, reporter: Reporter) -> list[Row]:
-    """One row for each way to act."""
+    """One row for each way to act, of several tasks each one's beneath it."""
     rows = []
+    whole = " ".join([env.id, *(str(env.kwargs[key]) for key in ("env_name",) if key in env.kwargs)])
     for actions in ("deterministic", "sampled"):
         file = place.with_name(f"{place.name}-{actions}.mp4") if video else None
         found = task.evaluate(0, str(file) if file else None, actions == "deterministic")
         if found["note"]:
             reporter.note(f"{found['note']}. Going on without")
             file, video = None, False
-        returns, lengths = found["returns"], found["lengths"]
-        rows.append(
-            {
-                "task": " ".join([env.id, *(str(env.kwargs[key]) for key in ("env_name",) if key in env.kwargs)]),
-                "actions": actions,
-                "episodes": len(returns),
-                "invalid": found["invalid"],
-                **_spread("return", returns),
-                "length": _mean(lengths),
-                **{name.removeprefix("val/"): rate for name, rate in success_rates(found["successes"], "val").items()},
-                "returns": returns,
-                "lengths": lengths,
-                "video": str(file) if file else None,
-            }
-        )
+        rows.append(_row(whole, actions, env.evaluation.episodes, found) | {"video": str(file) if file else None})
+        for index, one in enumerate(env.tasks):
+            own = [at for at, number in enumerate(found["numbers"]) if number % len(env.tasks) == index]
+            part = {name: [found[name][at] for at in own] for name in ("returns", "lengths", "successes")}
+            rows.append(_row(one.name, actions, env.evaluation.episodes // len(env.tasks), part) | {"video": None})
     return rows
+
+
+def _row(task: str, actions: str, episodes: int, found: Mapping[str, Any]) -> Row:
+    """Of `episodes` episodes, those that are not in `found` being invalid."""
+    returns, lengths, successes = found["returns"], found["lengths"], found["successes"]
+    return {
+        "task": task,
+        "actions": actions,
+        "episodes": len(returns),
+        "invalid": episodes - len(returns),
+        **_spread("return", returns),
+        "length": _mean(lengths),
+        **{name.removeprefix("val/"): rate for name, rate in success_rates(successes, "val").items()},
+        "returns": returns,
+        "lengths": lengths,
+    }
 
 
 def _answers(task: ReasoningTask, config: Config, place: Path) -> list[Row]:
@@ -249,7 +256,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     for row in rows:
         cells = []
         for name in names:
-            cell = _cell(row[name])
+            cell = _cell(row.get(name))
             partner = row.get(partners.get(name, ""))
             cells.append(cell if partner is None else f"{cell} ± {_cell(partner)}")
         lines.append(cells)

@@ -14,7 +14,7 @@ from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.spaces import EnvDescription, EnvSpaces, make_env, read_spaces
 from rl_platform.envs.reasoning.question import Split
 from rl_platform.envs.reasoning.tasks import build_questions
-from rl_platform.errors import ConfigError
+from rl_platform.errors import ConfigError, Problem
 from rl_platform.garbage import collect_as_usual
 from rl_platform.launch.cluster import cluster_for, runtime_for
 from rl_platform.launch.layouts import check_kernels
@@ -88,6 +88,7 @@ def run(loaded: LoadedConfig, config_path: str, placement: Placement, inventory:
                 try:
                     train(config, task, reporter, state)
                 finally:
+                    gc.unfreeze()
                     timeline.write()  # while there are processes that can be asked
         except BaseException as error:
             error.add_note(state.outlook())
@@ -157,14 +158,23 @@ def task_of(
 
 def spaces_of(config: Config) -> EnvSpaces:
     """What the environment looks like; an id that does not exist ends here, and a policy that does not fit it."""
-    env = make_env(EnvDescription.of(config.env))
-    try:
-        spaces = read_spaces(env, config.env.id)
-    finally:
-        env.close()
+    description = EnvDescription.of(config.env)
+    spaces, *others = (_spaces_of(description.of_task(number)) for number in range(max(len(config.env.tasks), 1)))
+    for number, found in enumerate(others, start=1):
+        if found != spaces:
+            message = f"task {config.env.tasks[number].name} has other spaces than {config.env.tasks[0].name}"
+            raise ConfigError([Problem(f"env.tasks[{number}].kwargs", message, value=str(found), allowed=str(spaces))])
     if problems := policy_problems(config.actor.model, spaces):
         raise ConfigError(problems)
     return spaces
+
+
+def _spaces_of(description: EnvDescription) -> EnvSpaces:
+    env = make_env(description)
+    try:
+        return read_spaces(env, description.id)
+    finally:
+        env.close()
 
 
 def _say_finished(state: RunState, folder: Path) -> None:

@@ -175,8 +175,7 @@ class RunLog:
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         _write_line(self._metrics, {"step": step, **finite})
         if self._tensorboard is not None:
-            for name, value in metrics.items():
-                self._tensorboard.add_scalar(name, value, step)
+            self._tensorboard.file_writer.add_summary(_summary(metrics), step)
             self._tensorboard.flush()
         if self._wandb is not None:
             self._wandb.log(dict(metrics), step=step)
@@ -238,6 +237,13 @@ def _open_cut(path: Path, resumed_step: int | None) -> Any:
 def _write_line(file: Any, record: Mapping[str, Any]) -> None:
     file.write(json.dumps(record, allow_nan=False) + "\n")
     file.flush()
+
+
+def _summary(metrics: Mapping[str, float]) -> Any:
+    """All numbers of a step as one TensorBoard event: one for each would be as many waits for the writer's thread."""
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    return Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()])
 
 
 def _start_wandb(info: RunInfo) -> Any:

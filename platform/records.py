@@ -111,7 +111,8 @@ class RolloutBatch:
     inputs: what the model reads, keyed by name, first dimension B: {"tokens": [B,T] int64, "lengths": [B] int64} for
     reasoning; {"observations", "actions": [B,C,...]} for embodied, C choices of the policy (C = T but for action
     chunks, which have "executed" [B,C,K] bool too: the actions that count; recurrent policies have "episode_starts"
-    [B,T] bool and "hidden_states" [B,S,H], before the first step of each of S sequences that a row consists of).
+    [B,T] bool and "hidden_states" [B,S,H], before the first step of each of S sequences that a row consists of;
+    policies with an instruction for each of several tasks have "tasks" [B,C] int64).
     action_mask [B,T] bool: positions sampled by the policy. sample_mask [B] bool: rows that count.
     group_ids [B] int64: prompt identity. rewards [B,T]: per position, already placed.
     rollout_log_probs [B,T]: as reported by the rollout engine. log_probs [B,T]: of the training engine before the
@@ -171,9 +172,14 @@ class RolloutBatch:
         """[B,T] bool: positions of rows that count at which rewards, values and returns stand."""
         return self.mask if self.value_mask is None else self.value_mask & self.sample_mask[:, None]
 
-    def select(self, rows: Tensor) -> RolloutBatch:
-        """The given rows (int64 indices), in that order, every field together."""
-        return self._map(lambda tensor: tensor.index_select(0, rows))
+    def select(self, rows: Tensor, out: RolloutBatch | None = None) -> RolloutBatch:
+        """The given rows (int64 indices), in that order, every field together. `out`: what an earlier call with as many
+        rows gave, to be overwritten."""
+        if out is None:
+            return self._map(lambda tensor: tensor.index_select(0, rows))
+        for source, target in zip(self._tensors(), out._tensors(), strict=True):
+            torch.index_select(source, 0, rows, out=target)
+        return out
 
     def split(self, size: int) -> list[RolloutBatch]:
         """The rows in their order, `size` at a time; the tensors are views."""
@@ -202,6 +208,11 @@ class RolloutBatch:
         choices = self.inputs.get("hidden_states", self.inputs["observations"]).shape[1]
         kept = dataclasses.replace(self, ends=None, bootstrapped=None, end_observations=None, end_values=None)
         return kept._map(lambda tensor: _flatten(tensor, choices))
+
+    def _tensors(self) -> list[Tensor]:
+        """All there are, in the order of the fields."""
+        fields = (getattr(self, name) for name in _TENSOR_FIELDS)
+        return [*self.inputs.values(), *(tensor for tensor in fields if tensor is not None)]
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> RolloutBatch:
         fields: dict[str, Any] = {name: getattr(self, name) for name in _TENSOR_FIELDS}

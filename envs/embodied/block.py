@@ -23,6 +23,7 @@ from rl_platform.envs.embodied.buffers import Buffers
 from rl_platform.envs.embodied.native import NativeEnvs
 from rl_platform.envs.embodied.spaces import EnvDescription, EnvSpaces, make_env
 from rl_platform.envs.embodied.spares import Spares
+from rl_platform.envs.embodied.step_loops import finish_step
 from rl_platform.envs.embodied.success import SuccessCount
 from rl_platform.tracing import recorder
 
@@ -61,12 +62,15 @@ class EnvBlock:
         threads: int = 1,
         *,
         restarts: int = 0,
+        numbers: Sequence[int] = (),
     ) -> None:
-        env = make_env(description, spec, render_mode)
-        self._native = NativeEnvs.of(env, last - first, threads)
-        others = 0 if self._native is not None else last - first - 1
-        self._envs = [env, *(make_env(description, spec, render_mode) for _ in range(others))]
-        self._spares = Spares(description, spec, render_mode, buffers.failures, first, restarts)
+        """numbers: of these environments in the run, which tell their tasks; empty: first..last-1."""
+        numbers = numbers or range(first, last)
+        env = make_env(description.of_task(numbers[0]), spec, render_mode)
+        self._native = None if description.tasks else NativeEnvs.of(env, last - first, threads)
+        others = () if self._native is not None else numbers[1:]
+        self._envs = [env, *(make_env(description.of_task(number), spec, render_mode) for number in others)]
+        self._spares = Spares(description, spec, render_mode, buffers.failures, first, restarts, numbers)
         self._first = first
         self._spaces = spaces
         rows = slice(first, last)
@@ -84,6 +88,12 @@ class EnvBlock:
         self._returns = np.zeros(last - first)
         self._lengths = np.zeros(last - first, np.int64)
         self._success = SuccessCount(buffers.success_once[rows], buffers.success_at_end[rows])
+        ends = self._terminated, self._truncated, self._invalid, self._idle
+        counted = self._observations, self._returns, self._lengths
+        self._stepped = self._finals, self._rewards, *ends, *counted  # what `finish_step` takes
+        self._some_ended = False
+        if self._native is not None:  # compiled before the first step, whose time may be limited
+            finish_step()(*(array[:0] for array in self._stepped))
         # views with the environments' own shape, so that writing flattens
         self._shaped_observations = self._observations.reshape(-1, *spaces.observation_shape)
         self._shaped_finals = self._finals.reshape(-1, *spaces.observation_shape)
@@ -97,36 +107,42 @@ class EnvBlock:
     def step(self) -> None:
         """One step of every environment that is not idle, with the actions in the buffers; what ended is reset in the
         same step."""
-        self._invalid[:] = False
-        some_idle = bool(self._idle.any())
         if self._native is not None:
-            self._step_all(self._native, self._idle if some_idle else None)
+            self._step_all(self._native)
         else:
-            began = time.monotonic()
             self._step_each()
-            recorder.add("work", "physics", began)
-        if some_idle:
-            self._leave_idle()
-        self._invalidate()
-        self._returns += self._rewards
-        self._lengths += ~self._idle
-        self._observations[:] = self._finals
-        if (ended := self._terminated | self._truncated).any():
+        if self._some_ended:
+            ended = self._terminated | self._truncated
             self._ended_returns[ended] = self._returns[ended]
             self._ended_lengths[ended] = self._lengths[ended]
             self._success.end(ended)
             indices = np.flatnonzero(ended)
             self._reset(indices, [self._spares.seed_of_new(i) for i in indices.tolist()])
 
-    def _step_all(self, native: NativeEnvs, idle: np.ndarray | None) -> None:
+    def _step_all(self, native: NativeEnvs) -> None:
         self._busy[0] = self._first
         try:
             self._finals[:], self._rewards[:], self._terminated[:], self._truncated[:] = native.step(
-                self._actions, self._lengths, idle
+                self._actions, self._lengths, self._idle if self._idle.any() else None
             )
         except Exception as error:
             failed = getattr(error, "ids", (0,))[0]  # MuJoCo's batch knows which
             raise EnvFailure(self._first + int(failed), "step", traceback.format_exc()) from error
+        self._invalid[:] = native.diverged
+        self._some_ended = finish_step()(*self._stepped) > 0
+
+    def _step_each(self) -> None:
+        """In worker processes too, which do without a compiler."""
+        began = time.monotonic()
+        self._call_each()
+        recorder.add("work", "physics", began)
+        if self._idle.any():
+            self._leave_idle()
+        self._invalidate()
+        self._returns += self._rewards
+        self._lengths += ~self._idle
+        self._observations[:] = self._finals
+        self._some_ended = bool((self._terminated | self._truncated).any())
 
     def _leave_idle(self) -> None:
         """Idle environments report where they stand, and no reward."""
@@ -135,7 +151,7 @@ class EnvBlock:
         self._rewards[idle] = 0.0
         self._terminated[idle] = self._truncated[idle] = False
 
-    def _step_each(self) -> None:
+    def _call_each(self) -> None:
         if self._spaces.action.kind == "continuous":
             actions = list(self._actions.reshape(-1, *self._spaces.action_shape).copy())
         else:
@@ -175,13 +191,12 @@ class EnvBlock:
     def _invalidate(self) -> None:
         """End the episodes whose last step gave a number that is not finite, or whose physics had to start over."""
         invalid = self._invalid
+        invalid[:] = False
         # a sum of squares is finite if all of them are and none is huge: one pass where nothing is wrong
         finals = self._finals.reshape(-1)[: 0 if self._spaces.images else None]  # pixels always are
         if not math.isfinite(finals @ finals + self._rewards @ self._rewards):
             invalid |= ~(np.isfinite(self._finals).all(axis=1) & np.isfinite(self._rewards))
-        if self._native is not None:
-            invalid |= self._native.diverged
-        elif self._physics_failures:
+        if self._physics_failures:
             invalid |= np.concatenate(self._physics_failures).reshape(len(invalid), -1).any(axis=1)
         if invalid.any():
             self._finals[invalid] = self._observations[invalid]

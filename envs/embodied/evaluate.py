@@ -21,12 +21,13 @@ PolicyFunction = Callable[[np.ndarray], np.ndarray]
 @dataclass(frozen=True)
 class EvaluationResult:
     """Sums of raw rewards, numbers of steps and successes (None: not said), in order of seed; `invalid` episodes are
-    counted and left out."""
+    counted and left out. numbers: of the others, from 0; episode k runs in environment k modulo their count."""
 
     returns: list[float]
     lengths: list[int]
     invalid: int
     successes: list[Success | None] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
 
 
 Begin = Callable[[int], None]
@@ -79,10 +80,12 @@ def evaluate(
             for i in np.flatnonzero(result.ended).tolist():
                 if i in running:
                     outcomes[running.pop(i)] = stats.get(i)
-    valid = [episode for _, episode in sorted(outcomes.items()) if episode is not None]
+    ended = {offset: episode for offset, episode in sorted(outcomes.items()) if episode is not None}
+    valid = list(ended.values())
     return EvaluationResult(
         returns=[episode.return_ for episode in valid],
         lengths=[episode.length for episode in valid],
         invalid=episodes - len(valid),
         successes=[episode.success for episode in valid],
+        numbers=list(ended),
     )

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rl_platform.envs.embodied.mujoco_tasks import find_task
+from rl_platform.envs.embodied.step_loops import diverged
 from rl_platform.tracing import recorder
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class NativeEnvs:
         self._rngs: list[np.random.Generator | None] = [None] * num_envs
         self._positions = np.zeros(num_envs)  # whose change a step rewards
         self.diverged = np.zeros(num_envs, bool)
+        self._find_diverged(np.zeros(num_envs, np.int64))  # compiles
 
     @classmethod
     def of(cls, env: Env[Any, Any], num_envs: int, threads: int) -> NativeEnvs | None:
@@ -96,23 +98,15 @@ class NativeEnvs:
             positions = np.where(idle, self._positions, positions)
         rewards, terminated = task.outcome((positions - self._positions) / task.dt, now, actions)
         self._positions[:] = positions
-        self.diverged = self._diverged(lengths)
+        self._find_diverged(lengths)
         if idle is not None:
-            self.diverged &= ~idle
+            self.diverged[idle] = False
         return task.observe(now), rewards, terminated, lengths >= self._limit - 1
 
-    def _diverged(self, lengths: np.ndarray) -> np.ndarray:
-        physics, dt = self._physics, self._task.dt
-        # in sum first, as nearly always nothing is wrong
-        due = float(lengths.sum() + len(lengths) - 0.5) * dt
-        if not physics.warnings.any() and physics.squares() < self._largest**2 and physics.now.time.sum() > due:
-            return np.zeros(len(lengths), bool)
-        now = physics.now
-        # a state that MuJoCo restarted has lost its time
-        found: np.ndarray = physics.warnings.any(axis=1) | (now.time < (lengths + 0.5) * dt)
-        for numbers in (now.qpos, now.qvel):
-            found |= ~(np.abs(numbers).max(axis=1) < self._largest)
-        return found
+    def _find_diverged(self, lengths: np.ndarray) -> None:
+        now = self._physics.now
+        numbers = now.qpos, now.qvel, now.time, self._physics.warnings
+        diverged()(*numbers, lengths, self._task.dt, self._largest, self.diverged)
 
     def save(self, index: int) -> bytes:
         """State of one environment: its physics and its randomness."""

@@ -16,7 +16,6 @@ import numpy as np
 from rl_platform.algorithms.compiling import IN_ORDER, compiled_loops
 
 _EPSILON = 1e-8
-_NO_MEAN = np.zeros(1)
 
 
 class RunningMoments:
@@ -83,13 +82,12 @@ class RewardNormalizer:
 
         `rows`: which of all environments these are.
         """
-        # R_t = gamma R_{t-1} + r_t, from 0 in every episode
-        returns = self._returns[rows] * self._gamma + rewards
-        self._moments.update(returns)
-        self._returns[rows] = np.where(ended, 0.0, returns)
-        found = np.empty((len(rewards), 1), np.float32)
-        _normalize()(rewards[:, None], _NO_MEAN, self._moments.variance.reshape(-1), self._clip, found)
-        return found[:, 0]
+        moments, returns, found = self._moments, self._returns[rows], np.empty(len(rewards), np.float32)
+        so_far = moments.mean.reshape(1), moments.variance.reshape(1), moments.count
+        _reward()(rewards, ended, self._gamma, self._clip, returns, *so_far, found)
+        moments.count += len(rewards)
+        self._returns[rows] = returns
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         return {"moments": self._moments.state_dict(), "returns": self._returns.tolist()}
@@ -109,6 +107,13 @@ def _update() -> Callable[..., None]:
 def _normalize() -> Callable[..., None]:
     """(rows [N,D], mean [D], variance [D], clip, out: [N,D] float32)."""
     return compiled_loops(_normalize_rows, IN_ORDER)
+
+
+@cache
+def _reward() -> Callable[..., None]:
+    """(rewards and ended [N], gamma, clip, discounted returns [N], mean and variance [1] of `count` returns, count,
+    out: [N] float32); returns, mean and variance are updated in place."""
+    return compiled_loops(_normalize_rewards, IN_ORDER)
 
 
 def _update_moments(batch: Any, mean: Any, variance: Any, count: Any) -> None:
@@ -136,3 +141,23 @@ def _normalize_rows(rows: Any, mean: Any, variance: Any, clip: Any, found: Any) 
     for row in range(rows.shape[0]):
         for column in range(rows.shape[1]):
             found[row, column] = min(max((rows[row, column] - mean[column]) * scale[column], -clip), clip)
+
+
+def _normalize_rewards(
+    rewards: Any, ended: Any, gamma: Any, clip: Any, returns: Any, mean: Any, variance: Any, count: Any, found: Any
+) -> None:
+    rows, own_mean, squares = len(rewards), 0.0, 0.0
+    for row in range(rows):
+        returns[row] = returns[row] * gamma + rewards[row]  # R_t = gamma R_{t-1} + r_t, from 0 in every episode
+        own_mean += returns[row]
+    own_mean /= rows
+    for row in range(rows):
+        squares += (returns[row] - own_mean) ** 2
+    total, delta = count + rows, own_mean - mean[0]  # the moments merge as in `_update_moments`
+    variance[0] = (variance[0] * count + squares + delta * delta * (count * (rows / total))) / total
+    mean[0] += delta * (rows / total)
+    scale = 1.0 / np.sqrt(variance[0] + _EPSILON)
+    for row in range(rows):
+        found[row] = min(max(rewards[row] * scale, -clip), clip)
+        if ended[row]:
+            returns[row] = 0.0

@@ -45,9 +45,6 @@ class Physics(Protocol):
     def reset(self, which: np.ndarray, qpos: np.ndarray, qvel: np.ndarray) -> None:
         """Start simulations `which` [K] anew at qpos [K,nq], qvel [K,nv]."""
 
-    def squares(self) -> float:
-        """At least the sum of squares of `qpos` and `qvel`; NaN or infinite if one of them is."""
-
     def save(self, index: int) -> np.ndarray:
         """All that the future of one simulation depends on, [state] float64."""
 
@@ -82,7 +79,6 @@ class BatchedPhysics:
         self._batch: Any = Batch(model, num_envs, min(threads, num_envs))
         self._frame_skip = frame_skip
         self._ctrl = self._batch.bind("ctrl")
-        self._state = self._batch.state.reshape(-1)
         self.warnings: np.ndarray = self._batch.warning[:, _BAD_STATES, 1]
         self.now = Quantities({name: self._batch.bind(name) for name in ("qpos", "qvel", "time", *fields)})
 
@@ -97,9 +93,6 @@ class BatchedPhysics:
         self._batch.reset(which, stage=mujoco.mjtStage.mjSTAGE_NONE)
         self.now.qpos[which], self.now.qvel[which] = qpos, qvel
         self._batch.forward(which)
-
-    def squares(self) -> float:
-        return float(self._state @ self._state)
 
     def save(self, index: int) -> np.ndarray:
         state: np.ndarray = self._batch.state[index].copy()
@@ -196,10 +189,6 @@ class ThreadedPhysics:
             mujoco.mj_getState(self._model, memory.data, self._rows[i], _STATE)
             self.warnings[i] = 0
             self._read(memory, i)
-
-    def squares(self) -> float:
-        flat = self._states.reshape(-1)
-        return float(flat @ flat)
 
     def save(self, index: int) -> np.ndarray:
         state: np.ndarray = self._states[index].copy()

@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from rl_platform.errors import ConfigError, Problem
@@ -58,18 +58,25 @@ class Pixels:
 @dataclass(frozen=True)
 class EnvDescription:
     """Which environment: a registered id (`module:id` imports a module that registers it) and how to build it. With
-    `pixels` it observes pictures."""
+    `pixels` it observes pictures. tasks: of several tasks, what each adds to `kwargs`; environments take turns."""
 
     id: str
     kwargs: dict[str, Any] = field(default_factory=dict)
     max_episode_steps: int | None = None
     pixels: Pixels | None = None
+    tasks: tuple[dict[str, Any], ...] = ()
 
     @classmethod
     def of(cls, env: Env) -> EnvDescription:
         """What the config's section `env` asks for."""
         pixels = None if env.pixels is None else Pixels(**env.pixels.model_dump())
-        return cls(env.id, env.kwargs, env.max_episode_steps, pixels)
+        return cls(env.id, env.kwargs, env.max_episode_steps, pixels, tuple(task.kwargs for task in env.tasks))
+
+    def of_task(self, number: int) -> EnvDescription:
+        """What environment `number` of the run is."""
+        if not self.tasks:
+            return self
+        return replace(self, kwargs=self.kwargs | self.tasks[number % len(self.tasks)], tasks=())
 
 
 @dataclass(frozen=True)
@@ -120,7 +127,7 @@ def find_spec(description: EnvDescription) -> EnvSpec:
 def make_env(
     description: EnvDescription, spec: EnvSpec | None = None, render_mode: str | None = None
 ) -> gymnasium.Env[Any, Any]:
-    """Build one environment, with observations of several parts joined.
+    """Build one environment, of several tasks the first; observations of several parts are joined.
 
     Raises ConfigError for an unknown id or arguments that the environment does not take.
     """
@@ -128,7 +135,7 @@ def make_env(
 
     from rl_platform.envs.embodied.adapter import flattened
 
-    spec = spec or find_spec(description)
+    spec, description = spec or find_spec(description), description.of_task(0)
     kwargs = description.kwargs if render_mode is None else {**description.kwargs, "render_mode": render_mode}
     if description.pixels is not None:
         from rl_platform.envs.embodied.pixels import PixelObservation, drawing_kwargs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 class Spares:
     """Builds replacements for environments first, first + 1, ... and counts them in `failures` [N], which all workers
-    share. `restarts`: how many there may be in all. `seeds`: what the environments were seeded with."""
+    share. `restarts`: how many there may be in all. `numbers`: theirs in the run. `seeds`: theirs."""
 
     def __init__(
         self,
@@ -29,9 +30,11 @@ class Spares:
         failures: np.ndarray,
         first: int,
         restarts: int,
+        numbers: Sequence[int],
     ) -> None:
         self._description, self._spec, self._render_mode = description, spec, render_mode
         self._failures, self._first, self._restarts = failures, first, restarts
+        self._numbers = numbers
         self._new: set[int] = set()
         self.seeds: list[int] = []
 
@@ -46,7 +49,7 @@ class Spares:
         with contextlib.suppress(Exception):  # it is broken
             broken.close()
         self._new.add(i)
-        return make_env(self._description, self._spec, self._render_mode)
+        return make_env(self._description.of_task(self._numbers[i]), self._spec, self._render_mode)
 
     def seed_of_new(self, i: int) -> int | None:
         """Once for every replacement; None: it goes on with its own randomness."""

@@ -83,6 +83,7 @@ class VectorEnv:
     that they cover. It divides the number of environments and, if there are any, that of the workers.
 
     restarts: how many environments that raise, and workers that hang or die, are replaced; after that an error ends it.
+    numbers: of the environments in the run, which tell their tasks; empty: from 0.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class VectorEnv:
         worker_variables: Mapping[str, str] | None = None,
         stages: int = 1,
         restarts: int = 0,
+        numbers: Sequence[int] = (),
     ) -> None:
         """Build the environments. `render_mode` is passed on to them, `worker_variables` to the processes' environment.
 
@@ -105,6 +107,7 @@ class VectorEnv:
             raise ConfigError([Problem("env.num_workers", message, value=str(num_workers), allowed=allowed)])
         self.description = description
         self.num_envs = num_envs
+        self._numbers = numbers or range(num_envs)
         self._seed = 0
         self._steps = 0
         self._under_way = [False] * stages
@@ -126,7 +129,7 @@ class VectorEnv:
             self._bounds = _shares(num_envs, num_workers)
             self._workers = EnvWorkers(
                 *(description, cloudpickle.dumps(spec), self.spaces, self._bounds),
-                *(step_timeout_s, restarts, render_mode, worker_variables or {}),
+                *(step_timeout_s, restarts, render_mode, worker_variables or {}, self._numbers),
             )
             self._buffers = self._workers.buffers
             with self._closing_on_error():
@@ -137,7 +140,7 @@ class VectorEnv:
         self._buffers = Buffers(self.num_envs, self.spaces)
         shared, options = (self.description, spec, self.spaces, self._buffers), (render_mode, cpu_count())
         self._blocks = [
-            EnvBlock(*shared, first, last, index, *options, restarts=restarts)
+            EnvBlock(*shared, first, last, index, *options, restarts=restarts, numbers=self._numbers[first:last])
             for index, (first, last) in enumerate(pairwise(self._bounds))
         ]
 
@@ -213,7 +216,7 @@ class VectorEnv:
         self._steps += 1
         buffers, rows = self._buffers, self.rows[stage]
         terminated, truncated = buffers.terminated[rows].copy(), buffers.truncated[rows].copy()
-        ended = np.flatnonzero(terminated | truncated) + rows.start
+        ended = (terminated | truncated).nonzero()[0] + rows.start
         failures, self._failures = self._failures, int(np.add.reduce(buffers.failures))
         return StepResult(
             observations=buffers.observations[rows].copy(),

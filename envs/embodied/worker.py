@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
@@ -79,11 +80,13 @@ class EnvWorker:
         num_envs: int,
         render_mode: str | None,
         restarts: int,
+        numbers: Sequence[int],
     ) -> None:
-        """Have the environments built; `wait` tells when they are."""
+        """Have the environments built; `wait` tells when they are. `numbers`: of all `num_envs` in the run."""
         rows = (self._first, self._last, self._index)
+        own = list(numbers[self._first : self._last])
         self._send(
-            b"", pickle.dumps((description, spec, spaces, num_envs, *rows, render_mode, self._threads, restarts))
+            b"", pickle.dumps((description, spec, spaces, num_envs, *rows, render_mode, self._threads, restarts, own))
         )
 
     def send_step(self) -> None:
@@ -198,14 +201,13 @@ def main(connection_fd: int, memory_fd: int) -> None:
 
 def _build(connection: Connection, memory_fd: int) -> EnvBlock | None:
     arguments = pickle.loads(connection.recv_bytes())
-    description, spec, spaces, num_envs, *where, render_mode, threads, restarts = arguments
+    description, spec, spaces, num_envs, *where, render_mode, threads, restarts, numbers = arguments
     memory = mmap.mmap(memory_fd, Buffers.size(num_envs, spaces))
     os.close(memory_fd)
     try:
         buffers = Buffers(num_envs, spaces, memory)
-        block = EnvBlock(
-            description, pickle.loads(spec), spaces, buffers, *where, render_mode, threads, restarts=restarts
-        )
+        built = description, pickle.loads(spec), spaces, buffers
+        block = EnvBlock(*built, *where, render_mode, threads, restarts=restarts, numbers=numbers)
     except Exception:
         _reply(connection, _FAILED, (where[0], "start", traceback.format_exc()))
         return None

@@ -43,12 +43,13 @@ class EnvWorkers:
         restarts: int,
         render_mode: str | None,
         variables: Mapping[str, str],
+        numbers: Sequence[int],
     ) -> None:
         """Start the processes; `wait_for_start` tells when they are ready."""
         self._description, self._variables = description, dict(variables)
         self._bounds, self._timeout_s, self._restarts = bounds, step_timeout_s, restarts
         self.seed = 0
-        self._arguments = (description, spec, spaces, bounds[-1], render_mode, restarts)
+        self._arguments = (description, spec, spaces, bounds[-1], render_mode, restarts, numbers)
         size = Buffers.size(bounds[-1], spaces)
         folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         # no name: nothing is left behind, whoever is killed

@@ -144,4 +144,4 @@ def embodied_policy(config: Config, spaces: EnvSpaces, seed: int) -> EmbodiedPol
     derived = derive_seed(seed, "actor", "model")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived)
-        return build_policy(config.actor.model, spaces, action_levels(config, spaces), derived)
+        return build_policy(config.actor.model, spaces, action_levels(config, spaces), derived, config.instructions)

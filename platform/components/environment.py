@@ -13,6 +13,7 @@ from rl_platform.components.actor import action_levels
 from rl_platform.components.base import ComponentContext
 from rl_platform.components.chunk_recording import ChunkRecording
 from rl_platform.components.env_ranks import AllEnvs, Peers, Shares, follow_orders
+from rl_platform.components.env_tasks import EnvTasks
 from rl_platform.components.hidden_states import HiddenStates, RecurrentRecording
 from rl_platform.components.policy_ranks import Policy, PolicyHere
 from rl_platform.components.policy_rollout import Actions, Observations
@@ -62,7 +63,9 @@ class Environment:
         self.bootstrap = config.algorithm.bootstrap_type
         model, self.sequence_length = config.actor.model, config.sequence_length
         self.memory = HiddenStates(self.env.num_envs, model.recurrent_size) if model.type == "gru" else None
+        self.tasks = EnvTasks(self.env, reads_instructions=model.type == "vla")
         self.recent: deque[tuple[float, int]] = deque(maxlen=RECENT_EPISODES)  # returns and lengths
+        self.recent_numbers: deque[int] = deque(maxlen=RECENT_EPISODES)  # of their environments
         self.recent_successes: deque[Success | None] = deque(maxlen=RECENT_EPISODES)
         self.observations: np.ndarray | None = None  # normalised; before the first use nobody has seen them
 
@@ -80,6 +83,7 @@ class Environment:
                 worker_variables=variables,
                 stages=self.env.pipeline_stages,
                 restarts=self.env.restarts,
+                numbers=self.numbers.tolist(),
             )
             envs.reset(seeds)
             return envs
@@ -135,7 +139,9 @@ class Environment:
                 current[rows] = observations = self._seen(result.observations, stepped)
                 if position + 1 < steps and (position + 1) % num_actions == 0:
                     policy.ask(self._question(observations, ("act", step, position + 1, stage), rows))
-        return rollout.finish(current, self.bootstrap), self._metrics(rollout, failures)
+        batch = rollout.finish(current, self.bootstrap)
+        batch.inputs.update(self.tasks.inputs(steps // num_actions))
+        return batch, self._metrics(rollout, failures)
 
     def finds_policy(self) -> bool:
         """Whether the rollout's first rank is in this process."""
@@ -163,7 +169,7 @@ class Environment:
     def _question(self, observations: np.ndarray, draw: tuple[str | int, ...], rows: slice) -> Observations:
         """Of the environments `rows`, with what a recurrent policy remembers of them."""
         states = None if self.memory is None else self.memory.array[rows].copy()
-        return Observations(observations, draw, hidden_states=states)
+        return Observations(observations, draw, hidden_states=states, tasks=self.tasks.read(rows))
 
     def _recording(self, steps: int) -> Recording | ChunkRecording:
         if self.memory is not None:
@@ -209,13 +215,14 @@ class Environment:
             moves += 1
             self.context.progress.update(moves, 0, "steps")
             seen, states = self._normalized(observations), None if memory is None else memory.array
-            policy.ask(Observations(seen, ("evaluate", step, moves), deterministic, hidden_states=states))
+            tasks, draw = self.tasks.read(slice(len(observations))), ("evaluate", step, moves)
+            policy.ask(Observations(seen, draw, deterministic, hidden_states=states, tasks=tasks))
             chosen = policy.answer(len(observations))
             if memory is not None:
                 memory.array = chosen.hidden_states
             return chosen.to_execute
 
-        count = min(settings.episodes, self.env.num_envs)
+        count = self.tasks.whole_turns(min(settings.episodes, self.env.num_envs))
         workers, timeout = min(self.env.num_workers, count), self.env.step_timeout_s
         variables, restarts = self.drawing, self.env.restarts
         envs = VectorEnv(self.description, count, workers, timeout, worker_variables=variables, restarts=restarts)
@@ -237,7 +244,7 @@ class Environment:
         if self.context.rank > 0:
             return state
         state["observations"] = torch.from_numpy(self._current(AllEnvs(self.envs, self.shares, None)).copy())
-        state["recent_episodes"] = list(self.recent)
+        state["recent_episodes"], state["recent_numbers"] = list(self.recent), list(self.recent_numbers)
         if self.memory is not None:
             state["hidden_states"] = torch.from_numpy(self.memory.array.copy())
         state["recent_successes"] = [success and tuple(success) for success in self.recent_successes]
@@ -252,6 +259,7 @@ class Environment:
         self.envs.load_state_dict(state["envs"], self.numbers)
         self.observations = state["observations"].numpy().copy()
         self.recent = deque(state["recent_episodes"], maxlen=RECENT_EPISODES)
+        self.recent_numbers = deque(state.get("recent_numbers", ()), maxlen=RECENT_EPISODES)
         if self.memory is not None:
             self.memory.array = state["hidden_states"].numpy().copy()
         successes = (success and Success(*success) for success in state.get("recent_successes", ()))
@@ -273,6 +281,7 @@ class Environment:
     def _metrics(self, rollout: Recording | ChunkRecording, failures: int) -> dict[str, float]:
         self.recent.extend((episode.return_, episode.length) for episode in rollout.episodes)
         self.recent_successes.extend(episode.success for episode in rollout.episodes)
+        self.recent_numbers.extend(episode.env_index for episode in rollout.episodes)
         found = {
             "episode/count": float(len(rollout.episodes)),
             "episode/invalid": float(rollout.invalid.sum()),
@@ -281,6 +290,8 @@ class Environment:
         }
         if self.recent:
             found["episode/return"], found["episode/length"] = (float(mean) for mean in np.mean(self.recent, axis=0))
+        returns = [return_ for return_, _ in self.recent]
+        found |= self.tasks.metrics("env", self.recent_numbers, returns, self.recent_successes)
         return found | success_rates(list(self.recent_successes), "env")
 
     def _rewards(self, result: StepResult, rows: slice, stepped: np.ndarray | None) -> np.ndarray:

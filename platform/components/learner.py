@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_platform.algorithms.metrics import Metrics
-from rl_platform.algorithms.schedule import mini_batches
+from rl_platform.algorithms.schedule import MiniBatches
 from rl_platform.checkpoint_files import Written
 from rl_platform.components.base import ComponentContext
 from rl_platform.components.evaluator import Evaluator
@@ -53,8 +53,8 @@ class Learner(Evaluator):
         rate = learning_rate(self.section.optim, step, self.config.runner.max_steps)
         self.engine.set_learning_rate(rate)
         size = self.mini_batch_rows
-        metrics, first, last = Metrics(), Metrics(), Metrics()
-        skipped, steps, done = 0, 0, 0
+        found_by_step: list[Metrics] = []
+        skipped, done = 0, 0
         total = self.epochs * (len(batch) // size)
         some_masked = not bool(batch.mask.all())
         for epoch, mini_batch in self._mini_batches(batch, size, step):
@@ -70,23 +70,24 @@ class Learner(Evaluator):
                 self._count_failure(mini_batch, step, epoch)
                 continue
             self.failures = 0
-            steps += 1
-            metrics, first, last = metrics.merge(found), found if steps == 1 else first, found
+            found_by_step.append(found)
             if self.target_kl is not None and (found.mean("actor/approx_kl_k3") or 0.0) > self.target_kl:
                 break  # on every rank: the metrics are those of all ranks together
-        named = {name if "/" in name else f"{self.kind}/{name}": value for name, value in metrics.finalize().items()}
-        named |= _ends("first", first) | _ends("last", last)
+        metrics = Metrics.together(found_by_step).finalize()
+        named = {name if "/" in name else f"{self.kind}/{name}": value for name, value in metrics.items()}
+        if found_by_step:
+            named |= _ends("first", found_by_step[0]) | _ends("last", found_by_step[-1])
         named |= {f"{self.kind}/lr": rate, f"{self.kind}/skipped_updates": float(skipped)}
         if self.target_kl is not None:
-            named |= {"actor/early_stopped": float(done < total), "actor/optimizer_steps": float(steps)}
+            named |= {"actor/early_stopped": float(done < total), "actor/optimizer_steps": float(len(found_by_step))}
         return named
 
     def _mini_batches(self, batch: RolloutBatch, size: int, step: int) -> Iterator[tuple[int, RolloutBatch]]:
         """Every epoch's mini-batches, with the number of the epoch."""
-        shuffled = self.config.algorithm.shuffle_mini_batches
+        shuffled, parts = self.config.algorithm.shuffle_mini_batches, MiniBatches(batch, size)
         for epoch in range(self.epochs):
             order = generator(self.context.seed, self.kind, step, epoch) if shuffled else None
-            for mini_batch in mini_batches(batch, size, order):
+            for mini_batch in parts.epoch(order):
                 yield epoch, mini_batch
 
     def _count_failure(self, mini_batch: RolloutBatch, step: int, epoch: int) -> None:

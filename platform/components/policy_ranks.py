@@ -14,6 +14,7 @@ from rl_platform.components.policy_rollout import Actions, Observations, PolicyR
 from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.cpu import compute_alone
 
+BESIDE = ("hidden_states", "tasks")  # of observations, row by row
 FIELDS = tuple(field.name for field in fields(Actions))
 
 
@@ -32,10 +33,8 @@ class PolicyRanks:
             return
         count = len(observations.array)
         for rank, rows in self._parts(count):
-            states = observations.hidden_states
-            states = None if states is None else states[rows]
-            among = (rows.start, count)
-            part = replace(observations, array=observations.array[rows], among=among, hidden_states=states)
+            kept = {name: None if (whole := getattr(observations, name)) is None else whole[rows] for name in BESIDE}
+            part = replace(observations, array=observations.array[rows], among=(rows.start, count), **kept)
             self.to_policy.put(part, key=rank)
 
     def answer(self, count: int) -> Actions:

@@ -27,7 +27,8 @@ class Observations:
 
     among: (first, total) where these are rows of a larger choice, None: they are all of it. An observation gets the
     same random numbers whichever rank and micro-batch it is in. hidden_states [N,H] float32: what a recurrent policy
-    remembers of the episodes so far; it keeps none itself.
+    remembers of the episodes so far; it keeps none itself. tasks [N] int64: which of several instructions a policy that
+    reads them is given.
     """
 
     array: np.ndarray
@@ -35,6 +36,7 @@ class Observations:
     deterministic: bool = False
     among: tuple[int, int] | None = None
     hidden_states: np.ndarray | None = None
+    tasks: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -116,14 +118,15 @@ class PolicyRollout:
 
     @torch.inference_mode()
     def _act(self, observations: Observations, seed: int, first: int, total: int) -> Actions:
-        tensor = torch.from_numpy(observations.array).to(self.device)
-        seen = [tensor]
-        if observations.hidden_states is not None:
-            seen.append(torch.from_numpy(observations.hidden_states).to(self.device))
+        known = {"hidden_states": observations.hidden_states, "tasks": observations.tasks}
+        arrays = {"observations": observations.array}
+        arrays |= {name: array for name, array in known.items() if array is not None}
+        seen = [torch.from_numpy(array).to(self.device) for array in arrays.values()]
+        options = {"generator": self.generator, "deterministic": observations.deterministic}
         parts = []
-        for rows in zip(*(each.split(self.rows or len(tensor)) for each in seen), strict=True):
+        for rows in zip(*(each.split(self.rows or len(seen[0])) for each in seen), strict=True):
             self.generator.manual_seed(seed)
-            parts.append(self.policy.act(*rows, self.generator, observations.deterministic, among=(first, total)))
+            parts.append(self.policy.act(**dict(zip(arrays, rows, strict=True)), **options, among=(first, total)))
             first += len(rows[0])
         actions, log_probs, *states = (torch.cat(field) for field in zip(*parts, strict=True))
         executed = self.policy.executed(actions)

@@ -11,7 +11,7 @@ from rl_platform.config.rules import BrokenRule
 from rl_platform.config.schema import Config
 
 TYPE, PIXELS = "actor.model.type", "env.pixels"
-_TASK = "runner.task_type"
+_TASK, _TASKS = "runner.task_type", "env.tasks"
 _GAUSSIAN = ("initial_log_std", "log_std", "action_distribution")
 _MLP = ("hidden_sizes", "activation", *_GAUSSIAN)
 _LANGUAGE = ("path", "random_init", "tokenizer")
@@ -25,6 +25,8 @@ def idle_embodied_keys(config: Config) -> Iterator[tuple[str, str, tuple[str, ..
     if kind == "vla":
         for name in _MLP:
             yield f"actor.model.{name}", f"{TYPE} vla chooses bins from the states of its language model", switches
+        if config.env.tasks:
+            yield "actor.model.instruction", f"each task has an instruction of its own ({_TASKS})", (_TASKS, *switches)
         if config.actor.lora is not None:
             reason = "adapters (actor.lora) are trained in place of the language model's own weights"
             yield "actor.model.train_backbone", reason, ("actor.lora", *switches)
@@ -61,12 +63,34 @@ def broken_embodied_rules(config: Config) -> Iterator[BrokenRule]:
         yield BrokenRule("env.num_workers", message, (PIXELS, _TASK), "env.num_workers: 2, about one per core")
     if config.actor.model.type == "vla":
         yield from _broken_vla_rules(config)
+    yield from _broken_task_rules(config)
+
+
+def _broken_task_rules(config: Config) -> Iterator[BrokenRule]:
+    env, count = config.env, len(config.env.tasks)
+    for index, task in enumerate(env.tasks):
+        if task.name in (other.name for other in env.tasks[:index]):
+            message = f"there is a task {task.name} already: metrics are named by it"
+            yield BrokenRule(f"{_TASKS}[{index}].name", message, (_TASK,))
+        if task.instruction is not None and config.actor.model.type != "vla":
+            message = f"{TYPE} {config.actor.model.type} reads no instruction: it knows of tasks what it observes"
+            yield BrokenRule(f"{_TASKS}[{index}].instruction", message, (TYPE, _TASK), f"{TYPE}: vla")
+    if count and env.num_envs % count:
+        message = f"{count} tasks (env.tasks) cannot share {env.num_envs} environments evenly"
+        yield BrokenRule("env.num_envs", message, (_TASKS, _TASK), f"a multiple of {count}")
+    if count and env.evaluation.episodes % count:
+        message = f"{count} tasks (env.tasks) cannot have an equal number of {env.evaluation.episodes} episodes"
+        yield BrokenRule("env.evaluation.episodes", message, (_TASKS, _TASK), f"a multiple of {count}")
 
 
 def _broken_vla_rules(config: Config) -> Iterator[BrokenRule]:
     model, algorithm = config.actor.model, config.algorithm
     yield from broken_language_model_rules("actor.model", model)
-    if model.instruction is None:
+    untold = [index for index, task in enumerate(config.env.tasks) if task.instruction is None]
+    for index in untold:
+        message = f"{TYPE} vla reads the instruction of each task"
+        yield BrokenRule(f"{_TASKS}[{index}].instruction", message, (TYPE, _TASK), "as: open the drawer")
+    if model.instruction is None and not config.env.tasks:
         message = f"{TYPE} vla reads an instruction"
         yield BrokenRule("actor.model.instruction", message, (TYPE, _TASK), "as: keep the pole upright")
     if model.num_action_chunks > 1:

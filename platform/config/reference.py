@@ -12,6 +12,7 @@ from rl_platform.config.base import Section
 from rl_platform.config.describe import allowed, section_of
 from rl_platform.config.foreign_names import FOREIGN_SECTIONS, all_names
 from rl_platform.config.schema import Config, NodeGroup
+from rl_platform.config.simulation import EnvTask
 
 _HEAD = """# Configuration
 
@@ -39,6 +40,8 @@ def render() -> str:
             parts += _section(name, section)
             if name == "cluster":
                 parts += _section("cluster.node_groups[]", NodeGroup)
+            if name == "env":
+                parts += _section("env.tasks[]", EnvTask)
     return "\n".join([*parts, *_names()]) + "\n"
 
 

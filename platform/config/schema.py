@@ -198,6 +198,12 @@ class Config(Section):
         return partial.prompts_in_flight or -(-3 * prompts // 2)
 
     @property
+    def instructions(self) -> tuple[str, ...]:
+        """What a policy that reads instructions is told: one for each task, or the only one."""
+        own = tuple(task.instruction for task in self.env.tasks) or (self.actor.model.instruction,)
+        return tuple(text for text in own if text is not None)
+
+    @property
     def transitions(self) -> int:
         """Embodied: rows of a rollout, one per choice of the policy."""
         return self.env.num_envs * self.env.rollout_steps // self.actor.model.num_action_chunks

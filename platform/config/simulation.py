@@ -19,12 +19,23 @@ class Evaluation(Section):
     video: bool = Field(default=False, description="write a video of the first episode")
 
 
+class EnvTask(Section):
+    """An entry of `env.tasks`: one of several tasks in a run."""
+
+    name: str = Field(pattern=r"^[\w.-]+$", description="in the names of its metrics, as `val/<name>/success_once`")
+    instruction: str | None = Field(default=None, min_length=1, description="vla: what the language model is told")
+    kwargs: dict[str, Any] = Field(default_factory=dict, description="added to env.kwargs; what is in both counts here")
+
+
 class Env(Section):
     """`env`: the simulation."""
 
     group_name: str | None = Field(default=None, description="name of the worker group in logs")
     id: str = Field(default="", description="a registered Gymnasium id; embodied: required")
     kwargs: dict[str, Any] = Field(default_factory=dict, description="passed to gymnasium.make")
+    tasks: list[EnvTask] = Field(
+        default_factory=list, description="tasks that the environments share in turns; none: all do the same"
+    )
     pixels: Pixels | None = Field(
         default=None, description="MuJoCo: observe pictures; null: what the environment observes"
     )

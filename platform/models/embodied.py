@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from rl_platform.algorithms.action_levels import ActionLevels
 from rl_platform.config.components import Model
@@ -18,11 +19,13 @@ from rl_platform.models.vla import VisionLanguagePolicy, vision_language_policy
 EmbodiedPolicy = ActorCriticPolicy | RecurrentPolicy | VisionLanguagePolicy
 
 
-def build_policy(model: Model, spaces: EnvSpaces, levels: ActionLevels, seed: int) -> EmbodiedPolicy:
+def build_policy(
+    model: Model, spaces: EnvSpaces, levels: ActionLevels, seed: int, instructions: Sequence[str] = ()
+) -> EmbodiedPolicy:
     """The policy that the section asks for; its parts that are not read from a folder come from the global generator,
-    a random language model from `seed`."""
+    a random language model from `seed`. instructions: of the tasks, for a policy that reads them."""
     if model.type == "vla":
-        return vision_language_policy(model, spaces, seed)
+        return vision_language_policy(model, spaces, seed, instructions)
     squashed = model.action_distribution == "squashed"
     options = (spaces.action, model.hidden_sizes, model.activation, model.initial_log_std)
     shape = (spaces.observation_size,)

@@ -88,7 +88,8 @@ class EmbodiedActorCritic(nn.Module):
     def forward(self, batch: RolloutBatch, *, entropy: bool = False) -> ModelOutputs:
         shape = batch.action_mask.shape
         observations, actions = (batch.inputs[name].flatten(0, 1) for name in ("observations", "actions"))
-        log_probs, entropies, values = self.model.evaluate(observations, actions)
+        more = {"tasks": batch.inputs["tasks"].flatten(0, 1)} if "tasks" in batch.inputs else {}
+        log_probs, entropies, values = self.model.evaluate(observations, actions, **more)
         return ModelOutputs(log_probs.view(shape), entropies.view(shape) if entropy else None, values.view(shape))
 
 

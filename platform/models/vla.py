@@ -1,17 +1,20 @@
 """The vision-language-action policy: pictures and an instruction read by a language model that chooses actions.
 
-One sequence per observation: the instruction's words, the picture's places, one query per component of the action. The
+One sequence per observation: its instruction's words, the picture's places, one query per component of the action. The
 queries' last states give logits over bins, all in one pass: components are independent given the observation, as those
 of a diagonal Gaussian are, and rollout and training compute the very same function, without a cache. (Decoding one
-component after the other would cost a pass each and could make them depend on each other.) The words come first and
-are computed once for all rows. As in Kim et al., "Fine-Tuning Vision-Language-Action Models" (2025), OpenVLA-OFT,
-which decodes in parallel too; bins as in Brohan et al., "RT-1" (2022).
+component after the other would cost a pass each and could make them depend on each other.) The words come first, and
+are computed once if all rows have the same ones. As in Kim et al., "Fine-Tuning Vision-Language-Action Models" (2025),
+OpenVLA-OFT, which decodes in parallel too; bins as in Brohan et al., "RT-1" (2022).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from rl_platform.config.components import Model
 from rl_platform.envs.embodied.spaces import EnvSpaces
@@ -29,11 +32,17 @@ class VisionLanguagePolicy(nn.Module):
 
     What is called action here are the bins [D]; `executed` gives the environment's action: bins divide the way from the
     lower to the upper bound evenly, ends included. `language` has the value head. Both heads start at zero: uniform
-    choices, values 0. Pictures and queries start as large as the language model's words. instruction [L] int64.
+    choices, values 0. Pictures and queries start as large as the language model's words. instructions: [L] int64 of
+    each task; where there are several, `tasks` [B] int64 tell which one a row has.
     """
 
     def __init__(
-        self, language: LanguageModel, instruction: Tensor, encoder: ImageEncoder, spaces: EnvSpaces, bins: int
+        self,
+        language: LanguageModel,
+        instructions: Sequence[Tensor],
+        encoder: ImageEncoder,
+        spaces: EnvSpaces,
+        bins: int,
     ) -> None:
         super().__init__()
         self.language, self.encoder = language, encoder
@@ -51,16 +60,18 @@ class VisionLanguagePolicy(nn.Module):
         nn.init.zeros_(self.action_head.weight)
         nn.init.zeros_(self.action_head.bias)
         low, high = torch.tensor(spaces.action_low), torch.tensor(spaces.action_high)
-        buffers = {"instruction": instruction, "low": low, "step": (high - low) / (self.choices - 1)}
+        self.lengths = [len(instruction) for instruction in instructions]
+        buffers = {"instructions": pad_sequence(list(instructions), batch_first=True)}
+        buffers |= {"low": low, "step": (high - low) / (self.choices - 1)}
         for name, tensor in buffers.items():
             self.register_buffer(name, tensor, persistent=False)
 
-    def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, observations: Tensor, tasks: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Images [B,D'] uint8 -> logits [B,D,choices] and values [B], both float32."""
         pictures = self.norm(self.project(self.encoder.places(observations.float() / 255)).float())
         rows, places, _ = pictures.shape
         rest = torch.cat([pictures, self.queries.expand(rows, -1, -1)], dim=1)
-        states = self._states(rest)
+        states = self._states(rest) if len(self.lengths) == 1 else self._states_by_task(rest, tasks)
         with torch.autocast(states.device.type, enabled=False):
             logits = self.action_head(states[:, places:].float())
             values = self.language.head(states[:, places - 1].float()).squeeze(-1)  # all seen, nothing chosen
@@ -69,7 +80,7 @@ class VisionLanguagePolicy(nn.Module):
     def _states(self, rest: Tensor) -> Tensor:
         """rest [B,S,H]: what follows the instruction in each row -> last hidden states [B,S,H] of it."""
         rows, length, width = rest.shape
-        words = self.language.backbone.get_input_embeddings()(self.instruction)
+        words = self.language.backbone.get_input_embeddings()(self.instructions[0])
         begin = len(words)
         flat = torch.cat([words, rest.flatten(0, 1)])
         index = begin + torch.arange(rows * length, device=rest.device).view(rows, length)
@@ -82,6 +93,29 @@ class VisionLanguagePolicy(nn.Module):
         states: Tensor = output.last_hidden_state[0, begin:].view(rows, length, width)
         return states
 
+    def _states_by_task(self, rest: Tensor, tasks: Tensor | None) -> Tensor:
+        """The same where each row has the instruction of its task before it. All ranks make one pass, whatever tasks
+        they have."""
+        assert tasks is not None, "of several tasks the policy is told which"
+        (rows, length, width), device = rest.shape, rest.device
+        words = self.language.backbone.get_input_embeddings()(self.instructions)[tasks]
+        told = torch.tensor(self.lengths, device=device)[tasks, None]
+        real = torch.arange(words.shape[1] + length, device=device).expand(rows, -1)
+        real = (real < told) | (real >= words.shape[1])  # less the padding of shorter instructions
+        flat = torch.cat([words, rest], dim=1)[real]
+        total = told + length
+        mask = (place := torch.arange(int(total.max()), device=device).expand(rows, -1)) < total
+        index = (place + total.cumsum(0) - total).masked_fill(~mask, 0)
+        output = self.language.backbone(
+            inputs_embeds=flat[None],
+            position_ids=place[mask][None],
+            attention=PackedAttention(0, index, mask),
+            use_cache=False,
+        )
+        wanted = index.gather(1, told + torch.arange(length, device=device))
+        states: Tensor = output.last_hidden_state[0, wanted.flatten()].view(rows, length, width)
+        return states
+
     @torch.no_grad()
     def act(
         self,
@@ -89,15 +123,18 @@ class VisionLanguagePolicy(nn.Module):
         generator: torch.Generator | None = None,
         deterministic: bool = False,
         among: Among = None,
+        tasks: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """As `ActorCriticPolicy.act`: observations [N,D'] uint8 -> bins [N,D] int64, log_probs [N]."""
-        log_probs = self(observations)[0].log_softmax(-1)
+        log_probs = self(observations, tasks)[0].log_softmax(-1)
         bins = choices(log_probs, generator, deterministic, among)
         return bins, _of_action(log_probs, bins)
 
-    def evaluate(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def evaluate(
+        self, observations: Tensor, actions: Tensor, tasks: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """With gradients: observations [B,D'], bins [B,D] -> log_probs [B], entropy [B], values [B]."""
-        logits, values = self(observations)
+        logits, values = self(observations, tasks)
         log_probs = logits.log_softmax(-1)
         entropy = -(log_probs.exp() * log_probs).sum(-1).sum(-1)
         return _of_action(log_probs, actions), entropy, values
@@ -112,23 +149,28 @@ def _of_action(log_probs: Tensor, bins: Tensor) -> Tensor:
     return log_probs.gather(-1, bins[..., None]).squeeze(-1).sum(-1)
 
 
-def vision_language_policy(model: Model, spaces: EnvSpaces, seed: int) -> VisionLanguagePolicy:
+def vision_language_policy(
+    model: Model, spaces: EnvSpaces, seed: int, instructions: Sequence[str] = ()
+) -> VisionLanguagePolicy:
     """The policy of a section; a random language model depends on `seed` alone, the rest on the global generator.
+    instructions: of the tasks; empty: the section's own.
 
     Raises ConfigError when there is nothing to load or the model cannot read that much.
     """
     tokenizer = load_tokenizer(model)
     network = load_causal_lm(model, tokenizer.vocab_size, tokenizer.eos_token_ids[0], seed)
-    instruction = torch.tensor(tokenizer.encode(model.instruction or ""))
+    texts = instructions or (model.instruction or "",)
+    told = [torch.tensor(tokenizer.encode(text)) for text in texts]
     language = LanguageModel(network, value_head=True)
     policy = VisionLanguagePolicy(
-        language, instruction, ImageEncoder(spaces.observation_shape, model.cnn), spaces, model.action_bins
+        language, told, ImageEncoder(spaces.observation_shape, model.cnn), spaces, model.action_bins
     )
-    length = len(instruction) + policy.encoder.positions + policy.components
+    length = max(policy.lengths) + policy.encoder.positions + policy.components
     if length > (readable := getattr(network.config, "max_position_embeddings", length)):
         message = f"instruction, picture and action are {length} tokens, the language model reads {readable}"
         hint = "a shorter instruction, or convolutions (actor.model.cnn) that leave fewer places"
-        raise ConfigError([Problem("actor.model.instruction", message, hint=hint)])
+        key = "actor.model.instruction" if len(texts) == 1 else "env.tasks"
+        raise ConfigError([Problem(key, message, hint=hint)])
     if not model.train_backbone:
         language.backbone.requires_grad_(False)
     return policy

@@ -10,6 +10,7 @@ from typing import Any
 
 from rl_platform.components.actor import EmbodiedActor
 from rl_platform.components.env_ranks import Peers, Shares, joined_states
+from rl_platform.components.env_tasks import EnvTasks
 from rl_platform.components.environment import Environment
 from rl_platform.components.policy_ranks import PolicyRanks
 from rl_platform.components.policy_rollout import PolicyRollout
@@ -70,6 +71,8 @@ class EmbodiedTask:
             mean = sum(returns) / len(returns)
             deviation = math.sqrt(sum((value - mean) ** 2 for value in returns) / len(returns))
             metrics |= {"val/return": mean, "val/return_std": deviation, "val/length": sum(lengths) / len(lengths)}
+        tasks = EnvTasks(self.config.env, reads_instructions=False)
+        metrics |= tasks.metrics("val", found["numbers"], returns, found["successes"])
         return metrics | success_rates(found["successes"], "val")
 
     def evaluate(self, step: int, video: str | None, deterministic: bool) -> dict[str, Any]:

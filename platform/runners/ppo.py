@@ -28,6 +28,7 @@ from rl_platform.runners.rollouts import Collected, Rollouts
 from rl_platform.runners.state import RunState
 from rl_platform.runners.timings import ComponentTimings
 from rl_platform.runners.turns import TakingTurns
+from rl_platform.runtime.cpu import compute_alone
 from rl_platform.runtime.group import Handle, WorkerGroup
 
 Metrics = dict[str, float]
@@ -81,6 +82,8 @@ class Task(Protocol):
 
 def train(config: Config, task: Task, reporter: Reporter, state: RunState) -> None:
     """Run PPO steps until `runner.max_steps`, from the step `state` was resumed at."""
+    if config.runner.task_type == "embodied":
+        compute_alone()  # some thousand numbers a step: waking a team for them takes longer than computing
     ppo = PPO(config, task.learners, reporter)
     rollouts = Rollouts(task, ahead=config.runner.max_staleness > 0)
     step, steps = state.restore(task, ppo, rollouts), config.runner.max_steps

@@ -107,6 +107,8 @@ def fingerprint(config: Config) -> str:
             include={"id", "kwargs", "num_envs", "max_episode_steps", "normalize_observations", "normalize_rewards"}
         )
         facts |= {f"env.{name}": value for name, value in env.items()}
+        if config.env.tasks:
+            facts["env.tasks"] = [task.model_dump() for task in config.env.tasks]
         facts |= _policy_facts(config)
         if config.actor.model.num_action_chunks > 1:
             facts |= _facts("actor.model", config.actor.model, {"num_action_chunks"})

@@ -173,3 +173,80 @@ def test_a_pole_is_balanced_from_pictures(start, folder: Path, drawing) -> None:
     returns = [row["episode/return"] for row in read_metrics(folder / "out") if "episode/return" in row]
     assert returns[0] < 12
     assert returns[-1] > 15
+
+
+SIGN = """
+import gymnasium, numpy as np
+
+class Sign(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0, 255, (12, 12, 3), np.uint8)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, wanted, size=12):
+        self.wanted, self.observation_space = wanted, gymnasium.spaces.Box(0, 255, (size, size, 3), np.uint8)
+        self.picture = np.full((size, size, 3), 100, np.uint8)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.picture, {}
+
+    def step(self, action):
+        right = int(action == self.wanted)
+        return self.picture, float(right), False, False, {"success": right}
+
+gymnasium.register("Sign-v0", Sign, max_episode_steps=10)
+"""
+LEFT, RIGHT = (
+    f"{{name: {name}, instruction: go {name}, kwargs: {{wanted: {wanted}}}}}"
+    for wanted, name in enumerate(("left", "right"))
+)
+TOLD = (
+    "env.id=signs:Sign-v0",
+    f"actor.model={{type: vla, cnn: {SMALL_CNN}, random_init: {TINY}, tokenizer: bytes}}",
+    f"env.tasks=[{LEFT}, {RIGHT}]",
+)
+
+
+@pytest.fixture
+def signs(folder: Path) -> None:
+    """An environment whose picture does not tell which of two actions is wanted, in module signs."""
+    (folder / "signs.py").write_text(SIGN)
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_each_task_is_learned_by_its_instruction_alone(workers: str, signs: None, command) -> None:
+    fast = ("algorithm.gamma=0", "actor.optim={lr: 1.0e-2}", "runner.max_steps=20", "env.rollout_steps=32")
+    ended = command("embodied.yaml", *TOLD, *fast, f"env.num_workers={workers}")
+    assert ended.code == 0, ended.err
+    rows = read_metrics("out")
+    first, last = (row for row in (rows[0], rows[-1]) if "val/return" in row)
+    assert first["val/left/return"] + first["val/right/return"] == 10  # the same choice for both
+    for task in ("left", "right"):
+        assert last[f"val/{task}/return"] == 10
+        assert last[f"val/{task}/success_at_end"] == last[f"val/{task}/success_once"] == 1
+        assert last[f"env/{task}/return"] > 5
+    ended = command("--eval", "out", "env.evaluation.episodes=6", "env.evaluation.video=false")
+    assert ended.code == 0, ended.err
+    table = [line.split()[:5] for line in ended.out.splitlines() if "deterministic" in line]
+    assert table == [
+        ["signs:Sign-v0", "deterministic", "6", "0", "10.0"],
+        ["left", "deterministic", "3", "0", "10.0"],
+        ["right", "deterministic", "3", "0", "10.0"],
+    ]
+
+
+def test_a_run_of_several_tasks_that_was_stopped(signs: None, learned, differences) -> None:
+    whole = learned(*TOLD, steps=2, folder="whole")
+    learned(*TOLD, steps=1, folder="parts")
+    assert differences(whole, learned(*TOLD, steps=2, folder="parts")) == []
+    texts = [[row for row in read_metrics(folder) if row["step"] == 2] for folder in ("whole", "parts")]
+    names = [name for name in texts[0][0] if name.startswith(("env/", "val/"))]
+    assert "env/left/return" in names
+    assert [texts[0][0][name] for name in names] == [texts[1][0][name] for name in names]
+
+
+def test_tasks_with_other_pictures_are_refused(signs: None, command) -> None:
+    larger = RIGHT.replace("wanted: 1", "wanted: 1, size: 16")
+    ended = command("embodied.yaml", *TOLD, f"env.tasks=[{LEFT}, {larger}]")
+    assert ended.code == 2
+    assert "env.tasks[1].kwargs: task right has other spaces than left" in ended.err.replace("\n", " ")

@@ -148,7 +148,7 @@ def test_tensorboard_shows_each_step_once_after_resume(tmp_path: Path) -> None:
         log = RunLog(tmp_path, ["tensorboard"])
         log.start(info(tmp_path, resumed))
         for step in steps:
-            log.step(step, {"reward/mean": step + (100 if resumed else 0)})
+            log.step(step, {"reward/mean": step + (100 if resumed else 0), "actor/kl": step / 4 if step else math.nan})
         log.close()
         time.sleep(1.1)  # event files are named and ordered by the second
     events = EventAccumulator(str(tmp_path / "tensorboard"))
@@ -160,6 +160,7 @@ def test_tensorboard_shows_each_step_once_after_resume(tmp_path: Path) -> None:
         (3, 103.0),
         (4, 104.0),
     ]
+    assert [event.value for event in events.Scalars("actor/kl")][1:] == [0.25, 0.5, 0.75, 1.0]
 
 
 def test_wandb_absent_is_a_config_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from rl_platform.models.forward import EmbodiedActorCritic
 from rl_platform.records import RolloutBatch
 
 LARGEST = 2**17  # parameters: with more of them products take the time, and nothing is gained
+WHOLE = MicroBatches()  # a mini-batch that is not split
 ALONE = 2**23  # parameters times rows: below, a team of threads costs a step more than it saves
 
 
@@ -65,6 +66,11 @@ class CompiledEngine(FSDPEngine):
             adam_state(self.optimizer, parameter).update(moments | {"step": self._steps[index]})
         self._layers = _layers(self._views(self._flat["weights"]), len(hidden))
         self._gradients = _layers(self._views(self._gradient), len(hidden))
+        # the same memory as the loops see it: a step is so short that making these views takes a tenth of it
+        flat = self._flat["weights"], self._gradient, *(self._flat[name] for name in MOMENTS)
+        self._arrays, self._step_counts = [tensor.numpy() for tensor in flat], self._steps.numpy()
+        self._transposed = [weight.t() for weight, _ in self._layers[:-1]]
+        self._log_std, self._log_std_gradient = (found[-1][0].numpy() for found in (self._layers, self._gradients))
         self._buffers: dict[int, _Buffers] = {}
 
     def fastest_alone(self, rows: int) -> bool:
@@ -77,7 +83,7 @@ class CompiledEngine(FSDPEngine):
         plain = (
             mini_batch.loss_weights is None and mini_batch.value_mask is None and observations.dtype == torch.float32
         )
-        if algorithm is None or not plain or micro_batches != MicroBatches() or not _all_count(mini_batch):
+        if algorithm is None or not plain or micro_batches != WHOLE or not _all_count(mini_batch):
             return super().step(mini_batch, loss, micro_batches)
         buffers = self._buffers.get(len(mini_batch)) or _Buffers.of(len(mini_batch), self._layers)
         self._buffers[len(mini_batch)] = buffers
@@ -89,9 +95,9 @@ class CompiledEngine(FSDPEngine):
 
     def _finished(self, algorithm: Algorithm, buffers: _Buffers, rows: int) -> Metrics | None:
         """Adds the entropy bonus, and updates if all is finite."""
-        (log_std,), bonus = self._layers[-1], algorithm.entropy_bonus
-        self._gradients[-1][0].sub_(bonus)
-        entropy = float(log_std.numpy().sum()) + len(log_std) * (0.5 + ppo.HALF_LOG_2_PI)
+        log_std, bonus = self._log_std, algorithm.entropy_bonus
+        self._log_std_gradient -= bonus
+        entropy = float(log_std.sum()) + len(log_std) * (0.5 + ppo.HALF_LOG_2_PI)
         policy_loss, value_loss = (
             float(buffers.policy[ppo.POLICY_LOSS]) / rows,
             float(buffers.value[ppo.VALUE_LOSS]) / rows,
@@ -114,58 +120,55 @@ class CompiledEngine(FSDPEngine):
         return [part.view(parameter.shape) for part, parameter in zip(parts, self._order, strict=True)]
 
     def _forward(self, observations: Tensor, buffers: _Buffers) -> None:
-        inputs = observations
-        for (weight, bias), outputs, array in zip(self._layers[:-2], buffers.hidden, buffers.arrays, strict=True):
-            torch.addmm(bias, inputs, weight.t(), out=outputs)
-            ppo.tanh()(array)
-            inputs = outputs
-        weight, bias = self._layers[-2]
-        torch.addmm(bias, inputs, weight.t(), out=buffers.heads)
+        inputs, last = observations, len(buffers.outputs) - 1
+        for number, outputs in enumerate(buffers.outputs):
+            torch.addmm(self._layers[number][1], inputs, self._transposed[number], out=outputs.tensor)
+            if number < last:
+                ppo.tanh()(outputs.array)
+            inputs = outputs.tensor
 
     def _loss(self, batch: RolloutBatch, algorithm: Algorithm, buffers: _Buffers) -> None:
         assert batch.log_probs is not None
         assert batch.advantages is not None
         assert batch.values is not None
         assert batch.returns is not None
-        heads, gradient = buffers.heads.numpy(), buffers.heads_gradient.numpy()
+        heads, gradient = buffers.outputs[-1].array, buffers.gradients[-1].array
         old_log_probs, advantages, old_values, returns = (
-            column.reshape(-1).numpy() for column in (batch.log_probs, batch.advantages, batch.values, batch.returns)
+            column.numpy().reshape(-1) for column in (batch.log_probs, batch.advantages, batch.values, batch.returns)
         )
         ppo.gaussian_policy()(
             heads,
-            self._layers[-1][0].numpy(),
-            batch.inputs["actions"].flatten(0, 1).numpy(),
+            self._log_std,
+            batch.inputs["actions"].numpy().reshape(len(heads), -1),
             old_log_probs,
             advantages,
             ppo.policy_limits(algorithm),
             gradient,
-            self._gradients[-1][0].numpy(),
+            self._log_std_gradient,
             buffers.policy,
         )
         ppo.clipped_value()(heads, old_values, returns, ppo.value_limits(algorithm), gradient, buffers.value)
 
     def _backward(self, observations: Tensor, buffers: _Buffers) -> None:
         """Fills the gradients of weights and biases, from the heads down."""
-        inputs = [observations, *buffers.hidden]
-        gradient = buffers.heads_gradient
-        for number in range(len(inputs) - 1, -1, -1):
-            weight_gradient, bias_gradient = self._gradients[number]
-            torch.mm(gradient.t(), inputs[number], out=weight_gradient)
-            torch.sum(gradient, 0, out=bias_gradient)
+        for number in range(len(buffers.outputs) - 1, -1, -1):
+            gradient, (weight_gradient, bias_gradient) = buffers.gradients[number], self._gradients[number]
+            inputs = buffers.outputs[number - 1].tensor if number else observations
+            torch.mm(gradient.transposed, inputs, out=weight_gradient)
+            torch.sum(gradient.tensor, 0, out=bias_gradient)
             if number:
-                torch.mm(gradient, self._layers[number][0], out=buffers.hidden_gradients[number - 1])
-                gradient = buffers.hidden_gradients[number - 1]
-                ppo.tanh_gradient()(gradient.numpy(), buffers.arrays[number - 1])
+                below = buffers.gradients[number - 1]
+                torch.mm(gradient.tensor, self._layers[number][0], out=below.tensor)
+                ppo.tanh_gradient()(below.array, buffers.outputs[number - 1].array)
 
     def _update(self) -> float:
         """The gradient's norm before it was clipped; nothing is changed if it is not finite."""
         group = self.optimizer.param_groups[0]
         limit = math.inf if self.clip_grad is None else self.clip_grad
-        arrays = [tensor.numpy() for tensor in (self._flat["weights"], self._gradient, *map(self._flat.get, MOMENTS))]
         hyperparameters = group["lr"], *group["betas"], group["eps"], group["weight_decay"], limit
-        norm = float(ppo.adam()(*arrays, float(self._steps[0]) + 1.0, *map(float, hyperparameters)))
+        norm = float(ppo.adam()(*self._arrays, float(self._step_counts[0]) + 1.0, *map(float, hyperparameters)))
         if math.isfinite(norm):
-            self._steps += 1.0
+            self._step_counts += 1.0
         return norm
 
 
@@ -184,28 +187,34 @@ def _joined(first: Tensor, second: Tensor) -> Tensor:
     return first.as_strided((len(first) + len(second), *first.shape[1:]), first.stride(), first.storage_offset())
 
 
+class _Matrix(NamedTuple):
+    """The same memory [B,W] as torch and as the loops see it."""
+
+    tensor: Tensor
+    transposed: Tensor
+    array: np.ndarray
+
+    @classmethod
+    def empty(cls, rows: int, width: int) -> _Matrix:
+        tensor = torch.empty(rows, width)
+        return cls(tensor, tensor.t(), tensor.numpy())
+
+
 @dataclass(frozen=True)
 class _Buffers:
-    """What a step of B rows computes on its way: `hidden` [B,H] of every layer, `heads` [B,A+1], and gradients.
+    """What a step of B rows computes on its way: outputs of every hidden layer [B,H] and of the heads [B,A+1], and the
+    gradients of what they are before tanh. policy, value: sums over positions, see algorithms/compiled_ppo.py."""
 
-    arrays: of `hidden`, the same memory. policy, value: sums over positions, see algorithms/compiled_ppo.py.
-    """
-
-    hidden: list[Tensor]
-    arrays: list[np.ndarray]
-    hidden_gradients: list[Tensor]
-    heads: Tensor
-    heads_gradient: Tensor
+    outputs: list[_Matrix]
+    gradients: list[_Matrix]
     policy: np.ndarray
     value: np.ndarray
 
     @classmethod
     def of(cls, rows: int, layers: list[Any]) -> _Buffers:
-        widths = [len(layer[1]) for layer in layers[:-1]]
-        made = [[torch.empty(rows, width) for width in widths] for _ in range(2)]
-        sums = np.zeros(ppo.RATIO_MAX + 1), np.zeros(ppo.VALUE_LOSS + 1)
-        arrays = [hidden.numpy() for hidden in made[0][:-1]]
-        return cls(made[0][:-1], arrays, made[1][:-1], made[0][-1], made[1][-1], *sums)
+        widths = [len(bias) for _, bias in layers[:-1]]
+        outputs, gradients = ([_Matrix.empty(rows, width) for width in widths] for _ in range(2))
+        return cls(outputs, gradients, np.zeros(ppo.RATIO_MAX + 1), np.zeros(ppo.VALUE_LOSS + 1))
 
 
 def _all_count(batch: RolloutBatch) -> bool:
@@ -228,7 +237,8 @@ def _metrics(buffers: _Buffers, rows: int, terms: dict[str, float], algorithm: A
         "critic/clip_frac": algorithm.value_clip,
         "critic/out_of_range_frac": algorithm.value_clip,
     }
-    found = [*zip(ppo.POLICY_SUMS, buffers.policy, strict=False), *zip(ppo.VALUE_SUMS, buffers.value, strict=False)]
+    measured = ((ppo.POLICY_SUMS, buffers.policy.tolist()), (ppo.VALUE_SUMS, buffers.value.tolist()))
+    found = [pair for names, sums in measured for pair in zip(names, sums, strict=False)]
     names, sums = zip(*(pair for pair in found if asked.get(pair[0], 0) is not None), strict=True)
     return Metrics(
         means={

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from functools import reduce
+
+import numpy as np
 import pytest
 import torch
 
@@ -42,6 +45,20 @@ def test_merging_leaves_the_parts_alone() -> None:
     one, other = measured([1.0], 1), measured([3.0], 1)
     one.merge(other)
     assert one.finalize() == {"sum": 1.0, "twice": 2.0, "min": 1.0, "max": 1.0}
+
+
+def numpy_measured(numbers: list[float]) -> Metrics:
+    sums = Sums(np.array([sum(numbers), 2.0 * sum(numbers)]), float(len(numbers)))
+    return Metrics({("sum", "twice"): sums}, {"min": min(numbers)}, {"max": max(numbers)})
+
+
+@pytest.mark.parametrize("kind", ["tensors", "arrays", "none"])
+def test_all_together_is_one_merged_after_the_other(kind: str) -> None:
+    tensors = [measured([1.0, 2.0], 2.0), measured([6.0], torch.tensor(1.0)), measured([-4.5], 1.0)]
+    arrays = [numpy_measured([0.25]), numpy_measured([3.0, -8.0])]
+    parts = {"tensors": tensors, "arrays": arrays, "none": []}[kind]
+    one_by_one = reduce(Metrics.merge, parts, Metrics())
+    assert Metrics.together(parts).finalize() == one_by_one.finalize()
 
 
 def test_what_was_measured_on_nothing_is_left_out() -> None:

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_platform.algorithms.schedule import mini_batches
+from rl_platform.algorithms.schedule import MiniBatches, mini_batches
 from rl_platform.errors import ConfigError
 from rl_platform.records import RolloutBatch
 
@@ -56,3 +56,16 @@ def test_without_a_generator_the_rows_keep_their_order() -> None:
 def test_a_remainder_is_refused_with_the_nearest_size(rows: int, size: int, nearest: int) -> None:
     with pytest.raises(ConfigError, match=rf"mini_batch_size(.|\n)*nearest is {nearest}"):
         mini_batches(_batch(rows), size, torch.Generator())
+
+
+def test_epochs_share_their_memory_and_not_their_order() -> None:
+    numbers, parts = torch.Generator().manual_seed(3), MiniBatches(_batch(64), 16)
+    first = parts.epoch(numbers)
+    before, memory = _order(first), [part.rewards.data_ptr() for part in first]
+    second = parts.epoch(numbers)
+    assert [part.rewards.data_ptr() for part in second] == memory
+    assert _order(second) != before
+    assert sorted(_order(second)) == list(range(64))
+    for part in second:
+        assert part.inputs["tokens"].flatten().tolist() == part.group_ids.tolist()
+        assert part.rewards.flatten().tolist() == part.group_ids.tolist()

@@ -13,6 +13,9 @@ CNN = "actor.model.type=cnn"
 PIXELS = ["env.pixels={width: 48}", "env.num_workers=2"]
 RANDOM = "actor.model.random_init={}"
 
+OPEN, CLOSE = "{name: open, instruction: open it}", "{name: close, instruction: close it}"
+TASKS = [VLA[0], VLA[1], f"env.tasks=[{OPEN}, {CLOSE}]"]
+
 REFUSED = [
     ("embodied", ["actor.model.type=rnn"], "actor.model.type", "not one of the allowed"),
     ("embodied", ["actor.model.log_std=learned"], "actor.model.log_std", "not one of the allowed"),
@@ -43,6 +46,20 @@ REFUSED = [
     ("embodied", [*VLA, "actor.model.log_std=state"], "actor.model.log_std", "chooses bins"),
     ("embodied", [*VLA, "actor.model.action_bins=1"], "actor.model.action_bins", "out of range"),
     ("embodied", ["actor.lora={}"], "actor.lora", "no language model"),
+    ("embodied", [*TASKS, VLA[2]], "actor.model.instruction", "an instruction of its own"),
+    ("embodied", [VLA[0], VLA[1], f"env.tasks=[{OPEN}, {{name: b}}]"], "env.tasks[1].instruction", "of each task"),
+    ("embodied", [CNN, f"env.tasks=[{OPEN}, {{name: b}}]"], "env.tasks[0].instruction", "cnn reads no instruction"),
+    ("embodied", ["env.tasks=[{name: a}, {name: a}]"], "env.tasks[1].name", "a task a already"),
+    ("embodied", ["env.tasks=[{name: a b}]"], "env.tasks[0].name", ""),
+    ("embodied", ["env.tasks=[{kwargs: {}}]"], "env.tasks[0].name", "required"),
+    ("embodied", ["env.tasks=[{name: a, goal: 1}]"], "env.tasks[0].goal", "unknown key"),
+    ("embodied", [*TASKS, "env.evaluation.episodes=3"], "env.evaluation.episodes", "an equal number of 3 episodes"),
+    (
+        "embodied",
+        ["env.tasks=[{name: a}, {name: b}, {name: c}]", "env.evaluation.episodes=3"],
+        "env.num_envs",
+        "evenly",
+    ),
     (
         "embodied",
         [*VLA, "actor.lora={}", "actor.model.train_backbone=true"],
@@ -56,6 +73,8 @@ REFUSED = [
 ]
 
 PASSES = [
+    TASKS,
+    ["env.tasks=[{name: a, kwargs: {frame_skip: 2}}, {name: b}]"],
     ["actor.model.log_std=state", "actor.model.action_distribution=squashed"],
     ["actor.model.action_distribution=squashed", "actor.model.num_action_chunks=2"],
     [CNN],

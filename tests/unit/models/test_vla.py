@@ -29,11 +29,14 @@ TINY = RandomLM(hidden_size=16, num_layers=2, num_heads=2, intermediate_size=32,
 def build(causal_lm: Callable[..., Any]) -> Callable[..., tuple[VisionLanguagePolicy, Any]]:
     """A policy with heads away from zero, and its language model as transformers runs it."""
 
-    def make(spaces: EnvSpaces = REACH, kind: str = "llama") -> tuple[VisionLanguagePolicy, Any]:
+    def make(
+        spaces: EnvSpaces = REACH, kind: str = "llama", told: tuple[list[int], ...] = ([5, 3, 8],)
+    ) -> tuple[VisionLanguagePolicy, Any]:
         plain = causal_lm(kind)
         language = LanguageModel(copy.deepcopy(plain), value_head=True)
         torch.manual_seed(1)
-        policy = VisionLanguagePolicy(language, torch.tensor([5, 3, 8]), ImageEncoder(SHAPE, CNN), spaces, bins=7)
+        instructions = [torch.tensor(words) for words in told]
+        policy = VisionLanguagePolicy(language, instructions, ImageEncoder(SHAPE, CNN), spaces, bins=7)
         for head in (policy.action_head, policy.language.head):
             torch.nn.init.normal_(head.weight)
         return policy, plain
@@ -56,6 +59,28 @@ def test_it_is_the_language_model_on_words_picture_and_queries(kind: str, build)
         states = plain.base_model(inputs_embeds=sequence[None]).last_hidden_state[0]
         torch.testing.assert_close(logits[row], policy.action_head(states[-2:]), rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(values[row], policy.language.head(states[-3])[0], rtol=1e-4, atol=1e-4)
+
+
+TOLD = ([5, 3, 8], [9], [2, 7, 4, 4, 1])
+TASKS = torch.tensor([2, 0, 1, 0, 2, 2])
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_each_row_reads_the_instruction_of_its_task(kind: str, build) -> None:
+    policy, _ = build(kind=kind, told=TOLD)
+    logits, values = policy(pixels(), TASKS)
+    for row, task in enumerate(TASKS.tolist()):
+        alone, _ = build(kind=kind, told=(TOLD[task],))
+        expected_logits, expected_values = alone(pixels())
+        torch.testing.assert_close(logits[row], expected_logits[row], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(values[row], expected_values[row], rtol=1e-4, atol=1e-4)
+    bins, drawn = policy.act(pixels(), torch.Generator().manual_seed(1), tasks=TASKS)
+    parts = [
+        policy.act(pixels()[i : i + 2], torch.Generator().manual_seed(1), among=(i, 6), tasks=TASKS[i : i + 2])
+        for i in (0, 2, 4)
+    ]
+    assert torch.equal(bins, torch.cat([part[0] for part in parts]))
+    torch.testing.assert_close(policy.evaluate(pixels(), bins, TASKS)[0], drawn)
 
 
 @pytest.mark.parametrize("spaces", [REACH, CHOOSE], ids=["continuous", "discrete"])
@@ -142,6 +167,8 @@ def test_another_instruction_is_another_policy() -> None:
 def test_an_instruction_that_is_too_long() -> None:
     with pytest.raises(ConfigError, match=r"actor.model.instruction.*the language model reads 64"):
         vision_language_policy(model().model_copy(update={"instruction": "reach " * 20}), REACH, seed=1)
+    with pytest.raises(ConfigError, match=r"env.tasks.*the language model reads 64"):
+        vision_language_policy(model(), REACH, seed=1, instructions=["reach", "reach " * 20])
 
 
 def test_values_are_float32_under_autocast(build) -> None:

@@ -1,0 +1,79 @@
+"""What follows the physics of a step of MuJoCo tasks, for all environments of a block, as compiled loops.
+
+Some dozen array operations on a few hundred numbers each would take as long as the physics of one cheap environment,
+and the physics leaves nothing of them in the caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from rl_platform.algorithms.compiling import IN_ORDER, compiled_loops
+
+_LARGEST = float(np.finfo(np.float64).max)
+
+
+@cache
+def finish_step() -> Callable[..., Any]:
+    """(finals [N,D], rewards [N], terminated, truncated, invalid, idle [N] bool, observations [N,D], returns, lengths
+    [N]) -> how many episodes ended. All but `idle` is updated in place.
+
+    finals, rewards, ends: what the step gave; observations: those before it, and then those after it. What is not
+    finite is invalid too; an invalid step ends its episode with the last observation and no reward. Idle environments
+    stay as they are, without reward and end.
+    """
+    return compiled_loops(_finish_step, IN_ORDER)
+
+
+@cache
+def diverged() -> Callable[..., None]:
+    """(qpos [N,nq], qvel [N,nv], time [N], warnings [N,3], lengths [N], dt, largest, out: [N] bool): whether MuJoCo
+    started over from a state, which loses its time, or a number is not below `largest`."""
+    return compiled_loops(_diverged, IN_ORDER)
+
+
+def _finish_step(
+    finals: Any,
+    rewards: Any,
+    terminated: Any,
+    truncated: Any,
+    invalid: Any,
+    idle: Any,
+    observations: Any,
+    returns: Any,
+    lengths: Any,
+) -> Any:
+    ended, width = 0, finals.shape[1]
+    for i in range(len(rewards)):
+        finite = abs(rewards[i]) <= _LARGEST
+        for j in range(width):
+            finite &= abs(finals[i, j]) <= _LARGEST
+        stays = idle[i]
+        invalid[i] = (invalid[i] or not finite) and not stays
+        if invalid[i] or stays:
+            rewards[i], terminated[i], truncated[i] = 0.0, False, invalid[i]
+            for j in range(width):
+                finals[i, j] = observations[i, j]
+        else:
+            for j in range(width):
+                observations[i, j] = finals[i, j]
+        returns[i] += rewards[i]
+        lengths[i] += 0 if stays else 1
+        ended += terminated[i] or truncated[i]
+    return ended
+
+
+def _diverged(qpos: Any, qvel: Any, time: Any, warnings: Any, lengths: Any, dt: Any, largest: Any, found: Any) -> None:
+    for i in range(len(found)):
+        bad = not time[i] >= (lengths[i] + 0.5) * dt
+        for j in range(warnings.shape[1]):
+            bad |= warnings[i, j] != 0
+        for j in range(qpos.shape[1]):
+            bad |= not abs(qpos[i, j]) < largest
+        for j in range(qvel.shape[1]):
+            bad |= not abs(qvel[i, j]) < largest
+        found[i] = bad
