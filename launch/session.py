@@ -88,7 +88,6 @@ def run(loaded: LoadedConfig, config_path: str, placement: Placement, inventory:
                 try:
                     train(config, task, reporter, state)
                 finally:
-                    gc.unfreeze()
                     timeline.write()  # while there are processes that can be asked
         except BaseException as error:
             error.add_note(state.outlook())
