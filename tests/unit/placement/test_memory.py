@@ -101,7 +101,7 @@ def test_the_key_value_cache_is_the_engines(config: Config) -> None:
     cache = engine._new_batch([Request(number, (1,), 0) for number in range(4)], SamplingParams(1)).cache
     for _ in range(4 * ((config.data.max_prompt_length + config.data.max_response_length) // cache.page)):
         cache.take()
-    filled = cache.tails.nbytes + sum(segment.nbytes for segment in cache.pools[1].segments)
+    filled = cache.tails.nbytes + sum(segment.nbytes for pool in cache.pools.values() for segment in pool.segments)
     few = config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_running_requests": 4})})
     estimate = model(few, layout({"actor,critic,rollout,reward": "0"})).rank("rollout").kv_cache
     assert filled <= estimate < filled + 2 * cache.tails.nbytes
