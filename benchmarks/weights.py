@@ -5,7 +5,8 @@ SmolLM2-135M-Instruct, float32, 538 MB. Ways, in turns within one run:
 * copy: every tensor into another of the same process, the measure of the others.
 * one process: the torch engine takes the trainer's tensors by reference; that no byte of them was copied is checked.
   Its time is what packing the matrices costs on a CPU.
-* engine's process: into shared memory, and from there into tensors of another process, as with SGLang.
+* engine's process: by shared memory into tensors of another process, as with SGLang. The trainer's tensors are moved
+  there before the measurement, as by the second update of a run.
 * Ray: publish and receive of another node's process, through the object store, with checksums on both sides.
 * gloo: the same buckets to another process by broadcasts of a process group, without checksums and with them.
 
@@ -92,6 +93,8 @@ def through_shared_memory(state: dict[str, Any], line: Connection) -> Callable[[
     from rl_platform.engines.rollout.shared_weights import SharedWeights
 
     shared = SharedWeights()
+    for _ in range(2):
+        shared.write(state, 1)
 
     def send() -> None:
         line.send([handles for (handles,) in shared.write(state, 1)])

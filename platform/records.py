@@ -9,7 +9,7 @@ that choose chunks of actions have one transition per chunk, and at finer levels
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -236,6 +236,8 @@ class Weights:
 
     delta: another process gets only what it has not (`rollout.sync`). offered: it may ask for them by a process group
     (`rollout.weight_transfer`). bytes, buckets: what came from another process; 0 by reference.
+    gathered: of a learner whose ranks share the parameters, instead of a state: puts them together one after the other,
+    as (names, tensor), on all ranks at the same time. stores: the rank that passes them on.
     """
 
     version: int
@@ -244,6 +246,8 @@ class Weights:
     offered: bool = False
     bytes: int = 0
     buckets: int = 0
+    gathered: Callable[[], Iterator[tuple[Sequence[str], torch.Tensor]]] | None = None
+    stores: bool = True
 
 
 @dataclass(frozen=True)

@@ -80,8 +80,13 @@ class LanguageActor(Learner):
 
     def export(self, folder: str) -> str:
         """Write the model and its tokenizer as a Hugging Face folder that transformers loads. Called on all ranks."""
-        state = self.publish(0).state
+        published, state = self.publish(0), {}
+        if published.gathered is not None:
+            for names, tensor in published.gathered():
+                if self.context.rank == 0:
+                    state |= dict.fromkeys(names, tensor.cpu())
         if self.context.rank == 0:
+            state = state or published.state
             tokenizer = load_tokenizer(self.config.actor.model)
             export_causal_lm(state, self.engine.model.model.config, tokenizer, Path(folder))
         return folder

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -129,12 +129,19 @@ class Learner(Evaluator):
     def publish(self, version: int, copy: bool = False) -> Weights:
         """The parameters under the model's own names, by reference in one process unless a `copy` is asked for, which
         stays as it is while this goes on learning. Adapters are merged into new matrices. `version`: updates so far."""
+        delta = self.config.rollout.sync == "delta"
+        offered = may_go_by_group(self.config, self.device.type == "cuda")
+        if self.context.world_size > 1 and self.section.lora is None:
+            return Weights(version, {}, delta, offered, gathered=self._gathered, stores=self.context.rank == 0)
         weights = {name.removeprefix("model."): tensor for name, tensor in self.engine.weights().items()}
         if self.section.lora is not None:
             weights = merged(weights, self.section.lora)
         state = {name: tensor.clone() for name, tensor in weights.items()} if copy else weights
-        delta = self.config.rollout.sync == "delta"
-        return Weights(version, state, delta, offered=may_go_by_group(self.config, self.device.type == "cuda"))
+        return Weights(version, state, delta, offered=offered)
+
+    def _gathered(self) -> Iterator[tuple[Sequence[str], Tensor]]:
+        for names, tensor in self.engine.gathered():
+            yield [name.removeprefix("model.") for name in names], tensor
 
 
 def _ends(which: str, metrics: Metrics) -> dict[str, float]:

@@ -25,7 +25,8 @@ from rl_platform.placement.turns import PHASES, Held, Move, Turns
 
 LOGIT_CHUNK = 1024  # positions whose logits exist together: models.language.TOKENS_PER_CHUNK
 LOGIT_COPIES = 3  # logits, their exponentials and a gradient
-PREFILL_TOKENS = 4096  # of engines.rollout.torch
+PREFILL_TOKENS = 1024  # of engines.rollout.prefill
+PAGES_BESIDE = 2 * 64  # tokens: of engines.rollout.kv_cache, what a slot takes beside the tokens it holds
 PROCESS_ON_GPU = int(0.6 * GIB)  # CUDA context and libraries' workspaces
 PROCESS_IN_MEMORY = int(0.3 * GIB)  # the interpreter, torch and transformers; measured
 
@@ -145,12 +146,13 @@ class MemoryModel:
         if not self.on_gpu:  # oneDNN's layout, a second time
             weights += (shape.layers * shape.matrices_per_layer + shape.vocabulary * shape.hidden) * FLOAT
         slots = running_sequences(self.config, self.layout.parts["rollout"].ranks)
+        room = longest(self.config) + (0 if sglang else PAGES_BESIDE)
         tokens = max(min(PREFILL_TOKENS, slots * self.config.data.max_prompt_length), slots)
         logits = slots * shape.vocabulary * FLOAT * LOGIT_COPIES
         return Memory(
             weights=weights,
             activations=logits + tokens * _live_elements(shape) * FLOAT,
-            kv_cache=shape.kv_elements_per_token * slots * longest(self.config) * bytes_each,
+            kv_cache=shape.kv_elements_per_token * slots * room * bytes_each,
         )
 
     def _reward(self, shape: Shape) -> Memory:

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,7 +31,7 @@ from rl_platform.runtime.lifecycle import RUNNER, raise_first, stop_ranks
 from rl_platform.runtime.remote_channel import Address, Exchange, Link, RemoteChannel
 from rl_platform.runtime.waits import caller
 from rl_platform.runtime.weight_group import WeightGroup, WeightSender, WeightsOffer, described
-from rl_platform.runtime.weights import Manifest, WeightsToken, publish, receive
+from rl_platform.runtime.weights import Manifest, WeightsToken, publish, publish_gathered, receive
 from rl_platform.runtime.wire import Packed, pack, pack_error, unpack
 from rl_platform.tracing import recorder
 
@@ -51,10 +51,12 @@ class Outcome:
 
 
 class Names:
-    """What travels by name: channels and published weights. `here`: this host, or `runner`, which hosts nothing."""
+    """What travels by name: channels and published weights. `here`: this host, or `runner`, which hosts nothing.
+    `receives`: somebody here may want to read what is published here."""
 
-    def __init__(self, here: str, link: Link, status: Callable[[str], str]) -> None:
-        self.here, self.link = here, link
+    def __init__(self, here: str, link: Link, status: Callable[[str], str], receives: bool = False) -> None:
+        self.here, self.link, self.receives = here, link, receives
+        self._stored: dict[str, tuple[int, Manifest]] = {}
         self.exchange = Exchange(here, link, self, status)
         self._published: dict[str, tuple[int, Any]] = {}
         self._count = 0
@@ -67,10 +69,33 @@ class Names:
             return value
         if isinstance(value, Weights):
             self._count += 1
-            self._published[caller()] = (self._count, value)
             token = WeightsToken(self.here, caller(), self._count, value.version, value.delta)
+            if value.gathered is not None:
+                keeps = self.receives or (value.offered and value.stores)  # to send it when somebody asks
+                if not keeps:
+                    self._pass_on(value, value.gathered)
+                    return replace(token, held=False)
+                state = {name: tensor for names, tensor in value.gathered() for name in names}
+                value = replace(value, state=state, gathered=None)
+            self._published[caller()] = (self._count, value)
             return replace(token, **described(value.state)) if value.offered else token
         return None
+
+    def _pass_on(self, value: Weights, gathered: Callable[[], Iterator[tuple[Sequence[str], torch.Tensor]]]) -> None:
+        """Into the object store, tensor by tensor; no process keeps them. Ranks that do not store help to gather."""
+        if not value.stores:
+            deque(gathered(), maxlen=0)
+            return
+        _, before = self._stored.pop(caller(), (0, None))
+        if not value.delta:
+            before = None  # frees the room of the earlier ones
+        manifest = publish_gathered(gathered(), self.link, before)
+        self._stored[caller()] = (self._count, manifest)
+
+    def stored(self, token: WeightsToken) -> Manifest | None:
+        """Where weights are that were put into the object store when they were published."""
+        number, manifest = self._stored.get(token.label, (0, None))
+        return manifest if number == token.number else None
 
     def resolve(self, token: Any) -> Any:
         if isinstance(token, Address):
@@ -145,7 +170,8 @@ class HostProcess:
         status: Callable[[str], str],
     ) -> None:
         self._elsewhere = status
-        self.names = Names(placed.name, link, self.status)
+        receives = any(hasattr(specs[component].cls, "receive") for component, _ in placed.members)
+        self.names = Names(placed.name, link, self.status, receives)
         self.host = Host(placed, specs, world_sizes, seed, self._on_failure)
         self._labels = {rank.label: rank for rank in self.host.ranks.values()}
         self._order = threading.Lock()
@@ -198,6 +224,8 @@ class HostProcess:
         they are sent to that instead: the checksums, if it wants any."""
         if group is not None:
             return self._labels[token.label].run("send weights", partial(self._send, token, group)).result()
+        if (manifest := self.names.stored(token)) is not None:
+            return manifest
         with self._order:
             if token.number not in self._exports:
                 last = next(iter(self._exports.values()), None) if token.delta else None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from rl_platform.runtime.parcels import Store
 
 BUCKET = 8 * 2**20  # bytes: an object of the store costs as much as copying a few of them
 ROW = 4096  # bytes that are summed up together
+CACHED = 256 * 2**10  # bytes: what a core has in its cache
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class WeightsToken:
     """Published weights on their way: whose they are, which of its publications, and their version.
 
     copies: the same weights elsewhere, as other ranks of a learner have published them. tensors: what there is to send
-    to a process group, on `device` (see `WeightsOffer`); None: they are not offered to one.
+    to a process group, on `device` (see `WeightsOffer`); None: they are not offered to one. held: the host has the
+    tensors; else only the object store has.
     """
 
     host: str
@@ -44,16 +46,18 @@ class WeightsToken:
     copies: tuple[WeightsToken, ...] = ()
     tensors: tuple[TensorShape, ...] | None = None
     device: str = "cpu"
+    held: bool = True
 
     def at(self, host: str) -> WeightsToken | None:
         """The publication in the process of `host`, if there is one."""
-        return next((token for token in (self, *self.copies) if token.host == host), None)
+        return next((token for token in (self, *self.copies) if token.host == host and token.held), None)
 
 
 def wherever(published: Sequence[Any]) -> Any:
     """What all ranks of a learner published, as one: those who share a process with any of them read it there."""
     first = published[0]
-    return replace(first, copies=tuple(published[1:])) if isinstance(first, WeightsToken) else first
+    copies = tuple(token for token in published[1:] if token.held) if isinstance(first, WeightsToken) else ()
+    return replace(first, copies=copies) if isinstance(first, WeightsToken) else first
 
 
 @dataclass(frozen=True)
@@ -98,16 +102,41 @@ class Manifest:
 
 def publish(state: Mapping[str, Tensor], store: Store, before: Manifest | None) -> Manifest:
     """Puts the state into the object store. `before`: a publication whose buckets serve again where they are equal."""
-    tensors = shapes_of(state)
-    known = before.buckets if before is not None and before.tensors == tensors else ()
+    return _put(((tensor, state[tensor.name]) for tensor in shapes_of(state)), store, before)
+
+
+def publish_gathered(
+    gathered: Iterable[tuple[Sequence[str], Tensor]], store: Store, before: Manifest | None
+) -> Manifest:
+    """The same of tensors that are there one after the other: there is room for one of them and a bucket."""
+
+    def named() -> Iterator[tuple[TensorShape, Tensor]]:
+        for (first, *others), tensor in gathered:
+            shape = tuple(tensor.shape)
+            yield TensorShape(first, tensor.dtype, shape, None), tensor
+            for name in others:
+                yield TensorShape(name, tensor.dtype, shape, first), tensor
+
+    return _put(named(), store, before)
+
+
+def _put(named: Iterable[tuple[TensorShape, Tensor]], store: Store, before: Manifest | None) -> Manifest:
+    tensors: list[TensorShape] = []
+
+    def flat() -> Iterator[tuple[str, np.ndarray]]:
+        for shape, tensor in named:
+            tensors.append(shape)
+            if shape.same_as is None:
+                yield shape.name, _bytes_of(tensor)
+
+    known = {bucket.pieces: bucket for bucket in before.buckets} if before is not None else {}
     buckets: list[Bucket] = []
-    for number, (pieces, parts) in enumerate(_buckets(state, tensors)):
-        found = _checksum(parts)
-        if known and known[number].checksum == found:
-            buckets.append(known[number])
-        else:
-            buckets.append(Bucket(pieces, found, store.store([pickle.PickleBuffer(part) for part in parts])))
-    return Manifest(tensors, tuple(buckets))
+    for pieces, parts in _buckets(flat()):
+        found, old = _checksum(parts), known.get(pieces)
+        if old is None or old.checksum != found:
+            old = Bucket(pieces, found, store.store([pickle.PickleBuffer(part) for part in parts]))
+        buckets.append(old)
+    return Manifest(tuple(tensors), tuple(buckets))
 
 
 def receive(token: WeightsToken, manifest: Manifest, store: Store, own: Mapping[str, Tensor] | None) -> Weights:
@@ -124,9 +153,7 @@ def receive(token: WeightsToken, manifest: Manifest, store: Store, own: Mapping[
         if token.delta and keeps and _checksum(parts) == bucket.checksum:
             continue
         (sent,) = store.load([bucket.reference])
-        for part, buffer in zip(parts, sent, strict=True):
-            part[:] = np.frombuffer(buffer, np.uint8)
-        if _checksum(parts) != bucket.checksum:
+        if _copied(sent, parts) != bucket.checksum:
             raise WorkerError(
                 f"weights version {token.version} of {token.label} arrived damaged: their checksum differs"
             )
@@ -154,19 +181,16 @@ def empty(tensors: Sequence[TensorShape], device: torch.device | str = "cpu") ->
     return state
 
 
-def _buckets(
-    state: Mapping[str, Tensor], tensors: Sequence[TensorShape]
-) -> Iterator[tuple[tuple[Piece, ...], list[np.ndarray]]]:
-    """The state's bytes in order, cut where a bucket is full; a tensor is brought to the CPU when its turn comes."""
+def _buckets(tensors: Iterable[tuple[str, np.ndarray]]) -> Iterator[tuple[tuple[Piece, ...], list[np.ndarray]]]:
+    """The bytes of named tensors in order, cut where a bucket is full; a tensor is asked for when its turn comes."""
     pieces: list[Piece] = []
     parts: list[np.ndarray] = []
     size = 0
-    for tensor in tensors:
-        flat = _bytes_of(state[tensor.name]) if tensor.same_as is None else np.empty(0, np.uint8)
+    for name, flat in tensors:
         start = 0
         while start < flat.size:
             stop = min(flat.size, start + BUCKET - size)
-            pieces.append(Piece(tensor.name, start, stop))
+            pieces.append(Piece(name, start, stop))
             parts.append(flat[start:stop])
             start, size = stop, size + stop - start
             if size == BUCKET:
@@ -192,6 +216,20 @@ def _sums(tensor: Tensor) -> list[np.ndarray]:
     whole = flat.numel() // ROW * ROW
     table = flat[:whole].view(-1, ROW)
     return [_bytes_of(part) for part in (table.sum(0), table.sum(1), flat[whole:])]
+
+
+def _copied(sent: Sequence[Any], parts: Sequence[np.ndarray]) -> bytes:
+    """Copies buffers into `parts`; the checksum of what is there then, read while it is still in the cache."""
+    found = xxhash.xxh3_128()
+    for buffer, part in zip(sent, parts, strict=True):
+        source = np.frombuffer(buffer, np.uint8)
+        if source.size != part.size:
+            return b""
+        for start in range(0, part.size, CACHED):
+            here = slice(start, start + CACHED)
+            part[here] = source[here]
+            found.update(part[here])
+    return found.digest()
 
 
 def _checksum(parts: Sequence[np.ndarray]) -> bytes:

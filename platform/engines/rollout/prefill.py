@@ -1,114 +1,106 @@
-"""Prompts on their way into the cache: what they share is computed once, and never more than a bounded piece at a time.
+"""Prompts on their way into the cache, a bounded number of tokens per forward pass, beside those that run already.
 
-What all prompts of a call begin with (a chat template's system turn) is kept and put in front of each. Samples of one
-prompt that follow each other share all of it. Does not cover beginnings that only some prompts share.
+What all prompts of a call begin with (a chat template's system turn) is computed once, samples of one prompt that
+follow each other share all of it; full pages are stored once too. Does not cover beginnings that only some prompts
+share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
-import torch
 from torch import Tensor
 
-from rl_platform.engines.rollout.decoder import FusedDecoder, TransformersDecoder
-from rl_platform.engines.rollout.kv_cache import KVCache, PrefillAttention, Span
+from rl_platform.engines.rollout.attention import Span
+from rl_platform.engines.rollout.kv_cache import KVCache, Page
 
-PREFILL_TOKENS = 4096  # of one forward pass; a longer prompt takes several
+PREFILL_TOKENS = 1024  # of one forward pass; a longer prompt takes several
 WORTH_A_PASS = 64  # tokens: fewer cost no more than one forward pass more
-Prompt = tuple[int, ...]
+Tokens = tuple[int, ...]
+T = TypeVar("T")
 
 
-class Prefill:
-    """`prompts`: all that will enter this cache with the present weights."""
+@dataclass(eq=False)
+class Prompt(Generic[T]):
+    """`stored` tokens are in the cache. members: who will run with it; state: its last hidden state, when all are."""
 
-    def __init__(self, decoder: FusedDecoder | TransformersDecoder, cache: KVCache, prompts: Sequence[Prompt]) -> None:
-        self.decoder, self.cache = decoder, cache
+    tokens: Tokens
+    readers: int  # sequences that may run with it at the same time
+    members: list[T] = field(default_factory=list)
+    stored: int = 0
+    pages: list[Page] = field(default_factory=list)
+    tail: Tensor | None = None  # [layers, 2, heads, page, head_dim]
+    state: Tensor | None = None
+
+
+class Prefill(Generic[T]):
+    """`prompts`: of all that will enter this cache with the present weights, in order."""
+
+    def __init__(self, cache: KVCache, prompts: Sequence[Tokens]) -> None:
+        self.cache = cache
+        self._counts = Counter(prompts)
         common = _common(prompts) if prompts else 0
-        self.shared = common if common * (len(prompts) - 1) >= WORTH_A_PASS else 0
-        self._beginning: Tensor | None = None
-        self._kept: tuple[Prompt, Tensor, Tensor] | None = None  # with its keys and values and last hidden state
+        self.shared = Prompt[T]((), len(prompts))
+        if common * (len(prompts) - 1) >= WORTH_A_PASS:
+            self.shared = Prompt[T](prompts[0][:common], len(prompts))
+        self.prompts: list[Prompt[T]] = []
 
-    def enter(self, first: int, prompts: Sequence[Prompt], following: Prompt | None) -> Tensor:
-        """Fill the slots from `first` on. Returns the last hidden state of each, [n,H].
+    @property
+    def entering(self) -> list[T]:
+        """Those whose prompts are not complete."""
+        return [member for prompt in self.prompts for member in prompt.members]
 
-        following: the prompt that will enter next; kept if it is one of these.
-        """
-        new: dict[int, Prompt] = {}
-        copies: list[tuple[int, int]] = []
-        sources: dict[Prompt, int] = {}
-        for slot, prompt in enumerate(prompts, start=first):
-            if self._kept is not None and self._kept[0] == prompt:
-                self.cache.begin(slot, self._kept[1])
-            elif prompt in sources:
-                copies.append((sources[prompt], slot))
+    def add(self, tokens: Tokens, member: T) -> None:
+        if not self.prompts or self.prompts[-1].tokens != tokens:
+            self.prompts.append(Prompt(tokens, self._counts[tokens]))
+        self.prompts[-1].members.append(member)
+
+    def plan(self) -> list[tuple[Prompt[T], Span]]:
+        """What to compute next, with room for it in the cache: at most PREFILL_TOKENS tokens."""
+        if self.shared.stored < len(self.shared.tokens):
+            return [self._begun(self.shared, PREFILL_TOKENS)]
+        room, found = PREFILL_TOKENS, []
+        for prompt in self.prompts:
+            if room and prompt.stored < len(prompt.tokens):
+                found.append(self._begun(prompt, room))
+                room -= found[-1][1].stop - found[-1][1].start
+        return found
+
+    def _begun(self, prompt: Prompt[T], room: int) -> tuple[Prompt[T], Span]:
+        if prompt.tail is None:
+            prompt.pages = self.cache.hold(self.shared.pages)
+            prompt.tail = self.cache.tails.new_zeros(self.cache.tails[:, :, 0].shape)
+            if prompt is not self.shared and self.shared.tail is not None:
+                prompt.tail.copy_(self.shared.tail)
+                prompt.stored = self.shared.stored
+        start = prompt.stored
+        prompt.stored = min(start + room, len(prompt.tokens))
+        readers = min(prompt.readers, self.cache.slots)
+        prompt.pages += [self.cache.take(readers) for _ in range(prompt.stored // self.cache.page - len(prompt.pages))]
+        return prompt, Span(prompt.pages, prompt.tail, start, prompt.stored)
+
+    def complete(self) -> list[Prompt[T]]:
+        return [prompt for prompt in self.prompts if prompt.state is not None]
+
+    def leave(self, following: Tokens | None) -> None:
+        """The members of complete prompts run. following: the prompt that will enter next; it is kept if it is here."""
+        left = []
+        for prompt in self.prompts:
+            if prompt.state is None:
+                left.append(prompt)
+            elif prompt.tokens == following and prompt is self.prompts[-1]:
+                prompt.members = []
+                left.append(prompt)
             else:
-                sources[prompt], new[slot] = slot, prompt
-        states = {new[slot]: state for slot, state in self._compute(new).items()}
-        for source, slot in copies:
-            self.cache.copy(source, slot, len(new[source]))
-        if self._kept is not None:
-            states[self._kept[0]] = self._kept[2]
-        found = torch.stack([states[prompt] for prompt in prompts])
-        if following in sources:
-            kept = self.cache.beginning(sources[following], len(following))
-            self._kept = (following, kept, states[following])
-        elif self._kept is not None and self._kept[0] != following:
-            self._kept = None
-        return found
-
-    def _compute(self, prompts: dict[int, Prompt]) -> dict[int, Tensor]:
-        """By slot: last hidden state [H]."""
-        if not prompts:
-            return {}
-        if self.shared and self._beginning is None:
-            slot, prompt = next(iter(prompts.items()))
-            self._forward({slot: prompt}, [Span(slot, 0, self.shared)])
-            self._beginning = self.cache.beginning(slot, self.shared)
-        if self._beginning is not None:
-            for slot in prompts:
-                self.cache.begin(slot, self._beginning)
-        return self._forward(prompts, [Span(slot, self.shared, len(prompt)) for slot, prompt in prompts.items()])
-
-    def _forward(self, prompts: dict[int, Prompt], spans: Sequence[Span]) -> dict[int, Tensor]:
-        """In pieces; the last hidden state [H] of those that get to their end."""
-        device = self.cache.data.device
-        found = {}
-        for piece in _pieces(spans, PREFILL_TOKENS):
-            tokens = [token for span in piece for token in prompts[span.slot][span.start : span.stop]]
-            positions = [position for span in piece for position in range(span.start, span.stop)]
-            states = self.decoder.hidden(
-                torch.tensor(tokens, device=device),
-                torch.tensor(positions, device=device),
-                PrefillAttention(self.cache, piece),
-            )
-            end = 0
-            for span in piece:
-                end += span.stop - span.start
-                if span.stop == len(prompts[span.slot]):
-                    found[span.slot] = states[end - 1]
-        return found
+                self.cache.release(prompt.pages)
+        self.prompts = left
 
 
-def _common(prompts: Sequence[Prompt]) -> int:
+def _common(prompts: Sequence[Tokens]) -> int:
     """Number of leading tokens that all share, at most one less than the shortest has."""
     first, last = min(prompts), max(prompts)  # in their order all others lie between these two
     limit = min(map(len, prompts)) - 1
     return next((place for place in range(limit) if first[place] != last[place]), limit)
-
-
-def _pieces(spans: Sequence[Span], limit: int) -> Iterator[list[Span]]:
-    """The spans in order, cut so that a piece has `limit` tokens, the last one fewer."""
-    piece: list[Span] = []
-    room = limit
-    for span in spans:
-        start = span.start
-        while start < span.stop:
-            stop = min(span.stop, start + room)
-            piece.append(Span(span.slot, start, stop))
-            room, start = room - (stop - start), stop
-            if not room:
-                yield piece
-                piece, room = [], limit
-    if piece:
-        yield piece

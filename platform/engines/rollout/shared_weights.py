@@ -25,32 +25,55 @@ _sharing = threading.Lock()
 
 
 class SharedWeights:
-    """Room for one set of weights, made at the first `write` and used again."""
+    """Room for one set of weights, made at the first `write`. Tensors that come again, as those of a learner in this
+    process do, are moved there themselves: nothing is copied from then on, and the room is free again."""
 
     def __init__(self) -> None:
         self._views: list[dict[str, Tensor]] = []
+        self._last: dict[str, int] = {}  # by name: where the tensors of the last `write` were
 
     def write(self, state: Mapping[str, Tensor], copies: int) -> list[list[bytes]]:
-        """Per bucket, `copies` times the handles of [(name, tensor)]: every process that reads takes one of them.
+        """Per bucket, `copies` times the handles of [(name, tensor)]: every process that reads takes one of them, and
+        reads before the tensors change again.
 
-        Tensors on a CPU are copied into shared memory; those on a GPU are handed over as they are, by CUDA IPC.
+        Tensors on a CPU are copied into shared memory, or lie there; those on a GPU are handed over as they are, by
+        CUDA IPC.
         """
         on_host = {name: tensor.detach() for name, tensor in state.items() if tensor.device.type == "cpu"}
-        if on_host and not self._views:
-            self._views = [_views(bucket) for bucket in buckets(on_host)]
-        for views in self._views:
-            for name, view in views.items():
-                view.copy_(on_host[name])
+        if self._lasting(on_host):
+            self._views = []
+            with _by_name():
+                for tensor in on_host.values():
+                    tensor.untyped_storage().share_memory_()
+        self._last = {name: tensor.data_ptr() for name, tensor in on_host.items()}
+        if all(tensor.is_shared() for tensor in on_host.values()):
+            shown = buckets(on_host)
+        else:
+            self._views = self._views or [_views(bucket) for bucket in buckets(on_host)]
+            shown = self._views
+            for views in shown:
+                for name, view in views.items():
+                    view.copy_(on_host[name])
         elsewhere = [(name, tensor.detach()) for name, tensor in state.items() if name not in on_host]
-        parts = [list(views.items()) for views in self._views] + ([elsewhere] if elsewhere else [])
+        parts = [list(bucket.items()) for bucket in shown] + ([elsewhere] if elsewhere else [])
         return [[_handles(part) for _ in range(copies)] for part in parts]
+
+    def _lasting(self, state: Mapping[str, Tensor]) -> bool:
+        """Whether these are the very tensors of the last `write`, with room to move them."""
+        if not self._views or self._last != {name: tensor.data_ptr() for name, tensor in state.items()}:
+            return False
+        return _free(sum(tensor.nbytes for tensor in state.values()))
 
     def has_room(self, state: Mapping[str, Tensor]) -> bool:
         """Whether shared memory can hold what `write` would put there; it is a process's end if it cannot."""
-        if self._views or not SHARED_MEMORY.is_dir():
+        if self._views:
             return True
-        needed = sum(tensor.nbytes for tensor in state.values() if tensor.device.type == "cpu")
-        return shutil.disk_usage(SHARED_MEMORY).free > needed + BUCKET // 16
+        tensors = (tensor for tensor in state.values() if tensor.device.type == "cpu" and not tensor.is_shared())
+        return _free(sum(tensor.nbytes for tensor in tensors))
+
+
+def _free(needed: int) -> bool:
+    return not SHARED_MEMORY.is_dir() or shutil.disk_usage(SHARED_MEMORY).free > needed + BUCKET // 16
 
 
 def write_folder(state: Mapping[str, Tensor], folder: Path) -> None:

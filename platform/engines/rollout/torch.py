@@ -1,19 +1,18 @@
 """The built-in rollout engine: continuous batching on plain torch, on CPU or GPU.
 
-Running sequences are decoded together; one that finishes leaves at once and a waiting one takes its slot. What prompts
-have in common is computed once (`prefill`), the layers of well-known architectures with few operations (`decoder`).
-Weights on the same device and of the same type are references to the trainer's, not copies; on a CPU the matrices are
-repacked after each update (`packed_linear`).
+A forward pass takes one token of every running sequence and a bounded number of tokens of prompts that enter, so long
+prompts come in parts while others are decoded; a sequence that finishes leaves at once and a waiting one enters. Keys
+and values lie in pages (`kv_cache`), what prompts have in common is computed and stored once (`prefill`), the layers of
+well-known architectures are computed with few operations (`decoder`). Weights on the same device and of the same type
+are references to the trainer's, not copies; on a CPU the matrices are repacked after each update (`packed_linear`).
 
-Does not cover tensor parallelism and paging: every slot has room for the longest sequence of the call.
+Does not cover tensor parallelism.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,30 +20,14 @@ from torch import Tensor
 
 from rl_platform.engines.offload import Swap
 from rl_platform.engines.rollout.base import Completion, Request
+from rl_platform.engines.rollout.batch import ContinuousBatch
 from rl_platform.engines.rollout.decoder import decoder_for
-from rl_platform.engines.rollout.kv_cache import DecodeAttention, KVCache
+from rl_platform.engines.rollout.kv_cache import KVCache
 from rl_platform.engines.rollout.packed_linear import can_pack
-from rl_platform.engines.rollout.prefill import PREFILL_TOKENS, Prefill
-from rl_platform.engines.rollout.sampling import sample, uniforms
 from rl_platform.models.language import LanguageModel
 from rl_platform.records import SamplingParams, Weights
 from rl_platform.runtime.weight_group import WeightReceiver, WeightsOffer
 from rl_platform.runtime.weights import empty
-
-REFILL_SHARE = 8  # waiting requests enter when one slot in this many is free: prefills of one prompt are slow
-
-
-@dataclass
-class _Running:
-    request: Request
-    random: Tensor
-    tokens: list[int] = field(default_factory=list)
-    log_probs: list[float] = field(default_factory=list)
-
-    @property
-    def stored(self) -> int:
-        """Tokens in its slot: all but the last sampled one."""
-        return len(self.request.token_ids) + len(self.tokens) - 1
 
 
 class TorchRolloutEngine:
@@ -142,87 +125,23 @@ class TorchRolloutEngine:
         on_finished: Callable[[Completion], None],
     ) -> None:
         self._onload()
-        waiting = deque(requests)
-        running: list[_Running] = []
-        slots = min(self.max_running, len(requests))
-        longest = max((len(request.token_ids) + request.limit(sampling) for request in requests), default=0)
-        cache = self._new_cache(slots, longest)
-        self._again, self._aborted = True, False
-        while (waiting or running) and not self._aborted:
+        batch = self._new_batch(requests, sampling)
+        self._again = self._aborted = False
+        while not batch.over and not self._aborted:
             with self._lock:
                 if self._again:  # no response mixes two sets of weights
-                    waiting.extendleft(entry.request for entry in reversed(running))
-                    running.clear()
-                    prefill = Prefill(self._decoder, cache, [request.token_ids for request in waiting])
-                    self._again = False
-                self._advance(prefill, waiting, running, sampling)
-            self._release(cache, running, sampling, on_finished)
-        for entry in running:
-            on_finished(Completion(entry.request.index, tuple(entry.tokens), tuple(entry.log_probs), "abort"))
-        for request in waiting:
-            on_finished(Completion(request.index, (), (), "abort"))
+                    batch, self._again = self._new_batch(batch.left, sampling), False
+                batch.step()
+            for completion in batch.finished(self.eos):
+                on_finished(completion)
+        for completion in batch.cut():
+            on_finished(completion)
 
-    def _advance(
-        self, prefill: Prefill, waiting: deque[Request], running: list[_Running], sampling: SamplingParams
-    ) -> None:
-        """One more token for those that run, or the first one for those that enter."""
-        slots = prefill.cache.slots
-        free = slots - len(running)
-        if waiting and free * REFILL_SHARE >= min(slots, len(waiting)):
-            entered = self._take(waiting, free, sampling)
-            following = waiting[0].token_ids if waiting else None
-            states = prefill.enter(len(running), [entry.request.token_ids for entry in entered], following)
-            running += entered
-        else:
-            entered = running
-            states = self._decode(prefill.cache, running)
-        self._append(entered, self._decoder.logits(states), sampling)
-
-    def _take(self, waiting: deque[Request], free: int, sampling: SamplingParams) -> list[_Running]:
-        """Those that enter now, longest prompt first: neighbours in the cache are read as far as the longest goes."""
-        entered: list[_Running] = []
-        tokens = 0
-        while waiting and len(entered) < free and (not entered or tokens + len(waiting[0].token_ids) <= PREFILL_TOKENS):
-            request = waiting.popleft()
-            tokens += len(request.token_ids)
-            entered.append(_Running(request, uniforms(request.seed, sampling.max_new_tokens)))
-        return sorted(entered, key=lambda entry: -len(entry.request.token_ids))
-
-    def _decode(self, cache: KVCache, running: list[_Running]) -> Tensor:
-        tokens = torch.tensor([entry.tokens[-1] for entry in running], device=self.device)
-        lengths = torch.tensor([entry.stored for entry in running], device=self.device)
-        return self._decoder.hidden(tokens, lengths, DecodeAttention(cache, lengths))
-
-    def _append(self, entries: list[_Running], logits: Tensor, sampling: SamplingParams) -> None:
-        uniform = torch.stack([entry.random[len(entry.tokens)] for entry in entries])
-        tokens, log_probs = sample(logits, uniform, sampling)
-        for entry, token, log_prob in zip(entries, tokens.tolist(), log_probs.tolist(), strict=True):
-            entry.tokens.append(token)
-            entry.log_probs.append(log_prob)
-
-    def _release(
-        self,
-        cache: KVCache,
-        running: list[_Running],
-        sampling: SamplingParams,
-        on_finished: Callable[[Completion], None],
-    ) -> None:
-        """Finished sequences leave; the last running one moves into the gap."""
-        for slot in range(len(running) - 1, -1, -1):
-            entry = running[slot]
-            stopped = entry.tokens[-1] in self.eos
-            if not stopped and len(entry.tokens) < entry.request.limit(sampling):
-                continue
-            last = running.pop()
-            if slot < len(running):
-                running[slot] = last
-                cache.copy(len(running), slot, last.stored)
-            reason = "stop" if stopped else "length"
-            on_finished(Completion(entry.request.index, tuple(entry.tokens), tuple(entry.log_probs), reason))
-
-    def _new_cache(self, slots: int, length: int) -> KVCache:
+    def _new_batch(self, requests: Sequence[Request], sampling: SamplingParams) -> ContinuousBatch:
         config = self.config
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        slots = min(self.max_running, len(requests))
         dtype = self.model.head.weight.dtype
-        return KVCache(config.num_hidden_layers, slots, heads, length, head_dim, dtype=dtype, device=self.device)
+        cache = KVCache(config.num_hidden_layers, slots, heads, head_dim, dtype=dtype, device=self.device)
+        return ContinuousBatch(self._decoder, cache, requests, sampling)

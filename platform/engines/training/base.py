@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -42,6 +42,10 @@ class TrainingEngine(Protocol):
 
     def weights(self) -> dict[str, Tensor]:
         """All parameters by name, unsharded, on every rank; the live ones where plain torch has one rank."""
+
+    def gathered(self) -> Iterator[tuple[Sequence[str], Tensor]]:
+        """The same one by one, each with its names, for ranks that go through them together: nobody needs room for more
+        than one."""
 
     def lasting(self) -> tuple[list[Tensor], list[Tensor]]:
         """This rank's parameters, and what only `step` needs: gradients that are there, and the optimizer's state."""

@@ -7,7 +7,7 @@ that a sum. torch.distributed.checkpoint takes a second to import and is needed 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -127,6 +127,14 @@ class FSDPEngine:
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
         return get_model_state_dict(self.model, options=StateDictOptions(full_state_dict=True))
+
+    def gathered(self) -> Iterator[tuple[Sequence[str], Tensor]]:
+        found: dict[int, tuple[list[str], Tensor]] = {}
+        for name, tensor in self.model.state_dict(keep_vars=True).items():
+            found.setdefault(id(tensor), ([], tensor))[0].append(name)
+        for names, tensor in found.values():
+            part: Any = tensor.detach()
+            yield names, part.full_tensor() if hasattr(part, "full_tensor") else part
 
     def sharded_state(self) -> State:
         found: State = {}

@@ -7,7 +7,7 @@ the packed attention, the heads and the whole weights. Not covered: embodied pol
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -163,6 +163,9 @@ class MegatronEngine:
 
     def weights(self) -> dict[str, Tensor]:
         return self.state.weights()
+
+    def gathered(self) -> Iterator[tuple[Sequence[str], Tensor]]:
+        return self.state.gathered()
 
     def sharded_state(self) -> State:
         return {} if self.optimizer is None else self.state.sharded()

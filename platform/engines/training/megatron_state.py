@@ -5,7 +5,7 @@ The names and the form are those of the other training backend, so either goes o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -130,8 +130,8 @@ class ModelState:
 
     def weights(self) -> dict[str, Tensor]:
         """Copies of all parameters in float32 on every rank."""
-        tensors = dict(self._whole())
-        return {name: tensors[self._stored(name)] for name in self.shapes}
+        tensors = {name: tensor for names, tensor in self.gathered() for name in names}
+        return {name: tensors[name] for name in self.shapes}
 
     def sharded(self) -> State:
         """The float32 masters and moments that this rank holds, as parts of the tensors that they belong to."""
@@ -170,20 +170,25 @@ class ModelState:
         """A tied output matrix has two names."""
         return EMBEDDING if self.tied and name == HEAD else name
 
-    def _whole(self) -> Iterator[tuple[str, Tensor]]:
-        """Copies of whole parameters by name, on every rank."""
+    def gathered(self) -> Iterator[tuple[Sequence[str], Tensor]]:
+        """Copies of whole parameters with their names, one after the other, on every rank."""
         for stage, sources in enumerate(self.stages):
             for index, source in enumerate(sources):
                 if self.tied and source.names == (HEAD,):
                     continue
                 if stage == self.pipeline.rank:
-                    part = self.parameters[index][0].detach().to(torch.float32, copy=True)
-                    parts = [part] if source.sharing == "replicated" else self.groups.sharing(source).gather(part)
+                    parts = self._parts_of_ranks(self.parameters[index][0], source)
                     whole = [tensor.contiguous() for tensor in source.join(parts)]
+                    del parts
                 else:
                     whole = [torch.empty(self.shapes[name], device=self.device) for name in source.names]
                 for name, tensor in zip(source.names, whole, strict=True):
-                    yield name, self.pipeline.broadcast(tensor, stage)
+                    names = [other for other in self.shapes if self._stored(other) == name]
+                    yield names, self.pipeline.broadcast(tensor, stage)
+
+    def _parts_of_ranks(self, parameter: nn.Parameter, source: Source) -> list[Tensor]:
+        part = parameter.detach().to(torch.float32, copy=True)
+        return [part] if source.sharing == "replicated" else self.groups.sharing(source).gather(part)
 
     def _optimizer(self, parameter: nn.Parameter) -> Any:
         return self.optimizers[-1 if is_expert(parameter) else 0]

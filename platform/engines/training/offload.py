@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -62,6 +62,10 @@ class OffloadingEngine:
     def weights(self) -> dict[str, Tensor]:
         self.onload(training=False)
         return self.engine.weights()
+
+    def gathered(self) -> Iterator[tuple[Sequence[str], Tensor]]:
+        self.onload(training=False)
+        return self.engine.gathered()
 
     def lasting(self) -> tuple[list[Tensor], list[Tensor]]:
         return self.engine.lasting()

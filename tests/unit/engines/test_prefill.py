@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from rl_platform.engines.rollout import kv_cache, prefill
+from rl_platform.engines.rollout.attention import StepAttention
 from rl_platform.engines.rollout.base import Completion, Request
 from rl_platform.engines.rollout.decoder import FusedDecoder, TransformersDecoder
 from rl_platform.engines.rollout.torch import TorchRolloutEngine
@@ -20,6 +21,12 @@ from rl_platform.models.packed import pack
 from rl_platform.records import SamplingParams
 
 SAMPLING = SamplingParams(8, temperature=1.3)
+
+
+@pytest.fixture(autouse=True)
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the few tokens here fill several."""
+    monkeypatch.setattr(kv_cache, "PAGE", 4)
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +41,9 @@ def prefilled(engine: TorchRolloutEngine) -> list[list[int]]:
     plain = engine._decoder.hidden
 
     def recorded(tokens: torch.Tensor, positions: torch.Tensor, attention: Any) -> torch.Tensor:
-        if isinstance(attention, kv_cache.PrefillAttention):
-            seen.append(tokens.tolist())
+        assert isinstance(attention, StepAttention)
+        if attention.count:
+            seen.append(tokens[: attention.count].tolist())
         return plain(tokens, positions, attention)
 
     engine._decoder.hidden = recorded
@@ -97,12 +105,6 @@ def test_a_forward_pass_is_bounded_and_long_prompts_take_several(
     found = shared.answers(engine, requests, SAMPLING)
     assert max(map(len, seen)) == limit
     check(shared, found, requests)
-
-
-def test_rows_of_unequal_length_are_attended_to_in_groups(shared: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_cache, "ROWS_TOGETHER", 2)
-    requests = shared.prompts()
-    check(shared, shared.answers(shared.engine_for(shared.causal_lm(), max_running=5), requests, SAMPLING), requests)
 
 
 @pytest.mark.parametrize("packed", [True, False])

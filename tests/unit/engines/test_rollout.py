@@ -21,6 +21,12 @@ NEVER = VOCABULARY + 1  # an EOS id that no model can sample
 LENGTHS = (3, 11, 1, 7, 7, 20, 5, 2, 9, 14, 1, 6, 4)
 
 
+@pytest.fixture(autouse=True, params=[4, 64])
+def page(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens of a page: the sequences here fill several, or none."""
+    monkeypatch.setattr("rl_platform.engines.rollout.kv_cache.PAGE", request.param)
+
+
 def causal_lm(kind: str = "llama", tied: bool = True) -> Any:
     """A tiny model, also its biases and norms with random weights."""
     from transformers import AutoConfig, AutoModelForCausalLM

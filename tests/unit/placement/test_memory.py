@@ -90,14 +90,22 @@ def test_learner_weights_gradients_and_optimizer_are_those_of_adamw(config: Conf
 
 
 def test_the_key_value_cache_is_the_engines(config: Config) -> None:
+    from rl_platform.engines.rollout import kv_cache, prefill
+    from rl_platform.engines.rollout.base import Request
     from rl_platform.engines.rollout.torch import TorchRolloutEngine
     from rl_platform.models.pretrained import load_config as load_model_config
+    from rl_platform.placement import memory
+    from rl_platform.records import SamplingParams
 
     engine = TorchRolloutEngine(load_model_config(config.actor.model, 259, 258), (258,), 4, device=torch.device("cpu"))
-    data = config.data
-    cache = engine._new_cache(4, data.max_prompt_length + data.max_response_length)
+    cache = engine._new_batch([Request(number, (1,), 0) for number in range(4)], SamplingParams(1)).cache
+    for _ in range(4 * ((config.data.max_prompt_length + config.data.max_response_length) // cache.page)):
+        cache.take()
+    filled = cache.tails.nbytes + sum(segment.nbytes for pool in cache.pools.values() for segment in pool.segments)
     few = config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_running_requests": 4})})
-    assert model(few, layout({"actor,critic,rollout,reward": "0"})).rank("rollout").kv_cache == cache.data.nbytes
+    estimate = model(few, layout({"actor,critic,rollout,reward": "0"})).rank("rollout").kv_cache
+    assert filled <= estimate < filled + 2 * cache.tails.nbytes
+    assert (memory.PREFILL_TOKENS, memory.PAGES_BESIDE) == (prefill.PREFILL_TOKENS, 2 * kv_cache.PAGE)
 
 
 def test_states_are_sharded_over_ranks() -> None:

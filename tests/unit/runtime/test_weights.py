@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,12 +18,26 @@ from rl_platform.config.schema import Config
 from rl_platform.errors import WorkerError
 from rl_platform.records import Weights
 from rl_platform.runtime import ComponentSpec
-from rl_platform.runtime.weights import BUCKET, ROW, WeightsToken, _checksum, _sums, checksum, publish, receive
+from rl_platform.runtime import weights as weights_module
+from rl_platform.runtime.process import Names
+from rl_platform.runtime.weights import (
+    BUCKET,
+    ROW,
+    WeightsToken,
+    _checksum,
+    _sums,
+    checksum,
+    publish,
+    publish_gathered,
+    receive,
+    wherever,
+)
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 TOKEN = WeightsToken("host0", "actor[0]", 1, 3, delta=True)
-TINY = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "intermediate_size": 32, "max_positions": 64}
+TINY = {"hidden_size": 32, "num_layers": 4, "num_heads": 2, "intermediate_size": 64, "max_positions": 64}
+SMALL = 2048  # bytes of a bucket, beside which the tiny model is large
 
 
 class Memory:
@@ -132,6 +148,27 @@ class TestBuckets:
         assert_equal(found.state, other)
         assert found.buckets == 5
 
+    def test_tensors_that_are_there_one_after_the_other_make_the_same_publication(self) -> None:
+        state, store = model(), Memory()
+        together = publish(state, store, None)
+        alive: list[weakref.ref[torch.Tensor]] = []
+
+        def gathered() -> Iterator[tuple[list[str], torch.Tensor]]:
+            for name, tensor in state.items():
+                if name != "tied":
+                    made = tensor.clone()
+                    assert sum(one() is not None for one in alive) <= 4, "the small ones of a bucket"
+                    assert sum(found.nbytes for one in alive if (found := one()) is not None) <= 4 * BUCKET
+                    alive.append(weakref.ref(made))
+                    yield ["head", "tied"] if name == "head" else [name], made
+                    del made
+
+        apart = publish_gathered(gathered(), store, together)
+        assert apart.buckets == together.buckets, "the same bytes are not stored again"
+        found = receive(TOKEN, apart, store, None).state
+        assert_equal({name: found[name] for name in state}, state)
+        assert found["tied"].data_ptr() == found["head"].data_ptr()
+
     def test_a_flipped_bit_is_found(self) -> None:
         state, store = model(), Memory()
         manifest = publish(state, store, None)
@@ -140,6 +177,38 @@ class TestBuckets:
         store.objects[2][0] = bytes(damaged)
         with pytest.raises(WorkerError, match=r"weights version 3 of actor\[0\] arrived damaged"):
             receive(TOKEN, manifest, store, None)
+
+
+class TestGathered:
+    """What a process keeps of weights that the ranks of a learner put together."""
+
+    @pytest.mark.parametrize("receives", [False, True])
+    @pytest.mark.parametrize("offered", [False, True])
+    @pytest.mark.parametrize("stores", [False, True])
+    def test_who_keeps_them(self, stores: bool, offered: bool, receives: bool) -> None:
+        state, store, gone = model(), Memory(), []
+
+        def gathered() -> Iterator[tuple[list[str], torch.Tensor]]:
+            for name, tensor in state.items():
+                yield [name], tensor
+            gone.append(True)
+
+        names = Names("host0", store, lambda name: name, receives)
+        token = names.token(Weights(3, {}, offered=offered, gathered=gathered, stores=stores))
+        assert gone, "all ranks go through all of them"
+        keeps = receives or (offered and stores)
+        assert token.held == (token.at("host0") is not None) == keeps
+        assert (token.tensors is not None) == (offered and keeps)
+        assert bool(store.objects) == (stores and not keeps)
+        assert (names.stored(token) is not None) == (stores and not keeps)
+        if keeps:
+            assert_equal(names.published(token).state, state)
+        elif stores:
+            manifest = names.stored(token)
+            assert_equal(receive(token, manifest, store, None).state, state)
+            later = names.token(Weights(4, {}, gathered=gathered))
+            assert names.stored(token) is None, "replaced"
+            assert names.stored(later) is not None
 
 
 def config(backend: str, tensor: int = 1, pipeline: int = 1) -> Config:
@@ -221,16 +290,59 @@ def test_with_delta_fewer_bytes_give_the_same_weights_in_every_process(start) ->
     assert moved[True] == [[(3 * BUCKET, 3)] * 2, [(BUCKET, 1)] * 2, [(0, 0)] * 2, [(BUCKET, 1), (2 * BUCKET, 2)]]
 
 
+class Watched(LanguageActor):
+    """Knows how many bytes of tensors there were in its process, at most, while weights were put together."""
+
+    def publish(self, version: int, copy: bool = False) -> Weights:
+        weights_module.BUCKET = SMALL
+        gc.collect()  # else garbage that was there before makes room for what comes
+        self.most, self.before = 0, self.alive()
+        return super().publish(version, copy)
+
+    def _gathered(self) -> Iterator[tuple[Sequence[str], torch.Tensor]]:
+        for names, tensor in super()._gathered():
+            self.most = max(self.most, self.alive() - self.before)
+            yield names, tensor
+
+    def alive(self) -> int:
+        tensors = (found for found in gc.get_objects() if issubclass(type(found), torch.Tensor))
+        local = (getattr(found, "_local_tensor", found).untyped_storage() for found in tensors)
+        return sum({storage.data_ptr(): storage.nbytes() for storage in local}.values())
+
+    def beside(self) -> int:
+        return self.most
+
+
 @pytest.mark.parametrize("layout", [("fsdp", 1, 1), ("megatron", 2, 1), ("megatron", 1, 2)], ids=str)
 def test_sharded_weights_arrive_whole(start, layout: tuple[str, int, int]) -> None:
     components = {
-        "actor": ComponentSpec(LanguageActor, {"config": config(*layout)}),
+        "actor": ComponentSpec(Watched, {"config": config(*layout)}),
         "rollout": ComponentSpec(Whole),
     }
     groups = start(components, [("actor", 0)], [("actor", 1)], [("rollout", 0)])
-    published = groups["actor"].publish(1).wait()[0]
+    published = wherever(groups["actor"].publish(1).wait())
     (found,) = groups["rollout"].receive(published).wait()
     context = ComponentContext(name="actor", rank=0, world_size=1, node=0, accelerators=(), seed=5)
     expected = LanguageActor(context, config("fsdp")).publish(1).state
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    sizes = {tensor.data_ptr(): tensor.nbytes for tensor in expected.values()}.values()
+    room = SMALL + 2 * max(sizes)  # a collective has its own copy of the largest tensor
+    assert sum(sizes) > 2 * room, "a copy of the whole model would be seen"
+    assert max(groups["actor"].beside().wait()) <= room
+
+
+def test_a_rank_beside_a_rollout_keeps_the_weights_for_it(start) -> None:
+    components = {"actor": ComponentSpec(Watched, {"config": config("fsdp")}), "rollout": ComponentSpec(Whole)}
+    groups = start(components, [("actor", 0)], [("actor", 1), ("rollout", 0)], [("rollout", 1)])
+    held = []
+    for version in (1, 2):
+        published = wherever(groups["actor"].publish(version).wait())
+        held.append(groups["actor"].beside().wait())
+        beside, apart = groups["rollout"].receive(published).wait()
+        assert beside.keys() == apart.keys()
+        assert all(torch.equal(beside[name], tensor) for name, tensor in apart.items())
+    sizes = {tensor.data_ptr(): tensor.nbytes for tensor in apart.values()}.values()
+    passing, keeping = held[0]
+    assert passing <= SMALL + 2 * max(sizes)
+    assert keeping >= sum(sizes)

@@ -1,0 +1,201 @@
+"""Attention over the pages of a `KVCache`, of new tokens of prompts and of one new token per running sequence.
+
+A running sequence attends to each of its pages apart, all sequences and pages in few products; the parts are put
+together by their normalisers: softmax(s) V = sum_p w_p softmax(s_p) V_p with w = softmax of logsumexp(s_p) over pages p
+(Dao et al. 2023, flash decoding). Sequences that share a page are its queries together, so it is read once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rl_platform.engines.rollout.kv_cache import KVCache, Page, Pool
+
+
+@dataclass(frozen=True)
+class Span:
+    """Tokens `start` to `stop` of a prompt. pages: those that are full then; tail [layers, 2, heads, page, head_dim]:
+    of the tokens behind the full pages, before and after."""
+
+    pages: Sequence[Page]
+    tail: Tensor
+    start: int
+    stop: int
+
+
+class PrefillAttention:
+    """New tokens side by side, several of each prompt. They see what the cache holds of it and each other, causally."""
+
+    def __init__(self, spans: Sequence[Span]) -> None:
+        self.spans = spans
+        self.counts = [span.stop - span.start for span in spans]
+        self.pages = [[page.data for page in span.pages] for span in spans]
+        self.masks = [self._mask(span) for span in spans]
+
+    def _mask(self, span: Span) -> Tensor | None:
+        """[new, seen] bool; None: the plain causal one."""
+        if span.start == 0:
+            return None
+        shape = (span.stop - span.start, span.stop)
+        return torch.ones(shape, dtype=torch.bool, device=span.tail.device).tril(span.start)
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """query [1,Hq,N,D], key and value [1,Hkv,N,D] -> [N,Hq,D]."""
+        parts = (tensor[0].split(self.counts, dim=1) for tensor in (query, key, value))
+        out = []
+        for number, (queries, *new) in enumerate(zip(*parts, strict=True)):
+            stored = [self._stored(number, layer, which, tensor) for which, tensor in enumerate(new)]
+            grouped = queries.unflatten(0, (stored[0].shape[0], -1))  # by the key head that they share
+            keys, values = (part[:, None].expand(-1, grouped.shape[1], -1, -1) for part in stored)
+            mask = self.masks[number]
+            options = {"attn_mask": mask, "is_causal": mask is None, "scale": scaling}
+            seen = F.scaled_dot_product_attention(grouped, keys, values, **options)
+            out.append(seen.flatten(0, 1).transpose(0, 1))
+        return torch.cat(out)
+
+    def _stored(self, number: int, layer: int, which: int, new: Tensor) -> Tensor:
+        """[Hkv, stop, D]: keys or values (`which` 0, 1) of the prompt so far and `new` [Hkv, stop - start, D], which
+        are written where they belong."""
+        span, pages = self.spans[number], self.pages[number]
+        tail = span.tail[layer, which]
+        size = tail.shape[1]
+        full, filled = divmod(span.start, size)
+        if span.start:
+            new = torch.cat([*(page[layer, which] for page in pages[:full]), tail[:, :filled], new], dim=1)
+        for place, page in enumerate(pages[full:], start=full):
+            page[layer, which] = new[:, place * size : (place + 1) * size]
+        rest = span.stop % size
+        tail[:, :rest] = new[:, span.stop - rest :]
+        return new
+
+
+class Row(Protocol):
+    """A running sequence: its full pages, and the number of its tokens in the cache."""
+
+    pages: list[Page]
+
+    @property
+    def stored(self) -> int: ...
+
+
+class Readers:
+    """Which rows read which pages: good until pages or rows change.
+
+    segments: per segment of pages in use, its (keys, values) per layer [pages * Hkv, page, D], the rows that read a
+    page, as many for each of them, [pages * readers], and `readers`. There is one result for each row's tail, then for
+    each of these. parts [n,K]: where each row's are among them, 0 where `absent` [n,K,1,1,1] is -inf.
+    """
+
+    def __init__(self, cache: KVCache, rows: Sequence[Row]) -> None:
+        found: dict[Pool, list[list[int]]] = {pool: [[] for _ in pool.pages] for pool in cache.pools.values()}
+        for number, row in enumerate(rows):
+            for page in row.pages:
+                found[page.pool][page.place].append(number)
+        device = cache.tails.device
+        self.segments: list[tuple[list[tuple[Tensor, ...]], Tensor, int]] = []
+        self.results = len(rows)
+        parts = [[number] for number in range(len(rows))]
+        for pool, readers in found.items():
+            for number, data in enumerate(pool.segments):
+                here = readers[number * pool.segment_pages :][: pool.segment_pages]
+                most = max(map(len, here))
+                if not most:  # kept for those that come
+                    continue
+                for place, numbers in enumerate(here):
+                    for position, row_number in enumerate(numbers, start=self.results + place * most):
+                        parts[row_number].append(position)
+                    numbers += [0] * (most - len(numbers))  # somebody: nobody takes the result
+                layers = [tuple(layer) for layer in data[:, :, : len(here)].flatten(2, 3)]
+                self.segments.append((layers, torch.tensor(here, device=device).flatten(), most))
+                self.results += len(here) * most
+        widest = max(map(len, parts))
+        self.parts = torch.tensor([places + [0] * (widest - len(places)) for places in parts], device=device)
+        counts = torch.tensor([len(places) for places in parts], device=device)
+        missing = torch.arange(widest, device=device) >= counts[:, None]
+        absent = torch.zeros(missing.shape, device=device).masked_fill(missing, -torch.inf)
+        self.absent = absent[..., None, None, None]
+
+
+class DecodeAttention:
+    """One new token for each of the first slots, whose sequences are `rows`: they have room in their tails."""
+
+    def __init__(self, cache: KVCache, rows: Sequence[Row], readers: Readers) -> None:
+        self.cache, self.readers, self.count = cache, readers, len(rows)
+        tails, device = cache.tails, cache.tails.device
+        self.heads, self.head_dim = tails.shape[3], tails.shape[-1]
+        filled = torch.tensor([row.stored - cache.page * len(row.pages) for row in rows], device=device)
+        lines = torch.arange(self.count * self.heads, device=device).view(-1, self.heads) * cache.page
+        self.places = (lines + filled[:, None]).view(-1)  # of the new tokens, counting every head's tokens
+        self.width = int(filled.max()) + 1
+        hidden = torch.arange(self.width, device=device) > filled[:, None]
+        mask = torch.zeros(hidden.shape, dtype=tails.dtype, device=device).masked_fill(hidden, -torch.inf)
+        self.mask = mask.repeat_interleave(self.heads, dim=0)[:, None]
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """query [1,Hq,n,D], key and value [1,Hkv,n,D] -> [n,Hq,D]."""
+        tails = self.cache.layers[layer]
+        for target, tensor in zip(tails, (key, value), strict=True):
+            new = tensor[0].transpose(0, 1).reshape(len(self.places), -1)
+            target.view(-1, self.head_dim).index_copy_(0, self.places, new)
+        # query heads that share a key head stand as its queries
+        queries = (query[0].transpose(0, 1) * scaling).view(self.count, self.heads, -1, self.head_dim)
+        sums = queries.new_empty(self.readers.results, *queries.shape[1:])
+        largest, totals = (torch.empty_like(sums[..., :1], dtype=torch.float32) for _ in range(2))
+        found = (sums, largest, totals)
+        own = [tail.flatten(0, 1)[: len(self.mask), : self.width] for tail in tails]
+        _attend(queries.flatten(0, 1), *own, self.mask, [part[: self.count].flatten(0, 1) for part in found])
+        end = self.count
+        for layers, rows, readers in self.readers.segments:
+            places = slice(end, end + len(rows))
+            end = places.stop
+            asking = queries[rows]
+            if readers == 1:
+                _attend(asking.flatten(0, 1), *layers[layer], None, [part[places].flatten(0, 1) for part in found])
+                continue
+            together = [  # those who read a page are its queries at the same time
+                part.unflatten(0, (-1, readers)).transpose(1, 2) for part in (asking, *(part[places] for part in found))
+            ]
+            flat = [part.reshape(-1, part.shape[2] * part.shape[3], part.shape[4]) for part in together]
+            _attend(flat[0], *layers[layer], None, flat[1:])
+            for part, result in zip(together[1:], flat[1:], strict=True):
+                part.copy_(result.view(part.shape))
+        if not self.readers.segments:
+            return sums.div_(totals).flatten(1, 2)
+        shares = torch.softmax((largest + totals.log())[self.readers.parts] + self.readers.absent, dim=1).to(sums.dtype)
+        return (sums.div_(totals)[self.readers.parts] * shares).sum(dim=1).flatten(1, 2)
+
+
+def _attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, out: Sequence[Tensor]) -> None:
+    """queries [B,Q,D], scaled; keys, values [B,L,D]; mask [B,1,L] to be added. Into `out`: weighted sums of the values
+    [B,Q,D], the largest score [B,Q,1] and the sum of the weights [B,Q,1], which are exp(score - largest)."""
+    sums, largest, totals = out
+    transposed = keys.transpose(1, 2)
+    scores = torch.bmm(queries, transposed) if mask is None else torch.baddbmm(mask, queries, transposed)
+    scores = scores.float()
+    weights = scores.sub_(torch.amax(scores, dim=-1, keepdim=True, out=largest)).exp_()
+    torch.sum(weights, dim=-1, keepdim=True, out=totals)
+    torch.bmm(weights.to(values.dtype), values, out=sums)
+
+
+class StepAttention:
+    """Both at once: first the new tokens of prompts, then those of running sequences."""
+
+    def __init__(self, prompts: PrefillAttention | None, running: DecodeAttention | None) -> None:
+        self.prompts, self.running = prompts, running
+        self.count = 0 if prompts is None else sum(prompts.counts)
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """query [1,Hq,N,D], key and value [1,Hkv,N,D] -> [N,Hq,D]."""
+        new = (query, key, value)
+        found = []
+        if self.prompts is not None:
+            found.append(self.prompts(layer, *(tensor[:, :, : self.count] for tensor in new), scaling))
+        if self.running is not None:
+            found.append(self.running(layer, *(tensor[:, :, self.count :] for tensor in new), scaling))
+        return torch.cat(found) if len(found) > 1 else found[0]

@@ -1,0 +1,147 @@
+"""Continuous batching: what one call of `generate` has in work with one set of weights, a forward pass at a time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rl_platform.engines.rollout.attention import DecodeAttention, PrefillAttention, Readers, Span, StepAttention
+from rl_platform.engines.rollout.base import Completion, Request
+from rl_platform.engines.rollout.decoder import FusedDecoder, TransformersDecoder
+from rl_platform.engines.rollout.kv_cache import KVCache, Page
+from rl_platform.engines.rollout.prefill import Prefill, Prompt
+from rl_platform.engines.rollout.sampling import sample, uniforms
+from rl_platform.records import SamplingParams
+
+
+@dataclass
+class _Sequence:
+    request: Request
+    random: Tensor
+    tokens: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    pages: list[Page] = field(default_factory=list)
+
+    @property
+    def stored(self) -> int:
+        """Tokens in the cache: all but the last sampled one."""
+        return len(self.request.token_ids) + len(self.tokens) - 1
+
+    def completion(self, reason: Literal["stop", "length", "abort"]) -> Completion:
+        return Completion(self.request.index, tuple(self.tokens), tuple(self.log_probs), reason)
+
+
+class ContinuousBatch:
+    """`cache`: an empty one; as many sequences as it has slots run together."""
+
+    def __init__(
+        self,
+        decoder: FusedDecoder | TransformersDecoder,
+        cache: KVCache,
+        requests: Sequence[Request],
+        sampling: SamplingParams,
+    ) -> None:
+        self.decoder, self.cache, self.sampling = decoder, cache, sampling
+        self.waiting = deque(requests)
+        self.running: list[_Sequence] = []  # in the order of their slots
+        self.readers: Readers | None = None  # None: pages or those that run have changed
+        self.prefill = Prefill[_Sequence](cache, [request.token_ids for request in requests])
+
+    @property
+    def over(self) -> bool:
+        return not (self.waiting or self.running or self.prefill.entering)
+
+    @property
+    def left(self) -> list[Request]:
+        """What is not finished, those that began first."""
+        return [entry.request for entry in (*self.running, *self.prefill.entering)] + list(self.waiting)
+
+    def step(self) -> None:
+        """Another token for those that run, and the first one for those whose prompts are complete with this step."""
+        self._admit()
+        for slot, entry in enumerate(self.running):
+            if entry.stored == self.cache.page * (1 + len(entry.pages)):
+                entry.pages.append(self.cache.full_tail(slot))
+                self.readers = None
+        states = self._forward(self.prefill.plan())
+        for prompt in self.prefill.complete():
+            assert prompt.state is not None
+            assert prompt.tail is not None
+            for entry in prompt.members:
+                self.cache.begin(len(self.running), prompt.tail)
+                entry.pages = self.cache.hold(prompt.pages)
+                self.running.append(entry)
+                self.readers = None
+                states.append(prompt.state[None])
+        self.prefill.leave(self.waiting[0].token_ids if self.waiting else None)
+        if self.running:
+            self._append(self.decoder.logits(torch.cat(states)))
+
+    def finished(self, eos: Collection[int]) -> Iterator[Completion]:
+        """Those that are complete leave; the last running one moves into the gap."""
+        for slot in range(len(self.running) - 1, -1, -1):
+            entry = self.running[slot]
+            stopped = entry.tokens[-1] in eos
+            if not stopped and len(entry.tokens) < entry.request.limit(self.sampling):
+                continue
+            last = self.running.pop()
+            if slot < len(self.running):
+                self.running[slot] = last
+                self.cache.move(len(self.running), slot)
+            self.cache.release(entry.pages)
+            self.readers = None
+            yield entry.completion("stop" if stopped else "length")
+
+    def cut(self) -> Iterator[Completion]:
+        """What there is of all others."""
+        for entry in (*self.running, *self.prefill.entering):
+            yield entry.completion("abort")
+        for request in self.waiting:
+            yield Completion(request.index, (), (), "abort")
+
+    def _admit(self) -> None:
+        for _ in range(min(len(self.waiting), self.cache.slots - len(self.running) - len(self.prefill.entering))):
+            request = self.waiting.popleft()
+            entry = _Sequence(request, uniforms(request.seed, self.sampling.max_new_tokens))
+            self.prefill.add(request.token_ids, entry)
+
+    def _forward(self, planned: Sequence[tuple[Prompt[_Sequence], Span]]) -> list[Tensor]:
+        """Last hidden states [n,H] of those that run, if any; prompts that are complete with it get theirs."""
+        tokens, positions = [], []
+        for prompt, span in planned:
+            tokens += prompt.tokens[span.start : span.stop]
+            positions += range(span.start, span.stop)
+        count = len(tokens)
+        tokens += [entry.tokens[-1] for entry in self.running]
+        positions += [entry.stored for entry in self.running]
+        if not tokens:
+            return []
+        if self.running and self.readers is None:
+            self.readers = Readers(self.cache, self.running)
+        device = self.cache.tails.device
+        states = self.decoder.hidden(
+            torch.tensor(tokens, device=device),
+            torch.tensor(positions, device=device),
+            StepAttention(
+                PrefillAttention([span for _, span in planned]) if planned else None,
+                DecodeAttention(self.cache, self.running, self.readers) if self.running else None,
+            ),
+        )
+        end = 0
+        for prompt, span in planned:
+            end += span.stop - span.start
+            if span.stop == len(prompt.tokens):
+                prompt.state = states[end - 1].clone()
+        return [states[count:]] if self.running else []
+
+    def _append(self, logits: Tensor) -> None:
+        uniform = torch.stack([entry.random[len(entry.tokens)] for entry in self.running])
+        tokens, log_probs = sample(logits, uniform, self.sampling)
+        for entry, token, log_prob in zip(self.running, tokens.tolist(), log_probs.tolist(), strict=True):
+            entry.tokens.append(token)
+            entry.log_probs.append(log_prob)

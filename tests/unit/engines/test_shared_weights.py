@@ -1,0 +1,85 @@
+"""Weights in shared memory: what another process reads there, and how often they are copied."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import shutil
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rl_platform.engines.rollout import shared_weights
+from rl_platform.engines.rollout.shared_weights import SharedWeights
+
+
+def engine(line: Connection) -> None:
+    """Another process: takes copies, and says what it has."""
+    while parts := line.recv():
+        line.send({name: tensor.clone().numpy() for handles in parts for name, tensor in pickle.loads(handles)})
+
+
+@pytest.fixture(scope="module")
+def line() -> Iterator[Any]:
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    process = spawn.Process(target=engine, args=(theirs,))
+    process.start()
+    yield ours
+    ours.send(None)
+    process.join(60)
+
+
+@pytest.fixture
+def state(monkeypatch: pytest.MonkeyPatch) -> dict[str, Tensor]:
+    """A learner's parameters, two of them tied, in several buckets."""
+    monkeypatch.setattr(shared_weights, "BUCKET", 1000)
+    made = {name: torch.nn.Parameter(torch.randn(10, 12)) for name in ("first", "second", "third")}
+    return made | {"tied": made["first"]}
+
+
+def received(line: Any, shared: SharedWeights, state: dict[str, Tensor]) -> list[list[bytes]]:
+    """Writes; that another process reads the present weights is checked."""
+    parts = shared.write({name: tensor.detach() for name, tensor in state.items()}, 1)
+    line.send([handles for (handles,) in parts])
+    found = line.recv()
+    assert list(found) == list(state)
+    assert all(torch.equal(torch.from_numpy(found[name]), tensor.detach()) for name, tensor in state.items())
+    return parts
+
+
+def test_a_learners_tensors_are_moved_there_and_copied_no_more(line: Any, state: dict[str, Tensor]) -> None:
+    shared, optimizer = SharedWeights(), torch.optim.Adam(state.values())
+    for number in range(4):
+        for tensor in state.values():
+            tensor.grad = torch.randn_like(tensor)
+        optimizer.step()  # the parameters go on being the optimizer's
+        received(line, shared, state)
+        assert [tensor.is_shared() for tensor in state.values()] == [number > 0] * 4
+        assert bool(shared._views) == (number == 0), "no second copy in shared memory"
+    assert state["first"].data_ptr() == state["tied"].data_ptr()
+
+
+def test_tensors_that_do_not_last_are_copied_into_the_same_room(line: Any, state: dict[str, Tensor]) -> None:
+    shared, kept = SharedWeights(), []
+    for _ in range(3):
+        fresh = {name: torch.randn_like(tensor) for name, tensor in state.items()}
+        kept.append(fresh)  # none has the address of an earlier one
+        received(line, shared, fresh)
+        assert not any(tensor.is_shared() for tensor in fresh.values())
+
+
+def test_without_room_for_a_second_copy_they_stay_where_they_are(
+    line: Any, state: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = SharedWeights()
+    received(line, shared, state)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100))
+    received(line, shared, state)
+    assert not any(tensor.is_shared() for tensor in state.values())
+    assert shared.has_room(state)
