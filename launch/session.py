@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from rl_platform.algorithms.card import algorithm_card
 from rl_platform.config import LoadedConfig
@@ -171,9 +172,17 @@ def spaces_of(config: Config) -> EnvSpaces:
 def _spaces_of(description: EnvDescription) -> EnvSpaces:
     env = make_env(description)
     try:
+        if description.backend == "mujoco_warp" and (problem := _warp_problem(env)) is not None:
+            raise ConfigError([problem])
         return read_spaces(env, description.id)
     finally:
         env.close()
+
+
+def _warp_problem(env: Any) -> Problem | None:
+    from rl_platform.envs.embodied.warp_physics import warp_problem  # imports MuJoCo, which other environments lack
+
+    return warp_problem(env)
 
 
 def _say_finished(state: RunState, folder: Path) -> None:

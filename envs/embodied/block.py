@@ -67,7 +67,7 @@ class EnvBlock:
         """numbers: of these environments in the run, which tell their tasks; empty: first..last-1."""
         numbers = numbers or range(first, last)
         env = make_env(description.of_task(numbers[0]), spec, render_mode)
-        self._native = None if description.tasks else NativeEnvs.of(env, last - first, threads)
+        self._native = None if description.tasks else NativeEnvs.of(env, last - first, threads, description.backend)
         others = () if self._native is not None else numbers[1:]
         self._envs = [env, *(make_env(description.of_task(number), spec, render_mode) for number in others)]
         self._spares = Spares(description, spec, render_mode, buffers.failures, first, restarts, numbers)

@@ -59,9 +59,15 @@ class NativeEnvs:
         self._find_diverged(np.zeros(num_envs, np.int64))  # compiles
 
     @classmethod
-    def of(cls, env: Env[Any, Any], num_envs: int, threads: int) -> NativeEnvs | None:
-        """None if Gymnasium has to step such environments itself."""
-        return None if _kind(env) is None else cls(env, num_envs, threads)
+    def of(cls, env: Env[Any, Any], num_envs: int, threads: int, backend: str = "mujoco") -> NativeEnvs | None:
+        """None if Gymnasium has to step such environments itself. backend: `env.backend` of the config."""
+        if _kind(env) is None:
+            return None
+        if backend == "mujoco":
+            return cls(env, num_envs, threads)
+        from rl_platform.envs.embodied.warp_physics import WarpPhysics
+
+        return cls(env, num_envs, threads, WarpPhysics)
 
     def reset(self, which: np.ndarray, seeds: Sequence[int | None]) -> np.ndarray:
         """Start episodes of environments `which` [K]; None goes on with an environment's own randomness.
@@ -124,6 +130,11 @@ class NativeEnvs:
 
     def close(self) -> None:
         self._physics.close()
+
+
+def is_native(env: Env[Any, Any]) -> bool:
+    """Whether `NativeEnvs` can step such environments."""
+    return _kind(env) is not None
 
 
 def _kind(env: Env[Any, Any]) -> type[Task] | None:

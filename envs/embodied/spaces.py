@@ -58,19 +58,22 @@ class Pixels:
 @dataclass(frozen=True)
 class EnvDescription:
     """Which environment: a registered id (`module:id` imports a module that registers it) and how to build it. With
-    `pixels` it observes pictures. tasks: of several tasks, what each adds to `kwargs`; environments take turns."""
+    `pixels` it observes pictures. tasks: of several tasks, what each adds to `kwargs`; environments take turns.
+    backend: what steps the physics of Gymnasium's MuJoCo tasks."""
 
     id: str
     kwargs: dict[str, Any] = field(default_factory=dict)
     max_episode_steps: int | None = None
     pixels: Pixels | None = None
     tasks: tuple[dict[str, Any], ...] = ()
+    backend: str = "mujoco"
 
     @classmethod
     def of(cls, env: Env) -> EnvDescription:
         """What the config's section `env` asks for."""
         pixels = None if env.pixels is None else Pixels(**env.pixels.model_dump())
-        return cls(env.id, env.kwargs, env.max_episode_steps, pixels, tuple(task.kwargs for task in env.tasks))
+        tasks = tuple(task.kwargs for task in env.tasks)
+        return cls(env.id, env.kwargs, env.max_episode_steps, pixels, tasks, env.backend)
 
     def of_task(self, number: int) -> EnvDescription:
         """What environment `number` of the run is."""

@@ -64,6 +64,11 @@ def broken_embodied_rules(config: Config) -> Iterator[BrokenRule]:
     if config.actor.model.type == "vla":
         yield from _broken_vla_rules(config)
     yield from _broken_task_rules(config)
+    if env.backend == "mujoco_warp":
+        reason = "MuJoCo Warp steps all environments of one task at once, and draws no pictures"
+        for key, value in (("env.num_workers", env.num_workers), (PIXELS, env.pixels), (_TASKS, env.tasks)):
+            if value:
+                yield BrokenRule(key, reason, ("env.backend", _TASK), "env.backend: mujoco")
 
 
 def _broken_task_rules(config: Config) -> Iterator[BrokenRule]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -32,6 +32,10 @@ class Env(Section):
 
     group_name: str | None = Field(default=None, description="name of the worker group in logs")
     id: str = Field(default="", description="a registered Gymnasium id; embodied: required")
+    backend: Literal["mujoco", "mujoco_warp"] = Field(
+        default="mujoco",
+        description="physics of Gymnasium's MuJoCo tasks: mujoco_warp steps them in float32, on a GPU if there is one",
+    )
     kwargs: dict[str, Any] = Field(default_factory=dict, description="passed to gymnasium.make")
     tasks: list[EnvTask] = Field(
         default_factory=list, description="tasks that the environments share in turns; none: all do the same"

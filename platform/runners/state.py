@@ -107,6 +107,8 @@ def fingerprint(config: Config) -> str:
             include={"id", "kwargs", "num_envs", "max_episode_steps", "normalize_observations", "normalize_rewards"}
         )
         facts |= {f"env.{name}": value for name, value in env.items()}
+        if config.env.backend != "mujoco":
+            facts["env.backend"] = config.env.backend  # what is saved of a simulation is its own
         if config.env.tasks:
             facts["env.tasks"] = [task.model_dump() for task in config.env.tasks]
         facts |= _policy_facts(config)

@@ -46,6 +46,9 @@ REFUSED = [
     ("embodied", [*VLA, "actor.model.log_std=state"], "actor.model.log_std", "chooses bins"),
     ("embodied", [*VLA, "actor.model.action_bins=1"], "actor.model.action_bins", "out of range"),
     ("embodied", ["actor.lora={}"], "actor.lora", "no language model"),
+    ("embodied", ["env.backend=warp"], "env.backend", "not one of the allowed"),
+    ("embodied", ["env.backend=mujoco_warp", "env.num_workers=2"], "env.num_workers", "all environments of one task"),
+    ("embodied", ["env.backend=mujoco_warp", "env.tasks=[{name: a}]"], "env.tasks", "all environments of one task"),
     ("embodied", [*TASKS, VLA[2]], "actor.model.instruction", "an instruction of its own"),
     ("embodied", [VLA[0], VLA[1], f"env.tasks=[{OPEN}, {{name: b}}]"], "env.tasks[1].instruction", "of each task"),
     ("embodied", [CNN, f"env.tasks=[{OPEN}, {{name: b}}]"], "env.tasks[0].instruction", "cnn reads no instruction"),
@@ -73,6 +76,7 @@ REFUSED = [
 ]
 
 PASSES = [
+    ["env.backend=mujoco_warp"],
     TASKS,
     ["env.tasks=[{name: a, kwargs: {frame_skip: 2}}, {name: b}]"],
     ["actor.model.log_std=state", "actor.model.action_distribution=squashed"],

@@ -1,0 +1,101 @@
+"""MuJoCo Warp in the place of MuJoCo: the same environments up to float32, and a clear word where it cannot."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import gymnasium
+import numpy as np
+import pytest
+
+from rl_platform.envs.embodied.mujoco_tasks import TASKS
+from rl_platform.envs.embodied.native import NativeEnvs
+from rl_platform.envs.embodied.spaces import EnvDescription, make_env
+from rl_platform.envs.embodied.vector import VectorEnv
+from rl_platform.envs.embodied.warp_physics import COVERED, warp_problem
+
+INSTALLED = importlib.util.find_spec("mujoco_warp") is not None
+needs_warp = pytest.mark.skipif(not INSTALLED, reason="needs `pip install 'rl-platform[warp]'`")
+NUM_ENVS, STEPS = 4, 30
+IDS = [f"{task.__name__}-v5" for task in TASKS.values() if set(task.fields) <= COVERED]
+
+
+def both(env_id: str) -> tuple[NativeEnvs, NativeEnvs]:
+    env = make_env(EnvDescription(env_id, max_episode_steps=20))
+    pair = [NativeEnvs.of(env, NUM_ENVS, 1, backend) for backend in ("mujoco", "mujoco_warp")]
+    first = [envs.reset(np.arange(NUM_ENVS), [0, 1, 2, 3]) for envs in pair]
+    np.testing.assert_allclose(first[0], first[1], rtol=0, atol=1e-6)
+    return pair[0], pair[1]
+
+
+@needs_warp
+@pytest.mark.parametrize("env_id", IDS)
+def test_steps_are_those_of_mujoco_up_to_float32(env_id: str) -> None:
+    """From the same states: over many steps, contacts let the smallest differences grow."""
+    exact, warp = both(env_id)
+    space, rng = make_env(EnvDescription(env_id)).action_space, np.random.default_rng(0)
+    everyone, lengths = np.arange(NUM_ENVS), np.zeros(NUM_ENVS, np.int64)
+    for _ in range(STEPS):
+        actions = rng.uniform(space.low, space.high, (NUM_ENVS, *space.shape)).astype(np.float32)
+        qpos, qvel = exact._physics.now.qpos.copy(), exact._physics.now.qvel.copy()
+        for envs in (exact, warp):
+            envs._physics.reset(everyone, qpos, qvel)
+            envs._positions[:] = envs._task.position(envs._physics.now)
+        found, expected = warp.step(actions, lengths), exact.step(actions, lengths)
+        np.testing.assert_allclose(found[0], expected[0], rtol=1e-2, atol=2e-2)
+        np.testing.assert_allclose(found[1], expected[1], rtol=1e-2, atol=1e-3)
+        np.testing.assert_array_equal(found[2], expected[2])
+        assert not warp.diverged.any()
+
+
+@needs_warp
+def test_a_saved_state_goes_on_and_idle_environments_stand_still() -> None:
+    warp, again = (both("HalfCheetah-v5")[1] for _ in range(2))
+    rng, lengths = np.random.default_rng(0), np.zeros(NUM_ENVS, np.int64)
+    actions = rng.uniform(-1, 1, (8, NUM_ENVS, 6)).astype(np.float32)
+    idle = np.array([False, True, False, False])
+    kept = warp.save(1)
+    for action in actions[:4]:
+        warp.step(action, lengths, idle)
+        lengths += ~idle
+    assert warp.save(1) == kept
+    for index in range(NUM_ENVS):
+        again.restore(index, warp.save(index))
+    for action in actions[4:]:
+        for mine, other in zip(warp.step(action, lengths), again.step(action, lengths), strict=True):
+            np.testing.assert_array_equal(mine, other)
+        lengths += 1
+
+
+@needs_warp
+def test_the_backend_of_a_description_is_what_steps() -> None:
+    envs = VectorEnv(EnvDescription("InvertedPendulum-v5", backend="mujoco_warp"), 2)
+    assert type(envs._blocks[0]._native._physics).__name__ == "WarpPhysics"
+    envs.reset([0, 1])
+    assert np.isfinite(envs.step(np.zeros((2, 1), np.float32)).observations).all()
+    envs.close()
+
+
+def test_other_environments_are_refused() -> None:
+    problem = warp_problem(gymnasium.make("CartPole-v1"))
+    assert problem is not None
+    assert "CartPole-v1 is none of the tasks" in problem.message
+
+
+def test_tasks_that_observe_contact_forces_are_refused() -> None:
+    problem = warp_problem(make_env(EnvDescription("Ant-v5")))
+    assert problem is not None
+    assert "cfrc_ext" in problem.message
+
+
+@pytest.mark.skipif(INSTALLED, reason="it is installed")
+def test_without_the_package_it_says_how_to_get_it() -> None:
+    problem = warp_problem(make_env(EnvDescription("Hopper-v5")))
+    assert problem is not None
+    assert "not installed" in problem.message
+    assert "rl-platform[warp]" in problem.hint
+
+
+@needs_warp
+def test_a_covered_task_has_no_problem() -> None:
+    assert warp_problem(make_env(EnvDescription("Hopper-v5"))) is None
