@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -291,23 +290,21 @@ def test_with_delta_fewer_bytes_give_the_same_weights_in_every_process(start) ->
 
 
 class Watched(LanguageActor):
-    """Knows how many bytes of tensors there were in its process, at most, while weights were put together."""
+    """Knows how many bytes of the tensors that were put together were alive in its process at a time, at most."""
 
     def publish(self, version: int, copy: bool = False) -> Weights:
         weights_module.BUCKET = SMALL
-        gc.collect()  # else garbage that was there before makes room for what comes
-        self.most, self.before = 0, self.alive()
+        self.most = 0
         return super().publish(version, copy)
 
     def _gathered(self) -> Iterator[tuple[Sequence[str], torch.Tensor]]:
+        made: list[weakref.ref[torch.Tensor]] = []
         for names, tensor in super()._gathered():
-            self.most = max(self.most, self.alive() - self.before)
+            made.append(weakref.ref(tensor))
+            alive = [found for one in made if (found := one()) is not None]
+            self.most = max(self.most, sum(found.nbytes for found in alive))
+            del alive
             yield names, tensor
-
-    def alive(self) -> int:
-        tensors = (found for found in gc.get_objects() if issubclass(type(found), torch.Tensor))
-        local = (getattr(found, "_local_tensor", found).untyped_storage() for found in tensors)
-        return sum({storage.data_ptr(): storage.nbytes() for storage in local}.values())
 
     def beside(self) -> int:
         return self.most
@@ -327,7 +324,7 @@ def test_sharded_weights_arrive_whole(start, layout: tuple[str, int, int]) -> No
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
     sizes = {tensor.data_ptr(): tensor.nbytes for tensor in expected.values()}.values()
-    room = SMALL + 2 * max(sizes)  # a collective has its own copy of the largest tensor
+    room = SMALL + 2 * max(sizes)
     assert sum(sizes) > 2 * room, "a copy of the whole model would be seen"
     assert max(groups["actor"].beside().wait()) <= room
 
