@@ -52,7 +52,7 @@ class DirectGroup:
         return Done(self.component.update(batch, step))
 
     def parameters(self) -> dict[str, Tensor]:
-        return {name: tensor.clone() for name, tensor in self.component.publish(0).state.items()}
+        return {name: tensor.clone() for name, tensor in self.component.engine.weights().items()}
 
 
 class SilentReporter:
