@@ -33,11 +33,11 @@ class Broadcast:
         import torch
         import torch.distributed as dist
 
-        from rl_platform.runtime.weights import _buckets, _checksum, shapes_of
+        from rl_platform.runtime.weights import _checksum, shapes_of
 
         self._line.send(checked)
         packed = torch.empty(self._bucket, dtype=torch.uint8)
-        for _, parts in _buckets(self._state, shapes_of(self._state)):
+        for _, parts in _parts(self._state, shapes_of(self._state)):
             start = 0
             for part in parts:
                 packed[start : start + part.size] = torch.from_numpy(part)
@@ -61,16 +61,23 @@ class Broadcast:
         self._process.join()
 
 
+def _parts(state: Any, tensors: Any) -> Any:
+    """The buckets of distinct tensors, as `publish` cuts them."""
+    from rl_platform.runtime.weights import _buckets, _bytes_of
+
+    return _buckets((tensor.name, _bytes_of(state[tensor.name])) for tensor in tensors if tensor.same_as is None)
+
+
 def _receive(line: Any, port: int, tensors: Any) -> None:
     """Until the line closes: a broadcast of all buckets for each `checked`, the sum for None."""
     import torch
     import torch.distributed as dist
 
     from rl_platform.runtime.process_group import join_group, leave_group
-    from rl_platform.runtime.weights import BUCKET, _buckets, _checksum, _empty
+    from rl_platform.runtime.weights import BUCKET, _checksum, empty
 
     join_group(("127.0.0.1", port), 1, 2, TIMEOUT_S, cuda=False)
-    state = _empty(tensors)
+    state = empty(tensors)
     packed, checksum = torch.empty(BUCKET, dtype=torch.uint8), torch.empty(16, dtype=torch.uint8)
     while True:
         try:
@@ -81,7 +88,7 @@ def _receive(line: Any, port: int, tensors: Any) -> None:
         if checked is None:
             line.send(float(sum(tensor.double().sum() for tensor in state.values())))
             continue
-        for _, parts in _buckets(state, tensors):
+        for _, parts in _parts(state, tensors):
             dist.broadcast(packed[: sum(part.size for part in parts)], 0)
             start = 0
             for part in parts:

@@ -133,26 +133,52 @@ class WeightSender:
             leave(joined)
 
 
+class Membership:
+    """Rank 1 of one group: from the meeting until somebody leaves, which ends it for whoever waits in it."""
+
+    def __init__(self, label: str, address: str, device: torch.device) -> None:
+        self._meeting, self.group = call_together(label, address, 2, device, checked=True)
+        self._lock = threading.Lock()
+        self._joined: Any = None
+        self.left = False
+
+    def joined(self) -> Any:
+        """Waits for the other side at the first time. Raises WorkerError if this one has left meanwhile."""
+        if self._joined is None:
+            joined = join(self.group, 1)
+            with self._lock:
+                self._joined = joined
+            if self.left:
+                self.leave()
+                raise WorkerError(f"{self.group.receiver} waits for these weights no more")
+        return self._joined
+
+    def leave(self) -> None:
+        with self._lock:
+            self.left, joined, self._joined = True, self._joined, None
+        if joined is not None:
+            leave(joined)
+
+
 class WeightReceiver:
-    """Rank 1 of a group of two, for tensors of `device`; `label`: whose they are."""
+    """Takes tensors of `device` from one sender at a time; `label`: whose they are."""
 
     def __init__(self, label: str, device: torch.device) -> None:
         self._label, self._device = label, device
-        self._called: tuple[Meeting, WeightGroup] | None = None
-        self._joined: Any = None
+        self._membership: Membership | None = None
 
     def receive(self, offer: WeightsOffer, own: Mapping[str, Tensor]) -> None:
         """Writes the weights over `own`. Raises WorkerError unless all of it arrived as it was sent; `own` is no
         version at all then."""
-        if self._called is None:
-            self._called = call_together(self._label, offer.address, 2, self._device, checked=True)
-        group, arriving = self._called[1], Future[list[bytes]]()
-        threading.Thread(target=self._take, args=(offer, group, own, arriving), daemon=True).start()
+        if self._membership is None or self._membership.left:
+            self._membership = Membership(self._label, offer.address, self._device)
+        membership, arriving = self._membership, Future[list[bytes]]()
+        threading.Thread(target=self._take, args=(offer, membership, own, arriving), daemon=True).start()
         try:
-            sent = offer.send(group)
+            sent = offer.send(membership.group)
             arrived = arriving.result(SEND_S)
         except BaseException:
-            self._leave()  # who still waits in the group is told so
+            membership.leave()  # who still waits in the group is told so
             raise
         for tensor, was, found in zip(offer.distinct, sent, arrived, strict=True):
             if found != was:
@@ -161,29 +187,22 @@ class WeightReceiver:
                 )
 
     def _take(
-        self, offer: WeightsOffer, group: WeightGroup, own: Mapping[str, Tensor], arriving: Future[list[bytes]]
+        self, offer: WeightsOffer, membership: Membership, own: Mapping[str, Tensor], arriving: Future[list[bytes]]
     ) -> None:
         checksums = []
         try:
-            if self._joined is None:
-                self._joined = join(group, 1)
             for tensor in offer.distinct:
                 target = own[tensor.name].detach()
                 straight = target.dtype == tensor.dtype and target.is_contiguous()
                 arrived = target if straight else torch.empty(tensor.shape, dtype=tensor.dtype, device=self._device)
-                dist.broadcast(arrived, 0, self._joined)
+                dist.broadcast(arrived, 0, membership.joined())  # kept nowhere else: its end is that of its lines
                 checksums.append(checksum(arrived))
                 if not straight:
                     target.copy_(arrived)
             arriving.set_result(checksums)
         except BaseException as error:
-            self._leave()
+            membership.leave()
             arriving.set_exception(error)
-
-    def _leave(self) -> None:
-        joined, self._joined, self._called = self._joined, None, None
-        if joined is not None:
-            leave(joined)
 
 
 def join(group: WeightGroup, rank: int) -> Any:

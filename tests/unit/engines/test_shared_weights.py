@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import multiprocessing
-import pickle
 import shutil
 from collections.abc import Iterator
-from multiprocessing.connection import Connection
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from weight_readers import read_shared_weights
 
 from rl_platform.engines.rollout import shared_weights
 from rl_platform.engines.rollout.shared_weights import SharedWeights
-
-
-def engine(line: Connection) -> None:
-    """Another process: takes copies, and says what it has."""
-    while parts := line.recv():
-        line.send({name: tensor.clone().numpy() for handles in parts for name, tensor in pickle.loads(handles)})
 
 
 @pytest.fixture(scope="module")
 def line() -> Iterator[Any]:
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
-    process = spawn.Process(target=engine, args=(theirs,))
+    process = spawn.Process(target=read_shared_weights, args=(theirs,))
     process.start()
+    theirs.close()  # its end is seen then
     yield ours
     ours.send(None)
     process.join(60)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import timedelta
-from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
+from weight_readers import read_from_group
 from weight_senders import SendingProcess
 
 from rl_platform.errors import WorkerError
@@ -31,31 +29,13 @@ HEAD = torch.arange(12.0).view(3, 4)
 STATE = {"head": HEAD, "half": torch.ones(5, dtype=torch.bfloat16), "turned": HEAD.T.clone().T, "tied": HEAD}
 
 
-def receiver(group: WeightGroup, line: Connection) -> None:
-    """Rank 1, as SGLang's processes are: for each list of (shape, type) the tensors that arrive; None: dies."""
-    from torch.distributed import distributed_c10d as c10d
-
-    wait = timedelta(seconds=60)
-    store = dist.TCPStore(group.address, group.port, group.world_size, is_master=False, timeout=wait)
-    meeting = dist.PrefixStore(group.name, store)
-    backend = c10d.Backend(group.backend)
-    joined, _ = c10d._new_process_group_helper(2, 1, [], backend, meeting, group_name=group.name, timeout=wait)
-    c10d._world.pg_group_ranks[joined] = {0: 0, 1: 1}
-    line.send("joined")
-    while (wanted := line.recv()) is not None:
-        found = [torch.empty(shape, dtype=dtype) for shape, dtype in wanted]
-        for tensor in found:
-            dist.broadcast(tensor, 0, joined)
-        line.send([tensor.float().tolist() for tensor in found])
-
-
 @pytest.fixture
 def other() -> Any:
     """The group, and the line to the process that is its other rank."""
     meeting, group = call_together("rollout[0]", "127.0.0.1", 2, CPU)
     context = multiprocessing.get_context("spawn")
     line, theirs = context.Pipe()
-    process = context.Process(target=receiver, args=(group, theirs))
+    process = context.Process(target=read_from_group, args=(group, theirs))
     process.start()
     theirs.close()
     yield group, line, process
