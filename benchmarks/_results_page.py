@@ -123,7 +123,7 @@ def page(name: str, loaded: LoadedConfig, runs: Sequence[Run], command: str) -> 
         f"last step. Every evaluated point is in [{name}.csv]({name}.csv).",
         "",
         "| who | seeds | environment steps | final return: mean ± deviation over seeds | lowest and highest | "
-        "success at any step | minutes of training | steps/s |",
+        "minutes of training | steps/s | success at any step |",
         "|---|---|---|---|---|---|---|---|",
         *(_summary(who, [run for run in runs if run.who == who]) for who in (OURS, PEER)),
     ]
@@ -147,7 +147,7 @@ def _summary(who: str, runs: Sequence[Run]) -> str | None:
     finals = [run.last("val/return") for run in runs]
     deviation = statistics.stdev(finals) if len(finals) > 1 else math.nan
     rates = [rate for run in runs if not math.isnan(rate := run.last("val/success_once"))]
-    success = f"{100 * statistics.mean(rates):.0f} %" if rates else ""
+    success = f"{100 * statistics.mean(rates):.0f} %" if rates else "not defined"
     speed = statistics.median(run.env_steps / run.seconds for run in runs)
     cells = [
         who,
@@ -155,9 +155,9 @@ def _summary(who: str, runs: Sequence[Run]) -> str | None:
         f"{statistics.median(run.env_steps for run in runs):,.0f}",
         f"{number(statistics.mean(finals))} ± {number(deviation)}",
         f"{number(min(finals))} to {number(max(finals))}",
-        success,
         f"{statistics.mean(run.seconds for run in runs) / 60:.1f}",
         f"{speed:,.0f}",
+        success,
     ]
     return f"| {' | '.join(cells)} |"
 

@@ -17,7 +17,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import psutil
@@ -143,9 +143,7 @@ def _started(processes: int) -> Iterator[None]:
             )
         except Exception as error:
             raise WorkerDied(f"Ray did not start on this machine: {' '.join(str(error).split())}") from error
-        started = [process for process in _descendants() if process not in before]
-        _end_log_monitor(started)
-        with _guarded(folder, started):
+        with _guarded(folder, [process for process in _descendants() if process not in before]):
             yield
     finally:
         started = [process for process in _descendants() if process not in before]
@@ -171,15 +169,6 @@ def _guarded(folder: str, processes: Sequence[psutil.Process]) -> Iterator[None]
     finally:
         guard.kill()
         guard.communicate()
-
-
-def _end_log_monitor(processes: Sequence[psutil.Process]) -> None:
-    """It looks for new lines ten times a second, which nobody reads: of Ray's daemons it keeps the cores busiest."""
-    for process in processes:
-        with suppress(psutil.Error):
-            if any(part.endswith("log_monitor.py") for part in process.cmdline()):
-                process.kill()
-                process.wait(ENDING_S)
 
 
 def _knock(address: str) -> None:

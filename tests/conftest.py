@@ -191,7 +191,7 @@ def script() -> Callable[[Path], ModuleType]:
 
 @pytest.fixture(scope="session")
 def two_ranks() -> Callable[[Path, Path], None]:
-    """two_ranks(script, folder): `main(rank, 2, folder)` of the script in two processes, until both have ended well."""
+    """two_ranks(script, folder): `main(rank, folder)` of the script in two processes, until both have ended well."""
 
     def run(path: Path, folder: Path) -> None:
         with Forked(path) as forked:

@@ -1,8 +1,9 @@
 """Ranks of a process group as forks of one process, which has imported for all of them. No test by itself.
 
 `python forked.py SCRIPT` imports SCRIPT, calls its `preload()` if it has one, and reads lines of JSON: [world size,
-folder, arguments]. For each line it forks that many ranks, which call the script's `main(rank, world_size, folder,
-*arguments)`, and prints whether all ended well. What ranks say of themselves stands in the error stream.
+folder, arguments]. For each line it forks that many ranks, which join a process group of their own, each with one
+thread, and call the script's `main(rank, folder, *arguments)`. It prints whether all ended well. What ranks say of
+themselves stands in the error stream.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ import signal
 import subprocess
 import sys
 import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -51,9 +55,10 @@ def main(path: Path) -> None:
         script.preload()
     gc.freeze()  # so that ranks share it
     gc.enable()
-    for line in sys.stdin:
+    for number, line in enumerate(sys.stdin):
         world_size, folder, arguments = json.loads(line)
-        pids = [_fork(script, rank, world_size, Path(folder), arguments) for rank in range(world_size)]
+        meeting = Path(folder) / f"rendezvous-{number}"
+        pids = [_fork(partial(_rank, script, rank, world_size, meeting, arguments), rank) for rank in range(world_size)]
         print(WELL if _all_end_well(pids) else BADLY, flush=True)
 
 
@@ -67,12 +72,23 @@ def _imported(path: Path) -> ModuleType:
     return module
 
 
-def _fork(script: ModuleType, rank: int, world_size: int, folder: Path, arguments: list[str]) -> int:
+def _rank(script: ModuleType, rank: int, world_size: int, meeting: Path, arguments: list[str]) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    options = {"rank": rank, "world_size": world_size, "timeout": timedelta(seconds=60)}
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", **options)
+    script.main(rank, meeting.parent, *arguments)
+    dist.destroy_process_group()
+
+
+def _fork(task: Callable[[], None], rank: int) -> int:
     if pid := os.fork():
         return pid
     code = 1
     try:
-        script.main(rank, world_size, folder, *arguments)
+        task()
         code = 0
     except BaseException:
         print(f"rank {rank}:", file=sys.stderr)

@@ -1,6 +1,6 @@
 """PPO steps on the same data in different batch layouts, in one process or on several ranks. Not a test by itself.
 
-`main(rank, world_size, folder)` is one of several gloo processes and saves what it learned into the folder; a test that
+`main(rank, folder)` is one of several gloo processes and saves what it learned into the folder; a test that
 imports this module is the single one. Real actors, critics and references behind the real `PPO.update`.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -222,15 +221,6 @@ def run_padded(component: Any) -> None:
     model.forward = forward
 
 
-def main(rank: int, world_size: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/rendezvous",
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=60),
-    )
+def main(rank: int, folder: Path) -> None:
     found = {case: [learn(case, layout) for layout in layouts] for case, layouts in RANKED.items()}
     torch.save(found, folder / f"rank{rank}.pt")
-    dist.destroy_process_group()

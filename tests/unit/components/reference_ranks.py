@@ -1,13 +1,12 @@
 """References in several layouts, to be compared with one plain process. No test by itself.
 
-`main(rank, world_size, folder, *layouts)` is one of several gloo processes and saves what it found into the folder,
+`main(rank, folder, *layouts)` is one of several gloo processes and saves what it found into the folder,
 where `save_models` has been.
 """
 
 from __future__ import annotations
 
 import math
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -142,19 +141,10 @@ def preload() -> None:
     import rl_platform.engines.training.megatron  # noqa: F401
 
 
-def main(rank: int, world_size: int, folder: Path, *layouts: str) -> None:
+def main(rank: int, folder: Path, *layouts: str) -> None:
     from megatron.core import parallel_state
 
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/rendezvous-{world_size}",
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=60),
-    )
     for layout in layouts:
         torch.save(report(folder, layout), folder / f"{layout}-{rank}.pt")
         if parallel_state.model_parallel_is_initialized():
             parallel_state.destroy_model_parallel()
-    dist.destroy_process_group()

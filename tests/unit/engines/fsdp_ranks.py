@@ -1,13 +1,12 @@
 """Training runs of FSDP2 with shared tokens, adapters and offload, to be compared to one plain process. No test.
 
-`main(rank, world_size, folder)` is one of several gloo processes. It goes on from the states that plain torch has saved
+`main(rank, folder)` is one of several gloo processes. It goes on from the states that plain torch has saved
 in the folder, and saves its own there.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -114,15 +113,7 @@ def preload() -> None:
     model("critic", LORA)
 
 
-def main(rank: int, world_size: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/rendezvous",
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=60),
-    )
+def main(rank: int, folder: Path) -> None:
     found: dict[str, Any] = {"attention": exchanged_attention()}
     for (kind, name), options in VARIANTS.items():
         report = run(engine(kind, **options), kind, folder / f"{kind} {name}")
@@ -133,4 +124,3 @@ def main(rank: int, world_size: int, folder: Path) -> None:
         found[f"{kind} {name}"] = report
     found["bfloat16"] = run(engine("actor", dtype=torch.bfloat16), "actor")
     torch.save(found, folder / f"rank{rank}.pt")
-    dist.destroy_process_group()

@@ -1,12 +1,11 @@
 """Training on two tensor ranks with the layers of Megatron's specification for Transformer Engine. No test by itself.
 
-`main(rank, world_size, folder)` is one of two gloo processes. It saves the states that it reaches.
+`main(rank, folder)` is one of two gloo processes. It saves the states that it reaches.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,14 +29,9 @@ def preload() -> None:
     sibling("megatron_ranks").preload()
 
 
-def main(rank: int, world_size: int, folder: Path) -> None:
+def main(rank: int, folder: Path) -> None:
     import torch
-    import torch.distributed as dist
 
-    torch.set_num_threads(1)
-    rendezvous = f"file://{folder}/rendezvous"
-    timeout = timedelta(seconds=60)
-    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=world_size, timeout=timeout)
     runs: Any = sibling("megatron_ranks")
     found = {}
     for kind in KINDS:
@@ -45,4 +39,3 @@ def main(rank: int, world_size: int, folder: Path) -> None:
         found[kind] = runs.run(engine, kind, folder / f"fused-{kind}")
         found[kind]["names"] = [name for name, _ in engine.stages[0].named_parameters()]
     torch.save(found, folder / f"rank{rank}.pt")
-    dist.destroy_process_group()

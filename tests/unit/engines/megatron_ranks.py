@@ -1,19 +1,17 @@
 """Training runs of the Megatron backend in several layouts, to be compared to plain torch. No test by itself.
 
-`main(rank, world_size, folder, *layouts)` is one of several gloo processes. It goes on from the states that plain torch
+`main(rank, folder, *layouts)` is one of several gloo processes. It goes on from the states that plain torch
 has saved in the folder, and saves its own there.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -320,17 +318,9 @@ def preload() -> None:
         model(kind)
 
 
-def main(rank: int, world_size: int, folder: Path, *layouts: str) -> None:
+def main(rank: int, folder: Path, *layouts: str) -> None:
     from megatron.core import parallel_state
 
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/rendezvous-{world_size}",
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=60),
-    )
     for layout in layouts:
         if layout.startswith("real"):
             torch.save(real(layout), folder / f"{layout}-rank{rank}.pt")
@@ -339,4 +329,3 @@ def main(rank: int, world_size: int, folder: Path, *layouts: str) -> None:
         found = {kind: report(kind, layout, folder) for kind in KINDS_OF.get(layout, LLAMA)}
         torch.save(found, folder / f"{layout}-rank{rank}.pt")
         parallel_state.destroy_model_parallel()
-    dist.destroy_process_group()

@@ -1,19 +1,17 @@
 """Training runs that one process and two gloo processes must finish with the same numbers. Not a test by itself.
 
-`main(rank, world_size, folder)` is one of several processes; a test that calls `run(folder)` is the single one. Both
+`main(rank, folder)` is one of several processes; a test that calls `run(folder)` is the single one. Both
 save the states they reach into the folder and go on from the states the other kind has saved there.
 """
 
 from __future__ import annotations
 
 import math
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
@@ -233,15 +231,7 @@ def preload() -> None:
         model(kind)
 
 
-def main(rank: int, world_size: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/rendezvous",
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=60),
-    )
+def main(rank: int, folder: Path) -> None:
     results: dict[str, Any] = {
         "run": run(folder),
         "resumed": resumed(folder, 1),
@@ -250,4 +240,3 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     results["recomputed"] = recomputed()
     results["offloaded"] = offloaded()
     torch.save(results, folder / f"rank{rank}.pt")
-    dist.destroy_process_group()

@@ -9,7 +9,6 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from rl_platform.config.schema import Cluster
@@ -46,13 +45,10 @@ def priority_and_arenas(report: str) -> tuple[int, int]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the allocator is glibc's")
-def test_processes_compute_with_the_launchers_priority_one_arena_and_no_log_monitor_beside_them(tmp_path: Path):
+def test_processes_compute_with_the_launchers_priority_and_one_arena(tmp_path: Path):
     import ray
 
     with ray_cluster(Cluster(component_placement={})):
-        commands = [" ".join(process.cmdline()) for process in psutil.Process().children(recursive=True)]
-        assert any("raylet" in command for command in commands)
-        assert not any("log_monitor" in command for command in commands)
         found = ray.get(ray.remote(priority_and_arenas).remote(str(tmp_path / "report.xml")))
     assert found == (os.getpriority(os.PRIO_PROCESS, 0), 1)
 
