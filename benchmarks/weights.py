@@ -72,21 +72,33 @@ def total(state: Any) -> float:
     return float(sum(tensor.double().sum() for tensor in state.values()))
 
 
+class Engine:
+    """What a model does with weights it is to load, at the least: copies them into tensors of its own."""
+
+    def __init__(self) -> None:
+        self.own: dict[str, Any] = {}
+
+    def load_weights(self, named: Sequence[tuple[str, Any]]) -> None:
+        for name, tensor in named:
+            if name in self.own:
+                self.own[name].copy_(tensor)
+            else:
+                self.own[name] = tensor.clone()
+
+
 def engine_process(connection: Connection) -> None:
-    """Copies what it is shown into tensors of its own; says their sum if asked."""
-    own: dict[str, Any] = {}
+    """Loads what it is shown, with the product's loader; says the sum of its weights if asked."""
+    from rl_platform.engines.rollout.shared_weights import load
+
+    engine = Engine()
     while True:
         try:
             parts = connection.recv()
         except EOFError:
             return
         for handles in parts or ():
-            for name, tensor in pickle.loads(handles):
-                if name in own:
-                    own[name].copy_(tensor)
-                else:
-                    own[name] = tensor.clone()
-        connection.send(total(own) if parts is None else None)
+            load(engine, pickle.loads(handles))
+        connection.send(total(engine.own) if parts is None else None)
 
 
 def through_shared_memory(state: dict[str, Any], line: Connection) -> Callable[[], None]:

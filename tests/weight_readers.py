@@ -5,18 +5,36 @@ from __future__ import annotations
 import pickle
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from rl_platform.engines.rollout.shared_weights import load
 from rl_platform.runtime.weight_group import WeightGroup
 
 
+class Copies:
+    """A model that takes copies of what it is to load."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, np.ndarray] = {}
+
+    def load_weights(self, named: list[tuple[str, torch.Tensor]]) -> None:
+        self.state |= {name: tensor.clone().numpy() for name, tensor in named}
+
+
 def read_shared_weights(line: Connection) -> None:
-    """Takes copies of the tensors behind the handles that come, and says what it has; until it gets nothing."""
+    """Loads the tensors behind the handles that come; says what it has, and how many pieces of shared memory it still
+    has mapped. Until it gets nothing."""
     while parts := line.recv():
-        line.send({name: tensor.clone().numpy() for handles in parts for name, tensor in pickle.loads(handles)})
+        model = Copies()
+        for handles in parts:
+            load(model, pickle.loads(handles))
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8")
+        line.send((model.state, maps.count("/dev/shm/torch_")))
 
 
 def read_from_group(group: WeightGroup, line: Connection) -> None:

@@ -24,7 +24,7 @@ from rl_platform.errors import WorkerError
 from rl_platform.records import Weights
 from rl_platform.runtime.parcels import Store
 
-BUCKET = 8 * 2**20  # bytes: an object of the store costs as much as copying a few of them
+BUCKET = 32 * 2**20  # bytes: an object of the store costs as much as copying ten million of them
 ROW = 4096  # bytes that are summed up together
 CACHED = 256 * 2**10  # bytes: what a core has in its cache
 

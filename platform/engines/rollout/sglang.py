@@ -22,6 +22,7 @@ from rl_platform.engines.rollout.engine_process import ANSWER, FAILED, ITEM
 from rl_platform.records import SamplingParams
 
 PROGRAM = "from rl_platform.engines.rollout.sglang import main; main()"
+LOADER = "rl_platform.engines.rollout.shared_weights.load"
 VERSION = "0.5.23"  # names and semantics of weight updates change between releases
 Shape = tuple[str, str, list[int]]  # of a tensor: name, type and size
 
@@ -49,6 +50,7 @@ def engine_arguments(setup: EngineSetup) -> dict[str, Any]:
     common = {
         "model_path": setup.folder,
         "load_format": "dummy",
+        "custom_weight_loader": [LOADER],
         "skip_tokenizer_init": True,
         "tp_size": setup.tensor_parallel,
         "dtype": setup.dtype,
@@ -169,7 +171,7 @@ class EngineHost:
         async with self._paused(), self._updated():
             for handles in parts:
                 request = messages.UpdateWeightsFromTensorReqInput(
-                    serialized_named_tensors=handles, load_format=None, flush_cache=handles is parts[-1]
+                    serialized_named_tensors=handles, load_format=LOADER, flush_cache=handles is parts[-1]
                 )
                 _check(await self.manager.update_weights_from_tensor(request, None))
 

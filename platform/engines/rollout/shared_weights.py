@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import shutil
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ BUCKET = 256 * 2**20  # bytes
 SHARED_MEMORY = Path("/dev/shm")
 _DEVICE = 6  # place of the device among what torch sends of a tensor on a GPU
 _sharing = threading.Lock()
+_mapped: dict[str, Tensor] = {}  # what this process was shown last
 
 
 class SharedWeights:
@@ -70,6 +71,13 @@ class SharedWeights:
             return True
         tensors = (tensor for tensor in state.values() if tensor.device.type == "cpu" and not tensor.is_shared())
         return _free(sum(tensor.nbytes for tensor in tensors))
+
+
+def load(model: Any, named: Sequence[tuple[str, Tensor]]) -> None:
+    """SGLang's loader in its process. Memory that was shown to it stays mapped until the same names come again, since
+    mapping and releasing it takes longer than copying what it holds. Handles of a GPU are released at once."""
+    model.load_weights(named)
+    _mapped.update((name, tensor) for name, tensor in named if tensor.device.type == "cpu")
 
 
 def _free(needed: int) -> bool:

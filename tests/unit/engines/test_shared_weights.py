@@ -37,14 +37,14 @@ def state(monkeypatch: pytest.MonkeyPatch) -> dict[str, Tensor]:
     return made | {"tied": made["first"]}
 
 
-def received(line: Any, shared: SharedWeights, state: dict[str, Tensor]) -> list[list[bytes]]:
-    """Writes; that another process reads the present weights is checked."""
+def received(line: Any, shared: SharedWeights, state: dict[str, Tensor]) -> int:
+    """Writes; checks that another process reads the present weights. How many pieces of memory it has mapped then."""
     parts = shared.write({name: tensor.detach() for name, tensor in state.items()}, 1)
     line.send([handles for (handles,) in parts])
-    found = line.recv()
+    found, mapped = line.recv()
     assert list(found) == list(state)
     assert all(torch.equal(torch.from_numpy(found[name]), tensor.detach()) for name, tensor in state.items())
-    return parts
+    return int(mapped)
 
 
 def test_a_learners_tensors_are_moved_there_and_copied_no_more(line: Any, state: dict[str, Tensor]) -> None:
@@ -53,7 +53,8 @@ def test_a_learners_tensors_are_moved_there_and_copied_no_more(line: Any, state:
         for tensor in state.values():
             tensor.grad = torch.randn_like(tensor)
         optimizer.step()  # the parameters go on being the optimizer's
-        received(line, shared, state)
+        mapped = received(line, shared, state)
+        assert mapped == (3 if number > 0 else len(shared._views)), "kept for the next update, and nothing older"
         assert [tensor.is_shared() for tensor in state.values()] == [number > 0] * 4
         assert bool(shared._views) == (number == 0), "no second copy in shared memory"
     assert state["first"].data_ptr() == state["tied"].data_ptr()
@@ -64,7 +65,7 @@ def test_tensors_that_do_not_last_are_copied_into_the_same_room(line: Any, state
     for _ in range(3):
         fresh = {name: torch.randn_like(tensor) for name, tensor in state.items()}
         kept.append(fresh)  # none has the address of an earlier one
-        received(line, shared, fresh)
+        assert received(line, shared, fresh) == len(shared._views)
         assert not any(tensor.is_shared() for tensor in fresh.values())
 
 
