@@ -22,12 +22,9 @@ rates are measured in the race. Not covered: several samples of one prompt, GPUs
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
-import os
 import statistics
 import subprocess
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -36,6 +33,7 @@ from typing import Any
 import psutil
 from _common import Entry, Lap, Turns, machine, new_parser, print_verdict, race, rate, ratios, write_json
 from _limit import measure_rates, tokens_at_limit
+from _sglang import cpu_engine, installed
 
 from rl_platform.config.components import Model
 from rl_platform.config.schema import Data, Task
@@ -49,7 +47,6 @@ OURS, GENERATE, GENERATE_BATCH = "rl_platform torch engine", "transformers gener
 SGLANG, VLLM, LIMIT = "SGLang on a CPU", "vLLM on a CPU", "limit"
 TARGETS = {GENERATE: 2.0, VLLM: 1.0}
 ROOT = Path(__file__).resolve().parent
-STAND_INS = ROOT.parent / "tests" / "sglang_cpu"
 Requests = list[tuple[tuple[int, ...], int]]  # prompt and number of new tokens of each
 
 
@@ -86,21 +83,10 @@ def ours(turns: Turns, settings: argparse.Namespace) -> None:
 
 
 def sglang(turns: Turns, settings: argparse.Namespace) -> None:
-    from rl_platform.engines.rollout.hosted import HostedEngine
-    from rl_platform.engines.rollout.sglang import EngineSetup
-
     network = causal_lm()
     room = sum(len(prompt) + tokens + 1 for prompt, tokens in requests(settings))
-    model = network.config.to_dict() | {"eos_token_id": None}
-    setup = EngineSetup(model, "cpu", 1, "float32", settings.count, room, 0.1, seed=1)
-    threads = str(settings.threads or len(os.sched_getaffinity(0)))
-    environment = {"PYTHONPATH": str(STAND_INS), "OMP_NUM_THREADS": threads}
-    with tempfile.TemporaryDirectory() as folder:
-        engine = HostedEngine("rollout", setup, (), environment, Path(folder, "sglang.log"))
-        try:
-            run_laps(turns, our_lap(engine, network, settings))
-        finally:
-            engine.close()
+    with cpu_engine(network, settings.count, room, settings.threads) as engine:
+        run_laps(turns, our_lap(engine, network, settings))
 
 
 def our_lap(engine: Any, network: Any, settings: argparse.Namespace) -> Callable[[int], int]:
@@ -253,7 +239,7 @@ def main() -> None:
         options.tokens, options.rounds = 20, 1
 
     contestants = {OURS: ours, GENERATE: generate, GENERATE_BATCH: generate_batch, LIMIT: measure_rates}
-    if importlib.util.find_spec("sglang") is not None:
+    if installed():
         contestants[SGLANG] = sglang
     else:
         print("SGLang is not installed: left out")

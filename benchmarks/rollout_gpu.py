@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, Any
 
 from _common import machine, new_parser, print_verdict, write_json
 from _gpu_shape import shape_of
+from _sglang import STAND_INS
 
 if TYPE_CHECKING:
     from rl_platform.engines.rollout.sglang import EngineSetup
 
 OURS, ALONE = "rl_platform with SGLang", "SGLang alone"
 TARGET = 0.95
-STAND_INS = Path(__file__).resolve().parent.parent / "tests" / "sglang_cpu"
 NO_GPU = "rollout_gpu.py: torch sees too few GPUs on this machine. --dry-run tries the script out on the CPU."
 NO_SGLANG = "rollout_gpu.py: SGLang is not installed: pip install 'rl-platform[sglang]'"
 

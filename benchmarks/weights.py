@@ -5,8 +5,9 @@ SmolLM2-135M-Instruct, float32, 538 MB. Ways, in turns within one run:
 * copy: every tensor into another of the same process, the measure of the others.
 * one process: the torch engine takes the trainer's tensors by reference; that no byte of them was copied is checked.
   Its time is what packing the matrices costs on a CPU.
-* engine's process: by shared memory into tensors of another process, as with SGLang. The trainer's tensors are moved
-  there before the measurement, as by the second update of a run.
+* engine's process: by shared memory into tensors of another process. The trainer's tensors are moved there before the
+  measurement, as by the second update of a run.
+* SGLang: the same, into SGLang's own model on a CPU, if its test set is installed.
 * Ray: publish and receive of another node's process, through the object store, with checksums on both sides.
 * gloo: the same buckets to another process by broadcasts of a process group, without checksums and with them.
 
@@ -23,16 +24,19 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from typing import Any
 
 import cloudpickle
 from _common import machine, new_parser, write_json
 from _gloo import Broadcast
+from _sglang import cpu_engine, installed
 
 MODEL = "smollm2-135m-instruct"
 TARGET = 0.5
-COPY, REFERENCE, SHARED, RAY = "copy", "one process", "engine's process", "Ray"
+ROOM = 4096  # tokens of keys and values, of which there are none
+COPY, REFERENCE, SHARED, SGLANG, RAY = "copy", "one process", "engine's process", "SGLang", "Ray"
 GLOO, CHECKED = "gloo", "gloo, checked"
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -93,12 +97,12 @@ def engine_process(connection: Connection) -> None:
     engine = Engine()
     while True:
         try:
-            parts = connection.recv()
+            handles = connection.recv()
         except EOFError:
             return
-        for handles in parts or ():
+        if handles is not None:
             load(engine, pickle.loads(handles))
-        connection.send(total(engine.own) if parts is None else None)
+        connection.send(total(engine.own) if handles is None else None)
 
 
 def through_shared_memory(state: dict[str, Any], line: Connection) -> Callable[[], None]:
@@ -109,10 +113,21 @@ def through_shared_memory(state: dict[str, Any], line: Connection) -> Callable[[
         shared.write(state, 1)
 
     def send() -> None:
-        line.send([handles for (handles,) in shared.write(state, 1)])
+        line.send(*shared.write(state, 1))
         line.recv()
 
     return send
+
+
+def into_sglang(engine: Any, state: dict[str, Any]) -> Callable[[], None]:
+    from rl_platform.records import Weights
+
+    def load() -> None:
+        engine.receive(Weights(engine.version + 1, state))
+
+    for _ in range(2):
+        load()
+    return load
 
 
 def by_reference(network: Any, state: dict[str, Any]) -> Callable[[], None]:
@@ -138,7 +153,7 @@ def report(size: int, seconds: Mapping[str, Sequence[float]]) -> None:
     for name, values in seconds.items():
         rate = "0 bytes copied" if name == REFERENCE else f"{size / statistics.median(values) / 1e9:6.2f} GB/s"
         share = statistics.median(a / b for a, b in zip(seconds[COPY], values, strict=True))
-        aim = f" (aim {TARGET})" if name in (SHARED, RAY) else ""
+        aim = f" (aim {TARGET})" if name in (SHARED, SGLANG, RAY) else ""
         verdict = "" if name in (COPY, REFERENCE) else f"{share:.2f} of the copy's rate{aim}"
         print(f"{name:<18} {statistics.median(values):6.2f} s  {rate}  {verdict}")
     for name in (GLOO, CHECKED):
@@ -174,6 +189,7 @@ def main() -> None:
     process.start()
     theirs.close()
     group = Broadcast(state)
+    opened = ExitStack()
     ways: dict[str, Callable[[], Any]] = {
         COPY: lambda: [own.copy_(tensor) for own, tensor in zip(copies, distinct, strict=True)],
         REFERENCE: by_reference(network, state),
@@ -182,6 +198,9 @@ def main() -> None:
         GLOO: lambda: group.send(checked=False),
         CHECKED: lambda: group.send(checked=True),
     }
+    if installed():
+        engine = opened.enter_context(cpu_engine(network, 1, ROOM, options.threads))
+        ways[SGLANG] = into_sglang(engine, state)
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(options.warm_up + options.rounds):
         for tensor in distinct:
@@ -194,6 +213,7 @@ def main() -> None:
     line.send(None)
     if not line.recv() == ray.get(receiver.total.remote()) == group.total() == total(state):
         raise SystemExit("what arrived is not what was sent: the timings mean nothing")
+    opened.close()
     line.close()
     process.join()
     group.close()

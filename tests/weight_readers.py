@@ -29,10 +29,9 @@ class Copies:
 def read_shared_weights(line: Connection) -> None:
     """Loads the tensors behind the handles that come; says what it has, and how many pieces of shared memory it still
     has mapped. Until it gets nothing."""
-    while parts := line.recv():
+    while handles := line.recv():
         model = Copies()
-        for handles in parts:
-            load(model, pickle.loads(handles))
+        load(model, pickle.loads(handles))
         maps = Path("/proc/self/maps").read_text(encoding="utf-8")
         line.send((model.state, maps.count("/dev/shm/torch_")))
 

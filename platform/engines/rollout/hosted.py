@@ -20,7 +20,7 @@ import torch
 from rl_platform.engines.rollout.base import Completion, Request
 from rl_platform.engines.rollout.engine_process import Call, EngineProcess
 from rl_platform.engines.rollout.sglang import PROGRAM, VERSION, EngineSetup, Shape, engine_environment
-from rl_platform.engines.rollout.shared_weights import BUCKET, SharedWeights, write_folder
+from rl_platform.engines.rollout.shared_weights import SharedWeights, write_folder
 from rl_platform.engines.rollout.start_failures import recognised
 from rl_platform.errors import ConfigError, Deadline, WorkerDied, WorkerError
 from rl_platform.records import SamplingParams, Weights
@@ -29,6 +29,7 @@ from rl_platform.runtime.weight_group import WeightGroup, WeightsOffer, call_tog
 
 logger = logging.getLogger(__name__)
 
+BUCKET = 256 * 2**20  # bytes that the engine gets from a group at a time
 START_S = 600.0  # a large model on many GPUs takes minutes
 SEARCHED_LINES = 400  # of the end of the log, in which a reason is looked for: tracebacks of several processes
 DEATH_S = 5.0  # after which a process that broke a connection by its death is gone

@@ -164,16 +164,13 @@ class EngineHost:
         self.aborting.add(generation)
         self.manager.abort_request(abort_all=True)
 
-    async def load(self, number: int, parts: list[list[bytes]]) -> None:
-        """New weights, handles per bucket and rank. Requests in work begin again: none mixes two sets of weights."""
+    async def load(self, number: int, handles: list[bytes]) -> None:
+        """New weights, their handles for each rank. Requests in work begin again: none mixes two sets of weights."""
         from sglang.srt.managers import io_struct as messages
 
+        request = messages.UpdateWeightsFromTensorReqInput(serialized_named_tensors=handles, load_format=LOADER)
         async with self._paused(), self._updated():
-            for handles in parts:
-                request = messages.UpdateWeightsFromTensorReqInput(
-                    serialized_named_tensors=handles, load_format=LOADER, flush_cache=handles is parts[-1]
-                )
-                _check(await self.manager.update_weights_from_tensor(request, None))
+            _check(await self.manager.update_weights_from_tensor(request, None))
 
     async def load_from_disk(self, number: int) -> None:
         """As `load`, from the file beside the config that the engine was started with."""

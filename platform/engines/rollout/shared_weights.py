@@ -1,4 +1,4 @@
-"""Weights in memory that another process reads: written in buckets, handed over as handles, not as bytes.
+"""Weights in memory that another process reads: handed over as handles, not as bytes.
 
 Where shared memory has no room for them they are written to a file instead.
 """
@@ -18,7 +18,7 @@ import torch.multiprocessing
 from torch import Tensor
 from torch.multiprocessing import reductions
 
-BUCKET = 256 * 2**20  # bytes
+SPARE = 16 * 2**20  # bytes of shared memory that are left to others
 SHARED_MEMORY = Path("/dev/shm")
 _DEVICE = 6  # place of the device among what torch sends of a tensor on a GPU
 _sharing = threading.Lock()
@@ -30,34 +30,30 @@ class SharedWeights:
     process do, are moved there themselves: nothing is copied from then on, and the room is free again."""
 
     def __init__(self) -> None:
-        self._views: list[dict[str, Tensor]] = []
+        self._views: dict[str, Tensor] = {}
         self._last: dict[str, int] = {}  # by name: where the tensors of the last `write` were
 
-    def write(self, state: Mapping[str, Tensor], copies: int) -> list[list[bytes]]:
-        """Per bucket, `copies` times the handles of [(name, tensor)]: every process that reads takes one of them, and
-        reads before the tensors change again.
+    def write(self, state: Mapping[str, Tensor], copies: int) -> list[bytes]:
+        """`copies` times the handles of [(name, tensor)]: every process that reads takes one of them, and reads before
+        the tensors change again.
 
         Tensors on a CPU are copied into shared memory, or lie there; those on a GPU are handed over as they are, by
         CUDA IPC.
         """
         on_host = {name: tensor.detach() for name, tensor in state.items() if tensor.device.type == "cpu"}
         if self._lasting(on_host):
-            self._views = []
+            self._views = {}
             with _by_name():
                 for tensor in on_host.values():
                     tensor.untyped_storage().share_memory_()
         self._last = {name: tensor.data_ptr() for name, tensor in on_host.items()}
-        if all(tensor.is_shared() for tensor in on_host.values()):
-            shown = buckets(on_host)
-        else:
-            self._views = self._views or [_views(bucket) for bucket in buckets(on_host)]
-            shown = self._views
-            for views in shown:
-                for name, view in views.items():
-                    view.copy_(on_host[name])
-        elsewhere = [(name, tensor.detach()) for name, tensor in state.items() if name not in on_host]
-        parts = [list(bucket.items()) for bucket in shown] + ([elsewhere] if elsewhere else [])
-        return [[_handles(part) for _ in range(copies)] for part in parts]
+        shown = on_host
+        if not all(tensor.is_shared() for tensor in on_host.values()):
+            shown = self._views = self._views or _views(on_host)
+            for name, view in shown.items():
+                view.copy_(on_host[name])
+        named = [(name, shown.get(name, tensor.detach())) for name, tensor in state.items()]
+        return [_handles(named) for _ in range(copies)]
 
     def _lasting(self, state: Mapping[str, Tensor]) -> bool:
         """Whether these are the very tensors of the last `write`, with room to move them."""
@@ -81,7 +77,7 @@ def load(model: Any, named: Sequence[tuple[str, Tensor]]) -> None:
 
 
 def _free(needed: int) -> bool:
-    return not SHARED_MEMORY.is_dir() or shutil.disk_usage(SHARED_MEMORY).free > needed + BUCKET // 16
+    return not SHARED_MEMORY.is_dir() or shutil.disk_usage(SHARED_MEMORY).free > needed + SPARE
 
 
 def write_folder(state: Mapping[str, Tensor], folder: Path) -> None:
@@ -94,28 +90,15 @@ def write_folder(state: Mapping[str, Tensor], folder: Path) -> None:
     save_file(whole, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def buckets(state: Mapping[str, Tensor], limit: int = BUCKET) -> list[dict[str, Tensor]]:
-    """The tensors in order, parted where `limit` bytes would be exceeded; a larger tensor has a bucket to itself."""
-    parted: list[dict[str, Tensor]] = []
-    filled = limit
-    for name, tensor in state.items():
-        if filled + tensor.nbytes > limit:
-            parted.append({})
-            filled = 0
-        parted[-1][name] = tensor
-        filled += tensor.nbytes
-    return parted
-
-
-def _views(bucket: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _views(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors alike, in one piece of shared memory; each begins at a multiple of 64 bytes."""
     starts, end = {}, 0
-    for name, tensor in bucket.items():
+    for name, tensor in state.items():
         starts[name], end = end, end + -(-tensor.nbytes // 64) * 64
     with _by_name():
         memory = torch.empty(end, dtype=torch.uint8).share_memory_()
     return {
-        name: memory[start : start + bucket[name].nbytes].view(bucket[name].dtype).view(bucket[name].shape)
+        name: memory[start : start + state[name].nbytes].view(state[name].dtype).view(state[name].shape)
         for name, start in starts.items()
     }
 

@@ -250,7 +250,8 @@ def test_an_architecture_that_sglang_has_not(plain: Any, tmp_path: Path) -> None
 
 @needs_sglang
 def test_memory_that_has_no_room_for_keys_and_values(plain: Any, tmp_path: Path) -> None:
-    setup = replace(setup_for(plain.config), cache_tokens=None, extra={"mem_fraction_static": 1e-9})
+    less_than_none = {"mem_fraction_static": -1.0}  # whatever other processes free while it starts
+    setup = replace(setup_for(plain.config), cache_tokens=None, extra=less_than_none)
     with pytest.raises(ConfigError) as caught:
         HostedEngine("rollout[3]", setup, (), ENGINE_ENV, tmp_path / "engine.log")
     (problem,) = caught.value.problems
