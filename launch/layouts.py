@@ -4,45 +4,78 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
-
 from rl_platform.config.schema import Config
-from rl_platform.engines.training.layout import transformer_engine_fails, transformer_engine_installed, unfit
+from rl_platform.engines.training.layout import transformer_engine_fails, transformer_engine_installed, uneven, unfit
 from rl_platform.errors import ConfigError, Problem
-from rl_platform.models.lora import not_installed
 from rl_platform.placement.memory import section_of
+from rl_platform.placement.model_shape import ModelShape, shapes
 from rl_platform.placement.scheduler import Placement
 
 
 def layout_problems(config: Config, placement: Placement) -> Iterator[Problem]:
-    """What is wrong with the number of ranks, the processes or the devices of the models, and what is missing."""
-    yield from _fsdp_problems(config, placement)
-    roles = [role for role in _placed(placement) if section_of(config, role).training_backend == "megatron"]
-    for role in roles:
+    """What is wrong with the numbers of ranks and the processes of the models, on whatever machine."""
+    for role in _placed(placement):
         section, ranks = section_of(config, role), placement.world_size(role)
-        parallel, shared = section.parallel, section.parallel.ranks
-        if ranks % shared:
-            message = f"{ranks} ranks of {role} cannot hold whole copies of a model that {shared} ranks share"
+        if section.training_backend == "fsdp" and ranks % section.parallel.context:
+            context = section.parallel.context
+            message = f"{ranks} ranks of {role} cannot form groups of {context} that share the tokens of a micro-batch"
+            hint = "it divides the ranks that cluster.component_placement gives to the component"
+            yield Problem(f"{role}.parallel.context", message, value=str(context), hint=hint)
+    roles = _by_megatron(config, placement)
+    for role in roles:
+        parallel, ranks = section_of(config, role).parallel, placement.world_size(role)
+        if ranks % parallel.ranks:
+            message = f"{ranks} ranks of {role} cannot hold whole copies of a model that {parallel.ranks} ranks share"
             hint = f"tensor times pipeline divides the ranks that cluster.component_placement gives to {role}"
             if parallel.expert > 1:
                 hint += ", and so does expert times pipeline"
             yield Problem(f"{role}.parallel", message, value=_show(config, role), hint=hint)
         elif role != "reference":
             yield from _uneven_turns(config, role, ranks // (parallel.tensor * parallel.pipeline))
-        on_cpu = not any(slot.accelerators for slot in placement.components[role])
-        if on_cpu and torch.cuda.is_available():
-            message = "Megatron would use the GPUs of this machine, and the placement gives it none"
-            hint = "place it on a GPU, or hide them: CUDA_VISIBLE_DEVICES="
-            yield Problem(f"{role}.training_backend", message, value="megatron", hint=hint)
-        if section.kernels == "transformer_engine" and (obstacle := _no_fused_layers(on_cpu)):
-            key = _kernels_key(role)
-            yield Problem(key, obstacle, value="transformer_engine", hint=f"{key}=torch")
     for role in roles[1:]:
         first = next(other for other in roles if other == role or _share_hosts(placement, other, role))
         if _layout(config, first) != _layout(config, role):
             message = f"a process has one layout for all its models, and that of the {first} is {_show(config, first)}"
             hint = "the same for both, or separate keys in cluster.component_placement"
             yield Problem(f"{role}.parallel", message, value=_show(config, role), hint=hint)
+
+
+def shape_problems(config: Config, placement: Placement) -> Iterator[Problem]:
+    """Which models have no equal shares in their layout, of those whose shape is known without loading anything."""
+    found, _ = shapes(config)
+    for role in _by_megatron(config, placement):
+        shape = found.get(role)
+        if isinstance(shape, ModelShape) and not (role == "reference" and _as_the_actor(config)):
+            yield from uneven(
+                section_of(config, role).parallel,
+                role,
+                heads=shape.heads,
+                kv_heads=shape.kv_heads,
+                intermediate=shape.intermediate,
+                layers=shape.layers,
+                experts=shape.experts,
+            )
+
+
+def device_problems(config: Config, placement: Placement) -> Iterator[Problem]:
+    """What is wrong with the devices of the models, and what this machine lacks."""
+    import torch
+
+    from rl_platform.models.lora import not_installed
+
+    for role in _placed(placement):
+        if section_of(config, role).lora is not None and (missing := not_installed(f"{role}.lora")) is not None:
+            yield missing
+    for role in _by_megatron(config, placement):
+        on_cpu = not any(slot.accelerators for slot in placement.components[role])
+        if on_cpu and torch.cuda.is_available():
+            message = "Megatron would use the GPUs of this machine, and the placement gives it none"
+            hint = "place it on a GPU, or hide them: CUDA_VISIBLE_DEVICES="
+            yield Problem(f"{role}.training_backend", message, value="megatron", hint=hint)
+        asked = section_of(config, role).kernels == "transformer_engine"
+        if asked and (obstacle := _no_fused_layers(on_cpu)):
+            key = _kernels_key(role)
+            yield Problem(key, obstacle, value="transformer_engine", hint=f"{key}=torch")
 
 
 def check_layouts(config: Config, placement: Placement) -> None:
@@ -83,20 +116,12 @@ def _kernels_key(role: str) -> str:
     return f"{'actor' if role == 'reference' else role}.kernels"
 
 
-def _fsdp_problems(config: Config, placement: Placement) -> Iterator[Problem]:
-    for role in _placed(placement):
-        section = section_of(config, role)
-        ranks, context = placement.world_size(role), section.parallel.context
-        if ranks % context and section.training_backend == "fsdp":
-            message = f"{ranks} ranks of {role} cannot form groups of {context} that share the tokens of a micro-batch"
-            hint = "it divides the ranks that cluster.component_placement gives to the component"
-            yield Problem(f"{role}.parallel.context", message, value=str(context), hint=hint)
-        if section.lora is not None and (missing := not_installed(f"{role}.lora")) is not None:
-            yield missing
-
-
 def _placed(placement: Placement) -> list[str]:
     return [role for role in ("actor", "critic", "reference") if role in placement.components]
+
+
+def _by_megatron(config: Config, placement: Placement) -> list[str]:
+    return [role for role in _placed(placement) if section_of(config, role).training_backend == "megatron"]
 
 
 def _as_the_actor(config: Config) -> bool:

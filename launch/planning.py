@@ -8,6 +8,7 @@ from typing import Literal
 
 from rl_platform.config import LoadedConfig
 from rl_platform.errors import ConfigError, Problem
+from rl_platform.launch.layouts import layout_problems, shape_problems
 from rl_platform.placement.calibration import OPTION, corrections, read_measured
 from rl_platform.placement.cost import Correction
 from rl_platform.placement.hardware import device_of
@@ -27,14 +28,21 @@ _DRAW = {"text": report_text, "json": report_json, "svg": report_svg}
 
 
 def plan_text(form: PlanForm, planned: Planned, calibrate: str | None, load: Load) -> str:
-    """What stands on the terminal. `load` reads the config of the run that `calibrate`, a metrics.jsonl, belongs to."""
+    """What stands on the terminal. `load` reads the config of the run that `calibrate`, a metrics.jsonl, belongs to.
+
+    Raises ConfigError for models that cannot be shared as their layouts say.
+    """
     loaded, placement, inventory = planned
+    config = loaded.config
+    impossible = [] if form == "search" else [*layout_problems(config, placement), *shape_problems(config, placement)]
+    if impossible:
+        raise ConfigError(impossible)
     calibration, source = {}, ""
     if calibrate is not None:
         calibration, source = _calibration(Path(calibrate), inventory, load)
-    report = plan_report(loaded.config, placement, inventory, calibration)
+    report = plan_report(config, placement, inventory, calibration)
     if form == "search":
-        return search_text(search(loaded.config, inventory, calibration), inventory, report.spans, source)
+        return search_text(search(config, inventory, calibration), inventory, report.spans, source)
     return _DRAW[form](report)
 
 

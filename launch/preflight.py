@@ -24,7 +24,7 @@ from rl_platform.config.schema import Config
 from rl_platform.engines.rollout.sglang import VERSION as SGLANG
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch.cluster import uses_ray
-from rl_platform.launch.layouts import check_layouts, layout_problems
+from rl_platform.launch.layouts import check_layouts, device_problems, layout_problems
 from rl_platform.launch.ranks import rank_problems
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import Placement
@@ -52,6 +52,7 @@ def check_cheap(config: Config, placement: Placement) -> None:
 
 def _engines(config: Config, placement: Placement) -> Iterator[Problem]:
     yield from layout_problems(config, placement)
+    yield from device_problems(config, placement)
     if config.rollout.backend == "sglang":
         yield from _sglang(config)
 

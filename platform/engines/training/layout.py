@@ -46,16 +46,32 @@ def unfit(config: Any, parallel: Parallel, role: str) -> Iterator[Problem]:
     if config.model_type != "qwen2" and getattr(config, "attention_bias", False):
         yield Problem(backend, "the output of the model's attention has a bias", value="megatron", hint=fsdp)
     experts = config.model_type == "qwen3_moe"
-    shared = [("attention heads", config.num_attention_heads), ("key and value heads", config.num_key_value_heads)]
+    yield from uneven(
+        parallel,
+        role,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        intermediate=config.intermediate_size,
+        layers=config.num_hidden_layers,
+        experts=config.num_experts if experts else 0,
+    )
+    yield from _unfit_experts(config, parallel, role, experts=experts)
+
+
+def uneven(
+    parallel: Parallel, role: str, *, heads: int, kv_heads: int, intermediate: int, layers: int, experts: int
+) -> Iterator[Problem]:
+    """What of a model of these sizes, without experts or with so many, has no equal shares in this layout."""
+    shared = [("attention heads", heads), ("key and value heads", kv_heads)]
     if not experts:  # tensor ranks do not split experts
-        shared.append(("channels of the feed-forward layer", config.intermediate_size))
+        shared.append(("channels of the feed-forward layer", intermediate))
     for what, size in shared:
         if size % parallel.tensor:
             message = f"tensor ranks have equal shares of the model's {size} {what}"
             allowed = f"a divisor of {size}"
             yield Problem(f"{role}.parallel.tensor", message, value=str(parallel.tensor), allowed=allowed)
             break
-    layers, parts = config.num_hidden_layers, parallel.pipeline * parallel.virtual_pipeline
+    parts = parallel.pipeline * parallel.virtual_pipeline
     if layers % parallel.pipeline:
         message = f"pipeline stages have equally many of the model's {layers} layers"
         allowed = f"a divisor of {layers}"
@@ -65,7 +81,10 @@ def unfit(config: Any, parallel: Parallel, role: str) -> Iterator[Problem]:
         allowed = f"a divisor of {layers // parallel.pipeline}, the layers of a stage"
         key = f"{role}.parallel.virtual_pipeline"
         yield Problem(key, message, value=str(parallel.virtual_pipeline), allowed=allowed)
-    yield from _unfit_experts(config, parallel, role, experts=experts)
+    if experts and experts % parallel.expert:
+        message = f"expert ranks have equally many of the model's {experts} experts"
+        key, allowed = f"{role}.parallel.expert", f"a divisor of {experts}"
+        yield Problem(key, message, value=str(parallel.expert), allowed=allowed)
 
 
 def _unfit_experts(config: Any, parallel: Parallel, role: str, *, experts: bool) -> Iterator[Problem]:
@@ -75,9 +94,6 @@ def _unfit_experts(config: Any, parallel: Parallel, role: str, *, experts: bool)
             message = f"expert ranks share the experts of a model, and a {config.model_type} model has none"
             yield Problem(key, message, value=str(parallel.expert), hint=f"{key}=1")
         return
-    if config.num_experts % parallel.expert:
-        message = f"expert ranks have equally many of the model's {config.num_experts} experts"
-        yield Problem(key, message, value=str(parallel.expert), allowed=f"a divisor of {config.num_experts}")
     if config.mlp_only_layers or config.decoder_sparse_step != 1:
         message = "Megatron trains models whose layers all have experts here, and this one has layers without"
         yield Problem(f"{role}.training_backend", message, value="megatron", hint=f"{role}.training_backend=fsdp")

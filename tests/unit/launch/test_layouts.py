@@ -8,7 +8,7 @@ import pytest
 
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch.cli import load
-from rl_platform.launch.layouts import check_kernels, check_layouts, layout_problems
+from rl_platform.launch.layouts import check_kernels, check_layouts, device_problems, layout_problems
 
 pytestmark = pytest.mark.usefixtures("folder")
 MEGATRON = ("actor.training_backend=megatron", "critic.training_backend=megatron")
@@ -23,7 +23,8 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def problems(*overrides: str) -> dict[str, Problem]:
     config, placement, _ = load("reasoning.yaml", [*MEGATRON, *overrides])
-    return {problem.key: problem for problem in layout_problems(config.config, placement)}
+    found = [*layout_problems(config.config, placement), *device_problems(config.config, placement)]
+    return {problem.key: problem for problem in found}
 
 
 def test_ranks_hold_whole_copies():

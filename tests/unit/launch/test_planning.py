@@ -38,6 +38,29 @@ def test_plan_of_another_form_is_wrong_usage(command):
     assert "'xml' is not one of 'text', 'json', 'svg', 'search'" in ended.err
 
 
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("actor.parallel.tensor=3",), "actor.parallel: 4 ranks of actor cannot hold whole copies"),
+        (("actor.parallel.tensor=2",), "critic.parallel: a process has one layout for all its models"),
+        (
+            ("actor.parallel.tensor=4", "critic.parallel.tensor=4", "actor.model.random_init.num_heads=2"),
+            "actor.parallel.tensor: tensor ranks have equal shares of the model's 2 attention heads",
+        ),
+        (
+            ("actor.parallel.pipeline=4", "critic.parallel.pipeline=4", "actor.model.random_init.num_layers=6"),
+            "actor.parallel.pipeline: pipeline stages have equally many of the model's 6 layers",
+        ),
+    ],
+)
+def test_a_layout_that_cannot_be_is_no_plan(command, overrides: tuple[str, ...], message: str):
+    megatron = ("actor.training_backend=megatron", "critic.training_backend=megatron")
+    ended = command("reasoning.yaml", CLUSTER, "--plan", *megatron, *overrides)
+    assert ended.code == 2
+    assert message in ended.err
+    assert ended.out == ""
+
+
 def test_the_proposed_lines_can_be_pasted(command, folder: Path):
     text = command("reasoning.yaml", CLUSTER, "--plan=search").out
     pasted = yaml.safe_load(text[text.index("\ncluster:") :])
