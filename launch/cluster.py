@@ -104,7 +104,11 @@ def uses_ray(cluster: Cluster, placement: Placement) -> bool:
 @contextmanager
 def ray_cluster(cluster: Cluster, processes: int = 1) -> Iterator[None]:
     """Ray, connected: joined at `cluster.address`, or started for this block and so many processes."""
-    for name, value in (SETTINGS | (OWN_SETTINGS if cluster.address is None else {})).items():
+    settings = dict(SETTINGS)
+    if cluster.address is None:
+        threads = max(1, torch.get_num_threads() // processes)  # else 1; see `prepare_process`
+        settings |= OWN_SETTINGS | {"OMP_NUM_THREADS": str(threads)}
+    for name, value in settings.items():
         os.environ.setdefault(name, value)
     if cluster.address is None:
         with _started(processes):

@@ -229,9 +229,9 @@ class ReasoningTask:
         answered = [(trajectory.prompt.index, trajectory.sample) for trajectory in trajectories]
         total = len(prompts) * samples
         with self.recovery.working(generated, scored) as calls:
-            calls.append(scoring := self.groups["reward"].stream(generated, scored))
-            arguments = prompts, samples, sampling, purpose, step, generated
+            arguments = prompts, samples, sampling, purpose, step, generated  # first, as it takes longest
             calls.append(generating := self.groups["rollout"].generate(*arguments, self.recovery.version, answered))
+            calls.append(scoring := self.groups["reward"].stream(generated, scored))
             while len(trajectories) < total:
                 arrived = scored.get_many(total - len(trajectories), linger=GATHER_S)
                 trajectories += arrived
@@ -240,8 +240,8 @@ class ReasoningTask:
                 self.reporter.progress(len(trajectories), total, "responses")
             generating.wait()
             generated.close()
+            scored.close()  # while the answer of `stream` is on its way
             scoring.wait()
-            scored.close()
 
 
 def round_size(config: Config) -> int:

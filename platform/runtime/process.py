@@ -146,7 +146,8 @@ def prepare_process(environment: Mapping[str, str], threads: int, paths: Sequenc
     collect_rarely()
     os.environ.update(environment)
     os.environ["OMP_NUM_THREADS"] = str(threads)
-    torch.set_num_threads(threads)
+    if torch.get_num_threads() != threads:  # set_num_threads makes MKL share the smallest product among all threads
+        torch.set_num_threads(threads)
     keep_freed_memory()
     recorder.on = trace
     sys.path += [path for path in paths if path not in sys.path]

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from rl_platform.config.schema import Cluster
 from rl_platform.errors import PlacementError
@@ -51,6 +52,21 @@ def test_processes_compute_with_the_launchers_priority_and_one_arena(tmp_path: P
     with ray_cluster(Cluster(component_placement={})):
         found = ray.get(ray.remote(priority_and_arenas).remote(str(tmp_path / "report.xml")))
     assert found == (os.getpriority(os.PRIO_PROCESS, 0), 1)
+
+
+def test_processes_of_an_own_ray_begin_with_their_share_of_the_threads(monkeypatch: pytest.MonkeyPatch):
+    import ray
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.delenv("OMP_NUM_THREADS")  # until the test is over
+    before = torch.get_num_threads()
+    torch.set_num_threads(6)
+    try:
+        with ray_cluster(Cluster(component_placement={}), processes=2):
+            found = ray.get(ray.remote(os.getenv).remote("OMP_NUM_THREADS"))
+    finally:
+        torch.set_num_threads(before)
+    assert found == "3"
 
 
 def test_an_address_where_nobody_answers_is_told_soon():

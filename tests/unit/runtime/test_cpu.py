@@ -1,7 +1,9 @@
+import os
 import subprocess
 import sys
 
 import pytest
+import torch
 
 PROGRAM = """
 import os, threading
@@ -59,3 +61,26 @@ print(*found, torch.get_num_threads())
 def test_only_the_thread_that_asks_computes_alone() -> None:
     done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == ["1", "3", "3"], done.stderr
+
+
+MKL = """
+import ctypes, os, sys
+import torch
+from rl_platform.runtime.process import prepare_process
+
+library = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"))
+prepare_process({}, int(sys.argv[1]), [os.getcwd()], False)
+torch.ones(64, 64) @ torch.ones(64, 64)
+print(torch.get_num_threads(), library.mkl_serv_get_dynamic())
+"""
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or not torch.backends.mkl.is_available(), reason="asks the MKL inside torch's library"
+)
+@pytest.mark.parametrize(("threads", "expected"), [("2", ["2", "1"]), ("3", ["3", "0"])])
+def test_a_host_that_begins_with_its_threads_lets_mkl_use_fewer(threads: str, expected: list[str]) -> None:
+    command = [sys.executable, "-c", MKL, threads]
+    environment = os.environ | {"OMP_NUM_THREADS": "2"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert done.stdout.split() == expected, done.stderr
