@@ -82,7 +82,10 @@ class NativeEnvs:
             if rng is None or seed is not None:
                 rng = self._rngs[i] = seeding.np_random(seed)[0]
             starts.append(self._task.start(rng))
-        self._physics.reset(which, np.array([qpos for qpos, _ in starts]), np.array([qvel for _, qvel in starts]))
+        qpos, qvel = (np.array(found) for found in zip(*starts, strict=True))
+        began = time.monotonic()
+        self._physics.reset(which, qpos, qvel)
+        recorder.add("work", "physics", began)
         begun = self._physics.now.rows(which)
         self._positions[which] = self._task.position(begun)
         return self._task.observe(begun)
