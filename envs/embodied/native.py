@@ -56,7 +56,9 @@ class NativeEnvs:
         self._rngs: list[np.random.Generator | None] = [None] * num_envs
         self._positions = np.zeros(num_envs)  # whose change a step rewards
         self.diverged = np.zeros(num_envs, bool)
-        self._find_diverged(np.zeros(num_envs, np.int64))  # compiles
+        # these compile
+        self._find_diverged(np.zeros(num_envs, np.int64))
+        self._task.outcome(np.zeros(num_envs), self._physics.now, np.zeros((num_envs, inner.model.nu), np.float32))
 
     @classmethod
     def of(cls, env: Env[Any, Any], num_envs: int, threads: int, backend: str = "mujoco") -> NativeEnvs | None:

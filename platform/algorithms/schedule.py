@@ -42,13 +42,13 @@ class MiniBatches:
 
     def epochs(self, count: int, orders: Orders) -> Iterator[list[RolloutBatch]]:
         """`count` times every row once."""
-        with ThreadPoolExecutor(1, "shuffle") as thread:
-            following = thread.submit(self._epoch, 0, orders)
-            for number in range(count):
-                parts = following.result()
-                if number + 1 < count:
-                    following = thread.submit(self._epoch, number + 1, orders)
+        parts = self._epoch(0, orders)
+        with ThreadPoolExecutor(1, "shuffle") as thread:  # which begins with its first task
+            for number in range(1, count):
+                following = thread.submit(self._epoch, number, orders)
                 yield parts
+                parts = following.result()
+        yield parts
 
     def _epoch(self, number: int, orders: Orders) -> list[RolloutBatch]:
         if (generator := orders(number)) is None:
