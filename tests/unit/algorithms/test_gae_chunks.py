@@ -12,7 +12,15 @@ from torch import Tensor
 from rl_platform.algorithms import gae as module
 from rl_platform.algorithms.compiled_gae import compiled_gae
 from rl_platform.algorithms.gae import decoupled_gae, gae, length_adaptive_lambda
-from rl_platform.algorithms.recurrence import CHUNK, bit_mask, chunked_scan, compiled_scan, keep, reverse_scan, triangles
+from rl_platform.algorithms.recurrence import (
+    CHUNK,
+    bit_mask,
+    chunked_scan,
+    compiled_scan,
+    keep,
+    reverse_scan,
+    triangles,
+)
 
 NAN = float("nan")
 
