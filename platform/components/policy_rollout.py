@@ -84,6 +84,7 @@ class PolicyRollout:
         state = {name: tensor.to(self.device) for name, tensor in weights.state.items()}
         places = [tensor.data_ptr() for tensor in state.values()]
         if places != self.places:  # else the policy's own parameters are these tensors already
+            self.places = []  # a part of them may be loaded before one turns out to be missing
             self.policy.load_state_dict(state, assign=True)
             self.places = places
         self.compiled = CompiledPolicy(self.policy) if self.compiles else None
