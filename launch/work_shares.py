@@ -14,10 +14,11 @@ REST = "rest"
 def work_shares(lanes: Mapping[str, Sequence[Event]]) -> dict[str, float]:
     """Share of the recorded steps' wall-clock by kind of work, largest first, and `rest`: when none of them was done.
 
-    physics: MuJoCo's steps where the tasks are computed here, the whole steps of other environments (or the wait for
-    their processes); inference: forwards of the policy, with drawing actions; optimizer step: loss, gradient and update
-    of a mini-batch. Observations, rewards, normalisers, recording, advantages, gathering mini-batches, weights, logs
-    and checkpoints are `rest`. The first step is left out if there are others: it loads and compiles. Work at the same
+    physics: MuJoCo's steps and starts of episodes where the tasks are computed here, the whole steps of other
+    environments (or the wait for their processes), those of evaluations among them; inference: forwards of the policy,
+    with drawing actions; optimizer step: loss, gradient and update of a mini-batch. Observations, rewards,
+    normalisers, recording, advantages, gathering mini-batches, weights, logs and checkpoints are `rest`. The first
+    step is left out if there are others: it loads and compiles. Work at the same
     time counts once in `rest` and once for each kind, so shares may add up to more than 1. Empty for a run without
     physics.
     """

@@ -172,14 +172,13 @@ class RolloutBatch:
         """[B,T] bool: positions of rows that count at which rewards, values and returns stand."""
         return self.mask if self.value_mask is None else self.value_mask & self.sample_mask[:, None]
 
-    def select(self, rows: Tensor, out: RolloutBatch | None = None) -> RolloutBatch:
-        """The given rows (int64 indices), in that order, every field together. `out`: what an earlier call with as many
-        rows gave, to be overwritten."""
-        if out is None:
-            return self._map(lambda tensor: tensor.index_select(0, rows))
-        for source, target in zip(self._tensors(), out._tensors(), strict=True):
-            torch.index_select(source, 0, rows, out=target)
-        return out
+    def select(self, rows: Tensor) -> RolloutBatch:
+        """The given rows (int64 indices), in that order, every field together."""
+        return self._map(lambda tensor: tensor.index_select(0, rows))
+
+    def empty_like(self) -> RolloutBatch:
+        """A batch of the same fields, whose numbers are still to be written."""
+        return self._map(torch.empty_like)
 
     def split(self, size: int) -> list[RolloutBatch]:
         """The rows in their order, `size` at a time; the tensors are views."""
@@ -209,7 +208,7 @@ class RolloutBatch:
         kept = dataclasses.replace(self, ends=None, bootstrapped=None, end_observations=None, end_values=None)
         return kept._map(lambda tensor: _flatten(tensor, choices))
 
-    def _tensors(self) -> list[Tensor]:
+    def tensors(self) -> list[Tensor]:
         """All there are, in the order of the fields."""
         fields = (getattr(self, name) for name in _TENSOR_FIELDS)
         return [*self.inputs.values(), *(tensor for tensor in fields if tensor is not None)]

@@ -37,7 +37,8 @@ class Recorder:
 
     def __init__(self) -> None:
         self.on = False
-        self._spans: list[Span] = []
+        # plain tuples until they are asked for: quick to make, and no work for the garbage collector
+        self._spans: list[tuple[str, str, str, str, float, float]] = []
         self._here = threading.local()
 
     def settle(self, host: str, lane: str) -> None:
@@ -48,12 +49,12 @@ class Recorder:
         if not self.on:
             return
         host, own = getattr(self._here, "host", "run"), getattr(self._here, "lane", "runner")
-        self._spans.append(Span(host, lane or own, kind, name, _EPOCH + began, time.monotonic() - began))
+        self._spans.append((host, lane or own, kind, name, _EPOCH + began, time.monotonic() - began))
 
     def drain(self) -> list[Span]:
         """What was recorded since the last call."""
         spans, self._spans = self._spans, []
-        return spans
+        return [Span(*span) for span in spans]
 
 
 recorder = Recorder()

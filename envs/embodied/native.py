@@ -56,7 +56,9 @@ class NativeEnvs:
         self._rngs: list[np.random.Generator | None] = [None] * num_envs
         self._positions = np.zeros(num_envs)  # whose change a step rewards
         self.diverged = np.zeros(num_envs, bool)
-        self._find_diverged(np.zeros(num_envs, np.int64))  # compiles
+        # these compile
+        self._find_diverged(np.zeros(num_envs, np.int64))
+        self._task.outcome(np.zeros(num_envs), self._physics.now, np.zeros((num_envs, inner.model.nu), np.float32))
 
     @classmethod
     def of(cls, env: Env[Any, Any], num_envs: int, threads: int, backend: str = "mujoco") -> NativeEnvs | None:
@@ -82,7 +84,10 @@ class NativeEnvs:
             if rng is None or seed is not None:
                 rng = self._rngs[i] = seeding.np_random(seed)[0]
             starts.append(self._task.start(rng))
-        self._physics.reset(which, np.array([qpos for qpos, _ in starts]), np.array([qvel for _, qvel in starts]))
+        qpos, qvel = (np.array(found) for found in zip(*starts, strict=True))
+        began = time.monotonic()
+        self._physics.reset(which, qpos, qvel)
+        recorder.add("work", "physics", began)
         begun = self._physics.now.rows(which)
         self._positions[which] = self._task.position(begun)
         return self._task.observe(begun)

@@ -77,7 +77,8 @@ class BatchedPhysics:
         self, model: mujoco.MjModel, frame_skip: int, num_envs: int, threads: int, fields: Sequence[str]
     ) -> None:
         self._batch: Any = Batch(model, num_envs, min(threads, num_envs))
-        self._frame_skip = frame_skip
+        self._model, self._frame_skip, self._derives = model, frame_skip, bool(fields)
+        self._memory = mujoco.MjData(model)
         self._ctrl = self._batch.bind("ctrl")
         self.warnings: np.ndarray = self._batch.warning[:, _BAD_STATES, 1]
         self.now = Quantities({name: self._batch.bind(name) for name in ("qpos", "qvel", "time", *fields)})
@@ -90,17 +91,24 @@ class BatchedPhysics:
         self._batch.step(which, self._frame_skip)
 
     def reset(self, which: np.ndarray, qpos: np.ndarray, qvel: np.ndarray) -> None:
-        self._batch.reset(which, stage=mujoco.mjtStage.mjSTAGE_NONE)
-        self.now.qpos[which], self.now.qvel[which] = qpos, qvel
-        self._batch.forward(which)
+        # the usual few, sooner done here than by waking the batch's threads; only those can fill its derived fields
+        data = self._memory
+        for row, i in enumerate(which.tolist()):
+            mujoco.mj_resetData(self._model, data)
+            data.qpos[:], data.qvel[:] = qpos[row], qvel[row]
+            if not self._derives:
+                mujoco.mj_forward(self._model, data)
+            mujoco.mj_getState(self._model, data, self._batch.state[i], _STATE)
+        self._batch.warning[which] = 0
+        if self._derives:
+            self._batch.forward(which)
 
     def save(self, index: int) -> np.ndarray:
         state: np.ndarray = self._batch.state[index].copy()
         return state
 
     def restore(self, index: int, state: np.ndarray) -> None:
-        self._batch.reset([index], stage=mujoco.mjtStage.mjSTAGE_NONE)  # clears its warnings
-        self._batch.state[index] = state
+        self._batch.state[index], self._batch.warning[index] = state, 0
 
     def close(self) -> None:
         pass  # the batch ends its threads with itself

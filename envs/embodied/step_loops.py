@@ -36,6 +36,20 @@ def diverged() -> Callable[..., None]:
     return compiled_loops(_diverged, IN_ORDER)
 
 
+@cache
+def within_bounds() -> Callable[..., None]:
+    """(qpos [N,nq], qvel [N,nv], low and high [nq+nv], out: [N] bool): whether every number is strictly between its
+    bounds; without bounds, it may be anything."""
+    return compiled_loops(_within_bounds, IN_ORDER)
+
+
+@cache
+def run_outcome() -> Callable[..., None]:
+    """(speeds, costs [N], healthy [N] bool, forward weight, healthy reward, whether the unhealthy end, out: rewards,
+    ends [N] bool). Rounded as numpy does."""
+    return compiled_loops(_run_outcome, frozenset())
+
+
 def _finish_step(
     finals: Any,
     rewards: Any,
@@ -77,3 +91,23 @@ def _diverged(qpos: Any, qvel: Any, time: Any, warnings: Any, lengths: Any, dt: 
         for j in range(qvel.shape[1]):
             bad |= not abs(qvel[i, j]) < largest
         found[i] = bad
+
+
+def _within_bounds(qpos: Any, qvel: Any, low: Any, high: Any, found: Any) -> None:
+    width = qpos.shape[1]
+    for i in range(len(found)):
+        inside = True
+        for j in range(width):
+            inside &= (low[j] < qpos[i, j] or low[j] == -np.inf) and (qpos[i, j] < high[j] or high[j] == np.inf)
+        for j in range(qvel.shape[1]):
+            k = width + j
+            inside &= (low[k] < qvel[i, j] or low[k] == -np.inf) and (qvel[i, j] < high[k] or high[k] == np.inf)
+        found[i] = inside
+
+
+def _run_outcome(
+    speeds: Any, costs: Any, healthy: Any, weight: Any, reward: Any, terminates: Any, rewards: Any, ends: Any
+) -> None:
+    for i in range(len(rewards)):
+        rewards[i] = weight * speeds[i] + reward * healthy[i] - costs[i]
+        ends[i] = terminates and not healthy[i]

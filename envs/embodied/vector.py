@@ -13,9 +13,8 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cloudpickle
 import numpy as np
@@ -43,12 +42,11 @@ class EpisodeStats:
     success: Success | None = None
 
 
-@dataclass(frozen=True)
-class StepResult:
-    """One step of N environments with D observation numbers; arrays are the receiver's own.
+class StepResult(NamedTuple):
+    """One step of N environments with D observation numbers; arrays are the receiver's own. A tuple: quick to make.
 
     observations [N,D] float32, or uint8 of images: what the next actions answer to, of a new episode where one ended.
-    rewards [N] float64: raw. terminated, truncated [N] bool.
+    rewards [N] float64: raw. terminated, truncated [N] bool. ended [N] bool: either, a new episode has begun.
     invalid [N] bool: the environment gave a number that is not finite or its physics diverged; its episode was ended
     (truncated is set too), its reward is 0 and it is not among `episodes`.
     final_observations [K,D] likewise: last observations of the K episodes that ended, in order of environment; of an
@@ -61,15 +59,11 @@ class StepResult:
     rewards: np.ndarray
     terminated: np.ndarray
     truncated: np.ndarray
+    ended: np.ndarray
     invalid: np.ndarray
     final_observations: np.ndarray
     episodes: list[EpisodeStats]
     failures: int = 0
-
-    @cached_property
-    def ended(self) -> np.ndarray:
-        """[N] bool: a new episode has begun."""
-        return self.terminated | self.truncated
 
 
 class VectorEnv:
@@ -204,7 +198,8 @@ class VectorEnv:
         Raises WorkerDied, Deadline (both name environment and worker) or WorkerError with an environment's traceback.
         """
         assert self._under_way[stage], "send() actions first"
-        with self._closing_on_error():
+        assert not self._closed, f"the environments ({self.description.id}) are closed"
+        try:  # a context of its own would take a twentieth of what follows a step
             if self._workers:
                 began = time.monotonic()
                 self._workers.finish_step(self._part(stage))
@@ -212,20 +207,25 @@ class VectorEnv:
             else:
                 for index in self._part(stage):
                     self._blocks[index].step()
+        except BaseException:
+            with self._closing_on_error():
+                raise
         self._under_way[stage] = False
         self._steps += 1
         buffers, rows = self._buffers, self.rows[stage]
         terminated, truncated = buffers.terminated[rows].copy(), buffers.truncated[rows].copy()
-        ended = (terminated | truncated).nonzero()[0] + rows.start
+        ended = terminated | truncated
+        which = ended.nonzero()[0] + rows.start
         failures, self._failures = self._failures, int(np.add.reduce(buffers.failures))
         return StepResult(
             observations=buffers.observations[rows].copy(),
             rewards=buffers.rewards[rows].copy(),
             terminated=terminated,
             truncated=truncated,
+            ended=ended,
             invalid=buffers.invalid[rows].copy(),
-            final_observations=buffers.final_observations[ended],
-            episodes=self._episodes(ended) if len(ended) else [],
+            final_observations=buffers.final_observations[which] if len(which) else buffers.final_observations[:0],
+            episodes=self._episodes(which) if len(which) else [],
             failures=self._failures - failures,
         )
 

@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 
 from rl_platform.algorithms.compiled_gae import compiled_gae, compiles
-from rl_platform.algorithms.recurrence import CHUNK, bit_mask, chunked_scan, keep, keep_, reverse_scan, triangles
+from rl_platform.algorithms.recurrence import (
+    CHUNK,
+    bit_mask,
+    chunked_scan,
+    compiled_scan,
+    keep,
+    keep_,
+    reverse_scan,
+    triangles,
+)
 
 LONG_ROW = 128  # positions from which chunks are faster than steps
 COMPILE_FROM = 2**22  # positions of a batch from which compiling a loop is won back, within a hundred batches or so
@@ -93,7 +102,8 @@ def _stepwise(
         following = _shifted(reverse_scan(terms, factors))
     else:  # y_{t+1} is the end value, whether t is active or not
         reached = torch.where(ends, end_values, 0.0)
-        scanned = reverse_scan(torch.addcmul(terms, factors, reached), torch.where(ends, 0.0, factors))
+        scan = compiled_scan if compiles(values) else reverse_scan  # embodied runs compile other loops anyway
+        scanned = scan(torch.addcmul(terms, factors, reached), torch.where(ends, 0.0, factors))
         following = torch.where(ends, reached, _shifted(scanned))
     returns = keep((rewards + gamma * following).contiguous(), bits)
     return returns - values, returns

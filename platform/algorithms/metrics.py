@@ -6,10 +6,11 @@ thousands of times. Nothing waits for a device before `finalize`. Names and log 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -52,8 +53,8 @@ class Metrics:
         """All of them merged, in one pass."""
         return cls(
             {names: _sum_of(found) for names, found in _by_key(part.means for part in parts).items()},
-            {name: reduce(_smaller, found) for name, found in _by_key(part.minima for part in parts).items()},
-            {name: reduce(_larger, found) for name, found in _by_key(part.maxima for part in parts).items()},
+            {name: _extreme(found, min, _smaller) for name, found in _by_key(part.minima for part in parts).items()},
+            {name: _extreme(found, max, _larger) for name, found in _by_key(part.maxima for part in parts).items()},
         )
 
     def mean(self, name: str) -> float | None:
@@ -89,10 +90,10 @@ def _merge(
 
 
 def _by_key(parts: Iterable[dict[Key, Value]]) -> dict[Key, list[Value]]:
-    found: dict[Key, list[Value]] = {}
+    found: dict[Key, list[Value]] = defaultdict(list)
     for part in parts:
         for key, value in part.items():
-            found.setdefault(key, []).append(value)
+            found[key].append(value)
     return found
 
 
@@ -100,6 +101,12 @@ def _sum_of(parts: Sequence[Sums]) -> Sums:
     if all(isinstance(part.total, np.ndarray) and isinstance(part.count, float) for part in parts):
         return Sums(np.add.reduce([part.total for part in parts]), sum(part.count for part in parts))
     return reduce(Sums.__add__, parts)
+
+
+def _extreme(
+    found: Sequence[Tensor | float], of_numbers: Callable[[Iterable[float]], float], of_two: Callable[..., Any]
+) -> Tensor | float:
+    return of_numbers(found) if set(map(type, found)) == {float} else reduce(of_two, found)  # type: ignore[arg-type]
 
 
 def _smaller(one: Tensor | float, other: Tensor | float) -> Tensor | float:

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
 import torch
+from torch import Tensor
 
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.records import RolloutBatch
+
+Orders = Callable[[int], torch.Generator | None]
+"""The randomness of an epoch's order, by its number; None: the rows keep theirs."""
 
 
 class MiniBatches:
     """The rows of a batch in mini-batches of `size`, epoch by epoch.
 
-    All shuffled epochs use the same memory and the same records: a mini-batch is valid until the next epoch begins.
+    Shuffled epochs use two copies of the batch in turns: while one is trained on, a thread fills the other. So a
+    mini-batch is valid until the next epoch has begun.
     """
 
     def __init__(self, batch: RolloutBatch, size: int) -> None:
         """Raises ConfigError if `size` does not divide the rows: a smaller last one would weigh its rows more."""
         self._batch, self._size = batch, size
-        self._shuffled: RolloutBatch | None = None
-        self._parts: list[RolloutBatch] = []
+        self._copies: list[tuple[RolloutBatch, list[RolloutBatch]]] = []  # and each one's mini-batches
         rows = len(batch)
         if rows % size:
             divisors = [d for d in range(1, rows + 1) if rows % d == 0]
@@ -32,19 +40,39 @@ class MiniBatches:
             )
             raise ConfigError([problem])
 
-    def epoch(self, generator: torch.Generator | None) -> list[RolloutBatch]:
-        """Every row once, shuffled by `generator`; None: in order."""
-        if generator is None:
+    def epochs(self, count: int, orders: Orders) -> Iterator[list[RolloutBatch]]:
+        """`count` times every row once."""
+        parts = self._epoch(0, orders)
+        with ThreadPoolExecutor(1, "shuffle") as thread:  # which begins with its first task
+            for number in range(1, count):
+                following = thread.submit(self._epoch, number, orders)
+                yield parts
+                parts = following.result()
+        yield parts
+
+    def _epoch(self, number: int, orders: Orders) -> list[RolloutBatch]:
+        if (generator := orders(number)) is None:
             return self._batch.split(self._size)
-        order = torch.randperm(len(self._batch), generator=generator)
-        if self._shuffled is None:
-            self._shuffled = self._batch.select(order)
-            self._parts = self._shuffled.split(self._size)
-        else:
-            self._batch.select(order, out=self._shuffled)
-        return self._parts
+        if number < 2:
+            copy = self._batch.empty_like()
+            self._copies.append((copy, copy.split(self._size)))
+        order, (shuffled, parts) = torch.randperm(len(self._batch), generator=generator), self._copies[number % 2]
+        for source, target in zip(self._batch.tensors(), shuffled.tensors(), strict=True):
+            _take(source, order, target)
+        return parts
+
+
+def _take(source: Tensor, order: Tensor, target: Tensor) -> None:
+    """The rows of `source` in another order."""
+    if source.device.type != "cpu":
+        torch.index_select(source, 0, order, out=target)
+        return
+    if source.dtype == torch.bfloat16:  # which numpy does not know
+        source, target = source.view(torch.int16), target.view(torch.int16)
+    # torch would have the thread start a team, whose end nobody sees to; "raise" would copy twice
+    np.take(source.numpy(), order.numpy(), axis=0, out=target.numpy(), mode="clip")
 
 
 def mini_batches(batch: RolloutBatch, size: int, generator: torch.Generator | None) -> list[RolloutBatch]:
     """One epoch of `MiniBatches`."""
-    return MiniBatches(batch, size).epoch(generator)
+    return next(MiniBatches(batch, size).epochs(1, lambda _: generator))

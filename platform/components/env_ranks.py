@@ -124,7 +124,7 @@ def follow_orders(envs: VectorEnv, rank: int, peers: Peers, done: Callable[[int]
 def _joined(results: Sequence[StepResult], numbers: Sequence[np.ndarray]) -> StepResult:
     if len(results) == 1:
         return results[0]
-    arrays = ("observations", "rewards", "terminated", "truncated", "invalid", "final_observations")
+    arrays = ("observations", "rewards", "terminated", "truncated", "ended", "invalid", "final_observations")
     episodes = [
         replace(episode, env_index=int(numbers[rank][episode.env_index]))
         for rank, result in enumerate(results)

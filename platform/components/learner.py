@@ -84,10 +84,13 @@ class Learner(Evaluator):
 
     def _mini_batches(self, batch: RolloutBatch, size: int, step: int) -> Iterator[tuple[int, RolloutBatch]]:
         """Every epoch's mini-batches, with the number of the epoch."""
-        shuffled, parts = self.config.algorithm.shuffle_mini_batches, MiniBatches(batch, size)
-        for epoch in range(self.epochs):
-            order = generator(self.context.seed, self.kind, step, epoch) if shuffled else None
-            for mini_batch in parts.epoch(order):
+        shuffled = self.config.algorithm.shuffle_mini_batches
+
+        def order(epoch: int) -> torch.Generator | None:
+            return generator(self.context.seed, self.kind, step, epoch) if shuffled else None
+
+        for epoch, parts in enumerate(MiniBatches(batch, size).epochs(self.epochs, order)):
+            for mini_batch in parts:
                 yield epoch, mini_batch
 
     def _count_failure(self, mini_batch: RolloutBatch, step: int, epoch: int) -> None:

@@ -71,6 +71,7 @@ class PolicyRollout:
         self.rows = config.algorithm.rollout_micro_batch_size
         self.generator = torch.Generator(self.device)
         self.version = -1
+        self.places: list[int] = []  # of the parameters in memory, as they were received last
         if self.device.type == "cpu":
             compute_alone()  # a few rows: a team would cost more than it saves, and the simulation needs the cores
         self.compiles = acts_compiled(self.policy, self.device)
@@ -80,9 +81,12 @@ class PolicyRollout:
     def receive(self, weights: Weights) -> WeightsReceived:
         """Act with these weights from now on."""
         self.version = -1  # until all of them are there
-        self.policy.load_state_dict(
-            {name: tensor.to(self.device) for name, tensor in weights.state.items()}, assign=True
-        )
+        state = {name: tensor.to(self.device) for name, tensor in weights.state.items()}
+        places = [tensor.data_ptr() for tensor in state.values()]
+        if places != self.places:  # else the policy's own parameters are these tensors already
+            self.places = []  # a part of them may be loaded before one turns out to be missing
+            self.policy.load_state_dict(state, assign=True)
+            self.places = places
         self.compiled = CompiledPolicy(self.policy) if self.compiles else None
         self.version = weights.version
         return WeightsReceived(weights.version, weights.bytes, weights.buckets)

@@ -141,6 +141,22 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
         read_metrics(tmp_path)
 
 
+def test_tensorboard_has_steps_before_the_run_ends(tmp_path: Path) -> None:
+    """A run that is killed leaves what it logged, but for the last second, though no step waits for the file."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    log = RunLog(tmp_path, ["tensorboard"])
+    log.start(info(tmp_path, None))
+    for step in range(3):
+        log.step(step, {"reward/mean": float(step)})
+    events, until = EventAccumulator(str(tmp_path / "tensorboard")), time.monotonic() + 60
+    while "reward/mean" not in events.Tags()["scalars"] or len(events.Scalars("reward/mean")) < 3:
+        assert time.monotonic() < until
+        time.sleep(0.1)
+        events.Reload()
+    log.close()
+
+
 def test_tensorboard_shows_each_step_once_after_resume(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

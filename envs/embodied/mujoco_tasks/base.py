@@ -84,7 +84,8 @@ def never(count: int) -> np.ndarray:
 def squares(array: np.ndarray) -> np.ndarray:
     """Sum of squares of each row, whatever the shape of a row; [N]."""
     found = np.square(array)
-    return (found if found.ndim == 2 else found.reshape(len(array), -1)).sum(axis=1)
+    summed: np.ndarray = np.add.reduce(found if found.ndim == 2 else found.reshape(len(array), -1), axis=1)
+    return summed
 
 
 def join(parts: Iterable[np.ndarray]) -> np.ndarray:

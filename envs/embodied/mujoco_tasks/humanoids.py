@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rl_platform.envs.embodied.mujoco_tasks.base import NoisyStart, Outcome, Quantities, join, never, squares
-from rl_platform.envs.embodied.mujoco_tasks.locomotion import HealthyRunner, within
+from rl_platform.envs.embodied.mujoco_tasks.locomotion import HealthyRunner
 
 _FIELDS = ("ctrl", "cinert", "cvel", "qfrc_actuator", "cfrc_ext")
 
@@ -56,7 +56,8 @@ class Humanoid(HealthyRunner):
         return self.body.observe(now)
 
     def healthy(self, now: Quantities) -> np.ndarray:
-        return within(now.qpos[:, 2], self.z_range)
+        low, high = self.z_range
+        return (now.qpos[:, 2] > low) & (now.qpos[:, 2] < high)
 
     def costs(self, now: Quantities, actions: np.ndarray) -> np.ndarray:
         contact = np.clip(self.contact_weight * squares(now.cfrc_ext), *self.contact_range)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rl_platform.envs.embodied.mujoco_tasks.base import NoisyStart, Outcome, Quantities, join, never, squares
+from rl_platform.envs.embodied.step_loops import run_outcome, within_bounds
 
 
 class Runner(NoisyStart):
@@ -56,10 +57,10 @@ class HealthyRunner(Runner):
         """[N] bool."""
 
     def outcome(self, speeds: np.ndarray, now: Quantities, actions: np.ndarray) -> Outcome:
-        healthy = self.healthy(now)
-        gains = self.forward_weight * speeds + self.healthy_reward * healthy
-        ends = ~healthy if self.terminates else never(len(healthy))
-        return gains - self.costs(now, actions), ends
+        healthy, costs = self.healthy(now), self.costs(now, actions)
+        rewards, ends = np.empty(len(healthy)), np.empty(len(healthy), bool)
+        run_outcome()(speeds, costs, healthy, self.forward_weight, self.healthy_reward, self.terminates, rewards, ends)
+        return rewards, ends
 
 
 class Walker2d(HealthyRunner):
@@ -67,13 +68,16 @@ class Walker2d(HealthyRunner):
 
     def __init__(self, env: Any) -> None:
         super().__init__(env)
-        self.angle_range: tuple[float, float] = env._healthy_angle_range
+        self.bounds = np.tile([[-np.inf], [np.inf]], self.model.nq + self.model.nv)  # of positions and velocities
+        self.bounds[:, 1], self.bounds[:, 2] = self.z_range, env._healthy_angle_range
 
     def observe(self, now: Quantities) -> np.ndarray:
-        return join((now.qpos[:, self.skipped :], np.clip(now.qvel, -10, 10)))
+        return join((now.qpos[:, self.skipped :], np.minimum(np.maximum(now.qvel, -10.0), 10.0)))
 
     def healthy(self, now: Quantities) -> np.ndarray:
-        return within(now.qpos[:, 1], self.z_range) & within(now.qpos[:, 2], self.angle_range)
+        found = np.empty(len(now.qpos), bool)
+        within_bounds()(now.qpos, now.qvel, *self.bounds, found)
+        return found
 
 
 class Hopper(Walker2d):
@@ -81,11 +85,9 @@ class Hopper(Walker2d):
 
     def __init__(self, env: Any) -> None:
         super().__init__(env)
-        self.state_range: tuple[float, float] = env._healthy_state_range
-
-    def healthy(self, now: Quantities) -> np.ndarray:
-        others = within(now.qpos[:, 2:], self.state_range).all(axis=1) & within(now.qvel, self.state_range).all(axis=1)
-        return super().healthy(now) & others
+        low, high = env._healthy_state_range
+        np.maximum(self.bounds[0, 2:], low, out=self.bounds[0, 2:])
+        np.minimum(self.bounds[1, 2:], high, out=self.bounds[1, 2:])
 
 
 class Ant(HealthyRunner):
@@ -116,8 +118,3 @@ class Ant(HealthyRunner):
 
     def costs(self, now: Quantities, actions: np.ndarray) -> np.ndarray:
         return super().costs(now, actions) + self.contact_weight * squares(np.clip(now.cfrc_ext, *self.force_range))
-
-
-def within(values: np.ndarray, bounds: tuple[float, float]) -> np.ndarray:
-    """Strictly between two bounds."""
-    return (values > bounds[0]) & (values < bounds[1])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from rl_platform.algorithms import compiled_ppo as ppo
 from rl_platform.algorithms.losses import actor_critic_loss
-from rl_platform.algorithms.metrics import Metrics, Sums
+from rl_platform.algorithms.metrics import Metrics, Names, Sums
 from rl_platform.config.algorithm import Algorithm
 from rl_platform.config.components import Optim
 from rl_platform.engines.training.base import Loss, MicroBatches
@@ -231,20 +231,26 @@ def _algorithm_of(loss: Loss) -> Algorithm | None:
 
 
 def _metrics(buffers: _Buffers, rows: int, terms: dict[str, float], algorithm: Algorithm) -> Metrics:
-    asked = {
-        "actor/dual_clip_frac": algorithm.clip_ratio_c,
-        "actor/approx_kl_k3": algorithm.target_kl,
-        "critic/clip_frac": algorithm.value_clip,
-        "critic/out_of_range_frac": algorithm.value_clip,
-    }
-    measured = ((ppo.POLICY_SUMS, buffers.policy.tolist()), (ppo.VALUE_SUMS, buffers.value.tolist()))
-    found = [pair for names, sums in measured for pair in zip(names, sums, strict=False)]
-    names, sums = zip(*(pair for pair in found if asked.get(pair[0], 0) is not None), strict=True)
+    names, kept = _measured(algorithm.clip_ratio_c, algorithm.target_kl, algorithm.value_clip)
     return Metrics(
         means={
-            names: Sums(np.array(sums), float(rows)),
+            names: Sums(np.concatenate((buffers.policy, buffers.value))[kept], float(rows)),
             tuple(terms): Sums(np.array(list(terms.values())), 1.0),
         },
         minima={"actor/ratio_min": float(buffers.policy[ppo.RATIO_MIN])},
         maxima={"actor/ratio_max": float(buffers.policy[ppo.RATIO_MAX])},
     )
+
+
+@cache
+def _measured(dual_clip: float | None, target_kl: float | None, value_clip: float | None) -> tuple[Names, np.ndarray]:
+    """The sums of a step that are reported, and where they are among its policy sums and value sums."""
+    asked = {
+        "actor/dual_clip_frac": dual_clip,
+        "actor/approx_kl_k3": target_kl,
+        "critic/clip_frac": value_clip,
+        "critic/out_of_range_frac": value_clip,
+    }
+    places = [*enumerate(ppo.POLICY_SUMS), *enumerate(ppo.VALUE_SUMS, start=ppo.RATIO_MAX + 1)]
+    places = [(place, name) for place, name in places if asked.get(name, 0) is not None]
+    return tuple(name for _, name in places), np.array([place for place, _ in places])

@@ -12,7 +12,15 @@ from torch import Tensor
 from rl_platform.algorithms import gae as module
 from rl_platform.algorithms.compiled_gae import compiled_gae
 from rl_platform.algorithms.gae import decoupled_gae, gae, length_adaptive_lambda
-from rl_platform.algorithms.recurrence import CHUNK, bit_mask, chunked_scan, keep, triangles
+from rl_platform.algorithms.recurrence import (
+    CHUNK,
+    bit_mask,
+    chunked_scan,
+    compiled_scan,
+    keep,
+    reverse_scan,
+    triangles,
+)
 
 NAN = float("nan")
 
@@ -198,3 +206,14 @@ def test_decoupled_with_equal_lambdas_is_one_pass(monkeypatch: pytest.MonkeyPatc
     assert len(passes) == 1
     decoupled_gae(REWARDS, VALUES, ROWS, 0.9, 0.8, 1.0)
     assert len(passes) == 3
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 64), (64, 7)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_compiled_scan_is_the_one_step_by_step(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    numbers = torch.Generator().manual_seed(0)
+    terms, factors = (torch.randn(shape, generator=numbers, dtype=dtype) for _ in range(2))
+    terms[0, 0] = torch.inf
+    expected = reverse_scan(terms, factors)
+    assert torch.allclose(compiled_scan(terms, factors), expected, atol=1e-6)
+    assert torch.allclose(compiled_scan(terms.t().contiguous().t(), factors), expected, atol=1e-6)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from hypothesis import given
@@ -58,14 +60,60 @@ def test_a_remainder_is_refused_with_the_nearest_size(rows: int, size: int, near
         mini_batches(_batch(rows), size, torch.Generator())
 
 
-def test_epochs_share_their_memory_and_not_their_order() -> None:
-    numbers, parts = torch.Generator().manual_seed(3), MiniBatches(_batch(64), 16)
-    first = parts.epoch(numbers)
-    before, memory = _order(first), [part.rewards.data_ptr() for part in first]
-    second = parts.epoch(numbers)
-    assert [part.rewards.data_ptr() for part in second] == memory
-    assert _order(second) != before
-    assert sorted(_order(second)) == list(range(64))
-    for part in second:
-        assert part.inputs["tokens"].flatten().tolist() == part.group_ids.tolist()
-        assert part.rewards.flatten().tolist() == part.group_ids.tolist()
+def test_epochs_take_turns_at_two_copies() -> None:
+    """While an epoch is trained on, the next one is written beside it."""
+    numbers = torch.Generator().manual_seed(3)
+    orders, memory = [], []
+    for parts in MiniBatches(_batch(64), 16).epochs(5, lambda _: numbers):
+        orders.append(_order(parts))
+        memory.append([part.rewards.data_ptr() for part in parts])
+        for part in parts:
+            assert part.inputs["tokens"].flatten().tolist() == part.group_ids.tolist()
+            assert part.rewards.flatten().tolist() == part.group_ids.tolist()
+    assert memory[0] == memory[2] == memory[4]
+    assert memory[1] == memory[3]
+    assert not set(memory[0]) & set(memory[1])
+    assert len({tuple(order) for order in orders}) == 5
+    assert all(sorted(order) == list(range(64)) for order in orders)
+
+
+def test_the_rows_being_trained_on_stay_while_the_next_epoch_is_written() -> None:
+    """Each epoch's order is asked for in its turn, and the rows of the one before are left alone meanwhile."""
+    asked = [threading.Event() for _ in range(4)]
+
+    def orders(epoch: int) -> torch.Generator:
+        asked[epoch].set()
+        return torch.Generator().manual_seed(epoch)
+
+    alone = [_order(mini_batches(_batch(64), 16, torch.Generator().manual_seed(epoch))) for epoch in range(4)]
+    for epoch, parts in enumerate(MiniBatches(_batch(64), 16).epochs(4, orders)):
+        before = _order(parts)
+        assert epoch == 3 or asked[epoch + 1].wait(60)  # written beside this one
+        assert not any(event.is_set() for event in asked[epoch + 2 :])
+        assert _order(parts) == before == alone[epoch]
+
+
+def test_epochs_may_be_left_early() -> None:
+    before = threading.active_count()
+    epochs = MiniBatches(_batch(64), 16).epochs(1000, lambda epoch: torch.Generator().manual_seed(epoch))
+    assert len(next(epochs)) == 4
+    epochs.close()
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.uint8, torch.float64])
+def test_all_kinds_of_numbers_are_shuffled(dtype: torch.dtype) -> None:
+    batch = _batch(64)
+    batch.inputs["observations"] = torch.arange(64)[:, None, None].expand(64, 1, 3).to(dtype)
+    for parts in MiniBatches(batch, 16).epochs(3, lambda epoch: torch.Generator().manual_seed(epoch)):
+        for part in parts:
+            assert part.inputs["observations"].dtype == dtype
+            assert (part.inputs["observations"] == part.group_ids[:, None, None]).all()
+
+
+def test_what_goes_wrong_in_the_thread_is_raised() -> None:
+    def orders(epoch: int) -> torch.Generator:
+        raise RuntimeError(f"no order for epoch {epoch}")
+
+    with pytest.raises(RuntimeError, match="no order for epoch 0"):
+        next(MiniBatches(_batch(64), 16).epochs(2, orders))

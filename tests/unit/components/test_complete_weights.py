@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from rl_platform.components.actor import LanguageActor, embodied_policy
-from rl_platform.components.policy_rollout import PolicyRollout
+from rl_platform.components.policy_rollout import Observations, PolicyRollout
 from rl_platform.components.rollout import LanguageRollout
 from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces
@@ -63,7 +65,8 @@ def test_only_what_is_not_answered_is_generated_also_of_a_prompt_that_stands_the
     assert sorted(found) == [(1, 1), (3, 0)]
 
 
-def test_a_policy_refuses_half_of_the_weights(context) -> None:
+def policy_rollout(context) -> tuple[PolicyRollout, Callable[[int], Weights]]:
+    """And random weights for it, by their seed."""
     config = Config(
         runner={"task_type": "embodied"},
         cluster={"component_placement": {"actor_critic,env,rollout": "all"}},
@@ -73,7 +76,40 @@ def test_a_policy_refuses_half_of_the_weights(context) -> None:
     )
     spaces = EnvSpaces((4,), ActionSpace("discrete", 2), (), (), ())
     rollout = PolicyRollout(context("rollout"), config, spaces)
-    weights = Weights(3, embodied_policy(config, spaces, 3).state_dict())
+    return rollout, lambda seed: Weights(seed, embodied_policy(config, spaces, seed).state_dict())
+
+
+def test_a_policy_acts_with_what_it_received_last(context) -> None:
+    """The same tensors with other numbers in them, others, and again the first after a part of others."""
+    rollout, weights_of = policy_rollout(context)
+    first, other = weights_of(1), weights_of(2)
+    asked = Observations(np.eye(4, dtype=np.float32), ("act",))
+
+    def acts(weights: Weights) -> np.ndarray:
+        rollout.receive(weights)
+        return rollout.act(asked).log_probs
+
+    def acts_anew(weights: Weights) -> np.ndarray:
+        fresh = policy_rollout(context)[0]
+        fresh.receive(weights)
+        return fresh.act(asked).log_probs
+
+    before = acts(first)
+    assert np.array_equal(before, acts_anew(first))
+    for tensor in first.state.values():
+        tensor.mul_(2.0)
+    assert np.array_equal(changed := acts(first), acts_anew(first))
+    assert not np.array_equal(changed, before)
+    assert np.array_equal(acts(other), acts_anew(other))
+    assert np.array_equal(acts(first), changed)
+    with pytest.raises(RuntimeError):
+        rollout.receive(half_of(other, 4))
+    assert np.array_equal(acts(first), changed)
+
+
+def test_a_policy_refuses_half_of_the_weights(context) -> None:
+    rollout, weights_of = policy_rollout(context)
+    weights = weights_of(3)
     channels: list[Channel[Any]] = [Channel("observations", 2, 5.0), Channel("actions", 2, 5.0)]
     channels[0].close()
     for broken in (None, half_of(weights, 4)):

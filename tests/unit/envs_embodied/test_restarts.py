@@ -103,7 +103,7 @@ def by_stages(envs: VectorEnv, actions: np.ndarray) -> StepResult:
     for stage, rows in enumerate(envs.rows):
         envs.send(actions[rows], stage)
     parts = [envs.receive(stage) for stage in range(len(envs.rows))]
-    names = ("observations", "rewards", "terminated", "truncated", "invalid", "final_observations")
+    names = ("observations", "rewards", "terminated", "truncated", "ended", "invalid", "final_observations")
     joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
     failures = sum(part.failures for part in parts)
     return StepResult(**joined, episodes=[one for part in parts for one in part.episodes], failures=failures)

@@ -32,7 +32,7 @@ def _through_a_file(state: dict) -> dict:
 
 
 def _assert_equal(ours: StepResult, theirs: StepResult) -> None:
-    for name in ("observations", "rewards", "terminated", "truncated", "invalid", "final_observations"):
+    for name in ("observations", "rewards", "terminated", "truncated", "ended", "invalid", "final_observations"):
         assert np.array_equal(getattr(ours, name), getattr(theirs, name)), name
     assert ours.episodes == theirs.episodes
 

@@ -80,6 +80,11 @@ def test_a_run_records_its_work(changes: list[str], tmp_path: Path) -> None:
     assert counts["optimizer step"] == 3 * loaded.config.algorithm.ppo_epochs * 2
     assert counts["physics"] >= 3 * 16
     assert counts["inference"] >= 3 * (16 + 1)  # actions of every step, log-probs and values of the rollout
+    physics = [event["ts"] for events in lanes.values() for event in events if event["name"] == "physics"]
+    evaluations = [event for event in lanes["runner"] if event["name"] == "validate"]
+    assert len(evaluations) == 2
+    for event in evaluations:  # the same work as in training
+        assert any(event["ts"] < began < event["ts"] + event["dur"] for began in physics)
     shares = work_shares(lanes)
     assert 0 < shares["rest"] < 1
     assert sum(shares.values()) >= 1 - 1e-9
