@@ -122,6 +122,13 @@ def launch(arguments: Arguments) -> None:
     loaded, placement, inventory = load(arguments.config, arguments.overrides)
     if arguments.print_config:
         print(loaded.resolved_yaml(), end="")
+    try:
+        _carry_out(arguments, loaded, placement, inventory)
+    except ConfigError as error:
+        raise type(error)([_located(problem, loaded) for problem in error.problems]) from error
+
+
+def _carry_out(arguments: Arguments, loaded: LoadedConfig, placement: Placement, inventory: Inventory) -> None:
     if arguments.plan is not None:
         print(plan_text(arguments.plan, (loaded, placement, inventory), arguments.calibrate, load), end="")
     if arguments.slurm is not None:
@@ -131,17 +138,14 @@ def launch(arguments: Arguments) -> None:
     stops = arguments.print_config or arguments.plan is not None or arguments.slurm is not None
     if stops and not arguments.check:
         return
-    try:
-        if arguments.check:
-            from rl_platform.launch.check.run import check  # only here: it loads torch
+    if arguments.check:
+        from rl_platform.launch.check.run import check  # only here: it loads torch
 
-            check(loaded)
-        else:
-            from rl_platform.launch.session import run  # only here: it loads torch
+        check(loaded)
+    else:
+        from rl_platform.launch.session import run  # only here: it loads torch
 
-            run(loaded, arguments.config, placement, inventory)
-    except ConfigError as error:
-        raise type(error)([_located(problem, loaded) for problem in error.problems]) from error
+        run(loaded, arguments.config, placement, inventory)
 
 
 def evaluate_run(name: str, overrides: Sequence[str]) -> None:
@@ -182,7 +186,8 @@ def _check_usage(plan: PlanForm | None, calibrate: str | None, slurm: bool, slur
 
 
 def _located(problem: Problem, loaded: LoadedConfig) -> Problem:
-    return problem if problem.where else replace(problem, where=loaded.where(problem.key))
+    is_option = problem.key.startswith("--")
+    return problem if problem.where or is_option else replace(problem, where=loaded.where(problem.key))
 
 
 def main() -> None:

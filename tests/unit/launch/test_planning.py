@@ -41,15 +41,18 @@ def test_plan_of_another_form_is_wrong_usage(command):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("actor.parallel.tensor=3",), "actor.parallel: 4 ranks of actor cannot hold whole copies"),
-        (("actor.parallel.tensor=2",), "critic.parallel: a process has one layout for all its models"),
+        (("actor.parallel.tensor=3",), "command line: actor.parallel: 4 ranks of actor cannot hold whole copies"),
+        (
+            ("actor.parallel.tensor=2",),
+            "reasoning.yaml:25: critic.parallel: a process has one layout for all its models",
+        ),
         (
             ("actor.parallel.tensor=4", "critic.parallel.tensor=4", "actor.model.random_init.num_heads=2"),
-            "actor.parallel.tensor: tensor ranks have equal shares of the model's 2 attention heads",
+            "command line: actor.parallel.tensor: tensor ranks have equal shares of the model's 2 attention heads",
         ),
         (
             ("actor.parallel.pipeline=4", "critic.parallel.pipeline=4", "actor.model.random_init.num_layers=6"),
-            "actor.parallel.pipeline: pipeline stages have equally many of the model's 6 layers",
+            "command line: actor.parallel.pipeline: pipeline stages have equally many of the model's 6 layers",
         ),
     ],
 )
