@@ -24,7 +24,7 @@ class PlainView:
         self.console = console
         self._info: RunInfo | None = None
         self._lock = threading.Lock()
-        self._phase = ""
+        self._current = threading.local()  # phases of several threads run side by side
         self._said = time.monotonic()
 
     def start(self, info: RunInfo) -> None:
@@ -34,11 +34,12 @@ class PlainView:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        before, self._phase = self._phase, name
+        before = getattr(self._current, "phase", "")
+        self._current.phase = name
         try:
             yield
         finally:
-            self._phase = before
+            self._current.phase = before
 
     def progress(self, done: int, total: int, unit: str, **numbers: float) -> None:
         with self._lock:
@@ -46,7 +47,7 @@ class PlainView:
                 return
             self._said = time.monotonic()
         extra = "".join(f"  {number(value)} {name}" for name, value in numbers.items())
-        self._print(f"  {self._phase}  {done}{f'/{total}' if total else ''} {unit}{extra}")
+        self._print(f"  {getattr(self._current, 'phase', '')}  {done}{f'/{total}' if total else ''} {unit}{extra}")
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         history = self._history

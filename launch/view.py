@@ -36,6 +36,7 @@ def terminal_view(console: Console | None = None) -> Reporter:
 class _Phase:
     name: str
     began: float
+    thread: int
     done: int = 0
     total: int = 0
     unit: str = ""
@@ -68,7 +69,7 @@ class LiveView:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        phase = _Phase(name, time.monotonic())
+        phase = _Phase(name, time.monotonic(), threading.get_ident())
         self._phases.append(phase)
         self._changed.set()
         try:
@@ -78,7 +79,8 @@ class LiveView:
             self._changed.set()
 
     def progress(self, done: int, total: int, unit: str, **numbers: float) -> None:
-        for phase in self._phases[-1:]:
+        own = [phase for phase in self._phases if phase.thread == threading.get_ident()]
+        for phase in own[-1:]:
             phase.done, phase.total, phase.unit, phase.numbers = done, total, unit, numbers
         self._changed.set()
 
@@ -127,22 +129,17 @@ class LiveView:
 
     def _header(self, width: int) -> list[Text]:
         assert self._info is not None
-        history, phases = self._history, list(self._phases)
+        history = self._history
         source = f"  {self._info.config_path}" if self._info.config_path else ""
         title = Text.assemble((self._info.experiment, "bold"), (f"{source}  → {self._info.output_dir}", "dim"))
         pace = f"{duration(history.seconds_per_step)}/step  ETA {duration(history.eta)}"
         steps = f"{history.step}/{history.max_steps}  {pace}"
         lines = [title, _progress("step", history.step, history.max_steps, steps, width, "green")]
-        if phases:
-            phase = phases[-1]
-            count = f"{phase.done}{f'/{phase.total}' if phase.total else ''} {phase.unit}  " if phase.unit else ""
-            extra = "".join(f"  {number(value)} {name}" for name, value in (phase.numbers or {}).items())
-            status = f"{count}{duration(time.monotonic() - phase.began)}{extra}"
-            name = phase.name if len(phases) == 1 else f"{phases[0].name} › {phase.name}"
-            lines.append(_progress(name, phase.done, phase.total, status, width, "cyan"))
-        else:
-            lines.append(Text())
-        return lines
+        threads: dict[int, list[_Phase]] = {}
+        for phase in list(self._phases):
+            threads.setdefault(phase.thread, []).append(phase)
+        lines += [_phase_line(phases, width) for phases in threads.values()]
+        return lines if threads else [*lines, Text()]
 
     def _numbers(self, width: int) -> list[Text]:
         history = self._history
@@ -186,6 +183,16 @@ class LiveView:
             Text.assemble((label, "dim"), (printable(prompt), "dim")),
             Text.assemble(" " * _LABEL, printable(response), (f"  reward {number(reward)}", "bold")),
         ]
+
+
+def _phase_line(phases: Sequence[_Phase], width: int) -> Text:
+    """How far the innermost of these phases is, each of which is within the one before."""
+    phase = phases[-1]
+    count = f"{phase.done}{f'/{phase.total}' if phase.total else ''} {phase.unit}  " if phase.unit else ""
+    extra = "".join(f"  {number(value)} {name}" for name, value in (phase.numbers or {}).items())
+    status = f"{count}{duration(time.monotonic() - phase.began)}{extra}"
+    name = phase.name if len(phases) == 1 else f"{phases[0].name} › {phase.name}"
+    return _progress(name, phase.done, phase.total, status, width, "cyan")
 
 
 def _progress(label: str, done: int, total: int, status: str, width: int, style: str) -> Text:

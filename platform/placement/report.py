@@ -81,6 +81,7 @@ def plan_report(
     streams = frozenset(name for chain in streaming_chains(config, layout, turns.leaving) for name in chain)
     memory = MemoryModel(config, found, layout, on_gpu=True)
     phases = CostModel(config, found, device, calibration).phases(layout)
+    full_kl = config.algorithm.full_kl_in_reward
     unknown = {name: reason for name, reason in unknown.items() if name in layout.parts}
     return Report(
         config=config,
@@ -91,7 +92,7 @@ def plan_report(
         shapes=found,
         unknown=unknown,
         devices=tuple(_devices(config, found, placement, inventory, layout, turns)),
-        spans=timeline(phases, layout, streams, waves(config, layout), swaps(turns, memory, device)),
+        spans=timeline(phases, layout, streams, waves(config, layout), swaps(turns, memory, device), full_kl),
         divisions=divisions(config, layout),
         turns=turns,
         streams=streams,

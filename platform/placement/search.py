@@ -93,7 +93,8 @@ def search(config: Config, inventory: Inventory, calibration: Mapping[str, Corre
         else:
             streams = {name for chain in streaming_chains(config, layout, turns.leaving) for name in chain}
             moves = swaps(turns, memory, device)
-            spans = timeline(model.phases(layout), layout, streams, waves(config, layout), moves)
+            full_kl = config.algorithm.full_kl_in_reward
+            spans = timeline(model.phases(layout), layout, streams, waves(config, layout), moves, full_kl)
             fitting.append(Candidate(keys, spans, peak))
     if not fitting and not peaks:
         message = f"on {available} devices no placement gives the models ranks that their layouts divide"

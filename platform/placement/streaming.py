@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from rl_platform.config.schema import Config
+from rl_platform.placement.chains import chains
 from rl_platform.placement.layout import Layout
 from rl_platform.placement.memory import micro_batch_rows, rows_per_step
 
@@ -16,9 +17,8 @@ LEAST_PARTS = 4  # of a batch: the last part waits for the last response, so it 
 
 
 def streaming_chains(config: Config, layout: Layout, leaving: Collection[str] = ()) -> tuple[tuple[str, ...], ...]:
-    """The components that evaluate finished responses while others are generated. Those of one chain share devices or
-    need one another's results, and work in this order; chains work side by side. `leaving`: components that are on
-    their devices only in phases of their own.
+    """The chains of components that evaluate finished responses while others are generated. `leaving`: components that
+    are on their devices only in phases of their own.
 
     Empty where rows may still be dropped or left for later (dynamic sampling, partial rollouts), where the models are
     being trained meanwhile (`runner.max_staleness`), and for embodied runs, whose values come with the actions.
@@ -35,12 +35,7 @@ def streaming_chains(config: Config, layout: Layout, leaving: Collection[str] = 
     ]
     if algorithm.full_kl_in_reward and "reference" not in names and "actor" in names:
         names.remove("actor")  # it compares to the reference's hidden states, which come later
-    chains: list[tuple[str, ...]] = []
-    for name in names:
-        linked = [chain for chain in chains if any(_linked(name, other, config, layout) for other in chain)]
-        chains = [chain for chain in chains if chain not in linked]
-        chains.append((*(other for chain in linked for other in chain), name))
-    return tuple(chains)
+    return chains(names, config, layout)
 
 
 def part_rows(config: Config, layout: Layout, names: Collection[str]) -> int:
@@ -49,8 +44,3 @@ def part_rows(config: Config, layout: Layout, names: Collection[str]) -> int:
     ranks = {name: layout.parts[name].ranks for name in names}
     wanted = max((forward or micro_batch_rows(config, name, count)) * count for name, count in ranks.items())
     return min(wanted, -(-rows_per_step(config) // LEAST_PARTS))
-
-
-def _linked(name: str, other: str, config: Config, layout: Layout) -> bool:
-    compared = config.algorithm.full_kl_in_reward and {name, other} == {"reference", "actor"}
-    return compared or other in layout.turns[name]

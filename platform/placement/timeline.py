@@ -52,11 +52,13 @@ def timeline(
     streams: Collection[str] = (),
     waves: int = 1,
     swaps: Mapping[str, Swap] | None = None,
+    full_kl: bool = False,
 ) -> tuple[Span, ...]:
     """The spans of one step, ordered by stage. `streams`: components that evaluate what is finished while the rest of
-    `waves` waves of responses is generated. `swaps`: by phase."""
+    `waves` waves of responses is generated. `swaps`: by phase. `full_kl`: log-probs wait for the reference's states."""
     spans: list[Span] = []
     free: dict[str, float] = {}  # when each component's devices are free again
+    linked = {layout.policy: {"reference"}, "reference": {layout.policy}} if full_kl else {}
     ready = 0.0
     for stage in STAGES:
         finished = ready
@@ -64,14 +66,15 @@ def timeline(
             if phase not in phases:
                 continue
             name, cost = phases[phase]
+            meets = layout.turns[name] | linked.get(name, set())
             start = max(ready, free.get(name, 0.0))
             span = _span(phase, name, start, cost, (swaps or {}).get(phase))
             if stage is EVALUATION and name in streams and waves > 1:
                 before = (phases[other] for other in stage[: stage.index(phase)] if other in phases)
-                ahead = sum(cost.seconds for other, cost in before if other in streams and other in layout.turns[name])
+                ahead = sum(cost.seconds for other, cost in before if other in streams and other in meets)
                 span = _streamed(span, next(other for other in spans if other.phase == "generate"), waves, ahead)
             spans.append(span)
-            for other in (name, *layout.turns[name]):
+            for other in (name, *meets):
                 free[other] = max(free.get(other, 0.0), span.stop)
             finished = max(finished, span.stop)
             spans += _beside(span, layout)

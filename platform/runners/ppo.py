@@ -1,9 +1,11 @@
 """The PPO loop that embodied and reasoning runs share.
 
-    sync weights -> collect (generate and score, or act and simulate) -> [reference log-probs] -> log-probs -> values
-                 -> advantages and returns -> [PF-PPO] -> critic epochs -> actor epochs -> validate, log, checkpoint
+    sync weights -> collect (generate and score, or act and simulate) -> [reference log-probs] [log-probs] [values]
+                 -> advantages and returns -> PF-PPO if asked -> [critic epochs] [actor epochs]
+                 -> validate, log, checkpoint
 
-What differs between the tasks is behind `Task`; where components run is the runtime's business.
+Neighbours in brackets run side by side where their components share no device. What differs between the tasks is behind
+`Task`; where components run is the runtime's business.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from rl_platform.errors import Diverged
 from rl_platform.metrics import Reporter
 from rl_platform.records import RolloutBatch, WeightsReceived
 from rl_platform.rng import generator
+from rl_platform.runners.phases import Phase, Phases
 from rl_platform.runners.rollouts import Collected, Rollouts
 from rl_platform.runners.state import RunState
 from rl_platform.runners.timings import ComponentTimings
@@ -40,7 +43,7 @@ MISMATCH_LIMITS = {"mismatch/prob_error": 1.05, "mismatch/k3": 1e-3}
 class Learners:
     """The worker groups that hold models. critic None: values come from the actor, or the estimator needs none;
     reference None: no KL terms, or they compare to the actor without its adapters, with `reference_is_base`.
-    turns None: nobody leaves its devices for others."""
+    turns None: all are on the same devices, which nobody leaves for others."""
 
     actor: WorkerGroup
     critic: WorkerGroup | None = None
@@ -135,6 +138,7 @@ class PPO:
 
     def __init__(self, config: Config, learners: Learners, reporter: Reporter) -> None:
         self.algorithm, self.learners, self.reporter = config.algorithm, learners, reporter
+        self.phases = Phases(config, learners.turns, reporter)
         self.seed, self.warned_of_mismatch = config.runner.seed, False
         self.kl_controller = kl_controller(config.algorithm.kl_ctrl)
         # the correction gives weight 0 to what is not finite, and counts it
@@ -178,31 +182,22 @@ class PPO:
         if batch.ends is not None:
             batch = batch.flatten()
         actor, critic = self.learners.actor, self.learners.critic
+        training: list[Phase] = []
         if critic is not None:
-            metrics |= self._run("train critic", critic.update, batch, step)
+            training.append(Phase("train critic", "critic", lambda _: critic.update(batch, step)))
         if self.trains_actor(step):
+            kept = batch
             if correction is not None and correction.denominator == "kept":
-                batch = replace(batch, action_mask=batch.action_mask & (batch.loss_weights > 0))
-            metrics |= self._run("train actor", actor.update, batch, step)
-        return metrics
+                kept = replace(batch, action_mask=batch.action_mask & (batch.loss_weights > 0))
+            training.append(Phase("train actor", "actor", lambda _: actor.update(kept, step)))
+        return metrics | self.phases.run(training)
 
     def _estimate(self, batch: RolloutBatch) -> tuple[RolloutBatch, Metrics]:
         """The batch with log-probs, values, advantages and returns. What the collection has evaluated stays."""
         metrics: Metrics = {}
-        source = self.algorithm.old_log_probs
-        if source == "rollout":
+        if self.algorithm.old_log_probs == "rollout":
             batch = replace(batch, log_probs=batch.rollout_log_probs)
-        if self.learners.reference_is_base:
-            batch = replace(batch, **self._run("reference", self.learners.actor.evaluate_reference, batch))
-        for name, known, group in (
-            # first: a full KL is measured by the actor, from the reference's states
-            ("reference", batch.reference_log_probs, self.learners.reference),
-            ("log-probs", batch.log_probs, self.learners.actor if source == "recompute" else None),
-            ("values", batch.values, self.learners.critic),
-        ):
-            if group is not None and known is None:
-                fields = self._run(name, group.evaluate, batch)
-                batch = replace(batch, **fields)
+        batch = replace(batch, **self.phases.run(self._evaluations(batch)))
         check_batch(batch, self.tolerated)  # before a KL penalty spreads what is wrong with log-probs into the rewards
         if self.algorithm.use_kl_in_reward:
             coefficient = self.kl_controller.coefficient
@@ -220,6 +215,19 @@ class PPO:
         check_batch(batch, self.tolerated)
         return batch, metrics
 
+    def _evaluations(self, batch: RolloutBatch) -> list[Phase]:
+        """The reference first: a full KL is measured by the actor, from the reference's states."""
+        learners, phases = self.learners, []
+        if learners.reference is not None and batch.reference_log_probs is None:
+            phases.append(_evaluation("reference", "reference", learners.reference.evaluate, batch))
+        if learners.reference_is_base:
+            phases.append(_evaluation("reference", "actor", learners.actor.evaluate_reference, batch))
+        if self.algorithm.old_log_probs == "recompute" and batch.log_probs is None:
+            phases.append(_evaluation("log-probs", "actor", learners.actor.evaluate, batch))
+        if learners.critic is not None and batch.values is None:
+            phases.append(_evaluation("values", "critic", learners.critic.evaluate, batch))
+        return phases
+
     def _warn_of_mismatch(self, metrics: Metrics) -> None:
         """Once in a run: the two engines differ by more than rounding does."""
         passed = {name: metrics[name] for name, limit in MISMATCH_LIMITS.items() if metrics.get(name, 0.0) > limit}
@@ -230,15 +238,12 @@ class PPO:
             message = "rollout and training engine give the same tokens different probabilities"
             self.reporter.note(f"{message}: {found}{advice}")
 
-    def _run(self, phase: str, call: Callable[..., Handle], *arguments: Any) -> Any:
-        """The result of a call on a worker group, as a phase of the step."""
-        with self.reporter.phase(phase):
-            if self.learners.turns is not None:
-                self.learners.turns.before(phase)
-            return call(*arguments).wait(on_progress=self.reporter.progress)[0]
-
     def state_dict(self) -> dict[str, Any]:
         return {"kl_controller": self.kl_controller.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.kl_controller.load_state_dict(state["kl_controller"])
+
+
+def _evaluation(name: str, component: str, call: Callable[[RolloutBatch], Handle], batch: RolloutBatch) -> Phase:
+    return Phase(name, component, lambda known: call(replace(batch, **known)))

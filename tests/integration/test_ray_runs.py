@@ -24,6 +24,10 @@ REASONING = {
         "cluster.component_placement={'actor,critic': 0-1, rollout: 2, reward: 3}",
         "rollout.sync=delta",
     ],
+    "each learner apart": [
+        "cluster.devices_per_node=4",
+        "cluster.component_placement={actor: 0, critic: 1, 'rollout,reward': 2}",
+    ],
     "apart, weights by a process group": [
         "cluster.devices_per_node=4",
         "cluster.component_placement={'actor,critic': 0-1, rollout: 2, reward: 3}",
@@ -81,13 +85,13 @@ def calls(lane: str) -> list[str]:
     return [name for name, _, _ in spans(lane)]
 
 
-def spans(lane: str) -> list[tuple[str, float, float]]:
-    """(call, begin, end) of a component's rank in the last run's timeline."""
+def spans(lane: str, kind: str = "call") -> list[tuple[str, float, float]]:
+    """(name, begin, end) of the spans of that kind in a lane of the last run's timeline."""
     events = json.loads(Path("out/trace.json").read_text())["traceEvents"]
     lanes = [event for event in events if event["name"] == "thread_name" and event["args"]["name"] == lane]
     (place,) = {(event["pid"], event["tid"]) for event in lanes}
     own = [event for event in events if event["ph"] == "X" and (event["pid"], event["tid"]) == place]
-    return [(event["name"], event["ts"], event["ts"] + event["dur"]) for event in own if event["cat"] == "call"]
+    return [(event["name"], event["ts"], event["ts"] + event["dur"]) for event in own if event["cat"] == kind]
 
 
 @pytest.mark.usefixtures("nothing_left")
@@ -95,7 +99,10 @@ def spans(lane: str) -> list[tuple[str, float, float]]:
 def test_reasoning_learns_what_one_process_learns(learned, scored: str, name: str) -> None:
     expected = learned("reasoning.yaml", scored)
     assert_equal(learned("reasoning.yaml", scored, *REASONING[name]), expected)
-    parts = 4 if name.startswith("apart") else 1  # evaluated while others are generated, or all at once
+    parts = 4 if "apart" in name else 1  # evaluated while others are generated, or all at once
+    for learner in ("actor", "critic"):
+        lane = f"runner ({learner})" if name == "each learner apart" else "runner"  # side by side, or in turns
+        assert f"train {learner}" in [phase for phase, *_ in spans(lane, "phase")]
     for lane in ("actor[0]", "critic[0]"):
         assert [called for called in calls(lane) if called == "evaluate"] == ["evaluate"] * parts * STEPS, lane
     for lane in ("actor[0]", "critic[0]", "rollout[0]"):
@@ -111,15 +118,20 @@ def test_reasoning_learns_what_one_process_learns(learned, scored: str, name: st
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_apart_a_rollout_one_update_old_is_generated_while_the_models_are_trained(learned, scored: str) -> None:
+def test_apart_a_rollout_one_update_old_is_generated_before_the_weights_change(learned, scored: str) -> None:
     one_ahead = "reasoning.yaml", scored, "runner.max_staleness=1", "algorithm.rollout_is={}"
     expected = learned(*one_ahead)
     apart = "cluster.component_placement={'actor,critic': 0, 'rollout,reward': 1}"
     assert_equal(learned(*one_ahead, "cluster.devices_per_node=2", apart), expected)
-    generating = [(began, ended) for name, began, ended in spans("rollout[0]") if name == "generate"]
-    learning = [(began, ended) for name, began, ended in spans("actor[0]") + spans("critic[0]") if name != "publish"]
-    beside = [any(first < ended and began < last for first, last in learning) for began, ended in generating]
-    assert sum(beside) == STEPS - 1, "all but the first one, and validations, which follow the training"
+    logged = [json.loads(line) for line in Path("out/metrics.jsonl").read_text().splitlines()]
+    validated = [step["step"] for step in logged if "val/accuracy" in step]
+    generated = [began for name, began, _ in spans("rollout[0]") if name == "generate"]
+    published = [began for name, began, _ in spans("actor[0]") if name == "publish"]
+    assert len(published) == STEPS + 1
+    for step in range(1, STEPS + 1):  # the rollouts of all steps so far, and of the next one
+        validations = sum(earlier < step for earlier in validated)
+        rollouts = sum(began < published[step] for began in generated) - validations
+        assert rollouts == min(step + 1, STEPS)
 
 
 Launched = Callable[..., tuple[Any, list[psutil.Process]]]

@@ -183,6 +183,28 @@ def test_a_redraw_takes_less_than_one_percent(tmp_path: Path) -> None:
     assert min(costs) < 0.0025
 
 
+def test_phases_side_by_side_have_a_line_each(view: LiveView) -> None:
+    """The second one in a thread of its own, which stays in it until both were looked at."""
+    begun, looked = threading.Event(), threading.Event()
+
+    def train_actor() -> None:
+        with view.phase("train actor"):
+            view.progress(3, 8, "micro-batches")
+            begun.set()
+            assert looked.wait(60)
+
+    thread = threading.Thread(target=train_actor)
+    with view.phase("train critic"):
+        thread.start()
+        assert begun.wait(60)
+        view.progress(5, 8, "micro-batches")
+        lines = screen(view).splitlines()
+        looked.set()
+        thread.join()
+    assert [line for line in lines if "train critic" in line and "5/8" in line]
+    assert [line for line in lines if "train actor" in line and "3/8" in line]
+
+
 def test_reports_from_many_threads(view: LiveView) -> None:
     errors = []
 
@@ -201,6 +223,30 @@ def test_reports_from_many_threads(view: LiveView) -> None:
     for thread in threads:
         thread.join()
     assert errors == []
+
+
+def test_a_plain_line_names_the_phase_of_its_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain, "QUIET_SECONDS", 0.0)
+    view = PlainView(console(width=80, terminal=False))
+    begun, over = threading.Event(), threading.Event()
+
+    def train_actor() -> None:
+        with view.phase("train actor"):
+            begun.set()
+            assert over.wait(60)
+
+    thread = threading.Thread(target=train_actor)
+    with view.phase("train critic"):
+        thread.start()
+        assert begun.wait(60)
+        view.progress(5, 8, "micro-batches")
+        over.set()
+        thread.join()
+        view.progress(6, 8, "micro-batches")
+    assert view.console.file.getvalue().splitlines() == [
+        "  train critic  5/8 micro-batches",
+        "  train critic  6/8 micro-batches",
+    ]
 
 
 def test_plain_lines_without_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

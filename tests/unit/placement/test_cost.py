@@ -114,6 +114,31 @@ def test_partly_shared_gpus_serialise_those_who_share(plans: Any) -> None:
     assert spans["train actor"].start == spans["train critic"].stop
 
 
+@pytest.mark.parametrize("penalty", ["k1", "full"])
+def test_a_full_kl_waits_for_the_reference(plans: Any, penalty: str) -> None:
+    """Which the actor compares to, on devices of its own; the values wait for nobody."""
+    spans = kl_spans(plans, penalty, rows=64)
+    assert not spans["reference"].note
+    assert spans["values"].start == spans["reference"].start == spans["generate"].stop
+    assert spans["log-probs"].start == (spans["reference"].stop if penalty == "full" else spans["values"].start)
+
+
+def test_a_part_that_streams_waits_as_well(plans: Any) -> None:
+    compared, alone = kl_spans(plans, "full", rows=1024), kl_spans(plans, "k1", rows=1024)
+    assert compared["reference"].note
+    assert compared["log-probs"].note
+    assert compared["log-probs"].stop > alone["log-probs"].stop
+    assert compared["values"] == alone["values"]
+
+
+def kl_spans(plans: Any, penalty: str, rows: int) -> dict[str, Any]:
+    """By phase, with a reference on GPUs of its own whose KL is in the rewards."""
+    keys = ("algorithm.use_kl_in_reward=true", "algorithm.use_kl_loss=false", f"algorithm.kl_penalty={penalty}")
+    sizes = (f"data.train_batch_size={rows}", f"data.mini_batch_size={rows}", "rollout.max_running_requests=64")
+    apart = {"actor": "0-1", "critic": "2-3", "reference": "4-5", "rollout,reward": "6-7"}
+    return {span.phase: span for span in plans.report(plans.config(*keys, *sizes, placement=apart)).spans}
+
+
 def test_the_gantt_draws_bars_to_scale(plans: Any) -> None:
     report = plans.report(plans.config(placement=APART))
     lines = gantt(report.spans)
