@@ -22,6 +22,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # there is another one beside it
 gc.disable()  # thousands of tests are collected, and none of them is garbage
+gc.set_threshold(50_000, 20, 20)  # later: torch and transformers are not looked through again and again
 
 
 def pytest_collection_finish() -> None:
