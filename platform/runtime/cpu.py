@@ -55,6 +55,23 @@ def release_team() -> None:
         _libgomp().omp_pause_resource_all(_PAUSE_SOFT)
 
 
+def has_team() -> bool:
+    """Whether `run_by_team` can be called."""
+    try:
+        return hasattr(_libgomp(), "GOMP_parallel")
+    except OSError:
+        return False
+
+
+def run_by_team(function: int, argument: int) -> None:
+    """Have every thread of the calling thread's team, itself included, call the compiled function at this address with
+    this pointer: those that compute torch's operations, so that no second team competes for the cores."""
+    import torch
+
+    threads = torch.get_num_threads()
+    _libgomp().GOMP_parallel(ctypes.c_void_p(function), ctypes.c_void_p(argument), threads, 0)
+
+
 @cache
 def _libgomp() -> ctypes.CDLL:
     """By name, as torch brings its own. Raises OSError, which is not kept, while it is not loaded."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from rl_platform.engines.rollout.kv_cache import KVCache, Page, Pool
+from rl_platform.runtime.cpu import has_team
 
 
 @dataclass(frozen=True)
@@ -181,6 +182,16 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, 
     weights = scores.sub_(torch.amax(scores, dim=-1, keepdim=True, out=largest)).exp_()
     torch.sum(weights, dim=-1, keepdim=True, out=totals)
     torch.bmm(weights.to(values.dtype), values, out=sums)
+
+
+def decode_attention(cache: KVCache) -> tuple[Any, Any]:
+    """(Readers, DecodeAttention) or what does the same with a compiled loop, which is faster where there is one."""
+    if cache.tails.device.type == "cpu" and cache.tails.dtype == torch.float32 and has_team():
+        # here, as GPUs never need numba
+        from rl_platform.engines.rollout.decode_kernel import CompiledDecodeAttention, PageTable
+
+        return PageTable, CompiledDecodeAttention
+    return Readers, DecodeAttention
 
 
 class StepAttention:

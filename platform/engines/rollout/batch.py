@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from rl_platform.engines.rollout.attention import DecodeAttention, PrefillAttention, Readers, Span, StepAttention
+from rl_platform.engines.rollout.attention import PrefillAttention, Span, StepAttention, decode_attention
 from rl_platform.engines.rollout.base import Completion, Request
 from rl_platform.engines.rollout.decoder import FusedDecoder, TransformersDecoder
 from rl_platform.engines.rollout.kv_cache import KVCache, Page
@@ -49,7 +49,8 @@ class ContinuousBatch:
         self.decoder, self.cache, self.sampling = decoder, cache, sampling
         self.waiting = deque(requests)
         self.running: list[_Sequence] = []  # in the order of their slots
-        self.readers: Readers | None = None  # None: pages or those that run have changed
+        self._readers, self._decode_attention = decode_attention(cache)
+        self.readers: Any = None  # one of the former; None: pages or those that run have changed
         self.prefill = Prefill[_Sequence](cache, [request.token_ids for request in requests])
 
     @property
@@ -122,14 +123,14 @@ class ContinuousBatch:
         if not tokens:
             return []
         if self.running and self.readers is None:
-            self.readers = Readers(self.cache, self.running)
+            self.readers = self._readers(self.cache, self.running)
         device = self.cache.tails.device
         states = self.decoder.hidden(
             torch.tensor(tokens, device=device),
             torch.tensor(positions, device=device),
             StepAttention(
                 PrefillAttention([span for _, span in planned]) if planned else None,
-                DecodeAttention(self.cache, self.running, self.readers) if self.running else None,
+                self._decode_attention(self.cache, self.running, self.readers) if self.running else None,
             ),
         )
         end = 0

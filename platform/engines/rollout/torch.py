@@ -1,10 +1,11 @@
-"""The built-in rollout engine: continuous batching on plain torch, on CPU or GPU.
+"""The built-in rollout engine: continuous batching on torch, on CPU or GPU.
 
 A forward pass takes one token of every running sequence and a bounded number of tokens of prompts that enter, so long
 prompts come in parts while others are decoded; a sequence that finishes leaves at once and a waiting one enters. Keys
 and values lie in pages (`kv_cache`), what prompts have in common is computed and stored once (`prefill`), the layers of
-well-known architectures are computed with few operations (`decoder`). Weights on the same device and of the same type
-are references to the trainer's, not copies; on a CPU the matrices are repacked after each update (`packed_linear`).
+well-known architectures are computed with few operations (`decoder`), on a CPU running sequences attend in one compiled
+loop (`decode_kernel`). Weights on the same device and of the same type are references to the trainer's, not copies; on
+a CPU the matrices are repacked after each update (`packed_linear`).
 
 Does not cover tensor parallelism.
 """

@@ -21,10 +21,14 @@ NEVER = VOCABULARY + 1  # an EOS id that no model can sample
 LENGTHS = (3, 11, 1, 7, 7, 20, 5, 2, 9, 14, 1, 6, 4)
 
 
-@pytest.fixture(autouse=True, params=[4, 64])
+@pytest.fixture(autouse=True, params=[(4, True), (64, True), (4, False)], ids=["4", "64", "4-uncompiled"])
 def page(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens of a page: the sequences here fill several, or none."""
-    monkeypatch.setattr("rl_platform.engines.rollout.kv_cache.PAGE", request.param)
+    """Tokens of a page: the sequences here fill several, or none. And whether running ones attend in a compiled loop
+    where there is one."""
+    size, compiled = request.param
+    monkeypatch.setattr("rl_platform.engines.rollout.kv_cache.PAGE", size)
+    if not compiled:
+        monkeypatch.setattr("rl_platform.engines.rollout.attention.has_team", lambda: False)
 
 
 def causal_lm(kind: str = "llama", tied: bool = True) -> Any:
