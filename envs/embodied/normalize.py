@@ -52,10 +52,9 @@ class ObservationNormalizer:
         self._moments.update(observations)
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
-        """observations [...,D] -> float32 of the same shape."""
+        """observations [N,D] -> float32 of the same shape."""
         found = np.empty(observations.shape, np.float32)
-        rows = observations.reshape(-1, observations.shape[-1])
-        _normalize()(rows, self._moments.mean, self._moments.variance, self._clip, found.reshape(rows.shape))
+        _normalize()(observations, self._moments.mean, self._moments.variance, self._clip, found)
         return found
 
     def state_dict(self) -> dict[str, Any]:
@@ -83,10 +82,12 @@ class RewardNormalizer:
         `rows`: which of all environments these are.
         """
         moments, returns, found = self._moments, self._returns[rows], np.empty(len(rewards), np.float32)
-        so_far = moments.mean.reshape(1), moments.variance.reshape(1), moments.count
-        _reward()(rewards, ended, self._gamma, self._clip, returns, *so_far, found)
+        _reward()(
+            rewards, ended, self._gamma, self._clip, returns, moments.mean, moments.variance, moments.count, found
+        )
         moments.count += len(rewards)
-        self._returns[rows] = returns
+        if not isinstance(rows, slice):  # of a slice it was no copy
+            self._returns[rows] = returns
         return found
 
     def state_dict(self) -> dict[str, Any]:
@@ -111,7 +112,7 @@ def _normalize() -> Callable[..., None]:
 
 @cache
 def _reward() -> Callable[..., None]:
-    """(rewards and ended [N], gamma, clip, discounted returns [N], mean and variance [1] of `count` returns, count,
+    """(rewards and ended [N], gamma, clip, discounted returns [N], mean and variance [] of `count` returns, count,
     out: [N] float32); returns, mean and variance are updated in place."""
     return compiled_loops(_normalize_rewards, IN_ORDER)
 
@@ -153,10 +154,10 @@ def _normalize_rewards(
     own_mean /= rows
     for row in range(rows):
         squares += (returns[row] - own_mean) ** 2
-    total, delta = count + rows, own_mean - mean[0]  # the moments merge as in `_update_moments`
-    variance[0] = (variance[0] * count + squares + delta * delta * (count * (rows / total))) / total
-    mean[0] += delta * (rows / total)
-    scale = 1.0 / np.sqrt(variance[0] + _EPSILON)
+    total, delta = count + rows, own_mean - mean[()]  # the moments merge as in `_update_moments`
+    variance[()] = (variance[()] * count + squares + delta * delta * (count * (rows / total))) / total
+    mean[()] += delta * (rows / total)
+    scale = 1.0 / np.sqrt(variance[()] + _EPSILON)
     for row in range(rows):
         found[row] = min(max(rewards[row] * scale, -clip), clip)
         if ended[row]:
