@@ -7,6 +7,7 @@ normalised with the statistics as they stand. States are plain numbers and lists
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 from rl_platform.algorithms.compiling import IN_ORDER, compiled_loops
 
 _EPSILON = 1e-8
+_NOTHING = np.empty((0, 0), np.float32)
 
 
 class RunningMoments:
@@ -28,7 +30,12 @@ class RunningMoments:
 
     def update(self, batch: np.ndarray) -> None:
         """batch [N,*shape]. Merges its moments with those so far (Chan, Golub, LeVeque 1979)."""
-        _update()(batch.reshape(len(batch), -1), self.mean.reshape(-1), self.variance.reshape(-1), self.count)
+        self.update_and_normalize(batch, math.inf, _NOTHING)
+
+    def update_and_normalize(self, batch: np.ndarray, clip: float, normalized: np.ndarray) -> None:
+        """`update`, and after it the first K rows of the batch normalised into `normalized` [K,D] float32."""
+        rows = batch.reshape(len(batch), -1)
+        _update()(rows, self.mean.reshape(-1), self.variance.reshape(-1), self.count, clip, normalized)
         self.count += len(batch)
 
     def state_dict(self) -> dict[str, Any]:
@@ -50,6 +57,12 @@ class ObservationNormalizer:
     def update(self, observations: np.ndarray) -> None:
         """Count observations [N,D] in."""
         self._moments.update(observations)
+
+    def count(self, observations: np.ndarray) -> np.ndarray:
+        """`update`, and then as a call."""
+        found = np.empty(observations.shape, np.float32)
+        self._moments.update_and_normalize(observations, self._clip, found)
+        return found
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
         """observations [N,D] -> float32 of the same shape."""
@@ -100,7 +113,8 @@ class RewardNormalizer:
 
 @cache
 def _update() -> Callable[..., None]:
-    """(batch [N,D], mean and variance [D] of `count` rows, count): in place, with the batch."""
+    """(batch [N,D], mean and variance [D] of `count` rows, count, clip, out: the first K rows normalised [K,D]):
+    mean and variance are updated in place before that."""
     return compiled_loops(_update_moments, IN_ORDER)
 
 
@@ -117,7 +131,7 @@ def _reward() -> Callable[..., None]:
     return compiled_loops(_normalize_rewards, IN_ORDER)
 
 
-def _update_moments(batch: Any, mean: Any, variance: Any, count: Any) -> None:
+def _update_moments(batch: Any, mean: Any, variance: Any, count: Any, clip: Any, normalized: Any) -> None:
     rows, width = batch.shape
     total = count + rows
     own_mean, squares = np.zeros(width), np.zeros(width)
@@ -135,6 +149,10 @@ def _update_moments(batch: Any, mean: Any, variance: Any, count: Any) -> None:
         between = delta * delta * (count * (rows / total))
         variance[column] = (variance[column] * count + squares[column] + between) / total
         mean[column] += delta * (rows / total)
+    scale = 1.0 / np.sqrt(variance + _EPSILON)
+    for row in range(len(normalized)):
+        for column in range(width):
+            normalized[row, column] = min(max((batch[row, column] - mean[column]) * scale[column], -clip), clip)
 
 
 def _normalize_rows(rows: Any, mean: Any, variance: Any, clip: Any, found: Any) -> None:

@@ -316,9 +316,12 @@ class Environment:
 
     def _seen(self, observations: np.ndarray, stepped: np.ndarray | None = None) -> np.ndarray:
         """Normalised observations, after counting those of environments that were `stepped` (None: all)."""
-        counted = observations if stepped is None else observations[stepped]
-        if self.observation_normalizer is not None and len(counted):
-            self.observation_normalizer.update(counted)
+        if self.observation_normalizer is None:
+            return observations
+        if stepped is None:
+            return self.observation_normalizer.count(observations)
+        if len(stepped):
+            self.observation_normalizer.update(observations[stepped])
         return self._normalized(observations)
 
     def _normalized(self, observations: np.ndarray) -> np.ndarray:
