@@ -68,7 +68,8 @@ class EnvBlock:
         numbers = numbers or range(first, last)
         env = make_env(description.of_task(numbers[0]), spec, render_mode)
         self._native = None if description.tasks else NativeEnvs.of(env, last - first, threads, description.backend)
-        others = () if self._native is not None else numbers[1:]
+        self.native = self._native is not None
+        others = () if self.native else numbers[1:]
         self._envs = [env, *(make_env(description.of_task(number), spec, render_mode) for number in others)]
         self._spares = Spares(description, spec, render_mode, buffers.failures, first, restarts, numbers)
         self._first = first
@@ -88,12 +89,13 @@ class EnvBlock:
         self._returns = np.zeros(last - first)
         self._lengths = np.zeros(last - first, np.int64)
         self._success = SuccessCount(buffers.success_once[rows], buffers.success_at_end[rows])
-        ends = self._terminated, self._truncated, self._invalid, self._idle
-        counted = self._observations, self._returns, self._lengths
-        self._stepped = self._finals, self._rewards, *ends, *counted  # what `finish_step` takes
-        self._some_ended = False
+        ends = self._terminated, self._truncated, self._invalid
+        # what `finish_step` writes
+        self._stepped = self._finals, self._observations, self._rewards, *ends, self._returns, self._lengths
+        self._none_idle, self._some_ended = bytes(last - first), False
         if self._native is not None:  # compiled before the first step, whose time may be limited
-            finish_step()(*(array[:0] for array in self._stepped))
+            given = np.zeros((0, spaces.observation_size)), np.zeros(0), *[np.zeros(0, bool)] * 4
+            finish_step()(*given, *(array[:0] for array in self._stepped))
         # views with the environments' own shape, so that writing flattens
         self._shaped_observations = self._observations.reshape(-1, *spaces.observation_shape)
         self._shaped_finals = self._finals.reshape(-1, *spaces.observation_shape)
@@ -112,24 +114,21 @@ class EnvBlock:
         else:
             self._step_each()
         if self._some_ended:
-            ended = self._terminated | self._truncated
+            ended = (self._terminated | self._truncated).nonzero()[0]
             self._ended_returns[ended] = self._returns[ended]
             self._ended_lengths[ended] = self._lengths[ended]
             self._success.end(ended)
-            indices = np.flatnonzero(ended)
-            self._reset(indices, [self._spares.seed_of_new(i) for i in indices.tolist()])
+            self._reset(ended, [self._spares.seed_of_new(i) for i in ended.tolist()])
 
     def _step_all(self, native: NativeEnvs) -> None:
         self._busy[0] = self._first
+        idle = self._idle if self._idle.tobytes() != self._none_idle else None
         try:
-            self._finals[:], self._rewards[:], self._terminated[:], self._truncated[:] = native.step(
-                self._actions, self._lengths, self._idle if self._idle.any() else None
-            )
+            given = native.step(self._actions, self._lengths, idle)
         except Exception as error:
             failed = getattr(error, "ids", (0,))[0]  # MuJoCo's batch knows which
             raise EnvFailure(self._first + int(failed), "step", traceback.format_exc()) from error
-        self._invalid[:] = native.diverged
-        self._some_ended = finish_step()(*self._stepped) > 0
+        self._some_ended = finish_step()(*given, native.diverged, self._idle, *self._stepped) > 0
 
     def _step_each(self) -> None:
         """In worker processes too, which do without a compiler."""

@@ -7,6 +7,7 @@ normalised with the statistics as they stand. States are plain numbers and lists
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 from rl_platform.algorithms.compiling import IN_ORDER, compiled_loops
 
 _EPSILON = 1e-8
+_NOTHING = np.empty((0, 0), np.float32)
 
 
 class RunningMoments:
@@ -28,7 +30,12 @@ class RunningMoments:
 
     def update(self, batch: np.ndarray) -> None:
         """batch [N,*shape]. Merges its moments with those so far (Chan, Golub, LeVeque 1979)."""
-        _update()(batch.reshape(len(batch), -1), self.mean.reshape(-1), self.variance.reshape(-1), self.count)
+        self.update_and_normalize(batch, math.inf, _NOTHING)
+
+    def update_and_normalize(self, batch: np.ndarray, clip: float, normalized: np.ndarray) -> None:
+        """`update`, and after it the first K rows of the batch normalised into `normalized` [K,D] float32."""
+        rows = batch.reshape(len(batch), -1)
+        _update()(rows, self.mean.reshape(-1), self.variance.reshape(-1), self.count, clip, normalized)
         self.count += len(batch)
 
     def state_dict(self) -> dict[str, Any]:
@@ -51,11 +58,16 @@ class ObservationNormalizer:
         """Count observations [N,D] in."""
         self._moments.update(observations)
 
-    def __call__(self, observations: np.ndarray) -> np.ndarray:
-        """observations [...,D] -> float32 of the same shape."""
+    def count(self, observations: np.ndarray) -> np.ndarray:
+        """`update`, and then as a call."""
         found = np.empty(observations.shape, np.float32)
-        rows = observations.reshape(-1, observations.shape[-1])
-        _normalize()(rows, self._moments.mean, self._moments.variance, self._clip, found.reshape(rows.shape))
+        self._moments.update_and_normalize(observations, self._clip, found)
+        return found
+
+    def __call__(self, observations: np.ndarray) -> np.ndarray:
+        """observations [N,D] -> float32 of the same shape."""
+        found = np.empty(observations.shape, np.float32)
+        _normalize()(observations, self._moments.mean, self._moments.variance, self._clip, found)
         return found
 
     def state_dict(self) -> dict[str, Any]:
@@ -83,10 +95,12 @@ class RewardNormalizer:
         `rows`: which of all environments these are.
         """
         moments, returns, found = self._moments, self._returns[rows], np.empty(len(rewards), np.float32)
-        so_far = moments.mean.reshape(1), moments.variance.reshape(1), moments.count
-        _reward()(rewards, ended, self._gamma, self._clip, returns, *so_far, found)
+        _reward()(
+            rewards, ended, self._gamma, self._clip, returns, moments.mean, moments.variance, moments.count, found
+        )
         moments.count += len(rewards)
-        self._returns[rows] = returns
+        if not isinstance(rows, slice):  # of a slice it was no copy
+            self._returns[rows] = returns
         return found
 
     def state_dict(self) -> dict[str, Any]:
@@ -99,7 +113,8 @@ class RewardNormalizer:
 
 @cache
 def _update() -> Callable[..., None]:
-    """(batch [N,D], mean and variance [D] of `count` rows, count): in place, with the batch."""
+    """(batch [N,D], mean and variance [D] of `count` rows, count, clip, out: the first K rows normalised [K,D]):
+    mean and variance are updated in place before that."""
     return compiled_loops(_update_moments, IN_ORDER)
 
 
@@ -111,12 +126,12 @@ def _normalize() -> Callable[..., None]:
 
 @cache
 def _reward() -> Callable[..., None]:
-    """(rewards and ended [N], gamma, clip, discounted returns [N], mean and variance [1] of `count` returns, count,
+    """(rewards and ended [N], gamma, clip, discounted returns [N], mean and variance [] of `count` returns, count,
     out: [N] float32); returns, mean and variance are updated in place."""
     return compiled_loops(_normalize_rewards, IN_ORDER)
 
 
-def _update_moments(batch: Any, mean: Any, variance: Any, count: Any) -> None:
+def _update_moments(batch: Any, mean: Any, variance: Any, count: Any, clip: Any, normalized: Any) -> None:
     rows, width = batch.shape
     total = count + rows
     own_mean, squares = np.zeros(width), np.zeros(width)
@@ -134,6 +149,10 @@ def _update_moments(batch: Any, mean: Any, variance: Any, count: Any) -> None:
         between = delta * delta * (count * (rows / total))
         variance[column] = (variance[column] * count + squares[column] + between) / total
         mean[column] += delta * (rows / total)
+    scale = 1.0 / np.sqrt(variance + _EPSILON)
+    for row in range(len(normalized)):
+        for column in range(width):
+            normalized[row, column] = min(max((batch[row, column] - mean[column]) * scale[column], -clip), clip)
 
 
 def _normalize_rows(rows: Any, mean: Any, variance: Any, clip: Any, found: Any) -> None:
@@ -153,10 +172,10 @@ def _normalize_rewards(
     own_mean /= rows
     for row in range(rows):
         squares += (returns[row] - own_mean) ** 2
-    total, delta = count + rows, own_mean - mean[0]  # the moments merge as in `_update_moments`
-    variance[0] = (variance[0] * count + squares + delta * delta * (count * (rows / total))) / total
-    mean[0] += delta * (rows / total)
-    scale = 1.0 / np.sqrt(variance[0] + _EPSILON)
+    total, delta = count + rows, own_mean - mean[()]  # the moments merge as in `_update_moments`
+    variance[()] = (variance[()] * count + squares + delta * delta * (count * (rows / total))) / total
+    mean[()] += delta * (rows / total)
+    scale = 1.0 / np.sqrt(variance[()] + _EPSILON)
     for row in range(rows):
         found[row] = min(max(rewards[row] * scale, -clip), clip)
         if ended[row]:

@@ -18,11 +18,17 @@ _LARGEST = float(np.finfo(np.float64).max)
 
 
 @cache
-def finish_step() -> Callable[..., Any]:
-    """(finals [N,D], rewards [N], terminated, truncated, invalid, idle [N] bool, observations [N,D], returns, lengths
-    [N]) -> how many episodes ended. All but `idle` is updated in place.
+def clip_actions() -> Callable[..., Any]:
+    """(actions [N,A], low and high [A], out: [N,A] float32) -> whether all of `actions` are finite."""
+    return compiled_loops(_clip_actions, IN_ORDER)
 
-    finals, rewards, ends: what the step gave; observations: those before it, and then those after it. What is not
+
+@cache
+def finish_step() -> Callable[..., Any]:
+    """(found [N,D], gained [N], over, cut, diverged, idle [N] bool: what the step gave; finals, observations [N,D],
+    rewards [N], terminated, truncated, invalid [N] bool, returns, lengths [N]) -> how many episodes ended.
+
+    All after `idle` is updated in place. observations: those before the step, and then those after it. What is not
     finite is invalid too; an invalid step ends its episode with the last observation and no reward. Idle environments
     stay as they are, without reward and end.
     """
@@ -50,29 +56,45 @@ def run_outcome() -> Callable[..., None]:
     return compiled_loops(_run_outcome, frozenset())
 
 
+def _clip_actions(actions: Any, low: Any, high: Any, clipped: Any) -> Any:
+    finite, width = True, clipped.shape[1]
+    for i in range(len(clipped)):
+        for j in range(width):
+            finite &= abs(actions[i, j]) <= _LARGEST
+            clipped[i, j] = min(max(actions[i, j], low[j]), high[j])
+    return finite
+
+
 def _finish_step(
+    found: Any,
+    gained: Any,
+    over: Any,
+    cut: Any,
+    diverged: Any,
+    idle: Any,
     finals: Any,
+    observations: Any,
     rewards: Any,
     terminated: Any,
     truncated: Any,
     invalid: Any,
-    idle: Any,
-    observations: Any,
     returns: Any,
     lengths: Any,
 ) -> Any:
     ended, width = 0, finals.shape[1]
     for i in range(len(rewards)):
-        finite = abs(rewards[i]) <= _LARGEST
+        finite = abs(gained[i]) <= _LARGEST
         for j in range(width):
+            finals[i, j] = found[i, j]
             finite &= abs(finals[i, j]) <= _LARGEST
         stays = idle[i]
-        invalid[i] = (invalid[i] or not finite) and not stays
+        invalid[i] = (diverged[i] or not finite) and not stays
         if invalid[i] or stays:
             rewards[i], terminated[i], truncated[i] = 0.0, False, invalid[i]
             for j in range(width):
                 finals[i, j] = observations[i, j]
         else:
+            rewards[i], terminated[i], truncated[i] = gained[i], over[i], cut[i]
             for j in range(width):
                 observations[i, j] = finals[i, j]
         returns[i] += rewards[i]

@@ -41,7 +41,7 @@ class SuccessCount:
             self._now[index] = 0
 
     def end(self, ended: np.ndarray) -> None:
-        """Episodes of the environments `ended` [N] bool are over."""
+        """Episodes of the environments `ended` (indices) are over."""
         self._ended_once[ended], self._ended_at_end[ended] = self._once[ended], self._now[ended]
 
     def begin(self, which: np.ndarray) -> None:

@@ -9,7 +9,6 @@ Normalisation (`normalize.py`) and evaluation (`evaluate.py`) are built on top.
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ import numpy as np
 from rl_platform.envs.embodied.block import EnvBlock, EnvFailure
 from rl_platform.envs.embodied.buffers import Buffers
 from rl_platform.envs.embodied.spaces import ActionSpace, EnvDescription, EnvSpaces, find_spec, make_env, read_spaces
+from rl_platform.envs.embodied.step_loops import clip_actions
 from rl_platform.envs.embodied.success import Success, success_of
 from rl_platform.envs.embodied.worker import cpu_count, failure
 from rl_platform.envs.embodied.workers import EnvWorkers
@@ -71,7 +71,8 @@ class VectorEnv:
 
     num_workers: 0 steps them in this process, otherwise that many processes share them evenly, in order. A deadline
     can only be kept with workers: an environment that hangs in this process hangs it. After any error the environments
-    are closed. `spaces`, `action_space`, `observation_shape` describe what travels.
+    are closed. `spaces`, `action_space`, `observation_shape` describe what travels; `native`: a reset leaves nothing of
+    what was before.
 
     stages: equal parts of the environments, each stepped without waiting for the others. `rows` are the slices of N
     that they cover. It divides the number of environments and, if there are any, that of the workers.
@@ -116,7 +117,7 @@ class VectorEnv:
         self._high = np.asarray(self.spaces.action_high, np.float32)
         self._blocks: list[EnvBlock] = []
         self._workers: EnvWorkers | None = None
-        self._closed, self._failures = False, 0
+        self.native, self._closed, self._failures = False, False, 0
         if num_workers == 0:
             self._build_here(spec, stages, render_mode, restarts)
         else:
@@ -129,6 +130,11 @@ class VectorEnv:
             with self._closing_on_error():
                 self._workers.wait_for_start()
 
+        buffers = self._buffers
+        results = buffers.observations, buffers.rewards, buffers.terminated, buffers.truncated, buffers.invalid
+        self._results = [[array[rows] for array in results] for rows in self.rows]  # of each stage
+        self._no_finals = buffers.final_observations[:0]
+
     def _build_here(self, spec: EnvSpec, stages: int, render_mode: str | None, restarts: int) -> None:
         self._bounds = _shares(self.num_envs, stages)
         self._buffers = Buffers(self.num_envs, self.spaces)
@@ -137,6 +143,7 @@ class VectorEnv:
             EnvBlock(*shared, first, last, index, *options, restarts=restarts, numbers=self._numbers[first:last])
             for index, (first, last) in enumerate(pairwise(self._bounds))
         ]
+        self.native = self._blocks[0].native
 
     @property
     def action_space(self) -> ActionSpace:
@@ -178,12 +185,9 @@ class VectorEnv:
         assert not self._under_way[stage], "receive() the step that is under way first"
         rows = self.rows[stage]
         if self.spaces.action.kind == "continuous":
-            if not math.isfinite(np.add.reduce(actions, axis=None)) and not np.isfinite(actions).all():
+            if not clip_actions()(actions, self._low, self._high, self._buffers.actions[rows]):
                 bad = (np.flatnonzero(~np.isfinite(actions).all(axis=1)) + rows.start).tolist()
                 raise Diverged(f"the policy's actions for environments {bad} ({self.description.id}) are not finite")
-            kept = self._buffers.actions[rows]
-            np.maximum(actions, self._low, out=kept, casting="same_kind")
-            np.minimum(kept, self._high, out=kept)
         else:
             self._buffers.actions[rows] = actions
         self._buffers.idle[rows] = False if idle is None else idle
@@ -212,22 +216,16 @@ class VectorEnv:
                 raise
         self._under_way[stage] = False
         self._steps += 1
-        buffers, rows = self._buffers, self.rows[stage]
-        terminated, truncated = buffers.terminated[rows].copy(), buffers.truncated[rows].copy()
+        buffers = self._buffers
+        observations, rewards, terminated, truncated, invalid = [array.copy() for array in self._results[stage]]
         ended = terminated | truncated
-        which = ended.nonzero()[0] + rows.start
+        which = ended.nonzero()[0] + self.rows[stage].start
         failures, self._failures = self._failures, int(np.add.reduce(buffers.failures))
-        return StepResult(
-            observations=buffers.observations[rows].copy(),
-            rewards=buffers.rewards[rows].copy(),
-            terminated=terminated,
-            truncated=truncated,
-            ended=ended,
-            invalid=buffers.invalid[rows].copy(),
-            final_observations=buffers.final_observations[which] if len(which) else buffers.final_observations[:0],
-            episodes=self._episodes(which) if len(which) else [],
-            failures=self._failures - failures,
-        )
+        finals, episodes = self._no_finals, []
+        if len(which):
+            finals, episodes = buffers.final_observations[which], self._episodes(which)
+        since = self._failures - failures
+        return StepResult(observations, rewards, terminated, truncated, ended, invalid, finals, episodes, since)
 
     def _episodes(self, ended: np.ndarray) -> list[EpisodeStats]:
         """Those of environments `ended` (indices) that are valid."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rl_platform.algorithms.aggregation import select
-from rl_platform.algorithms.statistics import masked_mean
+from rl_platform.algorithms.statistics import active_numbers, masked_mean
 from rl_platform.config.algorithm import Rejection, RolloutIS
 
 EXPONENT_LIMIT = 20.0
@@ -111,13 +111,12 @@ def mismatch_metrics(log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor)
     prob_error = mean exp|u| (1 is perfect; above 1.05 look into it), abs_logp = mean |u|, kl = mean(-u) and
     k3 = mean(exp(u) - 1 - u), two estimates of KL(rollout || training).
     """
-    u = (log_probs.float() - rollout_log_probs).clamp(-EXPONENT_LIMIT, EXPONENT_LIMIT)
-    return {
-        "mismatch/prob_error": float(masked_mean(u.abs().exp(), mask)),
-        "mismatch/abs_logp": float(masked_mean(u.abs(), mask)),
-        "mismatch/kl": float(masked_mean(-u, mask)),
-        "mismatch/k3": float(masked_mean(torch.expm1(u) - u, mask)),
-    }
+    active = active_numbers(mask)
+    u = (active(log_probs).float() - active(rollout_log_probs)).clamp(-EXPONENT_LIMIT, EXPONENT_LIMIT)
+    size = u.abs()
+    each = {"prob_error": size.exp(), "abs_logp": size, "kl": -u, "k3": torch.expm1(u) - u}
+    count = max(len(u), 1)
+    return {f"mismatch/{name}": float(x.sum(dtype=torch.float64)) / count for name, x in each.items()}
 
 
 @torch.no_grad()

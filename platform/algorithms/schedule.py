@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -12,8 +13,18 @@ from torch import Tensor
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.records import RolloutBatch
 
+KEPT = 2**24  # bytes of a batch whose copies stay for the next one
 Orders = Callable[[int], torch.Generator | None]
 """The randomness of an epoch's order, by its number; None: the rows keep theirs."""
+
+
+@dataclass
+class Kept:
+    """What shuffling one batch leaves to the next: up to two copies with their mini-batches, unless they are large, and
+    the thread that fills them, which begins with its first task."""
+
+    copies: list[tuple[RolloutBatch, list[RolloutBatch]]] = field(default_factory=list)
+    thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "shuffle"))
 
 
 class MiniBatches:
@@ -23,10 +34,14 @@ class MiniBatches:
     mini-batch is valid until the next epoch has begun.
     """
 
-    def __init__(self, batch: RolloutBatch, size: int) -> None:
-        """Raises ConfigError if `size` does not divide the rows: a smaller last one would weigh its rows more."""
+    def __init__(self, batch: RolloutBatch, size: int, kept: Kept | None = None) -> None:
+        """`kept`: by whoever shuffles many batches, one after the other. Raises ConfigError if `size` does not divide
+        the rows: a smaller last one would weigh its rows more."""
         self._batch, self._size = batch, size
-        self._copies: list[tuple[RolloutBatch, list[RolloutBatch]]] = []  # and each one's mini-batches
+        self._kept = Kept() if kept is None else kept
+        for copy, parts in self._kept.copies[:1]:
+            if len(parts[0]) != size or not _alike(copy, batch):
+                self._kept.copies.clear()
         rows = len(batch)
         if rows % size:
             divisors = [d for d in range(1, rows + 1) if rows % d == 0]
@@ -43,23 +58,38 @@ class MiniBatches:
     def epochs(self, count: int, orders: Orders) -> Iterator[list[RolloutBatch]]:
         """`count` times every row once."""
         parts = self._epoch(0, orders)
-        with ThreadPoolExecutor(1, "shuffle") as thread:  # which begins with its first task
+        try:
             for number in range(1, count):
-                following = thread.submit(self._epoch, number, orders)
-                yield parts
+                following = self._kept.thread.submit(self._epoch, number, orders)
+                try:
+                    yield parts
+                finally:
+                    wait([following])  # whoever leaves early may use what is kept at once
                 parts = following.result()
-        yield parts
+            yield parts
+        finally:
+            if sum(tensor.nbytes for tensor in self._batch.tensors()) > KEPT:
+                self._kept.copies.clear()
 
     def _epoch(self, number: int, orders: Orders) -> list[RolloutBatch]:
         if (generator := orders(number)) is None:
             return self._batch.split(self._size)
-        if number < 2:
+        if len(self._kept.copies) <= number < 2:
             copy = self._batch.empty_like()
-            self._copies.append((copy, copy.split(self._size)))
-        order, (shuffled, parts) = torch.randperm(len(self._batch), generator=generator), self._copies[number % 2]
+            self._kept.copies.append((copy, copy.split(self._size)))
+        order, (shuffled, parts) = torch.randperm(len(self._batch), generator=generator), self._kept.copies[number % 2]
         for source, target in zip(self._batch.tensors(), shuffled.tensors(), strict=True):
             _take(source, order, target)
         return parts
+
+
+def _alike(one: RolloutBatch, other: RolloutBatch) -> bool:
+    """Whether two batches have the same fields, of the same shapes and types, at the same place."""
+    found = ({**batch.inputs, **vars(batch)} for batch in (one, other))
+    first, second = (
+        {name: (x.shape, x.dtype, x.device) for name, x in fields.items() if isinstance(x, Tensor)} for fields in found
+    )
+    return first == second
 
 
 def _take(source: Tensor, order: Tensor, target: Tensor) -> None:

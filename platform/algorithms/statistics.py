@@ -7,6 +7,8 @@ Statistics per group of samples and reductions across processes are not here: ca
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -21,7 +23,7 @@ def masked_sum(x: Tensor, mask: Tensor) -> Tensor:
 
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
     """Mean of `x` where `mask` is set; 0 if it is set nowhere. Scalar of the dtype of `x`."""
-    return (masked_sum(x, mask) / mask.sum().clamp(min=1)).to(x.dtype)
+    return _mean(x, mask, mask.sum())
 
 
 def masked_var(x: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:
@@ -30,9 +32,16 @@ def masked_var(x: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:
     0 for fewer than two positions. Scalar of the dtype of `x`.
     """
     count = mask.sum()
-    squares = masked_sum((x - masked_mean(x, mask)).square(), mask)
-    variance = squares / (count - int(unbiased)).clamp(min=1)
-    return torch.where(count < 2, 0.0, variance).to(x.dtype)
+    return _variance(x - _mean(x, mask, count), mask, count, unbiased)
+
+
+def _mean(x: Tensor, mask: Tensor, count: Tensor) -> Tensor:
+    return (masked_sum(x, mask) / count.clamp(min=1)).to(x.dtype)
+
+
+def _variance(centred: Tensor, mask: Tensor, count: Tensor, unbiased: bool) -> Tensor:
+    variance = masked_sum(centred.square(), mask) / (count - int(unbiased)).clamp(min=1)
+    return torch.where(count < 2, 0.0, variance).to(centred.dtype)
 
 
 def whiten(x: Tensor, mask: Tensor, unbiased: bool = True, shift_mean: bool = True) -> Tensor:
@@ -40,8 +49,10 @@ def whiten(x: Tensor, mask: Tensor, unbiased: bool = True, shift_mean: bool = Tr
 
     `shift_mean=False` keeps the mean where it was and scales around it.
     """
-    mean = masked_mean(x, mask)
-    whitened = (x - mean) * torch.rsqrt(masked_var(x, mask, unbiased) + WHITEN_EPSILON)
+    count = mask.sum()
+    mean = _mean(x, mask, count)
+    centred = x - mean
+    whitened = centred * torch.rsqrt(_variance(centred, mask, count, unbiased) + WHITEN_EPSILON)
     return torch.where(mask, whitened if shift_mean else whitened + mean, 0.0)
 
 
@@ -62,7 +73,18 @@ def explained_variance(returns: Tensor, values: Tensor, mask: Tensor) -> tuple[f
 
     (0.0, False) when the returns hardly vary: dividing by a variance near 0 would report nonsense.
     """
-    variance = float(masked_var(returns, mask, unbiased=False))
+    active = active_numbers(mask)
+    variance = deviation(active(returns), unbiased=False) ** 2
     if variance < SMALLEST_VARIANCE:
         return 0.0, False
-    return 1.0 - float(masked_var(returns - values, mask, unbiased=False)) / variance, True
+    return 1.0 - deviation(active(returns - values), unbiased=False) ** 2 / variance, True
+
+
+def active_numbers(mask: Tensor) -> Callable[[Tensor], Tensor]:
+    """Gives the numbers of a tensor where `mask` is set, one after the other."""
+    return torch.flatten if bool(mask.all()) else lambda x: x[mask]
+
+
+def deviation(numbers: Tensor, unbiased: bool = True) -> float:
+    """Standard deviation of [N]; 0 for fewer than two."""
+    return float(numbers.double().std(correction=int(unbiased))) if len(numbers) > 1 else 0.0

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rl_platform.algorithms.mismatch import mismatch_metrics, token_mismatch_metrics
-from rl_platform.algorithms.statistics import explained_variance, masked_mean, masked_var
+from rl_platform.algorithms.statistics import active_numbers, deviation, explained_variance
 from rl_platform.records import RolloutBatch
 
 
@@ -25,18 +25,20 @@ def rollout_metrics(batch: RolloutBatch) -> dict[str, float]:
     """
     mask, valued = batch.mask, batch.value_positions
     result = {"batch/active_positions": float(mask.sum())}
+    active = active_numbers(valued)
     if batch.ends is None:
         counted = mask.any(dim=1)
-        result |= _spread("reward", torch.where(mask, batch.rewards, 0.0).sum(dim=1), counted, "/")
-        result |= _spread("len/response", mask.sum(dim=1).float(), counted)
+        result |= _spread("reward", torch.where(mask, batch.rewards, 0.0).sum(dim=1)[counted], "/")
+        result |= _spread("len/response", mask.sum(dim=1).float()[counted])
     else:
-        result |= _spread("reward", batch.rewards, valued, "/")
+        result |= _spread("reward", active(batch.rewards), "/")
     if batch.advantages is not None:
-        result |= _spread("adv", batch.advantages, valued, "/")
-        result["adv/std"] = float(masked_var(batch.advantages, valued).sqrt())
+        advantages = active(batch.advantages)
+        result |= _spread("adv", advantages, "/")
+        result["adv/std"] = deviation(advantages)
     if batch.returns is not None and batch.values is not None:
-        result |= _spread("critic/returns", batch.returns, valued)
-        result |= _spread("critic/values", batch.values, valued)
+        result |= _spread("critic/returns", active(batch.returns))
+        result |= _spread("critic/values", active(batch.values))
         explained, valid = explained_variance(batch.returns, batch.values, valued)
         result |= {"critic/explained_var": explained, "critic/explained_var_valid": float(valid)}
     if batch.log_probs is not None:
@@ -46,12 +48,13 @@ def rollout_metrics(batch: RolloutBatch) -> dict[str, float]:
     return result
 
 
-def _spread(name: str, x: Tensor, mask: Tensor, separator: str = "_") -> dict[str, float]:
-    """Mean, min and max over `mask`; nothing if it is empty."""
-    if not bool(mask.any()):
+def _spread(name: str, numbers: Tensor, separator: str = "_") -> dict[str, float]:
+    """Mean, min and max of [N]; nothing if there are none."""
+    if not len(numbers):
         return {}
+    lowest, highest = numbers.aminmax()
     return {
-        f"{name}{separator}mean": float(masked_mean(x, mask)),
-        f"{name}{separator}min": float(torch.where(mask, x, torch.inf).min()),
-        f"{name}{separator}max": float(torch.where(mask, x, -torch.inf).max()),
+        f"{name}{separator}mean": float(numbers.sum(dtype=torch.float64)) / len(numbers),
+        f"{name}{separator}min": float(lowest),
+        f"{name}{separator}max": float(highest),
     }

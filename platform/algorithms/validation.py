@@ -6,6 +6,7 @@ element runs only where a sum is not finite. Results of a user's own estimator a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -59,7 +60,7 @@ def check_batch(batch: RolloutBatch, tolerated: tuple[str, ...] = ()) -> None:
 
 def check_finite(name: str, tensor: Tensor, mask: Tensor) -> None:
     """Raises Diverged for the first number of `tensor` [B,T] that is not finite where `mask` [B,T] is set."""
-    if bool(torch.isfinite(tensor.sum())):  # NaN and infinity survive a sum
+    if math.isfinite(tensor.sum().item()):  # NaN and infinity survive a sum
         return
     index = first_not_finite(tensor, mask)  # None: it stands outside the mask, or finite numbers overflowed the sum
     if index is not None:

@@ -93,7 +93,8 @@ class AllEnvs:
 
     def receive(self, stage: int) -> StepResult:
         """The end of a stage's step, of every rank; environments are numbered in the whole."""
-        return _joined([self._own.receive(stage), *self._answers()], self._numbers)
+        own = self._own.receive(stage)
+        return own if self._peers is None else _joined([own, *self._answers()], self._numbers)
 
     def _order(self, order: Order, rank: int) -> None:
         assert self._peers is not None

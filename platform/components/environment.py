@@ -68,6 +68,7 @@ class Environment:
         self.recent_numbers: deque[int] = deque(maxlen=RECENT_EPISODES)  # of their environments
         self.recent_successes: deque[Success | None] = deque(maxlen=RECENT_EPISODES)
         self.observations: np.ndarray | None = None  # normalised; before the first use nobody has seen them
+        self.evaluated: VectorEnv | None = None  # environments of the last evaluation, where they can be used again
 
     def _open(self, seeds: list[int]) -> VectorEnv:
         """The environments of this rank, in their first episodes. Raises ConfigError if they cannot be drawn here."""
@@ -222,18 +223,23 @@ class Environment:
                 memory.array = chosen.hidden_states
             return chosen.to_execute
 
-        count = self.tasks.whole_turns(min(settings.episodes, self.env.num_envs))
-        workers, timeout = min(self.env.num_workers, count), self.env.step_timeout_s
-        variables, restarts = self.drawing, self.env.restarts
-        envs = VectorEnv(self.description, count, workers, timeout, worker_variables=variables, restarts=restarts)
+        envs, self.evaluated = self.evaluated or self._evaluation_envs(), None
         try:
             found = evaluate(envs, act, settings.episodes, settings.seed, chunked=chunked, begin=begin)
+            self.evaluated = envs if envs.native else None
         finally:
-            envs.close()
+            if self.evaluated is None:
+                envs.close()
         note = None
         if video:
             note = record_video(self.description, act, Path(video), settings.seed, chunked=chunked, begin=begin)
         return {**vars(found), "note": note}
+
+    def _evaluation_envs(self) -> VectorEnv:
+        count = self.tasks.whole_turns(min(self.env.evaluation.episodes, self.env.num_envs))
+        workers, timeout = min(self.env.num_workers, count), self.env.step_timeout_s
+        variables, restarts = self.drawing, self.env.restarts
+        return VectorEnv(self.description, count, workers, timeout, worker_variables=variables, restarts=restarts)
 
     def state_dict(self) -> dict[str, Any]:
         """Simulation, normalisers and the observations that await an action; of ranks above 0 their simulation alone.
@@ -277,6 +283,8 @@ class Environment:
 
     def close(self) -> None:
         self.envs.close()
+        if self.evaluated is not None:
+            self.evaluated.close()
 
     def _metrics(self, rollout: Recording | ChunkRecording, failures: int) -> dict[str, float]:
         self.recent.extend((episode.return_, episode.length) for episode in rollout.episodes)
@@ -308,9 +316,12 @@ class Environment:
 
     def _seen(self, observations: np.ndarray, stepped: np.ndarray | None = None) -> np.ndarray:
         """Normalised observations, after counting those of environments that were `stepped` (None: all)."""
-        counted = observations if stepped is None else observations[stepped]
-        if self.observation_normalizer is not None and len(counted):
-            self.observation_normalizer.update(counted)
+        if self.observation_normalizer is None:
+            return observations
+        if stepped is None:
+            return self.observation_normalizer.count(observations)
+        if len(stepped):
+            self.observation_normalizer.update(observations[stepped])
         return self._normalized(observations)
 
     def _normalized(self, observations: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_platform.algorithms.metrics import Metrics
-from rl_platform.algorithms.schedule import MiniBatches
+from rl_platform.algorithms.schedule import Kept, MiniBatches
 from rl_platform.checkpoint_files import Written
 from rl_platform.components.base import ComponentContext
 from rl_platform.components.evaluator import Evaluator
@@ -47,6 +47,7 @@ class Learner(Evaluator):
         self.mini_batch_rows = config.data.mini_batch_size // config.sequence_length
         self.target_kl = config.algorithm.target_kl if kind == "actor" else None
         self.failures = 0
+        self.kept = Kept()
 
     def update(self, batch: RolloutBatch, step: int) -> dict[str, float]:
         """All epochs of PPO step `step` (from 0) over the batch; metrics are means over its optimizer steps."""
@@ -89,7 +90,7 @@ class Learner(Evaluator):
         def order(epoch: int) -> torch.Generator | None:
             return generator(self.context.seed, self.kind, step, epoch) if shuffled else None
 
-        for epoch, parts in enumerate(MiniBatches(batch, size).epochs(self.epochs, order)):
+        for epoch, parts in enumerate(MiniBatches(batch, size, self.kept).epochs(self.epochs, order)):
             for mini_batch in parts:
                 yield epoch, mini_batch
 

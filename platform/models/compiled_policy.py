@@ -83,5 +83,4 @@ class CompiledPolicy:
 
 
 def _copied(tensor: Tensor) -> np.ndarray:
-    found: np.ndarray = tensor.detach().contiguous().clone().numpy()
-    return found
+    return np.array(tensor.detach().numpy(), order="C")

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_platform.algorithms.schedule import MiniBatches, mini_batches
+from rl_platform.algorithms import schedule
+from rl_platform.algorithms.schedule import Kept, MiniBatches, mini_batches
 from rl_platform.errors import ConfigError
 from rl_platform.records import RolloutBatch
 
@@ -94,11 +96,44 @@ def test_the_rows_being_trained_on_stay_while_the_next_epoch_is_written() -> Non
 
 
 def test_epochs_may_be_left_early() -> None:
-    before = threading.active_count()
-    epochs = MiniBatches(_batch(64), 16).epochs(1000, lambda epoch: torch.Generator().manual_seed(epoch))
+    """Nothing is written after that, and the next batch is shuffled as if it were the first."""
+    kept, batch = Kept(), _batch(64)
+    epochs = MiniBatches(batch, 16, kept).epochs(1000, lambda epoch: torch.Generator().manual_seed(epoch))
     assert len(next(epochs)) == 4
     epochs.close()
-    assert threading.active_count() == before
+    assert kept.thread._work_queue.empty()
+    assert sorted(kept.copies[1][0].group_ids.tolist()) == list(range(64))  # the one that was under way is whole
+    alone = [_order(mini_batches(batch, 16, torch.Generator().manual_seed(epoch))) for epoch in range(3)]
+    again = MiniBatches(batch, 16, kept).epochs(3, lambda epoch: torch.Generator().manual_seed(epoch))
+    assert [_order(parts) for parts in again] == alone
+
+
+def test_copies_serve_the_next_batch_if_it_is_alike() -> None:
+    kept, seen = Kept(), [_batch(1)]
+    for batch, size, again in (
+        (_batch(64), 16, False),
+        (replace(_batch(64), group_ids=torch.arange(64) + 100), 16, True),
+        (_batch(64), 8, False),  # other mini-batches
+        (_batch(32), 8, False),  # fewer rows
+        (replace(_batch(32), values=torch.arange(32)[:, None].float()), 8, False),  # one field more
+        (replace(_batch(32), returns=torch.arange(32)[:, None].float()), 8, False),  # as many, but another one
+    ):
+        for parts in MiniBatches(batch, size, kept).epochs(3, lambda epoch: torch.Generator().manual_seed(epoch)):
+            assert [len(part) for part in parts] == [size] * (len(batch) // size)
+            assert sorted(_order(parts)) == sorted(batch.group_ids.tolist())
+            assert all((part.values is None) == (batch.values is None) for part in parts)
+            assert all((part.returns is None) == (batch.returns is None) for part in parts)
+        assert (kept.copies[0][0] is seen[-1]) == again
+        seen.append(kept.copies[0][0])
+
+
+def test_copies_of_large_batches_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Kept()
+    for limit, count in ((2**24, 2), (100, 0)):
+        monkeypatch.setattr(schedule, "KEPT", limit)
+        for _ in MiniBatches(_batch(64), 16, kept).epochs(3, lambda epoch: torch.Generator().manual_seed(epoch)):
+            pass
+        assert len(kept.copies) == count
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.uint8, torch.float64])

@@ -32,6 +32,17 @@ def test_observations_are_whitened_clipped_and_counted_only_by_update() -> None:
     assert normalizer.state_dict() == before
 
 
+def test_counting_gives_what_update_and_normalising_give() -> None:
+    data = np.random.default_rng(3).normal(2.0, 3.0, (7, 16, 5)).astype(np.float32)
+    at_once, apart = (ObservationNormalizer((5,), clip=1.5) for _ in range(2))
+    for batch in data:
+        found = at_once.count(batch)
+        apart.update(batch)
+        assert found.dtype == np.float32
+        assert np.array_equal(found, apart(batch))
+    assert at_once.state_dict() == apart.state_dict()
+
+
 def test_rewards_are_divided_by_the_deviation_of_the_discounted_return() -> None:
     # hand-computed, gamma 0.5: returns 2, then 2 * 0.5 + 4 = 5; variance of (2, 5) = 2.25
     normalizer = RewardNormalizer(1, gamma=0.5, clip=100.0)

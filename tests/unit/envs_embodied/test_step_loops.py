@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rl_platform.envs.embodied.step_loops import run_outcome, within_bounds
+from rl_platform.envs.embodied.step_loops import clip_actions, run_outcome, within_bounds
 
 INF, NAN = np.inf, np.nan
 
@@ -37,3 +37,15 @@ def test_rewards_of_running_are_rounded_as_numpy_rounds_them(terminates: bool) -
     run_outcome()(speeds, costs, healthy, 1.3, 0.7, terminates, rewards, ends)
     assert np.array_equal(rewards, 1.3 * speeds + 0.7 * healthy - costs)
     assert np.array_equal(ends, ~healthy & terminates)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_actions_are_clipped_as_numpy_clips_them(dtype: type) -> None:
+    low, high = np.array([-1.0, -INF, 0.5], np.float32), np.array([1.0, INF, 0.75], np.float32)
+    actions = np.random.default_rng(0).normal(size=(64, 3)).astype(dtype)
+    clipped = np.empty((64, 3), np.float32)
+    assert clip_actions()(actions, low, high, clipped)
+    assert np.array_equal(clipped, np.clip(actions, low, high).astype(np.float32))
+    for wrong in (NAN, INF, -INF):
+        actions[40, 1] = wrong
+        assert not clip_actions()(actions, low, high, clipped)
