@@ -142,8 +142,8 @@ class Listener:
         try:
             while True:
                 number, method, arguments = pickle.loads(connection.recv_bytes())
-                answered = self._take(method, *arguments)
-                answered.add_done_callback(partial(self._answer, connection, sending, number))
+                answer = partial(self._answer, connection, sending, number)
+                self._take(method, *arguments).add_done_callback(answer)  # keeps no answer until the next call
         except (EOFError, OSError):
             pass
         except Exception:

@@ -123,10 +123,10 @@ class HostActor:
         lost = None, pack_error(WorkerDied("it lives, but its line to another process broke"))
         return self._listener.fetch(number) or lost
 
-    async def fail(self, label: str | None, error: bytes) -> Answer:
+    async def fail(self, label: str | None, error: bytes, *before: int) -> Answer:
         if not hasattr(self, "_process"):
             return [], None
-        return await self._answer(lambda: self._exchange.fail(label, unpack_error(error)))
+        return await self._answer(lambda: self._exchange.fail(label, unpack_error(error), *before))
 
     async def export(self, token: WeightsToken, *group: Any) -> Answer:
         return await self._answer(partial(self._process.export, token, *group))
