@@ -130,12 +130,13 @@ class Listener:
         return None if number is None else self._kept.pop(number, None)
 
     def _accept(self) -> None:
-        while True:
-            end, _ = self._socket.accept()
-            if _same_user(end):
-                self._open.add(end.fileno())
-                connection = Connection(end.detach())
-                threading.Thread(target=self._hear, args=(connection,), name="listener", daemon=True).start()
+        with self._socket:  # who connects after a failure is refused, and does not wait for an answer
+            while True:
+                end, _ = self._socket.accept()
+                if _same_user(end):
+                    self._open.add(end.fileno())
+                    connection = Connection(end.detach())
+                    threading.Thread(target=self._hear, args=(connection,), name="listener", daemon=True).start()
 
     def _hear(self, connection: Connection) -> None:
         sending = threading.Lock()

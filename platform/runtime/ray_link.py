@@ -91,10 +91,15 @@ class RayLink:
 
     def _arrived(self, actor: Any, then: Callable[[Future[Answer]], None], asked: Future[Answer | Elsewhere]) -> None:
         answer = asked.result()
-        if isinstance(answer, Elsewhere):
-            actor.fetch.remote(answer.number).future().add_done_callback(then)
-        else:
+        if not isinstance(answer, Elsewhere):
             then(asked)
+            return
+        try:
+            fetched = actor.fetch.remote(answer.number).future()
+        except Exception as error:  # Ray has ended meanwhile
+            fetched = Future()
+            fetched.set_exception(error)
+        fetched.add_done_callback(then)
 
     def _wait(self, actor: Any, host: str, get: Callable[[float], Any], limit: float) -> Any:
         """The answer, however long it takes, as long as the process shows that it lives."""

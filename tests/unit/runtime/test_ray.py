@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -362,6 +363,16 @@ def test_a_process_that_dies_while_nobody_calls_it_is_noticed(start):
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(WorkerDied, match="host1"):
         consuming.wait(NOTICED_S)
+
+
+def test_a_line_that_breaks_between_living_processes_fails_the_call_and_nobody_waits(start):
+    runtime, groups = start([("actor", 0)])
+    waiting = groups["actor"].consume(runtime.channel("never", 4, ["runner"], ["actor"]))
+    broken = socket.socket(fileno=os.dup(runtime._fleet.link._lines["host0"]._connection.fileno()))
+    broken.shutdown(socket.SHUT_RDWR)
+    with pytest.raises(WorkerDied, match="it lives, but its line to another process broke"):
+        waiting.wait(NOTICED_S)
+    broken.close()
 
 
 def test_of_a_group_that_computes_together_the_death_is_the_news(start):
