@@ -32,7 +32,7 @@ from rl_platform.runtime.remote_channel import Address, Exchange, Link, RemoteCh
 from rl_platform.runtime.waits import caller
 from rl_platform.runtime.weight_group import WeightGroup, WeightSender, WeightsOffer, described
 from rl_platform.runtime.weights import Manifest, WeightsToken, publish, publish_gathered, receive
-from rl_platform.runtime.wire import Packed, pack, pack_error, unpack
+from rl_platform.runtime.wire import Answer, Packed, pack, pack_error, unpack
 from rl_platform.tracing import recorder
 
 Member = tuple[str, int]
@@ -190,18 +190,18 @@ class HostProcess:
             rank.construct().result()
         collect_as_usual()
 
-    def call(self, member: Member, number: int, method: str, arguments: Packed) -> Future[Outcome]:
-        """Queues call `number` (from 0) of a rank; the future never raises."""
-        outcome: Future[Outcome] = Future()
+    def call(self, member: Member, number: int, method: str, arguments: Packed) -> Future[Answer]:
+        """Queues call `number` (from 0) of a rank; the future never raises, and has an Outcome."""
+        answer: Future[Answer] = Future()
         with self._order:
             early = self._early[member]
-            early[number] = partial(self._start, member, method, arguments, outcome)
+            early[number] = partial(self._start, member, method, arguments, answer)
             while (run := early.pop(self._next[member], None)) is not None:
                 self._next[member] += 1
                 run()
-        return outcome
+        return answer
 
-    def _start(self, member: Member, method: str, arguments: Packed, outcome: Future[Outcome]) -> None:
+    def _start(self, member: Member, method: str, arguments: Packed, answer: Future[Answer]) -> None:
         rank = self.host.ranks[member]
 
         def run(component: Any) -> Packed:
@@ -213,12 +213,12 @@ class HostProcess:
         def finish(done: Future[Packed]) -> None:
             error = done.exception()
             packed = None if error is not None else done.result()
-            outcome.set_result(Outcome(packed, None if error is None else pack_error(error), rank.timings()))
+            answer.set_result((Outcome(packed, None if error is None else pack_error(error), rank.timings()), None))
 
         try:
             rank.run(method, run).add_done_callback(finish)
         except WorkerDied as error:
-            outcome.set_result(Outcome(None, pack_error(error), rank.timings()))
+            answer.set_result((Outcome(None, pack_error(error), rank.timings()), None))
 
     def export(self, token: WeightsToken, group: WeightGroup | None = None) -> Manifest | list[bytes]:
         """Where in the object store the weights are; put there once, in turn with the rank's other calls. With a group

@@ -1,8 +1,9 @@
 """The Ray runtime: every host of the placement is a Ray actor on its node, inside one placement group.
 
-Ray starts the processes, carries calls and holds large data in shared memory; everything else is in modules that do
-not know Ray. Actors are never restarted by Ray, which would bring them back with the state of their constructor and say
-nothing: `launch` makes a new one. Ray itself is started or joined by `launch/cluster.py`.
+Ray starts the processes, says when one died, carries calls (ray_link.py) and holds large data in shared memory;
+everything else is in modules that do not know Ray. Actors are never restarted by Ray, which would bring them back with
+the state of their constructor and say nothing: `launch` makes a new one. Ray itself is started or joined by
+`launch/cluster.py`.
 """
 
 from __future__ import annotations
@@ -19,11 +20,10 @@ from typing import Any
 
 import ray
 import torch
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rl_platform.errors import Deadline, PlatformError, WorkerDied, WorkerError
+from rl_platform.errors import Deadline, PlatformError, WorkerDied
 from rl_platform.placement.inventory import VISIBLE_DEVICES
 from rl_platform.runtime import Placement, reservation
 from rl_platform.runtime.fingerprint import code_fingerprint
@@ -32,15 +32,15 @@ from rl_platform.runtime.host import PlacedHost
 from rl_platform.runtime.lifecycle import RUNNER
 from rl_platform.runtime.process import HostProcess, Record, prepare_process
 from rl_platform.runtime.process_group import Meeting, join_group, leave_group
+from rl_platform.runtime.ray_link import RayLink, typed
 from rl_platform.runtime.remote import RemoteRuntime
 from rl_platform.runtime.remote_channel import Address
 from rl_platform.runtime.remote_worker import Send, answered
 from rl_platform.runtime.waits import waiting_on
 from rl_platform.runtime.weights import WeightsToken
-from rl_platform.runtime.wire import PLAIN, Answer, Packed, pack_error, unpack, unpack_error, value_of
+from rl_platform.runtime.wire import PLAIN, Answer, Packed, pack_error, unpack, unpack_error
 from rl_platform.tracing import recorder
 
-GRACE_S = 10.0  # how long a busy process may take to answer that it is alive
 RESERVE_S = 60.0  # how long to wait for resources that others hold
 PULSE_S = 0.5
 WAITING_CALLS = 512  # threads, made as needed, of calls that wait in one process for a channel
@@ -58,57 +58,16 @@ class RayRuntime(RemoteRuntime):
         super().__init__(placement, deadline_s, seed, RayFleet(min(deadline_s, RESERVE_S), trace), restarts)
 
 
-class RayLink:
-    """Calls between the actors of one run, by name; large messages in Ray's object store."""
-
-    def __init__(self, namespace: str) -> None:
-        self.namespace = namespace
-        self._actors: dict[str, Any] = {}
-
-    def ask(self, host: str, method: str, *arguments: Any, limit: float) -> Any:
-        try:
-            if host not in self._actors:
-                self._actors[host] = ray.get_actor(host, self.namespace)
-            actor = self._actors[host]
-            return value_of(self._wait(actor, host, getattr(actor, method).remote(*arguments), limit))
-        except (RayActorError, ValueError) as error:
-            if isinstance(error, ValueError) and not str(error).startswith("Failed to look up actor"):
-                raise
-            raise WorkerDied(f"the process of {host} died: {_reason(error)}") from error
-
-    def _wait(self, actor: Any, host: str, reference: Any, limit: float) -> Answer:
-        """The answer, however long it takes, as long as the process shows that it lives."""
-        while True:
-            try:
-                return ray.get(reference, timeout=min(limit + GRACE_S, threading.TIMEOUT_MAX))
-            except GetTimeoutError:
-                try:
-                    ray.get(actor.ping.remote(), timeout=GRACE_S)
-                except GetTimeoutError:
-                    raise Deadline(f"the process of {host} has not answered for {limit + 2 * GRACE_S:g} s") from None
-
-    def address(self) -> str:
-        return str(ray.util.get_node_ip_address())
-
-    def store(self, value: Any) -> Any:
-        return ray.put(value)
-
-    def load(self, references: Sequence[Any]) -> list[Any]:
-        try:
-            return list(ray.get(list(references)))
-        except RayError as error:
-            raise WorkerDied(f"a message is lost with the process that sent it: {_reason(error)}") from error
-
-
 class HostActor:
     """The process of one host: passes calls on to `HostProcess` and answers when they are done."""
 
     def __init__(
-        self, namespace: str, environment: Mapping[str, str], threads: int, paths: Sequence[str], trace: bool
+        self, name: str, namespace: str, environment: Mapping[str, str], threads: int, paths: Sequence[str], trace: bool
     ) -> None:
         self._records = prepare_process(environment, threads, paths, trace)
         self._link = RayLink(namespace)
         self._waiting = ThreadPoolExecutor(WAITING_CALLS, thread_name_prefix="call")
+        self._listener = self._link.listen(name, self._take)
         self._process: HostProcess
         self._meeting: Meeting | None = None
 
@@ -154,21 +113,20 @@ class HostActor:
         return await self._answer(self._process.construct)
 
     async def call(self, member: tuple[str, int], number: int, method: str, arguments: Packed) -> Answer:
-        return await asyncio.wrap_future(self._process.call(member, number, method, arguments)), None
+        return await asyncio.wrap_future(self._take("call", member, number, method, arguments))
 
     async def channel(self, address: Address, operation: str, arguments: tuple[Any, ...], who: str) -> Answer:
-        try:
-            at_once = self._exchange.serve_at_once(address, operation, arguments)
-        except PlatformError as error:
-            return None, pack_error(error)
-        if at_once is not None:
-            return at_once, None
-        return await self._answer(partial(self._exchange.serve, address, operation, arguments, who))
+        return await asyncio.wrap_future(self._take("channel", address, operation, arguments, who))
 
-    async def fail(self, label: str | None, error: bytes) -> Answer:
+    async def fetch(self, number: int | None) -> Answer:
+        """The answer to a call that came through a line."""
+        lost = None, pack_error(WorkerDied("it lives, but its line to another process broke"))
+        return self._listener.fetch(number) or lost
+
+    async def fail(self, label: str | None, error: bytes, *before: int) -> Answer:
         if not hasattr(self, "_process"):
             return [], None
-        return await self._answer(lambda: self._exchange.fail(label, unpack_error(error)))
+        return await self._answer(lambda: self._exchange.fail(label, unpack_error(error), *before))
 
     async def export(self, token: WeightsToken, *group: Any) -> Answer:
         return await self._answer(partial(self._process.export, token, *group))
@@ -200,12 +158,25 @@ class HostActor:
     def _exchange(self) -> Any:
         return self._process.names.exchange
 
+    def _take(self, method: str, *arguments: Any) -> Future[Answer]:
+        """One of the frequent calls, whichever way it came."""
+        if method == "call":
+            return self._process.call(*arguments)
+        address, operation, given, who = arguments
+        done: Future[Answer] = Future()
+        try:
+            at_once = self._exchange.serve_at_once(address, operation, given)
+        except PlatformError as error:
+            done.set_result((None, pack_error(error)))
+            return done
+        if at_once is None:
+            return self._waiting.submit(_answer_of, partial(self._exchange.serve, address, operation, given, who))
+        done.set_result((at_once, None))
+        return done
+
     async def _answer(self, function: Callable[[], Any]) -> Answer:
         """Runs in a thread, as it may wait."""
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._waiting, function), None
-        except Exception as error:
-            return None, pack_error(error)
+        return await asyncio.get_running_loop().run_in_executor(self._waiting, _answer_of, function)
 
     def _elsewhere(self, name: str) -> str:
         """For the message of a missed deadline: what the runner or a rank of another host does."""
@@ -266,7 +237,7 @@ class RayFleet:
 
     def launch(self, host: str, name: str) -> Send:
         options, arguments = self._recipes[host]
-        actor = self._actors[name] = ray.remote(HostActor).options(**options | {"name": name}).remote(*arguments)
+        actor = self._actors[name] = ray.remote(HostActor).options(**options | {"name": name}).remote(name, *arguments)
         if host in self._visible:
             actor.see.remote(self._visible[host])  # before the calls that follow
         return partial(self._send, name)
@@ -297,8 +268,7 @@ class RayFleet:
         if actor is None:
             future.set_exception(WorkerDied(f"the process of {host} was ended"))
         else:
-            sent = getattr(actor, method).remote(*arguments).future()
-            sent.add_done_callback(partial(answered, future, partial(_typed, host)))
+            self.link.send(host, actor, method, arguments, partial(answered, future, partial(typed, host)))
         return future
 
     def _reserve(self, wanted: Sequence[reservation.Place]) -> None:
@@ -315,13 +285,8 @@ class RayFleet:
             raise Deadline(f"{needed}, which others still hold after {self._patience:g} s: {free}")
 
 
-def _typed(host: str, error: BaseException) -> PlatformError:
-    if isinstance(error, RayTaskError):
-        return WorkerError(f"the process of {host} failed: {error}")
-    return WorkerDied(f"the process of {host} died: {_reason(error)}")
-
-
-def _reason(error: BaseException) -> str:
-    """What Ray says of the end of a process, on one line."""
-    text = " ".join(str(error).split()).partition(" Some common causes include")[0]
-    return text.partition("The actor is dead because its worker process has died. ")[2] or text
+def _answer_of(function: Callable[[], Any]) -> Answer:
+    try:
+        return function(), None
+    except Exception as error:
+        return None, pack_error(error)

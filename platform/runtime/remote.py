@@ -288,10 +288,10 @@ class RemoteRuntime(ShutsDown):
 
     def _on_failure(self, name: str | None, error: PlatformError) -> None:
         """Tells all processes; waits for none, as this runs where answers arrive."""
-        data = pack_error(error)
+        data, number = pack_error(error), next(self._numbers)
         for host in self._hosts.values():
             if host.death is None:
-                self._told.append(host.send("fail", name, data))
+                self._told.append(host.send("fail", name, data, number))
 
     def _on_death(self, host: RemoteHost, error: WorkerDied) -> None:
         for name in host.labels if self._restarts.possible(host) else [None]:  # None: the run ends, all may know

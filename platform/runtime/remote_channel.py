@@ -8,6 +8,7 @@ everyone who calls it gets WorkerDied. How calls reach another process is the ru
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -68,10 +69,13 @@ class Exchange:
                 raise WorkerDied(f"channel '{address.name}' was closed and is gone")
             return found
 
-    def fail(self, label: str | None, error: PlatformError | None) -> list[PlatformError]:
-        """Closes the channels here that name this producer or consumer (None: all); what was wrong with them."""
+    def fail(self, label: str | None, error: PlatformError | None, before: float = math.inf) -> list[PlatformError]:
+        """Closes the channels here that name this producer or consumer (None: all); what was wrong with them.
+
+        before: those of this number or a higher one were made after the failure, which they may have overtaken.
+        """
         with self._lock:
-            homes = list(self._homes.values())
+            homes = [home for home in self._homes.values() if home.address.number < before]
         found: list[PlatformError] = []
         for channel in homes:
             if label is None or label in (*channel.producers, *channel.consumers):

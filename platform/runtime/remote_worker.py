@@ -79,8 +79,7 @@ class RemoteWorker:
         self._host, self._member, self._names, self._packed = host, member, names, packed
         self._on_failure, self._lost_peer = on_failure, lost_peer
         self._count = 0
-        self._order = threading.Lock()
-        self._busy = 0
+        self._order, self._telling = threading.Lock(), threading.Lock()  # what arrives must not wait for what is sent
         self._timings: dict[str, tuple[int, float]] = {}
         self._told_by = -1  # the latest call of this process that told them: results may overtake each other
 
@@ -101,7 +100,7 @@ class RemoteWorker:
 
     def move(self, host: RemoteHost) -> None:
         """Calls go to the process that was started in place of the one that died."""
-        with self._order:
+        with self._order, self._telling:
             self._host, self._count, self._told_by = host, 0, -1
 
     def doing(self) -> str:
@@ -121,7 +120,7 @@ class RemoteWorker:
                 self._fail(host.death or error, future)
                 return
             outcome = done.result()
-            with self._order:
+            with self._telling:
                 if host is self._host and number > self._told_by:
                     self._told_by, self._timings = number, outcome.timings
             if outcome.error is not None:

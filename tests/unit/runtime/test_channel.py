@@ -14,9 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_platform.errors import ChannelClosed, DataError, Deadline, PlatformError
+from rl_platform.errors import ChannelClosed, DataError, Deadline, PlatformError, WorkerDied
 from rl_platform.runtime.channel import Channel
+from rl_platform.runtime.remote_channel import Address, Exchange
 from rl_platform.runtime.waits import waiting_on
+from rl_platform.runtime.wire import PLAIN
 
 Make = Callable[..., Any]
 
@@ -361,3 +363,14 @@ def test_a_lost_item_is_found_out():
 def test_senseless_numbers_are_refused(call):
     with pytest.raises(ValueError, match="channel 'rollouts': "):
         call()
+
+
+def test_a_failure_that_is_told_late_closes_no_channel_that_was_made_after_it() -> None:
+    exchange = Exchange("host0", Any, PLAIN, str)  # type: ignore[arg-type]
+    earlier, later = (
+        exchange.home(Address(number, f"channel {number}", "host0", 4, 1.0, ("rollout[0]",), ())) for number in (6, 8)
+    )
+    exchange.fail("rollout[0]", WorkerDied("gone"), before=7)
+    assert (earlier.closed, later.closed) == (True, False)
+    exchange.fail("rollout[0]", WorkerDied("gone"))
+    assert later.closed

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -158,13 +160,29 @@ def start(placed: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
 PAIR = [("actor", 0), ("critic", 0)], [("rollout", 0)]
 
 
-@pytest.fixture(scope="module")
-def pair(ray_cluster: None, placed: Callable[..., Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """A runtime on the hosts of `PAIR` and its groups, for tests that leave it as it was."""
+@pytest.fixture(scope="module", params=["by lines", "through Ray"])
+def pair(
+    request: pytest.FixtureRequest, ray_cluster: None, placed: Callable[..., Any]
+) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """A runtime on the hosts of `PAIR` and its groups, for tests that leave it as it was; the runner's calls travel as
+    on one node, or as to other nodes."""
     from rl_platform.runtime.ray import RayRuntime
 
     with RayRuntime(placed(*PAIR), 20.0, 7) as runtime:
-        yield runtime, runtime.start({name: ComponentSpec(Worker) for name in ("actor", "critic", "rollout")})
+        if request.param == "through Ray":
+            runtime._fleet.link._lines.update(host0=None, host1=None)
+        groups = runtime.start({name: ComponentSpec(Worker) for name in ("actor", "critic", "rollout")})
+        yield runtime, groups
+        assert has_line(runtime, "host1") == (request.param == "by lines")
+
+
+def has_line(runtime: Any, host: str) -> bool:
+    """Whether calls to this host have travelled through a socket."""
+    return runtime._fleet.link._lines.get(host) is not None
+
+
+def sockets(runtime: Any) -> list[str]:
+    return [line for line in Path("/proc/net/unix").read_text().splitlines() if runtime._fleet.link.namespace in line]
 
 
 def test_components_of_a_host_share_a_process_and_calls_keep_their_order(pair):
@@ -182,6 +200,16 @@ def test_components_of_a_host_share_a_process_and_calls_keep_their_order(pair):
     calls, seconds = groups["rollout"].timings()["note"]
     assert calls == 200
     assert seconds > 0
+
+
+def test_small_and_large_calls_keep_their_order_though_they_travel_by_two_ways(pair):
+    _, groups = pair
+    before = len(groups["rollout"].noted().wait()[0])
+    values = [number if number % 3 else np.full(50_000, number) for number in range(30)]
+    for value in values:
+        groups["rollout"].note(value)
+    noted = groups["rollout"].noted().wait()[0][before:]
+    assert [int(np.max(value)) for value in noted] == list(range(30))
 
 
 def test_large_arguments_and_results_arrive_whole_and_may_be_written_to(pair):
@@ -337,6 +365,16 @@ def test_a_process_that_dies_while_nobody_calls_it_is_noticed(start):
         consuming.wait(NOTICED_S)
 
 
+def test_a_line_that_breaks_between_living_processes_fails_the_call_and_nobody_waits(start):
+    runtime, groups = start([("actor", 0)])
+    waiting = groups["actor"].consume(runtime.channel("never", 4, ["runner"], ["actor"]))
+    broken = socket.socket(fileno=os.dup(runtime._fleet.link._lines["host0"]._connection.fileno()))
+    broken.shutdown(socket.SHUT_RDWR)
+    with pytest.raises(WorkerDied, match="it lives, but its line to another process broke"):
+        waiting.wait(NOTICED_S)
+    broken.close()
+
+
 def test_of_a_group_that_computes_together_the_death_is_the_news(start):
     _, groups = start([("actor", 0)], [("actor", 1)])
     surviving = groups["actor"].rank(0).reduce_after(0.0)
@@ -362,6 +400,7 @@ def test_a_process_without_a_learner_is_started_again_and_a_learner_ends_everyth
     assert (settled, runtime.restarts, runtime.restartable("rollout")) == ([0], 1, False)
     assert groups["rollout"].noted().wait() == [[]]
     assert groups["rollout"].about().wait()[0][0] != pid
+    assert has_line(runtime, "host1 (restart 1)")
     assert groups["rollout"].receive(published).wait() == [(1, 1.0, False)]
     with pytest.raises(WorkerDied):
         with_it.put("into a queue that is gone")
@@ -442,11 +481,13 @@ def test_shutdown_ends_every_process_and_names_the_busy_rank(start):
     runtime, groups = start(*PAIR)
     pids = [groups[name].about().wait()[0][0] for name in ("actor", "rollout")]
     hanging = groups["rollout"].hang(60)
+    assert sockets(runtime)
     channel = runtime.channel("left", 4, ["actor"])
     until(lambda: "busy in hang" in groups["rollout"]._workers[0].doing())  # a call that has not begun is refused
     with pytest.raises(Deadline, match=r"rollout\[0\] did not stop in time"):
         runtime.shutdown(1.0)
     until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+    until(lambda: not sockets(runtime))
     with pytest.raises(WorkerDied):
         hanging.wait(5)
     with pytest.raises((WorkerDied, ChannelClosed)):

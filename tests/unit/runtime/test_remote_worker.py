@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future
 from typing import Any
 
@@ -52,3 +53,27 @@ def test_a_process_that_was_started_again_begins_anew_and_what_is_left_of_the_ol
     new.answer(0, 5.0)
     old.answer(1, 2.0)
     assert worker.timings() == {"step": (1, 5.0)}
+
+
+def test_an_answer_arrives_while_another_call_is_still_being_sent() -> None:
+    host, sending, sent = Host(), threading.Event(), threading.Event()
+    worker = worker_of(host)
+    first = worker.submit("step", (), {})
+    plain = host.send
+
+    def held(*arguments: Any) -> Future[Outcome]:
+        sending.set()
+        sent.wait()
+        return plain(*arguments)
+
+    host.send = held  # type: ignore[method-assign]
+    second = threading.Thread(target=worker.submit, args=("step", (), {}))
+    second.start()
+    try:
+        sending.wait()
+        answering = threading.Thread(target=host.answer, args=(0, 1.0), daemon=True)
+        answering.start()
+        assert first.result(10.0) == 0
+    finally:
+        sent.set()
+        second.join()
