@@ -27,7 +27,7 @@ from rl_platform.runners.ppo import Task
 from rl_platform.runners.reasoning import ReasoningTask
 
 ROOT = Path(__file__).parents[1]
-TARGET = 0.9  # of the local runtime's speed
+TARGET = 0.909  # of the local runtime's speed: a tenth more per step
 
 
 def build(config: Config, runtime: Any, reporter: Any, folder: Path, placement: Placement) -> Task:
