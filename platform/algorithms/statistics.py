@@ -40,8 +40,8 @@ def _mean(x: Tensor, mask: Tensor, count: Tensor) -> Tensor:
 
 
 def _variance(centred: Tensor, mask: Tensor, count: Tensor, unbiased: bool) -> Tensor:
-    variance = masked_sum(centred.square(), mask) / (count - int(unbiased)).clamp(min=1)
-    return torch.where(count < 2, 0.0, variance).to(centred.dtype)
+    found = masked_sum(centred.square(), mask) / (count - int(unbiased)).clamp(min=1)
+    return torch.where(count < 2, 0.0, found).to(centred.dtype)
 
 
 def whiten(x: Tensor, mask: Tensor, unbiased: bool = True, shift_mean: bool = True) -> Tensor:
@@ -74,10 +74,10 @@ def explained_variance(returns: Tensor, values: Tensor, mask: Tensor) -> tuple[f
     (0.0, False) when the returns hardly vary: dividing by a variance near 0 would report nonsense.
     """
     active = active_numbers(mask)
-    variance = deviation(active(returns), unbiased=False) ** 2
-    if variance < SMALLEST_VARIANCE:
+    whole = variance(active(returns), unbiased=False)
+    if whole < SMALLEST_VARIANCE:
         return 0.0, False
-    return 1.0 - deviation(active(returns - values), unbiased=False) ** 2 / variance, True
+    return 1.0 - variance(active(returns - values), unbiased=False) / whole, True
 
 
 def active_numbers(mask: Tensor) -> Callable[[Tensor], Tensor]:
@@ -85,6 +85,6 @@ def active_numbers(mask: Tensor) -> Callable[[Tensor], Tensor]:
     return torch.flatten if bool(mask.all()) else lambda x: x[mask]
 
 
-def deviation(numbers: Tensor, unbiased: bool = True) -> float:
-    """Standard deviation of [N]; 0 for fewer than two."""
-    return float(numbers.double().std(correction=int(unbiased))) if len(numbers) > 1 else 0.0
+def variance(numbers: Tensor, unbiased: bool = True) -> float:
+    """Variance of [N]; 0 for fewer than two."""
+    return float(numbers.double().var(correction=int(unbiased))) if len(numbers) > 1 else 0.0

@@ -6,11 +6,13 @@ need more than the batch (truncation, prompt lengths, throughput) belong to the 
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from rl_platform.algorithms.mismatch import mismatch_metrics, token_mismatch_metrics
-from rl_platform.algorithms.statistics import active_numbers, deviation, explained_variance
+from rl_platform.algorithms.statistics import active_numbers, explained_variance, variance
 from rl_platform.records import RolloutBatch
 
 
@@ -35,7 +37,7 @@ def rollout_metrics(batch: RolloutBatch) -> dict[str, float]:
     if batch.advantages is not None:
         advantages = active(batch.advantages)
         result |= _spread("adv", advantages, "/")
-        result["adv/std"] = deviation(advantages)
+        result["adv/std"] = math.sqrt(variance(advantages))
     if batch.returns is not None and batch.values is not None:
         result |= _spread("critic/returns", active(batch.returns))
         result |= _spread("critic/values", active(batch.values))

@@ -6,6 +6,8 @@ import io
 import math
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from rl_platform.launch import plain, snapshot
 from rl_platform.launch.headline import History, duration, number, printable, sparkline
 from rl_platform.launch.plain import PlainView
 from rl_platform.launch.view import LiveView, terminal_view
-from rl_platform.metrics import RunInfo, RunLog
+from rl_platform.metrics import Reporter, RunInfo, RunLog
 
 CARD = [("estimator", "GAE, lambda 0.95"), ("policy loss", "clip [0.8, 1.28] dual 3.0")]
 METRICS = {
@@ -183,24 +185,29 @@ def test_a_redraw_takes_less_than_one_percent(tmp_path: Path) -> None:
     assert min(costs) < 0.0025
 
 
-def test_phases_side_by_side_have_a_line_each(view: LiveView) -> None:
-    """The second one in a thread of its own, which stays in it until both were looked at."""
-    begun, looked = threading.Event(), threading.Event()
+@contextmanager
+def training_the_actor(view: Reporter) -> Iterator[None]:
+    """Another thread is in that phase, 3 of 8 micro-batches far, until the block ends."""
+    begun, over = threading.Event(), threading.Event()
 
-    def train_actor() -> None:
+    def train() -> None:
         with view.phase("train actor"):
             view.progress(3, 8, "micro-batches")
             begun.set()
-            assert looked.wait(60)
+            assert over.wait(60)
 
-    thread = threading.Thread(target=train_actor)
-    with view.phase("train critic"):
-        thread.start()
-        assert begun.wait(60)
+    thread = threading.Thread(target=train)
+    thread.start()
+    assert begun.wait(60)
+    yield
+    over.set()
+    thread.join()
+
+
+def test_phases_side_by_side_have_a_line_each(view: LiveView) -> None:
+    with view.phase("train critic"), training_the_actor(view):
         view.progress(5, 8, "micro-batches")
         lines = screen(view).splitlines()
-        looked.set()
-        thread.join()
     assert [line for line in lines if "train critic" in line and "5/8" in line]
     assert [line for line in lines if "train actor" in line and "3/8" in line]
 
@@ -228,22 +235,12 @@ def test_reports_from_many_threads(view: LiveView) -> None:
 def test_a_plain_line_names_the_phase_of_its_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plain, "QUIET_SECONDS", 0.0)
     view = PlainView(console(width=80, terminal=False))
-    begun, over = threading.Event(), threading.Event()
-
-    def train_actor() -> None:
-        with view.phase("train actor"):
-            begun.set()
-            assert over.wait(60)
-
-    thread = threading.Thread(target=train_actor)
     with view.phase("train critic"):
-        thread.start()
-        assert begun.wait(60)
-        view.progress(5, 8, "micro-batches")
-        over.set()
-        thread.join()
+        with training_the_actor(view):
+            view.progress(5, 8, "micro-batches")
         view.progress(6, 8, "micro-batches")
     assert view.console.file.getvalue().splitlines() == [
+        "  train actor  3/8 micro-batches",
         "  train critic  5/8 micro-batches",
         "  train critic  6/8 micro-batches",
     ]
