@@ -112,7 +112,7 @@ class EnvSpaces:
 
 
 def find_spec(description: EnvDescription) -> EnvSpec:
-    """The registered specification. Raises ConfigError with near names for an unknown id."""
+    """The registered specification. Raises ConfigError with near names for an unknown id, or for a missing module."""
     import gymnasium
 
     module, _, name = description.id.rpartition(":")
@@ -120,7 +120,11 @@ def find_spec(description: EnvDescription) -> EnvSpec:
         if module:
             importlib.import_module(module)
         return gymnasium.spec(name)
-    except (gymnasium.error.Error, ImportError) as error:
+    except ImportError as error:
+        hint = f"install what brings {module}, or start where it can be imported"
+        problem = Problem("env.id", f"its module cannot be imported ({error})", value=repr(description.id), hint=hint)
+        raise ConfigError([problem]) from error
+    except gymnasium.error.Error as error:
         near = difflib.get_close_matches(name, list(gymnasium.registry), n=3, cutoff=0.5)
         hint = f"did you mean {', '.join(near)}?" if near else "write module:id if a module of yours registers it"
         problem = Problem("env.id", f"no such environment ({error})", value=repr(description.id), hint=hint)

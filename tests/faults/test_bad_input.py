@@ -141,6 +141,11 @@ def test_environment_that_does_not_exist(command):
     assert_refused(ended, 2, "command line: env.id: no such environment", "did you mean CartPole-v1")
 
 
+def test_environment_of_a_module_that_is_not_there(command):
+    ended = command("embodied.yaml", "env.id=no_such_module:CartPole-v1")
+    assert_refused(ended, 2, "env.id: its module cannot be imported", "install what brings no_such_module")
+
+
 def test_environment_whose_spaces_no_policy_has(command):
     ended = command("embodied.yaml", "env.id=FrozenLake-v1")
     assert_refused(
