@@ -8,8 +8,15 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
+from itertools import islice
+from typing import TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 _PAUSE_SOFT = 1  # omp_pause_soft of OpenMP 5.0: the next parallel region builds the team anew
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8  # options of mallopt(3)
@@ -41,6 +48,18 @@ def compute_alone() -> None:
     restore = threading.Thread(target=torch.set_num_threads, args=(usual,))
     restore.start()
     restore.join()
+
+
+def in_threads(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    """What it makes of each, in order. As many threads as torch computes with work on as many items; the next ones are
+    asked for then. For functions that let other threads run, as numpy's copies do."""
+    import torch
+
+    count, left, found = torch.get_num_threads(), iter(items), list[Result]()
+    with ThreadPoolExecutor(count) as pool:
+        while taken := list(islice(left, count)):
+            found += map(function, taken) if len(taken) == 1 else pool.map(function, taken)
+    return found
 
 
 def release_team() -> None:

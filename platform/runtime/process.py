@@ -29,9 +29,10 @@ from rl_platform.runtime.cpu import keep_freed_memory
 from rl_platform.runtime.host import ComponentSpec, Host, PlacedHost
 from rl_platform.runtime.lifecycle import RUNNER, raise_first, stop_ranks
 from rl_platform.runtime.remote_channel import Address, Exchange, Link, RemoteChannel
+from rl_platform.runtime.shared_memory import Reader, Writer, node_name
 from rl_platform.runtime.waits import caller
 from rl_platform.runtime.weight_group import WeightGroup, WeightSender, WeightsOffer, described
-from rl_platform.runtime.weights import Manifest, WeightsToken, publish, publish_gathered, receive
+from rl_platform.runtime.weights import Manifest, WeightsToken, publish, publish_gathered, read, receive, show
 from rl_platform.runtime.wire import Answer, Packed, pack, pack_error, unpack
 from rl_platform.tracing import recorder
 
@@ -61,6 +62,7 @@ class Names:
         self._published: dict[str, tuple[int, Any]] = {}
         self._count = 0
         self._received: dict[tuple[str, str], dict[str, torch.Tensor]] = {}
+        self._reader = Reader()
 
     def token(self, value: Any) -> Any | None:
         if isinstance(value, Channel | RemoteChannel):
@@ -69,7 +71,7 @@ class Names:
             return value
         if isinstance(value, Weights):
             self._count += 1
-            token = WeightsToken(self.here, caller(), self._count, value.version, value.delta)
+            token = WeightsToken(self.here, caller(), self._count, value.version, value.delta, node=node_name())
             if value.gathered is not None:
                 keeps = self.receives or (value.offered and value.stores)  # to send it when somebody asks
                 if not keeps:
@@ -114,13 +116,24 @@ class Names:
         return weights
 
     def fetched(self, token: WeightsToken) -> Weights:
-        """A copy of weights that another process published; with `delta` it is written over by the next one."""
-        manifest = self.link.ask(token.host, "export", token, limit=EXPORT_S)
+        """Weights that another process published: where they lie if that is on this node, else a copy; with `delta`
+        it is written over by the next one."""
+        near = token.node == node_name() != "" and not token.delta
+        manifest = self._exported(token, near)
+        if manifest.memory is not None:
+            try:
+                return read(token, manifest, self._reader)
+            except OSError:  # as it is where processes may not look into each other
+                manifest = self._exported(token, near=False)
         whose = caller(), token.label
         found = receive(token, manifest, self.link, self._received.get(whose) if token.delta else None)
         if token.delta:
             self._received[whose] = dict(found.state)
         return found
+
+    def _exported(self, token: WeightsToken, near: bool) -> Manifest:
+        exported: Manifest = self.link.ask(token.host, "export", token, None, near, limit=EXPORT_S)
+        return exported
 
     def offered(self, token: WeightsToken) -> WeightsOffer:
         """The weights that another process published, to be fetched or sent."""
@@ -178,7 +191,8 @@ class HostProcess:
         self._order = threading.Lock()
         self._next: dict[Member, int] = defaultdict(int)
         self._early: dict[Member, dict[int, Callable[[], None]]] = defaultdict(dict)
-        self._exports: dict[int, Future[Manifest]] = {}
+        self._exports: dict[int, dict[bool, Future[Manifest]]] = {}  # of the last publication that was asked for
+        self._writers: dict[str, Writer] = defaultdict(Writer)
         self._sender = WeightSender()
 
     def construct(self) -> None:
@@ -220,23 +234,32 @@ class HostProcess:
         except WorkerDied as error:
             answer.set_result((Outcome(None, pack_error(error), rank.timings()), None))
 
-    def export(self, token: WeightsToken, group: WeightGroup | None = None) -> Manifest | list[bytes]:
-        """Where in the object store the weights are; put there once, in turn with the rank's other calls. With a group
-        they are sent to that instead: the checksums, if it wants any."""
+    def export(
+        self, token: WeightsToken, group: WeightGroup | None = None, near: bool = False
+    ) -> Manifest | list[bytes]:
+        """Where the weights are: in memory of this node for those who are `near`, else in the object store; put there
+        once, in turn with the rank's other calls. With a group they are sent to that instead: the checksums, if it
+        wants any."""
         if group is not None:
             return self._labels[token.label].run("send weights", partial(self._send, token, group)).result()
         if (manifest := self.names.stored(token)) is not None:
             return manifest
         with self._order:
-            if token.number not in self._exports:
-                last = next(iter(self._exports.values()), None) if token.delta else None
-                self._exports = {
-                    token.number: self._labels[token.label].run("send weights", partial(self._publish, token, last))
-                }
-            export = self._exports[token.number]
-        return export.result()
+            before = self._exports
+            if token.number not in before:
+                self._exports = {token.number: {}}
+            exports = self._exports[token.number]
+            if near not in exports:
+                last = next((of.get(False) for of in before.values()), None) if token.delta else None
+                export = self._show if near else partial(self._publish, last)
+                exports[near] = self._labels[token.label].run("send weights", lambda _: export(token))
+            found = exports[near]
+        return found.result()
 
-    def _publish(self, token: WeightsToken, last: Future[Manifest] | None, _: Any) -> Manifest:
+    def _show(self, token: WeightsToken) -> Manifest:
+        return show(self.names.published(token).state, self._writers[token.label])
+
+    def _publish(self, last: Future[Manifest] | None, token: WeightsToken) -> Manifest:
         before = last.result() if last is not None and last.exception() is None else None
         return publish(self.names.published(token).state, self.names.link, before)
 

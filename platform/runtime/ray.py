@@ -128,8 +128,8 @@ class HostActor:
             return [], None
         return await self._answer(lambda: self._exchange.fail(label, unpack_error(error), *before))
 
-    async def export(self, token: WeightsToken, *group: Any) -> Answer:
-        return await self._answer(partial(self._process.export, token, *group))
+    async def export(self, token: WeightsToken, *how: Any) -> Answer:
+        return await asyncio.wrap_future(self._take("export", token, *how))
 
     async def rehome(self, homes: Mapping[str, str]) -> Answer:
         self._homes = homes
@@ -162,6 +162,8 @@ class HostActor:
         """One of the frequent calls, whichever way it came."""
         if method == "call":
             return self._process.call(*arguments)
+        if method == "export":
+            return self._waiting.submit(_answer_of, partial(self._process.export, *arguments))
         address, operation, given, who = arguments
         done: Future[Answer] = Future()
         try:

@@ -20,7 +20,7 @@ from rl_platform.runtime.line import Elsewhere, Line, Listener, line_name
 from rl_platform.runtime.wire import Answer, value_of
 
 GRACE_S = 10.0  # how long a busy process may take to answer that it is alive
-FREQUENT = frozenset({"call", "channel"})  # of an actor's methods those that `take` knows
+FREQUENT = frozenset({"call", "channel", "export"})  # of an actor's methods those that `take` knows
 
 
 class RayLink:

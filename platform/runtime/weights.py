@@ -1,10 +1,14 @@
 """Published weights on their way to another process, in buckets of bounded size with a checksum each.
 
-The publisher puts every bucket into the object store, once for all receivers, which copy bucket by bucket into tensors
-of their own: neither side needs memory for more than a bucket or one tensor beside the weights. With `delta` buckets
-are known by their content: the publisher stores those that changed since its last publication, and a receiver takes
-those that differ from what it has now. So one that missed a publication, was started anew or wrote to its tensors gets
-what it lacks. Not covered: tensors on an accelerator, which pass main memory (but: weight_group.py).
+For processes on its node the publisher copies the weights into memory that these read where it is (`shared_memory`).
+For others it puts every bucket into the object store, once for all receivers, which copy bucket by bucket into tensors
+of their own: neither side needs memory for more than a bucket or one tensor beside the weights. So it does for all if
+`delta` is asked for: buckets are known by their content then, the publisher stores those that changed since its last
+publication, and a receiver takes those that differ from what it has now. So one that missed a publication, was started
+anew or wrote to its tensors gets what it lacks.
+
+Not covered: tensors on an accelerator, which pass main memory (but: weight_group.py); weights of ranks that share them
+(`publish_gathered`) go through the object store, as nobody knows yet who will ask for them.
 """
 
 from __future__ import annotations
@@ -22,11 +26,14 @@ from torch import Tensor
 
 from rl_platform.errors import WorkerError
 from rl_platform.records import Weights
+from rl_platform.runtime.cpu import in_threads
 from rl_platform.runtime.parcels import Store
+from rl_platform.runtime.shared_memory import Place, Reader, Writer
 
 BUCKET = 32 * 2**20  # bytes: an object of the store costs as much as copying ten million of them
 ROW = 4096  # bytes that are summed up together
 CACHED = 256 * 2**10  # bytes: what a core has in its cache
+ALIGNED = 64  # bytes: tensors in memory begin at multiples of it
 
 
 @dataclass(frozen=True)
@@ -35,7 +42,7 @@ class WeightsToken:
 
     copies: the same weights elsewhere, as other ranks of a learner have published them. tensors: what there is to send
     to a process group, on `device` (see `WeightsOffer`); None: they are not offered to one. held: the host has the
-    tensors; else only the object store has.
+    tensors; else only the object store has. node: see `shared_memory.node_name`.
     """
 
     host: str
@@ -47,6 +54,7 @@ class WeightsToken:
     tensors: tuple[TensorShape, ...] | None = None
     device: str = "cpu"
     held: bool = True
+    node: str = ""
 
     def at(self, host: str) -> WeightsToken | None:
         """The publication in the process of `host`, if there is one."""
@@ -85,19 +93,21 @@ class Piece:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Pieces that lie together in the object store, in this order."""
+    """Pieces with one checksum. If they lie together in the object store, in this order: the reference to them."""
 
     pieces: tuple[Piece, ...]
     checksum: bytes
-    reference: Any
+    reference: Any = None
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """One publication: which tensors, and where their bytes are."""
+    """One publication: which tensors, and where their bytes are: in `memory` of this node, or else in the object
+    store."""
 
     tensors: tuple[TensorShape, ...]
     buckets: tuple[Bucket, ...]
+    memory: Place | None = None
 
 
 def publish(state: Mapping[str, Tensor], store: Store, before: Manifest | None) -> Manifest:
@@ -149,16 +159,69 @@ def receive(token: WeightsToken, manifest: Manifest, store: Store, own: Mapping[
     flat = {tensor.name: _bytes_of(state[tensor.name]) for tensor in manifest.tensors}
     size = count = 0
     for bucket in manifest.buckets:
-        parts = [flat[piece.name][piece.start : piece.stop] for piece in bucket.pieces]
+        parts = _parts(flat, bucket.pieces)
         if token.delta and keeps and _checksum(parts) == bucket.checksum:
             continue
         (sent,) = store.load([bucket.reference])
         if _copied(sent, parts) != bucket.checksum:
-            raise WorkerError(
-                f"weights version {token.version} of {token.label} arrived damaged: their checksum differs"
-            )
+            raise _damaged(token)
         size, count = size + sum(part.nbytes for part in parts), count + 1
     return Weights(token.version, state, token.delta, bytes=size, buckets=count)
+
+
+def show(state: Mapping[str, Tensor], writer: Writer) -> Manifest:
+    """Copies the state into memory that processes of this node read: until two publications later, or as long as they
+    use it."""
+    tensors = shapes_of(state)
+    distinct = [tensor.name for tensor in tensors if tensor.same_as is None]
+    with writer.block(_room(tensors)) as block:
+        flat = {name: _bytes_of(tensor) for name, tensor in _laid_out(tensors, block.memory).items()}
+
+        def copied(bucket: tuple[tuple[Piece, ...], list[np.ndarray]]) -> Bucket:
+            pieces, parts = bucket
+            return Bucket(pieces, _copied(parts, _parts(flat, pieces)))
+
+        buckets = in_threads(copied, _buckets((name, _bytes_of(state[name])) for name in distinct))
+    return Manifest(tensors, tuple(buckets), block.place)
+
+
+def read(token: WeightsToken, manifest: Manifest, reader: Reader) -> Weights:
+    """The weights where they lie in this node's memory, which is kept as long as one of their tensors lives.
+
+    Raises OSError if this process cannot reach it, WorkerError if they are not what was published.
+    """
+    assert manifest.memory is not None
+    state = _laid_out(manifest.tensors, reader.read(manifest.memory))
+    flat = {tensor.name: _bytes_of(state[tensor.name]) for tensor in manifest.tensors if tensor.same_as is None}
+
+    def intact(bucket: Bucket) -> bool:
+        return _checksum(_parts(flat, bucket.pieces)) == bucket.checksum
+
+    if not all(in_threads(intact, manifest.buckets)):
+        raise _damaged(token)
+    size = sum(part.nbytes for part in flat.values())
+    return Weights(token.version, state, bytes=size, buckets=len(manifest.buckets))
+
+
+def _damaged(token: WeightsToken) -> WorkerError:
+    return WorkerError(f"weights version {token.version} of {token.label} arrived damaged: their checksum differs")
+
+
+def _room(tensors: Sequence[TensorShape]) -> int:
+    return sum(-(-tensor.nbytes // ALIGNED) * ALIGNED for tensor in tensors if tensor.same_as is None)
+
+
+def _laid_out(tensors: Sequence[TensorShape], memory: np.ndarray) -> dict[str, Tensor]:
+    """The tensors one after the other in `memory`, [bytes]."""
+    whole, state, start = torch.from_numpy(memory), dict[str, Tensor](), 0
+    for tensor in tensors:
+        if tensor.same_as is not None:
+            state[tensor.name] = state[tensor.same_as]
+            continue
+        part = whole[start : start + tensor.nbytes]
+        state[tensor.name] = part.view(tensor.dtype).view(tensor.shape)
+        start += -(-tensor.nbytes // ALIGNED) * ALIGNED
+    return state
 
 
 def shapes_of(state: Mapping[str, Tensor]) -> tuple[TensorShape, ...]:
@@ -198,6 +261,10 @@ def _buckets(tensors: Iterable[tuple[str, np.ndarray]]) -> Iterator[tuple[tuple[
                 pieces, parts, size = [], [], 0
     if pieces:
         yield tuple(pieces), parts
+
+
+def _parts(flat: Mapping[str, np.ndarray], pieces: Sequence[Piece]) -> list[np.ndarray]:
+    return [flat[piece.name][piece.start : piece.stop] for piece in pieces]
 
 
 def _bytes_of(tensor: Tensor) -> np.ndarray:

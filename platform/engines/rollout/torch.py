@@ -104,7 +104,9 @@ class TorchRolloutEngine:
             self._receiver.receive(weights, own)
         elif self.version >= 0:
             for name, tensor in weights.state.items():
-                if own[name].data_ptr() != tensor.data_ptr():
+                if (own[name].device, own[name].dtype) == (tensor.device, tensor.dtype):
+                    own[name].data = tensor
+                else:
                     own[name].data.copy_(tensor)
         self._repack()
         self.version = weights.version

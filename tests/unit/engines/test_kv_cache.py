@@ -54,6 +54,7 @@ def held(batch: ContinuousBatch) -> int:
 
 def watched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """(bytes allocated, tokens held) after every forward pass from now on."""
+    gc.collect()  # tensors of earlier tests
     seen: list[tuple[int, int]] = []
     plain = ContinuousBatch.step
 

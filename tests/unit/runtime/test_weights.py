@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -16,9 +17,10 @@ from rl_platform.components.base import ComponentContext
 from rl_platform.config.schema import Config
 from rl_platform.errors import WorkerError
 from rl_platform.records import Weights
-from rl_platform.runtime import ComponentSpec
+from rl_platform.runtime import ComponentSpec, process
 from rl_platform.runtime import weights as weights_module
 from rl_platform.runtime.process import Names
+from rl_platform.runtime.shared_memory import Reader, Writer
 from rl_platform.runtime.weights import (
     BUCKET,
     ROW,
@@ -28,7 +30,9 @@ from rl_platform.runtime.weights import (
     checksum,
     publish,
     publish_gathered,
+    read,
     receive,
+    show,
     wherever,
 )
 
@@ -72,6 +76,15 @@ def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
     for name, tensor in expected.items():
         assert found[name].dtype == tensor.dtype
         assert torch.equal(found[name], tensor), name
+
+
+def in_memfd(tensor: torch.Tensor) -> bool:
+    """Whether its memory is that of a block."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, _, stop = line.split()[0].partition("-")
+        if int(start, 16) <= tensor.data_ptr() < int(stop, 16):
+            return "rl-platform-" in line
+    raise AssertionError("it is nowhere")
 
 
 def of_sums(tensor: torch.Tensor) -> bytes:
@@ -178,6 +191,38 @@ class TestBuckets:
             receive(TOKEN, manifest, store, None)
 
 
+class TestNear:
+    """Memory of the publisher's node."""
+
+    def test_all_of_a_state_is_read_where_it_lies(self) -> None:
+        state, writer = model(), Writer()
+        manifest = show(state, writer)
+        found = read(TOKEN, manifest, Reader())
+        assert_equal(found.state, state)
+        assert found.state["tied"].data_ptr() == found.state["head"].data_ptr()
+        assert all(tensor.data_ptr() % 64 == 0 for tensor in found.state.values())
+        assert all(in_memfd(tensor) for tensor in found.state.values() if tensor.numel())
+        assert found.bytes == sum(tensor.nbytes for name, tensor in state.items() if name != "tied")
+        assert (found.version, found.buckets) == (3, 5)
+
+    def test_it_stays_while_one_of_its_tensors_is_in_use(self) -> None:
+        state, writer, reader = {"a": torch.ones(50), "b": torch.ones(7)}, Writer(), Reader()
+        kept = read(TOKEN, show(state, writer), reader).state["b"]
+        for _ in range(4):
+            state["a"] += 1
+            state["b"] += 1
+            found = read(TOKEN, show(state, writer), reader).state
+            assert_equal(found, state)
+        assert kept.tolist() == [1.0] * 7
+
+    def test_a_flipped_bit_is_found(self) -> None:
+        state, writer = model(), Writer()
+        manifest = show(state, writer)
+        writer._blocks[-1].memory[BUCKET + 1000] ^= 1
+        with pytest.raises(WorkerError, match=r"weights version 3 of actor\[0\] arrived damaged"):
+            read(TOKEN, manifest, Reader())
+
+
 class TestGathered:
     """What a process keeps of weights that the ranks of a learner put together."""
 
@@ -248,6 +293,28 @@ class Frozen:
         return [float(tensor.double().sum()) for tensor in state.values()]
 
 
+class Reads:
+    """Says whether it reads the weights where the publisher has put them. `far`: it seems to be on another node.
+    `apart`: it may not look into other processes."""
+
+    def __init__(self, context: ComponentContext) -> None:
+        pass
+
+    def far(self) -> None:
+        process.node_name = lambda: "another"
+
+    def apart(self) -> None:
+        process.read = refuse
+
+    def receive(self, weights: Weights) -> tuple[bool, float]:
+        (tensor,) = {in_memfd(tensor) for tensor in weights.state.values()}
+        return tensor, sum(float(tensor.double().sum()) for tensor in weights.state.values())
+
+
+def refuse(*_: Any) -> Any:
+    raise PermissionError("Permission denied")
+
+
 class Whole:
     """Hands out what it received."""
 
@@ -287,6 +354,18 @@ def test_with_delta_fewer_bytes_give_the_same_weights_in_every_process(start) ->
         assert groups["rollout"].sums().wait() == groups["actor"].sums().wait() * 2
     assert moved[False] == [[(3 * BUCKET, 3)] * 2] * 4
     assert moved[True] == [[(3 * BUCKET, 3)] * 2, [(BUCKET, 1)] * 2, [(0, 0)] * 2, [(BUCKET, 1), (2 * BUCKET, 2)]]
+
+
+@pytest.mark.parametrize("how", ["far", "apart"])
+def test_who_reaches_the_memory_reads_there_and_others_get_the_same(start, how: str) -> None:
+    components = {"actor": ComponentSpec(Frozen), "rollout": ComponentSpec(Reads)}
+    groups = start(components, [("actor", 0)], [("rollout", 0)], [("rollout", 1)])
+    getattr(groups["rollout"].rank(1), how)().wait()
+    for learned in ("base", "adapter"), ("frozen",):
+        published = groups["actor"].learn(*learned).wait()[0]
+        total = sum(groups["actor"].sums().wait()[0])
+        assert groups["rollout"].receive(published).wait() == [(True, total), (False, total)]
+        assert groups["rollout"].receive(published).wait() == [(True, total), (False, total)], "asked for once more"
 
 
 class Watched(LanguageActor):
