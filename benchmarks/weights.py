@@ -8,7 +8,9 @@ SmolLM2-135M-Instruct, float32, 538 MB. Ways, in turns within one run:
 * engine's process: by shared memory into tensors of another process. The trainer's tensors are moved there before the
   measurement, as by the second update of a run.
 * SGLang: the same, into SGLang's own model on a CPU, if its test set is installed.
-* Ray: publish and receive of another node's process, through the object store, with checksums on both sides.
+* another process: publish, and receive in another host's process of this node, which reads the weights where the
+  publisher has written them; with checksums on both sides.
+* object store: the same for a process of another node (which is on this machine here), through Ray's object store.
 * gloo: the same buckets to another process by broadcasts of a process group, without checksums and with them.
 
 What was received is compared by its sum. Not covered: GPUs, several nodes.
@@ -36,7 +38,8 @@ from _sglang import cpu_engine, installed
 MODEL = "smollm2-135m-instruct"
 TARGET = 0.5
 ROOM = 4096  # tokens of keys and values, of which there are none
-COPY, REFERENCE, SHARED, SGLANG, RAY = "copy", "one process", "engine's process", "SGLang", "Ray"
+COPY, REFERENCE, SHARED, SGLANG = "copy", "one process", "engine's process", "SGLang"
+NEAR, STORE = "another process", "object store"
 GLOO, CHECKED = "gloo", "gloo, checked"
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -63,13 +66,18 @@ class Receiver:
         self.state: Any = None
 
     def receive(self, manifest: Any) -> None:
-        from rl_platform.runtime.weights import WeightsToken, receive
+        from rl_platform.runtime.weights import receive
 
-        token = WeightsToken("bench", "actor", 0, 0, delta=False)
-        self.state = receive(token, manifest, RayStore(), self.state).state
+        self.state = receive(token(), manifest, RayStore(), self.state).state
 
     def total(self) -> float:
         return total(self.state)
+
+
+def token() -> Any:
+    from rl_platform.runtime.weights import WeightsToken
+
+    return WeightsToken("bench", "actor", 0, 0, delta=False)
 
 
 def total(state: Any) -> float:
@@ -91,32 +99,68 @@ class Engine:
 
 
 def engine_process(connection: Connection) -> None:
-    """Loads what it is shown, with the product's loader; says the sum of its weights if asked."""
+    """Loads what it is shown, with the product's loader."""
     from rl_platform.engines.rollout.shared_weights import load
 
     engine = Engine()
+    serve(connection, lambda handles: load(engine, pickle.loads(handles)), lambda: engine.own)
+
+
+def host_process(connection: Connection) -> None:
+    """Reads what it is shown, as a host of the runtime does."""
+    from rl_platform.runtime.shared_memory import Reader
+    from rl_platform.runtime.weights import read
+
+    reader, state = Reader(), {}
+    serve(connection, lambda manifest: state.update(read(token(), manifest, reader).state), lambda: state)
+
+
+def serve(connection: Connection, take: Callable[[Any], None], state: Callable[[], Any]) -> None:
+    """Takes what comes; says the sum of the weights it has if that is nothing."""
     while True:
         try:
-            handles = connection.recv()
+            shown = connection.recv()
         except EOFError:
             return
-        if handles is not None:
-            load(engine, pickle.loads(handles))
-        connection.send(total(engine.own) if handles is None else None)
+        if shown is not None:
+            take(shown)
+        connection.send(total(state()) if shown is None else None)
 
 
-def through_shared_memory(state: dict[str, Any], line: Connection) -> Callable[[], None]:
+class Beside:
+    """Another process, which serves with `run`."""
+
+    def __init__(self, run: Callable[[Connection], None]) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._line, theirs = context.Pipe()
+        self._process = context.Process(target=run, args=(theirs,))
+        self._process.start()
+        theirs.close()
+
+    def ask(self, shown: Any) -> Any:
+        self._line.send(shown)
+        return self._line.recv()
+
+    def close(self) -> None:
+        self._line.close()
+        self._process.join()
+
+
+def through_shared_memory(state: dict[str, Any], engine: Beside) -> Callable[[], None]:
     from rl_platform.engines.rollout.shared_weights import SharedWeights
 
     shared = SharedWeights()
     for _ in range(2):
         shared.write(state, 1)
+    return lambda: engine.ask(*shared.write(state, 1))
 
-    def send() -> None:
-        line.send(*shared.write(state, 1))
-        line.recv()
 
-    return send
+def to_neighbour(state: dict[str, Any], host: Beside) -> Callable[[], None]:
+    from rl_platform.runtime.shared_memory import Writer
+    from rl_platform.runtime.weights import show
+
+    writer = Writer()
+    return lambda: host.ask(show(state, writer))
 
 
 def into_sglang(engine: Any, state: dict[str, Any]) -> Callable[[], None]:
@@ -153,12 +197,12 @@ def report(size: int, seconds: Mapping[str, Sequence[float]]) -> None:
     for name, values in seconds.items():
         rate = "0 bytes copied" if name == REFERENCE else f"{size / statistics.median(values) / 1e9:6.2f} GB/s"
         share = statistics.median(a / b for a, b in zip(seconds[COPY], values, strict=True))
-        aim = f" (aim {TARGET})" if name in (SHARED, SGLANG, RAY) else ""
+        aim = f" (aim {TARGET})" if name in (NEAR, SHARED, SGLANG) else ""
         verdict = "" if name in (COPY, REFERENCE) else f"{share:.2f} of the copy's rate{aim}"
         print(f"{name:<18} {statistics.median(values):6.2f} s  {rate}  {verdict}")
     for name in (GLOO, CHECKED):
-        faster = statistics.median(b / a for a, b in zip(seconds[RAY], seconds[name], strict=True))
-        print(f"Ray's object store beside {name}: {faster:.2f} times its speed")
+        faster = statistics.median(b / a for a, b in zip(seconds[STORE], seconds[name], strict=True))
+        print(f"the object store beside {name}: {faster:.2f} times its speed")
 
 
 def main() -> None:
@@ -184,23 +228,20 @@ def main() -> None:
 
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=2 * 2**30)
     receiver = ray.remote(Receiver).options(num_cpus=0).remote()
-    line, theirs = multiprocessing.get_context("spawn").Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=engine_process, args=(theirs,))
-    process.start()
-    theirs.close()
+    engine, host = Beside(engine_process), Beside(host_process)
     group = Broadcast(state)
     opened = ExitStack()
     ways: dict[str, Callable[[], Any]] = {
         COPY: lambda: [own.copy_(tensor) for own, tensor in zip(copies, distinct, strict=True)],
         REFERENCE: by_reference(network, state),
-        SHARED: through_shared_memory(state, line),
-        RAY: lambda: ray.get(receiver.receive.remote(publish(state, RayStore(), None))),
+        SHARED: through_shared_memory(state, engine),
+        NEAR: to_neighbour(state, host),
+        STORE: lambda: ray.get(receiver.receive.remote(publish(state, RayStore(), None))),
         GLOO: lambda: group.send(checked=False),
         CHECKED: lambda: group.send(checked=True),
     }
     if installed():
-        engine = opened.enter_context(cpu_engine(network, 1, ROOM, options.threads))
-        ways[SGLANG] = into_sglang(engine, state)
+        ways[SGLANG] = into_sglang(opened.enter_context(cpu_engine(network, 1, ROOM, options.threads)), state)
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(options.warm_up + options.rounds):
         for tensor in distinct:
@@ -210,12 +251,12 @@ def main() -> None:
             way()
             if number >= options.warm_up:
                 seconds[name].append(time.perf_counter() - began)
-    line.send(None)
-    if not line.recv() == ray.get(receiver.total.remote()) == group.total() == total(state):
+    arrived = {engine.ask(None), host.ask(None), ray.get(receiver.total.remote()), group.total()}
+    if arrived != {total(state)}:
         raise SystemExit("what arrived is not what was sent: the timings mean nothing")
     opened.close()
-    line.close()
-    process.join()
+    engine.close()
+    host.close()
     group.close()
     ray.shutdown()
 

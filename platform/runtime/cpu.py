@@ -18,6 +18,7 @@ from typing import TypeVar
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+MEMORY_THREADS = 8  # more are no faster: the memory is busy
 _PAUSE_SOFT = 1  # omp_pause_soft of OpenMP 5.0: the next parallel region builds the team anew
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8  # options of mallopt(3)
 _MOST_KEPT = 2**31 - 1
@@ -51,11 +52,12 @@ def compute_alone() -> None:
 
 
 def in_threads(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """What it makes of each, in order. As many threads as torch computes with work on as many items; the next ones are
-    asked for then. For functions that let other threads run, as numpy's copies do."""
-    import torch
+    """What it makes of each, in order; a few items at a time are taken and worked on, and the next ones then.
 
-    count, left, found = torch.get_num_threads(), iter(items), list[Result]()
+    For functions at the speed of memory that let other threads run, as numpy's copies do: some threads are enough for
+    that, and they take cores that were given to other processes, as these wait for the outcome.
+    """
+    count, left, found = min(len(os.sched_getaffinity(0)), MEMORY_THREADS), iter(items), list[Result]()
     with ThreadPoolExecutor(count) as pool:
         while taken := list(islice(left, count)):
             found += map(function, taken) if len(taken) == 1 else pool.map(function, taken)

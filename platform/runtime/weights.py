@@ -173,15 +173,15 @@ def show(state: Mapping[str, Tensor], writer: Writer) -> Manifest:
     """Copies the state into memory that processes of this node read: until two publications later, or as long as they
     use it."""
     tensors = shapes_of(state)
-    distinct = [tensor.name for tensor in tensors if tensor.same_as is None]
-    with writer.block(_room(tensors)) as block:
-        flat = {name: _bytes_of(tensor) for name, tensor in _laid_out(tensors, block.memory).items()}
+    places = _places(tensors)
+    with writer.block(max((place.stop for place in places.values()), default=0)) as block:
+        flat = {name: block.memory[place] for name, place in places.items()}
 
         def copied(bucket: tuple[tuple[Piece, ...], list[np.ndarray]]) -> Bucket:
             pieces, parts = bucket
             return Bucket(pieces, _copied(parts, _parts(flat, pieces)))
 
-        buckets = in_threads(copied, _buckets((name, _bytes_of(state[name])) for name in distinct))
+        buckets = in_threads(copied, _buckets((name, _bytes_of(state[name])) for name in places))
     return Manifest(tensors, tuple(buckets), block.place)
 
 
@@ -191,14 +191,20 @@ def read(token: WeightsToken, manifest: Manifest, reader: Reader) -> Weights:
     Raises OSError if this process cannot reach it, WorkerError if they are not what was published.
     """
     assert manifest.memory is not None
-    state = _laid_out(manifest.tensors, reader.read(manifest.memory))
-    flat = {tensor.name: _bytes_of(state[tensor.name]) for tensor in manifest.tensors if tensor.same_as is None}
+    memory, places = reader.read(manifest.memory), _places(manifest.tensors)
+    flat = {name: memory[place] for name, place in places.items()}
 
     def intact(bucket: Bucket) -> bool:
         return _checksum(_parts(flat, bucket.pieces)) == bucket.checksum
 
     if not all(in_threads(intact, manifest.buckets)):
         raise _damaged(token)
+    whole, state = torch.from_numpy(memory), dict[str, Tensor]()
+    for tensor in manifest.tensors:
+        known = state.get(str(tensor.same_as))
+        state[tensor.name] = (
+            whole[places[tensor.name]].view(tensor.dtype).view(tensor.shape) if known is None else known
+        )
     size = sum(part.nbytes for part in flat.values())
     return Weights(token.version, state, bytes=size, buckets=len(manifest.buckets))
 
@@ -207,21 +213,14 @@ def _damaged(token: WeightsToken) -> WorkerError:
     return WorkerError(f"weights version {token.version} of {token.label} arrived damaged: their checksum differs")
 
 
-def _room(tensors: Sequence[TensorShape]) -> int:
-    return sum(-(-tensor.nbytes // ALIGNED) * ALIGNED for tensor in tensors if tensor.same_as is None)
-
-
-def _laid_out(tensors: Sequence[TensorShape], memory: np.ndarray) -> dict[str, Tensor]:
-    """The tensors one after the other in `memory`, [bytes]."""
-    whole, state, start = torch.from_numpy(memory), dict[str, Tensor](), 0
+def _places(tensors: Sequence[TensorShape]) -> dict[str, slice]:
+    """Where the distinct ones are, in bytes, one after the other in one piece of memory."""
+    places, end = dict[str, slice](), 0
     for tensor in tensors:
-        if tensor.same_as is not None:
-            state[tensor.name] = state[tensor.same_as]
-            continue
-        part = whole[start : start + tensor.nbytes]
-        state[tensor.name] = part.view(tensor.dtype).view(tensor.shape)
-        start += -(-tensor.nbytes // ALIGNED) * ALIGNED
-    return state
+        if tensor.same_as is None:
+            places[tensor.name] = slice(end, end + tensor.nbytes)
+            end += -(-tensor.nbytes // ALIGNED) * ALIGNED
+    return places
 
 
 def shapes_of(state: Mapping[str, Tensor]) -> tuple[TensorShape, ...]:
