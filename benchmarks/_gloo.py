@@ -63,9 +63,10 @@ class Broadcast:
 
 def _parts(state: Any, tensors: Any) -> Any:
     """The buckets of distinct tensors, as `publish` cuts them."""
-    from rl_platform.runtime.weights import _buckets, _bytes_of
+    from rl_platform.runtime.weights import BUCKET, _buckets, _bytes_of
 
-    return _buckets((tensor.name, _bytes_of(state[tensor.name])) for tensor in tensors if tensor.same_as is None)
+    flat = ((tensor.name, _bytes_of(state[tensor.name])) for tensor in tensors if tensor.same_as is None)
+    return _buckets(flat, BUCKET)
 
 
 def _receive(line: Any, port: int, tensors: Any) -> None:

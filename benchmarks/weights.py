@@ -133,7 +133,7 @@ class Beside:
     def __init__(self, run: Callable[[Connection], None]) -> None:
         context = multiprocessing.get_context("spawn")
         self._line, theirs = context.Pipe()
-        self._process = context.Process(target=run, args=(theirs,))
+        self._process = context.Process(target=run, args=(theirs,), daemon=True)
         self._process.start()
         theirs.close()
 

@@ -51,13 +51,18 @@ def compute_alone() -> None:
     restore.join()
 
 
+def memory_threads() -> int:
+    """How many threads are enough for work at the speed of memory."""
+    return min(len(os.sched_getaffinity(0)), MEMORY_THREADS)
+
+
 def in_threads(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
     """What it makes of each, in order; a few items at a time are taken and worked on, and the next ones then.
 
-    For functions at the speed of memory that let other threads run, as numpy's copies do: some threads are enough for
-    that, and they take cores that were given to other processes, as these wait for the outcome.
+    For functions at the speed of memory that let other threads run, as numpy's copies do. They take cores that were
+    given to other processes, as these wait for the outcome.
     """
-    count, left, found = min(len(os.sched_getaffinity(0)), MEMORY_THREADS), iter(items), list[Result]()
+    count, left, found = memory_threads(), iter(items), list[Result]()
     with ThreadPoolExecutor(count) as pool:
         while taken := list(islice(left, count)):
             found += map(function, taken) if len(taken) == 1 else pool.map(function, taken)

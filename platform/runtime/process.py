@@ -32,7 +32,7 @@ from rl_platform.runtime.remote_channel import Address, Exchange, Link, RemoteCh
 from rl_platform.runtime.shared_memory import Reader, Writer, node_name
 from rl_platform.runtime.waits import caller
 from rl_platform.runtime.weight_group import WeightGroup, WeightSender, WeightsOffer, described
-from rl_platform.runtime.weights import Manifest, WeightsToken, publish, publish_gathered, read, receive, show
+from rl_platform.runtime.weights import Manifest, Shown, WeightsToken, publish, publish_gathered, read, receive, show
 from rl_platform.runtime.wire import Answer, Packed, pack, pack_error, unpack
 from rl_platform.tracing import recorder
 
@@ -120,7 +120,7 @@ class Names:
         it is written over by the next one."""
         near = token.node == node_name() != "" and not token.delta
         manifest = self._exported(token, near)
-        if manifest.memory is not None:
+        if isinstance(manifest, Shown):
             try:
                 return read(token, manifest, self._reader)
             except OSError:  # as it is where processes may not look into each other
@@ -131,9 +131,8 @@ class Names:
             self._received[whose] = dict(found.state)
         return found
 
-    def _exported(self, token: WeightsToken, near: bool) -> Manifest:
-        exported: Manifest = self.link.ask(token.host, "export", token, None, near, limit=EXPORT_S)
-        return exported
+    def _exported(self, token: WeightsToken, near: bool) -> Any:
+        return self.link.ask(token.host, "export", token, None, near, limit=EXPORT_S)
 
     def offered(self, token: WeightsToken) -> WeightsOffer:
         """The weights that another process published, to be fetched or sent."""
@@ -191,7 +190,7 @@ class HostProcess:
         self._order = threading.Lock()
         self._next: dict[Member, int] = defaultdict(int)
         self._early: dict[Member, dict[int, Callable[[], None]]] = defaultdict(dict)
-        self._exports: dict[int, dict[bool, Future[Manifest]]] = {}  # of the last publication that was asked for
+        self._exports: dict[int, dict[bool, Future[Any]]] = {}  # of the last publication that was asked for
         self._writers: dict[str, Writer] = defaultdict(Writer)
         self._sender = WeightSender()
 
@@ -236,7 +235,7 @@ class HostProcess:
 
     def export(
         self, token: WeightsToken, group: WeightGroup | None = None, near: bool = False
-    ) -> Manifest | list[bytes]:
+    ) -> Manifest | Shown | list[bytes]:
         """Where the weights are: in memory of this node for those who are `near`, else in the object store; put there
         once, in turn with the rank's other calls. With a group they are sent to that instead: the checksums, if it
         wants any."""
@@ -256,7 +255,7 @@ class HostProcess:
             found = exports[near]
         return found.result()
 
-    def _show(self, token: WeightsToken) -> Manifest:
+    def _show(self, token: WeightsToken) -> Shown:
         return show(self.names.published(token).state, self._writers[token.label])
 
     def _publish(self, last: Future[Manifest] | None, token: WeightsToken) -> Manifest:

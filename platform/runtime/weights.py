@@ -17,6 +17,7 @@ import math
 import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -26,14 +27,13 @@ from torch import Tensor
 
 from rl_platform.errors import WorkerError
 from rl_platform.records import Weights
-from rl_platform.runtime.cpu import in_threads
+from rl_platform.runtime.cpu import in_threads, memory_threads
 from rl_platform.runtime.parcels import Store
 from rl_platform.runtime.shared_memory import Place, Reader, Writer
 
 BUCKET = 32 * 2**20  # bytes: an object of the store costs as much as copying ten million of them
 ROW = 4096  # bytes that are summed up together
 CACHED = 256 * 2**10  # bytes: what a core has in its cache
-ALIGNED = 64  # bytes: tensors in memory begin at multiples of it
 
 
 @dataclass(frozen=True)
@@ -93,21 +93,29 @@ class Piece:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Pieces with one checksum. If they lie together in the object store, in this order: the reference to them."""
+    """Pieces that lie together in the object store, in this order."""
 
     pieces: tuple[Piece, ...]
     checksum: bytes
-    reference: Any = None
+    reference: Any
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """One publication: which tensors, and where their bytes are: in `memory` of this node, or else in the object
-    store."""
+    """One publication: which tensors, and where in the object store their bytes are."""
 
     tensors: tuple[TensorShape, ...]
     buckets: tuple[Bucket, ...]
-    memory: Place | None = None
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One publication in memory of this node, the tensors as `_places` has them; a checksum for every `share` bytes."""
+
+    tensors: tuple[TensorShape, ...]
+    memory: Place
+    share: int
+    checksums: tuple[bytes, ...]
 
 
 def publish(state: Mapping[str, Tensor], store: Store, before: Manifest | None) -> Manifest:
@@ -141,7 +149,7 @@ def _put(named: Iterable[tuple[TensorShape, Tensor]], store: Store, before: Mani
 
     known = {bucket.pieces: bucket for bucket in before.buckets} if before is not None else {}
     buckets: list[Bucket] = []
-    for pieces, parts in _buckets(flat()):
+    for pieces, parts in _buckets(flat(), BUCKET):
         found, old = _checksum(parts), known.get(pieces)
         if old is None or old.checksum != found:
             old = Bucket(pieces, found, store.store([pickle.PickleBuffer(part) for part in parts]))
@@ -169,58 +177,54 @@ def receive(token: WeightsToken, manifest: Manifest, store: Store, own: Mapping[
     return Weights(token.version, state, token.delta, bytes=size, buckets=count)
 
 
-def show(state: Mapping[str, Tensor], writer: Writer) -> Manifest:
+def show(state: Mapping[str, Tensor], writer: Writer) -> Shown:
     """Copies the state into memory that processes of this node read: until two publications later, or as long as they
     use it."""
     tensors = shapes_of(state)
     places = _places(tensors)
-    with writer.block(max((place.stop for place in places.values()), default=0)) as block:
-        flat = {name: block.memory[place] for name, place in places.items()}
+    size = sum(place.stop - place.start for place in places.values())
+    share = BUCKET  # of tensors on a GPU, which are copied twice
+    if all(tensor.device.type == "cpu" for tensor in state.values()):
+        share = max(BUCKET, -(-size // memory_threads()))
+    with writer.block(size) as block:
 
-        def copied(bucket: tuple[tuple[Piece, ...], list[np.ndarray]]) -> Bucket:
-            pieces, parts = bucket
-            return Bucket(pieces, _copied(parts, _parts(flat, pieces)))
+        def copied(numbered: tuple[int, tuple[tuple[Piece, ...], list[np.ndarray]]]) -> bytes:
+            number, (_, parts) = numbered
+            ends = accumulate((part.size for part in parts), initial=number * share)
+            return _copied(parts, [block.memory[start:stop] for start, stop in pairwise(ends)])
 
-        buckets = in_threads(copied, _buckets((name, _bytes_of(state[name])) for name in places))
-    return Manifest(tensors, tuple(buckets), block.place)
+        checksums = in_threads(copied, enumerate(_buckets(((name, _bytes_of(state[name])) for name in places), share)))
+    return Shown(tensors, block.place, share, tuple(checksums))
 
 
-def read(token: WeightsToken, manifest: Manifest, reader: Reader) -> Weights:
+def read(token: WeightsToken, shown: Shown, reader: Reader) -> Weights:
     """The weights where they lie in this node's memory, which is kept as long as one of their tensors lives.
 
     Raises OSError if this process cannot reach it, WorkerError if they are not what was published.
     """
-    assert manifest.memory is not None
-    memory, places = reader.read(manifest.memory), _places(manifest.tensors)
-    flat = {name: memory[place] for name, place in places.items()}
-
-    def intact(bucket: Bucket) -> bool:
-        return _checksum(_parts(flat, bucket.pieces)) == bucket.checksum
-
-    if not all(in_threads(intact, manifest.buckets)):
+    memory = reader.read(shown.memory)
+    shares = [memory[start : start + shown.share] for start in range(0, memory.size, shown.share)]
+    if tuple(in_threads(lambda share: _checksum([share]), shares)) != shown.checksums:
         raise _damaged(token)
-    whole, state = torch.from_numpy(memory), dict[str, Tensor]()
-    for tensor in manifest.tensors:
+    whole, places, state = torch.from_numpy(memory), _places(shown.tensors), dict[str, Tensor]()
+    for tensor in shown.tensors:
+        place = places[tensor.same_as or tensor.name]
         known = state.get(str(tensor.same_as))
-        state[tensor.name] = (
-            whole[places[tensor.name]].view(tensor.dtype).view(tensor.shape) if known is None else known
-        )
-    size = sum(part.nbytes for part in flat.values())
-    return Weights(token.version, state, bytes=size, buckets=len(manifest.buckets))
+        state[tensor.name] = whole[place].view(tensor.dtype).view(tensor.shape) if known is None else known
+    return Weights(token.version, state, bytes=memory.size, buckets=len(shares))
+
+
+def _places(tensors: Sequence[TensorShape]) -> dict[str, slice]:
+    """Where the bytes of distinct tensors are in one piece of memory, without gaps: each begins at a multiple of the
+    size of its items, as those of the larger ones come first."""
+    distinct = [tensor for tensor in tensors if tensor.same_as is None]
+    ordered = sorted(distinct, key=lambda tensor: -tensor.dtype.itemsize)
+    ends = accumulate((tensor.nbytes for tensor in ordered), initial=0)
+    return {tensor.name: slice(start, stop) for tensor, (start, stop) in zip(ordered, pairwise(ends), strict=True)}
 
 
 def _damaged(token: WeightsToken) -> WorkerError:
     return WorkerError(f"weights version {token.version} of {token.label} arrived damaged: their checksum differs")
-
-
-def _places(tensors: Sequence[TensorShape]) -> dict[str, slice]:
-    """Where the distinct ones are, in bytes, one after the other in one piece of memory."""
-    places, end = dict[str, slice](), 0
-    for tensor in tensors:
-        if tensor.same_as is None:
-            places[tensor.name] = slice(end, end + tensor.nbytes)
-            end += -(-tensor.nbytes // ALIGNED) * ALIGNED
-    return places
 
 
 def shapes_of(state: Mapping[str, Tensor]) -> tuple[TensorShape, ...]:
@@ -243,19 +247,21 @@ def empty(tensors: Sequence[TensorShape], device: torch.device | str = "cpu") ->
     return state
 
 
-def _buckets(tensors: Iterable[tuple[str, np.ndarray]]) -> Iterator[tuple[tuple[Piece, ...], list[np.ndarray]]]:
-    """The bytes of named tensors in order, cut where a bucket is full; a tensor is asked for when its turn comes."""
+def _buckets(
+    tensors: Iterable[tuple[str, np.ndarray]], room: int
+) -> Iterator[tuple[tuple[Piece, ...], list[np.ndarray]]]:
+    """The bytes of named tensors in order, `room` in each bucket; a tensor is asked for when its turn comes."""
     pieces: list[Piece] = []
     parts: list[np.ndarray] = []
     size = 0
     for name, flat in tensors:
         start = 0
         while start < flat.size:
-            stop = min(flat.size, start + BUCKET - size)
+            stop = min(flat.size, start + room - size)
             pieces.append(Piece(name, start, stop))
             parts.append(flat[start:stop])
             start, size = stop, size + stop - start
-            if size == BUCKET:
+            if size == room:
                 yield tuple(pieces), parts
                 pieces, parts, size = [], [], 0
     if pieces:

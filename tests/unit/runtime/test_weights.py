@@ -200,10 +200,11 @@ class TestNear:
         found = read(TOKEN, manifest, Reader())
         assert_equal(found.state, state)
         assert found.state["tied"].data_ptr() == found.state["head"].data_ptr()
-        assert all(tensor.data_ptr() % 64 == 0 for tensor in found.state.values())
+        assert all(tensor.data_ptr() % tensor.itemsize == 0 for tensor in found.state.values())
         assert all(in_memfd(tensor) for tensor in found.state.values() if tensor.numel())
         assert found.bytes == sum(tensor.nbytes for name, tensor in state.items() if name != "tied")
-        assert (found.version, found.buckets) == (3, 5)
+        assert found.version == 3
+        assert 1 <= found.buckets <= 5, "as many as there are threads to copy them, if they are large"
 
     def test_it_stays_while_one_of_its_tensors_is_in_use(self) -> None:
         state, writer, reader = {"a": torch.ones(50), "b": torch.ones(7)}, Writer(), Reader()
@@ -215,10 +216,11 @@ class TestNear:
             assert_equal(found, state)
         assert kept.tolist() == [1.0] * 7
 
-    def test_a_flipped_bit_is_found(self) -> None:
+    @pytest.mark.parametrize("place", [0, BUCKET + 1000, 3 * BUCKET + 20])
+    def test_a_flipped_bit_is_found(self, place: int) -> None:
         state, writer = model(), Writer()
         manifest = show(state, writer)
-        writer._blocks[-1].memory[BUCKET + 1000] ^= 1
+        writer._blocks[-1].memory[place] ^= 1
         with pytest.raises(WorkerError, match=r"weights version 3 of actor\[0\] arrived damaged"):
             read(TOKEN, manifest, Reader())
 
@@ -352,7 +354,7 @@ def test_with_delta_fewer_bytes_give_the_same_weights_in_every_process(start) ->
         groups["rollout"].rank(0).receive(groups["actor"].learn("frozen").wait()[0]).wait()  # the other one misses it
         received.append(groups["rollout"].receive(groups["actor"].learn("adapter").wait()[0]).wait())
         assert groups["rollout"].sums().wait() == groups["actor"].sums().wait() * 2
-    assert moved[False] == [[(3 * BUCKET, 3)] * 2] * 4
+    assert [[size for size, _ in ranks] for ranks in moved[False]] == [[3 * BUCKET] * 2] * 4
     assert moved[True] == [[(3 * BUCKET, 3)] * 2, [(BUCKET, 1)] * 2, [(0, 0)] * 2, [(BUCKET, 1), (2 * BUCKET, 2)]]
 
 
