@@ -36,6 +36,8 @@ from rl_platform.runtime.weights import Manifest, Shown, WeightsToken, publish, 
 from rl_platform.runtime.wire import Answer, Packed, pack, pack_error, unpack
 from rl_platform.tracing import recorder
 
+logger = logging.getLogger(__name__)
+
 Member = tuple[str, int]
 Timings = dict[str, tuple[int, float]]
 Record = tuple[str, int, str]  # logger, level, message
@@ -63,6 +65,7 @@ class Names:
         self._count = 0
         self._received: dict[tuple[str, str], dict[str, torch.Tensor]] = {}
         self._reader = Reader()
+        self._closed: set[str] = set()  # hosts whose memory this process may not read
 
     def token(self, value: Any) -> Any | None:
         if isinstance(value, Channel | RemoteChannel):
@@ -118,12 +121,16 @@ class Names:
     def fetched(self, token: WeightsToken) -> Weights:
         """Weights that another process published: where they lie if that is on this node, else a copy; with `delta`
         it is written over by the next one."""
-        near = token.node == node_name() != "" and not token.delta
+        near = token.node == node_name() != "" and not token.delta and token.host not in self._closed
         manifest = self._exported(token, near)
         if isinstance(manifest, Shown):
             try:
                 return read(token, manifest, self._reader)
-            except OSError:  # as it is where processes may not look into each other
+            except OSError as error:
+                logger.warning(
+                    "weights of %s take a slower way than memory, which cannot be read: %s", token.label, error
+                )
+                self._closed.add(token.host)
                 manifest = self._exported(token, near=False)
         whose = caller(), token.label
         found = receive(token, manifest, self.link, self._received.get(whose) if token.delta else None)

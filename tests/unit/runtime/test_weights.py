@@ -314,6 +314,7 @@ class Reads:
 
 
 def refuse(*_: Any) -> Any:
+    process.read = read  # it is not asked again
     raise PermissionError("Permission denied")
 
 
