@@ -14,6 +14,7 @@ import functools
 import mmap
 import os
 import sys
+import threading
 import uuid
 import weakref
 from collections.abc import Iterator
@@ -98,10 +99,17 @@ class Reader:
 
     def __init__(self) -> None:
         self._mapped: dict[str, tuple[Place, mmap.mmap]] = {}
+        self._mapping = threading.Lock()
 
-    def read(self, place: Place) -> np.ndarray:
-        """[size] uint8, as it lies there; who writes to it changes a copy of its own. It stays as it is while an array
-        or tensor over it lives. Raises OSError if it cannot be reached, or something else is there by now."""
+    def read(self, place: Place, anew: bool = False) -> np.ndarray:
+        """[size] uint8, as it lies there. It stays as it is while an array or tensor over it lives.
+
+        Who writes to it changes pages of this process's own, which stay in place of what the writer puts there later:
+        `anew` does without them. Raises OSError if it cannot be reached, or something else is there by now.
+        """
+        if anew:
+            with self._mapping:
+                self._mapped.pop(place.name, None)
         descriptor = self._opened(place)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -120,14 +128,15 @@ class Reader:
         return descriptor
 
     def _map(self, place: Place) -> mmap.mmap:
-        if place.name not in self._mapped:
-            descriptor = self._opened(place)  # one of its own, as a mapping keeps its descriptor, and that its lock
-            try:
-                memory = mmap.mmap(descriptor, max(place.size, 1), access=mmap.ACCESS_COPY)
-            finally:
-                os.close(descriptor)
-            same = [known.name for known, _ in self._mapped.values() if known.writer == place.writer]
-            for name in same[: len(same) + 1 - KEPT]:
-                self._mapped.pop(name, None)  # its memory goes when nothing of it is in use
-            self._mapped[place.name] = place, memory
-        return self._mapped[place.name][1]
+        with self._mapping:
+            if place.name not in self._mapped:
+                same = [known.name for known, _ in self._mapped.values() if known.writer == place.writer]
+                for name in same[: len(same) + 1 - KEPT]:
+                    del self._mapped[name]  # its memory goes when nothing of it is in use
+                descriptor = self._opened(place)  # one of its own: a mapping keeps it open, and with it a lock on it
+                try:
+                    memory = mmap.mmap(descriptor, max(place.size, 1), access=mmap.ACCESS_COPY)
+                finally:
+                    os.close(descriptor)
+                self._mapped[place.name] = place, memory
+            return self._mapped[place.name][1]

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from multiprocessing.connection import Connection
 
@@ -162,3 +163,13 @@ def test_what_is_being_written_cannot_be_read() -> None:
 def test_no_bytes_are_a_block_too() -> None:
     writer = Writer()
     assert Reader().read(written(writer, 0, 0)).size == 0
+
+
+def test_threads_read_side_by_side() -> None:
+    writers, reader = [Writer() for _ in range(4)], Reader()
+
+    def work(writer: Writer) -> bool:
+        return all((reader.read(written(writer, value, 100 + value)) == value).all() for value in range(200))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, writers))

@@ -216,6 +216,14 @@ class TestNear:
             assert_equal(found, state)
         assert kept.tolist() == [1.0] * 7
 
+    def test_who_writes_to_what_it_has_gets_the_next_ones_all_the_same(self) -> None:
+        state, writer, reader = {"a": torch.zeros(50_000)}, Writer(), Reader()
+        for _ in range(5):
+            state["a"] += 1
+            found = read(TOKEN, show(state, writer), reader).state
+            assert_equal(found, state)
+            found["a"][::7] = -1.0
+
     @pytest.mark.parametrize("place", [0, BUCKET + 1000, 3 * BUCKET + 20])
     def test_a_flipped_bit_is_found(self, place: int) -> None:
         state, writer = model(), Writer()
