@@ -20,6 +20,7 @@ import shutil
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -154,11 +155,11 @@ class CheckpointStore:
         final = self.folder / _folder_name(step)
         try:
             self._write(final, step, parts)
-        except (OSError, CheckpointError) as error:
-            self._sweep()
-            raise CheckpointError(self._failure(step, error)) from error
-        except BaseException:
-            self._sweep()
+        except BaseException as error:
+            with suppress(OSError):  # ranks may still write where files are deleted: the next start sweeps the rest
+                self._sweep()
+            if isinstance(error, OSError | CheckpointError):
+                raise CheckpointError(self._failure(step, error)) from error
             raise
         self._damaged.discard(step)
         checkpoint = Checkpoint.open(final)

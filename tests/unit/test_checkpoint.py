@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
 from collections import OrderedDict
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -151,6 +154,35 @@ def test_a_shard_that_is_not_in_the_folder_was_written_elsewhere(tmp_path: Path)
     store = CheckpointStore(tmp_path, keep=1)
     with pytest.raises(CheckpointError, match=r"__1_0\.distcp was written elsewhere: every node must see"):
         store.save(1, {"actor": Shards(0, lambda folder: {"__1_0.distcp": Written(1, "")})})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupt_is_one_although_ranks_still_write_where_it_cleans_up(tmp_path: Path) -> None:
+    """What they rename at that moment is gone when it is to be deleted."""
+    store = CheckpointStore(tmp_path, keep=1)
+    writing = threading.Event()
+
+    def write(folder: Path) -> None:
+        with suppress(FileNotFoundError):
+            for name in map(str, range(5000)):
+                (folder / f"{name}.tmp").touch()
+                (folder / f"{name}.tmp").rename(folder / name)
+                writing.set()
+
+    def interrupted(folder: Path) -> NoReturn:
+        folder.mkdir(exist_ok=True)
+        rank = threading.Thread(target=write, args=(folder,))
+        ranks.append(rank)
+        rank.start()
+        writing.wait(10)
+        raise KeyboardInterrupt
+
+    for _ in range(5):
+        ranks: list[threading.Thread] = []
+        with pytest.raises(KeyboardInterrupt):
+            store.save(1, {"actor": Shards(0, interrupted)})
+        ranks[0].join()
+        store = CheckpointStore(tmp_path, keep=1)
     assert list(tmp_path.iterdir()) == []
 
 
