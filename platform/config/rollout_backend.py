@@ -21,8 +21,8 @@ def chosen_backend(asked: str, on_gpu: bool) -> tuple[str, str]:
 def may_go_by_group(config: Config, on_gpu: bool) -> bool:
     """Whether a learner offers its weights to a process group; the rollout decides whether one can reach it.
 
-    On CPUs memory is the faster way (docs/architecture.md). `sync: delta` sends what differs, which only the
-    receiver knows.
+    On CPUs memory is the faster way (docs/architecture.md). `sync: delta` sends what differs, which only the receiver
+    knows.
     """
     rollout, reasoning = config.rollout, config.runner.task_type == "reasoning"
     wanted = rollout.weight_transfer == "group" or (rollout.weight_transfer == "auto" and on_gpu)

@@ -167,7 +167,7 @@ def receive(token: WeightsToken, manifest: Manifest, store: Store, own: Mapping[
     flat = {tensor.name: _bytes_of(state[tensor.name]) for tensor in manifest.tensors}
     size = count = 0
     for bucket in manifest.buckets:
-        parts = _parts(flat, bucket.pieces)
+        parts = [flat[piece.name][piece.start : piece.stop] for piece in bucket.pieces]
         if token.delta and keeps and _checksum(parts) == bucket.checksum:
             continue
         (sent,) = store.load([bucket.reference])
@@ -188,12 +188,13 @@ def show(state: Mapping[str, Tensor], writer: Writer) -> Shown:
         share = max(BUCKET, -(-size // memory_threads()))
     with writer.block(size) as block:
 
-        def copied(numbered: tuple[int, tuple[tuple[Piece, ...], list[np.ndarray]]]) -> bytes:
-            number, (_, parts) = numbered
-            ends = accumulate((part.size for part in parts), initial=number * share)
-            return _copied(parts, [block.memory[start:stop] for start, stop in pairwise(ends)])
+        def copied(work: tuple[int, list[np.ndarray]]) -> bytes:
+            start, parts = work
+            ends = accumulate((part.size for part in parts), initial=start)
+            return _copied(parts, [block.memory[begin:end] for begin, end in pairwise(ends)])
 
-        checksums = in_threads(copied, enumerate(_buckets(((name, _bytes_of(state[name])) for name in places), share)))
+        buckets = enumerate(_buckets(((name, _bytes_of(state[name])) for name in places), share))
+        checksums = in_threads(copied, ((number * share, parts) for number, (_, parts) in buckets))
     return Shown(tensors, block.place, share, tuple(checksums))
 
 
@@ -269,10 +270,6 @@ def _buckets(
                 pieces, parts, size = [], [], 0
     if pieces:
         yield tuple(pieces), parts
-
-
-def _parts(flat: Mapping[str, np.ndarray], pieces: Sequence[Piece]) -> list[np.ndarray]:
-    return [flat[piece.name][piece.start : piece.stop] for piece in pieces]
 
 
 def _bytes_of(tensor: Tensor) -> np.ndarray:
