@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import gymnasium
+import mujoco
 import numpy as np
 import pytest
 from gymnasium.envs.mujoco import mujoco_env
@@ -77,6 +78,18 @@ def test_all_of_version_5_is_covered() -> None:
 @pytest.mark.parametrize("env_id", IDS)
 def test_a_thousand_steps_with_resets_are_gymnasiums(env_id: str) -> None:
     assert _compare(env_id, {}, STEPS) >= NUM_ENVS * (STEPS // 90)
+
+
+@pytest.mark.parametrize("kind", [physics.BatchedPhysics, physics.ThreadedPhysics])
+@pytest.mark.parametrize(("env_id", "trees"), [("Walker2d-v5", 1), ("Reacher-v5", 2)])
+def test_nothing_is_computed_that_nobody_reads(env_id: str, trees: int, kind: type) -> None:
+    model = make_env(EnvDescription(env_id)).unwrapped.model
+    kind(model, 1, 1, 1, ()).close()
+    assert model.ntree == trees
+    assert bool(model.opt.disableflags & mujoco.mjtDisableBit.mjDSBL_ISLAND) == (trees == 1)
+    data = mujoco.MjData(model)
+    mujoco.mj_step(model, data)
+    assert not data.timer.duration.any()
 
 
 @pytest.mark.parametrize(("env_id", "kwargs"), KWARGS)
