@@ -64,6 +64,9 @@ class Model(Section):
     action_bins: int = Field(
         default=32, ge=2, description="vla, continuous actions: values per component, evenly from bound to bound"
     )
+    backbone_layers: int | None = Field(
+        default=None, ge=1, description="vla: layers of the language model that are used, from the first; null: all"
+    )
     train_backbone: bool = Field(
         default=True, description="vla: train the language model too; false: vision, action and value parts alone"
     )

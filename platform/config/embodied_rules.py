@@ -15,7 +15,7 @@ _TASK, _TASKS = "runner.task_type", "env.tasks"
 _GAUSSIAN = ("initial_log_std", "log_std", "action_distribution")
 _MLP = ("hidden_sizes", "activation", *_GAUSSIAN)
 _LANGUAGE = ("path", "random_init", "tokenizer")
-_VLA = ("instruction", "action_bins", "train_backbone")
+_VLA = ("instruction", "action_bins", "backbone_layers", "train_backbone")
 POLICY_KEYS = ("cnn", *RECURRENT, *_MLP, *_VLA, "num_action_chunks")  # of `model`, that only embodied policies read
 
 

@@ -11,6 +11,7 @@ OpenVLA-OFT, which decodes in parallel too; bins as in Brohan et al., "RT-1" (20
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -159,6 +160,8 @@ def vision_language_policy(
     """
     tokenizer = load_tokenizer(model)
     network = load_causal_lm(model, tokenizer.vocab_size, tokenizer.eos_token_ids[0], seed)
+    if model.backbone_layers is not None:
+        _keep_first_layers(network, model.backbone_layers)
     texts = instructions or (model.instruction or "",)
     told = [torch.tensor(tokenizer.encode(text)) for text in texts]
     language = LanguageModel(network, value_head=True)
@@ -174,3 +177,16 @@ def vision_language_policy(
     if not model.train_backbone:
         language.backbone.requires_grad_(False)
     return policy
+
+
+def _keep_first_layers(network: Any, count: int) -> None:
+    """Let a language model end after `count` layers, with its last norm: far from the next word the later ones add
+    little to what a policy reads (Shukor et al., "SmolVLA" (2025), use half of them)."""
+    layers = network.base_model.layers
+    if count > len(layers):
+        message = f"the language model has {len(layers)} layers"
+        raise ConfigError(
+            [Problem("actor.model.backbone_layers", message, value=str(count), allowed=f"1..{len(layers)}")]
+        )
+    del layers[count:]
+    network.config.num_hidden_layers = count

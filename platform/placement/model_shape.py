@@ -172,6 +172,8 @@ def _policy_shape(config: Config) -> PolicyShape | str:
     language = language_shape(model)
     if isinstance(language, str):
         return language
+    if model.backbone_layers is not None:
+        language = replace(language, layers=min(model.backbone_layers, language.layers))
     tokens = layers[-1].places + ACTIONS
     frozen = not model.train_backbone
     return PolicyShape((), 0, tuple(layers), _with_value_head(language), tokens, frozen)

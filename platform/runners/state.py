@@ -136,6 +136,7 @@ def _policy_facts(config: Config) -> dict[str, Any]:
         found |= _facts("actor.model", model, {"recurrent_size"})
     if model.type == "vla":
         names = {"path", "random_init", "tokenizer", "instruction", "action_bins", "train_backbone"}
+        names |= set() if model.backbone_layers is None else {"backbone_layers"}
         found |= _facts("actor.model", model, names) | _adapters(config)
         if model.random_init is not None and not model.train_backbone:
             found["runner.seed"] = config.runner.seed  # checkpoints do not hold what is frozen

@@ -140,6 +140,27 @@ def test_the_start_is_uniform_and_worth_nothing() -> None:
         assert 0.5 < part.square().mean().sqrt() / words.square().mean().sqrt() < 2
 
 
+def test_its_language_model_can_end_after_the_first_layers() -> None:
+    """As the whole one does where the other layers pass on what they get."""
+
+    def built(**changes: Any) -> VisionLanguagePolicy:
+        torch.manual_seed(0)
+        policy = vision_language_policy(model(**changes), REACH, seed=1)
+        torch.nn.init.normal_(policy.action_head.weight)
+        return policy
+
+    whole, shorter = built(), built(backbone_layers=1)
+    whole.language.backbone.layers[1].register_forward_hook(lambda _, given, __: given[0])
+    assert len(shorter.language.backbone.layers) == 1
+    torch.testing.assert_close(shorter(pixels()), whole(pixels()))
+
+
+def test_it_cannot_have_more_layers_than_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"has 2 layers") as raised:
+        vision_language_policy(model(backbone_layers=3), REACH, seed=1)
+    assert raised.value.problems[0].key == "actor.model.backbone_layers"
+
+
 @pytest.mark.parametrize("train_backbone", [True, False])
 def test_what_is_trained(train_backbone: bool) -> None:
     torch.manual_seed(0)

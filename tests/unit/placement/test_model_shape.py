@@ -182,7 +182,7 @@ def test_an_embodied_policy_is_counted_like_the_one_built() -> None:
     assert PolicyShape((32, 24)).parameters == count(policy)
 
 
-@pytest.mark.parametrize("kind", ["cnn", "vla", "frozen vla"])
+@pytest.mark.parametrize("kind", ["cnn", "vla", "frozen vla", "short vla"])
 def test_a_policy_that_sees_is_counted_like_the_one_built(kind: str) -> None:
     from rl_platform.algorithms.action_levels import ActionLevels
     from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces
@@ -191,7 +191,8 @@ def test_a_policy_that_sees_is_counted_like_the_one_built(kind: str) -> None:
     model = {"type": "cnn", "hidden_sizes": [32]}
     if kind != "cnn":
         model = {"type": "vla", "random_init": {"hidden_size": 64, "num_layers": 6}, "tokenizer": "bytes"}
-        model |= {"instruction": "reach", "train_backbone": kind == "vla"}
+        model |= {"instruction": "reach", "train_backbone": kind != "frozen vla"}
+        model |= {"backbone_layers": 2} if kind == "short vla" else {}
     config = Config.model_validate(
         {
             "runner": {"task_type": "embodied"},
