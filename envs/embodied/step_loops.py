@@ -43,16 +43,18 @@ def diverged() -> Callable[..., None]:
 
 
 @cache
-def within_bounds() -> Callable[..., None]:
-    """(qpos [N,nq], qvel [N,nv], low and high [nq+nv], out: [N] bool): whether every number is strictly between its
-    bounds; without bounds, it may be anything."""
-    return compiled_loops(_within_bounds, IN_ORDER)
+def run_observation() -> Callable[..., None]:
+    """(qpos [N,nq], qvel [N,nv], leading positions to leave out, largest velocity to tell, out: [N,D])."""
+    return compiled_loops(_run_observation, IN_ORDER)
 
 
 @cache
 def run_outcome() -> Callable[..., None]:
-    """(speeds, costs [N], healthy [N] bool, forward weight, healthy reward, whether the unhealthy end, out: rewards,
-    ends [N] bool). Rounded as numpy does."""
+    """(speeds [N], actions [N,A] float32, qpos [N,nq], qvel [N,nv], low and high [nq+nv], weights of speed and control,
+    reward of the healthy, whether the unhealthy end, out: rewards, ends [N] bool). Rounded as numpy does, squares of
+    actions in float32.
+
+    Healthy: every number is strictly between its bounds; without bounds, it may be anything."""
     return compiled_loops(_run_outcome, frozenset())
 
 
@@ -115,21 +117,40 @@ def _diverged(qpos: Any, qvel: Any, time: Any, warnings: Any, lengths: Any, dt: 
         found[i] = bad
 
 
-def _within_bounds(qpos: Any, qvel: Any, low: Any, high: Any, found: Any) -> None:
-    width = qpos.shape[1]
+def _run_observation(qpos: Any, qvel: Any, skipped: Any, largest: Any, found: Any) -> None:
+    shown = qpos.shape[1] - skipped
     for i in range(len(found)):
-        inside = True
-        for j in range(width):
-            inside &= (low[j] < qpos[i, j] or low[j] == -np.inf) and (qpos[i, j] < high[j] or high[j] == np.inf)
+        for j in range(shown):
+            found[i, j] = qpos[i, skipped + j]
         for j in range(qvel.shape[1]):
-            k = width + j
-            inside &= (low[k] < qvel[i, j] or low[k] == -np.inf) and (qvel[i, j] < high[k] or high[k] == np.inf)
-        found[i] = inside
+            speed = qvel[i, j]
+            found[i, shown + j] = largest if speed > largest else -largest if speed < -largest else speed
 
 
 def _run_outcome(
-    speeds: Any, costs: Any, healthy: Any, weight: Any, reward: Any, terminates: Any, rewards: Any, ends: Any
+    speeds: Any,
+    actions: Any,
+    qpos: Any,
+    qvel: Any,
+    low: Any,
+    high: Any,
+    forward: Any,
+    control: Any,
+    reward: Any,
+    terminates: Any,
+    rewards: Any,
+    ends: Any,
 ) -> None:
+    width = qpos.shape[1]
     for i in range(len(rewards)):
-        rewards[i] = weight * speeds[i] + reward * healthy[i] - costs[i]
-        ends[i] = terminates and not healthy[i]
+        healthy = True
+        for j in range(width):
+            healthy &= (low[j] < qpos[i, j] or low[j] == -np.inf) and (qpos[i, j] < high[j] or high[j] == np.inf)
+        for j in range(qvel.shape[1]):
+            k = width + j
+            healthy &= (low[k] < qvel[i, j] or low[k] == -np.inf) and (qvel[i, j] < high[k] or high[k] == np.inf)
+        squares = actions[i, 0] * actions[i, 0]
+        for j in range(1, actions.shape[1]):
+            squares += actions[i, j] * actions[i, j]
+        rewards[i] = forward * speeds[i] + reward * healthy - control * squares
+        ends[i] = terminates and not healthy

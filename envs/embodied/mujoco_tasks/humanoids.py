@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rl_platform.envs.embodied.mujoco_tasks.base import NoisyStart, Outcome, Quantities, join, never, squares
-from rl_platform.envs.embodied.mujoco_tasks.locomotion import HealthyRunner
+from rl_platform.envs.embodied.mujoco_tasks.locomotion import ContactRunner
 
 _FIELDS = ("ctrl", "cinert", "cvel", "qfrc_actuator", "cfrc_ext")
 
@@ -36,14 +36,15 @@ class _Body:
         return join(parts)
 
 
-class Humanoid(HealthyRunner):
-    """Runner measured at its centre of mass, healthy while its torso is up, that pays for contact forces."""
+class Humanoid(ContactRunner):
+    """Measured at its centre of mass, healthy while its torso is up."""
 
     fields = (*_FIELDS, "xipos")
 
     def __init__(self, env: Any) -> None:
         super().__init__(env)
         self.body = _Body(env)
+        self.z_range: tuple[float, float] = env._healthy_z_range
         self.masses: np.ndarray = env.model.body_mass.copy()
         self.contact_weight: float = env._contact_cost_weight
         self.contact_range: tuple[float, float] = env._contact_cost_range

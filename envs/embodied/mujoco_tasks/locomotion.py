@@ -8,31 +8,40 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rl_platform.envs.embodied.mujoco_tasks.base import NoisyStart, Outcome, Quantities, join, never, squares
-from rl_platform.envs.embodied.step_loops import run_outcome, within_bounds
+from rl_platform.envs.embodied.step_loops import run_observation, run_outcome
 
 
 class Runner(NoisyStart):
-    """reward = forward weight * speed - control weight * |action|^2; episodes end by their time limit only."""
+    """reward = forward weight * speed - control weight * |action|^2, and a reward for being healthy where there is one:
+    strictly within `bounds`. Episodes end by their time limit, or when not healthy. Compiled, as simulating a runner
+    takes little longer than an array operation."""
 
     hidden: ClassVar[int] = 1  # leading positions that `exclude_current_positions_from_observation` leaves out
+    largest_speed: ClassVar[float] = np.inf  # that is observed
 
     def __init__(self, env: Any) -> None:
         super().__init__(env)
         self.forward_weight: float = env._forward_reward_weight
         self.control_weight: float = env._ctrl_cost_weight
         self.skipped = self.hidden if env._exclude_current_positions_from_observation else 0
+        self.bounds = np.tile([[-np.inf], [np.inf]], self.model.nq + self.model.nv)  # of positions and velocities
+        self.healthy_reward: float = getattr(env, "_healthy_reward", 0.0)
+        self.terminates = bool(getattr(env, "_terminate_when_unhealthy", False))
 
     def position(self, now: Quantities) -> np.ndarray:
         return now.qpos[:, 0]
 
     def observe(self, now: Quantities) -> np.ndarray:
-        return join((now.qpos[:, self.skipped :], now.qvel))
-
-    def costs(self, now: Quantities, actions: np.ndarray) -> np.ndarray:
-        return self.control_weight * squares(actions)
+        found = np.empty((len(now.qpos), self.model.nq - self.skipped + self.model.nv))
+        run_observation()(now.qpos, now.qvel, self.skipped, self.largest_speed, found)
+        return found
 
     def outcome(self, speeds: np.ndarray, now: Quantities, actions: np.ndarray) -> Outcome:
-        return self.forward_weight * speeds - self.costs(now, actions), never(len(speeds))
+        rewards, ends = np.empty(len(speeds)), np.empty(len(speeds), bool)
+        control = np.float32(self.control_weight)  # Gymnasium multiplies in the precision of the actions
+        weights = float(self.forward_weight), control, float(self.healthy_reward)
+        run_outcome()(speeds, actions, now.qpos, now.qvel, *self.bounds, *weights, self.terminates, rewards, ends)
+        return rewards, ends
 
 
 class Swimmer(Runner):
@@ -43,41 +52,14 @@ class HalfCheetah(Runner):
     normal_velocities = True
 
 
-class HealthyRunner(Runner):
-    """Runner that is paid for being healthy and, by default, ends when it is not."""
-
-    def __init__(self, env: Any) -> None:
-        super().__init__(env)
-        self.healthy_reward: float = env._healthy_reward
-        self.terminates: bool = bool(env._terminate_when_unhealthy)
-        self.z_range: tuple[float, float] = env._healthy_z_range
-
-    @abstractmethod
-    def healthy(self, now: Quantities) -> np.ndarray:
-        """[N] bool."""
-
-    def outcome(self, speeds: np.ndarray, now: Quantities, actions: np.ndarray) -> Outcome:
-        healthy, costs = self.healthy(now), self.costs(now, actions)
-        rewards, ends = np.empty(len(healthy)), np.empty(len(healthy), bool)
-        run_outcome()(speeds, costs, healthy, self.forward_weight, self.healthy_reward, self.terminates, rewards, ends)
-        return rewards, ends
-
-
-class Walker2d(HealthyRunner):
+class Walker2d(Runner):
     """Healthy while height and pitch of the torso are in range."""
 
+    largest_speed = 10.0
+
     def __init__(self, env: Any) -> None:
         super().__init__(env)
-        self.bounds = np.tile([[-np.inf], [np.inf]], self.model.nq + self.model.nv)  # of positions and velocities
-        self.bounds[:, 1], self.bounds[:, 2] = self.z_range, env._healthy_angle_range
-
-    def observe(self, now: Quantities) -> np.ndarray:
-        return join((now.qpos[:, self.skipped :], np.minimum(np.maximum(now.qvel, -10.0), 10.0)))
-
-    def healthy(self, now: Quantities) -> np.ndarray:
-        found = np.empty(len(now.qpos), bool)
-        within_bounds()(now.qpos, now.qvel, *self.bounds, found)
-        return found
+        self.bounds[:, 1], self.bounds[:, 2] = env._healthy_z_range, env._healthy_angle_range
 
 
 class Hopper(Walker2d):
@@ -90,8 +72,25 @@ class Hopper(Walker2d):
         np.minimum(self.bounds[1, 2:], high, out=self.bounds[1, 2:])
 
 
-class Ant(HealthyRunner):
-    """Runner in the plane, measured at its main body, that pays for contact forces and observes them."""
+class ContactRunner(Runner):
+    """Runner that pays for contact forces too."""
+
+    @abstractmethod
+    def healthy(self, now: Quantities) -> np.ndarray:
+        """[N] bool."""
+
+    @abstractmethod
+    def costs(self, now: Quantities, actions: np.ndarray) -> np.ndarray:
+        """[N]: of actions and contacts."""
+
+    def outcome(self, speeds: np.ndarray, now: Quantities, actions: np.ndarray) -> Outcome:
+        healthy = self.healthy(now)
+        rewards = self.forward_weight * speeds + self.healthy_reward * healthy - self.costs(now, actions)
+        return rewards, ~healthy if self.terminates else never(len(speeds))
+
+
+class Ant(ContactRunner):
+    """Runs in the plane, is measured at its main body and observes contact forces."""
 
     fields = ("xpos", "cfrc_ext")
     hidden = 2
@@ -99,6 +98,7 @@ class Ant(HealthyRunner):
 
     def __init__(self, env: Any) -> None:
         super().__init__(env)
+        self.z_range: tuple[float, float] = env._healthy_z_range
         self.main_body: int = env.model.body(env._main_body).id
         self.contact_weight: float = env._contact_cost_weight
         self.force_range: tuple[float, float] = env._contact_force_range
@@ -117,4 +117,5 @@ class Ant(HealthyRunner):
         return finite & (now.qpos[:, 2] >= low) & (now.qpos[:, 2] <= high)
 
     def costs(self, now: Quantities, actions: np.ndarray) -> np.ndarray:
-        return super().costs(now, actions) + self.contact_weight * squares(np.clip(now.cfrc_ext, *self.force_range))
+        contact = self.contact_weight * squares(np.clip(now.cfrc_ext, *self.force_range))
+        return self.control_weight * squares(actions) + contact

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rl_platform.envs.embodied.step_loops import clip_actions, run_outcome, within_bounds
+from rl_platform.envs.embodied.step_loops import clip_actions, run_observation, run_outcome
 
 INF, NAN = np.inf, np.nan
 
@@ -23,20 +23,32 @@ INF, NAN = np.inf, np.nan
     ],
 )
 def test_every_number_is_compared_to_its_bounds(qpos: list[float], qvel: list[float], inside: bool) -> None:
-    found = np.empty(2, bool)
+    ends, rewards = np.empty(2, bool), np.empty(2)
     rows = np.array([qpos, [0.0, 0.25]]), np.array([qvel, [2.0]])
-    within_bounds()(*rows, np.array([-INF, 0.0, -INF]), np.array([INF, 1.0, 2.5]), found)
-    assert found.tolist() == [inside, True]
+    bounds = np.array([-INF, 0.0, -INF]), np.array([INF, 1.0, 2.5])
+    still = np.zeros(2), np.zeros((2, 1), np.float32)
+    run_outcome()(*still, *rows, *bounds, 1.0, np.float32(1.0), 3.0, True, rewards, ends)
+    assert ends.tolist() == [not inside, False]
+    assert rewards.tolist() == [3.0 * inside, 3.0]
 
 
 @pytest.mark.parametrize("terminates", [True, False])
 def test_rewards_of_running_are_rounded_as_numpy_rounds_them(terminates: bool) -> None:
     numbers = np.random.default_rng(0)
-    speeds, costs = numbers.normal(size=256), 0.001 * numbers.random(256).astype(np.float32)
-    healthy, rewards, ends = numbers.random(256) < 0.5, np.empty(256), np.empty(256, bool)
-    run_outcome()(speeds, costs, healthy, 1.3, 0.7, terminates, rewards, ends)
-    assert np.array_equal(rewards, 1.3 * speeds + 0.7 * healthy - costs)
+    speeds, actions = numbers.normal(size=256), numbers.uniform(-1, 1, (256, 6)).astype(np.float32)
+    heights, rewards, ends = numbers.random((256, 1)), np.empty(256), np.empty(256, bool)
+    state = heights, np.empty((256, 0)), np.array([0.5]), np.array([INF])
+    run_outcome()(speeds, actions, *state, 1.3, np.float32(0.1), 0.7, terminates, rewards, ends)
+    healthy = heights[:, 0] > 0.5
+    assert np.array_equal(rewards, 1.3 * speeds + 0.7 * healthy - 0.1 * np.square(actions).sum(axis=1))
     assert np.array_equal(ends, ~healthy & terminates)
+
+
+def test_observations_of_running_are_positions_and_bounded_velocities() -> None:
+    qpos, qvel = np.array([[1.0, 2.0, NAN], [4.0, 5.0, 6.0]]), np.array([[NAN, 11.0], [-12.0, 3.0]])
+    found = np.empty((2, 4))
+    run_observation()(qpos, qvel, 1, 10.0, found)
+    assert np.array_equal(found, [[2.0, NAN, NAN, 10.0], [5.0, 6.0, -10.0, 3.0]], equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
