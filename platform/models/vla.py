@@ -4,8 +4,8 @@ One sequence per observation: its instruction's words, the picture's places, one
 queries' last states give logits over bins, all in one pass: components are independent given the observation, as those
 of a diagonal Gaussian are, and rollout and training compute the very same function, without a cache. (Decoding one
 component after the other would cost a pass each and could make them depend on each other.) The words come first, and
-are computed once if all rows have the same ones. As in Kim et al., "Fine-Tuning Vision-Language-Action Models" (2025),
-OpenVLA-OFT, which decodes in parallel too; bins as in Brohan et al., "RT-1" (2022).
+each instruction is computed once for all rows that have it. As in Kim et al., "Fine-Tuning Vision-Language-Action
+Models" (2025), OpenVLA-OFT, which decodes in parallel too; bins as in Brohan et al., "RT-1" (2022).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
@@ -22,10 +23,40 @@ from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.draws import Among, choices
 from rl_platform.models.language import LanguageModel
-from rl_platform.models.packed import PackedAttention
 from rl_platform.models.pretrained import load_causal_lm
 from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.models.vision import ImageEncoder
+
+
+class InstructedAttention:
+    """Causal attention where T instructions of up to W words stand once before B rows of S positions, each of which
+    sees one of them and itself. Shorter instructions are padded on the right.
+
+    tasks [B] int64: the instruction of each row; lengths [B]: its number of words.
+    """
+
+    def __init__(self, instructions: int, words: int, tasks: Tensor, lengths: Tensor, positions: int) -> None:
+        self._told, self._words, self._tasks, self._positions = instructions, words, tasks, positions
+        sees_word = torch.arange(words, device=tasks.device) < lengths[:, None]
+        sees_own = torch.ones(positions, positions, dtype=torch.bool, device=tasks.device).tril()
+        parts = sees_word[:, None].expand(-1, positions, -1), sees_own.expand(len(tasks), -1, -1)
+        self._mask = torch.cat(parts, dim=2)[:, None]
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """query [1,Hq,N,D], key and value [1,Hkv,N,D], N = T W + B S -> [N,Hq,D]."""
+        if (repeat := query.shape[1] // key.shape[1]) > 1:
+            key, value = key.repeat_interleave(repeat, dim=1), value.repeat_interleave(repeat, dim=1)
+        told, own = zip(*(self._parts(tensor) for tensor in (query, key, value)), strict=True)
+        first = F.scaled_dot_product_attention(*told, is_causal=True, scale=scaling)
+        seen = [torch.cat([word[self._tasks], rest], dim=2) for word, rest in zip(told[1:], own[1:], strict=True)]
+        then = F.scaled_dot_product_attention(own[0], *seen, attn_mask=self._mask, scale=scaling)
+        return torch.cat([part.transpose(1, 2).flatten(0, 1) for part in (first, then)])
+
+    def _parts(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
+        """[1,H,N,D] -> of the instructions [T,H,W,D], of the rows [B,H,S,D]."""
+        flat, begin = tensor[0].transpose(0, 1), self._told * self._words
+        told = flat[:begin].unflatten(0, (self._told, self._words))
+        return told.transpose(1, 2), flat[begin:].unflatten(0, (-1, self._positions)).transpose(1, 2)
 
 
 class VisionLanguagePolicy(nn.Module):
@@ -72,49 +103,30 @@ class VisionLanguagePolicy(nn.Module):
         pictures = self.norm(self.project(self.encoder.places(observations.float() / 255)).float())
         rows, places, _ = pictures.shape
         rest = torch.cat([pictures, self.queries.expand(rows, -1, -1)], dim=1)
-        states = self._states(rest) if len(self.lengths) == 1 else self._states_by_task(rest, tasks)
+        states = self._states(rest, tasks)
         with torch.autocast(states.device.type, enabled=False):
             logits = self.action_head(states[:, places:].float())
             values = self.language.head(states[:, places - 1].float()).squeeze(-1)  # all seen, nothing chosen
         return logits, values
 
-    def _states(self, rest: Tensor) -> Tensor:
+    def _states(self, rest: Tensor, tasks: Tensor | None) -> Tensor:
         """rest [B,S,H]: what follows the instruction in each row -> last hidden states [B,S,H] of it."""
-        rows, length, width = rest.shape
-        words = self.language.backbone.get_input_embeddings()(self.instructions[0])
-        begin = len(words)
-        flat = torch.cat([words, rest.flatten(0, 1)])
-        index = begin + torch.arange(rows * length, device=rest.device).view(rows, length)
-        attention = PackedAttention(begin, index, torch.ones_like(index, dtype=torch.bool))
-        after = begin + torch.arange(length, device=rest.device)
-        positions = torch.cat([torch.arange(begin, device=rest.device), after.repeat(rows)])
-        output = self.language.backbone(
-            inputs_embeds=flat[None], position_ids=positions[None], attention=attention, use_cache=False
-        )
-        states: Tensor = output.last_hidden_state[0, begin:].view(rows, length, width)
-        return states
-
-    def _states_by_task(self, rest: Tensor, tasks: Tensor | None) -> Tensor:
-        """The same where each row has the instruction of its task before it. All ranks make one pass, whatever tasks
-        they have."""
-        assert tasks is not None, "of several tasks the policy is told which"
         (rows, length, width), device = rest.shape, rest.device
-        words = self.language.backbone.get_input_embeddings()(self.instructions)[tasks]
-        told = torch.tensor(self.lengths, device=device)[tasks, None]
-        real = torch.arange(words.shape[1] + length, device=device).expand(rows, -1)
-        real = (real < told) | (real >= words.shape[1])  # less the padding of shorter instructions
-        flat = torch.cat([words, rest], dim=1)[real]
-        total = told + length
-        mask = (place := torch.arange(int(total.max()), device=device).expand(rows, -1)) < total
-        index = (place + total.cumsum(0) - total).masked_fill(~mask, 0)
+        if tasks is None:
+            assert len(self.lengths) == 1, "of several tasks the policy is told which"
+            tasks = torch.zeros(rows, dtype=torch.int64, device=device)
+        words = self.language.backbone.get_input_embeddings()(self.instructions)
+        count, longest, _ = words.shape
+        lengths = torch.tensor(self.lengths, device=device)[tasks]
+        after = lengths[:, None] + torch.arange(length, device=device)
+        positions = torch.cat([torch.arange(longest, device=device).repeat(count), after.flatten()])
         output = self.language.backbone(
-            inputs_embeds=flat[None],
-            position_ids=place[mask][None],
-            attention=PackedAttention(0, index, mask),
+            inputs_embeds=torch.cat([words.flatten(0, 1), rest.flatten(0, 1)])[None],
+            position_ids=positions[None],
+            attention=InstructedAttention(count, longest, tasks, lengths, length),
             use_cache=False,
         )
-        wanted = index.gather(1, told + torch.arange(length, device=device))
-        states: Tensor = output.last_hidden_state[0, wanted.flatten()].view(rows, length, width)
+        states: Tensor = output.last_hidden_state[0, count * longest :].view(rows, length, width)
         return states
 
     @torch.no_grad()
