@@ -70,6 +70,10 @@ class EnvBlock:
         self._native = None if description.tasks else NativeEnvs.of(env, last - first, threads, description.backend)
         self.native = self._native is not None
         others = () if self.native else numbers[1:]
+        if "mujoco" in sys.modules:
+            from rl_platform.envs.embodied.physics import stop_timers
+
+            stop_timers()
         self._envs = [env, *(make_env(description.of_task(number), spec, render_mode) for number in others)]
         self._spares = Spares(description, spec, render_mode, buffers.failures, first, restarts, numbers)
         self._first = first

@@ -5,8 +5,6 @@ which MuJoCo lets run side by side; it can do between steps what the batch canno
 where MuJoCo (before version 4) has no batch. In both, simulations are states that share a working memory per thread,
 which stays in the cache. Both give the same numbers, those of `mj_step`, for any number of threads, and
 both save a simulation as the same row of numbers.
-
-Neither pays for what MuJoCo does besides (`_lighten`): a sixth to a fifth of a step, whose numbers are the same.
 """
 
 from __future__ import annotations
@@ -74,15 +72,9 @@ def is_covered(model: mujoco.MjModel) -> bool:
     return model.nplugin == 0 and not any(model.opt.enableflags & int(bit) for bit in bits)
 
 
-def _lighten(model: mujoco.MjModel) -> None:
-    """Leave out what costs time and changes no number of a step.
-
-    Looking for islands, groups of bodies whose constraints can be solved apart: a single tree has one at most. And
-    `mjData.timer`: MuJoCo's Python package has it read the clock around every part of a step, which its C library does
-    not do by itself. That is off for the whole process, as the callback is.
-    """
-    if model.ntree == 1:
-        model.opt.disableflags |= int(getattr(mujoco.mjtDisableBit, "mjDSBL_ISLAND", 0))  # the bit of version 3.4
+def stop_timers() -> None:
+    """Have MuJoCo leave `mjData.timer` at 0 in this process: its Python package has it read the clock around every part
+    of a step, which its C library does not do by itself. A tenth of a step, and no number depends on it."""
     try:
         library = ctypes.CDLL(sys.modules[mujoco.mj_step.__module__].__file__)
         clock = ctypes.c_void_p.in_dll(library, "mjcb_time")
@@ -91,13 +83,20 @@ def _lighten(model: mujoco.MjModel) -> None:
     clock.value = None
 
 
+def skip_islands(model: mujoco.MjModel) -> None:
+    """Leave out the search for islands, groups of bodies whose constraints are solved apart, where there is one tree of
+    bodies: it has one at most. A twentieth of a step, for the same bits."""
+    if model.ntree == 1:
+        model.opt.disableflags |= int(getattr(mujoco.mjtDisableBit, "mjDSBL_ISLAND", 0))  # a bit since version 3.4
+
+
 class BatchedPhysics:
     """MuJoCo's batch (version 4). It cannot compute `cfrc_ext`."""
 
     def __init__(
         self, model: mujoco.MjModel, frame_skip: int, num_envs: int, threads: int, fields: Sequence[str]
     ) -> None:
-        _lighten(model)
+        skip_islands(model)
         self._batch: Any = Batch(model, num_envs, min(threads, num_envs))
         self._model, self._frame_skip, self._derives = model, frame_skip, bool(fields)
         self._memory = mujoco.MjData(model)
@@ -142,7 +141,7 @@ class ThreadedPhysics:
     def __init__(
         self, model: mujoco.MjModel, frame_skip: int, num_envs: int, threads: int, fields: Sequence[str]
     ) -> None:
-        _lighten(model)
+        skip_islands(model)
         self._model, self._frame_skip = model, frame_skip
         self._contact_forces = "cfrc_ext" in fields
         memories = [mujoco.MjData(model) for _ in range(max(1, min(threads, num_envs)))]

@@ -48,7 +48,10 @@ class InstructedAttention:
             key, value = key.repeat_interleave(repeat, dim=1), value.repeat_interleave(repeat, dim=1)
         told, own = zip(*(self._parts(tensor) for tensor in (query, key, value)), strict=True)
         first = F.scaled_dot_product_attention(*told, is_causal=True, scale=scaling)
-        seen = [torch.cat([word[self._tasks], rest], dim=2) for word, rest in zip(told[1:], own[1:], strict=True)]
+        seen = [
+            torch.cat([word.index_select(0, self._tasks), rest], dim=2)
+            for word, rest in zip(told[1:], own[1:], strict=True)
+        ]
         then = F.scaled_dot_product_attention(own[0], *seen, attn_mask=self._mask, scale=scaling)
         return torch.cat([part.transpose(1, 2).flatten(0, 1) for part in (first, then)])
 
@@ -66,6 +69,8 @@ class VisionLanguagePolicy(nn.Module):
     lower to the upper bound evenly, ends included. `language` has the value head. Both heads start at zero: uniform
     choices, values 0. Pictures and queries start as large as the language model's words. instructions: [L] int64 of
     each task; where there are several, `tasks` [B] int64 tell which one a row has.
+
+    Of the language model's vocabulary the words of the instructions stay, [T,L,H] as they are: nothing else is read.
     """
 
     def __init__(
@@ -82,8 +87,10 @@ class VisionLanguagePolicy(nn.Module):
         self.action_space = spaces.action
         self.components = spaces.action.size if continuous else 1
         self.choices = bins if continuous else spaces.action.size
-        words = language.backbone.get_input_embeddings().weight.detach()
-        size = float(words.square().mean().sqrt())
+        vocabulary = language.backbone.get_input_embeddings().weight.detach()
+        self.words = nn.Parameter(vocabulary[pad_sequence(list(instructions), batch_first=True)], requires_grad=False)
+        language.backbone.set_input_embeddings(None)
+        size = float(vocabulary.square().mean().sqrt())
         self.project = nn.Linear(encoder.channels, width)
         self.norm = nn.RMSNorm(width)
         nn.init.constant_(self.norm.weight, size)
@@ -93,10 +100,8 @@ class VisionLanguagePolicy(nn.Module):
         nn.init.zeros_(self.action_head.bias)
         low, high = torch.tensor(spaces.action_low), torch.tensor(spaces.action_high)
         self.lengths = [len(instruction) for instruction in instructions]
-        buffers = {"instructions": pad_sequence(list(instructions), batch_first=True)}
-        buffers |= {"low": low, "step": (high - low) / (self.choices - 1)}
-        for name, tensor in buffers.items():
-            self.register_buffer(name, tensor, persistent=False)
+        self.register_buffer("low", low, persistent=False)
+        self.register_buffer("step", (high - low) / (self.choices - 1), persistent=False)
 
     def forward(self, observations: Tensor, tasks: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Images [B,D'] uint8 -> logits [B,D,choices] and values [B], both float32."""
@@ -115,13 +120,12 @@ class VisionLanguagePolicy(nn.Module):
         if tasks is None:
             assert len(self.lengths) == 1, "of several tasks the policy is told which"
             tasks = torch.zeros(rows, dtype=torch.int64, device=device)
-        words = self.language.backbone.get_input_embeddings()(self.instructions)
-        count, longest, _ = words.shape
+        count, longest, _ = self.words.shape
         lengths = torch.tensor(self.lengths, device=device)[tasks]
         after = lengths[:, None] + torch.arange(length, device=device)
         positions = torch.cat([torch.arange(longest, device=device).repeat(count), after.flatten()])
         output = self.language.backbone(
-            inputs_embeds=torch.cat([words.flatten(0, 1), rest.flatten(0, 1)])[None],
+            inputs_embeds=torch.cat([self.words.flatten(0, 1), rest.flatten(0, 1)])[None],
             position_ids=positions[None],
             attention=InstructedAttention(count, longest, tasks, lengths, length),
             use_cache=False,

@@ -172,11 +172,13 @@ def _policy_shape(config: Config) -> PolicyShape | str:
     language = language_shape(model)
     if isinstance(language, str):
         return language
-    if model.backbone_layers is not None:
-        language = replace(language, layers=min(model.backbone_layers, language.layers))
+    layers_read = min(model.backbone_layers or language.layers, language.layers)
+    language = replace(
+        language, layers=layers_read, vocabulary=0, value_head=True
+    )  # it reads a few words and says none
     tokens = layers[-1].places + ACTIONS
     frozen = not model.train_backbone
-    return PolicyShape((), 0, tuple(layers), _with_value_head(language), tokens, frozen)
+    return PolicyShape((), 0, tuple(layers), language, tokens, frozen)
 
 
 def language_shape(model: Model) -> ModelShape | str:

@@ -138,8 +138,8 @@ def _policy_facts(config: Config) -> dict[str, Any]:
         names = {"path", "random_init", "tokenizer", "instruction", "action_bins", "train_backbone"}
         names |= set() if model.backbone_layers is None else {"backbone_layers"}
         found |= _facts("actor.model", model, names) | _adapters(config)
-        if model.random_init is not None and not model.train_backbone:
-            found["runner.seed"] = config.runner.seed  # checkpoints do not hold what is frozen
+        if model.random_init is not None:
+            found["runner.seed"] = config.runner.seed  # checkpoints do not hold what is frozen, as the words always are
     if config.env.pixels is not None:
         found["env.pixels"] = config.env.pixels.model_dump()
     return found

@@ -178,7 +178,7 @@ def test_an_update_moves_what_is_trained_and_its_published_form_is_what_the_roll
     assert metrics["actor/skipped_updates"] == 0
     after = actor.publish(1).state
     same = {name for name in before if torch.equal(before[name], after[name])}
-    frozen = {name for name in before if name.startswith("language.backbone.")} if "frozen" in kind else set()
+    frozen = {name for name in before if name == "words" or ("frozen" in kind and "backbone" in name)}
     assert same == frozen
     policy.rollout.receive(Weights(1, after))
     assert policy.rollout.policy.state_dict().keys() == after.keys()

@@ -82,14 +82,24 @@ def test_a_thousand_steps_with_resets_are_gymnasiums(env_id: str) -> None:
 
 @pytest.mark.parametrize("kind", [physics.BatchedPhysics, physics.ThreadedPhysics])
 @pytest.mark.parametrize(("env_id", "trees"), [("Walker2d-v5", 1), ("Reacher-v5", 2)])
-def test_nothing_is_computed_that_nobody_reads(env_id: str, trees: int, kind: type) -> None:
+def test_islands_are_looked_for_where_there_can_be_several(env_id: str, trees: int, kind: type) -> None:
     model = make_env(EnvDescription(env_id)).unwrapped.model
     kind(model, 1, 1, 1, ()).close()
     assert model.ntree == trees
     assert bool(model.opt.disableflags & mujoco.mjtDisableBit.mjDSBL_ISLAND) == (trees == 1)
-    data = mujoco.MjData(model)
-    mujoco.mj_step(model, data)
-    assert not data.timer.duration.any()
+
+
+def test_no_clock_is_read_within_a_step() -> None:
+    def timed() -> bool:
+        data = mujoco.MjData(model)
+        mujoco.mj_step(model, data)
+        return bool(data.timer.duration.any())
+
+    model = make_env(EnvDescription("Hopper-v5")).unwrapped.model
+    mujoco.set_mjcb_time(None)  # back to the clock of its Python package
+    assert timed()
+    VectorEnv(EnvDescription("Hopper-v5"), 1).close()
+    assert not timed()
 
 
 @pytest.mark.parametrize(("env_id", "kwargs"), KWARGS)
