@@ -58,6 +58,7 @@ class NativeEnvs:
         self.diverged = np.zeros(num_envs, bool)
         # these compile
         self._find_diverged(np.zeros(num_envs, np.int64))
+        self._task.observe(self._physics.now)
         self._task.outcome(np.zeros(num_envs), self._physics.now, np.zeros((num_envs, inner.model.nu), np.float32))
 
     @classmethod

@@ -86,8 +86,8 @@ def stop_timers() -> None:
 def skip_islands(model: mujoco.MjModel) -> None:
     """Leave out the search for islands, groups of bodies whose constraints are solved apart, where there is one tree of
     bodies: it has one at most. A twentieth of a step, for the same bits."""
-    if model.ntree == 1:
-        model.opt.disableflags |= int(getattr(mujoco.mjtDisableBit, "mjDSBL_ISLAND", 0))  # a bit since version 3.4
+    if model.ntree == 1:  # no bit: a version that does not look for islands unless asked
+        model.opt.disableflags |= int(getattr(mujoco.mjtDisableBit, "mjDSBL_ISLAND", 0))
 
 
 class BatchedPhysics:
