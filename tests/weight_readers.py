@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from rl_platform.engines.rollout.shared_weights import load
+from rl_platform.runtime.shared_memory import Reader, node_name
 from rl_platform.runtime.weight_group import WeightGroup
 
 
@@ -50,3 +51,13 @@ def read_from_group(group: WeightGroup, line: Connection) -> None:
         for tensor in found:
             dist.broadcast(tensor, 0, joined)
         line.send([tensor.float().tolist() for tensor in found])
+
+
+def read_shared_memory(line: Connection) -> None:
+    """Reads what it is told to and keeps the last, in a tensor; says its node and the values it has now."""
+    reader, kept = Reader(), torch.zeros(0)
+    while True:
+        place = line.recv()
+        if place is not None:
+            kept = torch.from_numpy(reader.read(place))
+        line.send((node_name(), kept.unique().tolist()))

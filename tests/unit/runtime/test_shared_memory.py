@@ -9,11 +9,11 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from multiprocessing.connection import Connection
 
 import numpy as np
 import pytest
 import torch
+from weight_readers import read_shared_memory
 
 from rl_platform.runtime.shared_memory import KEPT, Place, Reader, Writer, node_name
 
@@ -27,22 +27,12 @@ def written(writer: Writer, value: int, size: int = SIZE) -> Place:
     return block.place
 
 
-def serve(connection: Connection) -> None:
-    """Reads what it is told to and keeps the last, in a tensor; says its node and the values it has now."""
-    reader, kept = Reader(), torch.zeros(0)
-    while True:
-        place = connection.recv()
-        if place is not None:
-            kept = torch.from_numpy(reader.read(place))
-        connection.send((node_name(), kept.unique().tolist()))
-
-
 @pytest.fixture
 def another() -> Iterator[tuple[Callable[[Place | None], tuple[str, list[int]]], int]]:
     """A process that reads: how to ask it, and its id."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(theirs,), daemon=True)
+    process = context.Process(target=read_shared_memory, args=(theirs,), daemon=True)
     process.start()
 
     def ask(place: Place | None) -> tuple[str, list[int]]:
