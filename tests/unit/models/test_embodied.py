@@ -69,3 +69,4 @@ def test_the_card_tells_what_is_not_as_usual() -> None:
     assert "estimated by quadrature" in told["actions inside bounds"]
     assert "function of the state" in told["deviations"]
     assert "frozen" in dict(policy_card(Model(type="vla", train_backbone=False), 16))["vision-language-action"]
+    assert "first 3 layers" in dict(policy_card(Model(type="vla", backbone_layers=3), 16))["vision-language-action"]
