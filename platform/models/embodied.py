@@ -54,9 +54,7 @@ def policy_card(model: Model, sequence_length: int) -> list[tuple[str, str]]:
         found.append(("actions inside bounds", text))
     if model.type == "vla":
         text = "components independent given the observation; one log-prob per action, their sum"
-        used = (
-            "" if model.backbone_layers is None else f"; the first {model.backbone_layers} layers of a language model"
-        )
+        used = "" if model.backbone_layers is None else f"; first {model.backbone_layers} layers of the language model"
         frozen = "" if model.train_backbone else "; language model frozen"
         found.append(("vision-language-action", f"{text}{used}{frozen}"))
     return found
