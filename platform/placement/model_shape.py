@@ -172,10 +172,9 @@ def _policy_shape(config: Config) -> PolicyShape | str:
     language = language_shape(model)
     if isinstance(language, str):
         return language
-    layers_read = min(model.backbone_layers or language.layers, language.layers)
-    language = replace(
-        language, layers=layers_read, vocabulary=0, value_head=True
-    )  # it reads a few words and says none
+    used = min(model.backbone_layers or language.layers, language.layers)
+    # of the vocabulary it keeps a few words, and it says none
+    language = replace(language, layers=used, vocabulary=0, value_head=True)
     tokens = layers[-1].places + ACTIONS
     frozen = not model.train_backbone
     return PolicyShape((), 0, tuple(layers), language, tokens, frozen)
