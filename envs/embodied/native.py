@@ -105,14 +105,11 @@ class NativeEnvs:
         self._physics.step(actions, None if idle is None else np.flatnonzero(~idle))
         recorder.add("work", "physics", began)
         now, task = self._physics.now, self._task
-        positions = task.position(now)
-        if idle is not None:
-            positions = np.where(idle, self._positions, positions)
-        rewards, terminated = task.outcome((positions - self._positions) / task.dt, now, actions)
-        self._positions[:] = positions
+        kept = None if idle is None else self._positions[idle]
+        rewards, terminated = task.outcome(self._positions, now, actions)
         self._find_diverged(lengths)
         if idle is not None:
-            self.diverged[idle] = False
+            self._positions[idle], self.diverged[idle] = kept, False
         return task.observe(now), rewards, terminated, lengths >= self._limit - 1
 
     def _find_diverged(self, lengths: np.ndarray) -> None:

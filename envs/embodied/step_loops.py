@@ -50,9 +50,10 @@ def run_observation() -> Callable[..., None]:
 
 @cache
 def run_outcome() -> Callable[..., None]:
-    """(speeds [N], actions [N,A] float32, qpos [N,nq], qvel [N,nv], low and high [nq+nv], weights of speed and control,
-    reward of the healthy, whether the unhealthy end, out: rewards, ends [N] bool). Rounded as numpy does, squares of
-    actions in float32.
+    """(positions [N], dt, actions [N,A] float32, qpos [N,nq], qvel [N,nv], low and high [nq+nv], weights of speed and
+    control, reward of the healthy, whether the unhealthy end, out: rewards, ends [N] bool). Speed is how far the first
+    of qpos has come from `positions`, which are brought up to date. Rounded as numpy does, squares of actions in
+    float32.
 
     Healthy: every number is strictly between its bounds; without bounds, it may be anything."""
     return compiled_loops(_run_outcome, frozenset())
@@ -128,7 +129,8 @@ def _run_observation(qpos: Any, qvel: Any, skipped: Any, largest: Any, found: An
 
 
 def _run_outcome(
-    speeds: Any,
+    positions: Any,
+    dt: Any,
     actions: Any,
     qpos: Any,
     qvel: Any,
@@ -152,5 +154,7 @@ def _run_outcome(
         squares = actions[i, 0] * actions[i, 0]
         for j in range(1, actions.shape[1]):
             squares += actions[i, j] * actions[i, j]
-        rewards[i] = forward * speeds[i] + reward * healthy - control * squares
+        speed = (qpos[i, 0] - positions[i]) / dt
+        positions[i] = qpos[i, 0]
+        rewards[i] = forward * speed + reward * healthy - control * squares
         ends[i] = terminates and not healthy

@@ -219,13 +219,17 @@ class VectorEnv:
         buffers = self._buffers
         observations, rewards, terminated, truncated, invalid = [array.copy() for array in self._results[stage]]
         ended = terminated | truncated
-        which = ended.nonzero()[0] + self.rows[stage].start
-        failures, self._failures = self._failures, int(np.add.reduce(buffers.failures))
-        finals, episodes = self._no_finals, []
+        which, finals, episodes = ended.nonzero()[0], self._no_finals, []
         if len(which):
+            which += self.rows[stage].start
             finals, episodes = buffers.final_observations[which], self._episodes(which)
-        since = self._failures - failures
-        return StepResult(observations, rewards, terminated, truncated, ended, invalid, finals, episodes, since)
+        failures = 0 if self.native else self._new_failures()
+        return StepResult(observations, rewards, terminated, truncated, ended, invalid, finals, episodes, failures)
+
+    def _new_failures(self) -> int:
+        """Since the last call."""
+        before, self._failures = self._failures, int(self._buffers.failures.sum())
+        return self._failures - before
 
     def _episodes(self, ended: np.ndarray) -> list[EpisodeStats]:
         """Those of environments `ended` (indices) that are valid."""

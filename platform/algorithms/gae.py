@@ -13,7 +13,6 @@ from rl_platform.algorithms.recurrence import (
     CHUNK,
     bit_mask,
     chunked_scan,
-    compiled_scan,
     keep,
     keep_,
     reverse_scan,
@@ -50,8 +49,9 @@ def gae(
     """
     # Computed as lambda-returns G = A + V, which need one carry only: y_t = (1 - lam) V_t + lam G_t.
     # G_t = r_t + gamma y_{t+1}, hence y_t = (1 - lam) V_t + lam r_t + gamma lam y_{t+1}; y is carried on where masked.
-    if ends is not None and end_values is not None:
-        return _stepwise(rewards, values, mask, gamma, lam, ends, end_values)
+    if ends is not None and end_values is not None:  # an embodied run, which compiles other loops anyway
+        step_by_step = compiled_gae if compiles(values) else _stepwise
+        return step_by_step(rewards, values, mask, gamma, lam, ends, end_values)
     if mask.shape[1] < LONG_ROW:
         return _stepwise(rewards, values, mask, gamma, lam)
     if mask.numel() >= COMPILE_FROM and compiles(values):
@@ -102,8 +102,7 @@ def _stepwise(
         following = _shifted(reverse_scan(terms, factors))
     else:  # y_{t+1} is the end value, whether t is active or not
         reached = torch.where(ends, end_values, 0.0)
-        scan = compiled_scan if compiles(values) else reverse_scan  # embodied runs compile other loops anyway
-        scanned = scan(torch.addcmul(terms, factors, reached), torch.where(ends, 0.0, factors))
+        scanned = reverse_scan(torch.addcmul(terms, factors, reached), torch.where(ends, 0.0, factors))
         following = torch.where(ends, reached, _shifted(scanned))
     returns = keep((rewards + gamma * following).contiguous(), bits)
     return returns - values, returns

@@ -6,15 +6,9 @@ products: for long rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-
-from rl_platform.algorithms.compiling import compiled_loops
 
 CHUNK = 32  # positions per matrix product: of a wider triangle more is zeros, of a narrower one more is carrying
 WIDEST = 512  # if all rows have one factor: up to here one product is faster than a level of chunks
@@ -30,29 +24,6 @@ def reverse_scan(terms: Tensor, factors: Tensor) -> Tensor:
     ):
         column.addcmul_(factor, following)
     return result.t()
-
-
-def compiled_scan(terms: Tensor, factors: Tensor) -> Tensor:
-    """`reverse_scan` on a CPU, equal up to rounding: one loop instead of an operation per step."""
-    result = torch.empty(terms.shape, dtype=terms.dtype)
-    _scan_loop()(terms.contiguous().numpy(), factors.contiguous().numpy(), result.numpy())
-    return result
-
-
-@cache
-def _scan_loop() -> Callable[..., None]:
-    """(terms, factors, out: [B,T]). Fused as `addcmul` fuses, where the processor can."""
-    return compiled_loops(_scan_rows, frozenset({"contract"}))
-
-
-def _scan_rows(terms: Any, factors: Any, result: Any) -> None:
-    rows, last = terms.shape[0], terms.shape[1] - 1
-    for row in range(rows):
-        following = terms[row, last]
-        result[row, last] = following
-        for t in range(last - 1, -1, -1):
-            following = terms[row, t] + factors[row, t] * following
-            result[row, t] = following
 
 
 def triangles(factor: Tensor, length: int, dtype: torch.dtype) -> list[Tensor]:

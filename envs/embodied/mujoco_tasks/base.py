@@ -47,16 +47,23 @@ class Task(ABC):
         """Observations [N,D] float64."""
 
     @abstractmethod
-    def outcome(self, speeds: np.ndarray, now: Quantities, actions: np.ndarray) -> Outcome:
+    def outcome(self, positions: np.ndarray, now: Quantities, actions: np.ndarray) -> Outcome:
         """Rewards and ends of a step.
 
-        speeds [N]: change of `position` over the step's time. actions [N,A] float32: Gymnasium sums their squares in
-        this precision, which shows in the rewards.
+        positions [N]: `position` before the step; a task that rewards speed brings them up to date. actions [N,A]
+        float32: Gymnasium sums their squares in this precision, which shows in the rewards.
         """
 
     def position(self, now: Quantities) -> np.ndarray:
         """[N]: how far the body is; its speed is rewarded. Zero for tasks that reward no speed."""
         return np.zeros(len(now.qpos))
+
+    def speeds(self, positions: np.ndarray, now: Quantities) -> np.ndarray:
+        """[N]: change of `position` over the step's time, from `positions`, which are brought up to date."""
+        reached = self.position(now)
+        found: np.ndarray = (reached - positions) / self.dt
+        positions[:] = reached
+        return found
 
 
 class NoisyStart(Task):

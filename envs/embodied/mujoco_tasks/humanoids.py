@@ -81,7 +81,7 @@ class HumanoidStandup(NoisyStart):
     def observe(self, now: Quantities) -> np.ndarray:
         return self.body.observe(now)
 
-    def outcome(self, speeds: np.ndarray, now: Quantities, actions: np.ndarray) -> Outcome:
+    def outcome(self, positions: np.ndarray, now: Quantities, actions: np.ndarray) -> Outcome:
         # Gymnasium takes `uph_cost_weight` and does not use it
         height = now.qpos[:, 2] / self.timestep
         impact = np.clip(self.impact_weight * squares(now.cfrc_ext), *self.impact_range)

@@ -27,6 +27,8 @@ class Runner(NoisyStart):
         self.bounds = np.tile([[-np.inf], [np.inf]], self.model.nq + self.model.nv)  # of positions and velocities
         self.healthy_reward: float = getattr(env, "_healthy_reward", 0.0)
         self.terminates = bool(getattr(env, "_terminate_when_unhealthy", False))
+        control = np.float32(self.control_weight)  # Gymnasium multiplies in the precision of the actions
+        self.weights = float(self.forward_weight), control, float(self.healthy_reward)
 
     def position(self, now: Quantities) -> np.ndarray:
         return now.qpos[:, 0]
@@ -36,11 +38,10 @@ class Runner(NoisyStart):
         run_observation()(now.qpos, now.qvel, self.skipped, self.largest_speed, found)
         return found
 
-    def outcome(self, speeds: np.ndarray, now: Quantities, actions: np.ndarray) -> Outcome:
-        rewards, ends = np.empty(len(speeds)), np.empty(len(speeds), bool)
-        control = np.float32(self.control_weight)  # Gymnasium multiplies in the precision of the actions
-        weights = float(self.forward_weight), control, float(self.healthy_reward)
-        run_outcome()(speeds, actions, now.qpos, now.qvel, *self.bounds, *weights, self.terminates, rewards, ends)
+    def outcome(self, positions: np.ndarray, now: Quantities, actions: np.ndarray) -> Outcome:
+        rewards, ends = np.empty(len(positions)), np.empty(len(positions), bool)
+        state, told = (now.qpos, now.qvel), (self.terminates, rewards, ends)
+        run_outcome()(positions, self.dt, actions, *state, *self.bounds, *self.weights, *told)
         return rewards, ends
 
 
@@ -83,10 +84,11 @@ class ContactRunner(Runner):
     def costs(self, now: Quantities, actions: np.ndarray) -> np.ndarray:
         """[N]: of actions and contacts."""
 
-    def outcome(self, speeds: np.ndarray, now: Quantities, actions: np.ndarray) -> Outcome:
+    def outcome(self, positions: np.ndarray, now: Quantities, actions: np.ndarray) -> Outcome:
         healthy = self.healthy(now)
+        speeds = self.speeds(positions, now)
         rewards = self.forward_weight * speeds + self.healthy_reward * healthy - self.costs(now, actions)
-        return rewards, ~healthy if self.terminates else never(len(speeds))
+        return rewards, ~healthy if self.terminates else never(len(rewards))
 
 
 class Ant(ContactRunner):

@@ -34,7 +34,7 @@ class Reacher(Task):
         angles = now.qpos[:, :2]
         return join((np.cos(angles), np.sin(angles), now.qpos[:, 2:], now.qvel[:, :2], self._gap(now)[:, :2]))
 
-    def outcome(self, speeds: np.ndarray, now: Quantities, actions: np.ndarray) -> Outcome:
+    def outcome(self, positions: np.ndarray, now: Quantities, actions: np.ndarray) -> Outcome:
         distance = -np.linalg.norm(self._gap(now), axis=1) * self.distance_weight
         return distance + -squares(actions) * self.control_weight, never(len(actions))
 
@@ -72,7 +72,7 @@ class Pusher(Task):
         places = (now.xpos[:, body] for body in (self.tip, self.object, self.goal))
         return join((now.qpos[:, :7], now.qvel[:, :7], *places))
 
-    def outcome(self, speeds: np.ndarray, now: Quantities, actions: np.ndarray) -> Outcome:
+    def outcome(self, positions: np.ndarray, now: Quantities, actions: np.ndarray) -> Outcome:
         thing = now.xpos[:, self.object]
         near = -np.linalg.norm(thing - now.xpos[:, self.tip], axis=1) * self.near_weight
         distance = -np.linalg.norm(thing - now.xpos[:, self.goal], axis=1) * self.distance_weight

@@ -16,9 +16,7 @@ from rl_platform.algorithms.recurrence import (
     CHUNK,
     bit_mask,
     chunked_scan,
-    compiled_scan,
     keep,
-    reverse_scan,
     triangles,
 )
 
@@ -208,12 +206,18 @@ def test_decoupled_with_equal_lambdas_is_one_pass(monkeypatch: pytest.MonkeyPatc
     assert len(passes) == 3
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (3, 64), (64, 7)])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 64), (130, 7)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_compiled_scan_is_the_one_step_by_step(shape: tuple[int, int], dtype: torch.dtype) -> None:
+def test_episodes_within_rows_compiled_are_those_step_by_step(shape: tuple[int, int], dtype: torch.dtype) -> None:
     numbers = torch.Generator().manual_seed(0)
-    terms, factors = (torch.randn(shape, generator=numbers, dtype=dtype) for _ in range(2))
-    terms[0, 0] = torch.inf
-    expected = reverse_scan(terms, factors)
-    assert torch.allclose(compiled_scan(terms, factors), expected, atol=1e-6)
-    assert torch.allclose(compiled_scan(terms.t().contiguous().t(), factors), expected, atol=1e-6)
+    rewards, values, end_values = (torch.randn(shape, generator=numbers, dtype=dtype) for _ in range(3))
+    mask, ends = (torch.rand(shape, generator=numbers) < share for share in (0.8, 0.3))
+    rewards[~mask] = values[~mask] = end_values[~ends] = NAN
+    arguments = rewards, values, mask, 0.9, 0.8, ends, end_values
+    expected = module._stepwise(*arguments)
+    turned = [x.t().contiguous().t() if isinstance(x, Tensor) else x for x in arguments]
+    for found in (compiled_gae(*arguments), compiled_gae(*turned), gae(*arguments)):
+        for mine, other in zip(found, expected, strict=True):
+            near(mine, other)
+            assert mine.dtype == dtype
+            assert not mine[~mask].any()

@@ -24,9 +24,9 @@ INF, NAN = np.inf, np.nan
 )
 def test_every_number_is_compared_to_its_bounds(qpos: list[float], qvel: list[float], inside: bool) -> None:
     ends, rewards = np.empty(2, bool), np.empty(2)
-    rows = np.array([qpos, [0.0, 0.25]]), np.array([qvel, [2.0]])
-    bounds = np.array([-INF, 0.0, -INF]), np.array([INF, 1.0, 2.5])
-    still = np.zeros(2), np.zeros((2, 1), np.float32)
+    rows = np.array([[7.0, *qpos], [7.0, 0.0, 0.25]]), np.array([qvel, [2.0]])
+    bounds = np.array([-INF, -INF, 0.0, -INF]), np.array([INF, INF, 1.0, 2.5])
+    still = np.full(2, 7.0), 0.5, np.zeros((2, 1), np.float32)
     run_outcome()(*still, *rows, *bounds, 1.0, np.float32(1.0), 3.0, True, rewards, ends)
     assert ends.tolist() == [not inside, False]
     assert rewards.tolist() == [3.0 * inside, 3.0]
@@ -35,11 +35,13 @@ def test_every_number_is_compared_to_its_bounds(qpos: list[float], qvel: list[fl
 @pytest.mark.parametrize("terminates", [True, False])
 def test_rewards_of_running_are_rounded_as_numpy_rounds_them(terminates: bool) -> None:
     numbers = np.random.default_rng(0)
-    speeds, actions = numbers.normal(size=256), numbers.uniform(-1, 1, (256, 6)).astype(np.float32)
-    heights, rewards, ends = numbers.random((256, 1)), np.empty(256), np.empty(256, bool)
-    state = heights, np.empty((256, 0)), np.array([0.5]), np.array([INF])
-    run_outcome()(speeds, actions, *state, 1.3, np.float32(0.1), 0.7, terminates, rewards, ends)
-    healthy = heights[:, 0] > 0.5
+    before, actions = numbers.normal(size=256), numbers.uniform(-1, 1, (256, 6)).astype(np.float32)
+    qpos, rewards, ends = numbers.random((256, 2)), np.empty(256), np.empty(256, bool)
+    state = qpos, np.empty((256, 0)), np.array([-INF, 0.5]), np.array([INF, INF])
+    positions = before.copy()
+    run_outcome()(positions, 0.07, actions, *state, 1.3, np.float32(0.1), 0.7, terminates, rewards, ends)
+    healthy, speeds = qpos[:, 1] > 0.5, (qpos[:, 0] - before) / 0.07
+    assert np.array_equal(positions, qpos[:, 0])
     assert np.array_equal(rewards, 1.3 * speeds + 0.7 * healthy - 0.1 * np.square(actions).sum(axis=1))
     assert np.array_equal(ends, ~healthy & terminates)
 
