@@ -223,13 +223,10 @@ class VectorEnv:
         if len(which):
             which += self.rows[stage].start
             finals, episodes = buffers.final_observations[which], self._episodes(which)
-        failures = 0 if self.native else self._new_failures()
-        return StepResult(observations, rewards, terminated, truncated, ended, invalid, finals, episodes, failures)
-
-    def _new_failures(self) -> int:
-        """Since the last call."""
-        before, self._failures = self._failures, int(self._buffers.failures.sum())
-        return self._failures - before
+        failures = self._failures
+        self._failures = 0 if self.native else int(buffers.failures.sum())  # native ones are never replaced
+        since = self._failures - failures
+        return StepResult(observations, rewards, terminated, truncated, ended, invalid, finals, episodes, since)
 
     def _episodes(self, ended: np.ndarray) -> list[EpisodeStats]:
         """Those of environments `ended` (indices) that are valid."""
