@@ -47,11 +47,11 @@ def gae(
     state that follows (0 if the episode terminated); None: one episode per row, worth 0 after its end. Values outside
     `mask`, and end values where nothing ends, may be anything.
     """
-    # Computed as lambda-returns G = A + V, which need one carry only: y_t = (1 - lam) V_t + lam G_t.
+    # Tensor operations compute lambda-returns G = A + V, which need one carry only: y_t = (1 - lam) V_t + lam G_t.
     # G_t = r_t + gamma y_{t+1}, hence y_t = (1 - lam) V_t + lam r_t + gamma lam y_{t+1}; y is carried on where masked.
-    if ends is not None and end_values is not None:  # an embodied run, which compiles other loops anyway
-        step_by_step = compiled_gae if compiles(values) else _stepwise
-        return step_by_step(rewards, values, mask, gamma, lam, ends, end_values)
+    if ends is not None and end_values is not None:
+        scan = compiled_gae if compiles(values) else _stepwise  # an embodied run compiles other loops anyway
+        return scan(rewards, values, mask, gamma, lam, ends, end_values)
     if mask.shape[1] < LONG_ROW:
         return _stepwise(rewards, values, mask, gamma, lam)
     if mask.numel() >= COMPILE_FROM and compiles(values):
