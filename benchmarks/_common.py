@@ -178,6 +178,9 @@ class _TurnReporter:
     def samples(self, step: int, samples: Sequence[Sample]) -> None:
         pass
 
+    def sync(self) -> None:
+        pass
+
     def note(self, text: str) -> None:
         pass
 

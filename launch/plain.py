@@ -65,6 +65,9 @@ class PlainView:
     def samples(self, step: int, samples: Sequence[Sample]) -> None:
         """Not printed: they are in samples.jsonl."""
 
+    def sync(self) -> None:
+        pass
+
     def note(self, text: str) -> None:
         self._print(text)
 

@@ -93,6 +93,9 @@ class LiveView:
             self._sample = samples[-1]
             self._changed.set()
 
+    def sync(self) -> None:
+        pass
+
     def note(self, text: str) -> None:
         self.console.print(Text.assemble(("• ", "yellow"), text))
 

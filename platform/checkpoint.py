@@ -27,7 +27,8 @@ from typing import Any
 
 import torch
 
-from rl_platform.checkpoint_files import Written, damage, sync, sync_folder, write_state
+from rl_platform.checkpoint_files import Written, damage, write_state
+from rl_platform.disk import sync, sync_folder
 from rl_platform.errors import CheckpointError
 
 FORMAT = 2  # 1: the state of a learner was one file
@@ -166,6 +167,20 @@ class CheckpointStore:
         self._retain(step)
         return checkpoint
 
+    def set_aside(self, after: int) -> list[int]:
+        """Hides checkpoints of steps later than `after`, which the run has left; returns their steps.
+
+        The next save deletes them. Until then `latest` does not find them, so a run that is killed before its next
+        checkpoint resumes from where it went back to.
+        """
+        later = [step for step in self.steps() if step > after]
+        for step in later:
+            aside = self.folder / f".left-{_folder_name(step)}"
+            shutil.rmtree(aside, ignore_errors=True)
+            os.rename(self.folder / _folder_name(step), aside)
+        sync_folder(self.folder)
+        return later
+
     def require_space(self, estimate: int) -> None:
         """Raise CheckpointError unless twice `estimate` (bytes of one checkpoint) are free where the store lies: an old
         one goes when the new one is complete."""
@@ -225,6 +240,8 @@ class CheckpointStore:
             doomed = self.folder / f".tmp-{_folder_name(step)}"
             os.rename(self.folder / _folder_name(step), doomed)
             shutil.rmtree(doomed)
+        for left in self.folder.glob(".left-step-*"):
+            shutil.rmtree(left)
 
     def _own(self, checkpoint: Checkpoint) -> Checkpoint:
         if checkpoint.fingerprint != self.fingerprint:

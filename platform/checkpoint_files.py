@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from rl_platform.disk import sync
 
 _HASH_IN_THREAD = 1 << 20  # bytes of one write from which hashing beside the disk write pays for the hand-over
 
@@ -96,16 +97,3 @@ def damage(path: Path, name: str, expected: Written) -> str:
     except OSError as error:
         return f"{name}: {error.strerror}"
     return "" if digest == expected.sha256 else f"{name} does not match its SHA-256"
-
-
-def sync(file: Any) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

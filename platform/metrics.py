@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
 import math
 import os
 import threading
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rl_platform.errors import ConfigError, DataError, Problem
+from rl_platform.step_lines import StepLines, read_lines
 
 Sample = tuple[str, str, float]
 """Prompt, response, reward."""
@@ -66,6 +66,9 @@ class Reporter(Protocol):
 
     def samples(self, step: int, samples: Sequence[Sample]) -> None:
         """Some generated texts of the step."""
+
+    def sync(self) -> None:
+        """Returns when the steps so far would survive a power loss. Called before a checkpoint counts."""
 
     def note(self, text: str) -> None:
         """A sentence the user should see: a warning, a checkpoint saved, a worker restarted."""
@@ -123,6 +126,10 @@ class Reporters:
         for sink in self.sinks:
             sink.samples(step, samples)
 
+    def sync(self) -> None:
+        for sink in self.sinks:
+            sink.sync()
+
     def note(self, text: str) -> None:
         for sink in self.sinks:
             sink.note(text)
@@ -138,7 +145,8 @@ class RunLog:
     and what `backends` asks for: TensorBoard events under `tensorboard/`, Weights & Biases.
 
     On resume, lines of steps after the resumed one are cut, so that the file equals that of a run never interrupted
-    (less `time/` and rates). Raises ConfigError if a backend is not installed.
+    (less `time/` and rates). `metrics.jsonl` has a line for every step: its lines are on the disk before a checkpoint
+    counts, and `StepLines` fills gaps that damage left. Raises ConfigError if a backend is not installed.
     """
 
     def __init__(self, output_dir: str | Path, backends: Sequence[str] = ()) -> None:
@@ -148,14 +156,14 @@ class RunLog:
             raise ConfigError(
                 [Problem("runner.logger_backends", "wandb is not installed", value="wandb", hint="pip install wandb")]
             )
-        self._files: list[Any] = []
+        self._files: list[StepLines] = []
         self._tensorboard: Any = None
         self._wandb: Any = None
 
     def start(self, info: RunInfo) -> None:
         self.output_dir.mkdir(parents=True, exist_ok=True)
-        self._metrics = _open_cut(self.output_dir / "metrics.jsonl", info.resumed_step)
-        self._samples = _open_cut(self.output_dir / "samples.jsonl", info.resumed_step)
+        self._metrics = StepLines(self.output_dir / "metrics.jsonl", info.resumed_step, contiguous=True)
+        self._samples = StepLines(self.output_dir / "samples.jsonl", info.resumed_step, contiguous=False)
         self._files = [self._metrics, self._samples]
         first_step = 0 if info.resumed_step is None else info.resumed_step + 1
         if "tensorboard" in self.backends:
@@ -175,7 +183,7 @@ class RunLog:
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        _write_line(self._metrics, {"step": step, **finite})
+        self._metrics.write({"step": step, **finite})
         if self._tensorboard is not None:
             self._tensorboard.file_writer.add_summary(_summary(metrics), step)
         if self._wandb is not None:
@@ -184,7 +192,11 @@ class RunLog:
     def samples(self, step: int, samples: Sequence[Sample]) -> None:
         for prompt, response, reward in samples:
             score = float(reward) if math.isfinite(reward) else None
-            _write_line(self._samples, {"step": step, "prompt": prompt, "response": response, "reward": score})
+            self._samples.write({"step": step, "prompt": prompt, "response": response, "reward": score})
+
+    def sync(self) -> None:
+        for file in self._files:
+            file.sync()
 
     def note(self, text: str) -> None:
         pass
@@ -203,41 +215,18 @@ def read_metrics(path: str | Path) -> list[dict[str, float]]:
 
     Raises DataError if there is no such file or another line is not JSON.
     """
+    return list(iter_metrics(path))
+
+
+def iter_metrics(path: str | Path) -> Iterator[dict[str, float]]:
+    """As `read_metrics`, one line at a time."""
     path = Path(path)
     path = path / "metrics.jsonl" if path.is_dir() else path
     try:
-        rows = _read_lines(path)
+        for row in read_lines(path):
+            yield {name: math.nan if value is None else value for name, value in row.items()}
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}; name the output folder of a run or its metrics.jsonl") from error
-    return [{name: math.nan if value is None else value for name, value in row.items()} for _, row in rows]
-
-
-def _read_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Complete lines as text and parsed; a kill may have torn the last one."""
-    rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n")[:-1], start=1):
-        try:
-            row = json.loads(line)
-            row["step"] += 0
-        except (ValueError, TypeError, KeyError) as error:
-            raise DataError(f"{path}:{number}: not a JSON object with a step: {line[:80]!r}") from error
-        rows.append((line + "\n", row))
-    return rows
-
-
-def _open_cut(path: Path, resumed_step: int | None) -> Any:
-    """Open for appending, without the lines of steps after `resumed_step` (None: of all) and without a torn line."""
-    if path.exists():
-        rows = [] if resumed_step is None else _read_lines(path)
-        part = path.with_suffix(".tmp")
-        part.write_text("".join(line for line, row in rows if row["step"] <= resumed_step), encoding="utf-8")
-        os.replace(part, path)
-    return open(path, "a", encoding="utf-8")
-
-
-def _write_line(file: Any, record: Mapping[str, Any]) -> None:
-    file.write(json.dumps(record, allow_nan=False) + "\n")
-    file.flush()
 
 
 def _summary(metrics: Mapping[str, float]) -> Any:

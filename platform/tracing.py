@@ -109,6 +109,9 @@ class Timeline:
     def samples(self, step: int, samples: Sequence[tuple[str, str, float]]) -> None:
         pass
 
+    def sync(self) -> None:
+        pass
+
     def note(self, text: str) -> None:
         pass
 

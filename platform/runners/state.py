@@ -53,8 +53,18 @@ class RunState:
         return done and self._mark.exists()
 
     def begin(self) -> None:
-        """From now on the run is not finished."""
+        """From now on the run is not finished, and checkpoints of later steps are not its own.
+
+        Must come before the metrics of later steps are cut: a checkpoint that counts has the metrics of its steps.
+        """
         self._mark.unlink(missing_ok=True)
+        step = 0 if self.resume_from is None else self.resume_from.step
+        if left := self.store.set_aside(step):
+            steps = ", ".join(map(str, left))
+            self.reporter.note(
+                f"going back to step {step}: checkpoints of later steps ({steps}) are hidden in {self.store.folder} "
+                "as .left-step-*; the next checkpoint deletes them"
+            )
 
     def finish(self) -> None:
         """The run has come to its end."""
@@ -77,6 +87,7 @@ class RunState:
     def save(self, step: int, task: HasParts, ppo: Stateful, rollouts: Stateful) -> None:
         parts: dict[str, Part] = {name: _shards(group) for name, group in task.learned_parts().items()}
         parts |= {name: group.state_dict().wait()[0] for name, group in task.parts().items()}
+        self.reporter.sync()  # a checkpoint without the metrics of its steps would leave a gap in them
         run = {"task": task.state_dict(), "ppo": ppo.state_dict(), "rollouts": rollouts.state_dict()}
         checkpoint = self.store.save(step, parts | {"run": run})
         self.reporter.note(f"checkpoint of step {step}: {checkpoint.path}")

@@ -19,7 +19,19 @@ SOURCES = {"platform": "rl_platform", "envs": "rl_platform.envs", "launch": "rl_
 
 # From the bottom up; a module imports its own level and those below.
 LEVELS = (
-    {"errors", "garbage", "records", "checkpoint", "checkpoint_files", "metrics", "rng", "tracing", "user_function"},
+    {
+        "errors",
+        "garbage",
+        "records",
+        "checkpoint",
+        "checkpoint_files",
+        "disk",
+        "metrics",
+        "rng",
+        "step_lines",
+        "tracing",
+        "user_function",
+    },
     {"config"},
     {"placement", "algorithms"},
     {"runtime", "engines", "envs", "models"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import os
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -125,6 +126,56 @@ def test_resume_gives_the_file_of_an_uninterrupted_run(tmp_path: Path, resumed: 
     write(tmp_path / "cut", range(resumed + 1, 5), resumed).close()
     for name in ("metrics.jsonl", "samples.jsonl"):
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_a_lost_step_keeps_its_line_without_numbers(tmp_path: Path) -> None:
+    """Two lines of a step, lines out of order, a missing end: after a resume there is one line per step."""
+    lines = [{"step": 4}, {"step": 1, "reward/mean": 0.5}, {"step": 2}, {"step": 2, "reward/mean": 1.5}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write(tmp_path, range(6, 7), 5).close()
+    rows = read_metrics(tmp_path)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert [row.get("reward/mean") for row in rows] == [0.5, 1.5, None, None, None, 2.0]
+
+
+DAMAGED = {
+    "not UTF-8": b"\xff\xfe",
+    "a list": b"[]",
+    "a text as step": b'{"step": "1"}',
+    "a truth value as step": b'{"step": true}',
+    "a negative step": b'{"step": -1}',
+    "half a step": b'{"step": 1.5}',
+    "infinite": b'{"step": 1, "a": 1e999}',
+    "no number": b'{"step": 1, "a": [1]}',
+    "beyond floats": b'{"step": 1, "a": 1' + b"0" * 400 + b"}",
+    "deep": b"[" * 100_000,
+    "zeros": b"\0" * 9,
+}
+
+
+@pytest.mark.parametrize("line", DAMAGED.values(), ids=DAMAGED)
+def test_any_damage_is_moved_aside(tmp_path: Path, line: bytes) -> None:
+    write(tmp_path, range(1), None).close()
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        with open(tmp_path / name, "ab") as file:
+            file.write(line + b"\n")
+    with pytest.raises(DataError, match=r"metrics\.jsonl:2"):
+        read_metrics(tmp_path)
+    write(tmp_path, range(1, 3), 0).close()
+    assert [row["step"] for row in read_metrics(tmp_path)] == [0, 1, 2]
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        assert (tmp_path / f"{name}.damaged").read_bytes() == line + b"\n"
+
+
+def test_a_step_without_a_checkpoint_is_not_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = write(tmp_path, range(1), None)
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    log.step(1, {})
+    assert synced == []
+    log.sync()
+    assert len(synced) == 2
+    log.close()
 
 
 def test_a_fresh_run_starts_fresh_files(tmp_path: Path) -> None:

@@ -91,6 +91,8 @@ class Reporter:
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         self.metrics.append(metrics)
 
+    def sync(self) -> None: ...
+
     def note(self, text: str) -> None: ...
 
 

@@ -1,0 +1,133 @@
+"""Files of JSON lines that belong to steps: `metrics.jsonl` and `samples.jsonl`.
+
+A run that resumes continues such a file after the step of its checkpoint. Lines of later steps are cut, lines that
+cannot be read are moved to `<name>.damaged`. Not covered: which values a line holds.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rl_platform.disk import sync, sync_folder
+from rl_platform.errors import DataError
+
+log = logging.getLogger(__name__)
+
+_EXACT = 2**53  # float64 holds every smaller whole number
+
+
+class StepLines:
+    """Appends lines to the file `path`, which begins with what it held up to `resumed_step`; None: with nothing.
+
+    contiguous: the file has one line per step. A step without a readable line then gets a line with its number only,
+    so that the steps from the first line to `resumed_step` have no gap. Raises OSError if the disk fails.
+    """
+
+    def __init__(self, path: Path, resumed_step: int | None, contiguous: bool) -> None:
+        if path.exists():
+            _restore(path, -1 if resumed_step is None else resumed_step, contiguous)
+        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed by `close`
+        sync_folder(path.parent)
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Appends one line, which other processes can read when this returns."""
+        self._file.write(json.dumps(record, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def sync(self) -> None:
+        """Returns when every line is on the disk."""
+        sync(self._file)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a file, one at a time; a torn last line is left out.
+
+    Raises DataError for a line that is not a JSON object with a step, OSError for a file that cannot be read.
+    """
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return
+            if (record := _parsed(line)) is None:
+                shown = line[:80].decode("utf-8", "backslashreplace").rstrip("\n")
+                raise DataError(f"{path}:{number}: not a JSON object with a step: {shown!r}")
+            yield record
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """The record of a line, None if it is damaged."""
+    try:
+        record = json.loads(line.decode("utf-8"))
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or type(record.get("step")) is not int or record["step"] < 0:
+        return None
+    return record if all(map(_is_value, record.values())) else None
+
+
+def _is_value(value: object) -> bool:
+    """Whether a line may hold `value`: a text, null, or a number that a float can hold."""
+    if isinstance(value, int):
+        return abs(value) <= _EXACT
+    return value is None or isinstance(value, str) or (isinstance(value, float) and not math.isinf(value))
+
+
+def _restore(path: Path, last: int, contiguous: bool) -> None:
+    """Rewrites the file with its lines of steps up to `last`, in order; damaged lines go to `<name>.damaged`."""
+    places: list[tuple[int, int]] = []  # step and offset: the lines of a long run are not kept in memory
+    damaged: list[tuple[int, bytes]] = []
+    offset = 0
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.endswith(b"\n"):  # a kill may have torn the last line
+                if (record := _parsed(line)) is None:
+                    damaged.append((number, line))
+                elif record["step"] <= last:
+                    places.append((record["step"], offset))
+            offset += len(line)
+        missing: set[int] = set()
+        if contiguous and places:
+            own = dict(places)  # of two lines of a step the later one counts
+            missing = set(range(min(own), last + 1)) - own.keys()
+            places = [*own.items(), *((step, -1) for step in missing)]
+        part = path.with_suffix(".tmp")
+        with open(part, "wb") as target:
+            for step, offset in sorted(places):
+                if offset >= 0:
+                    file.seek(offset)
+                target.write(json.dumps({"step": step}).encode() + b"\n" if offset < 0 else file.readline())
+            sync(target)
+    _report(path, damaged, sorted(missing))
+    os.replace(part, path)
+
+
+def _report(path: Path, damaged: list[tuple[int, bytes]], missing: list[int]) -> None:
+    if damaged:
+        aside = path.with_name(f"{path.name}.damaged")
+        with open(aside, "ab") as file:
+            file.writelines(line for _, line in damaged)
+        lines = _ranges([number for number, _ in damaged])
+        log.warning("%s: line %s cannot be read and was moved to %s", path, lines, aside.name)
+    if missing:
+        log.warning("%s: the metrics of step %s are lost; their lines hold the step only", path, _ranges(missing))
+
+
+def _ranges(numbers: list[int]) -> str:
+    """`1, 4-6`"""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    shown = [str(first) if first == last else f"{first}-{last}" for first, last in runs[:10]]
+    return ", ".join(shown) + (f" and {len(runs) - 10} more ranges" if len(runs) > 10 else "")
