@@ -10,8 +10,8 @@ import time
 from collections.abc import Sequence
 
 from rl_platform.envs.reasoning.reward_server import RewardServer, Unanswered
+from rl_platform.envs.reasoning.score import RAISED, Score, unscored
 from rl_platform.envs.reasoning.score_queue import QueuedScorer
-from rl_platform.envs.reasoning.scoring_worker import RAISED, Score
 from rl_platform.envs.reasoning.verifiers import ScoreItem
 from rl_platform.errors import ConfigError, Problem, Unreachable
 
@@ -65,7 +65,7 @@ class HttpScorer(QueuedScorer):
             try:
                 scores = self._ask([job.item for job in jobs])
             except Unanswered as error:
-                score = Score(0.0, valid=False, reason=error.reason, detail=error.detail)
+                score = unscored(error.reason, error.detail)
                 scores = [score] * len(jobs)
                 if self._heard < began:
                     self._silent = True

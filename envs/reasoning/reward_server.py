@@ -9,7 +9,6 @@ What metadata holds beyond JSON is sent as text. When to ask again is decided in
 from __future__ import annotations
 
 import json
-import math
 import socket
 import threading
 import time
@@ -19,7 +18,7 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
 from urllib.parse import urlsplit
 
-from rl_platform.envs.reasoning.scoring_worker import DIED, RAISED, TIMEOUT, Score
+from rl_platform.envs.reasoning.score import DIED, RAISED, TIMEOUT, Score, checked_reward, json_number, unscored
 from rl_platform.envs.reasoning.verifiers import ScoreItem
 
 HEADERS = {"Content-Type": "application/json", "Accept": "application/json", "Connection": "close"}
@@ -54,7 +53,7 @@ class RewardServer:
         self._closed = False
 
     def ask(self, items: Sequence[ScoreItem]) -> list[Score]:
-        """A score per item; one that is no finite number is invalid. Raises Unanswered."""
+        """A score per item; one that is no finite number, or out of range, is invalid. Raises Unanswered."""
         try:
             body = json.dumps({"items": [_to_json(item) for item in items]}, default=str).encode()
         except (TypeError, ValueError) as error:
@@ -130,11 +129,9 @@ def _to_json(item: ScoreItem) -> dict[str, Any]:
 
 def _score(value: Any) -> Score:
     try:
-        if type(value) in (int, float) and math.isfinite(value):
-            return Score(float(value))
-    except OverflowError:  # a whole number that no float holds
-        pass
-    return Score(0.0, valid=False, reason=RAISED, detail=f"a score must be a finite number, not {value!r:.{SHOWN}}")
+        return Score(checked_reward(json_number(value)))
+    except ValueError as error:
+        return unscored(RAISED, str(error))
 
 
 def _cut(connected: socket.socket) -> None:

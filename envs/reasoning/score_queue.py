@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 
+from rl_platform.envs.reasoning.score import Score
 from rl_platform.envs.reasoning.scoring import ScoringStats
 from rl_platform.envs.reasoning.scoring_process import Job
-from rl_platform.envs.reasoning.scoring_worker import Score
 from rl_platform.envs.reasoning.verifiers import ScoreItem
 from rl_platform.errors import WorkerDied
 

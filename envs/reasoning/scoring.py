@@ -1,7 +1,8 @@
 """Scoring in processes that can be killed: a verifier that hangs, crashes or raises costs one sample, not the run.
 
 What is scored and how is in `verifiers.py`, the other end of the socket in `scoring_worker.py`. One thread serves all
-processes: it hands out work, collects scores, kills who exceeds the timeout and starts replacements.
+processes: it hands out work, collects scores, kills who exceeds the timeout and starts replacements. What a process
+sends is checked here again (`score.py`), because the code that it runs may have replaced its own checks.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 
+from rl_platform.envs.reasoning.score import DIED, RAISED, REFUSED, TIMEOUT, Score, decode, unscored
 from rl_platform.envs.reasoning.scoring_process import Job, ScoringProcess
-from rl_platform.envs.reasoning.scoring_worker import DIED, RAISED, READY, TIMEOUT, Score
+from rl_platform.envs.reasoning.scoring_worker import started
 from rl_platform.envs.reasoning.verifiers import ScoreItem, VerifierSpec
-from rl_platform.errors import PlatformError, WorkerDied
+from rl_platform.errors import WorkerDied
 
 START_LIMIT_S = 60.0
 FAILED_STARTS = 3  # in a row, before the pool gives up
@@ -33,10 +35,11 @@ class ScoringStats:
     timeouts: int = 0
     raised: int = 0
     died: int = 0
+    refused: int = 0  # the scoring process sent no score, or one out of range
 
     def counting(self, score: Score) -> ScoringStats:
         """The counts with one more score."""
-        field = {"": "scored", RAISED: "raised", TIMEOUT: "timeouts", DIED: "died"}[score.reason]
+        field = {"": "scored", RAISED: "raised", TIMEOUT: "timeouts", DIED: "died", REFUSED: "refused"}[score.reason]
         return replace(self, **{field: getattr(self, field) + 1})
 
 
@@ -136,7 +139,7 @@ class ScoringPool:
     def _enforce_timeouts(self) -> None:
         for worker in list(self._workers):
             limit = self._timeout_s if worker.ready else START_LIMIT_S
-            if worker.waiting_s <= limit or worker.connection.poll():
+            if worker.waiting_s <= limit or worker.has_written:
                 continue
             if worker.ready:
                 self._give_up(worker, TIMEOUT, f"not scored within {self._timeout_s:g} s")
@@ -183,24 +186,23 @@ class ScoringPool:
 
     def _receive(self, worker: ScoringProcess) -> None:
         try:
-            while True:
-                message = worker.connection.recv()
-                if not worker.ready:
-                    self._ready(worker, message)
-                    return
-                self._finish(worker, message)
-                if not worker.connection.poll():
-                    return
+            for line in worker.read():
+                if worker.ready:
+                    self._accept(worker, line)
+                else:
+                    self._ready(worker, line)
         except (EOFError, OSError):
-            if worker.ready:
-                self._died(worker)
-            else:
-                self._failed_start(worker, "it died while the verifier was loaded")
+            self._lost(worker, DIED, "it died while the verifier was loaded")
+        except ValueError as error:
+            self._lost(worker, REFUSED, str(error))
 
-    def _ready(self, worker: ScoringProcess, message: object) -> None:
-        if message != READY:
-            assert isinstance(message, PlatformError)
-            raise message
+    def _accept(self, worker: ScoringProcess, line: bytes) -> None:
+        if not worker.jobs:
+            raise ValueError("a score that nobody asked for")
+        self._finish(worker, decode(line, getattr(worker.jobs[0].item, "response", "")))
+
+    def _ready(self, worker: ScoringProcess, line: bytes) -> None:
+        started(line)
         worker.ready = True
         self._failed_starts = 0
         self._started.set()
@@ -211,19 +213,27 @@ class ScoringPool:
         self._stats = self._stats.counting(score)
         job.future.set_result(score)
 
-    def _died(self, worker: ScoringProcess) -> None:
-        """Once may be the fault of others (out of memory, an operator): the response gets a second process."""
+    def _lost(self, worker: ScoringProcess, reason: str, why: str) -> None:
+        """Replaces a process that died, or that sent something else than a score.
+
+        The first time the cause may lie elsewhere: an operator, lack of memory, or an earlier response that changed the
+        state of the process. So the response gets a second process.
+        """
+        if not worker.ready:
+            self._failed_start(worker, why)
+            return
         if worker.jobs:
-            worker.jobs[0].deaths += 1
-        if worker.jobs and worker.jobs[0].deaths > 1:
-            self._give_up(worker, DIED, "the scoring process died while it scored this response, twice")
+            worker.jobs[0].failures += 1
+        if worker.jobs and worker.jobs[0].failures > 1:
+            did = "died" if reason == DIED else f"sent something else than a score ({why})"
+            self._give_up(worker, reason, f"the scoring process {did} while it scored this response, twice")
         else:
             self._requeue(worker)
 
     def _give_up(self, worker: ScoringProcess, reason: str, detail: str) -> None:
         """The response in work is lost with its process; those behind it go back to the front of the queue."""
         worker.kill()
-        self._finish(worker, Score(0.0, valid=False, reason=reason, detail=detail))
+        self._finish(worker, unscored(reason, detail))
         self._requeue(worker)
 
     def _requeue(self, worker: ScoringProcess) -> None:

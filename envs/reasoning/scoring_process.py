@@ -6,6 +6,7 @@ When to start, kill or replace it is decided in `scoring.py`; what it does is in
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -15,13 +16,15 @@ from collections import deque
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import wait
 
-from rl_platform.envs.reasoning.scoring_worker import Score
+from rl_platform.envs.reasoning.score import LONGEST_MESSAGE, Score
 from rl_platform.envs.reasoning.verifiers import ScoreItem, VerifierSpec
 
 LARGEST_CHUNK = 16
 QUICK_S = 0.005
+SEND_LIMIT_S = 10.0  # for a process that is idle and yet does not read
+READ_AT_ONCE = 2**18  # bytes
 _WORKER = "from rl_platform.envs.reasoning.scoring_worker import main; main()"
 
 
@@ -31,7 +34,7 @@ class Job:
 
     item: ScoreItem
     future: Future[Score]
-    deaths: int = 0  # processes that ended while they scored it
+    failures: int = 0  # processes that ended, or sent something else than a score, while they scored it
 
 
 class ScoringProcess:
@@ -49,13 +52,15 @@ class ScoringProcess:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # what a verifier started is killed with it, and Ctrl-C is left to the platform
             )
-        self.connection = Connection(ours.detach())
+        ours.settimeout(SEND_LIMIT_S)
+        self.connection = ours
+        self._received = b""
         self.ready = False
         self.jobs: deque[Job] = deque()
         self.chunk_size = 1
         self._since = time.monotonic()
         with suppress(OSError):  # a process that is dead already is noticed when its socket is read
-            self.connection.send(spec)
+            self._send(spec)
 
     @property
     def idle(self) -> bool:
@@ -71,10 +76,31 @@ class ScoringProcess:
         self.jobs.extend(jobs)
         self._since = time.monotonic()
         try:
-            self.connection.send([job.item for job in jobs])
+            self._send([job.item for job in jobs])
         except OSError:
             return False
         return True
+
+    @property
+    def has_written(self) -> bool:
+        """Whether `read` returns at once."""
+        return bool(wait([self.connection], 0.0))
+
+    def read(self) -> list[bytes]:
+        """The lines that are complete. Raises EOFError or OSError if the process ended, ValueError for an endless line.
+
+        It never waits for the rest of a line: a process that withholds it must not hold up the others.
+        """
+        arrived = self.connection.recv(READ_AT_ONCE)
+        if not arrived:
+            raise EOFError
+        *lines, self._received = (self._received + arrived).split(b"\n")
+        if len(self._received) > LONGEST_MESSAGE:
+            raise ValueError(f"a line of more than {LONGEST_MESSAGE} bytes")
+        return lines
+
+    def _send(self, message: object) -> None:
+        self.connection.sendall(pickle.dumps(message))
 
     def now_working(self) -> None:
         """One response is done. Quick ones make the next chunk larger, slow ones smaller."""

@@ -18,7 +18,7 @@ from difflib import get_close_matches
 from fractions import Fraction
 from typing import Any
 
-from rl_platform.envs.reasoning.scoring_worker import Score
+from rl_platform.envs.reasoning.score import Score
 from rl_platform.user_function import load_function, misfit
 
 KEY = "rollout.multi_turn.tool"

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from rl_platform.config.schema import Config
 from rl_platform.engines.rollout.base import Completion, Request, RolloutEngine
+from rl_platform.envs.reasoning.score import Score
 from rl_platform.envs.reasoning.scoring import ScoringPool
-from rl_platform.envs.reasoning.scoring_worker import Score
 from rl_platform.envs.reasoning.tools import ToolCall, ToolSpec
 from rl_platform.errors import WorkerError
 from rl_platform.models.tokenizer import Tokenizer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Sequence
 
@@ -10,9 +9,9 @@ import torch
 
 from rl_platform.config.schema import Config
 from rl_platform.envs.reasoning.prompts import PLACEHOLDER
+from rl_platform.envs.reasoning.score import RAISED, Score, checked_reward, unscored
 from rl_platform.envs.reasoning.score_queue import QueuedScorer
 from rl_platform.envs.reasoning.scoring_process import Job
-from rl_platform.envs.reasoning.scoring_worker import RAISED, Score
 from rl_platform.envs.reasoning.verifiers import ScoreItem
 from rl_platform.models.classifier import SequenceClassifier
 from rl_platform.models.tokenizer import Message
@@ -25,7 +24,8 @@ class ModelScorer(QueuedScorer):
     """Scores with the classifier of `reward.model` on `device`, in one thread and batches of `reward.max_batch_size`.
 
     The classifier reads what the policy read: system turn, prompt and response. A conversation that is longer than its
-    context, or whose score is not finite, is invalid. Raises ConfigError at construction if the model cannot be loaded.
+    context is invalid, and so is a score that is not finite or out of range. Raises ConfigError at construction if the
+    model cannot be loaded.
     """
 
     def __init__(self, config: Config, device: torch.device) -> None:
@@ -67,11 +67,12 @@ class ModelScorer(QueuedScorer):
 
 
 def _score(value: float) -> Score:
-    if math.isfinite(value):
-        return Score(value)
-    return Score(0.0, valid=False, reason=RAISED, detail=f"the reward model gave {value}")
+    try:
+        return Score(checked_reward(value))
+    except ValueError as error:
+        return unscored(RAISED, f"the reward model gave {value}: {error}")
 
 
 def _unread(length: int, longest: int) -> Score:
     detail = f"prompt and response have {length} tokens, the reward model reads 1 to {longest}"
-    return Score(0.0, valid=False, reason=RAISED, detail=detail)
+    return unscored(RAISED, detail)

@@ -20,8 +20,8 @@ import torch
 from rl_platform.components.model_scorer import ModelScorer
 from rl_platform.config.schema import Config
 from rl_platform.envs.reasoning.http_scorer import HttpScorer
+from rl_platform.envs.reasoning.score import DIED, TIMEOUT, Score
 from rl_platform.envs.reasoning.scoring import ScoringPool, ScoringStats
-from rl_platform.envs.reasoning.scoring_worker import DIED, TIMEOUT, Score
 from rl_platform.envs.reasoning.verifiers import ScoreItem, VerifierSpec
 from rl_platform.errors import ChannelClosed, Unreachable, WorkerError
 from rl_platform.models.tokenizer import Tokenizer, load_tokenizer
@@ -48,8 +48,8 @@ class Scorer(Protocol):
 
 
 class Reward:
-    """Scores trajectories by their text. A response without a score (timeout, exception, crash) comes back with
-    `valid=False` and reward 0; if a whole call yields not one score, WorkerError tells why, with a traceback, or
+    """Scores trajectories by their text. A response without a score (timeout, exception, crash, refused) comes back
+    with `valid=False` and reward 0; if a whole call yields not one score, WorkerError tells why, with a traceback, or
     Unreachable that a server did not answer.
 
     `metric` is 1 for a full score and 0 otherwise with the built-in verifiers, the score itself with all others.

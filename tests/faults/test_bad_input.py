@@ -13,7 +13,7 @@ GOOD_LINE = '{"question": "1 + 1", "answer": "2"}\n'
 
 # What a reward function may do wrong. Greedy responses may all be equal, answers are not.
 REWARDS = """
-import time
+import os, sys, time
 
 def never(response, answer, metadata):
     raise KeyError("my own mistake")
@@ -26,6 +26,13 @@ def sometimes(response, answer, metadata):
 def hangs(response, answer, metadata):
     if sum((response + answer).encode()) % 2:
         time.sleep(60)
+    return 1.0
+
+def lies(response, answer, metadata):
+    if sum((response + answer).encode()) % 2:  # what the process itself would refuse to send
+        value = ["NaN", "1e9", "1e308", "true"][len(response) % 4]
+        line = f'{{"value": {value}, "valid": true, "reason": "", "detail": "", "steps": [], "text": null}}'
+        os.write(int(sys.argv[1]), line.encode() + b"\\n")
     return 1.0
 
 def huge(response, answer, metadata):
@@ -187,7 +194,7 @@ def test_reward_that_always_raises(command):
 
 
 @pytest.mark.usefixtures("rewards")
-@pytest.mark.parametrize("name", ["sometimes", "hangs"])
+@pytest.mark.parametrize("name", ["sometimes", "hangs", "lies"])
 def test_responses_without_a_score_are_masked_and_counted(command, name: str):
     overrides = f"reward.type=rewards:{name}", "reward.timeout_s=0.5", "runner.max_steps=2", "reward.num_workers=2"
     ended = command("reasoning.yaml", *overrides)
@@ -198,13 +205,11 @@ def test_responses_without_a_score_are_masked_and_counted(command, name: str):
 
 
 @pytest.mark.usefixtures("rewards")
-def test_a_score_that_no_float32_holds_is_named_before_anything_is_trained(command):
+def test_a_score_out_of_range_is_named_before_anything_is_trained(command):
     ended = command("reasoning.yaml", "reward.type=rewards:huge")
     assert ended.code == 70
-    assert "Diverged: rewards of the rollout are not finite, first rewards[0, " in ended.err
-    assert "] = inf: they come from the reward function" in ended.err
-    assert "Traceback" not in ended.err
-    assert len(read_metrics("out")) == 1  # the validation before the first step
+    assert "reward.type rewards:huge scored none of 8 responses (raised 8)" in ended.err
+    assert "a reward must be at most 1e+06 in size, not 1e+39" in ended.err
 
 
 @pytest.mark.parametrize(

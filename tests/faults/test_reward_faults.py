@@ -16,8 +16,8 @@ import pytest
 from rl_platform.components.reward import Reward
 from rl_platform.config.components import Reward as RewardConfig
 from rl_platform.config.schema import Cluster, Config, Runner
+from rl_platform.envs.reasoning.score import DIED, RAISED, REFUSED, TIMEOUT
 from rl_platform.envs.reasoning.scoring import ScoringPool
-from rl_platform.envs.reasoning.scoring_worker import DIED, RAISED, TIMEOUT
 from rl_platform.envs.reasoning.verifiers import ScoreItem, VerifierSpec
 from rl_platform.errors import ConfigError, WorkerDied, WorkerError
 from rl_platform.records import Prompt, Trajectory
@@ -27,6 +27,14 @@ from rl_platform.runtime.host import ComponentContext
 # What a response asks for is done to the process that scores it; `folder` gets the process ids of those who hang.
 REWARD = """
 import ctypes, os, pathlib, re, subprocess, sys, time
+from rl_platform.envs.reasoning import score, scoring_worker
+
+def patch():
+    scoring_worker.score_one = lambda verifier, item: score.Score(float("nan"))
+
+RETURNED = {
+    "too large": 1e9, "largest": -1e6, "true": True, "integer": 7, "Score(nan)": score.Score(float("nan"))
+}
 
 def reward(response, answer, metadata):
     if response in ("hang", "hang in C", "hang with child"):
@@ -52,6 +60,18 @@ def reward(response, answer, metadata):
         return float("nan")
     if response == "text":
         return "1.0"
+    if response == "patch":  # the process no longer checks what it sends
+        patch()
+    if response in RETURNED:
+        return RETURNED[response]
+    if response.startswith("send "):
+        os.write(int(sys.argv[1]), response.removeprefix("send ").encode() + b"\\n")
+        time.sleep(0.2)
+    if response == "endless":
+        os.write(int(sys.argv[1]), b"x" * (2 * score.LONGEST_MESSAGE))
+    if response == "half":
+        os.write(int(sys.argv[1]), b'{"value": 1.0')
+        time.sleep(60)
     if response == "slow":
         time.sleep(0.1)
     return float(len(response)) / 10
@@ -154,6 +174,7 @@ def test_slow_but_within_the_timeout_is_scored(folder: Path, make_pool) -> None:
         ("exit", RAISED, "SystemExit"),
         ("nan", RAISED, "a reward must be a finite number, not nan"),
         ("text", RAISED, "a reward must be a finite number, not '1.0'"),
+        ("too large", RAISED, "a reward must be at most 1e+06 in size, not 1000000000.0"),
         ("crash", DIED, "died"),
         ("segfault", DIED, "died"),
     ],
@@ -166,6 +187,89 @@ def test_a_fault_costs_its_own_sample_only(folder: Path, make_pool, response: st
     assert detail in bad.detail
     assert [(score.value, score.valid) for score in scores] == [(0.1, True)] * 20
     assert (pool.stats.scored, pool.stats.raised, pool.stats.died) == (20, reason == RAISED, reason == DIED)
+
+
+def sent(value: str = "0.5", steps: str = "[]", text: str = "null", valid: str = "true") -> str:
+    """A response whose verifier writes this score to the socket itself, past the checks of its process."""
+    reason = '""' if valid == "true" else '"timeout"'
+    line = f'"value": {value}, "valid": {valid}, "reason": {reason}, "detail": "", "steps": {steps}, "text": {text}'
+    return f"send {{{line}}}"
+
+
+LIES = {
+    "nan": sent("NaN"),
+    "infinity": sent("-Infinity"),
+    "a billion": sent("1e9"),
+    "the largest float": sent("1e308"),
+    "just above the range": sent("1000000.1"),
+    "a whole number that no float holds": sent("1" + "0" * 400),
+    "a whole number of too many digits": sent("1" * 5_000),
+    "a bool": sent("true"),
+    "a text": sent('"1.0"'),
+    "a list": sent("[1.0]"),
+    "nothing": sent("null"),
+    "a step that is nan": sent(steps="[[1, NaN]]"),
+    "a step out of range": sent(steps="[[1, -1e7]]"),
+    "steps out of range together": sent(steps="[[1, 9e5], [2, -9e5]]"),
+    "a step behind the response": sent(steps="[[100000, 0.1]]"),
+    "a step at a bool": sent(steps="[[true, 0.1]]"),
+    "a step of three": sent(steps="[[1, 0.1, 0.1]]"),
+    "steps that are no list": sent(steps='{"1": 0.1}'),
+    "a text of a tool that is none": sent(text="5"),
+    "half of a surrogate pair": sent(text='"\\ud800"'),
+    "another reason": sent("0.0", valid="false"),
+    "no score": "send {}",
+    "no object": "send 1.0",
+    "no JSON": "send hello",
+    "deep": "send " + "[" * 100_000,
+    "a pickle": "send cos\nsystem\n(S'touch stolen'\ntR.",
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_what_is_no_score_is_refused_and_counted(folder: Path, make_pool, monkeypatch, lie: str) -> None:
+    monkeypatch.chdir(folder)
+    pool = make_pool(num_workers=1, timeout_s=5.0)
+    scores = pool.score(items(folder, *["a"] * 5, LIES[lie], *["a"] * 5))
+    bad = scores.pop(5)
+    assert (bad.value, bad.valid, bad.reason) == (0.0, False, REFUSED)
+    assert "sent something else than a score" in bad.detail
+    assert [(score.value, score.valid, score.steps) for score in scores] == [(0.1, True, ())] * 10
+    assert (pool.stats.scored, pool.stats.refused) == (10, 1)
+    assert not (folder / "stolen").exists()
+
+
+def test_a_process_that_sends_without_end_is_refused(folder: Path, make_pool) -> None:
+    pool = make_pool(num_workers=1, timeout_s=20.0)
+    bad, good = pool.score(items(folder, "endless", "a"))
+    assert (bad.valid, bad.reason) == (False, REFUSED)
+    assert (good.value, good.valid) == (0.1, True)
+
+
+def test_a_process_that_withholds_half_of_a_score_times_out_alone(folder: Path, make_pool) -> None:
+    pool = make_pool(num_workers=2, timeout_s=2.0)
+    start = time.monotonic()
+    bad, *good = pool.submit(items(folder, "half", *["a"] * 20))
+    assert all(future.result().valid for future in good)
+    assert time.monotonic() - start < 2.0
+    assert bad.result().reason == TIMEOUT
+
+
+def test_a_patched_process_does_not_change_later_samples(folder: Path, make_pool) -> None:
+    pool = make_pool(num_workers=1, timeout_s=5.0)
+    scores = pool.score(items(folder, "patch", *["a"] * 20))
+    assert [(score.value, score.valid) for score in scores] == [(0.5, True), *[(0.1, True)] * 20]
+
+
+def test_a_verifier_cannot_return_an_unchecked_score(folder: Path, make_pool) -> None:
+    """A tool returns a Score, so a verifier can do so too."""
+    (score,) = make_pool().score(items(folder, "Score(nan)"))
+    assert (score.valid, score.reason) == (False, REFUSED)
+
+
+def test_rewards_within_the_range_are_kept(folder: Path, make_pool) -> None:
+    scores = make_pool().score(items(folder, "largest", "true", "integer"))
+    assert [(score.value, score.valid) for score in scores] == [(-1e6, True), (1.0, True), (7.0, True)]
 
 
 def test_killed_idle_processes_are_replaced(folder: Path, make_pool) -> None:

@@ -14,8 +14,8 @@ from reward_parts import reward_server, scores
 
 from rl_platform.envs.reasoning import http_scorer
 from rl_platform.envs.reasoning.http_scorer import HttpScorer
+from rl_platform.envs.reasoning.score import DIED, RAISED, TIMEOUT, Score
 from rl_platform.envs.reasoning.scoring import ScoringStats
-from rl_platform.envs.reasoning.scoring_worker import DIED, RAISED, TIMEOUT, Score
 from rl_platform.envs.reasoning.verifiers import ScoreItem
 from rl_platform.errors import ConfigError, Unreachable, WorkerDied
 
@@ -151,7 +151,9 @@ def test_a_refusal_is_final(connect, status: int) -> None:
         assert ask(scorer, "b")[0].value == 1.0
 
 
-@pytest.mark.parametrize("value", ["null", "NaN", "Infinity", "true", '"1.0"', "[1.0]", "1" + "0" * 400])
+@pytest.mark.parametrize(
+    "value", ["null", "NaN", "Infinity", "true", '"1.0"', "[1.0]", "1" + "0" * 400, "1e9", "-1e308"]
+)
 def test_a_score_that_is_no_finite_number_costs_its_own_response(connect, value: str) -> None:
     answers = [scores(), (200, f'{{"scores": [0.5, {value}]}}')]
     with reward_server(lambda asked: answers.pop(0)) as url:

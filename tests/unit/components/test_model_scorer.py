@@ -77,10 +77,11 @@ def test_a_conversation_beyond_the_context_costs_itself_only(build) -> None:
         component.score([trajectory("x" * 60)])
 
 
-def test_scores_that_are_not_finite_are_invalid(build) -> None:
+@pytest.mark.parametrize("weight", [float("inf"), 1e12])
+def test_scores_that_are_not_finite_or_out_of_range_are_invalid(build, weight: float) -> None:
     component = build()
     with torch.no_grad():
-        component._scorer._classifier._network.score.weight.fill_(float("inf"))
+        component._scorer._classifier._network.score.weight.fill_(weight)
     with pytest.raises(WorkerError, match="the reward model gave"):
         component.score([trajectory("good")])
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rl_platform.envs.reasoning.scoring_worker import RAISED, score_one
+from rl_platform.envs.reasoning.score import RAISED
+from rl_platform.envs.reasoning.scoring_worker import score_one
 from rl_platform.envs.reasoning.tools import ToolCall, ToolSpec, calculator, load_tool
 from rl_platform.envs.reasoning.verifiers import ScoreItem, VerifierSpec, load_verifier
 from rl_platform.errors import ConfigError
