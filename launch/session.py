@@ -12,7 +12,7 @@ from rl_platform.algorithms.card import algorithm_card
 from rl_platform.config import LoadedConfig
 from rl_platform.config.effects import has_values
 from rl_platform.config.schema import Config
-from rl_platform.envs.embodied.spaces import EnvDescription, EnvSpaces, make_env, read_spaces
+from rl_platform.envs.embodied.spaces import EnvDescription, EnvSpaces, check_time_limit, make_env, read_spaces
 from rl_platform.envs.reasoning.question import Split
 from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.errors import ConfigError, Problem
@@ -174,7 +174,9 @@ def _spaces_of(description: EnvDescription) -> EnvSpaces:
     try:
         if description.backend == "mujoco_warp" and (problem := _warp_problem(env)) is not None:
             raise ConfigError([problem])
-        return read_spaces(env, description.id)
+        spaces = read_spaces(env, description.id)
+        check_time_limit(env, description.id)
+        return spaces
     finally:
         env.close()
 

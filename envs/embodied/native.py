@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rl_platform.envs.embodied.mujoco_tasks import find_task
+from rl_platform.envs.embodied.spaces import time_limit
 from rl_platform.envs.embodied.step_loops import diverged
 from rl_platform.tracing import recorder
 
@@ -51,7 +52,7 @@ class NativeEnvs:
         self._physics: Physics = (physics or make_physics)(
             inner.model, inner.frame_skip, num_envs, threads, self._task.fields
         )
-        self._limit = _time_limit(env)
+        self._limit = time_limit(env) or sys.maxsize
         self._largest: float = mujoco.mjMAXVAL
         self._rngs: list[np.random.Generator | None] = [None] * num_envs
         self._positions = np.zeros(num_envs)  # whose change a step rewards
@@ -156,13 +157,3 @@ def _kind(env: Env[Any, Any]) -> type[Task] | None:
         if not is_covered(layer.model):
             return None
     return task
-
-
-def _time_limit(env: Env[Any, Any]) -> int:
-    """Steps after which an episode is truncated."""
-    layer: Any = env
-    while layer is not env.unwrapped:
-        if type(layer).__name__ == "TimeLimit":
-            return int(layer._max_episode_steps)
-        layer = layer.env
-    return sys.maxsize

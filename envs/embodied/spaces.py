@@ -189,6 +189,27 @@ def read_spaces(env: gymnasium.Env[Any, Any], env_id: str) -> EnvSpaces:
     return EnvSpaces(shape, ActionSpace("continuous", size), action.shape, low, high, 0, dtype)
 
 
+def time_limit(env: gymnasium.Env[Any, Any]) -> int | None:
+    """Steps after which a wrapper truncates an episode; None: no wrapper does."""
+    layer: Any = env
+    while True:
+        if type(layer).__name__ == "TimeLimit":
+            return int(layer._max_episode_steps)
+        if not hasattr(layer, "env"):
+            return None
+        layer = layer.env
+
+
+def check_time_limit(env: gymnasium.Env[Any, Any], env_id: str) -> None:
+    """Raises ConfigError for an environment without a time limit: an evaluation runs each episode to its end, and a
+    policy that never gets there would keep it for ever."""
+    own_limit = getattr(env.unwrapped, "max_path_length", None)  # Meta-World truncates its episodes itself
+    if time_limit(env) is None and own_limit is None:
+        message = f"{env_id} has no time limit, so that an evaluation episode may never end"
+        hint = "set it, or register the environment with max_episode_steps"
+        raise ConfigError([Problem("env.max_episode_steps", message, value="null", allowed="at least 1", hint=hint)])
+
+
 def _unusable(what: str, env_id: str, space: object, allowed: str, hint: str) -> Problem:
     return Problem("env.id", f"{what} space of {env_id} cannot be used", value=str(space), allowed=allowed, hint=hint)
 

@@ -51,7 +51,9 @@ class Env(Section):
         description="equal parts of the environments: the policy acts for one while the others are stepped",
     )
     rollout_steps: int = Field(default=128, ge=1, description="steps per environment and PPO step")
-    max_episode_steps: int | None = Field(default=None, ge=1, description="null: as registered")
+    max_episode_steps: int | None = Field(
+        default=None, ge=1, description="null: as registered; an environment without a limit is refused"
+    )
     normalize_observations: bool = Field(default=True, description="running mean and variance, saved with checkpoints")
     normalize_rewards: bool = Field(
         default=True, description="divide by the running deviation of the discounted return"
