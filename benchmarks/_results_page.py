@@ -68,7 +68,7 @@ class Run:
 
 def trained_in(row: Mapping[str, float]) -> float:
     """Seconds of this step, without its evaluation; 0 for the evaluation before the first step."""
-    return row["time/step"] - row.get("time/validate", 0.0) if row["step"] > 0 else 0.0
+    return row.get("time/step", 0.0) - row.get("time/validate", 0.0) if row["step"] > 0 else 0.0
 
 
 def write_csv(path: Path, runs: Sequence[Run]) -> None:

@@ -2,7 +2,8 @@
 
 Runners talk to one `Reporter`. `Reporters` is the one they hold: it times phases, derives rates and passes everything
 on to its sinks, which implement the same protocol. Metric names: reward/, adv/, actor/, critic/, len/, episode/, env/,
-val/, time/ (seconds), perf/. A count (`perf/tokens`, `perf/env_steps`) also gives its rate (`perf/tokens_per_sec`).
+val/, time/ (seconds), perf/. A count (`perf/tokens`, `perf/env_steps`) also gives its rate (`perf/tokens_per_sec`),
+of the training step alone.
 
 Not covered: computing the metrics, and the terminal (`rl_platform.launch.view`).
 """
@@ -29,6 +30,9 @@ Sample = tuple[str, str, float]
 
 RATED = ("tokens", "env_steps", "samples")
 """Counts `perf/<name>` of one step from which `Reporters` derives `perf/<name>_per_sec`."""
+
+NOT_TRAINING = ("load", "validate", "checkpoint", "export")
+"""Phases whose seconds are in `time/step` and do not count for the rates."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,11 @@ class Reporters:
             sink.progress(done, total, unit, **numbers)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """As in the protocol. Adds `time/<phase>`, `time/step` (wall seconds since the step before) and rates."""
+        """As in the protocol. Adds `time/<phase>`, `time/step` and rates.
+
+        `time/step`: wall seconds since the step before, with validation and the checkpoint of the step before. Rates
+        are counts divided by the seconds of the training step alone: `time/step` without the phases `NOT_TRAINING`.
+        """
         now = time.perf_counter()
         with self._lock:
             times = {f"time/{name}": seconds for name, seconds in self._seconds.items()}
@@ -116,9 +124,10 @@ class Reporters:
             times["time/step"] = now - self._step_began
             self._step_began = now
         complete = {name: float(value) for name, value in metrics.items()} | times
+        training = times["time/step"] - sum(times.get(f"time/{name}", 0.0) for name in NOT_TRAINING)
         for name in RATED:
             if f"perf/{name}" in complete:
-                complete[f"perf/{name}_per_sec"] = complete[f"perf/{name}"] / max(complete["time/step"], 1e-9)
+                complete[f"perf/{name}_per_sec"] = complete[f"perf/{name}"] / max(training, 1e-9)
         for sink in self.sinks:
             sink.step(step, complete)
 

@@ -78,6 +78,21 @@ def test_phases_add_up_within_a_step_and_rates_are_derived(tmp_path: Path) -> No
     assert set(sink.calls[-1][2]) == {"time/step"}  # timings start anew with each step
 
 
+def test_rates_are_of_the_training_step(tmp_path: Path) -> None:
+    sink = Recorder()
+    reporters = Reporters([sink])
+    reporters.start(info(tmp_path))
+    for phase, seconds in (("load", 0.2), ("validate", 0.2), ("checkpoint", 0.2), ("export", 0.2), ("collect", 0.05)):
+        with reporters.phase(phase):
+            time.sleep(seconds)
+    reporters.step(1, {"perf/env_steps": 100})
+    _, _, found = sink.calls[-1]
+    assert found["time/step"] >= 0.85
+    beside = sum(found[f"time/{name}"] for name in ("load", "validate", "checkpoint", "export"))
+    assert found["perf/env_steps_per_sec"] == pytest.approx(100 / (found["time/step"] - beside))
+    assert found["perf/env_steps_per_sec"] > 2 * 100 / found["time/step"]
+
+
 def test_all_sinks_are_closed_even_if_one_fails() -> None:
     class Failing(Recorder):
         def close(self) -> None:
