@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from rl_platform.metrics import Reporter, Reporters
 from rl_platform.placement.inventory import inventory_for
 from rl_platform.placement.scheduler import schedule
 from rl_platform.runners.embodied import EmbodiedTask
-from rl_platform.runners.reasoning import ReasoningTask
+from rl_platform.runners.reasoning import ReasoningTask, validation_metric
 from rl_platform.runners.state import fingerprint
 from rl_platform.runtime.cpu import keep_freed_memory
 
@@ -62,8 +63,9 @@ def evaluate_checkpoint(run: SavedRun, loaded: LoadedConfig, overrides: Sequence
     console = Console()
     reporter = Reporters([PlainView(console)])
     keep_freed_memory()
-    with runtime_for(config, placement) as runtime:
+    with closing(reporter), ExitStack() as stack:
         with reporter.phase("load"):
+            runtime = stack.enter_context(runtime_for(config, placement))
             task = task_of(config, runtime, reporter, run.folder, world, placement, inventory)
             task.learned_parts()["actor"].load_state(str(checkpoint.file("actor"))).wait()
             if isinstance(task, EmbodiedTask):
@@ -196,6 +198,8 @@ def _row(task: str, actions: str, episodes: int, found: Mapping[str, Any]) -> Ro
 def _answers(task: ReasoningTask, config: Config, place: Path) -> list[Row]:
     """One row for each way to answer; the answers themselves go into files of their own."""
     settings, rows = config.rollout, []
+    metric = validation_metric(config).removeprefix("val/")
+    verdict = "correct" if metric == "accuracy" else "score"
     source = config.data.task
     assert source is not None
     greedy = settings.val_sampling.model_copy(update={"temperature": 0.0})
@@ -204,7 +208,7 @@ def _answers(task: ReasoningTask, config: Config, place: Path) -> list[Row]:
         valid = [answer for answer in answers if answer.valid]
         file = place.with_name(f"{place.name}-{tokens}.jsonl")
         lines = (
-            {"prompt": answer.prompt.text, "response": answer.text, "reward": answer.reward, "correct": answer.metric}
+            {"prompt": answer.prompt.text, "response": answer.text, "reward": answer.reward, verdict: answer.metric}
             for answer in answers
         )
         file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
@@ -213,7 +217,7 @@ def _answers(task: ReasoningTask, config: Config, place: Path) -> list[Row]:
                 "task": source.name or source.path or source.type,
                 "tokens": tokens,
                 "questions": len(answers),
-                "accuracy": _mean([answer.metric for answer in valid]),
+                metric: _mean([answer.metric for answer in valid]),
                 "standard_error": _standard_error([answer.metric for answer in valid]),
                 "length": _mean([len(answer.token_ids) for answer in answers]),
                 "cut": _mean([answer.finish_reason == "length" for answer in answers]),
@@ -250,7 +254,7 @@ def _mean(values: Sequence[float]) -> float | None:
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Rows with equal keys as aligned text; lists and files are left to the JSON, `mean` and `std` share a column."""
     hidden = {"returns", "lengths", "video", "answers"}
-    partners = {"return_mean": "return_std", "accuracy": "standard_error"}
+    partners = {"return_mean": "return_std", "accuracy": "standard_error", "score": "standard_error"}
     names = [name for name in rows[0] if name not in hidden and name not in partners.values()]
     lines = [[name.removesuffix("_mean").removeprefix("return_") for name in names]]
     for row in rows:

@@ -13,7 +13,7 @@ from rl_platform.algorithms.shaping import ShapedRewards
 from rl_platform.components.actor import LanguageActor
 from rl_platform.components.critic import LanguageCritic
 from rl_platform.components.reference import LanguageReference
-from rl_platform.components.reward import Reward
+from rl_platform.components.reward import Reward, verifier_spec
 from rl_platform.components.rollout import LanguageRollout
 from rl_platform.config.components import Sampling
 from rl_platform.config.schema import Config
@@ -147,7 +147,7 @@ class ReasoningTask:
         trajectories = self.answers(self.config.rollout.val_sampling, step)
         valid = [trajectory for trajectory in trajectories if trajectory.valid]
         return {
-            "val/accuracy": mean([trajectory.metric for trajectory in valid]),
+            validation_metric(self.config): mean([trajectory.metric for trajectory in valid]),
             "val/len": mean([len(trajectory.token_ids) for trajectory in trajectories]),
             "val/unscored": float(len(trajectories) - len(valid)),
         }
@@ -242,6 +242,11 @@ class ReasoningTask:
             generated.close()
             scored.close()  # while the answer of `stream` is on its way
             scoring.wait()
+
+
+def validation_metric(config: Config) -> str:
+    """`val/accuracy` of a verifier, which says right or wrong; `val/score` of any other reward."""
+    return "val/accuracy" if verifier_spec(config).built_in else "val/score"
 
 
 def round_size(config: Config) -> int:

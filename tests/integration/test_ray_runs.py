@@ -124,7 +124,7 @@ def test_apart_a_rollout_one_update_old_is_generated_before_the_weights_change(l
     apart = "cluster.component_placement={'actor,critic': 0, 'rollout,reward': 1}"
     assert_equal(learned(*one_ahead, "cluster.devices_per_node=2", apart), expected)
     logged = [json.loads(line) for line in Path("out/metrics.jsonl").read_text().splitlines()]
-    validated = [step["step"] for step in logged if "val/accuracy" in step]
+    validated = [step["step"] for step in logged if "val/score" in step]
     generated = [began for name, began, _ in spans("rollout[0]") if name == "generate"]
     published = [began for name, began, _ in spans("actor[0]") if name == "publish"]
     assert len(published) == STEPS + 1

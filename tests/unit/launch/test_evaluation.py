@@ -80,11 +80,11 @@ def test_a_reasoning_checkpoint(command, folder: Path, scored_by_length: str):
     ended = command("--eval", run)
     assert ended.code == 0, ended.err
     greedy, sampled = rows(run)
-    assert greedy["accuracy"] == pytest.approx(read_metrics(run)[-1]["val/accuracy"])
+    assert greedy["score"] == pytest.approx(read_metrics(run)[-1]["val/score"])
     assert (greedy["tokens"], sampled["tokens"], greedy["questions"]) == ("greedy", "sampled", 8)
     texts = [[json.loads(line) for line in Path(row["answers"]).read_text().splitlines()] for row in (greedy, sampled)]
     assert texts[0] != texts[1]
-    assert sampled["accuracy"] == pytest.approx(sum(answer["correct"] for answer in texts[1]) / 8)
+    assert sampled["score"] == pytest.approx(sum(answer["score"] for answer in texts[1]) / 8)
     assert "greedy" in ended.out
 
 
