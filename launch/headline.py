@@ -6,12 +6,18 @@ Not covered: where they are shown (`view`, `plain`, `plot`).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
+from typing import Any
 
-from rl_platform.metrics import RunInfo, read_metrics
+import yaml
+
+from rl_platform.envs.reasoning.verifiers import BUILT_IN
+from rl_platform.metrics import RunInfo, iter_metrics
 
 
 @dataclass(frozen=True)
@@ -63,48 +69,126 @@ _BARS = "▁▂▃▄▅▆▇█"
 _ASCII_BARS = "_.-=+*%#"
 
 
-@dataclass
-class History:
-    """The metrics of all steps so far, those before a resume included."""
+OWN_REWARD = replace(
+    HEADLINES["reasoning"],
+    validation="val/score",
+    numbers={
+        ("val score" if name == "val/accuracy" else label): ("val/score" if name == "val/accuracy" else name)
+        for label, name in HEADLINES["reasoning"].numbers.items()
+    },
+)
+"""Of reasoning runs whose reward is not one of the verifiers, which say right or wrong."""
 
-    headline: Headline
-    max_steps: int
-    rows: list[dict[str, float]] = field(default_factory=list)
+CURVE_POINTS = 256
+RECENT_STEPS = 10
+
+
+def headline_of(config: Mapping[str, Any]) -> Headline:
+    """The headline of a run by its config: section, key, value."""
+    task = str(config["runner"]["task_type"])
+    own = task == "reasoning" and (config.get("reward") or {}).get("type", "task") not in BUILT_IN
+    return OWN_REWARD if own else HEADLINES[task]
+
+
+def headline_of_run(run: Path, metrics: Container[str]) -> Headline:
+    """The headline of a finished run, by the `config.yaml` in its folder; without one, by the names of its metrics.
+
+    run: its folder or a file in it.
+    """
+    folder = run if run.is_dir() else run.parent
+    try:
+        return headline_of(yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, yaml.YAMLError):
+        if any(name in metrics for name in ("perf/env_steps", "episode/return", "val/return")):
+            return HEADLINES["embodied"]
+        return OWN_REWARD if "val/score" in metrics else HEADLINES["reasoning"]
+
+
+class Curve:
+    """The values of a metric in bounded memory: first, best, last, and means of equally many neighbours."""
+
+    def __init__(self) -> None:
+        self.first: tuple[int, float] | None = None
+        self.best = self.last = (0, math.nan)
+        self._points: list[tuple[int, float]] = []
+        self._width, self._count, self._sum = 1, 0, 0.0
+
+    def add(self, step: int, value: float) -> None:
+        point = step, value
+        if self.first is None:
+            self.first = self.best = point
+        self.best = max(self.best, point, key=lambda point: point[1])
+        self.last = point
+        self._count, self._sum = self._count + 1, self._sum + value
+        if self._count == self._width:
+            self._points.append((step, self._sum / self._count))
+            self._count, self._sum = 0, 0.0
+        if len(self._points) == CURVE_POINTS:  # half as many, each of twice as many values
+            pairs = zip(self._points[::2], self._points[1::2], strict=True)
+            self._points = [(end, (a + b) / 2) for (_, a), (end, b) in pairs]
+            self._width *= 2
+
+    @property
+    def points(self) -> list[tuple[int, float]]:
+        """(last step, mean) of the neighbours, at most CURVE_POINTS; each value itself while there are fewer."""
+        rest = [(self.last[0], self._sum / self._count)] if self._count else []
+        return self._points + rest
+
+
+class History:
+    """What the views show of all steps so far, those before a resume included, in memory that does not grow."""
+
+    def __init__(self, headline: Headline, max_steps: int) -> None:
+        self.headline, self.max_steps = headline, max_steps
+        self.count = 0  # of steps, that before the first included
+        self.step = 0  # the last finished one
+        self.seconds = 0.0
+        self.last: Mapping[str, float] = {}  # the metrics of the last step
+        drawn = (headline.objective, headline.validation, *headline.rates.values())
+        self._curves = {name: Curve() for name in drawn}
+        self._shown = {*headline.numbers.values(), *drawn}
+        self._current: dict[str, float] = {}
+        self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
 
     @classmethod
     def of(cls, info: RunInfo) -> History:
-        rows = []
+        config = {**info.config, "runner": {"task_type": info.task_type}}
+        history = cls(headline_of(config), info.max_steps)
         if info.resumed_step is not None and (info.output_dir / "metrics.jsonl").exists():
-            rows = [row for row in read_metrics(info.output_dir) if row["step"] <= info.resumed_step]
-        return cls(HEADLINES[info.task_type], info.max_steps, rows)
+            for row in iter_metrics(info.output_dir):
+                if row["step"] <= info.resumed_step:
+                    history.add(int(row["step"]), row)
+        return history
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
-        self.rows.append({"step": step, **metrics})
+        self.count, self.step, self.last = self.count + 1, step, metrics
+        self._current |= {name: metrics[name] for name in self._shown if name in metrics}
+        for name, curve in self._curves.items():
+            if math.isfinite(value := metrics.get(name, math.nan)):
+                curve.add(step, value)
+        if math.isfinite(seconds := metrics.get("time/step", math.nan)):
+            self.seconds += seconds
+            if step > 0:
+                self._recent.append(seconds)
 
     @property
     def numbers(self) -> dict[str, str]:
         """Labels and metrics to show: those of the headline, and its rates that have been reported."""
-        seen = {label: name for label, name in self.headline.rates.items() if any(name in row for row in self.rows)}
+        seen = {label: name for label, name in self.headline.rates.items() if name in self._current}
         return {**self.headline.numbers, **seen}
 
-    @property
-    def step(self) -> int:
-        """The last finished step, 0 before the first."""
-        return int(self.rows[-1]["step"]) if self.rows else 0
-
     def series(self, metric: str) -> list[tuple[int, float]]:
-        """(step, value) where the metric was reported and finite."""
-        return [(int(row["step"]), row[metric]) for row in self.rows if math.isfinite(row.get(metric, math.nan))]
+        """(step, value) where a metric with a curve was reported and finite; means of neighbours in a long run."""
+        return self._curves[metric].points
 
     def current(self, metric: str) -> float:
-        """The value last reported, NaN if there is none."""
-        return next((row[metric] for row in reversed(self.rows) if metric in row), math.nan)
+        """The value of a shown metric that was last reported, NaN if there is none."""
+        return self._current.get(metric, math.nan)
 
     @property
     def seconds_per_step(self) -> float:
         """Median of the last ten steps, NaN before the first."""
-        recent = [row["time/step"] for row in self.rows[-10:] if "time/step" in row and row["step"] > 0]
-        return median(recent) if recent else math.nan
+        return median(self._recent) if self._recent else math.nan
 
     @property
     def eta(self) -> float:
@@ -114,18 +198,18 @@ class History:
     def summary(self, info: RunInfo) -> list[tuple[str, str]]:
         """How the run went and where its outputs lie, as (label, text) lines."""
         lines = [("steps", f"{self.step}/{self.max_steps}")]
-        seconds = sum(value for _, value in self.series("time/step"))
-        if seconds:
-            lines.append(("time", duration(seconds)))
-        objective = self.series(self.headline.objective)
+        if self.seconds:
+            lines.append(("time", duration(self.seconds)))
         rates = [name for name in self.headline.rates.values() if name.startswith("val/")]
         for name in (self.headline.validation, *rates):
-            if validation := self.series(name):
-                points = {"best": max(validation, key=lambda point: point[1]), "last": validation[-1]}
+            if (curve := self._curves[name]).first is not None:
+                points = {"best": curve.best, "last": curve.last}
                 texts = (f"{which} {number(value)} (step {step})" for which, (step, value) in points.items())
                 lines.append((name, ", ".join(texts)))
-        if objective:
-            lines.append((self.headline.objective, f"first {number(objective[0][1])}, last {number(objective[-1][1])}"))
+        objective = self._curves[self.headline.objective]
+        if objective.first is not None:
+            first, last = objective.first[1], objective.last[1]
+            lines.append((self.headline.objective, f"first {number(first)}, last {number(last)}"))
         lines.append(("outputs", str(info.output_dir)))
         lines.append(("curves", f"python -m rl_platform.launch.plot {info.output_dir}"))
         return lines

@@ -1,53 +1,56 @@
-"""The view without a terminal: one aligned line per step, a line now and then inside long phases. Fit for log files."""
+"""The view without a terminal: one aligned line per step, and a line at least every 30 s in between."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
 
 from rl_platform.launch.headline import History, duration, number
+from rl_platform.launch.open_phases import OpenPhases
 from rl_platform.launch.panels import print_lines, print_start
 from rl_platform.metrics import RunInfo, Sample
 
-QUIET_SECONDS = 30.0
-"""A phase that takes longer says how far it is, this often."""
+QUIET_SECONDS = 25.0
+"""Longest time without a line: less than 30 s even on a busy machine."""
 
 
 class PlainView:
-    """A reporter that prints lines."""
+    """A reporter that prints lines. A thread prints how far the run is when there was no line for `QUIET_SECONDS`."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self.console = console
+        self._clock = clock
         self._info: RunInfo | None = None
-        self._lock = threading.Lock()
-        self._current = threading.local()  # phases of several threads run side by side
-        self._said = time.monotonic()
+        self._phases = OpenPhases(clock)
+        self._said = clock()
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
 
     def start(self, info: RunInfo) -> None:
         self._info, self._history = info, History.of(info)
         print_start(self.console, info)
-        self._said = time.monotonic()
+        self._said = self._clock()
+        self._watch()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        before = getattr(self._current, "phase", "")
-        self._current.phase = name
-        try:
+        self._watch()
+        with self._phases.phase(name):
             yield
-        finally:
-            self._current.phase = before
 
     def progress(self, done: int, total: int, unit: str, **numbers: float) -> None:
-        with self._lock:
-            if time.monotonic() - self._said < QUIET_SECONDS:
-                return
-            self._said = time.monotonic()
-        extra = "".join(f"  {number(value)} {name}" for name, value in numbers.items())
-        self._print(f"  {getattr(self._current, 'phase', '')}  {done}{f'/{total}' if total else ''} {unit}{extra}")
+        self._phases.progress(done, total, unit, **numbers)
+
+    def beat(self) -> None:
+        """Prints a line for every thread's phase if nothing was printed for `QUIET_SECONDS`."""
+        quiet = self._clock() - self._said
+        if quiet >= QUIET_SECONDS:
+            for line in self._phases.lines() or [f"working: {quiet:.0f} s since the last line"]:
+                self._print(f"  {line}")
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         history = self._history
@@ -60,7 +63,6 @@ class PlainView:
         cells.append(f"{duration(metrics.get('time/step', float('nan'))):>7}")
         cells.append(f"eta {duration(history.eta)}")
         self._print("  ".join(cells))
-        self._said = time.monotonic()
 
     def samples(self, step: int, samples: Sequence[Sample]) -> None:
         """Not printed: they are in samples.jsonl."""
@@ -72,9 +74,25 @@ class PlainView:
         self._print(text)
 
     def close(self) -> None:
-        if self._info is not None and self._history.rows:
+        if self._thread is not None:
+            self._closed.set()
+            self._thread.join()
+        if self._info is not None and self._history.count:
             print_lines(self.console, "summary", self._history.summary(self._info))
 
+    def _watch(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._keep_beating, name="plain view", daemon=True)
+            self._thread.start()
+
+    def _keep_beating(self) -> None:
+        while not self._closed.wait(max(QUIET_SECONDS - (self._clock() - self._said), 0.01)):
+            try:
+                self.beat()
+            except (OSError, ValueError):  # nobody reads the output any more: the training goes on
+                return
+
     def _print(self, text: str) -> None:
+        self._said = self._clock()
         self.console.file.write(text + "\n")  # as it is: rich would lay it out for a fifth of a millisecond
         self.console.file.flush()

@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 from rl_platform.errors import ConfigError, DataError, PlatformError, Problem
-from rl_platform.launch.headline import HEADLINES
+from rl_platform.launch.headline import headline_of_run
 from rl_platform.metrics import read_metrics
 
 AXES = {
@@ -63,7 +63,7 @@ def plot(
     from matplotlib.figure import Figure
 
     rows = [read_metrics(run) for run in runs]
-    names = list(metrics) if metrics else _default_metrics(rows)
+    names = list(metrics) if metrics else _default_metrics(runs, rows)
     charts = {name: [curve for run in rows if (curve := read_curve(run, name, x))] for name in names}
     for name, curves in charts.items():
         if not curves:
@@ -105,11 +105,12 @@ def _at(curve: Curve, x: float) -> float:
     return y0 if x1 == x0 else y0 + (y1 - y0) * (x - x0) / (x1 - x0)
 
 
-def _default_metrics(rows: Sequence[Sequence[dict[str, float]]]) -> list[str]:
+def _default_metrics(runs: Sequence[Path], rows: Sequence[Sequence[dict[str, float]]]) -> list[str]:
+    """Objective, validation and success rates of the runs' tasks, where they were reported."""
     present = {key for run in rows for row in run for key in row}
-    headline = max(HEADLINES.values(), key=lambda headline: headline.objective in present)
-    wanted = (headline.objective, headline.validation, *headline.rates.values())
-    found = [name for name in wanted if name in present]
+    headlines = [headline_of_run(run, {key for row in own for key in row}) for run, own in zip(runs, rows, strict=True)]
+    wanted = [name for one in headlines for name in (one.objective, one.validation, *one.rates.values())]
+    found = [name for name in dict.fromkeys(wanted) if name in present]
     if not found:
         raise DataError(f"name a --metric; the runs have: {', '.join(sorted(present - {'step'})) or 'no steps yet'}")
     return found

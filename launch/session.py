@@ -81,8 +81,9 @@ def run(loaded: LoadedConfig, config_path: str, placement: Placement, inventory:
             reporter.note("env.normalize_observations: observations are images, which the model divides by 255 instead")
         try:
             keep_freed_memory()
-            with runtime_for(config, placement, cluster_is_up) as runtime:
+            with ExitStack() as running:
                 with reporter.phase("load"):
+                    runtime = running.enter_context(runtime_for(config, placement, cluster_is_up))
                     task = task_of(config, runtime, reporter, folder, world, placement, inventory)
                 collect_as_usual()
                 timeline.sources.append(runtime.spans)

@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from rl_platform.errors import DataError, PlatformError
-from rl_platform.launch.headline import HEADLINES
+from rl_platform.launch.headline import History, headline_of_run
 from rl_platform.launch.view import LiveView
 from rl_platform.metrics import RunInfo, read_metrics
 
@@ -41,11 +41,13 @@ def snapshot(run: Path, title: str, width: int = 100) -> str:
     if not rows:
         raise DataError(f"{run}: no finished step in metrics.jsonl")
     names = {name for row in rows for name in row}
-    task = max(HEADLINES, key=lambda task: HEADLINES[task].objective in names)
     last = int(rows[-1]["step"])
     console = Console(file=io.StringIO(), record=True, width=width, height=40, force_terminal=True)
     view = LiveView(console)
-    view.prepare(RunInfo(run.name, task, run, last, resumed_step=last))
+    history = History(headline_of_run(run, names), last)
+    for row in rows:
+        history.add(int(row["step"]), row)
+    view.prepare(RunInfo(run.name, "", run, last), history)
     samples = run / "samples.jsonl"
     if samples.exists() and (lines := samples.read_text(encoding="utf-8").splitlines()):
         sample = json.loads(lines[-1])

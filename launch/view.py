@@ -10,13 +10,13 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
 from rl_platform.launch.headline import History, duration, number, printable, sparkline
+from rl_platform.launch.open_phases import OpenPhase, OpenPhases, nested_name
 from rl_platform.launch.panels import print_lines, print_start
 from rl_platform.launch.plain import PlainView
 from rl_platform.metrics import Reporter, RunInfo, Sample
@@ -32,35 +32,24 @@ def terminal_view(console: Console | None = None) -> Reporter:
     return LiveView(console) if console.is_terminal and not console.is_dumb_terminal else PlainView(console)
 
 
-@dataclass(eq=False)  # phases are told apart by identity, also when two ranks run the same one
-class _Phase:
-    name: str
-    began: float
-    thread: int
-    done: int = 0
-    total: int = 0
-    unit: str = ""
-    numbers: Mapping[str, float] | None = None
-
-
 class LiveView:
     """A reporter that draws. Calls only note what happened; drawing is left to the thread."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
         self._info: RunInfo | None = None
-        self._phases: list[_Phase] = []
+        self._phases = OpenPhases()
         self._sample: Sample | None = None
         self._settled: tuple[tuple[int, int] | None, list[Text]] = (None, [])
         self._changed = threading.Event()
         self._stop = threading.Event()
 
-    def prepare(self, info: RunInfo) -> None:
-        """Know the run and its history, draw nothing yet."""
-        self._info, self._history = info, History.of(info)
+    def prepare(self, info: RunInfo, history: History) -> None:
+        """Keeps the run and its history, draws nothing yet."""
+        self._info, self._history = info, history
 
     def start(self, info: RunInfo) -> None:
-        self.prepare(info)
+        self.prepare(info, History.of(info))
         print_start(self.console, info)
         self._live = Live(self, console=self.console, auto_refresh=False, vertical_overflow="crop")
         self._live.start()
@@ -69,19 +58,13 @@ class LiveView:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        phase = _Phase(name, time.monotonic(), threading.get_ident())
-        self._phases.append(phase)
-        self._changed.set()
-        try:
-            yield
-        finally:
-            self._phases.remove(phase)
+        with self._phases.phase(name):
             self._changed.set()
+            yield
+        self._changed.set()
 
     def progress(self, done: int, total: int, unit: str, **numbers: float) -> None:
-        own = [phase for phase in self._phases if phase.thread == threading.get_ident()]
-        for phase in own[-1:]:
-            phase.done, phase.total, phase.unit, phase.numbers = done, total, unit, numbers
+        self._phases.progress(done, total, unit, **numbers)
         self._changed.set()
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -106,7 +89,7 @@ class LiveView:
         self._thread.join()
         self._live.update(self, refresh=True)
         self._live.stop()
-        if self._history.rows:
+        if self._history.count:
             print_lines(self.console, "summary", self._history.summary(self._info))
 
     def _redraw(self) -> None:
@@ -119,7 +102,7 @@ class LiveView:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = max(options.max_width - 1, 1)
-        layout = (len(self._history.rows), width)
+        layout = (self._history.count, width)
         if self._settled[0] != layout:  # between steps only the header moves
             self._settled = (layout, self._numbers(width) + self._curves(width, options.ascii_only))
         lines = self._header(width) + self._settled[1]
@@ -138,11 +121,9 @@ class LiveView:
         pace = f"{duration(history.seconds_per_step)}/step  ETA {duration(history.eta)}"
         steps = f"{history.step}/{history.max_steps}  {pace}"
         lines = [title, _progress("step", history.step, history.max_steps, steps, width, "green")]
-        threads: dict[int, list[_Phase]] = {}
-        for phase in list(self._phases):
-            threads.setdefault(phase.thread, []).append(phase)
-        lines += [_phase_line(phases, width) for phases in threads.values()]
-        return lines if threads else [*lines, Text()]
+        open_phases = self._phases.by_thread()
+        lines += [_phase_line(phases, width) for phases in open_phases]
+        return lines if open_phases else [*lines, Text()]
 
     def _numbers(self, width: int) -> list[Text]:
         history = self._history
@@ -155,9 +136,9 @@ class LiveView:
             for label, value in cells[first : first + columns]:
                 line.append(f"{label:<{_LABEL}}", "dim").append(f"{value:<{cell - _LABEL}}", "bold")
             lines.append(line)
-        if history.rows:
-            phases = (name for name in history.rows[-1] if name.startswith("time/") and "." not in name)
-            times = {name[5:]: history.rows[-1][name] for name in phases}
+        if history.count:
+            names = (name for name in history.last if name.startswith("time/") and "." not in name)
+            times = {name[5:]: history.last[name] for name in names}
             times.pop("step", None)
             parts = [f"{name} {duration(value)}" for name, value in sorted(times.items(), key=lambda item: -item[1])]
             lines.append(Text.assemble((f"{'time':<{_LABEL}}", "dim"), "  ".join(parts)))
@@ -188,14 +169,13 @@ class LiveView:
         ]
 
 
-def _phase_line(phases: Sequence[_Phase], width: int) -> Text:
+def _phase_line(phases: list[OpenPhase], width: int) -> Text:
     """How far the innermost of these phases is, each of which is within the one before."""
     phase = phases[-1]
     count = f"{phase.done}{f'/{phase.total}' if phase.total else ''} {phase.unit}  " if phase.unit else ""
     extra = "".join(f"  {number(value)} {name}" for name, value in (phase.numbers or {}).items())
     status = f"{count}{duration(time.monotonic() - phase.began)}{extra}"
-    name = phase.name if len(phases) == 1 else f"{phases[0].name} › {phase.name}"
-    return _progress(name, phase.done, phase.total, status, width, "cyan")
+    return _progress(nested_name(phases), phase.done, phase.total, status, width, "cyan")
 
 
 def _progress(label: str, done: int, total: int, status: str, width: int, style: str) -> Text:

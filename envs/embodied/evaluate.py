@@ -57,12 +57,14 @@ def evaluate(
     *,
     chunked: bool = False,
     begin: Begin | None = None,
+    on_ended: Callable[[int], None] | None = None,
 ) -> EvaluationResult:
     """Run the episodes of seeds seed..seed+episodes-1 on `envs`, which must not be those that train.
 
     Environments run one episode each per wave; one that is done waits (stepping on, uncounted) for the wave's longest.
     The result does not depend on how many environments or workers there are, if a seed determines its episode.
-    `chunked`: the policy gives several actions at a time; `begin`: for one that remembers its episode.
+    `chunked`: the policy gives several actions at a time; `begin`: for one that remembers its episode. `on_ended`
+    is called after each step with the number of episodes that have ended.
     """
     outcomes: dict[int, EpisodeStats | None] = {}
     for first in range(0, episodes, envs.num_envs):
@@ -80,6 +82,8 @@ def evaluate(
             for i in np.flatnonzero(result.ended).tolist():
                 if i in running:
                     outcomes[running.pop(i)] = stats.get(i)
+            if on_ended is not None:
+                on_ended(len(outcomes))
     ended = {offset: episode for offset, episode in sorted(outcomes.items()) if episode is not None}
     valid = list(ended.values())
     return EvaluationResult(

@@ -203,7 +203,7 @@ class Environment:
         """
         policy = policy or self._policy_here()
         settings, chunked = self.env.evaluation, not self.levels.single
-        moves, memory = 0, None
+        moves, over, memory = 0, 0, None
         self._current(AllEnvs(self.envs, self.shares, None))  # the normalisers know what follows the reset
 
         def begin(num_envs: int) -> None:
@@ -214,7 +214,7 @@ class Environment:
         def act(observations: np.ndarray) -> np.ndarray:
             nonlocal moves
             moves += 1
-            self.context.progress.update(moves, 0, "steps")
+            self.context.progress.update(moves, 0, f"steps, {over} of {settings.episodes} episodes")
             seen, states = self._normalized(observations), None if memory is None else memory.array
             tasks, draw = self.tasks.read(slice(len(observations))), ("evaluate", step, moves)
             policy.ask(Observations(seen, draw, deterministic, hidden_states=states, tasks=tasks))
@@ -223,9 +223,13 @@ class Environment:
                 memory.array = chosen.hidden_states
             return chosen.to_execute
 
+        def count(ended: int) -> None:
+            nonlocal over
+            over = ended
+
         envs, self.evaluated = self.evaluated or self._evaluation_envs(), None
         try:
-            found = evaluate(envs, act, settings.episodes, settings.seed, chunked=chunked, begin=begin)
+            found = evaluate(envs, act, settings.episodes, settings.seed, chunked=chunked, begin=begin, on_ended=count)
             self.evaluated = envs if envs.native else None
         finally:
             if self.evaluated is None:

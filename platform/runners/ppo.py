@@ -89,8 +89,10 @@ def train(config: Config, task: Task, reporter: Reporter, state: RunState) -> No
         compute_alone()  # some thousand numbers a step: waking a team for them takes longer than computing
     ppo = PPO(config, task.learners, reporter)
     rollouts = Rollouts(task, ahead=config.runner.max_staleness > 0)
-    step, steps = state.restore(task, ppo, rollouts), config.runner.max_steps
-    task.sync_weights(ppo.version(step))
+    with reporter.phase("load"):
+        step, steps = state.restore(task, ppo, rollouts), config.runner.max_steps
+    with reporter.phase("sync weights"):
+        task.sync_weights(ppo.version(step))
     timings = ComponentTimings(config, task.groups)
     if step == 0:
         reporter.step(0, validate(task, reporter, 0))

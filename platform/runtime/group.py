@@ -61,7 +61,8 @@ class Handle:
     def wait(self, timeout: float | None = None, on_progress: OnProgress | None = None) -> list[Any]:
         """One result per rank, in the group's order; `timeout` in seconds, null: the runtime's deadline.
 
-        `on_progress(done, total, unit)` is called a few times a second with the progress of the rank that is least far.
+        `on_progress(done, total, unit)` is called a few times a second with the progress of the rank that is least far;
+        total 0: not known.
 
         Raises the first failing rank's error as soon as it fails, without waiting for the other ranks: a PlatformError
         as it was raised, anything else as WorkerError with the remote traceback. Raises Deadline if ranks are still
@@ -86,7 +87,7 @@ class Handle:
             progress = min((worker.progress() for worker in self._workers), key=lambda progress: progress.done)
             if progress.done != done_before:  # the deadline is for standing still, not for long work
                 done_before, until = progress.done, time.monotonic() + limit
-            if on_progress is not None and progress.total:
+            if on_progress is not None and progress.unit:
                 on_progress(progress.done, progress.total, progress.unit)
 
     def settle(self, timeout: float | None = None) -> None:

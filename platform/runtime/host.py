@@ -206,6 +206,7 @@ class RankThread:
         start = time.monotonic()
         self._current = (call.method, start)
         self._context.progress.done = self._context.progress.total = 0
+        self._context.progress.unit = ""
         result, failure = None, None
         try:
             result = call.function()

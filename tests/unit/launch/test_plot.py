@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 
 import pytest
 
 from rl_platform.launch.plot import _default_metrics, main, median_curve, read_curve
-from rl_platform.metrics import RunInfo, RunLog
+from rl_platform.launch.snapshot import snapshot
+from rl_platform.metrics import RunInfo, RunLog, read_metrics
 
 ROWS = [
     {"step": 0.0, "val/return": 1.0},
@@ -41,9 +43,44 @@ def run(folder: Path, offset: float) -> str:
 
 
 def test_success_rates_are_charts_of_their_own_where_there_are_any() -> None:
-    assert _default_metrics([ROWS]) == ["episode/return", "val/return"]
+    run = Path("no folder of a run")
+    assert _default_metrics([run], [ROWS]) == ["episode/return", "val/return"]
     rates = [{"step": 4.0, "env/success_once": 0.5, "val/success_once": 1.0}]
-    assert _default_metrics([ROWS, rates])[2:] == ["env/success_once", "val/success_once"]
+    assert _default_metrics([run, run], [ROWS, rates])[2:] == ["env/success_once", "val/success_once"]
+
+
+def test_the_task_decides_what_is_shown_of_a_run(command) -> None:
+    """Rows of embodied runs have `reward/mean` too, of normalised rewards."""
+    assert command("embodied.yaml", "runner.max_steps=1").code == 0
+    run = Path("out")
+    rows = read_metrics(run)
+    assert "reward/mean" in rows[-1]
+    assert _default_metrics([run], [rows]) == ["episode/return", "val/return"]
+    picture = snapshot(run, "x")
+    assert "val&#160;return" in picture
+    assert "val&#160;acc" not in picture
+    for damage in (b"\xff", b"", b"runner: [", b"runner: {task_type: other}"):
+        (run / "config.yaml").write_bytes(damage)
+        assert _default_metrics([run], [rows]) == ["episode/return", "val/return"]
+
+
+def test_the_mean_score_of_an_own_reward_is_no_accuracy(command, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "negative.py").write_text("def score(response, answer, metadata):\n    return -0.25 * len(response)\n")
+    monkeypatch.syspath_prepend(folder)
+    ended = command("reasoning.yaml", "runner.max_steps=1", "reward.type=negative:score")
+    assert ended.code == 0, ended.err
+    rows = read_metrics(folder / "out")
+    assert all("val/score" in row and "val/accuracy" not in row for row in rows)
+    assert "val score" in ended.out
+    assert "val acc" not in ended.out
+    assert _default_metrics([Path("out")], [rows]) == ["reward/mean", "val/score"]
+    ended = command("--eval", "out")
+    assert ended.code == 0, ended.err
+    table = next(line for line in ended.out.splitlines() if line.startswith("task"))
+    assert "score" in table.split()
+    assert "accuracy" not in table
+    answers = next(Path("out/evaluation").glob("*-greedy.jsonl")).read_text().splitlines()
+    assert all("score" in json.loads(line) and "correct" not in json.loads(line) for line in answers)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")

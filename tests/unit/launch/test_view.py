@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import math
+import re
+import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -17,7 +21,8 @@ from rl_platform.launch import plain, snapshot
 from rl_platform.launch.headline import History, duration, number, printable, sparkline
 from rl_platform.launch.plain import PlainView
 from rl_platform.launch.view import LiveView, terminal_view
-from rl_platform.metrics import Reporter, RunInfo, RunLog
+from rl_platform.metrics import Reporter, Reporters, RunInfo, RunLog
+from rl_platform.tracing import Timeline
 
 CARD = [("estimator", "GAE, lambda 0.95"), ("policy loss", "clip [0.8, 1.28] dual 3.0")]
 METRICS = {
@@ -164,7 +169,68 @@ def test_history_goes_on_after_resume(tmp_path: Path) -> None:
     history = History.of(info(tmp_path, resumed=3))
     assert history.series("reward/mean") == [(1, 1.0), (2, 2.0), (3, 3.0)]
     assert history.step == 3
-    assert History.of(info(tmp_path)).rows == []
+    assert History.of(info(tmp_path)).count == 0
+
+
+def test_a_long_run_costs_what_a_short_one_does(tmp_path: Path) -> None:
+    """Memory and work per step of all reporters do not depend on how many steps there were."""
+    plain_view, live = PlainView(console(terminal=False)), LiveView(console())
+    live.prepare(info(tmp_path), History.of(info(tmp_path)))
+    reporters = Reporters([RunLog(tmp_path), Timeline(tmp_path / "trace.json", 0), plain_view])
+    reporters.start(info(tmp_path))
+    reporters.sinks.append(live)
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    def steps(numbers: range) -> None:
+        for step in numbers:
+            with reporters.phase("generate"):
+                reporters.progress(1, 2, "responses")
+            reporters.samples(step, [("1+1?", "2", 1.0)])
+            reporters.step(step, {name: value + step for name, value in METRICS["reasoning"].items()})
+            plain_view.console.file.seek(0)
+            plain_view.console.file.truncate()
+
+    def work(numbers: range) -> int:
+        nonlocal calls
+        calls = 0
+        sys.setprofile(count)
+        steps(numbers)
+        sys.setprofile(None)
+        return calls
+
+    steps(range(1, 1001))
+    early = work(range(1001, 1101))
+    tracemalloc.start()
+    steps(range(1101, 2001))
+    gc.collect()
+    before = tracemalloc.get_traced_memory()[0]
+    steps(range(2001, 12001))
+    gc.collect()
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    late = work(range(12001, 12101))
+    reporters.sinks.remove(live)
+    reporters.close()
+    assert late <= 1.05 * early, "work per step grows with the number of steps"
+    assert grown < 100_000, f"{grown / 10_000:.1f} bytes per step"
+
+
+def test_a_curve_of_a_long_run_keeps_its_ends_its_best_and_its_shape(tmp_path: Path) -> None:
+    history = History.of(info(tmp_path))
+    for step in range(1, 10_001):
+        history.add(step, {"reward/mean": float(step), "val/accuracy": 9000 - abs(step - 7000.0), "time/step": 2.0})
+    points = history.series("reward/mean")
+    assert len(points) <= 256
+    assert [step for step, _ in points] == sorted({step for step, _ in points})
+    assert all(step - 128 <= value <= step for step, value in points)
+    summary = dict(history.summary(info(tmp_path)))
+    assert summary["reward/mean"] == "first 1.000, last 10,000"
+    assert summary["val/accuracy"].startswith("best 9,000 (step 7000), last 6,000 (step 10000)")
+    assert summary["time"] == "5:33:20"
 
 
 def test_a_redraw_takes_less_than_one_percent(tmp_path: Path) -> None:
@@ -232,18 +298,89 @@ def test_reports_from_many_threads(view: LiveView) -> None:
     assert errors == []
 
 
-def test_a_plain_line_names_the_phase_of_its_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain, "QUIET_SECONDS", 0.0)
-    view = PlainView(console(width=80, terminal=False))
-    with view.phase("train critic"):
-        with training_the_actor(view):
-            view.progress(5, 8, "micro-batches")
-        view.progress(6, 8, "micro-batches")
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_plain_line_names_the_phases_of_all_threads() -> None:
+    clock = Clock()
+    view = PlainView(console(width=80, terminal=False), clock)
+    with view.phase("train critic"), training_the_actor(view):
+        view.progress(5, 8, "micro-batches")
+        clock.now += 31
+        view.beat()
+    view.close()
     assert view.console.file.getvalue().splitlines() == [
-        "  train actor  3/8 micro-batches",
-        "  train critic  5/8 micro-batches",
-        "  train critic  6/8 micro-batches",
+        "  train critic: 5 of 8 micro-batches, 31 s",
+        "  train actor: 3 of 8 micro-batches, 31 s",
     ]
+
+
+PHASES = ("load", "sync weights", "collect", "generate", "validate", "train actor", "checkpoint", "export", "")
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_no_phase_is_silent_for_30_seconds(phase: str) -> None:
+    """Plain output has a line in any 30 s, whether the phase tells its progress or not."""
+    clock = Clock()
+    view = PlainView(console(terminal=False), clock)
+    lines = view.console.file.getvalue
+    with view.phase(phase) if phase else nullcontext():
+        for second in range(1, 121):
+            clock.now += 1
+            view.beat()
+            assert len(lines().splitlines()) >= second // 30
+    view.close()
+    assert len(lines().splitlines()) <= 120 // 20, "a log file is not flooded"
+    assert lines().splitlines()[0].startswith(f"  {phase or 'working'}: 25 s")
+
+
+def test_the_plain_view_prints_by_itself_while_a_phase_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain, "QUIET_SECONDS", 0.05)
+    view = PlainView(console(terminal=False))
+    until = time.monotonic() + 60
+    with view.phase("load"):
+        while view.console.file.getvalue().count("load: ") < 3:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+    view.close()
+    said = view.console.file.getvalue()
+    time.sleep(0.2)
+    assert view.console.file.getvalue() == said, "nothing is printed after the end"
+
+
+def test_a_run_tells_how_far_its_evaluation_is(command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain, "QUIET_SECONDS", 0.05)
+    ended = command("embodied.yaml", "runner.max_steps=1", "env.evaluation.episodes=400")
+    assert ended.code == 0, ended.err
+    assert "  load: " in ended.out
+    assert re.search(r"^  validate: \d+ steps, \d+ of 400 episodes, \d s$", ended.out, re.MULTILINE)
+
+
+def test_closed_output_ends_the_heartbeat_quietly(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(plain, "QUIET_SECONDS", 0.01)
+    view = PlainView(console(terminal=False))
+    view.console.file.close()
+    with view.phase("load"):
+        assert view._thread is not None
+        view._thread.join(60)
+        assert not view._thread.is_alive()
+    view.close()
+    assert capsys.readouterr().err == ""
+
+
+def test_the_live_view_shows_the_clock_of_a_phase_without_progress(view: LiveView) -> None:
+    with view.phase("load"):
+        first = screen(view)
+        time.sleep(0.2)
+        assert screen(view) != first
 
 
 def test_plain_lines_without_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,9 +390,10 @@ def test_plain_lines_without_a_terminal(tmp_path: Path, monkeypatch: pytest.Monk
     view.step(9, METRICS["reasoning"])
     view.step(10, METRICS["reasoning"] | {"reward/mean": -0.125})
     with view.phase("generate"):
-        view.progress(1, 64, "responses")  # too early to say something
-        monkeypatch.setattr(plain, "QUIET_SECONDS", 0.0)
         view.progress(2, 64, "responses", speed=7.0)
+        view.beat()  # too early to say something
+        monkeypatch.setattr(plain, "QUIET_SECONDS", 0.0)
+        view.beat()
     view.note("saved")
     view.close()
     text = view.console.file.getvalue()
@@ -266,9 +404,7 @@ def test_plain_lines_without_a_terminal(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(steps) == 2
     assert steps[0].startswith("step  9/12  reward   0.530  val acc   0.420")
     assert steps[0].index("KL") == steps[1].index("KL")
-    assert [line for line in lines if "responses" in line] == [
-        "  generate  2/64 responses  7.0000 speed".replace("7.0000", "7.000")
-    ]
+    assert [line for line in lines if "responses" in line] == ["  generate: 2 of 64 responses, 0 s, 7.000 speed"]
     assert "saved" in lines
     assert any(line.startswith("outputs: ") for line in lines)
 

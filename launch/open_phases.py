@@ -1,0 +1,73 @@
+"""The phases that a run is in now, with their progress: what the views show of a step that is not finished."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rl_platform.launch.headline import duration, number
+
+
+@dataclass(eq=False)  # phases are told apart by identity, also when two ranks run the same one
+class OpenPhase:
+    """`began` is a time of the clock; `total` 0: not known."""
+
+    name: str
+    began: float
+    thread: int
+    done: int = 0
+    total: int = 0
+    unit: str = ""
+    numbers: Mapping[str, float] | None = None
+
+
+class OpenPhases:
+    """Phases of all threads. Safe from several threads."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._open: list[OpenPhase] = []
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        phase = OpenPhase(name, self._clock(), threading.get_ident())
+        self._open.append(phase)
+        try:
+            yield
+        finally:
+            self._open.remove(phase)
+
+    def progress(self, done: int, total: int, unit: str, **numbers: float) -> None:
+        """The progress of the calling thread's innermost phase."""
+        own = [phase for phase in list(self._open) if phase.thread == threading.get_ident()]
+        for phase in own[-1:]:
+            phase.done, phase.total, phase.unit, phase.numbers = done, total, unit, numbers
+
+    def by_thread(self) -> list[list[OpenPhase]]:
+        """Per thread its phases, each of which is within the one before."""
+        threads: dict[int, list[OpenPhase]] = {}
+        for phase in list(self._open):
+            threads.setdefault(phase.thread, []).append(phase)
+        return list(threads.values())
+
+    def lines(self) -> list[str]:
+        """Per thread a line such as `validate: 3 of 10 episodes, 31 s`."""
+        return [self._line(phases) for phases in self.by_thread()]
+
+    def _line(self, phases: list[OpenPhase]) -> str:
+        phase = phases[-1]
+        count = f"{phase.done}{f' of {phase.total}' if phase.total else ''} {phase.unit}, " if phase.unit else ""
+        extra = "".join(f", {number(value)} {name}" for name, value in (phase.numbers or {}).items())
+        return f"{nested_name(phases)}: {count}{_seconds(self._clock() - phase.began)}{extra}"
+
+
+def nested_name(phases: list[OpenPhase]) -> str:
+    """The name of the innermost phase, after that of the outermost."""
+    return phases[0].name if len(phases) == 1 else f"{phases[0].name} › {phases[-1].name}"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.0f} s" if value < 60 else duration(value)
