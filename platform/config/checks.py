@@ -304,7 +304,7 @@ class _Rules:
             inside = any(idle.key.startswith(f"{section}.") for section in reported)
             if not inside and _get(written, idle.key) is not None:
                 reported.append(idle.key)
-                hint = "remove it, so that every key acts"
+                hint = f"remove it, so that every key acts; an inherited one: {idle.key}: !unset"
                 self.fail(idle.key, f"has no effect here: {idle.reason}", *idle.switches, hint=hint)
 
 

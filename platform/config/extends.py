@@ -1,87 +1,111 @@
 """Reads a config file together with the one it extends: `extends: ../ppo_tiny.yaml`, from the file's own folder.
 
-What the file writes comes first. Sections are merged key by key, everything else is replaced, and so is
-`cluster.component_placement` as a whole: beside other keys, those of the extended file would place components twice.
+How the keys of the files are merged is in `layers.py`.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from rl_platform.config.layers import Layers
 from rl_platform.config.source import YamlReader
 from rl_platform.config.suggest import nearest
 from rl_platform.errors import ConfigError, Problem
 
 EXTENDS = "extends"
-_REPLACED = ("cluster.component_placement",)
+MAX_BYTES = 200_000  # of a file: PyYAML reads some hundred thousand per second
+MAX_FILES = 32  # that extend each other
 
 
-class Source(NamedTuple):
-    """What stands in one file and those it extends; `where` maps every key to the `file:line` it comes from.
+def read_config(path: str | Path) -> Layers:
+    """The layers of the file at `path` and of those it extends. Raises ConfigError if one of them holds no mapping."""
+    files: list[tuple[dict[str, Any], dict[str, str]]] = []
+    problems: list[Problem] = []
+    opened: list[Path] = []
+    place, name = "", str(path)  # the line and the value of the `extends` that leads to the next file
+    while True:
+        tree, where = _read(path, place, name, problems)
+        opened.append(Path(os.path.realpath(path)))
+        files.append((tree, where))
+        if EXTENDS not in tree:
+            break
+        name, place = tree.pop(EXTENDS), where.pop(EXTENDS)
+        path = _base(path, name, place, opened, problems)
+    layers = Layers(problems=problems)
+    for tree, where in reversed(files):
+        layers.add(tree, where)
+    return layers
 
-    tree: no mapping if the file holds none; None if one of the files cannot be read.
-    """
 
-    tree: Any
-    where: dict[str, str]
-    problems: list[Problem]
-
-
-def read_config(path: str | Path, extending: tuple[Path, ...] = ()) -> Source:
-    """The file at `path`; `extending` are the files that led here. Raises ConfigError if there is no such text."""
+def _read(path: str | Path, place: str, name: str, problems: list[Problem]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The mapping in a file and the lines of its keys. `place` is the line that names the file, "" for the first."""
     reader = YamlReader(str(path))
-    tree = reader.read(_text_of(path))
-    if not isinstance(tree, dict) or EXTENDS not in tree:
-        return Source(tree, reader.where, reader.problems)
-    name, place = tree.pop(EXTENDS), reader.where.pop(EXTENDS)
-    below, where, problems = _read_base(path, name, place, (*extending, Path(path).resolve()))
-    if below is not None:
-        _merge(below, where, tree, "")
-    return Source(below, where | reader.where, problems + reader.problems)
-
-
-def _read_base(path: str | Path, name: Any, place: str, files: tuple[Path, ...]) -> Source:
-    """The file called `name` at `place`, a mapping or None."""
-    if not isinstance(name, str) or not name:
-        return _unread("names no file", place, repr(name), "as extends: ../ppo_tiny.yaml")
-    file = os.path.normpath(Path(path).parent / name)
-    if Path(file).resolve() in files:
-        circle = " -> ".join(found.name for found in (*files, Path(file)))
-        return _unread(f"the files extend each other in a circle: {circle}", place, name)
     try:
-        found = read_config(file, files)
+        tree = reader.read(_text_of(path))
     except ConfigError as error:
-        return _unread(f"{error.problems[0].message}: {file}", place, name)
-    if isinstance(found.tree, dict) or found.problems:
-        return found
-    return _unread(f"{file} holds no mapping", place, name)
+        if place:
+            problems.append(_broken(f"{error.problems[0].message}: {path}", place, name))
+            raise ConfigError(problems) from error
+        raise
+    problems += reader.problems
+    if isinstance(tree, dict):
+        return tree, reader.where
+    if not reader.problems:
+        problems.append(_broken(f"{path} holds no mapping", place, name) if place else _no_mapping(path, tree))
+    raise ConfigError(problems)
 
 
-def _unread(message: str, place: str, value: str, hint: str = "") -> Source:
-    return Source(None, {}, [Problem(EXTENDS, message, place, value, hint=hint)])
+def _base(path: str | Path, name: Any, place: str, opened: list[Path], problems: list[Problem]) -> str:
+    """The path of the file called `name` in the file at `path`. Raises ConfigError for a name that cannot be one."""
+    message = hint = ""
+    if not isinstance(name, str) or not name:
+        message, name, hint = "names no file", repr(name), "as extends: ../ppo_tiny.yaml"
+    elif len(opened) == MAX_FILES:
+        message = f"more than {MAX_FILES} files extend each other"
+    else:
+        file = os.path.normpath(Path(path).parent / name)
+        if (real := Path(os.path.realpath(file))) not in opened:
+            return file
+        circle = " -> ".join(found.name for found in (*opened, real))
+        message = f"the files extend each other in a circle: {circle}"
+    raise ConfigError([*problems, _broken(message, place, name, hint)])
 
 
-def _merge(below: dict[str, Any], where: dict[str, str], above: dict[str, Any], path: str) -> None:
-    """Lays `above`, whose keys lie under `path`, over `below`; `where` forgets what is replaced. Both in place."""
-    for name, value in above.items():
-        key = f"{path}.{name}" if path else name
-        if isinstance(value, dict) and isinstance(below.get(name), dict) and key not in _REPLACED:
-            _merge(below[name], where, value, key)
-            continue
-        below[name] = value
-        for stale in [known for known in where if known.startswith((f"{key}.", f"{key}["))]:
-            del where[stale]
+def _broken(message: str, place: str, value: str, hint: str = "") -> Problem:
+    return Problem(EXTENDS, message, place, value, hint=hint)
+
+
+def _no_mapping(path: str | Path, tree: Any) -> Problem:
+    message = "the file is empty" if tree is None else "the file holds no mapping"
+    return Problem("config", message, str(path), hint="it needs at least the sections runner and cluster")
 
 
 def _text_of(path: str | Path) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        return _contents(path)
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        reason = str(error)
+        if isinstance(error, OSError):
+            reason = error.strerror or reason
+        elif isinstance(error, UnicodeDecodeError):
+            reason = "it is not UTF-8 text"
         hint = _file_near(Path(path)) if isinstance(error, FileNotFoundError) else ""
         raise ConfigError([Problem("config", f"the file cannot be read: {reason}", str(path), hint=hint)]) from error
+
+
+def _contents(path: str | Path) -> str:
+    """The text of a regular file. Raises ValueError for devices, FIFOs and files that are too large for a config."""
+    kind = os.stat(path).st_mode
+    if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):  # reading a FIFO or /dev/zero does not end
+        raise ValueError("it is no regular file")
+    with open(path, "rb") as file:
+        raw = file.read(MAX_BYTES + 1)
+    if len(raw) > MAX_BYTES:
+        raise ValueError(f"it is larger than {MAX_BYTES} bytes, too large for a config")
+    return raw.decode("utf-8-sig")
 
 
 def _file_near(path: Path) -> str:

@@ -5,6 +5,7 @@ Neither torch nor any other heavy library is imported, so that a typo is answere
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +20,9 @@ from rl_platform.config.describe import default_tree
 from rl_platform.config.effects import idle_keys
 from rl_platform.config.explain import dotted, explain
 from rl_platform.config.extends import read_config
+from rl_platform.config.inheritance import stale_keys
 from rl_platform.config.interpolation import resolve_references
+from rl_platform.config.layers import Layers
 from rl_platform.config.overrides import apply_overrides
 from rl_platform.config.schema import Cluster, Config, Runner
 from rl_platform.config.source import COMMAND_LINE, CoreLoader
@@ -62,31 +65,54 @@ def load_config(
     `check_cluster` says what is wrong with the placement, which needs knowledge of machines. It is asked whenever the
     section can be read, however wrong the others are. Raises ConfigError with all problems found, in line order.
     """
-    tree, sources, problems = read_config(path)
-    if not problems and not isinstance(tree, dict):
-        message = "the file is empty" if tree is None else "the file holds no mapping"
-        problems = [Problem("config", message, str(path), hint="it needs at least the sections runner and cluster")]
-    if not isinstance(tree, dict):
-        raise ConfigError(problems)
-    problems += apply_overrides(tree, sources, overrides)
+    layers = read_config(path)
+    apply_overrides(layers, overrides)
+    tree, config, problems, dropped = _settle(layers)
 
     def where(key: str) -> str:
-        return _nearest_line(sources, key)
+        return _nearest_line(layers.where, key)
 
-    _fill_references(tree)
-    tree, unresolved = resolve_references(tree, default_tree(), where)
-    problems += unresolved
-    for problem in problems:
-        _remove(tree, problem.key)
-    config, invalid = _validate(tree, where, {problem.key for problem in problems})
-    problems += invalid
     if check_cluster is not None and (cluster := _readable_cluster(tree, problems)) is not None:
         problems += [replace(problem, where=where(problem.key)) for problem in check_cluster(cluster)]
     if config is not None:
         problems += check(config, tree, where, _doubtful(problems))
     if problems or config is None:
         raise ConfigError(sorted(problems, key=_line_order))
-    return LoadedConfig(config, sources)
+    return LoadedConfig(config, layers.where, tuple(dropped))
+
+
+def _settle(layers: Layers) -> tuple[dict[str, Any], Config | None, list[Problem], list[str]]:
+    """The keys of all layers with references filled in, the config, the problems, and notes on what is not inherited.
+
+    Keys that only a former choice reads are taken out of `layers`.
+    """
+    tree, config, problems = _resolved(layers)
+    if config is None:
+        return tree, config, problems, []
+    doubtful = _doubtful(problems)
+    stale = {key: switch for key, switch in stale_keys(config, layers) if not {key, switch} & doubtful}
+    if not stale:
+        return tree, config, problems, []
+    notes = [f"{key} ({layers.where[key]}) is not inherited: {switch} is another" for key, switch in stale.items()]
+    for key in stale:
+        layers.drop(key)
+    return *_resolved(layers), notes
+
+
+def _resolved(layers: Layers) -> tuple[dict[str, Any], Config | None, list[Problem]]:
+    """The keys of all layers with references filled in, the config, and the problems so far."""
+
+    def where(key: str) -> str:
+        return _nearest_line(layers.where, key)
+
+    tree = copy.deepcopy(layers.tree)
+    _fill_references(tree)
+    tree, unresolved = resolve_references(tree, default_tree(), where)
+    problems = [*layers.problems, *unresolved]
+    for problem in problems:
+        _remove(tree, problem.key)
+    config, invalid = _validate(tree, where, {problem.key for problem in problems})
+    return tree, config, problems + invalid
 
 
 def _validate(

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rl_platform.config.source import COMMAND_LINE, YamlReader
+from rl_platform.config.layers import Layers
+from rl_platform.config.source import COMMAND_LINE, MAX_DEPTH, Replacement, YamlReader
 from rl_platform.errors import Problem
 
 
-def apply_overrides(tree: dict[str, Any], where: dict[str, str], overrides: Sequence[str]) -> list[Problem]:
-    """Changes `tree` and `where` in place; returns what is wrong with the arguments themselves.
+def apply_overrides(layers: Layers, overrides: Sequence[str]) -> None:
+    """Adds the arguments to `layers` as one more; what is wrong with them goes to its problems.
 
-    A value is read as YAML and replaces what stands at the key, a whole section included. The last of several for one
-    key wins, so that a script can append arguments. Unknown keys are found later, as those of the file are.
+    A value is read as YAML and replaces what stands at the key, a whole section included; `!unset` takes it away. The
+    last of several for one key wins, so that a script can append arguments. Unknown keys are found later, as those of
+    the file are.
     """
-    problems: list[Problem] = []
     for text in overrides:
         key, equals, value = text.partition("=")
         key = key.strip()
@@ -23,13 +24,12 @@ def apply_overrides(tree: dict[str, Any], where: dict[str, str], overrides: Sequ
         if problem is None:
             reader = YamlReader(COMMAND_LINE)
             parsed = reader.read(value, key)
-            problems += reader.problems
+            layers.problems += reader.problems
             if not reader.problems:
-                problem = _set(tree, where, key, parsed)
-                where.update(dict.fromkeys(reader.where, COMMAND_LINE))
+                problem = _set(layers, key, parsed, dict.fromkeys(reader.where, COMMAND_LINE))
         if problem is not None:
-            problems.append(problem)
-    return problems
+            layers.problems.append(problem)
+    layers.close()
 
 
 def _malformed(text: str, key: str, equals: str, value: str) -> Problem | None:
@@ -38,24 +38,41 @@ def _malformed(text: str, key: str, equals: str, value: str) -> Problem | None:
         message, hint = "an override has the form section.key=value", "quote it if it holds spaces"
     elif key[0] in "+~-":
         message, hint = f"overrides have no `{key[0]}` in front", f"write {key.lstrip('+~-')}=value"
+    elif not text.isprintable() and not (key.isprintable() and "\0" not in value and _is_unicode(value)):
+        return Problem(
+            "config",
+            "an override holds characters that cannot be printed",
+            where=COMMAND_LINE,
+            value=ascii(text)[:80],
+            hint='write them as YAML does: "\\t"',
+        )
+    elif key.count(".") >= MAX_DEPTH:
+        message = f"more than {MAX_DEPTH} sections inside each other"
+        return Problem("config", message, where=COMMAND_LINE, value=f"{text[:77]}...")
     elif not value.strip():
         message, hint = "the value is missing", f"write {key}=null to switch it off"
     return Problem(key or text, message, where=COMMAND_LINE, value=text, hint=hint) if message else None
 
 
-def _set(tree: dict[str, Any], where: dict[str, str], key: str, value: Any) -> Problem | None:
+def _is_unicode(text: str) -> bool:
+    """Whether the bytes of the argument were UTF-8: others arrive as halves of surrogate pairs."""
+    return not any("\ud800" <= mark <= "\udfff" for mark in text)
+
+
+def _set(layers: Layers, key: str, value: Any, where: dict[str, str]) -> Problem | None:
     *sections, leaf = key.split(".")
-    path = ""
+    tree, path = layers.tree, ""
     for section in sections:
         path = f"{path}.{section}" if path else section
         if section not in tree or tree[section] is None:
             tree[section] = {}
-            where[path] = COMMAND_LINE
+            layers.note({path: COMMAND_LINE})
         tree = tree[section]
         if not isinstance(tree, dict):
             message = f"{path} is no section, so nothing can be set inside it"
             return Problem(key, message, where=COMMAND_LINE, value=repr(tree), hint=f"set {path} as a whole")
-    tree[leaf] = value
-    for stale in [known for known in where if known.startswith((f"{key}.", f"{key}["))]:
-        del where[stale]
+    if isinstance(value, Replacement):  # as every value of the command line
+        value = dict(value)
+    layers.put(tree, leaf, key, value, where)
+    layers.note(where)
     return None

@@ -13,6 +13,8 @@ from rl_platform.config.simulation import Env
 
 GPU = Literal["a10", "a100-40gb", "a100-80gb", "b200", "h100", "h20", "h200", "l4", "l40s", "mi300x", "rtx4090"]
 
+MAX_NODES, MAX_GPUS = 10_000, 20_000  # of a cluster; of a node
+
 
 class Runner(Section):
     """`runner`: the run as a whole."""
@@ -56,7 +58,10 @@ class NodeGroup(Section):
     node_ranks: str = Field(description="nodes of the cluster in this group, as 0-1,3")
     env_vars: dict[str, str] = Field(default_factory=dict, description="environment of the workers on these nodes")
     accelerators: int | None = Field(
-        default=None, ge=0, description="GPUs of each of these nodes; 0: CPU nodes; null: as the cluster's other nodes"
+        default=None,
+        ge=0,
+        le=MAX_GPUS,
+        description="GPUs of each of these nodes; 0: CPU nodes; null: as the cluster's other nodes",
     )
     ray_labels: dict[str, str] = Field(
         default_factory=dict, description="these nodes are Ray nodes with these labels (ray start --labels)"
@@ -66,8 +71,8 @@ class NodeGroup(Section):
 class ClusterInventory(Section):
     """`cluster.inventory`: equal machines that need not exist, for --plan."""
 
-    nodes: int = Field(ge=1, description="machines; cluster.num_nodes follows from it")
-    gpus_per_node: int = Field(ge=0, description="GPUs of each; cluster.gpus_per_node follows from it")
+    nodes: int = Field(ge=1, le=MAX_NODES, description="machines; cluster.num_nodes follows from it")
+    gpus_per_node: int = Field(ge=0, le=MAX_GPUS, description="GPUs of each; cluster.gpus_per_node follows from it")
     gpu: GPU | None = Field(
         default=None, description="kind of GPU, for estimates of memory and time; null: memory and speed not known"
     )
@@ -76,13 +81,17 @@ class ClusterInventory(Section):
 class Cluster(Section):
     """`cluster`: the only section that changes between a laptop and a cluster."""
 
-    num_nodes: int = Field(default=1, ge=1, description="machines")
+    num_nodes: int = Field(default=1, ge=1, le=MAX_NODES, description="machines")
     gpus_per_node: int | None = Field(
-        default=None, ge=0, description="null: what this machine has; a number declares the inventory for --plan"
+        default=None,
+        ge=0,
+        le=MAX_GPUS,
+        description="null: what this machine has; a number declares the inventory for --plan",
     )
     devices_per_node: int | None = Field(
         default=None,
         ge=1,
+        le=MAX_GPUS,
         description="CPU workers that stand for this many GPUs on each machine; null: none",
     )
     component_placement: dict[str, Any] = Field(

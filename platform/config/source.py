@@ -1,12 +1,15 @@
 """Reads YAML into plain Python values and remembers the line of every key.
 
 Scalars follow YAML 1.2's core rules: `1e-5` is a number, `1:0` and `off` are text, `010` is ten; a number may also hold
-underscores (`10_000`). Keys are text and unique. What the keys mean is not known here.
+underscores (`10_000`). Keys are text and unique. What the keys mean is not known here. Two tags are allowed, which say
+how a file is laid over the one it extends: `!unset` and `!replace`.
 """
 
 from __future__ import annotations
 
+import math
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,13 +19,46 @@ from rl_platform.errors import Problem
 
 COMMAND_LINE = "command line"
 _CORE = "tag:yaml.org,2002:"
+UNSET_TAG, REPLACE_TAG = "!unset", "!replace"
 _PLACEMENT = "cluster.component_placement"
+MAX_DEPTH = 50  # of nested sections and lists
+MAX_SIZE = 500_000  # characters of all values, and one for each of them: an alias repeats what it names
+_MAX_WHOLE = 2**63  # what the numbers of files and of libraries can hold
+
+
+class _Unset:
+    """The value of a key that is tagged `!unset`."""
+
+    def __repr__(self) -> str:
+        return "!unset"
+
+
+UNSET = _Unset()
+
+
+class Replacement(dict[str, Any]):
+    """A section that is tagged `!replace`."""
+
+
+class _TooLarge(Exception):
+    """The values of a text have more than `MAX_SIZE` characters."""
 
 
 class CoreLoader(yaml.SafeLoader):
     """PyYAML's parser with the scalars of YAML 1.2 instead of 1.1 (no sexagesimals, dates, yes/no, octal 010)."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 - PyYAML's own attribute
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """PyYAML's, which calls itself, with a limit."""
+        if self.depth > MAX_DEPTH:
+            message = f"more than {MAX_DEPTH} sections and lists inside each other"
+            raise yaml.MarkedYAMLError(problem=message, problem_mark=self.peek_event().start_mark)  # type: ignore[no-untyped-call]
+        self.depth += 1
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
 
 for _tag, _pattern, _first in (
@@ -43,10 +79,14 @@ class YamlReader:
         self.label = label
         self.where: dict[str, str] = {}
         self.problems: list[Problem] = []
-        self._open: set[int] = set()
+        self._open: list[yaml.Node] = []
+        self._size = 0
 
     def read(self, text: str, path: str = "") -> Any:
-        """The value of `text`, whose keys lie under `path`. None if it cannot be read at all."""
+        """The value of `text`, whose keys lie under `path`. None if it cannot be read at all.
+
+        A value may be `UNSET`, and a mapping a `Replacement`.
+        """
         try:
             node = yaml.compose(text, Loader=CoreLoader)
         except yaml.MarkedYAMLError as error:
@@ -54,10 +94,16 @@ class YamlReader:
             reason = " ".join(part for part in (error.context, error.problem) if part)
             self._complain(path or "config", f"not readable as YAML: {reason}", self._place(mark))
             return None
-        except yaml.YAMLError as error:  # an unprintable character: this error has no mark
+        except (yaml.YAMLError, ValueError, OverflowError) as error:
+            # an unprintable character, whose error has no mark; an escape beyond Unicode; a version of 5,000 digits
             self._complain(path or "config", f"not readable as YAML: {str(error).splitlines()[0]}", self.label)
             return None
-        return None if node is None else self._value(node, path)
+        try:
+            return None if node is None else self._value(node, path)
+        except _TooLarge:
+            message = f"the values have more than {MAX_SIZE} characters, each alias counted with all that it repeats"
+            self._complain(path or "config", message, self.label)
+            return None
 
     def _place(self, mark: yaml.Mark | None) -> str:
         return self.label if mark is None or self.label == COMMAND_LINE else f"{self.label}:{mark.line + 1}"
@@ -67,18 +113,39 @@ class YamlReader:
 
     def _value(self, node: yaml.Node, path: str) -> Any:
         self.where.setdefault(path, self._place(node.start_mark))
+        self._size += 1 + (len(node.value) if isinstance(node, yaml.ScalarNode) else 0)
+        if self._size > MAX_SIZE:
+            raise _TooLarge
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path)
-        if id(node) in self._open:
+        if any(node is outer for outer in self._open):
             self._complain(path, "this alias contains itself", self.where[path])
             return None
-        self._open.add(id(node))
+        self._open.append(node)
         try:
             if isinstance(node, yaml.MappingNode):
-                return self._mapping(node, path)
+                values = self._mapping(node, path)
+                return Replacement(values) if node.tag == REPLACE_TAG else values
             return [self._value(item, f"{path}[{index}]") for index, item in enumerate(node.value)]
         finally:
-            self._open.discard(id(node))
+            self._open.pop()
+            if node.tag not in (_CORE + "map", _CORE + "seq"):
+                self._check_tag(node, path)
+
+    def _check_tag(self, node: yaml.Node, path: str) -> None:
+        """Complains of a tag that is not allowed at this node."""
+        place, in_list = self._place(node.start_mark), any(isinstance(n, yaml.SequenceNode) for n in self._open)
+        if node.tag not in (UNSET_TAG, REPLACE_TAG):
+            hint = f"plain YAML, {UNSET_TAG} and {REPLACE_TAG} only"
+            self._complain(path, f"the tag {node.tag!r} is not allowed", place, hint=hint)
+        elif in_list:
+            self._complain(path, f"{node.tag} stands inside a list, and lists are never merged", place)
+        elif node.tag == UNSET_TAG and node.value:
+            self._complain(path, "!unset takes no value", place, value=_shown(str(node.value)), hint="as key: !unset")
+        elif node.tag == REPLACE_TAG and not isinstance(node, yaml.MappingNode):
+            self._complain(
+                path, "only sections are merged: a list or a value always replaces", place, hint="remove !replace"
+            )
 
     def _mapping(self, node: yaml.MappingNode, path: str) -> dict[str, Any]:
         values: dict[str, Any] = {}
@@ -93,6 +160,10 @@ class YamlReader:
                 self._complain(path or "config", "a key must be text", place)
                 continue
             key = key_node.value
+            if not key.isprintable():
+                message = "a key holds characters that cannot be printed"
+                self._complain(path or "config", message, place, value=_shown(ascii(key)))
+                continue
             full = f"{path}.{key}" if path else key
             if key in values:
                 first = f"the first is in line {lines[key]}" if self.label != COMMAND_LINE else ""
@@ -107,6 +178,9 @@ class YamlReader:
 
     def _inherited(self, node: yaml.Node, path: str) -> Iterator[tuple[str, Any]]:
         """Entries of a `<<` merge; keys of the mapping itself come first."""
+        if any(node is outer for outer in self._open):
+            self._complain(path, "this alias contains itself", self._place(node.start_mark))
+            return
         if not isinstance(node, yaml.MappingNode):
             self._complain(path or "config", "`<<` merges mappings only", self._place(node.start_mark))
             return
@@ -115,22 +189,41 @@ class YamlReader:
     def _scalar(self, node: yaml.ScalarNode, path: str) -> Any:
         text: str = node.value
         kind = node.tag.removeprefix(_CORE)
+        if any(mark == "\0" or "\ud800" <= mark <= "\udfff" for mark in text):
+            message = "the text holds a NUL or half a surrogate pair, which no path and no file of text can hold"
+            self._complain(path, message, self._place(node.start_mark), value=_shown(ascii(text)))
+            return None
+        # a placement is always text: 0 means "0", and nothing may turn 1:0 into a number
+        if kind == "str" or (kind in ("int", "float") and path.startswith(_PLACEMENT)):
+            return text
         try:
-            # a placement is always text: 0 means "0", and nothing may turn 1:0 into a number
-            if kind == "str" or (kind in ("int", "float") and path.startswith(_PLACEMENT)):
-                return text
             if kind == "null":
                 return None
             if kind == "bool":
                 return {"true": True, "false": False}[text.lower()]
-            if kind == "int":
-                return int(text, 0) if text[:2] in ("0x", "0o") else int(text)
-            if kind == "float":
-                return float(re.sub(r"\.(?=inf|nan)", "", text.lower()))
+            if kind in ("int", "float"):
+                return self._number(text, kind, node, path)
         except (ValueError, KeyError):
-            self._complain(path, f"{text!r} is no {kind}", self._place(node.start_mark))
+            self._complain(path, f"{_shown(repr(text))} is no {kind}", self._place(node.start_mark))
             return None
+        self._check_tag(node, path)
+        return UNSET if node.tag == UNSET_TAG else None
+
+    def _number(self, text: str, kind: str, node: yaml.ScalarNode, path: str) -> int | float | None:
+        """The number in `text`, None with a problem if it is too large. Raises ValueError if it is none."""
+        infinite = re.sub(r"\.(?=inf|nan)", "", text.lower())
+        if kind == "float" and (infinite != text.lower() or math.isfinite(float(infinite))):
+            return float(infinite)
+        if kind == "int" and len(text) < 100:
+            number = int(text, 0) if text[:2] in ("0x", "0o") else int(text)
+            if -_MAX_WHOLE <= number < _MAX_WHOLE:
+                return number
+        allowed = "-2^63 to 2^63 - 1" if kind == "int" else f"up to {sys.float_info.max:.2g}"
         self._complain(
-            path, f"the tag {node.tag!r} is not allowed", self._place(node.start_mark), hint="plain YAML only"
+            path, "the number is too large", self._place(node.start_mark), value=_shown(text), allowed=allowed
         )
         return None
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:77]}..."

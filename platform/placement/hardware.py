@@ -85,7 +85,7 @@ def device_of(inventory: Inventory) -> Device:
 
 def _cpu(inventory: Inventory) -> Device:
     node = inventory.nodes[0]
-    share = node.accelerators if node.emulated else 1
+    share = max(1, node.accelerators) if node.emulated else 1  # a node group may have none
     cores = (node.cpus or _ASSUMED_CORES) / share
     memory = node.memory // share if node.memory else None
     flops, bandwidth = cores * _CORE_FLOPS, min(cores * _CORE_BYTES, _MOST_BYTES)

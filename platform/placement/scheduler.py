@@ -16,6 +16,7 @@ from rl_platform.errors import PlacementError, Problem
 from rl_platform.placement.grammar import Entry, Segment, did_you_mean, read, uneven
 from rl_platform.placement.inventory import NODE_GROUP, VISIBLE_DEVICES, Inventory
 
+MAX_ACCELERATORS = 20_000  # of a cluster: a typo like 3000000 nodes must fail, not fill the memory
 LEARNERS = ("actor", "critic", "actor_critic", "reference")  # several ranks of these form a process group
 
 Resource = tuple[int, int | None]  # (node, local accelerator); None: the node as a whole
@@ -113,6 +114,9 @@ def schedule(cluster: Cluster, inventory: Inventory) -> Placement:
         problems.append(_too_few_nodes(cluster.num_nodes, len(used.nodes)))
     used, found = used.with_groups(cluster.node_groups)
     problems += found
+    if (total := used.accelerators) > MAX_ACCELERATORS:
+        allowed = f"at most {MAX_ACCELERATORS} {used.noun}s on all nodes together"
+        raise PlacementError([*problems, Problem("cluster", f"{total} {used.noun}s are too many", allowed=allowed)])
     declared = {group.label for group in cluster.node_groups}
     resources: dict[str | None, list[Resource]] = {}
     ranks: list[list[Place]] = []

@@ -19,7 +19,8 @@ from rl_platform.placement.scheduler import schedule
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLE = re.compile(
-    r"^<!-- config(?:: changes (?P<base>\S+))? -->\n```yaml\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE
+    r"^<!-- config(?:: (?P<how>changes|extends) (?P<base>\S+))? -->\n```yaml\n(?P<text>.*?)^```$",
+    re.DOTALL | re.MULTILINE,
 )
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
@@ -28,14 +29,19 @@ def examples() -> list[Any]:
     found = [(page, match) for page in PAGES for match in EXAMPLE.finditer(page.read_text(encoding="utf-8"))]
     return [
         pytest.param(
-            match["base"], match["text"], id=f"{page.name}:{match.string.count(chr(10), 0, match.start()) + 1}"
+            match["how"],
+            match["base"],
+            match["text"],
+            id=f"{page.name}:{match.string.count(chr(10), 0, match.start()) + 1}",
         )
         for page, match in found
     ]
 
 
-def load(base: str | None, text: str, folder: Path) -> Config:
-    """A complete example as it stands; one that changes a shipped config is laid over that, key by key."""
+def load(how: str | None, base: str | None, text: str, folder: Path) -> Config:
+    """A complete example as it stands; one of a shipped config is laid over that."""
+    if how == "extends":
+        base, text = None, f"extends: {ROOT / str(base)}\n{text}"
     if base is None:
         path = folder / "example.yaml"
         path.write_text(text, encoding="utf-8")
@@ -47,9 +53,11 @@ def load(base: str | None, text: str, folder: Path) -> Config:
     return load_config(ROOT / base, changes).config
 
 
-@pytest.mark.parametrize(("base", "text"), examples())
-def test_example_loads_and_its_placement_is_possible(base: str | None, text: str, tmp_path: Path) -> None:
-    config = load(base, text, tmp_path)
+@pytest.mark.parametrize(("how", "base", "text"), examples())
+def test_example_loads_and_its_placement_is_possible(
+    how: str | None, base: str | None, text: str, tmp_path: Path
+) -> None:
+    config = load(how, base, text, tmp_path)
     cluster = config.cluster
     workers = cluster.devices_per_node
     declared = Inventory.declared(cluster.num_nodes, cluster.gpus_per_node or 0)
@@ -58,7 +66,7 @@ def test_example_loads_and_its_placement_is_possible(base: str | None, text: str
 
 
 def test_there_are_examples_for_both_tasks(tmp_path: Path) -> None:
-    complete = [parameter.values for parameter in examples() if parameter.values[0] is None]
+    complete = [parameter.values for parameter in examples() if parameter.values[1] is None]
     assert {load(*values, tmp_path).runner.task_type for values in complete} == {"embodied", "reasoning"}
 
 

@@ -127,3 +127,121 @@ def test_files_that_cannot_be_extended(write: Any, files: dict[str, str], messag
     assert re.search(message, problem.message)
     assert problem.key == "extends"
     assert problem.where.endswith(".yaml:1")
+
+
+TASK = """\
+runner: {task_type: reasoning}
+cluster:
+  component_placement: {"actor,critic,rollout,reward": all}
+data:
+  task: {type: digits, params: {operation: last, length: 2}}
+  train_size: 60
+actor:
+  model: {path: folder}
+critic:
+  use_critic_model: true
+"""
+JSONL = "extends: base.yaml\ndata:\n  task: {type: jsonl, path: x.jsonl}\n"
+
+
+def test_keys_of_a_type_no_longer_chosen_are_not_inherited(write: Any) -> None:
+    loaded = load_config(write(base=TASK, child=JSONL) / "child.yaml")
+    task = loaded.config.data.task
+    assert task is not None
+    assert (task.type, task.path, task.params) == ("jsonl", "x.jsonl", {})
+    noted = " ".join(loaded.notes)
+    assert "data.task.params.operation" in noted
+    assert "data.train_size" in noted
+    assert "base.yaml:6" in noted
+    assert "data.task.type is another" in noted
+
+
+def test_the_command_line_treats_the_file_likewise(write: Any) -> None:
+    loaded = load_config(write(base=TASK) / "base.yaml", ["data.task.type=jsonl", "data.task.path=x.jsonl"])
+    assert loaded.config.data.task is not None
+    assert loaded.config.data.task.params == {}
+
+
+def test_parameters_of_another_type_are_not_mixed(write: Any) -> None:
+    child = "extends: base.yaml\ndata:\n  task: {type: reasoning_gym, name: chain_sum, params: {min_terms: 2}}\n"
+    task = load_config(write(base=TASK, child=child) / "child.yaml").config.data.task
+    assert task is not None
+    assert task.params == {"min_terms": 2}
+
+
+@pytest.mark.parametrize(
+    ("base", "override", "key", "left"),
+    [
+        ("reward: {type: http, url: 'http://a/b', retries: 1}\n", "reward.type=task", "reward.url", None),
+        ("rollout: {backend: sglang, engine_args: {a: 1}}\n", "rollout.backend=torch", "rollout.engine_args", {}),
+        ("reward: {type: http, url: 'http://a/b'}\n", "reward.type=exact_match", "reward.retries", 3),
+    ],
+)
+def test_other_choices(write: Any, base: str, override: str, key: str, left: Any) -> None:
+    config = load_config(write(base=TASK + base) / "base.yaml", [override]).config
+    section, name = key.split(".")
+    assert getattr(getattr(config, section), name) == left
+
+
+def test_a_simulator_does_not_inherit_what_only_the_other_can(write: Any) -> None:
+    base = BASE.replace("CartPole-v1", "Hopper-v5") + "  num_envs: 8\n  num_workers: 2\n"
+    config = load_config(write(base=base) / "base.yaml", ["env.backend=mujoco_warp"]).config
+    assert (config.env.num_workers, config.env.num_envs) == (0, 8)
+
+
+def test_what_the_same_file_writes_is_refused(write: Any) -> None:
+    folder = write(base=TASK, child=JSONL.replace("x.jsonl", "x.jsonl, params: {a: 1}"))
+    problem = problem_of(folder / "child.yaml")
+    assert (problem.key, problem.where) == ("data.task.params", f"{folder}/child.yaml:3")
+
+
+def test_a_size_takes_no_key_away_and_the_hint_works(write: Any) -> None:
+    base = BASE.replace("gamma: 0.9", "target_kl: 0.1") + "data: {mini_batch_size: 512}\n"
+    folder = write(base=base, child="extends: base.yaml\n")
+    override = "data.mini_batch_size=1024"
+    problem = problem_of(folder / "child.yaml", override)
+    assert problem.key == "algorithm.target_kl"
+    assert "algorithm.target_kl: !unset" in problem.hint
+    assert load_config(folder / "child.yaml", [override, "algorithm.target_kl=!unset"])
+
+
+class TestTags:
+    def test_unset_takes_a_key_and_a_section_away(self, write: Any) -> None:
+        child = "extends: base.yaml\nrunner: {max_steps: !unset }\nactor: {model: !unset }\n"
+        config = load_config(write(base=BASE, child=child) / "child.yaml").config
+        assert (config.runner.max_steps, config.actor.model.hidden_sizes) == (100, [256, 256])
+
+    def test_replace_does_not_merge(self, write: Any) -> None:
+        child = "extends: base.yaml\nrunner: !replace {task_type: embodied, seed: 5}\n"
+        config = load_config(write(base=BASE, child=child) / "child.yaml").config
+        assert (config.runner.seed, config.runner.experiment_name, config.runner.max_steps) == (5, "ppo", 100)
+
+    def test_on_the_command_line(self, write: Any) -> None:
+        loaded = load_config(write(base=BASE) / "base.yaml", ["runner.max_steps=!unset", "actor.model=!replace {}"])
+        assert (loaded.config.runner.max_steps, loaded.config.actor.model.hidden_sizes) == (100, [256, 256])
+
+    @pytest.mark.parametrize(
+        ("text", "key", "message"),
+        [
+            ("runner: {max_step: !unset }", "runner.max_step", "this one is not inherited"),
+            ("reward: {url: !unset }", "reward.url", "this one is not inherited"),
+            ("env: {kwargs: !replace {a: 1}}", "env.kwargs", "there is none"),
+            ("runner: {max_steps: !unset 5}", "runner.max_steps", "takes no value"),
+            ("runner: {max_steps: !replace 5}", "runner.max_steps", "only sections are merged"),
+            ("actor: {model: {hidden_sizes: [!unset ]}}", "actor.model.hidden_sizes[0]", "inside a list"),
+            ("env: !replace {id: !unset }", "env.id", "this one is not inherited"),
+            ("cluster: {component_placement: {env: !unset }}", "cluster.component_placement.env", "not inherited"),
+        ],
+    )
+    def test_without_something_inherited_they_are_refused(self, write: Any, text: str, key: str, message: str) -> None:
+        folder = write(base=BASE, child=f"extends: base.yaml\n{text}\n")
+        with pytest.raises(ConfigError) as caught:
+            load_config(folder / "child.yaml")
+        found = {problem.key: problem for problem in caught.value.problems}
+        assert message in found[key].message
+        assert found[key].where == f"{folder}/child.yaml:2"
+
+    def test_the_nearest_name_is_the_hint(self, write: Any) -> None:
+        folder = write(base=BASE, child="extends: base.yaml\nrunner: {max_step: !unset }\n")
+        assert problem_of(folder / "child.yaml").hint == "did you mean runner.max_steps?"
+        assert problem_of(folder / "base.yaml", "runner.max_step=!unset").hint == "did you mean runner.max_steps?"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -198,3 +200,52 @@ def test_load_gives_config_placement_and_inventory(folder: Path):
     assert loaded.config.env.id == "CartPole-v1"
     assert json.dumps(placement.components["env"][0].accelerators) == "[0]"
     assert inventory.accelerators == 1
+
+
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{index}: &a{index} [{', '.join([f'*a{index - 1}'] * 10)}]\n" for index in range(1, 10)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "key", "reason"),
+    [
+        ("", ["cluster.num_nodes=3000000"], "cluster.num_nodes", "out of range"),
+        ("", ["cluster.inventory={nodes: 10000, gpus_per_node: 8}"], "cluster", "80000 GPUs are too many"),
+        ("", ["runner.seed=1" + "0" * 5000], "runner.seed", "the number is too large"),
+        ("", ["env.kwargs={a: 1e400}"], "env.kwargs.a", "the number is too large"),
+        ("", ['runner.output_dir="a\\0b"'], "runner.output_dir", "holds a NUL"),
+        ("", ["runner.output_dir=a\udc80b"], "config", "cannot be printed"),
+        ("", [f"env.kwargs={'[' * 1000}{']' * 1000}"], "env.kwargs", "more than 50 sections and lists"),
+        ("", ["env.kwargs." + ".".join("a" * 1000) + "=1"], "config", "more than 50 sections"),
+        (BOMB, [], "config", "more than 500000 characters"),
+        ("[" * 1000, [], "config", "more than 50 sections and lists"),
+        ("extends: /dev/zero\n", [], "extends", "it is no regular file"),
+        ("extends: fifo\n", [], "extends", "it is no regular file"),
+        ("extends: huge\n", [], "extends", "larger than 200000 bytes"),
+        ("extends: .\n", [], "extends", "Is a directory"),
+        ('extends: "a\\0b"\n', [], "extends", "holds a NUL"),
+        ("extends: other.yaml\n", [], "extends", "in a circle"),
+    ],
+)
+@pytest.mark.parametrize("option", ["--plan", "--print-config"])
+def test_what_would_not_end_is_refused(
+    command, folder: Path, option: str, text: str, overrides: list[str], key: str, reason: str
+):
+    os.mkfifo(folder / "fifo")
+    (folder / "huge").write_bytes(b"a" * 200_001)
+    (folder / "embodied.yaml").write_text(text + (folder / "embodied.yaml").read_text())
+    (folder / "other.yaml").write_text("extends: embodied.yaml\n")
+    begun = time.process_time()
+    ended = command("embodied.yaml", option, *overrides)
+    assert ended.code == 2, ended.err
+    assert f"{key}: " in ended.err
+    assert reason in ended.err
+    assert "Traceback" not in ended.err
+    assert time.process_time() - begun < 3
+
+
+def test_a_node_group_without_the_workers_that_others_have(command):
+    groups = 'cluster.node_groups=[{label: a, node_ranks: "0", accelerators: 0}]'
+    ended = command("embodied.yaml", "--plan", "cluster.devices_per_node=1", groups)
+    assert ended.code == 0, ended.err

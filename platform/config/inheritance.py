@@ -1,0 +1,70 @@
+"""Which inherited keys a changed choice takes away: those that only the former choice reads.
+
+A child that writes `data.task.type: jsonl` does not inherit the `params` of a generated task. Keys that the same file
+writes are kept, so that the rules can refuse them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, get_args
+
+from rl_platform.config.describe import default_tree, field_at
+from rl_platform.config.effects import idle_keys
+from rl_platform.config.layers import Layers
+from rl_platform.config.schema import Config
+
+_TRAINED = {f"{role}.training_backend": role for role in ("actor", "critic")}
+
+
+def stale_keys(config: Config, layers: Layers) -> Iterator[tuple[str, str]]:
+    """The inherited keys that `config`, made of `layers`, does not have any more, each with the choice that changed."""
+    defaults = default_tree()
+    for key, switches in _bound(config):
+        for switch in switches:
+            changed = _last_change(switch, layers, defaults) if _is_choice(switch) else 0
+            for leaf in _leaves(key, _at(layers.tree, key)):
+                if layers.written.get(leaf, 0) < changed:
+                    yield leaf, switch
+
+
+def _bound(config: Config) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Keys that the choices of `config` do not read or cannot be combined with, and these choices."""
+    yield from ((idle.key, idle.switches) for idle in idle_keys(config))
+    yield "data.task.params", ("data.task.type",)  # each type has parameters of its own
+    if config.env.backend == "mujoco_warp":
+        yield from ((f"env.{name}", ("env.backend",)) for name in ("num_workers", "pixels", "tasks"))
+    if config.actor.model.type in ("gru", "vla"):
+        yield "actor.model.num_action_chunks", ("actor.model.type",)
+    for switch, role in _TRAINED.items():
+        if getattr(config, role).training_backend == "megatron":
+            yield from ((f"{role}.{name}", (switch,)) for name in ("lora", "cpu_offload", "parallel.context"))
+
+
+def _is_choice(switch: str) -> bool:
+    """Whether the key chooses between kinds. A size may make another key idle, but nobody chooses that by it."""
+    field = field_at(switch)
+    return field is not None and not {int, float} & {field.annotation, *get_args(field.annotation)}
+
+
+def _last_change(switch: str, layers: Layers, defaults: dict[str, Any]) -> int:
+    """Number of the last layer that gave `switch` another value, 0 if the lowest one decides."""
+    values = [_at(tree, switch, _at(defaults, switch)) for tree in layers.trees]
+    return max((number for number in range(1, len(values)) if values[number] != values[number - 1]), default=0)
+
+
+def _at(tree: Any, key: str, default: Any = None) -> Any:
+    for name in key.split("."):
+        if not isinstance(tree, dict) or name not in tree:
+            return default
+        tree = tree[name]
+    return tree
+
+
+def _leaves(key: str, value: Any) -> Iterator[str]:
+    """The written keys at and below `key`; none if it is not written."""
+    if isinstance(value, dict) and value:
+        for name, item in value.items():
+            yield from _leaves(f"{key}.{name}", item)
+    elif value is not None:
+        yield key

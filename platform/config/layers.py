@@ -1,0 +1,93 @@
+"""The layers of a config: files that extend each other, then the command line, each laid over those below it.
+
+`!unset` takes an inherited key away and `!replace` keeps a section from being merged. Reading text is in `source.py`;
+which inherited keys a changed choice takes away is in `inheritance.py`.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+from rl_platform.config.source import UNSET, Replacement
+from rl_platform.config.suggest import nearest
+from rl_platform.errors import Problem
+
+_REPLACED = ("cluster.component_placement",)  # beside other keys, those below would place components twice
+
+
+@dataclass
+class Layers:
+    """The keys of all layers so far.
+
+    where: key -> `file:line` or "command line". written: key -> number of the last layer that wrote it, 0 for the
+    lowest. trees: the whole config as it was after each layer.
+    """
+
+    tree: dict[str, Any] = field(default_factory=dict)
+    where: dict[str, str] = field(default_factory=dict)
+    written: dict[str, int] = field(default_factory=dict)
+    trees: list[dict[str, Any]] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+    def add(self, tree: dict[str, Any], where: dict[str, str]) -> None:
+        """Lays another file over the layers; `where` are the places of its keys."""
+        self._merge(self.tree, tree, "", where)
+        self.note(where)
+        self.close()
+
+    def drop(self, key: str) -> None:
+        """Takes a key out of the config as it is now, and the sections that are empty without it."""
+        path, _, name = key.rpartition(".")
+        inner = self.tree
+        for section in path.split(".") if path else ():
+            inner = inner[section]
+        del inner[name]
+        self._forget(key)
+        self.where.pop(key, None)
+        if not inner and path:
+            self.drop(path)
+
+    def note(self, where: dict[str, str]) -> None:
+        """The keys of `where` are written by the layer that is being added."""
+        self.where.update(where)
+        self.written.update(dict.fromkeys(where, len(self.trees)))
+
+    def close(self) -> None:
+        """The layer is complete."""
+        self.trees.append(copy.deepcopy(self.tree))
+
+    def put(self, section: dict[str, Any], name: str, key: str, value: Any, where: dict[str, str]) -> None:
+        """Sets `name` of `section`, whose full path is `key`; `where` are the places of the new keys."""
+        if value is UNSET:
+            if name not in section:
+                message, hint = "!unset takes away an inherited key, and this one is not inherited", "remove it"
+                if close := nearest(name, section):
+                    hint = f"did you mean {key.removesuffix(name)}{close}?"
+                self.problems.append(Problem(key, message, where.get(key, ""), "!unset", hint=hint))
+            section.pop(name, None)
+        elif isinstance(value, dict):
+            section[name] = {}
+            self._merge(section[name], value, key, where)
+        else:
+            section[name] = value
+        self._forget(key)
+
+    def _forget(self, key: str) -> None:
+        """Nothing is known any more of what stood below `key`."""
+        for known in (self.where, self.written):
+            for stale in [path for path in known if path.startswith((f"{key}.", f"{key}["))]:
+                del known[stale]
+
+    def _merge(self, below: dict[str, Any], above: dict[str, Any], path: str, where: dict[str, str]) -> None:
+        for name, value in above.items():
+            key = f"{path}.{name}" if path else name
+            if isinstance(value, Replacement) and name not in below:
+                message = "!replace keeps a section from being merged with an inherited one, and there is none"
+                self.problems.append(Problem(key, message, where.get(key, ""), "!replace", hint="remove the tag"))
+            merged = isinstance(value, dict) and not isinstance(value, Replacement) and key not in _REPLACED
+            if merged and isinstance(below.get(name), dict):
+                self._merge(below[name], value, key, where)
+            else:
+                self.put(below, name, key, value, where)
