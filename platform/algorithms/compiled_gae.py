@@ -35,8 +35,8 @@ def compiled_gae(
     end_values: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As `gae` of gae.py; all tensors [B,T] on the CPU, `values` as `compiles` wants them."""
-    numbers = values.numpy().dtype.type
-    lambdas = np.broadcast_to(np.asarray(lam, dtype=numbers), len(values))
+    # float64: 0.999 as float32 is off by 1e-8, which |V| of 10^4 turns into an error of each advantage
+    lambdas = np.broadcast_to(np.asarray(lam, dtype=np.float64), len(values))
     estimated, returns = torch.empty_like(values), torch.empty_like(values)
     inputs = [rewards.detach().to(values.dtype), values.detach(), mask]
     arrays = [*(tensor.numpy() for tensor in inputs), lambdas, estimated.numpy(), returns.numpy()]
@@ -45,7 +45,7 @@ def compiled_gae(
 
     def scan(start: int) -> None:
         rows = slice(start, start + ROWS_AT_ONCE)
-        _loop()(numbers(gamma), *(array[rows] for array in arrays))
+        _loop()(np.float64(gamma), *(array[rows] for array in arrays))
 
     starts, count = range(0, len(values), ROWS_AT_ONCE), torch.get_num_threads()
     if min(count, len(starts)) == 1:
@@ -75,7 +75,7 @@ def _scan_rows(
     end_values: Any = None,
 ) -> None:
     """Row by row from the end. Selects instead of branches: random masks are not predictable."""
-    zero = gamma * 0
+    zero = gamma * 0.0  # float64, as all that is carried
     for row in range(values.shape[0]):
         carry = gamma * lambdas[row]
         following = advantage = zero

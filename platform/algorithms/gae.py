@@ -47,8 +47,8 @@ def gae(
     state that follows (0 if the episode terminated); None: one episode per row, worth 0 after its end. Values outside
     `mask`, and end values where nothing ends, may be anything.
     """
-    # Tensor operations compute lambda-returns G = A + V, which need one carry only: y_t = (1 - lam) V_t + lam G_t.
-    # G_t = r_t + gamma y_{t+1}, hence y_t = (1 - lam) V_t + lam r_t + gamma lam y_{t+1}; y is carried on where masked.
+    # Every path scans TD errors in float64. Scanned in float32, or as returns from which V is subtracted at the end, an
+    # advantage is rounded at the size of V at each step, which for |V| of 10^4 can be its standard deviation.
     if ends is not None and end_values is not None:
         scan = compiled_gae if compiles(values) else _stepwise  # an embodied run compiles other loops anyway
         return scan(rewards, values, mask, gamma, lam, ends, end_values)
@@ -93,19 +93,19 @@ def _stepwise(
     ends: Tensor | None = None,
     end_values: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    bits = bit_mask(mask, values.dtype)
-    rewards, values = keep(rewards, bits), keep(values, bits)
-    per_row = _column(lam, values)
-    terms = keep(torch.lerp(values, rewards, per_row), bits)
-    factors = torch.where(mask, gamma * per_row, 1.0)
+    dtype, bits = values.dtype, bit_mask(mask, torch.float64)
+    rewards, values = keep(rewards.double(), bits), keep(values.double(), bits)
+    factors = torch.where(mask, gamma * _column(lam, values.device), 1.0)
     if ends is None or end_values is None:
-        following = _shifted(reverse_scan(terms, factors))
-    else:  # y_{t+1} is the end value, whether t is active or not
-        reached = torch.where(ends, end_values, 0.0)
-        scanned = reverse_scan(torch.addcmul(terms, factors, reached), torch.where(ends, 0.0, factors))
-        following = torch.where(ends, reached, _shifted(scanned))
-    returns = keep((rewards + gamma * following).contiguous(), bits)
-    return returns - values, returns
+        following = _shifted(_carried(values, mask))
+    else:  # at an end the end value follows, whether the position is active or not
+        reached = torch.where(ends, end_values.double(), 0.0)
+        following = torch.where(ends, reached, _shifted(_carried(torch.where(mask, values, reached), mask | ends)))
+        factors = torch.where(ends, 0.0, factors)
+    # delta_t = r_t + gamma v_next - V_t;  g_t = delta_t + gamma lam g_{t+1}, carried on where masked
+    errors = keep(rewards + (gamma * following - values), bits)
+    estimated = keep(reverse_scan(errors, factors).contiguous(), bits)
+    return estimated.to(dtype), (estimated + values).to(dtype)
 
 
 def _in_chunks(
@@ -113,25 +113,28 @@ def _in_chunks(
 ) -> tuple[Tensor, Tensor]:
     """Active positions are moved together, so that a row has one factor throughout; a block of rows at a time."""
     estimated, returns = torch.empty_like(values), torch.empty_like(values)
-    weight = _column(lam, values)
+    weight = _column(lam, values.device)
     shared = weight.dim() == 0  # by all rows
-    factor = gamma * (weight if shared else weight[:, 0]).double()
+    factor = gamma * (weight if shared else weight[:, 0])
     widest = _slots(mask.shape[1])
-    levels = triangles(factor, widest, values.dtype) if shared else []
+    levels = triangles(factor, widest, torch.float64) if shared else []
     rows = max(1, BLOCK // mask.shape[1])
     for start in range(0, len(mask), rows):
         block = slice(start, start + rows)
         if not shared:
-            levels = triangles(factor[block], widest, values.dtype)
-        bits, reward, value = bit_mask(mask[block], values.dtype), rewards[block], values[block]
-        terms = keep_(torch.lerp(value, reward, weight if shared else weight[block]), bits)
+            levels = triangles(factor[block], widest, torch.float64)
+        bits = bit_mask(mask[block], torch.float64)
+        reward, value = keep(rewards[block].double(), bits), keep(values[block].double(), bits)
         slots = mask[block].cumsum(dim=1)  # of an active position: its place among them, from 1
-        packed = terms.new_zeros(len(slots), _slots(int(slots[:, -1].max())))
-        packed.scatter_add_(1, slots, terms)  # a masked position shares the slot of the active one before it, adds 0
-        scanned = chunked_scan(packed, levels)
-        following = torch.gather(scanned[:, 1:], 1, slots, out=terms)
-        keep_(torch.add(reward, following, alpha=gamma, out=returns[block]), bits)
-        keep_(torch.sub(returns[block], value, out=estimated[block]), bits)
+        packed = value.new_zeros(2, len(slots), _slots(int(slots[:, -1].max())))
+        for row, given in zip(packed, (reward, value), strict=True):
+            row.scatter_add_(1, slots, given)  # a masked position shares the slot of the active one before it, adds 0
+        errors, worth = packed  # delta_t = r_t + gamma V_{t+1} - V_t over the active positions alone
+        errors.sub_(worth)
+        errors[:, :-1].add_(worth[:, 1:], alpha=gamma)
+        found = keep_(torch.gather(chunked_scan(errors, levels), 1, slots), bits)
+        estimated[block] = found
+        returns[block] = found.add_(value)
     return estimated, returns
 
 
@@ -140,10 +143,17 @@ def _slots(active: int) -> int:
     return -(-(active + 2) // CHUNK) * CHUNK
 
 
-def _column(lam: float | Tensor, like: Tensor) -> Tensor:
-    """A scalar, or [B,1] for one number per row."""
-    tensor = torch.as_tensor(lam, dtype=like.dtype, device=like.device)
+def _column(lam: float | Tensor, device: torch.device) -> Tensor:
+    """float64: a scalar, or [B,1] for one number per row."""
+    tensor = torch.as_tensor(lam, dtype=torch.float64, device=device)
     return tensor[:, None] if tensor.dim() else tensor
+
+
+def _carried(x: Tensor, known: Tensor) -> Tensor:
+    """[B,T] x at the first position from here on that is `known`, 0 where there is none."""
+    positions = torch.arange(x.shape[1], device=x.device)
+    first = torch.where(known, positions, x.shape[1]).flip(1).cummin(dim=1).values.flip(1)
+    return torch.cat((x, torch.zeros_like(x[:, :1])), dim=1).gather(1, first)
 
 
 def _shifted(x: Tensor) -> Tensor:

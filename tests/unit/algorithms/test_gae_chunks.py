@@ -221,3 +221,64 @@ def test_episodes_within_rows_compiled_are_those_step_by_step(shape: tuple[int, 
             near(mine, other)
             assert mine.dtype == dtype
             assert not mine[~mask].any()
+
+
+# Large values ---------------------------------------------------------------------------------------------------------
+
+PATHS = {"stepwise": module._stepwise, "chunks": module._in_chunks, "compiled": compiled_gae}
+
+
+def exact(rewards, values, mask, gamma, lam, ends=None, end_values=None) -> Tensor:
+    """Advantages by the definition, in float64."""
+    rewards, values = rewards.double(), values.double()
+    estimated, following, carried = (
+        torch.zeros_like(values),
+        values.new_zeros(len(values)),
+        values.new_zeros(len(values)),
+    )
+    for t in reversed(range(values.shape[1])):
+        if ends is not None:
+            following = torch.where(ends[:, t], end_values[:, t].double(), following)
+            carried = torch.where(ends[:, t], 0.0, carried)
+        candidate = rewards[:, t] + gamma * following - values[:, t] + gamma * lam * carried
+        carried = torch.where(mask[:, t], candidate, carried)
+        following = torch.where(mask[:, t], values[:, t], following)
+        estimated[:, t] = torch.where(mask[:, t], candidate, 0.0)
+    return estimated
+
+
+@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 0.95), (0.99, 0.95), (1.0, 0.0), (0.999, 0.5)])
+@pytest.mark.parametrize("spread", [0.01, 1.0, 1e4])
+@pytest.mark.parametrize("episodes", [False, True])
+@pytest.mark.parametrize("path", PATHS)
+def test_values_of_ten_thousand_do_not_drown_the_advantages(
+    path: str, episodes: bool, spread: float, gamma: float, lam: float
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    rewards, noise, reached = torch.randn(3, 16, 300, generator=generator)
+    values, mask = 1e4 + spread * noise, torch.rand(16, 300, generator=generator) < 0.8
+    arguments = [rewards, values, mask, gamma, lam]
+    if episodes and path == "chunks":
+        pytest.skip("rows of several episodes are scanned step by step or compiled")
+    if episodes:
+        ends = torch.rand(16, 300, generator=generator) < 0.05
+        ends[:, -1] = True
+        arguments += [ends, 1e4 + spread * reached]
+    expected = exact(*arguments)
+    estimated, returns = PATHS[path](*arguments)
+    error = (estimated - expected).abs()[mask].max() / expected[mask].std()
+    assert error < 1e-5
+    assert torch.equal(returns[~mask], torch.zeros(int((~mask).sum())))
+    torch.testing.assert_close(returns[mask].double(), (expected + values.double())[mask], rtol=1e-6, atol=1e-3)
+
+
+def test_decoupled_and_length_adaptive_lambdas_keep_the_precision() -> None:
+    generator = torch.Generator().manual_seed(2)
+    rewards, noise = torch.randn(2, 8, 100, generator=generator)
+    values, mask = 1e4 + noise, torch.rand(8, 100, generator=generator) < 0.8
+    lam = length_adaptive_lambda(mask, 0.05)
+    estimated, returns = decoupled_gae(rewards, values, mask, 1.0, lam, 0.95)
+    expected = exact(rewards, values, mask, 1.0, lam.double())
+    assert (estimated - expected).abs()[mask].max() < 1e-5 * expected[mask].std()
+    targets = exact(rewards, values, mask, 1.0, 0.95) + values.double()
+    torch.testing.assert_close(returns[mask].double(), targets[mask], rtol=1e-6, atol=1e-3)
