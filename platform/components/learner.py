@@ -58,10 +58,12 @@ class Learner(Evaluator):
         skipped, done = 0, 0
         total = self.epochs * (len(batch) // size)
         some_masked = not bool(batch.mask.all())
+        trains_values = self.kind == "critic" or batch.value_mask is not None
         for epoch, mini_batch in self._mini_batches(batch, size, step):
             self.context.progress.update(done, total, "mini-batches")
             done += 1
-            if some_masked and not bool(mini_batch.mask.any()):
+            counted = mini_batch.value_positions if trains_values else mini_batch.mask
+            if some_masked and not bool(counted.any()):
                 continue
             began = time.monotonic()
             found = self.engine.step(mini_batch, self.loss, self.training_micro_batches)

@@ -190,7 +190,7 @@ class PPO:
         if self.trains_actor(step):
             kept = batch
             if correction is not None and correction.denominator == "kept":
-                kept = replace(batch, action_mask=batch.action_mask & (batch.loss_weights > 0))
+                kept = without_rejected(batch, values_too=critic is None)
             training.append(Phase("train actor", "actor", lambda _: actor.update(kept, step)))
         return metrics | self.phases.run(training)
 
@@ -245,6 +245,19 @@ class PPO:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.kl_controller.load_state_dict(state["kl_controller"])
+
+
+def without_rejected(batch: RolloutBatch, *, values_too: bool) -> RolloutBatch:
+    """The batch whose policy terms count positions with a weight only. `values_too`: the batch trains a value head as
+    well, whose loss still counts every position."""
+    assert batch.loss_weights is not None
+    weighted = batch.loss_weights > 0
+    found = replace(batch, action_mask=batch.action_mask & weighted)
+    if batch.entropy_units is not None:
+        found = replace(found, entropy_units=batch.entropy_units * weighted)
+    if values_too and batch.values is not None and batch.value_mask is None:
+        found = replace(found, value_mask=batch.action_mask)
+    return found
 
 
 def _evaluation(name: str, component: str, call: Callable[[RolloutBatch], Handle], batch: RolloutBatch) -> Phase:

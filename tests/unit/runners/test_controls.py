@@ -8,10 +8,13 @@ import pytest
 import torch
 from stand_ins import FixedGroup, SilentReporter
 
+from rl_platform.algorithms.action_levels import denominators_of
+from rl_platform.algorithms.losses import ModelOutputs, actor_critic_loss, actor_loss, critic_loss
 from rl_platform.algorithms.statistics import whiten
+from rl_platform.config.algorithm import Algorithm
 from rl_platform.config.schema import Config
 from rl_platform.records import RolloutBatch
-from rl_platform.runners.ppo import PPO, Learners
+from rl_platform.runners.ppo import PPO, Learners, without_rejected
 
 SHAPE = (2, 3)
 EVERYWHERE = torch.ones(SHAPE, dtype=torch.bool)
@@ -116,3 +119,33 @@ def test_tokens_without_weight_leave_the_actors_loss_only(denominator: str, kept
     plain = make_ppo()
     plain.update(make_batch(), 0)
     assert torch.equal(trained_on(ppo).advantages, trained_on(plain).advantages)  # type: ignore[arg-type]
+
+
+def test_a_shared_models_value_loss_counts_rejected_positions() -> None:
+    """Two rows, the second rejected: values 0, returns 1 and 3 cost (0.5 + 4.5) / 2, the policy is divided by 1."""
+    batch = RolloutBatch(
+        inputs={"observations": torch.zeros(2, 1, 1), "actions": torch.zeros(2, 1, 1)},
+        action_mask=torch.ones(2, 1, dtype=torch.bool),
+        sample_mask=torch.ones(2, dtype=torch.bool),
+        group_ids=torch.arange(2),
+        rewards=torch.zeros(2, 1),
+        rollout_log_probs=torch.zeros(2, 1),
+        log_probs=torch.zeros(2, 1),
+        values=torch.zeros(2, 1),
+        returns=torch.tensor([[1.0], [3.0]]),
+        advantages=torch.tensor([[1.0], [5.0]]),
+        loss_weights=torch.tensor([[1.0], [0.0]]),
+        entropy_units=torch.ones(2, 1),
+    )
+    kept = without_rejected(batch, values_too=True)
+    outputs = ModelOutputs(log_probs=torch.zeros(2, 1), entropy=torch.ones(2, 1), values=torch.zeros(2, 1))
+    algorithm = Algorithm(loss_type="actor_critic", value_clip=None, value_loss_scale=1.0)
+    whole, rows = denominators_of(kept, 1.0), (torch.tensor([0]), torch.tensor([1]))
+    assert critic_loss(outputs, kept, whole, algorithm)[0].item() == pytest.approx(2.5)
+    assert actor_loss(outputs, kept, whole, algorithm)[0].item() == pytest.approx(-1.0)
+    both = actor_critic_loss(outputs, kept, whole, algorithm)
+    assert both[0].item() == pytest.approx(1.5)
+    assert both[1].mean("actor/entropy") == pytest.approx(1.0)
+    part = ModelOutputs(log_probs=torch.zeros(1, 1), values=torch.zeros(1, 1))
+    parts = [actor_critic_loss(part, kept.select(row), whole, algorithm)[0] for row in rows]
+    assert sum(parts).item() == pytest.approx(1.5)  # micro-batches, or ranks: the denominators are the mini-batch's
