@@ -1,4 +1,7 @@
-"""Functions of the user, named in a config as module:function. What they take and give is the caller's affair."""
+"""Modules of the user, named in a config: functions as module:function, environments as module:id.
+
+What a function takes and returns is specified by its caller.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,17 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from rl_platform.errors import ConfigError, Problem
+
+
+def import_user_module(name: str) -> ModuleType:
+    """Imports a module from the installed ones or from the folder of the start. Raises what the import raises."""
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.append(os.getcwd())  # sys.path of a console script starts with the script's own folder
+    return importlib.import_module(name)
 
 
 def load_function(key: str, name: str, signature: str) -> Callable[..., Any]:
@@ -17,10 +28,8 @@ def load_function(key: str, name: str, signature: str) -> Callable[..., Any]:
     Raises ConfigError about `key` if it cannot be imported or is none; `signature` says what it should be.
     """
     module_name, _, function_name = name.partition(":")
-    if not {"", os.getcwd()} & set(sys.path):
-        sys.path.append(os.getcwd())  # a console script does not look where it was started
     try:
-        function: Callable[..., Any] = getattr(importlib.import_module(module_name), function_name)
+        function: Callable[..., Any] = getattr(import_user_module(module_name), function_name)
     except Exception as error:  # whatever the user's module raises while it is imported
         message = f"cannot be imported: {type(error).__name__}: {error}"
         raise misfit(key, name, message, "module:function, importable from where the run was started") from error

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import importlib
 import logging
 import os
 import sys
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from rl_platform.errors import ConfigError, Problem
+from rl_platform.user_function import import_user_module
 
 if TYPE_CHECKING:
     import gymnasium
@@ -118,7 +118,7 @@ def find_spec(description: EnvDescription) -> EnvSpec:
     module, _, name = description.id.rpartition(":")
     try:
         if module:
-            importlib.import_module(module)
+            import_user_module(module)
         return gymnasium.spec(name)
     except ImportError as error:
         hint = f"install what brings {module}, or start where it can be imported"
