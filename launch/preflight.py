@@ -199,11 +199,8 @@ def _check_memory(config: Config, needs: dict[str, int], inventory: Inventory) -
 
 def _parameters(config: Config, name: str) -> tuple[int, int]:
     """Frozen and trained parameters of a component's language model, which is built without memory for them."""
-    from accelerate import init_empty_weights
-    from transformers import AutoModelForCausalLM
-
     from rl_platform.models.lora import adapter_parameters
-    from rl_platform.models.pretrained import load_config
+    from rl_platform.models.pretrained import empty_causal_lm, load_config
     from rl_platform.models.tokenizer import load_tokenizer
 
     section, key = getattr(config, name).model, f"{name}.model"
@@ -211,9 +208,7 @@ def _parameters(config: Config, name: str) -> tuple[int, int]:
         section, key = config.actor.model, "actor.model"
     tokenizer = load_tokenizer(section, key)
     model_config = load_config(section, tokenizer.vocab_size, tokenizer.eos_token_ids[0], key)
-    with init_empty_weights():
-        network = AutoModelForCausalLM.from_config(model_config)
-    network.tie_weights()  # each parameter that was made without memory is one of its own
+    network = empty_causal_lm(model_config, section.path or "random_init", f"{key}.path")
     head = 0
     if name == "critic":  # a scalar head stands in place of the vocabulary's, and is trained beside adapters too
         network, head = network.base_model, model_config.hidden_size + 1

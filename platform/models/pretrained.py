@@ -10,6 +10,7 @@ import importlib.util
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +22,15 @@ from rl_platform.errors import ConfigError, Problem
 
 # Families whose logits and greedy tokens a test compares to transformers'. Others may have attention of another shape,
 # positions that are learned, or no attention interface, which shows in the middle of a run or not at all.
+# fmt: off
 FAMILIES = (
-    "llama",
-    "qwen2",
-    "qwen3",
-    "qwen2_moe",
-    "qwen3_moe",
-    "mistral",
-    "mixtral",
-    "phi3",
-    "olmo",
-    "olmo2",
-    "granite",
+    "llama", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "mistral", "mixtral", "phi3", "olmo", "olmo2", "granite",
+    "smollm3", "starcoder2", "gpt_neox", "glm", "glm4", "gemma",
 )
-FAMILIES += ("smollm3", "starcoder2", "gpt_neox", "glm", "glm4", "gemma")
+# fmt: on
+BROKEN_CONFIG = (ValueError, TypeError, AttributeError, KeyError, ArithmeticError, RuntimeError)
+"""Raised by transformers for values of a config.json that make no sense."""
+UNTESTED = "layers that are not tested here"
 PACKAGED = "smollm2-135m-instruct"
 
 
@@ -123,7 +119,7 @@ def load_config(model: Model, vocab_size: int, eos_token_id: int, key: str = "ac
         folder = model_folder(model.path or "", f"{key}.path")
         try:
             return AutoConfig.from_pretrained(folder)
-        except (OSError, ValueError) as error:
+        except (OSError, *BROKEN_CONFIG) as error:
             raise ConfigError([not_loaded(f"{key}.path", "cannot be loaded", folder, error)]) from error
     tiny: RandomLM = model.random_init
     return LlamaConfig(
@@ -166,13 +162,37 @@ def _read(folder: str, config: Any, key: str) -> nn.Module:
     missing = sorted(found["missing_keys"])
     if missing:  # transformers fills them with random numbers
         raise ConfigError([Problem(key, f"{len(missing)} weights are missing, as {missing[0]}", value=folder)])
-    features = unsupported_features(network)
-    if features:
-        allowed = f"{', '.join(FAMILIES)}, with full causal attention and a plain linear head"
-        raise ConfigError(
-            [Problem(key, f"{config.model_type} has {', '.join(features)}", value=folder, allowed=allowed)]
-        )
+    check_family(network, folder, key)
     return network
+
+
+def check_family(network: Any, folder: str, key: str) -> None:
+    """Raises ConfigError if the platform would not compute what transformers computes with this model."""
+    if features := unsupported_features(network):
+        raise ConfigError([_refused(network.config.model_type, features, folder, key)])
+
+
+def empty_causal_lm(config: Any, folder: str, key: str) -> Any:
+    """The model of a transformers config, without memory for its weights. Raises ConfigError for a family that is not
+    supported and for a config that no model can be built from."""
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM
+
+    if config.model_type not in FAMILIES:  # not all of them are causal language models
+        raise ConfigError([_refused(config.model_type, [UNTESTED], folder, key)])
+    try:
+        with init_empty_weights():
+            network = AutoModelForCausalLM.from_config(config)
+    except BROKEN_CONFIG as error:
+        raise ConfigError([not_loaded(key, "no model can be built from its config.json", folder, error)]) from error
+    network.tie_weights()  # each parameter that was made without memory is one of its own
+    check_family(network, folder, key)
+    return network
+
+
+def _refused(family: str, features: Sequence[str], folder: str, key: str) -> Problem:
+    allowed = f"{', '.join(FAMILIES)}, with full causal attention and a plain linear head"
+    return Problem(key, f"{family} has {', '.join(features)}", value=folder, allowed=allowed)
 
 
 def unsupported_features(network: Any) -> list[str]:
@@ -180,7 +200,7 @@ def unsupported_features(network: Any) -> list[str]:
     config, head = network.config, network.get_output_embeddings()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     present = {
-        "layers that are not tested here": config.model_type not in FAMILIES,
+        UNTESTED: config.model_type not in FAMILIES,
         "attention of its own": not network._supports_attention_backend,
         "attention layers that do not see the whole sequence": kinds != {"full_attention"}
         or bool(getattr(config, "sliding_window", None)),  # Qwen2-MoE writes 0 for none

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import namedtuple
 from contextlib import suppress
@@ -277,3 +278,27 @@ def test_a_users_policy_loss_is_imported_from_the_working_folder(folder: Path):
     check_policy_loss(loaded("reasoning.yaml", "algorithm.policy_loss=my_policy_loss:loss")[0])
     with pytest.raises(ConfigError, match="has no attribute 'los'"):
         check_policy_loss(loaded("reasoning.yaml", "algorithm.policy_loss=my_policy_loss:los")[0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "heads", "message"),
+    [
+        ("nemotron", 4, "layers that are not tested"),
+        ("t5", 4, "layers that"),
+        ("llama", 0, "cannot be loaded"),
+        ("llama", -4, "no model can be built"),
+    ],
+)
+def test_a_model_that_is_not_supported_is_refused_before_its_weights_are_read(
+    command, folder: Path, kind: str, heads: int, message: str
+):
+    model = folder / "model"  # without weights
+    model.mkdir()
+    sizes = {"vocab_size": 259, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": heads}
+    (model / "config.json").write_text(json.dumps({"model_type": kind, **sizes}))
+    ended = command("reasoning.yaml", "actor.model={path: ./model, tokenizer: bytes}")
+    assert ended.code == 2
+    assert "actor.model.path" in ended.err
+    assert message in ended.err
+    assert "Traceback" not in ended.err
+    assert not (folder / "out").exists()
