@@ -104,7 +104,7 @@ CLAIMS = {
     "pixels": Claim(
         "embodied/pixels.yaml",
         (Limit("episode/return", 1, "<", 12), Limit("episode/return", -1, ">", 15)),
-        ("runner.max_steps=10", "env.evaluation.episodes=1"),
+        ("runner.max_steps=20", "env.evaluation.episodes=1"),
     ),
 }
 
@@ -143,7 +143,7 @@ def table(runs: Path) -> list[str]:
         found = [read_metrics(made.parent) for made in sorted(runs.glob(f"{name}/*/made.json"))]
         for limit in claim.limits if found else ():
             values = [limit.measured(rows) for rows in found]
-            mean, deviation = statistics.mean(values), statistics.pstdev(values)
+            mean, deviation = statistics.mean(values), statistics.stdev(values) if len(values) > 1 else math.nan
             numbers = (f"{number:.4g}" for number in (min(values), mean, max(values), deviation))
             cells = [name, f"`{claim.config}`", str(limit), str(len(values)), *numbers, margin(limit, mean, deviation)]
             lines.append(f"| {' | '.join(cells)} |")
@@ -166,9 +166,9 @@ def page(runs: Path, packages: Sequence[str]) -> str:
         [
             "# Margins of the learning tests",
             "",
-            "How far the learning tests are from their limits. A margin is the distance from the mean of all runs to "
-            "the limit, in standard deviations of these runs. At least three are needed; `all equal` means that every "
-            "run gave the same value. The runs differ in their seed and in the settings of the processor "
+            "How far the learning tests are from their limits. A margin is the distance from the mean of all runs to",
+            "the limit, in standard deviations of these runs. At least three are needed; `all equal` means that every",
+            "run gave the same value. The runs differ in their seed and in the settings of the processor",
             f"([variants](../../benchmarks/margins.py): {names}).",
             "",
             *table(runs),

@@ -165,7 +165,7 @@ def test_images_are_learned_and_a_note_tells_what_becomes_of_them(model: str, co
 
 def test_a_pole_is_balanced_from_pictures(start, folder: Path, drawing) -> None:
     """The beginning of a run that ends at the longest episodes there are."""
-    short = "runner.max_steps=10", "runner.trace_steps=0", "env.evaluation.episodes=1"
+    short = "runner.max_steps=20", "runner.trace_steps=0", "env.evaluation.episodes=1"
     process = start(CONFIGS / "embodied" / "pixels.yaml", "runner.output_dir=out", *short)
     _, errors = process.communicate(timeout=550)
     assert process.returncode == 0, errors
