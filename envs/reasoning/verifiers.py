@@ -134,11 +134,17 @@ def extract_answer(response: str, answer: str) -> str:
     """What the response gives as its answer: the last <answer> tag, else \\boxed{}, else `####` line; without any of
     them the last number if a number is expected, else the whole text."""
     text = response.replace("\N{MINUS SIGN}", "-")
-    marked = _TAGGED.findall(text) or _boxed(text) or _HASHES.findall(text)
-    if marked:
-        return marked[-1].strip()
+    marked = _marked(text)
+    if marked is not None:
+        return marked
     numbers = _NUMBER.findall(text) if parse_number(answer) is not None else []
     return numbers[-1] if numbers else text.strip()
+
+
+def _marked(text: str) -> str | None:
+    """What the response marks as its answer; None without a mark."""
+    found = _TAGGED.findall(text) or _boxed(text) or _HASHES.findall(text)
+    return found[-1].strip() if found else None
 
 
 def parse_number(text: str) -> Fraction | None:
@@ -178,22 +184,66 @@ def _math_verifier(match: Verifier) -> Verifier:
 
 
 def _match_expressions(item: ScoreItem) -> float:
-    """math-verify's own reading of the whole response."""
-    return _equivalent(item.answer, item.final)
+    """math-verify's own reading of the whole response; an answer in words is compared as text."""
+    if _in_words(item.answer):
+        return _match_words(item)
+    return _equivalent(item.answer, item.final, _marked(item.final))
 
 
 def _match_final(item: ScoreItem) -> float:
-    """The extracted final answer; plain numbers are compared exactly, everything else by math-verify."""
+    """The extracted final answer; numbers are compared exactly, words as text, everything else by math-verify."""
+    if _in_words(item.answer):
+        return _match_words(item)
     given = extract_answer(item.final, item.answer)
-    expected_number, given_number = parse_number(item.answer), parse_number(given)
-    if expected_number is not None and given_number is not None:
-        return float(expected_number == given_number)
     if given == item.answer.strip():
         return 1.0
-    return _equivalent(item.answer, f"\\boxed{{{given}}}")
+    expected_number, given_number = parse_number(item.answer), parse_number(given)
+    if expected_number is not None and given_number is not None:
+        worked_out = "/" not in given or expected_number.denominator > 1  # as `_worked_out`
+        return float(worked_out and expected_number == given_number)
+    return _equivalent(item.answer, f"\\boxed{{{given}}}", given)
 
 
-def _equivalent(answer: str, response: str) -> float:
+# math-verify reads letters as a product of symbols, to which `stop` and `pots` are equal.
+_TEXT_COMMAND = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|operatorname|boxed)\b\s*")
+_COMMAND = re.compile(r"\\[A-Za-z]+")
+_FORMULA = re.compile(r"[+*^=<>_$]|\\[A-Za-z]")
+_WORD = re.compile(r"[^\W\d_]{2,}")
+_LETTER = re.compile(r"[^\W\d_]")
+
+
+def _words(text: str) -> list[str]:
+    """Runs of two or more letters, without LaTeX commands."""
+    return _WORD.findall(_COMMAND.sub(" ", _TEXT_COMMAND.sub(" ", text)))
+
+
+def _in_words(answer: str) -> bool:
+    """Whether an expected answer is made of words: no formula, no digit."""
+    if _FORMULA.search(_TEXT_COMMAND.sub("", answer)) or any(character.isdigit() for character in answer):
+        return False
+    return bool(_words(answer))
+
+
+def _match_words(item: ScoreItem) -> float:
+    return float(_bare_words(extract_answer(item.final, item.answer)) == _bare_words(item.answer))
+
+
+def _bare_words(text: str) -> str:
+    """The text without what LaTeX puts around words, and without a full stop."""
+    return " ".join(re.sub(r"[${}]|\\ ", " ", _TEXT_COMMAND.sub(" ", text)).split()).removesuffix(".").rstrip()
+
+
+def _same_words(answer: str, given: str) -> bool:
+    """Whether words beside numbers (units) are those of the expected answer, in order, or left out altogether."""
+    expected = _words(answer)
+    if not expected or _FORMULA.search(_TEXT_COMMAND.sub("", answer)):
+        return True
+    found = _words(given)
+    return found == expected or not _LETTER.search(_COMMAND.sub(" ", _TEXT_COMMAND.sub(" ", given)))
+
+
+def _equivalent(answer: str, response: str, marked: str | None) -> float:
+    """By math-verify. marked: what the response marks as its answer."""
     from math_verify import parse, verify
 
     gold = parse(answer if "$" in answer or "\\boxed" in answer else f"\\boxed{{{answer}}}", parsing_timeout=None)
@@ -201,6 +251,8 @@ def _equivalent(answer: str, response: str) -> float:
         raise ValueError(f"math-verify cannot read the expected answer {answer!r}")
     given = parse(response, parsing_timeout=None)
     if not (given and _worked_out(gold[0], given)):
+        return 0.0
+    if not _same_words(answer, str(given[-1]) if marked is None else marked):
         return 0.0
     return float(verify(gold, given, timeout_seconds=None))
 

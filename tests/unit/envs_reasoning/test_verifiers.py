@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 from fractions import Fraction
@@ -14,6 +15,8 @@ from rl_platform.errors import ConfigError
 MATH = load_verifier(VerifierSpec("math_verify"))
 JSONL = load_verifier(VerifierSpec("task", "jsonl"))
 DIGITS = load_verifier(VerifierSpec("task", "digits"))
+
+BOTH = pytest.mark.parametrize("verifier", [MATH, JSONL], ids=["math_verify", "jsonl"])
 
 
 def item(response: str, answer: str) -> ScoreItem:
@@ -76,7 +79,7 @@ def test_extract_answer(response: str, answer: str, given: str) -> None:
         ("", "1/2", 0.0),
     ],
 )
-@pytest.mark.parametrize("verifier", [MATH, JSONL], ids=["math_verify", "jsonl"])
+@BOTH
 def test_equivalent_expressions(verifier, response: str, answer: str, score: float) -> None:
     assert verifier(item(response, answer)) == score
 
@@ -120,6 +123,55 @@ def test_task_verifier_of_jsonl(response: str, answer: str, score: float) -> Non
 )
 def test_a_calculation_is_not_the_number_it_leads_to(response: str, answer: str, score: float) -> None:
     assert MATH(item(response, answer)) == score
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "score"),
+    [
+        ("What is 84/2? 84/2", "42", 0.0),
+        ("#### 84/2", "42", 0.0),
+        ("<answer>84/2</answer>", "42", 0.0),
+        (r"\boxed{84/2}", "42", 0.0),
+        (r"\boxed{42}", "42", 1.0),
+        ("pots", "stop", 0.0),
+        (r"\boxed{pots}", "stop", 0.0),
+        (r"\boxed{p o t s}", "stop", 0.0),
+        (r"\boxed{s*t*o*p}", "stop", 0.0),
+        (r"\boxed{on}", "no", 0.0),
+        (r"\boxed{York New}", "New York", 0.0),
+        (r"\boxed{no}", "no", 1.0),
+        (r"\boxed{\text{New York}}", "New York", 1.0),
+        (r"\boxed{3 mc}", "3 cm", 0.0),
+        (r"\boxed{3 cm}", "3 cm", 1.0),
+        (r"\boxed{3}", "3 cm", 1.0),
+        (r"\boxed{1}", "__import__('os')", 0.0),
+        (r"\boxed{(0, 1]}", "[0, 1)", 0.0),
+        (r"\boxed{[0, 1)}", "[0, 1)", 1.0),
+        (r"\boxed{\{2, 1\}}", r"\{1, 2\}", 1.0),
+        (r"\boxed{1,000}", "1000", 1.0),
+        (r"\boxed{0.5}", r"\frac{1}{2}", 1.0),
+        (r"\boxed{y + x}", "x + y", 1.0),
+        (r"\boxed{yx}", "$xy$", 1.0),
+    ],
+)
+@BOTH
+def test_words_are_text_and_calculations_are_no_answers(verifier, response: str, answer: str, score: float) -> None:
+    assert verifier(item(response, answer)) == score
+
+
+@BOTH
+def test_random_words_and_numbers_pay_only_if_they_are_equal(verifier) -> None:
+    generator = random.Random(0)
+    for _ in range(2_000):
+        word = "".join(generator.choices("abcdefinopst", k=generator.randint(2, 7)))
+        other = "".join(generator.sample(word, len(word)))
+        assert verifier(item(f"\\boxed{{{other}}}", word)) == float(other == word), (word, other)
+    for _ in range(50):
+        numerator, denominator = generator.randint(-99, 99), generator.randint(2, 20)
+        value, other = Fraction(numerator, denominator), Fraction(generator.randint(-9, 9), denominator)
+        if value.denominator > 1:
+            assert verifier(item(f"\\boxed{{{numerator}/{denominator}}}", str(value))) == 1.0
+        assert verifier(item(f"\\boxed{{{other}}}", str(value))) == float(other == value), (value, other)
 
 
 def test_an_expected_answer_that_cannot_be_read_is_no_zero() -> None:
