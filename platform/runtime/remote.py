@@ -73,8 +73,9 @@ class RemoteRuntime(ShutsDown):
     def start(self, components: Mapping[str, ComponentSpec]) -> dict[str, WorkerGroup]:
         """Starts all processes and constructs every rank, hosts side by side, the ranks of a host in order.
 
-        Raises PlacementError if the processes cannot be placed or `components` and the placement name different ones,
-        and what a constructor raised, typed as a call's error; whatever was started is ended then.
+        A process without a learner that dies meanwhile is started again (`Restarts`). Raises PlacementError if the
+        processes cannot be placed or `components` and the placement name different ones, and what a constructor raised,
+        typed as a call's error; whatever was started is ended then.
         """
         if self._started:
             raise RuntimeError("a runtime starts its components once: make a new one")
@@ -84,22 +85,22 @@ class RemoteRuntime(ShutsDown):
             sends = self._fleet.start(self._placement.hosts)
             for placed in self._placement.hosts:
                 self._hosts[placed.name] = RemoteHost(placed.name, placed, sends[placed.name], self._on_death)
+            packed = SharedArguments(self._names)
+            self._workers = {
+                member: RemoteWorker(host, member, self._names, packed, self._on_failure, self._peers_of(member[0]))
+                for host in self._hosts.values()
+                for member in host.members
+            }
             self._packed = SharedArguments(self._names)((), {"components": dict(components)})
             self._greet(self._hosts)
             self._build(self._hosts.values())
             self._form_groups()
             self._all("construct", dict.fromkeys(self._hosts, ()), START_S)
-            for host in self._hosts.values():
-                host.watch()
+            self._watch_over(self._hosts.values())
+            self._start_again()
         except BaseException as error:
             stop_after(error, self.fail, self.shutdown)
             raise
-        packed = SharedArguments(self._names)
-        self._workers = {
-            member: RemoteWorker(host, member, self._names, packed, self._on_failure, self._peers_of(member[0]))
-            for host in self._hosts.values()
-            for member in host.members
-        }
         return {
             name: WorkerGroup(
                 name,
@@ -155,6 +156,10 @@ class RemoteRuntime(ShutsDown):
         for host in self._hosts.values():
             self._restarts.check(host)
         settle()
+        return self._start_again()
+
+    def _start_again(self) -> list[Member]:
+        """Starts the processes that died; returns their ranks. Raises the death of one that is not started again."""
         members: list[Member] = []
         while lost := [host for host in self._hosts.values() if host.death is not None]:
             told, self._told = self._told, []
@@ -163,7 +168,7 @@ class RemoteRuntime(ShutsDown):
             with ThreadPoolExecutor(len(started)) as pool:
                 list(pool.map(self._prepare, started))
             members += [member for host in lost for member in host.members]
-        for host in self._hosts.values():
+        for host in self._hosts.values() if members else ():
             host.send("rehome", self._homes())  # for messages only: nobody waits for it
         return list(dict.fromkeys(members))
 
@@ -185,8 +190,12 @@ class RemoteRuntime(ShutsDown):
             self._all("construct", {host.name: ()}, START_S)
         except WorkerDied as error:
             host.died(error)
-        else:
-            host.watch()
+        self._watch_over([host])
+
+    def _watch_over(self, hosts: Iterable[RemoteHost]) -> None:
+        for host in hosts:
+            if host.death is None:
+                host.watch()
 
     def spans(self) -> list[Span]:
         """What the hosts recorded for the timeline; they record no more then."""
@@ -262,12 +271,25 @@ class RemoteRuntime(ShutsDown):
         )
 
     def _all(self, method: str, arguments: Mapping[str, tuple[Any, ...]], timeout: float) -> dict[str, Any]:
-        """The answers of these hosts by name. Raises the first error, or Deadline naming who did not answer."""
-        asked = {name: self._hosts[name].send(method, *values) for name, values in arguments.items()}
-        concurrent.futures.wait(asked.values(), timeout, concurrent.futures.FIRST_EXCEPTION)
-        for future in asked.values():
-            if future.done() and (error := future.exception()) is not None:
-                raise error
+        """The answers of these hosts by name, except those that died and may be started again.
+
+        Raises the first error of the others, or Deadline naming who did not answer.
+        """
+        alive = {name: values for name, values in arguments.items() if self._hosts[name].death is None}
+        asked = {name: self._hosts[name].send(method, *values) for name, values in alive.items()}
+        until = time.monotonic() + timeout
+        while asked:
+            left = max(0.0, until - time.monotonic())
+            concurrent.futures.wait(asked.values(), left, concurrent.futures.FIRST_EXCEPTION)
+            failed = {name: future.exception() for name, future in asked.items() if future.done()}
+            failed = {name: error for name, error in failed.items() if error is not None}
+            for name, error in failed.items():
+                if not (isinstance(error, WorkerDied) and self._restarts.possible(self._hosts[name])):
+                    raise error
+                self._hosts[name].died(error)
+                del asked[name]
+            if not failed:
+                break
         late = [name for name, future in asked.items() if not future.done()]
         if late:
             raise Deadline(f"{', '.join(late)} did not answer to {method} within {timeout:g} s")

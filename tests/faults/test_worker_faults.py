@@ -24,12 +24,14 @@ from rl_platform.checkpoint import Checkpoint
 from rl_platform.components.actor import LanguageActor
 from rl_platform.components.environment import Environment
 from rl_platform.components.policy_rollout import Actions, Observations, PolicyRollout
+from rl_platform.components.reward import Reward
 from rl_platform.components.rollout import LanguageRollout
 from rl_platform.engines.training.state_files import read_whole
 from rl_platform.records import RolloutBatch, Weights, WeightsReceived
 from rl_platform.runners import embodied, reasoning
 from rl_platform.runtime import weight_group
-from rl_platform.runtime.host import Progress
+from rl_platform.runtime.host import ComponentContext, Progress
+from rl_platform.runtime.remote import RemoteRuntime
 from rl_platform.runtime.remote_channel import RemoteChannel
 from rl_platform.runtime.remote_worker import RemoteWorker
 from rl_platform.runtime.weight_group import WeightsOffer
@@ -333,3 +335,61 @@ def test_a_policy_and_a_simulation_that_are_killed_while_they_work(command, addr
     assert [warning.split()[0] for warning in warnings] == ["rollout[0]", "env[0]"]
     assert metrics("episode/return") == returns
     assert equal(learned(STEPS, "actor"), expected)
+
+
+class DiesInConstruction(LanguageRollout):
+    """Rank 1 is killed once, while it is constructed."""
+
+    def __init__(self, context: ComponentContext, *others: Any, **named: Any) -> None:
+        if context.rank == 1:
+            die_once("killed")
+        super().__init__(context, *others, **named)
+
+
+class DyingReward(Reward):
+    """Killed once, while it is constructed."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        die_once("reward killed")
+        super().__init__(*given, **named)
+
+
+def test_a_rollout_and_a_reward_that_are_killed_while_the_run_starts(
+    command, address, undisturbed, trained, monkeypatch
+):
+    monkeypatch.setattr(reasoning, "LanguageRollout", DiesInConstruction)
+    monkeypatch.setattr(reasoning, "Reward", DyingReward)
+    build, kills = RemoteRuntime._build, []
+
+    def fatal(self: RemoteRuntime, hosts: Any) -> None:
+        if not kills:
+            kills.append(killed(self._workers["rollout", 0]))  # it has come up, and knows of no component yet
+        build(self, hosts)
+
+    monkeypatch.setattr(RemoteRuntime, "_build", fatal)
+    ended = command(*RUN, *APART, f"cluster.address={address}")
+    assert ended.code == 0, ended.err
+    assert Path("killed").exists()
+    assert Path("reward killed").exists()
+    assert metrics("runtime/restarts") == [3, 3, 3]
+    assert trained == undisturbed[1]
+    assert equal(learned(STEPS), undisturbed[0])
+
+
+class DyingEnvironment(Environment):
+    """Killed in every construction."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        with open("deaths", "a") as deaths:
+            deaths.write("x")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_an_environment_that_is_killed_at_every_start(command, address, monkeypatch):
+    monkeypatch.setattr(embodied, "Environment", DyingEnvironment)
+    placement = "cluster.component_placement={'actor_critic,rollout': 0, env: 1}"
+    settings = ["embodied.yaml", "runner.output_dir=out", "cluster.devices_per_node=2", placement]
+    ended = command(*settings, f"cluster.address={address}", "cluster.restarts=1")
+    assert ended.code == 75, ended.err
+    assert Path("deaths").read_text() == "xx"
+    assert "env[0] was started again 1 times (cluster.restarts)" in ended.err
