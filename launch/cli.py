@@ -19,7 +19,7 @@ import typer
 from rl_platform.config import LoadedConfig, load_config
 from rl_platform.config.rollout_backend import chosen_backend
 from rl_platform.config.schema import Cluster
-from rl_platform.errors import ConfigError, PlacementError, PlatformError, Problem
+from rl_platform.errors import ConfigError, PlacementError, PlatformError, Problem, RayLost
 from rl_platform.garbage import collect_as_usual, collect_rarely
 from rl_platform.launch.planning import PlanForm, plan_text
 from rl_platform.launch.saved_run import find_run
@@ -194,18 +194,20 @@ def main() -> None:
     """Entry point of the console script: every error becomes a message and its exit code."""
     signal.signal(signal.SIGTERM, _terminate)
     collect_rarely()
+    at_once = False
     try:
         arguments = app([_with_form(word) for word in sys.argv[1:]], standalone_mode=False)
         if isinstance(arguments, Arguments):  # --help gives a number
             launch(arguments)
     except BaseException as error:
         code = _explain(error)
+        at_once = code in (INTERRUPTED, TERMINATED) or isinstance(error, RayLost)
     else:
         code = 0
     sys.stdout.flush()
     sys.stderr.flush()
-    if code in (INTERRUPTED, TERMINATED):
-        os._exit(code)  # threads that are still computing would hold up or crash the interpreter's end
+    if at_once:
+        os._exit(code)  # threads that are still computing, or Ray, would hold up or crash the interpreter's end
     collect_as_usual()
     sys.exit(code)
 

@@ -1,13 +1,16 @@
 """Which runtime a run gets, and the Ray cluster under it: one of its own on this machine, or one that is running.
 
 A cluster of its own has its files in a temporary folder, no dashboard and a bounded object store, and ends with the
-run: no process is left. Runs that join one cluster do not meet: each has names and a placement group of its own.
+run: no process is left. Its ports are bound to the loopback interface. Its token is new for each run and lies, like all
+its files, in a folder that only the user can enter. Runs that join one cluster do not meet: each has names and a
+placement group of its own.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -15,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -24,7 +27,7 @@ import psutil
 import torch
 
 from rl_platform.config.schema import Cluster, Config
-from rl_platform.errors import PlacementError, Problem, WorkerDied
+from rl_platform.errors import PlacementError, Problem, RayLost, WorkerDied
 from rl_platform.placement.scheduler import Placement
 from rl_platform.runtime import Runtime
 from rl_platform.runtime.local import LocalRuntime
@@ -52,6 +55,8 @@ OWN_SETTINGS = {  # read by Ray's processes when they start
     "RAY_task_events_report_interval_ms": "0",
     "RAY_worker_niceness": "0",  # 15 by default: the processes that compute would come after all others
     "MALLOC_ARENA_MAX": "1",  # `keep_freed_memory` comes too late for it: Ray's threads have made theirs
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's only switch for loopback addresses, read when Ray is imported
+    "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
 }
 
 
@@ -91,7 +96,7 @@ def cluster_for(cluster: Cluster, placement: Placement) -> Iterator[Callable[[],
             yield entered.result
         finally:
             if entered.exception() is None:
-                ray.__exit__(None, None, None)
+                ray.__exit__(*sys.exc_info())
 
 
 def uses_ray(cluster: Cluster, placement: Placement) -> bool:
@@ -108,34 +113,38 @@ def ray_cluster(cluster: Cluster, processes: int = 1) -> Iterator[None]:
     if cluster.address is None:
         threads = max(1, torch.get_num_threads() // processes)  # else 1; see `prepare_process`
         settings |= OWN_SETTINGS | {"OMP_NUM_THREADS": str(threads)}
-    for name, value in settings.items():
-        os.environ.setdefault(name, value)
-    if cluster.address is None:
-        with _started(processes):
+    with _environment({name: value for name, value in settings.items() if name not in os.environ}):
+        if cluster.address is None:
+            with _started(processes):
+                yield
+            return
+        with _joined(cluster.address):
             yield
-        return
-    import ray
 
+
+@contextmanager
+def _joined(address: str) -> Iterator[None]:
     try:
-        _knock(cluster.address)
-        _connect(address=cluster.address)
+        _knock(address)
+        _connect(address=address)
     except (OSError, ValueError, RuntimeError) as error:
         hint = "`ray status` on that machine shows whether a cluster runs there"
         message = f"no Ray cluster can be joined: {' '.join(str(error).split())}"
-        raise PlacementError([Problem("cluster.address", message, value=cluster.address, hint=hint)]) from error
+        raise PlacementError([Problem("cluster.address", message, value=address, hint=hint)]) from error
     try:
         yield
     finally:
-        ray.shutdown()
+        _disconnect()
 
 
 @contextmanager
 def _started(processes: int) -> Iterator[None]:
-    import ray
-
     before = set(_descendants())
     folder = tempfile.mkdtemp(prefix="rl-", dir="/tmp" if os.path.isdir("/tmp") else None)  # sockets need short paths
-    try:
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        stack.enter_context(_token(folder))
+        stack.callback(_end_processes, before)
         try:
             _connect(
                 address="local",
@@ -143,23 +152,67 @@ def _started(processes: int) -> Iterator[None]:
                 num_gpus=torch.cuda.device_count(),
                 include_dashboard=False,
                 object_store_memory=_store_bytes(),
-                _temp_dir=folder,
+                _temp_dir=os.path.join(folder, "ray"),  # Ray opens its own folders to everybody: they need a closed one
             )
         except Exception as error:
             raise WorkerDied(f"Ray did not start on this machine: {' '.join(str(error).split())}") from error
         with _guarded(folder, [process for process in _descendants() if process not in before]):
             yield
+
+
+def _end_processes(before: Collection[psutil.Process]) -> None:
+    """Ends Ray and all processes that were not there before, whatever state they are in."""
+    started = [process for process in _descendants() if process not in before]
+    _disconnect()
+    _, left = psutil.wait_procs(started, 0 if _is_lost() else ENDING_S)
+    for process in left:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(left, ENDING_S)
+
+
+@contextmanager
+def _token(folder: str) -> Iterator[None]:
+    """Only processes that can read a new file in `folder` can join the Ray that starts in this block."""
+    path = os.path.join(folder, "token")
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(secrets.token_hex(32))
+    try:
+        with _environment({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": path, "RAY_AUTH_TOKEN": None}):
+            _read_token()
+            yield
     finally:
-        started = [process for process in _descendants() if process not in before]
-        ray.shutdown()
-        _, left = psutil.wait_procs(started, ENDING_S)
-        for process in left:
-            try:
-                process.kill()
-            except psutil.NoSuchProcess:
-                continue
-        psutil.wait_procs(left, ENDING_S)
-        shutil.rmtree(folder, ignore_errors=True)
+        if not _is_lost():
+            _read_token()
+
+
+def _read_token() -> None:
+    """Ray reads mode and token once per process; a process may have several runs."""
+    from ray._raylet import AuthenticationTokenLoader, Config
+
+    Config.initialize("")  # first: threads of Ray may read a token while the mode asks for one
+    AuthenticationTokenLoader.instance().reset_cache()
+
+
+@contextmanager
+def _environment(values: Mapping[str, str | None]) -> Iterator[None]:
+    """Sets these variables, or removes those that are None, until the block ends."""
+    before = {name: os.environ.get(name) for name in values}
+    _set_environment(values)
+    try:
+        yield
+    finally:
+        _set_environment(before)
+
+
+def _set_environment(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 @contextmanager
@@ -190,6 +243,18 @@ def _connect(**options: Any) -> None:
     ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)
+
+
+def _disconnect() -> None:
+    """Ray would wait for processes that are gone."""
+    import ray
+
+    if not _is_lost():
+        ray.shutdown()
+
+
+def _is_lost() -> bool:
+    return isinstance(sys.exception(), RayLost)
 
 
 def _descendants() -> list[psutil.Process]:

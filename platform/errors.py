@@ -89,6 +89,10 @@ class WorkerDied(PlatformError):
     exit_code = 75
 
 
+class RayLost(WorkerDied):
+    """Ray's own processes are gone. Nothing can be asked of Ray any more, so the command exits at once."""
+
+
 class Unreachable(PlatformError):
     """A server that the run needs does not answer."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from datetime import timedelta
 from typing import Any
 
@@ -14,8 +15,15 @@ class Meeting:
     def __init__(self, address: str, world_size: int) -> None:
         import torch.distributed as dist
 
+        listening = socket.create_server((address, 0))  # the store itself would listen on all interfaces
         self.store: Any = dist.TCPStore(
-            address, 0, world_size, is_master=True, timeout=timedelta(seconds=MEET_S), wait_for_workers=False
+            address,
+            listening.getsockname()[1],
+            world_size,
+            is_master=True,
+            timeout=timedelta(seconds=MEET_S),
+            wait_for_workers=False,
+            master_listen_fd=listening.detach(),
         )
         self.port: int = self.store.port
 

@@ -16,10 +16,12 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from types import TracebackType
 from typing import Any
 
 import ray
 import torch
+from ray.exceptions import RayActorError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -29,10 +31,11 @@ from rl_platform.runtime import Placement, reservation
 from rl_platform.runtime.fingerprint import code_fingerprint
 from rl_platform.runtime.fleet import Greeting
 from rl_platform.runtime.host import PlacedHost
-from rl_platform.runtime.lifecycle import RUNNER
+from rl_platform.runtime.lifecycle import RUNNER, SHUTDOWN_S
 from rl_platform.runtime.process import HostProcess, Record, prepare_process
 from rl_platform.runtime.process_group import Meeting, join_group, leave_group
 from rl_platform.runtime.ray_link import RayLink, typed
+from rl_platform.runtime.ray_watch import LauncherWatch, watch_head
 from rl_platform.runtime.remote import RemoteRuntime
 from rl_platform.runtime.remote_channel import Address
 from rl_platform.runtime.remote_worker import Send, answered
@@ -56,6 +59,27 @@ class RayRuntime(RemoteRuntime):
         self, placement: Placement, deadline_s: float, seed: int, trace: bool = False, restarts: int = 0
     ) -> None:
         super().__init__(placement, deadline_s, seed, RayFleet(min(deadline_s, RESERVE_S), trace), restarts)
+        self._watch = LauncherWatch()
+
+    def shutdown(self, timeout: float = SHUTDOWN_S) -> None:
+        """See `RemoteRuntime`; without Ray nothing is left to be asked or ended."""
+        try:
+            if self._watch.lost is None:
+                super().shutdown(timeout)
+        finally:
+            self._watch.stop()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Raises RayLost, whatever its consequences were, if Ray itself is gone: its processes cannot be asked then."""
+        try:
+            if self._watch.lost is None:
+                super().__exit__(kind, error, trace)
+        finally:
+            self._watch.stop()
+            if self._watch.lost is not None:
+                raise self._watch.lost from error
 
 
 class HostActor:
@@ -65,6 +89,7 @@ class HostActor:
         self, name: str, namespace: str, environment: Mapping[str, str], threads: int, paths: Sequence[str], trace: bool
     ) -> None:
         self._records = prepare_process(environment, threads, paths, trace)
+        watch_head()
         self._link = RayLink(namespace)
         self._waiting = ThreadPoolExecutor(WAITING_CALLS, thread_name_prefix="call")
         self._listener = self._link.listen(name, self._take)
@@ -249,11 +274,14 @@ class RayFleet:
         used = sorted({local for placed in hosts for local in placed.accelerators})
         if not used:
             return
-        names = dict(zip(used, ray.get(self._actors[hosts[0].name].accelerators.remote()), strict=True))
+        try:
+            names = dict(zip(used, ray.get(self._actors[hosts[0].name].accelerators.remote()), strict=True))
+        except RayActorError as error:
+            raise typed(hosts[0].name, error) from error
         for placed in hosts:
             if placed.accelerators:
                 self._visible[placed.name] = shown = ",".join(names[local] for local in placed.accelerators)
-                ray.get(self._actors[placed.name].see.remote(shown))
+                self._actors[placed.name].see.remote(shown)  # before the calls that follow
 
     def stop(self, timeout: float) -> None:
         for actor in self._actors.values():

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +21,7 @@ import torch
 
 STEPS = 3
 ENDED_S = 10.0
+LOST_S = 15.0
 REASONING = {
     "shared": ["cluster.runtime=ray"],
     "apart, two learning ranks": [
@@ -114,7 +119,7 @@ def test_reasoning_learns_what_one_process_learns(learned, scored: str, name: st
     for step in steps:  # in one process the rollout reads the weights where they are
         assert step["actor/grad_norm"] > 0, "else nothing is learned and nothing compared"
         assert (step["weights/bytes"] > 0) == (name != "shared")
-    assert not list(Path("/tmp").glob(f"rl-*/session_*_{os.getpid()}")), "files of Ray are left"
+    assert not list(Path("/tmp").glob(f"rl-*/ray/session_*_{os.getpid()}")), "files of Ray are left"
 
 
 @pytest.mark.usefixtures("nothing_left")
@@ -186,6 +191,116 @@ def test_a_killed_learner_ends_the_run_with_a_way_to_go_on(launched) -> None:
     assert "WorkerDied: the process of actor_critic,env,rollout[0] died" in errors
     assert "the same command goes on from step" in errors
     assert_gone(started)
+
+
+def named(processes: list[psutil.Process], name: str) -> psutil.Process:
+    (found,) = (process for process in processes if process.name() == name)
+    return found
+
+
+def assert_lost(process: Any, started: list[psutil.Process], what: str) -> None:
+    """The run ends in time with exit code 75, names `what` and the step it goes on from, and leaves no process."""
+    began = time.monotonic()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 75, errors
+    assert time.monotonic() - began < LOST_S
+    assert f"RayLost: {what} at " in errors
+    assert "the same command goes on from step" in errors
+    assert "Traceback" not in errors
+    assert_gone(started)
+
+
+@pytest.mark.parametrize(("name", "what"), [("gcs_server", "Ray's head"), ("raylet", "Ray's raylet")])
+def test_a_run_without_its_ray_ends_with_a_way_to_go_on(launched, name: str, what: str) -> None:
+    process, started = launched("cluster.runtime=ray")
+    named(started, name).kill()
+    assert_lost(process, started, what)
+    assert not list(Path("/tmp").glob(f"rl-*/ray/session_*_{process.pid}")), "files of Ray are left"
+
+
+CLUSTER = """
+import time
+from ray.cluster_utils import Cluster
+cluster = Cluster()
+cluster.add_node(num_cpus=2, object_store_memory=256 * 2**20, include_dashboard=False)
+print(cluster.address, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def joinable() -> Iterator[str]:
+    """The address of a Ray cluster that another process has started; nothing of it is left."""
+    folder = tempfile.mkdtemp(prefix="rl-", dir="/tmp")
+    Path(folder, "ray").mkdir()
+    environment = os.environ | {"RAY_TMPDIR": folder}
+    with subprocess.Popen([sys.executable, "-c", CLUSTER], env=environment, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        yield other.stdout.readline().strip()
+        for process in [*psutil.Process(other.pid).children(recursive=True), psutil.Process(other.pid)]:
+            process.kill()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_a_joined_cluster_without_its_head_ends_the_run_with_a_way_to_go_on(launched, joinable: str) -> None:
+    process, own = launched(f"cluster.address={joinable}")
+    everything = psutil.Process().children(recursive=True)
+    hosts = hosts_of(everything)
+    assert hosts
+    named(everything, "gcs_server").kill()
+    assert_lost(process, [*own, *hosts], "Ray's head")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="sockets are read from /proc")
+def test_another_user_reaches_nothing_of_a_run(launched, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("HOME", str(home))
+        for name in ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+            environment.delenv(name, raising=False)
+        placement = "cluster.component_placement={actor_critic: 0-1, 'rollout,env': 2}"
+        process, started = launched("cluster.devices_per_node=3", placement)
+    assert not (home / ".ray").exists()
+    assert len(hosts_of(started)) == 3
+
+    sockets = [found for one in [psutil.Process(process.pid), *started] for found in listening(one)]
+    assert len(sockets) >= 8, "Ray's head, its raylet, all hosts and the launcher listen, and so do the two learners"
+    reached = {found.laddr.ip for found in sockets}
+    assert {ip.removeprefix("::ffff:") for ip in reached} <= {"127.0.0.1", "::1"}
+
+    (session,) = Path("/tmp").glob(f"rl-*/ray/session_*_{process.pid}")
+    closed = session.parent.parent
+    token = closed / "token"
+    assert [path.stat().st_mode & 0o777 for path in (closed, token)] == [0o700, 0o600]
+
+    address = re.search(r"--gcs-address=(\S+)", " ".join(named(started, "raylet").cmdline()))
+    assert address is not None
+    assert joined(address[1], token.read_text()) == "joined", "else the next line says nothing"
+    assert joined(address[1], "0" * 64) != "joined"
+    assert joined(address[1], None) != "joined"
+
+
+def listening(process: psutil.Process) -> list[Any]:
+    return [found for found in process.net_connections("inet") if found.status == psutil.CONN_LISTEN]
+
+
+def joined(address: str, token: str | None) -> str:
+    """What becomes of another Ray process that connects with this token."""
+    code = f"from ray._raylet import GcsClient; GcsClient(address='{address}').get_all_node_info(timeout=5)"
+    secret = {"RAY_AUTH_MODE": "disabled"} if token is None else {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | secret,
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return "no answer"
+    return "joined" if ended.returncode == 0 else ended.stderr
 
 
 def test_a_launcher_that_is_killed_takes_everything_with_it(launched) -> None:

@@ -1,0 +1,111 @@
+"""Notices that Ray's own processes are gone: the head (GCS), or the raylet of this node.
+
+Ray itself waits a minute for its head and then ends the process with exit code 1, in C++, where no error can be caught.
+Looks with TCP connections, which the kernel accepts for a process that is busy. Not covered: a process that is stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any
+
+import ray
+
+from rl_platform.errors import RayLost
+
+LOOK_S = 0.5
+CONNECT_S = 2.0
+LOST_S = 4.0  # without an answer; a head that is started again by its cluster may be back by then
+HOST_LOST_S = 7.0  # later than the launcher, which says why
+INTERRUPT_S = 2.0  # an interruption that code in between has lost is repeated
+LEAVE_S = 8.0  # for the launcher to end after the loss
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ends whatever the main thread waits for, as Ctrl-C does."""
+
+
+class RayWatch:
+    """Calls `lost(reason)` in a thread of its own, once, if one of `addresses` (by name) does not answer for
+    `patience_s` seconds."""
+
+    def __init__(self, addresses: Mapping[str, str], patience_s: float, lost: Callable[[str], None]) -> None:
+        self._addresses, self._patience_s, self._lost = addresses, patience_s, lost
+        self._stopped = threading.Event()
+        threading.Thread(target=self._look, name="ray watch", daemon=True).start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _look(self) -> None:
+        answered = dict.fromkeys(self._addresses, time.monotonic())
+        while not self._stopped.wait(LOOK_S):
+            for name, address in self._addresses.items():
+                if answers(address, CONNECT_S):
+                    answered[name] = time.monotonic()
+                elif time.monotonic() - answered[name] > self._patience_s:
+                    self._lost(f"{name} at {address} is gone: it has not answered for {self._patience_s:g} s")
+                    return
+
+
+class LauncherWatch:
+    """Interrupts the launcher's main thread when Ray is lost, and ends the process if it does not end by itself."""
+
+    def __init__(self) -> None:
+        self.lost: RayLost | None = None
+        self._over = threading.Event()
+        self._main = threading.current_thread() is threading.main_thread()
+        if self._main:
+            signal.signal(signal.SIGUSR1, self._interrupt)  # stays: a late signal must not end the process
+        self._watch = RayWatch(launcher_addresses(), LOST_S, self._end)
+
+    def stop(self) -> None:
+        self._watch.stop()
+        self._over.set()
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        if not self._over.is_set():
+            raise Interrupted
+
+    def _end(self, reason: str) -> None:
+        self.lost = RayLost(reason)
+        until = time.monotonic() + LEAVE_S
+        while time.monotonic() < until:
+            if self._main and not self._over.is_set():
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+            if self._over.wait(INTERRUPT_S):
+                return
+        print(
+            f"RayLost: {reason}\n    the same command goes on from the newest checkpoint", file=sys.stderr, flush=True
+        )
+        os._exit(RayLost.exit_code)
+
+
+def watch_head() -> None:
+    """Ends this process, which a Ray that has no head any more would keep for a minute."""
+    RayWatch({"Ray's head": ray.get_runtime_context().gcs_address}, HOST_LOST_S, lambda reason: os._exit(1))
+
+
+def launcher_addresses() -> dict[str, str]:
+    """Of the processes without which the launcher cannot go on."""
+    context = ray.get_runtime_context()
+    node: dict[str, Any] = next(node for node in ray.nodes() if node["NodeID"] == context.get_node_id())
+    raylet = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
+    return {"Ray's head": context.gcs_address, "Ray's raylet": raylet}
+
+
+def answers(address: str, timeout_s: float) -> bool:
+    """Whether somebody accepts connections there."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout_s).close()
+    except OSError:
+        return False
+    return True
