@@ -9,12 +9,8 @@ keeps, its questions or the spaces of its environment.
 from __future__ import annotations
 
 import importlib.util
-import os
-import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.metadata import version
-from pathlib import Path
 
 import psutil
 import torch
@@ -22,17 +18,19 @@ import torch
 from rl_platform.config.components import RewardModel
 from rl_platform.config.schema import Config
 from rl_platform.engines.rollout.sglang import VERSION as SGLANG
+from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch.cluster import uses_ray
 from rl_platform.launch.layouts import check_layouts, device_problems, layout_problems
+from rl_platform.launch.output import output_problems
 from rl_platform.launch.ranks import rank_problems
 from rl_platform.placement.inventory import Inventory
+from rl_platform.placement.policy_shape import PolicyShape
 from rl_platform.placement.scheduler import Placement
 
 BYTES_TRAINED = 16  # per parameter: float32 weight, gradient and two Adam moments
 BYTES_SAVED = 12  # the same without the gradient
 BYTES_FROZEN = 4
-RUN_MARK = "config.yaml"  # a folder that holds this file holds a run
 
 
 def check_cheap(config: Config, placement: Placement) -> None:
@@ -41,7 +39,7 @@ def check_cheap(config: Config, placement: Placement) -> None:
         *_engines(config, placement),
         *_processes(config, placement),
         *_weight_sync(config, placement),
-        *_output(config),
+        *output_problems(config),
     ]
     if "wandb" in config.runner.logger_backends and importlib.util.find_spec("wandb") is None:
         hint = "pip install wandb"
@@ -120,51 +118,6 @@ def _group_problems(placement: Placement) -> Iterator[Problem]:
     yield Problem("rollout.weight_transfer", message, value="group", allowed="auto, memory")
 
 
-def _output(config: Config) -> Iterator[Problem]:
-    folder, key = output_path(config), "runner.output_dir"
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    if not existing.is_dir():
-        yield Problem(key, f"{existing} is a file", value=str(folder), hint="name another folder")
-    elif not os.access(existing, os.W_OK | os.X_OK):
-        yield Problem(key, f"{existing} is not writable", value=str(folder), hint="name another folder")
-    elif existing == folder and (folder / RUN_MARK).is_file():
-        if config.runner.resume == "never":
-            hint = "runner.resume=auto goes on with it; or name another folder"
-            yield Problem(key, "holds a run already, and runner.resume is never", value=str(folder), hint=hint)
-    elif existing == folder and any(folder.iterdir()):
-        message = "is not empty and holds no run of this platform"
-        yield Problem(key, message, value=str(folder), hint="name another folder")
-
-
-def output_path(config: Config) -> Path:
-    """The run's folder, absolute."""
-    return Path(config.runner.output_dir).expanduser().absolute()
-
-
-@contextmanager
-def output_folder(config: Config, resolved_yaml: str) -> Iterator[Path]:
-    """The run's folder. One that is made here disappears again if the block fails before there is a line of metrics.
-
-    Raises ConfigError if it cannot be made.
-    """
-    folder = output_path(config)
-    new = not (folder / RUN_MARK).exists()
-    if new:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / RUN_MARK).write_text(resolved_yaml, encoding="utf-8")
-        except OSError as error:
-            message = f"cannot be made: {error.strerror}"
-            raise ConfigError([Problem("runner.output_dir", message, value=str(folder))]) from error
-    try:
-        yield folder
-    except BaseException:
-        metrics = folder / "metrics.jsonl"
-        if new and not (metrics.exists() and metrics.stat().st_size):
-            shutil.rmtree(folder)
-        raise
-
-
 def check_models(config: Config, placement: Placement, inventory: Inventory) -> int:
     """Raises ConfigError when a language model cannot be loaded or all cannot fit into this machine's memory.
 
@@ -230,6 +183,20 @@ def _reward_bytes(section: RewardModel) -> int:
         network = AutoModelForSequenceClassification.from_config(load_parts(section)[1])
     size = sum(parameter.numel() for parameter in network.parameters())
     return size * (BYTES_FROZEN if section.dtype == "float32" else BYTES_FROZEN // 2)
+
+
+def policy_bytes(config: Config, spaces: EnvSpaces) -> int:
+    """About the bytes of an embodied run's checkpoint: trained parameters, their moments, current observations."""
+    from rl_platform.components.actor import embodied_policy
+    from rl_platform.placement.model_shape import shapes
+
+    if config.actor.model.type == "vla":  # its language model is read from a folder
+        shape = next((found for found in shapes(config)[0].values() if isinstance(found, PolicyShape)), None)
+        trained = 0 if shape is None else shape.trained_parameters(config.actor.lora)
+    else:
+        with torch.device("meta"):
+            trained = sum(parameter.numel() for parameter in embodied_policy(config, spaces, 0).parameters())
+    return trained * BYTES_SAVED + config.env.num_envs * spaces.observation_size * (1 if spaces.images else 4)
 
 
 def check_reward(config: Config) -> None:

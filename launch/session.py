@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from rl_platform.errors import ConfigError, Problem
 from rl_platform.garbage import collect_as_usual
 from rl_platform.launch.cluster import cluster_for, runtime_for
 from rl_platform.launch.layouts import check_kernels
+from rl_platform.launch.output import OutputFolder, output_folder
 from rl_platform.launch.preflight import (
     check_cheap,
     check_estimator,
@@ -26,7 +27,7 @@ from rl_platform.launch.preflight import (
     check_policy_loss,
     check_reward,
     check_tool,
-    output_folder,
+    policy_bytes,
 )
 from rl_platform.launch.view import terminal_view
 from rl_platform.metrics import Reporter, Reporters, RunInfo, RunLog
@@ -59,18 +60,23 @@ def run(loaded: LoadedConfig, config_path: str, placement: Placement, inventory:
         check_estimator(config)
     with ExitStack() as stack:
         cluster_is_up = stack.enter_context(cluster_for(config.cluster, placement))  # it starts while models are read
-        checkpoint_bytes = 0 if isinstance(world, EnvSpaces) else check_models(config, placement, inventory)
-        folder = stack.enter_context(output_folder(config, loaded.resolved_yaml()))
-        reporter, timeline = stack.enter_context(_reporting(config, folder))
+        if isinstance(world, EnvSpaces):
+            checkpoint_bytes = policy_bytes(config, world)
+        else:
+            checkpoint_bytes = check_models(config, placement, inventory)
+        output = stack.enter_context(output_folder(config, loaded.resolved_yaml()))
+        folder = output.path
+        reporter, timeline = stack.enter_context(_reporting(config, output))
         state = RunState(config, folder, reporter)
         if state.finished:
             _say_finished(state, folder)
             return
         state.store.require_space(checkpoint_bytes)
         state.begin()
-        (folder / "config.yaml").write_text(loaded.resolved_yaml(), encoding="utf-8")
+        resumed = None if state.resume_from is None else state.resume_from.path
+        changes = output.write_config(loaded.resolved_yaml(), resumed)
         reporter.start(_info(config, config_path, folder, state, render(placement, inventory)))
-        for note in loaded.notes:
+        for note in (*loaded.notes, *changes):
             reporter.note(note)
         if (
             isinstance(world, EnvSpaces)
@@ -197,10 +203,11 @@ def _say_finished(state: RunState, folder: Path) -> None:
 
 
 @contextmanager
-def _reporting(config: Config, folder: Path) -> Iterator[tuple[Reporters, Timeline]]:
+def _reporting(config: Config, output: OutputFolder) -> Iterator[tuple[Reporters, Timeline]]:
     """The run's reporters; warnings of the platform's own modules become notes."""
-    timeline = Timeline(folder / "trace.json", config.runner.trace_steps)
-    reporter = Reporters([RunLog(folder, config.runner.logger_backends), timeline, terminal_view()])
+    timeline = Timeline(output.path / "trace.json", config.runner.trace_steps)
+    log = RunLog(output.path, config.runner.logger_backends)
+    reporter = _RunReporters([log, timeline, terminal_view()], output)
     notes = _Notes(reporter)
     logger = logging.getLogger("rl_platform")
     logger.addHandler(notes)
@@ -209,6 +216,18 @@ def _reporting(config: Config, folder: Path) -> Iterator[tuple[Reporters, Timeli
     finally:
         logger.removeHandler(notes)
         reporter.close()
+
+
+class _RunReporters(Reporters):
+    """Keeps the output folder from the first step on."""
+
+    def __init__(self, sinks: Sequence[Reporter], output: OutputFolder) -> None:
+        super().__init__(sinks)
+        self.output = output
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.output.keep()
+        super().step(step, metrics)
 
 
 class _Notes(logging.Handler):

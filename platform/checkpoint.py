@@ -115,20 +115,27 @@ class CheckpointStore:
         self.keep = keep
         self.fingerprint = fingerprint
         self._damaged: set[int] = set()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._sweep()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._sweep()
+        except OSError as error:
+            raise CheckpointError(f"{self.folder} cannot be used: {error.strerror}. Check the disk") from error
 
     def steps(self) -> list[int]:
-        """Steps with a checkpoint folder, ascending, verified or not."""
-        found = (_STEP_FOLDER.fullmatch(entry.name) for entry in self.folder.iterdir())
+        """Steps with a checkpoint folder, ascending, verified or not. CheckpointError if they cannot be listed."""
+        try:
+            found = [_STEP_FOLDER.fullmatch(entry.name) for entry in self.folder.iterdir()]
+        except OSError as error:
+            raise CheckpointError(f"{self.folder} cannot be read: {error.strerror}. Check the disk") from error
         return sorted(int(match[1]) for match in found if match)
 
     def latest(self) -> Checkpoint | None:
-        """The newest checkpoint that verifies, None if there is none. Damaged ones are skipped with a warning.
+        """The newest checkpoint that verifies, None if there is no checkpoint. Damaged ones are skipped with a warning.
 
-        Raises CheckpointError if the newest good one belongs to another model or to another version of the platform:
-        starting over silently would lose it.
+        Raises CheckpointError if the newest good one belongs to another model or to another version of the platform,
+        and if every one is damaged or cannot be read: starting over silently would lose them.
         """
+        damages: list[str] = []
         for step in reversed(self.steps()):
             try:
                 checkpoint = Checkpoint.open(self.folder / _folder_name(step))
@@ -136,9 +143,18 @@ class CheckpointStore:
                 raise
             except CheckpointError as error:
                 self._damaged.add(step)
-                log.warning("%s. Falling back to an older checkpoint.", error)
+                damages.append(str(error))
                 continue
+            for found in damages:
+                log.warning("%s. Falling back to an older checkpoint.", found)
             return self._own(checkpoint)
+        if damages:
+            raise CheckpointError(
+                f"no checkpoint in {self.folder} can be used, and nothing was changed:\n    "
+                + "\n    ".join(damages)
+                + "\nRepair the disk or copy a good checkpoint back. To start at step 0, name another "
+                "runner.output_dir or remove these folders"
+            )
         return None
 
     def open(self, path: str | Path) -> Checkpoint:
@@ -152,19 +168,20 @@ class CheckpointStore:
         Raises TypeError for a value that could not be loaded again, CheckpointError if the disk is full or failing; the
         checkpoints from before are then intact.
         """
-        self._require(_bytes_of(parts), 1)
+        size = _bytes_of(parts)
         final = self.folder / _folder_name(step)
         try:
+            self._require(size, 1)
             self._write(final, step, parts)
+            self._damaged.discard(step)
+            checkpoint = Checkpoint.open(final)
+            self._retain(step)
         except BaseException as error:
             with suppress(OSError):  # ranks may still write where files are deleted: the next start sweeps the rest
                 self._sweep()
             if isinstance(error, OSError | CheckpointError):
                 raise CheckpointError(self._failure(step, error)) from error
             raise
-        self._damaged.discard(step)
-        checkpoint = Checkpoint.open(final)
-        self._retain(step)
         return checkpoint
 
     def set_aside(self, after: int) -> list[int]:
@@ -255,10 +272,14 @@ class CheckpointStore:
         return checkpoint
 
     def _failure(self, step: int, error: OSError | CheckpointError) -> str:
+        try:
+            steps = ", ".join(map(str, self.steps())) or "none"
+        except CheckpointError:
+            steps = "the folder cannot be read"
         return (
             f"checkpoint of step {step} could not be written to {self.folder}: {error}. Free space, check the disk or "
             "set runner.output_dir to another one. "
-            f"Steps still on disk: {', '.join(map(str, self.steps())) or 'none'}"
+            f"Steps still on disk: {steps}"
         )
 
 

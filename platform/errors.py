@@ -83,6 +83,12 @@ class WorkerError(PlatformError):
     exit_code = 70
 
 
+class FolderInUse(PlatformError):
+    """Another run writes to the output folder."""
+
+    exit_code = 75
+
+
 class WorkerDied(PlatformError):
     """A worker process or node is gone."""
 

@@ -12,18 +12,22 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 import math
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from rl_platform.errors import ConfigError, DataError, Problem
 from rl_platform.step_lines import StepLines, read_lines
+
+log = logging.getLogger(__name__)
 
 Sample = tuple[str, str, float]
 """Prompt, response, reward."""
@@ -155,7 +159,8 @@ class RunLog:
 
     On resume, lines of steps after the resumed one are cut, so that the file equals that of a run never interrupted
     (less `time/` and rates). `metrics.jsonl` has a line for every step: its lines are on the disk before a checkpoint
-    counts, and `StepLines` fills gaps that damage left. Raises ConfigError if a backend is not installed.
+    counts, and `StepLines` fills gaps that damage left. The other files are diagnostics: if one cannot be written, a
+    warning says so once and the run goes on without it. Raises ConfigError if a backend is not installed.
     """
 
     def __init__(self, output_dir: str | Path, backends: Sequence[str] = ()) -> None:
@@ -165,24 +170,45 @@ class RunLog:
             raise ConfigError(
                 [Problem("runner.logger_backends", "wandb is not installed", value="wandb", hint="pip install wandb")]
             )
-        self._files: list[StepLines] = []
+        self._metrics: Any = None
+        self._samples: Any = None
+        self._failed: set[str] = set()
         self._tensorboard: Any = None
         self._wandb: Any = None
 
     def start(self, info: RunInfo) -> None:
         self.output_dir.mkdir(parents=True, exist_ok=True)
         self._metrics = StepLines(self.output_dir / "metrics.jsonl", info.resumed_step, contiguous=True)
-        self._samples = StepLines(self.output_dir / "samples.jsonl", info.resumed_step, contiguous=False)
-        self._files = [self._metrics, self._samples]
+        self._diagnose("samples.jsonl", lambda: self._open_samples(info.resumed_step))
         first_step = 0 if info.resumed_step is None else info.resumed_step + 1
         if "tensorboard" in self.backends:
             from torch.utils.tensorboard import SummaryWriter  # takes a second to import
 
             # its thread writes within a second what it was given; waiting for that would cost each step a third of a ms
             folder = str(self.output_dir / "tensorboard")
-            self._tensorboard = SummaryWriter(folder, purge_step=first_step, flush_secs=1)
+
+            def start() -> None:
+                self._tensorboard = SummaryWriter(folder, purge_step=first_step, flush_secs=1)
+
+            self._diagnose("tensorboard", start)
         if "wandb" in self.backends:
-            self._wandb = _start_wandb(info)
+            self._diagnose("wandb", lambda: setattr(self, "_wandb", _start_wandb(info)))
+
+    def _open_samples(self, resumed_step: int | None) -> None:
+        self._samples = StepLines(self.output_dir / "samples.jsonl", resumed_step, contiguous=False)
+
+    def _write_sample(self, line: Mapping[str, Any]) -> None:
+        self._samples.write(line)
+
+    def _diagnose(self, name: str, write: Callable[[], object]) -> None:
+        """Runs `write`. A failure is told once and ends the writing of diagnostic `name`, not the run."""
+        if name in self._failed:
+            return
+        try:
+            write()
+        except Exception as error:
+            self._failed.add(name)
+            log.warning("%s: nothing more is written: %s. The run goes on", self.output_dir / name, error)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         return nullcontext()
@@ -194,29 +220,33 @@ class RunLog:
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         self._metrics.write({"step": step, **finite})
         if self._tensorboard is not None:
-            self._tensorboard.file_writer.add_summary(_summary(metrics), step)
+            writer = self._tensorboard.file_writer
+            self._diagnose("tensorboard", lambda: writer.add_summary(_summary(metrics), step))
         if self._wandb is not None:
-            self._wandb.log(dict(metrics), step=step)
+            self._diagnose("wandb", lambda: self._wandb.log(dict(metrics), step=step))
 
     def samples(self, step: int, samples: Sequence[Sample]) -> None:
         for prompt, response, reward in samples:
             score = float(reward) if math.isfinite(reward) else None
-            self._samples.write({"step": step, "prompt": prompt, "response": response, "reward": score})
+            line = {"step": step, "prompt": prompt, "response": response, "reward": score}
+            self._diagnose("samples.jsonl", partial(self._write_sample, line))
 
     def sync(self) -> None:
-        for file in self._files:
-            file.sync()
+        self._metrics.sync()
+        self._diagnose("samples.jsonl", lambda: self._samples.sync())
 
     def note(self, text: str) -> None:
         pass
 
     def close(self) -> None:
-        for file in self._files:
-            file.close()
+        for file in (self._metrics, self._samples):
+            if file is not None:
+                with suppress(OSError):  # of a line whose write has failed already
+                    file.close()
         if self._tensorboard is not None:
-            self._tensorboard.close()
+            self._diagnose("tensorboard", self._tensorboard.close)
         if self._wandb is not None:
-            self._wandb.finish()
+            self._diagnose("wandb", self._wandb.finish)
 
 
 def read_metrics(path: str | Path) -> list[dict[str, float]]:

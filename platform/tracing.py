@@ -9,13 +9,16 @@ happen; recording costs nothing while it is off.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+log = logging.getLogger(__name__)
 
 _EPOCH = time.time() - time.monotonic()  # the processes of one node share a clock
 
@@ -119,13 +122,18 @@ class Timeline:
         self.write()
 
     def write(self) -> None:
-        """The file, if it was not written yet."""
+        """Writes the file, if it was not written yet. A failure is told and ends nothing: the file is a diagnostic."""
         if recorder.on:
             spans = [span for source in self.sources for span in source()]
             recorder.on = False
             part = self.path.with_suffix(".tmp")
-            part.write_text(json.dumps(trace_events(spans)), encoding="utf-8")
-            os.replace(part, self.path)
+            try:
+                part.write_text(json.dumps(trace_events(spans)), encoding="utf-8")
+                os.replace(part, self.path)
+            except OSError as error:
+                log.warning("%s was not written: %s. The run goes on", self.path, error.strerror)
+                with suppress(OSError):
+                    part.unlink()
 
 
 def trace_events(spans: Iterable[Span]) -> dict[str, object]:

@@ -5,6 +5,7 @@ Drawing happens in a process of its own: a graphics library that crashes or hang
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from rl_platform.envs.embodied.drawing import CannotDraw, with_drawing
@@ -48,7 +49,7 @@ def record_video(
 
     try:
         with_drawing(uses_mujoco, record)
-    except CannotDraw as error:
+    except (CannotDraw, OSError) as error:  # a disk that is full, say
         return f"no video of {description.id}: {error}"
     return None
 
@@ -58,7 +59,7 @@ def _record(envs: VectorEnv, policy: PolicyFunction, path: Path, seed: int, max_
 
     observations = envs.reset([seed])
     frame = envs.render()
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(exist_ok=True)
     unfinished = path.with_name(f".{path.stem}.unfinished.mp4")
     try:
         # block size 2: all that the pixel format needs, so frames keep their size
@@ -72,4 +73,5 @@ def _record(envs: VectorEnv, policy: PolicyFunction, path: Path, seed: int, max_
                 writer.append_data(envs.render())
         unfinished.replace(path)
     finally:
-        unfinished.unlink(missing_ok=True)
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import mkdtemp
 
 import torch
 from rich.console import Console
@@ -45,8 +46,8 @@ def check(loaded: LoadedConfig) -> None:
     check_policy_loss(config)
     check_estimator(config)
     print_lines(console, f"{config.runner.experiment_name}: algorithm", card(config))
-    with console.status("checking"):
-        outcomes = outcomes_of(config)
+    with console.status("checking"), _own_folder(config) as apart:
+        outcomes = outcomes_of(apart)
     print_outcomes(console, outcomes, config.runner.seed, time.monotonic() - began)
     failed = [outcome for outcome in outcomes if outcome.failed]
     if failed:
@@ -96,6 +97,17 @@ def _explanation(config: Config, failed: Sequence[Outcome]) -> str:
         lines.append("no function of your own takes part: this is a bug in rl-platform")
     lines.append(f"all numbers follow from runner.seed={config.runner.seed}")
     return "\n    ".join(lines)
+
+
+@contextmanager
+def _own_folder(config: Config) -> Iterator[Config]:
+    """The config with a temporary output folder, which stays if mini-batches without a finite gradient are in it."""
+    folder = mkdtemp(prefix="rl-check-")
+    try:
+        yield config.model_copy(update={"runner": config.runner.model_copy(update={"output_dir": folder})})
+    finally:
+        with suppress(OSError):
+            Path(folder).rmdir()
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -26,12 +27,14 @@ def keep_failed_batch(batch: RolloutBatch, config: Config, kind: str, step: int,
     folder = Path(config.runner.output_dir).expanduser().absolute() / FOLDER
     path = folder / f"step-{step + 1:08d}-{kind}-{epoch}.pt"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)  # an output folder that was moved is not made anew
         if not path.exists() and len(list(folder.iterdir())) >= MOST_KEPT:
             return None
         torch.save(_tensors(batch), path)
-    except OSError as error:  # a full disk must not end a run that can go on
-        logger.warning("a mini-batch with a non-finite gradient could not be written to %s: %s", path, error.strerror)
+    except (OSError, RuntimeError) as error:  # torch's own for a full disk, which must not end a run that can go on
+        logger.warning("a mini-batch with a non-finite gradient could not be written to %s: %s", path, error)
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
         return None
     logger.warning(
         "%s: the gradient of a mini-batch was not finite; its step was left out, its rows are in %s", kind, path

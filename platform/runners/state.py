@@ -11,6 +11,7 @@ from rl_platform.checkpoint import Checkpoint, CheckpointStore, Part, Shards
 from rl_platform.checkpoint_files import Written
 from rl_platform.config.components import Model, Trainable
 from rl_platform.config.schema import Config
+from rl_platform.errors import CheckpointError
 from rl_platform.metrics import Reporter
 from rl_platform.runtime.group import WorkerGroup
 
@@ -32,7 +33,8 @@ class HasParts(Stateful, Protocol):
 class RunState:
     """Checkpoints of the run in `output_dir`, and the one that `runner.resume` asks for, None to start at step 0.
 
-    Raises CheckpointError for a checkpoint at an explicit path that is damaged, and for one of another model.
+    Raises CheckpointError for a checkpoint at an explicit path that is damaged, for one of another model, and if every
+    checkpoint of the folder is damaged or cannot be read.
     """
 
     def __init__(self, config: Config, output_dir: Path, reporter: Reporter) -> None:
@@ -94,7 +96,10 @@ class RunState:
 
     def outlook(self) -> str:
         """How to go on after the run has been stopped; for messages."""
-        steps = self.store.steps()
+        try:
+            steps = self.store.steps()
+        except CheckpointError:
+            return f"{self.store.folder} cannot be read"
         again = "the same command" if self._resume == "auto" else "runner.resume=auto"
         if not steps:
             return f"no checkpoint was written yet (runner.save_interval): {again} starts over"

@@ -16,7 +16,8 @@ from rl_platform.config import Config
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch import preflight
 from rl_platform.launch.cli import load
-from rl_platform.launch.preflight import check_cheap, check_models, check_policy_loss, check_reward, output_folder
+from rl_platform.launch.output import output_folder
+from rl_platform.launch.preflight import check_cheap, check_models, check_policy_loss, check_reward
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import Placement
 
@@ -167,22 +168,40 @@ def test_an_existing_run_is_gone_on_with_unless_resume_is_never(folder: Path):
     assert "runner.resume is never" in found["runner.output_dir"].message
 
 
-def fail_in(config: Config, metrics: str) -> Path:
-    """The folder of a run that wrote these metrics and then failed."""
+def fail_in(config: Config, steps: int, *files: str) -> Path:
+    """The folder of a run that reported so many steps, wrote these files and then failed."""
     with suppress(KeyError), output_folder(config, "") as out:
-        (out / "metrics.jsonl").write_text(metrics)
+        for name in ("metrics.jsonl", *files):
+            (out.path / name).parent.mkdir(parents=True, exist_ok=True)
+            (out.path / name).touch()
+        for _ in range(steps):
+            out.keep()
         raise KeyError
-    return out
+    return out.path
 
 
 def test_a_folder_made_for_a_run_that_fails_early_disappears(folder: Path):
-    assert not fail_in(loaded("embodied.yaml", "runner.output_dir=deep/out")[0], metrics="").exists()
+    assert not fail_in(loaded("embodied.yaml", "runner.output_dir=deep/out")[0], 0).exists()
 
 
-def test_a_folder_with_metrics_stays_whatever_happens_later(folder: Path):
+@pytest.mark.parametrize(
+    "file", ["checkpoints/step-00000004/manifest.json", "checkpoints/.left-step-00000004/x", "notes"]
+)
+def test_a_folder_with_a_checkpoint_or_a_foreign_file_stays(folder: Path, file: str):
+    out = fail_in(loaded("embodied.yaml")[0], 0, file)
+    assert (out / file).exists()
+    assert (out / "config.yaml").exists()
+
+
+def test_a_folder_that_this_launch_has_not_made_stays(folder: Path):
+    (folder / "out" / "lost+found").mkdir(parents=True)
+    assert [entry.name for entry in fail_in(loaded("embodied.yaml")[0], 0).iterdir()] == ["lost+found"]
+
+
+def test_a_folder_stays_from_the_first_step_on_whatever_its_metrics_are(folder: Path):
     config, _, _ = loaded("embodied.yaml")
-    assert (fail_in(config, metrics="{}\n") / "config.yaml").exists()
-    assert (fail_in(config, metrics="") / "config.yaml").exists()
+    assert (fail_in(config, 1) / "config.yaml").exists()
+    assert (fail_in(config, 0) / "config.yaml").exists()
 
 
 def test_the_folder_cannot_be_made(folder: Path):

@@ -1,0 +1,201 @@
+"""The run's output folder: whether a run may use it, its lock, its config files, what is left of a failed start.
+
+Not covered: metrics and checkpoints, which are written by `rl_platform.metrics` and `rl_platform.checkpoint`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rl_platform.config.schema import Config
+from rl_platform.config.source import CoreLoader
+from rl_platform.errors import ConfigError, DataError, Problem, WorkerError
+from rl_platform.launch.run_lock import LOCK, locked
+
+RUN_MARK = "config.yaml"  # a folder that holds this file holds a run
+EMPTY = {LOCK, "lost+found"}  # entries of a folder that counts as empty; lost+found: of a file system's root
+STARTED = {RUN_MARK, "metrics.jsonl", "samples.jsonl", "trace.json", "wandb_id", "tensorboard", "wandb", "checkpoints"}
+DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE}  # of writes, which name no file
+SILENT_KEYS = {"runner.resume"}  # the step that a run is resumed from is shown anyway
+
+
+def output_path(config: Config) -> Path:
+    """The run's folder, absolute."""
+    return Path(config.runner.output_dir).expanduser().absolute()
+
+
+def output_problems(config: Config) -> Iterator[Problem]:
+    """Why the run cannot write to its folder."""
+    folder, key = output_path(config), "runner.output_dir"
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not existing.is_dir():
+        yield Problem(key, f"{existing} is a file", value=str(folder), hint="name another folder")
+    elif not os.access(existing, os.R_OK | os.W_OK | os.X_OK):
+        yield Problem(key, f"{existing} is not writable", value=str(folder), hint="name another folder")
+    elif existing == folder and (folder / RUN_MARK).is_file():
+        if config.runner.resume == "never":
+            hint = "runner.resume=auto goes on with it; or name another folder"
+            yield Problem(key, "holds a run already, and runner.resume is never", value=str(folder), hint=hint)
+    elif existing == folder and {entry.name for entry in folder.iterdir()} - EMPTY:
+        message = "is not empty and holds no run of this platform"
+        yield Problem(key, message, value=str(folder), hint="name another folder")
+
+
+class OutputFolder:
+    """The folder of a run that holds its lock. new: there was no run in it."""
+
+    def __init__(self, path: Path, new: bool) -> None:
+        self.path, self.new = path, new
+        self.kept = not new
+        self._found = path.stat()
+
+    def keep(self) -> None:
+        """What the run has written stays, however it ends. Raises DataError if the folder is not there any more."""
+        self.kept = True
+        try:
+            moved = not os.path.samestat(self.path.stat(), self._found)
+        except FileNotFoundError:
+            moved = True
+        if moved:
+            raise DataError(
+                f"{self.path} was deleted or moved while the run wrote to it. Move it back and start the same command "
+                "again, which goes on from its newest checkpoint"
+            )
+
+    def write_config(self, text: str, resumed: Path | None) -> list[str]:
+        """Writes config.yaml. `resumed`: the checkpoint that the run goes on from.
+
+        The config of the steps before stays as config-step-N.yaml if it differs. Returns the differences as notes.
+        """
+        notes: list[str] = []
+        own = self.path / RUN_MARK
+        if resumed is not None:
+            step = int(resumed.name.removeprefix("step-"))
+            beside = resumed.parent.parent
+            earlier = next(
+                (path for path in (beside / f"config-step-{step}.yaml", beside / RUN_MARK) if path.is_file()), None
+            )
+            before = "" if earlier is None else earlier.read_text(encoding="utf-8", errors="replace")
+            if earlier is not None and (notes := differences(before, text)):
+                kept = self.path / f"config-step-{step}.yaml"
+                if not kept.exists():
+                    _replace(kept, before)
+                notes = [f"the config changed at step {step}; the earlier one is {kept.name}", *notes]
+        _replace(own, text)
+        return notes
+
+    def discard(self) -> None:
+        """Removes what a launch wrote that failed before its first step; nothing if anything else is in the folder."""
+        entries = {entry.name for entry in self.path.iterdir()}
+        checkpoints = self.path / "checkpoints"
+        if entries - STARTED - EMPTY or (checkpoints.is_dir() and any(checkpoints.iterdir())):
+            return
+        for name in entries & STARTED:
+            place = self.path / name
+            shutil.rmtree(place) if place.is_dir() else place.unlink()
+
+
+@contextmanager
+def output_folder(config: Config, resolved_yaml: str) -> Iterator[OutputFolder]:
+    """The run's folder, locked. After a failure before the first step, what this launch wrote there is removed.
+
+    Raises ConfigError if the folder cannot be made, FolderInUse if another run writes there, DataError if the block
+    fails because the disk does.
+    """
+    path = output_path(config)
+    made = not path.exists()
+    lock = locked(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock.__enter__()
+    except OSError as error:
+        raise _cannot_be_made(path, error) from error
+    try:
+        folder = OutputFolder(path, not (path / RUN_MARK).exists())
+        try:
+            if folder.new:
+                _replace(path / RUN_MARK, resolved_yaml)
+        except OSError as error:
+            raise _cannot_be_made(path, error) from error
+        try:
+            yield folder
+        except BaseException as error:
+            if not folder.kept:
+                with suppress(OSError):
+                    folder.discard()
+            if (reason := _disk_failure(path, error)) is not None:
+                raise reason from error
+            raise
+    finally:
+        lock.__exit__(None, None, None)
+        if made:
+            with suppress(OSError):  # removes an empty folder only
+                path.rmdir()
+
+
+def differences(earlier: str, now: str) -> list[str]:
+    """`KEY BEFORE -> AFTER` for every key in which two resolved configs differ; nothing if `earlier` is no config."""
+    try:
+        before, after = (_flat(yaml.load(text, CoreLoader)) for text in (earlier, now))
+    except (yaml.YAMLError, AttributeError):
+        return []
+    keys = [key for key in (*before, *(key for key in after if key not in before)) if key not in SILENT_KEYS]
+    return [f"{key} {_shown(before, key)} -> {_shown(after, key)}" for key in keys if before.get(key) != after.get(key)]
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            found |= _flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def _shown(values: dict[str, Any], key: str) -> str:
+    if key not in values:
+        return "(not set)"
+    return yaml.safe_dump(values[key], default_flow_style=True, width=10**6).removesuffix("\n...\n").rstrip()
+
+
+def _replace(path: Path, text: str) -> None:
+    """Writes a file as a whole or not at all."""
+    part = path.with_suffix(".tmp")
+    try:
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, path)
+    except OSError:
+        with suppress(OSError):
+            part.unlink()
+        raise
+
+
+def _cannot_be_made(path: Path, error: OSError) -> ConfigError:
+    message = f"cannot be made: {error.strerror}"
+    return ConfigError([Problem("runner.output_dir", message, value=str(path))])
+
+
+def _disk_failure(folder: Path, error: BaseException) -> DataError | None:
+    """What to raise instead of `error` if the disk of the folder caused it."""
+    cause = error.__cause__ if isinstance(error, WorkerError) else error
+    if not isinstance(cause, OSError):
+        return None
+    named = isinstance(cause.filename, str | os.PathLike) and Path(cause.filename).is_relative_to(folder)
+    if not named and (cause.filename is not None or cause.errno not in DISK_ERRORS):
+        return None
+    reason = DataError(
+        f"{cause.filename if named else folder} cannot be written or read: {cause.strerror}. Free space, check the "
+        "disk or set runner.output_dir to another one"
+    )
+    for note in getattr(error, "__notes__", []):
+        reason.add_note(note)
+    return reason

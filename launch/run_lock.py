@@ -1,0 +1,159 @@
+"""The lock of a run's output folder: one run at a time writes there.
+
+The lock is the kernel's lock on the file `lock`, which ends with the process that holds it, however that process ends.
+Child processes do not inherit it. The file names the holder and is removed with the lock. Locks of some shared file
+systems do not reach other machines, so a file that names another machine, or this one before it was restarted, counts
+as held while its holder touches it. Not covered: two runs within one process, and reading, which needs no lock.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import platform
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+
+import psutil
+
+from rl_platform.errors import FolderInUse
+
+LOCK = "lock"
+BEAT_S = 5.0  # the holder touches the file this often
+PATIENCE_S = 90.0  # longer than file systems cache the time of a file (NFS: up to 60 s)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The process that holds a lock. boot: of its machine, since when no other process can have the same lock."""
+
+    host: str
+    boot: str
+    pid: int
+    started: str
+
+    @classmethod
+    def this_process(cls) -> Holder:
+        started = datetime.fromtimestamp(psutil.Process().create_time()).astimezone()
+        return cls(platform.node(), _boot(), os.getpid(), started.isoformat(timespec="seconds"))
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}, started {self.started}"
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Holds the lock of `folder` during the block.
+
+    Raises FolderInUse if another run holds it, OSError if the file cannot be written.
+    """
+    path = folder / LOCK
+    descriptor = _acquired(path)
+    stop = threading.Event()
+    beat = threading.Thread(target=_touch, args=(descriptor, stop), name="run lock", daemon=True)
+    beat.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        beat.join()
+        with suppress(OSError):
+            if _names(path, descriptor):
+                path.unlink()
+        os.close(descriptor)
+
+
+def _acquired(path: Path) -> int:
+    """A descriptor with the lock. No other descriptor of the file may be closed before: the kernel's lock would end."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            _lock(descriptor, path)
+            if _names(path, descriptor):
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, json.dumps(asdict(Holder.this_process())).encode(), 0)
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # the holder before has removed this file
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    alone = True
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            raise FolderInUse(_refusal(path, _holder(descriptor))) from None
+        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
+        alone = False
+    holder = _holder(descriptor)
+    if holder is None or (alone and holder.boot == _boot()):
+        return
+    log.warning("%s names %s: waiting %.0f s for a sign of life of that run", path, holder, PATIENCE_S)
+    if _is_touched(path, PATIENCE_S):
+        raise FolderInUse(_refusal(path, holder))
+    log.warning("%s was not touched for %.0f s: that run counts as dead, and this one goes on", path, PATIENCE_S)
+
+
+def _refusal(path: Path, holder: Holder | None) -> str:
+    return (
+        f"runner.output_dir {path.parent} is in use by another run: {holder or 'a process that is just starting'}. "
+        "Nothing was changed. Wait for its end, stop it, or name another runner.output_dir"
+    )
+
+
+def _holder(descriptor: int) -> Holder | None:
+    """The process that the file names; None for an empty file, or one that a power loss has torn."""
+    try:
+        return Holder(**json.loads(os.pread(descriptor, 4096, 0)))
+    except (ValueError, TypeError):
+        return None
+
+
+def _is_touched(path: Path, seconds: float) -> bool:
+    """Whether the file is touched or removed within so many seconds. It is not opened: see `_acquired`."""
+    until = time.monotonic() + seconds
+    before = path.stat().st_mtime_ns
+    while time.monotonic() < until:
+        time.sleep(min(1.0, seconds / 10))
+        try:
+            if path.stat().st_mtime_ns != before:
+                return True
+        except FileNotFoundError:  # its run has ended well
+            return False
+    return False
+
+
+def _touch(descriptor: int, stop: threading.Event) -> None:
+    while not stop.wait(BEAT_S):
+        with suppress(OSError):
+            os.utime(descriptor)
+
+
+def _names(path: Path, descriptor: int) -> bool:
+    """Whether `path` is the file that is open as `descriptor`."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _boot() -> str:
+    """Of this machine since it was started: where it is equal, the kernel's locks are the same ones."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return f"{platform.node()} {psutil.boot_time():.0f}"
