@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from rl_platform.checkpoint import Checkpoint
 from rl_platform.config.schema import Config
 from rl_platform.config.source import CoreLoader
 from rl_platform.errors import ConfigError, DataError, Problem, WorkerError
@@ -24,6 +26,7 @@ RUN_MARK = "config.yaml"  # a folder that holds this file holds a run
 EMPTY = {LOCK, "lost+found"}  # entries of a folder that counts as empty; lost+found: of a file system's root
 STARTED = {RUN_MARK, "metrics.jsonl", "samples.jsonl", "trace.json", "wandb_id", "tensorboard", "wandb", "checkpoints"}
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE}  # of writes, which name no file
+_EARLIER = re.compile(r"config-step-(\d+)\.yaml")
 SILENT_KEYS = {"runner.resume"}  # the step that a run is resumed from is shown anyway
 
 
@@ -70,26 +73,19 @@ class OutputFolder:
                 "again, which goes on from its newest checkpoint"
             )
 
-    def write_config(self, text: str, resumed: Path | None) -> list[str]:
+    def write_config(self, text: str, resumed: Checkpoint | None) -> list[str]:
         """Writes config.yaml. `resumed`: the checkpoint that the run goes on from.
 
         The config of the steps before stays as config-step-N.yaml if it differs. Returns the differences as notes.
         """
         notes: list[str] = []
-        own = self.path / RUN_MARK
-        if resumed is not None:
-            step = int(resumed.name.removeprefix("step-"))
-            beside = resumed.parent.parent
-            earlier = next(
-                (path for path in (beside / f"config-step-{step}.yaml", beside / RUN_MARK) if path.is_file()), None
-            )
-            before = "" if earlier is None else earlier.read_text(encoding="utf-8", errors="replace")
-            if earlier is not None and (notes := differences(before, text)):
-                kept = self.path / f"config-step-{step}.yaml"
-                if not kept.exists():
-                    _replace(kept, before)
-                notes = [f"the config changed at step {step}; the earlier one is {kept.name}", *notes]
-        _replace(own, text)
+        before = "" if resumed is None else _config_of(resumed)
+        if resumed is not None and (notes := differences(before, text)):
+            kept = self.path / f"config-step-{resumed.step}.yaml"
+            if not kept.exists():
+                _replace(kept, before)
+            notes = [f"the config changed at step {resumed.step}; the earlier one is {kept.name}", *notes]
+        _replace(self.path / RUN_MARK, text)
         return notes
 
     def discard(self) -> None:
@@ -139,6 +135,17 @@ def output_folder(config: Config, resolved_yaml: str) -> Iterator[OutputFolder]:
         if made:
             with suppress(OSError):  # removes an empty folder only
                 path.rmdir()
+
+
+def _config_of(checkpoint: Checkpoint) -> str:
+    """The config that the checkpoint was written with; empty if it cannot be read."""
+    folder = checkpoint.path.resolve().parent.parent
+    try:
+        later = ((int(match[1]), path) for path in folder.iterdir() if (match := _EARLIER.fullmatch(path.name)))
+        found = sorted((step, path) for step, path in later if step >= checkpoint.step)
+        return (found[0][1] if found else folder / RUN_MARK).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def differences(earlier: str, now: str) -> list[str]:

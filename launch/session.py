@@ -73,8 +73,7 @@ def run(loaded: LoadedConfig, config_path: str, placement: Placement, inventory:
             return
         state.store.require_space(checkpoint_bytes)
         state.begin()
-        resumed = None if state.resume_from is None else state.resume_from.path
-        changes = output.write_config(loaded.resolved_yaml(), resumed)
+        changes = output.write_config(loaded.resolved_yaml(), state.resume_from)
         reporter.start(_info(config, config_path, folder, state, render(placement, inventory)))
         for note in (*loaded.notes, *changes):
             reporter.note(note)
