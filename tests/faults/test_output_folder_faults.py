@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -19,6 +20,7 @@ import psutil
 import pytest
 
 from rl_platform.checkpoint import Checkpoint
+from rl_platform.engines.training.fsdp import FSDPEngine
 from rl_platform.errors import FolderInUse
 from rl_platform.launch import run_lock
 from rl_platform.launch.run_lock import LOCK, Holder, locked
@@ -306,19 +308,17 @@ def test_an_embodied_run_on_a_disk_that_is_too_small_is_refused(command, monkeyp
 
 
 def test_check_leaves_the_output_folder_alone(command, monkeypatch: pytest.MonkeyPatch):
-    from rl_platform.components import learner
-
-    written: list[str] = []
-    keep = learner.keep_failed_batch
-
-    def kept(batch, config, *arguments):
-        written.append(config.runner.output_dir)
-        return keep(batch, config, *arguments)
-
-    monkeypatch.setattr(learner, "keep_failed_batch", kept)
-    monkeypatch.setattr("rl_platform.engines.training.base.TrainingEngine.step", lambda *a, **k: None, raising=False)
-    command("--check", "reasoning.yaml")
+    """With a gradient that is not finite in every step, whose rows are kept for the user."""
+    monkeypatch.setattr(FSDPEngine, "step", lambda *arguments: None)
+    kept = set(Path(tempfile.gettempdir()).glob("rl-check-*/failures/*"))
+    ended = command("--check", "reasoning.yaml")
+    assert ended.code == 70
+    assert "non-finite gradient" in ended.err
     assert not Path("out").exists()
+    new = set(Path(tempfile.gettempdir()).glob("rl-check-*/failures/*")) - kept
+    assert new
+    for path in new:
+        shutil.rmtree(path.parents[1], ignore_errors=True)
 
 
 # Another config after a resume ----------------------------------------------------------------------------------------
