@@ -17,7 +17,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -28,6 +27,7 @@ import torch
 
 from rl_platform.config.schema import Cluster, Config
 from rl_platform.errors import PlacementError, Problem, RayLost, WorkerDied
+from rl_platform.interrupts import HELD_FROM_CHILDREN, take_back
 from rl_platform.placement.scheduler import Placement
 from rl_platform.runtime import Runtime
 from rl_platform.runtime.local import LocalRuntime
@@ -74,6 +74,7 @@ def runtime_for(
         if not uses_ray(config.cluster, placement):
             yield stack.enter_context(LocalRuntime(placement, deadline_s, seed))
             return
+        take_back()
         from rl_platform.runtime.ray import RayRuntime
 
         trace, restarts = config.runner.trace_steps > 0, config.cluster.restarts
@@ -236,13 +237,14 @@ def _knock(address: str) -> None:
 
 
 def _connect(**options: Any) -> None:
-    """Ray replaces the handler of SIGTERM when it connects; the command's own comes back."""
+    """Ray's processes inherit the blocked signals of this thread: Ctrl-C is left to the command, which still saves."""
     import ray
 
-    handler = signal.getsignal(signal.SIGTERM)
-    ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, handler)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_FROM_CHILDREN)
+    try:
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def _disconnect() -> None:

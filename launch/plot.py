@@ -18,8 +18,10 @@ from statistics import median
 from typing import Any
 
 from rl_platform.errors import ConfigError, DataError, PlatformError, Problem
+from rl_platform.interrupts import handle_signals
 from rl_platform.launch.headline import headline_of_run
 from rl_platform.metrics import read_metrics
+from rl_platform.standard_streams import never_fail
 
 AXES = {
     "step": ("", "PPO step"),
@@ -134,4 +136,6 @@ def _draw(axes: Any, name: str, curves: Sequence[Curve], x_label: str) -> None:
 
 
 if __name__ == "__main__":
+    handle_signals()
+    never_fail()
     sys.exit(main())

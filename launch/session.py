@@ -17,6 +17,7 @@ from rl_platform.envs.reasoning.question import Split
 from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.garbage import collect_as_usual
+from rl_platform.interrupts import shutting_down
 from rl_platform.launch.cluster import cluster_for, runtime_for
 from rl_platform.launch.layouts import check_kernels
 from rl_platform.launch.output import OutputFolder, output_folder
@@ -58,7 +59,7 @@ def run(loaded: LoadedConfig, config_path: str, placement: Placement, inventory:
         check_reward(config)
         check_tool(config)
         check_estimator(config)
-    with ExitStack() as stack:
+    with shutting_down(), ExitStack() as stack:
         cluster_is_up = stack.enter_context(cluster_for(config.cluster, placement))  # it starts while models are read
         if isinstance(world, EnvSpaces):
             checkpoint_bytes = policy_bytes(config, world)

@@ -12,9 +12,11 @@ from pathlib import Path
 from rich.console import Console
 
 from rl_platform.errors import DataError, PlatformError
+from rl_platform.interrupts import handle_signals
 from rl_platform.launch.headline import History, headline_of_run
 from rl_platform.launch.view import LiveView
 from rl_platform.metrics import RunInfo, read_metrics
+from rl_platform.standard_streams import never_fail
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,4 +59,6 @@ def snapshot(run: Path, title: str, width: int = 100) -> str:
 
 
 if __name__ == "__main__":
+    handle_signals()
+    never_fail()
     sys.exit(main())

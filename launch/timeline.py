@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from rl_platform.errors import ConfigError, DataError, PlatformError, Problem
+from rl_platform.interrupts import handle_signals
 from rl_platform.launch.work_shares import told, work_shares
+from rl_platform.standard_streams import never_fail
 
 Event = dict[str, Any]
 WAIT_COLOR, PHASE_COLOR = "#d0d4da", "#8a929e"
@@ -124,4 +126,6 @@ def _colors(rows: dict[str, list[Event]]) -> dict[str, str]:
 
 
 if __name__ == "__main__":
+    handle_signals()
+    never_fail()
     sys.exit(main())

@@ -119,9 +119,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def command(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
     """command("embodied.yaml", "runner.max_steps=2"): `platform-launch` in this process, which saves its start."""
+    from rl_platform.interrupts import SIGNALS
     from rl_platform.launch.cli import main
 
-    before = signal.getsignal(signal.SIGTERM)
+    hook = sys.unraisablehook
+    before = {number: signal.getsignal(number) for number in SIGNALS}
 
     def run(*arguments: str | Path) -> Ended:
         monkeypatch.setattr(sys, "argv", ["platform-launch", *map(str, arguments)])
@@ -132,7 +134,9 @@ def command(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         return Ended(int(ended.value.code or 0), written.out, written.err)
 
     yield run
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    sys.unraisablehook = hook
 
 
 @pytest.fixture

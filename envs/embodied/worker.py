@@ -25,6 +25,7 @@ from rl_platform.envs.embodied.block import EnvBlock, EnvFailure
 from rl_platform.envs.embodied.buffers import Buffers
 from rl_platform.envs.embodied.spaces import EnvDescription, EnvSpaces
 from rl_platform.errors import Deadline, WorkerDied, WorkerError
+from rl_platform.standard_streams import never_fail
 
 _STEP, _CALL = b"s", b"c"
 _DONE, _RESULT, _FAILED = b"d", b"r", b"f"
@@ -64,6 +65,7 @@ class EnvWorker:
             pass_fds=(theirs.fileno(), memory_fd),
             env=environment,
             stdin=subprocess.DEVNULL,
+            start_new_session=True,  # signals to the process group are left to the learner, which may still save
         )
         theirs.close()
         if cpus:
@@ -187,7 +189,7 @@ def _signal_name(number: int) -> str:
 
 def main(connection_fd: int, memory_fd: int) -> None:
     """Main loop of the worker process: obey until the learner's side of the connection closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the learner decides
+    never_fail()  # an environment may print
     connection = Connection(connection_fd)
     threading.Thread(target=_exit_when_abandoned, args=(connection_fd,), daemon=True).start()
     try:

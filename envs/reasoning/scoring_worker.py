@@ -23,6 +23,7 @@ from typing import Any
 from rl_platform.envs.reasoning.score import RAISED, Score, checked_reward, checked_steps, encode, unscored
 from rl_platform.envs.reasoning.verifiers import ScoreItem, Verifier
 from rl_platform.errors import ConfigError, Problem, WorkerError
+from rl_platform.standard_streams import never_fail
 
 _PR_SET_PDEATHSIG = 1
 
@@ -31,6 +32,7 @@ def main() -> None:
     """Entry point of the process: arguments are the socket's descriptor and the process id of the parent."""
     descriptor, parent = map(int, sys.argv[1:])
     _die_with(parent)
+    never_fail()  # a verifier may print
     connection = socket.socket(fileno=descriptor)
     try:
         _serve(connection)

@@ -13,6 +13,7 @@ from rl_platform.config.describe import allowed, section_of
 from rl_platform.config.foreign_names import FOREIGN_SECTIONS, all_names
 from rl_platform.config.schema import Config, NodeGroup
 from rl_platform.config.simulation import EnvTask
+from rl_platform.standard_streams import never_fail
 
 _HEAD = """# Configuration
 
@@ -115,4 +116,5 @@ def _names() -> list[str]:
 
 
 if __name__ == "__main__":
+    never_fail()
     sys.stdout.write(render())

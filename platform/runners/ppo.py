@@ -23,6 +23,7 @@ from rl_platform.algorithms.summary import rollout_metrics
 from rl_platform.algorithms.validation import check_batch
 from rl_platform.config.schema import Config
 from rl_platform.errors import Diverged
+from rl_platform.interrupts import stopping_after_step
 from rl_platform.metrics import Reporter
 from rl_platform.records import RolloutBatch, WeightsReceived
 from rl_platform.rng import generator
@@ -84,7 +85,10 @@ class Task(Protocol):
 
 
 def train(config: Config, task: Task, reporter: Reporter, state: RunState) -> None:
-    """Run PPO steps until `runner.max_steps`, from the step `state` was resumed at."""
+    """Run PPO steps until `runner.max_steps`, from the step `state` was resumed at.
+
+    After a signal, saves at the end of the step and raises Interrupted.
+    """
     if config.runner.task_type == "embodied":
         compute_alone()  # some thousand numbers a step: waking a team for them takes longer than computing
     ppo = PPO(config, task.learners, reporter)
@@ -97,24 +101,28 @@ def train(config: Config, task: Task, reporter: Reporter, state: RunState) -> No
     if step == 0:
         reporter.step(0, validate(task, reporter, 0))
     last = step >= steps or (task.exhausted() and not rollouts.pending)
-    while not last:
-        rollout = rollouts.take(step)
-        if step + 1 < steps and not task.exhausted():
-            rollouts.begin(step + 1)
-        metrics = rollout.metrics | ppo.update(rollout.batch, step)
-        step += 1
-        reporter.samples(step, rollout.samples)
-        rollouts.settle()
-        if ppo.trains_actor(step - 1):
-            with reporter.phase("sync weights"):
-                metrics |= task.sync_weights(ppo.version(step))
-        last = step >= steps or (task.exhausted() and not rollouts.pending)
-        if last or due(step, config.runner.val_check_interval):
-            metrics |= validate(task, reporter, step)
-        reporter.step(step, metrics | timings.since_last())
-        if last or due(step, config.runner.save_interval):
-            with reporter.phase("checkpoint"):
-                state.save(step, task, ppo, rollouts)
+    with stopping_after_step(config.runner.stop_grace_s, reporter.note) as stop:
+        while not last:
+            stop.step = step + 1
+            rollout = rollouts.take(step)
+            if step + 1 < steps and not task.exhausted():
+                rollouts.begin(step + 1)
+            metrics = rollout.metrics | ppo.update(rollout.batch, step)
+            step += 1
+            reporter.samples(step, rollout.samples)
+            rollouts.settle()
+            if ppo.trains_actor(step - 1):
+                with reporter.phase("sync weights"):
+                    metrics |= task.sync_weights(ppo.version(step))
+            last = step >= steps or (task.exhausted() and not rollouts.pending)
+            if last or due(step, config.runner.val_check_interval):
+                metrics |= validate(task, reporter, step)
+            reporter.step(step, metrics | timings.since_last())
+            stopped = stop.due()
+            if last or stopped or due(step, config.runner.save_interval):
+                with reporter.phase("checkpoint"):
+                    state.save(step, task, ppo, rollouts)
+            last = last or stopped
     task.finish()
 
 

@@ -1,61 +1,202 @@
-"""Ctrl-C and SIGTERM: a prompt end with a clear message, no process left, the last checkpoint intact."""
+"""Ctrl-C, SIGTERM, SIGHUP: the step is saved, or a prompt end; a clear message, no process left, never a traceback."""
 
 from __future__ import annotations
 
+import os
+import pty
 import signal
+import subprocess
+import sys
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 
 from rl_platform.checkpoint import Checkpoint
+from rl_platform.metrics import read_metrics
 
+CODE = "from rl_platform.launch.cli import main; main()"
 TASKS = ("reasoning.yaml",), ("embodied.yaml", "env.num_workers=2")
-LONG = "runner.max_steps=100000", "runner.save_interval=1"
-LARGE_UPDATE = "runner.max_steps=100000", "algorithm.ppo_epochs=1000000"
+ENDLESS = "runner.max_steps=100000", "runner.save_interval=0"
+LARGE_UPDATE = "reasoning.yaml", "runner.max_steps=100000", "algorithm.ppo_epochs=1000000"
+CODES = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+
+
+@dataclass(frozen=True)
+class Stopped:
+    code: int
+    out: str
+    err: str
+    seconds: float  # from the first signal to the end
+
+
+class Run:
+    """A launched command that leads a process group; a terminal's signals go to the whole group."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        pipe, environment = subprocess.PIPE, os.environ | {"OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-c", CODE, *arguments]
+        self.folder, self.arguments = folder, arguments
+        self.process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+        )
+
+    def wait_for(self, pattern: str, present: Callable[[Path], bool] = lambda path: path.stat().st_size > 0) -> Run:
+        until = time.monotonic() + 120
+        while not any(present(path) for path in self.folder.glob(pattern)):
+            assert self.process.poll() is None, self.process.communicate()[1]
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        return self
+
+    def steps(self, count: int) -> Run:
+        """Returns once so many lines of metrics are written, that of step 0 included."""
+        return self.wait_for("out/metrics.jsonl", lambda path: len(path.read_text().splitlines()) >= count)
+
+    def send(self, *numbers: signal.Signals, pause: float = 0.5) -> Stopped:
+        """Signals with a pause between them; no child process is left."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        began = time.monotonic()
+        for count, number in enumerate(numbers):
+            time.sleep(pause if count else 0)
+            if number == signal.SIGTERM:  # a batch system's, which comes to the launcher
+                self.process.send_signal(number)
+            else:
+                os.killpg(self.process.pid, number)
+        out, err = self.process.communicate(timeout=60)
+        seconds = time.monotonic() - began
+        _, left = psutil.wait_procs(children, timeout=10)
+        assert not left
+        assert "Traceback" not in out + err
+        return Stopped(self.process.returncode, out, err, seconds)
 
 
 @pytest.fixture
-def interrupt(start, folder: Path):
-    """Starts a run and signals it once `file` is not empty; returns exit code, messages and seconds until the end."""
+def group(folder: Path) -> Iterator[Callable[..., Run]]:
+    runs: list[Run] = []
 
-    def run(number: signal.Signals, file: str, *arguments: str) -> tuple[int, str, float]:
-        process = start(*arguments)
-        until = time.monotonic() + 120
-        while not any(path.stat().st_size for path in folder.glob(file)):
-            assert process.poll() is None, process.communicate()[1]
-            assert time.monotonic() < until
-            time.sleep(0.01)
-        children = psutil.Process(process.pid).children(recursive=True)
-        assert children
-        began = time.monotonic()
-        process.send_signal(number)
-        _, errors = process.communicate(timeout=30)
-        seconds = time.monotonic() - began
-        psutil.wait_procs(children, timeout=1)
-        assert not [child for child in children if child.is_running()]
-        return process.returncode, errors, seconds
+    def run(*arguments: str) -> Run:
+        runs.append(Run(folder, *arguments))
+        return runs[-1]
 
-    return run
+    yield run
+    for run in runs:
+        run.process.kill()
+        run.process.communicate()
 
 
-@pytest.mark.parametrize(
-    ("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
-)
+def newest(folder: Path) -> Checkpoint:
+    return [Checkpoint.open(path) for path in sorted(folder.glob("out/checkpoints/step-*"))][-1]  # all are intact
+
+
+@pytest.mark.parametrize(("number", "code"), CODES)
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task[0])
-def test_a_run_is_stopped(interrupt, number: signal.Signals, code: int, word: str, task: tuple[str, ...]):
-    returned, errors, seconds = interrupt(number, "out/checkpoints/step-*", *task, *LONG)
-    assert returned == code
-    assert seconds < 5
-    checkpoints = sorted(Path("out/checkpoints").glob("step-*"))
-    newest = [Checkpoint.open(path) for path in checkpoints][-1]  # all are intact
-    assert f"{word}\n    the same command goes on from step {newest.step}" in errors
-    assert "Traceback" not in errors
+def test_a_signal_saves_the_step(group, folder: Path, number: signal.Signals, code: int, task: tuple[str, ...]):
+    ended = group(*task, *ENDLESS).steps(3).send(number)
+    assert ended.code == code
+    step = newest(folder).step
+    assert read_metrics(folder / "out")[-1]["step"] == step
+    assert f"stopping after step {step}" in ended.out
+    assert ("press Ctrl-C again to leave now" in ended.out) == (number == signal.SIGINT)
+    assert f"the same command goes on from step {step}" in ended.err
 
 
-def test_a_long_update_does_not_hold_up_the_end(interrupt):
-    code, errors, seconds = interrupt(signal.SIGINT, "out/metrics.jsonl", "reasoning.yaml", *LARGE_UPDATE)
-    assert code == 130
-    assert seconds < 10
-    assert "no checkpoint was written yet (runner.save_interval): the same command starts over" in errors
+@pytest.mark.parametrize(("number", "code"), CODES)
+def test_a_signal_to_the_group_saves_the_step_on_ray(group, folder: Path, number: signal.Signals, code: int):
+    placement = "cluster.component_placement={actor_critic: 0, 'env,rollout': 1}"
+    devices = "cluster.devices_per_node=2", "env.num_workers=2"
+    ended = group("embodied.yaml", *ENDLESS, placement, *devices).steps(3).send(number)
+    assert ended.code == code, ended.err
+    assert f"the same command goes on from step {newest(folder).step}" in ended.err
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task[0])
+def test_a_run_that_goes_on_equals_an_undisturbed_one(
+    group, command, folder: Path, task: tuple[str, ...], final_state, logged, differences
+):
+    group(*task, *ENDLESS).steps(3).send(signal.SIGINT)
+    step = newest(folder).step
+    more = f"runner.max_steps={step + 3}"
+    assert command(*task, more).code == 0
+    assert command(*task, more, "runner.output_dir=whole").code == 0
+    assert differences(final_state("out", step + 3), final_state("whole", step + 3)) == []
+    assert str(logged("out")) == str(logged("whole"))  # as text, because NaN differs from itself
+
+
+def test_a_second_interrupt_leaves_a_long_update(group):
+    ended = group(*LARGE_UPDATE).steps(1).send(signal.SIGINT, signal.SIGINT)
+    assert ended.code == 130
+    assert ended.seconds < 10
+    assert "stopping after step 1, press Ctrl-C again to leave now" in ended.out
+    assert "no checkpoint was written yet (runner.save_interval): the same command starts over" in ended.err
+
+
+def test_interrupts_while_the_run_shuts_down_are_quiet(group):
+    ended = group(*LARGE_UPDATE).steps(1).send(*[signal.SIGINT] * 6, pause=0.2)
+    assert ended.code == 130
+    assert ended.seconds < 10
+
+
+@pytest.mark.parametrize(("number", "code"), CODES[1:])
+def test_a_long_update_holds_up_the_end_for_the_grace_period_only(group, number: signal.Signals, code: int):
+    ended = group(*LARGE_UPDATE, "runner.stop_grace_s=2").steps(1).send(number, number)
+    assert ended.code == code
+    assert 2 < ended.seconds < 12
+    assert "stopping after step 1, at most 2 s from now" in ended.out
+
+
+def test_without_a_grace_period_sigterm_ends_the_run_at_once(group):
+    ended = group(*LARGE_UPDATE, "runner.stop_grace_s=0").steps(1).send(signal.SIGTERM)
+    assert ended.code == 143
+    assert ended.seconds < 10
+
+
+def test_nohup_and_background_jobs_keep_their_ignored_signals(folder: Path):
+    line = f"trap '' HUP INT; exec {sys.executable} -c '{CODE}' embodied.yaml runner.max_steps=40"
+    run = subprocess.Popen(["bash", "-c", line], cwd=folder, stdout=subprocess.DEVNULL)
+    while not (folder / "out/metrics.jsonl").exists():
+        time.sleep(0.01)
+    run.send_signal(signal.SIGHUP)
+    run.send_signal(signal.SIGINT)
+    assert run.wait(120) == 0
+
+
+def test_an_interrupt_during_the_start_is_quiet_and_prompt(folder: Path):
+    """At moments between the first line of the entry point and the first step."""
+    ready = "import sys; print('ready', flush=True); " + CODE
+    for moment in range(12):
+        process = subprocess.Popen(
+            [sys.executable, "-c", ready, "embodied.yaml", *ENDLESS],
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(0.05 + 0.3 * moment)
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 130, err
+        assert "Traceback" not in out + err
+        assert "interrupted" in err
+        assert time.monotonic() - began < 5
+
+
+def test_a_terminal_that_is_closed_ends_a_saved_run(folder: Path):
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(folder)
+        os.execv(sys.executable, [sys.executable, "-c", CODE, "embodied.yaml", *ENDLESS])
+    seen = b""
+    metrics = folder / "out/metrics.jsonl"
+    while b"step" not in seen or not metrics.exists() or len(metrics.read_text().splitlines()) < 3:
+        seen += os.read(terminal, 65536)
+    os.close(terminal)  # the kernel sends SIGHUP
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 129
+    assert read_metrics(folder / "out")[-1]["step"] == newest(folder).step

@@ -21,6 +21,8 @@ SOURCES = {"platform": "rl_platform", "envs": "rl_platform.envs", "launch": "rl_
 LEVELS = (
     {
         "errors",
+        "interrupts",
+        "standard_streams",
         "garbage",
         "records",
         "checkpoint",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_platform.launch.cli import load
+from rl_platform.launch.command import load
 from rl_platform.launch.planning import plan_text
 from rl_platform.placement.scheduler import Placement
 

@@ -26,7 +26,7 @@ from rl_platform.errors import (
     WorkerDied,
     WorkerError,
 )
-from rl_platform.launch import cli
+from rl_platform.launch import command as command_line
 
 HEAVY = {"torch", "ray", "transformers", "gymnasium", "megatron", "sglang"}
 
@@ -124,11 +124,11 @@ def test_the_engine_that_auto_stands_for(
     installed: bool, gpus: int, backend: str, why: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: object() if installed else None)
-    loaded = cli.load("reasoning.yaml", [f"cluster.gpus_per_node={gpus}"])[0]
+    loaded = command_line.load("reasoning.yaml", [f"cluster.gpus_per_node={gpus}"])[0]
     assert loaded.config.rollout.backend == backend
     assert loaded.notes[0].startswith(f"rollout.backend auto is {backend} here: ")
     assert why in loaded.notes[0]
-    assert cli.load("reasoning.yaml", ["rollout.backend=torch"])[0].notes == ()
+    assert command_line.load("reasoning.yaml", ["rollout.backend=torch"])[0].notes == ()
 
 
 def test_print_config_starts_nothing_and_loads_again(command, folder: Path):
@@ -136,7 +136,7 @@ def test_print_config_starts_nothing_and_loads_again(command, folder: Path):
     assert ended.code == 0
     assert yaml.safe_load(ended.out)["runner"]["seed"] == 7
     (folder / "again.yaml").write_text(ended.out)
-    assert load_config(folder / "again.yaml").config == cli.load("reasoning.yaml", ["runner.seed=7"])[0].config
+    assert load_config(folder / "again.yaml").config == command_line.load("reasoning.yaml", ["runner.seed=7"])[0].config
     assert not (folder / "out").exists()
 
 
@@ -196,7 +196,7 @@ def test_problems_found_by_the_run_get_their_line_too(fails):
 
 
 def test_load_gives_config_placement_and_inventory(folder: Path):
-    loaded, placement, inventory = cli.load("embodied.yaml", ["cluster.gpus_per_node=1"])
+    loaded, placement, inventory = command_line.load("embodied.yaml", ["cluster.gpus_per_node=1"])
     assert loaded.config.env.id == "CartPole-v1"
     assert json.dumps(placement.components["env"][0].accelerators) == "[0]"
     assert inventory.accelerators == 1

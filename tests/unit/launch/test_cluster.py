@@ -14,8 +14,8 @@ import torch
 
 from rl_platform.config.schema import Cluster
 from rl_platform.errors import PlacementError
-from rl_platform.launch.cli import load
 from rl_platform.launch.cluster import ray_cluster, uses_ray
+from rl_platform.launch.command import load
 
 APART = "cluster.component_placement={actor_critic: 0, 'env,rollout': 1}"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rl_platform.errors import ConfigError, Problem
-from rl_platform.launch.cli import load
+from rl_platform.launch.command import load
 from rl_platform.launch.layouts import check_kernels, check_layouts, device_problems, layout_problems
 
 pytestmark = pytest.mark.usefixtures("folder")

@@ -15,7 +15,7 @@ from transformers import LlamaConfig
 from rl_platform.config import Config
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch import preflight
-from rl_platform.launch.cli import load
+from rl_platform.launch.command import load
 from rl_platform.launch.output import output_folder
 from rl_platform.launch.preflight import check_cheap, check_models, check_policy_loss, check_reward
 from rl_platform.placement.inventory import Inventory

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from rl_platform.errors import ConfigError
-from rl_platform.launch.cli import load
+from rl_platform.launch.command import load
 from rl_platform.placement.grammar import COMPONENTS
 
 ROOT = Path(__file__).parents[3]

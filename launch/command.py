@@ -1,0 +1,191 @@
+"""`platform-launch CONFIG [key=value ...]`: what the command line may say, and what is done about it.
+
+Config and placement are checked without torch or any other heavy library: a typo is answered in a moment. Signals and
+exit codes are in `cli`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import typer
+
+from rl_platform.config import LoadedConfig, load_config
+from rl_platform.config.rollout_backend import chosen_backend
+from rl_platform.config.schema import Cluster
+from rl_platform.errors import ConfigError, PlacementError, Problem
+from rl_platform.launch.planning import PlanForm, plan_text
+from rl_platform.launch.saved_run import find_run
+from rl_platform.launch.slurm import SlurmOptions, sbatch_script, submit, write_script
+from rl_platform.placement.inventory import Inventory, inventory_for
+from rl_platform.placement.scheduler import Placement, schedule
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What stands on the command line."""
+
+    config: str
+    overrides: list[str]
+    print_config: bool
+    plan: PlanForm | None
+    calibrate: str | None = None
+    slurm: SlurmOptions | None = None
+    submit: bool = False
+    check: bool = False
+    evaluate: bool = False
+
+
+@app.command()
+def parse(
+    config: Annotated[
+        str,
+        typer.Argument(
+            help="YAML file, for example configs/reasoning/ppo.yaml; with --eval: a run's folder, one of its "
+            "checkpoints, or latest (in runs/)"
+        ),
+    ],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="for example runner.max_steps=10")
+    ] = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print the config with all defaults and stop.")
+    ] = False,
+    plan: Annotated[
+        PlanForm | None,
+        typer.Option(
+            "--plan",
+            metavar="[=json|svg|search]",
+            help="Print who sits on which GPU, memory and time of a step, and stop; nothing is started. search: better "
+            "placements.",
+        ),
+    ] = None,
+    calibrate: Annotated[
+        str | None,
+        typer.Option("--calibrate", metavar="METRICS", help="With --plan: correct its times by this metrics.jsonl."),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Try the mathematics of CONFIG on small random numbers and stop.")
+    ] = False,
+    evaluate: Annotated[
+        bool,
+        typer.Option("--eval", help="Evaluate a checkpoint, with the most likely and with sampled actions, and stop."),
+    ] = False,
+    slurm: Annotated[
+        bool, typer.Option("--slurm", help="Write a batch script that runs CONFIG under Ray on a Slurm cluster.")
+    ] = False,
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", min=1, help="With --slurm: machines; cluster.num_nodes if not given.")
+    ] = None,
+    sbatch: Annotated[
+        list[str] | None,
+        typer.Option("--sbatch", metavar="NAME=VALUE", help="With --slurm: an option of sbatch, as partition=gpu."),
+    ] = None,
+    setup: Annotated[
+        str, typer.Option("--setup", metavar="SHELL", help="With --slurm: run first, as '. .venv/bin/activate'.")
+    ] = "",
+    submit: Annotated[bool, typer.Option("--submit", help="With --slurm: submit the script with sbatch.")] = False,
+) -> Arguments:
+    """Train a policy as CONFIG says.
+
+    The same file runs on a laptop, a GPU or a cluster; only its section `cluster` differs.
+    """
+    if nodes is not None:
+        overrides = [*(overrides or []), f"cluster.num_nodes={nodes}"]
+    options = SlurmOptions(sbatch or [], setup) if slurm else None
+    _check_usage(plan, calibrate, slurm, nodes is not None or bool(sbatch) or bool(setup) or submit)
+    if evaluate and (print_config or plan is not None or check or slurm):
+        raise typer.BadParameter("--eval takes a checkpoint and nothing but KEY=VALUE beside it")
+    return Arguments(config, overrides or [], print_config, plan, calibrate, options, submit, check, evaluate)
+
+
+def execute(words: Sequence[str]) -> None:
+    """Does what the command line `words` asks for. Raises errors as they are: `cli` explains them."""
+    arguments = app([_with_form(word) for word in words], standalone_mode=False)
+    if isinstance(arguments, Arguments):  # --help gives a number
+        launch(arguments)
+
+
+def launch(arguments: Arguments) -> None:
+    """What the command line asks for. Runs outside typer, which would turn Ctrl-C into a success."""
+    if arguments.evaluate:
+        evaluate_run(arguments.config, arguments.overrides)
+        return
+    loaded, placement, inventory = load(arguments.config, arguments.overrides)
+    if arguments.print_config:
+        print(loaded.resolved_yaml(), end="")
+    try:
+        _carry_out(arguments, loaded, placement, inventory)
+    except ConfigError as error:
+        raise type(error)([_located(problem, loaded) for problem in error.problems]) from error
+
+
+def _carry_out(arguments: Arguments, loaded: LoadedConfig, placement: Placement, inventory: Inventory) -> None:
+    if arguments.plan is not None:
+        print(plan_text(arguments.plan, (loaded, placement, inventory), arguments.calibrate, load), end="")
+    if arguments.slurm is not None:
+        script = sbatch_script(loaded.config, arguments.config, arguments.overrides, arguments.slurm)
+        path = write_script(loaded.config, script)
+        print(submit(path) if arguments.submit else f"{path}: submit it with sbatch {path}")
+    stops = arguments.print_config or arguments.plan is not None or arguments.slurm is not None
+    if stops and not arguments.check:
+        return
+    if arguments.check:
+        from rl_platform.launch.check.run import check  # only here: it loads torch
+
+        check(loaded)
+    else:
+        from rl_platform.launch.session import run  # only here: it loads torch
+
+        run(loaded, arguments.config, placement, inventory)
+
+
+def evaluate_run(name: str, overrides: Sequence[str]) -> None:
+    """`--eval`: evaluate a checkpoint, found by `name`, with the config that it was written with."""
+    run = find_run(name)
+    loaded = run.load(overrides)
+    from rl_platform.launch.evaluation import evaluate_checkpoint  # only here: it loads torch
+
+    evaluate_checkpoint(run, loaded, overrides)
+
+
+def load(path: str, overrides: Sequence[str]) -> tuple[LoadedConfig, Placement, Inventory]:
+    """A valid config and who sits where. Raises ConfigError with the problems of both at once."""
+    inventory: Inventory | None = None
+
+    def check_cluster(cluster: Cluster) -> list[Problem]:
+        nonlocal inventory
+        inventory = inventory_for(cluster)
+        try:
+            schedule(cluster, inventory)
+        except PlacementError as error:
+            return error.problems
+        return []
+
+    loaded = load_config(path, overrides, check_cluster)
+    assert inventory is not None
+    placement = schedule(loaded.config.cluster, inventory)
+    on_gpus = bool(placement.accelerators.get("rollout")) and not placement.emulated
+    grouped, _ = inventory.with_groups(loaded.config.cluster.node_groups)
+    return loaded.with_backend(*chosen_backend(loaded.config.rollout.backend, on_gpus)), placement, grouped
+
+
+def _check_usage(plan: PlanForm | None, calibrate: str | None, slurm: bool, slurm_options: bool) -> None:
+    if calibrate is not None and plan is None:
+        raise typer.BadParameter("--calibrate belongs to --plan or --plan=search")
+    if slurm_options and not slurm:
+        raise typer.BadParameter("--nodes, --sbatch, --setup and --submit belong to --slurm")
+
+
+def _located(problem: Problem, loaded: LoadedConfig) -> Problem:
+    is_option = problem.key.startswith("--")
+    return problem if problem.where or is_option else replace(problem, where=loaded.where(problem.key))
+
+
+def _with_form(word: str) -> str:
+    """`--plan` alone means `--plan=text`: an option whose value may be missing would take CONFIG for it."""
+    return "--plan=text" if word == "--plan" else word

@@ -1,0 +1,48 @@
+"""Standard output and standard error that never fail: text that nobody can read is dropped.
+
+A run outlives the reader of its output: the pipe to `head`, the terminal, the disk of a log file. Output is dropped
+while it cannot be written and appears again if that changes. Files that a run writes are not covered.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from typing import Any, TextIO
+
+
+def never_fail() -> None:
+    """Once, at the start of a command: replaces `sys.stdout` and `sys.stderr`, and opens descriptors that are closed.
+
+    A closed descriptor 1 would become that of the next file that is opened, and a child process would print into it.
+    Streams that a caller has replaced already stay.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free: this one
+    if sys.stdout is sys.__stdout__:
+        sys.stdout = _tolerant(sys.stdout, 1, "strict")
+    if sys.stderr is sys.__stderr__:
+        sys.stderr = _tolerant(sys.stderr, 2, "backslashreplace")
+
+
+def _tolerant(stream: TextIO | None, descriptor: int, errors: str) -> TextIO:
+    """A stream like `stream`, which is None for a descriptor that was closed."""
+    buffer = io.BufferedWriter(_Descriptor(descriptor, "w", closefd=False))
+    if not isinstance(stream, io.TextIOWrapper):
+        return io.TextIOWrapper(buffer, "utf-8", errors, line_buffering=True)
+    at_once = stream.line_buffering or stream.write_through
+    return io.TextIOWrapper(buffer, stream.encoding, stream.errors, line_buffering=at_once)
+
+
+class _Descriptor(io.FileIO):
+    def write(self, data: Any) -> int:
+        """The length of `data`, also if it could not be written."""
+        try:
+            written = super().write(data)
+        except OSError:
+            written = None
+        return memoryview(data).nbytes if written is None else written
