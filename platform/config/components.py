@@ -174,14 +174,20 @@ class Critic(Trainable):
     use_critic_model: bool = Field(
         default=False, description="train a value model: gae needs it with loss_type actor, other adv_types refuse it"
     )
-    model: Model | None = Field(default=None, description="null: starts from the actor's model")
+    model: Model | None = Field(
+        default=None,
+        description="null: starts from the actor's model, as with keys that name neither path nor random_init",
+    )
 
 
 class Reference(Section):
     """`reference`: the frozen policy that KL terms compare to."""
 
     group_name: str | None = Field(default=None, description="name of the worker group in logs")
-    model: Model | None = Field(default=None, description="null: the actor's model as it was at the start")
+    model: Model | None = Field(
+        default=None,
+        description="null: the actor's model at the start, as with keys that name neither path nor random_init",
+    )
     training_backend: Literal["fsdp", "megatron"] | None = Field(
         default=None, description="how the model is computed; null: as the actor's"
     )

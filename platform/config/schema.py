@@ -175,6 +175,25 @@ class Config(Section):
     reward: Reward = Field(default_factory=Reward, description="scores responses")
     env: Env = Field(default_factory=Env, description="the simulation")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _complete_models(cls, values: Any) -> Any:
+        """A model of the critic or the reference that names no weights is the actor's, with the keys that it writes."""
+        if not isinstance(values, dict):
+            return values
+        actor = values.get("actor")
+        base = actor.get("model") if isinstance(actor, dict) else None
+        if not isinstance(base, dict) or not _names_weights(base):
+            return values
+        completed = dict(values)
+        for role in ("critic", "reference"):
+            section = values.get(role)
+            own = section.get("model") if isinstance(section, dict) else None
+            if isinstance(section, dict) and isinstance(own, dict) and own and not _names_weights(own):
+                written = {name: value for name, value in own.items() if value is not None}
+                completed[role] = {**section, "model": {**base, **written}}
+        return completed
+
     @property
     def reference_is_base(self) -> bool:
         """KL terms compare to the actor's own model with its adapters off: no second model, no component."""
@@ -225,3 +244,7 @@ class Config(Section):
         """Transitions in a row that mini-batches are made of; 1 unless the policy is recurrent, and for reasoning."""
         model = self.actor.model
         return (model.sequence_length or self.env.rollout_steps) if model.type == "gru" else 1
+
+
+def _names_weights(model: dict[str, Any]) -> bool:
+    return model.get("path") is not None or model.get("random_init") is not None

@@ -13,6 +13,12 @@ from rl_platform.config import load_config
 from rl_platform.config.describe import walk
 from rl_platform.errors import ConfigError
 
+CONFIGS = Path(__file__).parents[3] / "configs"
+KL = [
+    "algorithm.use_kl_loss=true",
+    "algorithm.kl_loss_coef=0.1",
+    "cluster.component_placement={'actor,critic,rollout,reward,reference': all}",
+]
 BROKEN = """\
 runner:
   task_type: embodied
@@ -230,3 +236,16 @@ def test_no_value_of_any_key_ends_in_anything_but_problems(task: str, value: str
             assert all(problem.where and problem.message for problem in error.problems)  # noqa: PT017
         else:
             assert loaded.resolved_yaml()
+
+
+@pytest.mark.parametrize("role", ["critic", "reference"])
+def test_a_model_that_names_no_weights_is_the_actors_with_changes(role: str):
+    config = load_config(CONFIGS / "reasoning" / "ppo_tiny.yaml", [*KL, f"{role}.model.dtype=bfloat16"]).config
+    model = getattr(config, role).model
+    assert model == config.actor.model.model_copy(update={"dtype": "bfloat16"})
+
+
+def test_a_model_with_weights_of_its_own_inherits_nothing():
+    config = load_config(CONFIGS / "reasoning" / "ppo_tiny.yaml", ["critic.model={path: ./other}"]).config
+    assert config.critic.model.random_init is None
+    assert config.critic.model.tokenizer is None
