@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from rl_platform.launch.headline import duration, number
 
 
-@dataclass(eq=False)  # phases are told apart by identity, also when two ranks run the same one
+@dataclass(eq=False)  # compared by identity: two ranks may run the same phase
 class OpenPhase:
     """`began` is a time of the clock; `total` 0: not known."""
 

@@ -201,7 +201,7 @@ class RunLog:
         self._samples.write(line)
 
     def _diagnose(self, name: str, write: Callable[[], object]) -> None:
-        """Runs `write`. A failure is told once and ends the writing of diagnostic `name`, not the run."""
+        """Runs `write`. After its first failure, which a note reports, diagnostic `name` is not written any more."""
         if name in self._failed:
             return
         try:

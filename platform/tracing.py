@@ -122,7 +122,7 @@ class Timeline:
         self.write()
 
     def write(self) -> None:
-        """Writes the file, if it was not written yet. A failure is told and ends nothing: the file is a diagnostic."""
+        """Writes the file, if it was not written yet. A failure is logged and does not end the run."""
         if recorder.on:
             spans = [span for source in self.sources for span in source()]
             recorder.on = False

@@ -217,7 +217,7 @@ def test_an_output_folder_that_is_deleted_or_moved(start, fault: Callable[[], ob
 
 
 def test_diagnostics_that_cannot_be_written_end_no_run(command, monkeypatch: pytest.MonkeyPatch):
-    """Samples, trace and TensorBoard on a full disk: each is told once."""
+    """Samples, trace and TensorBoard on a full disk: each failure is reported once."""
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     write, write_text = StepLines.write, Path.write_text
 
