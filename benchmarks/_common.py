@@ -32,6 +32,7 @@ from rl_platform.runners.ppo import Task, train
 from rl_platform.runners.state import RunState
 from rl_platform.runtime import Runtime
 from rl_platform.runtime.cpu import keep_freed_memory
+from rl_platform.runtime.crowded_cores import wait_asleep_when_crowded
 from rl_platform.tracing import covered, recorder
 
 LONG_RUN = 1_000_000  # steps or episodes: every race ends before
@@ -76,10 +77,27 @@ class Entry(NamedTuple):
 
 def race(entries: Mapping[str, Entry], warm_up: int, rounds: int) -> dict[str, list[Lap]]:
     """Laps of every contestant. In each round all of them do one, every second round in reverse order."""
+    laps: dict[str, list[Lap]] = {name: [] for name in entries}
+    with contestants(entries) as run_lap:
+        for number in range(warm_up + rounds):
+            for name in list(entries)[:: -1 if number % 2 else 1]:
+                lap = run_lap(name)
+                if number >= warm_up:
+                    laps[name].append(lap)
+    return laps
+
+
+@contextmanager
+def contestants(entries: Mapping[str, Entry]) -> Iterator[Callable[[str], Lap]]:
+    """All of them, ready; the function has the one of this name do a lap while the others wait."""
     context = multiprocessing.get_context("spawn")
     lines: dict[str, Connection] = {}
     processes = []
-    laps: dict[str, list[Lap]] = {name: [] for name in entries}
+
+    def run_lap(name: str) -> Lap:
+        lines[name].send(None)
+        return _lap(lines[name], name)
+
     try:
         for name, entry in entries.items():  # one after the other, as loading is heavy too
             lines[name], theirs = context.Pipe()
@@ -88,18 +106,12 @@ def race(entries: Mapping[str, Entry], warm_up: int, rounds: int) -> dict[str, l
                 processes[-1].start()
             theirs.close()
             _lap(lines[name], name)
-        for number in range(warm_up + rounds):
-            for name in list(entries)[:: -1 if number % 2 else 1]:
-                lines[name].send(None)
-                lap = _lap(lines[name], name)
-                if number >= warm_up:
-                    laps[name].append(lap)
+        yield run_lap
     finally:
         for line in lines.values():
             line.close()
         for process in processes:
             process.join(JOIN_S)
-    return laps
 
 
 @contextmanager
@@ -138,7 +150,15 @@ def _lap(line: Connection, name: str) -> Lap:
     return lap
 
 
-def train_ours(turns: Turns, config_path: str, overrides: Sequence[str], build: Build) -> None:
+def prepare_cpu() -> None:
+    """What a run does before it computes."""
+    keep_freed_memory()
+    wait_asleep_when_crowded()
+
+
+def train_ours(
+    turns: Turns, config_path: str, overrides: Sequence[str], build: Build, prepare: Callable[[], None] = prepare_cpu
+) -> None:
     """The training loop of a real run, one lap per PPO step with logging; validates once, before it is ready."""
     loaded = load_config(config_path, [*overrides, f"runner.max_steps={LONG_RUN}", "runner.val_check_interval=0"])
     config = loaded.config
@@ -147,7 +167,7 @@ def train_ours(turns: Turns, config_path: str, overrides: Sequence[str], build: 
         output_dir = Path(folder)
         reporter = Reporters([RunLog(output_dir), _TurnReporter(turns)])
         reporter.start(RunInfo(config.runner.experiment_name, config.runner.task_type, output_dir, LONG_RUN))
-        keep_freed_memory()
+        prepare()
         with runtime_for(config, placement) as runtime:
             task = build(config, runtime, reporter, output_dir, placement)
             train(config, task, reporter, RunState(config, output_dir, reporter))

@@ -89,12 +89,10 @@ def has_team() -> bool:
         return False
 
 
-def run_by_team(function: int, argument: int) -> None:
-    """Have every thread of the calling thread's team, itself included, call the compiled function at this address with
-    this pointer: those that compute torch's operations, so that no second team competes for the cores."""
-    import torch
-
-    threads = torch.get_num_threads()
+def run_by_team(function: int, argument: int, threads: int) -> None:
+    """Have every thread of the calling thread's team of so many, itself included, call the compiled function at this
+    address with this pointer. With torch's number it is the team of torch's operations: no second one competes for the
+    cores. Raises OSError or AttributeError without libgomp."""
     _libgomp().GOMP_parallel(ctypes.c_void_p(function), ctypes.c_void_p(argument), threads, 0)
 
 

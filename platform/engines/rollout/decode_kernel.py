@@ -16,6 +16,7 @@ from typing import Any
 
 import numba
 import numpy as np
+import torch
 from llvmlite import ir
 from numba import carray
 from numba.extending import intrinsic
@@ -76,7 +77,7 @@ class CompiledDecodeAttention:
         call.value, call.value_head, call.value_row = _layout(value)
         call.layer, call.group, call.scaling, call.out = layer, heads // call.heads, scaling, out.data_ptr()
         call.started = 0
-        run_by_team(self.kernel, ctypes.addressof(call))
+        run_by_team(self.kernel, ctypes.addressof(call), torch.get_num_threads())
         return out
 
 

@@ -13,9 +13,14 @@ from torch import Tensor, nn
 ROWS_EXPECTED = 32  # oneDNN picks a layout for about so many
 
 
-def can_pack(device: torch.device) -> bool:
-    """Whether there is anything to gain by `PackedLinear.repack`."""
-    return device.type == "cpu" and torch.backends.mkldnn.is_available()
+def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether oneDNN has the layout for weights of this type on this processor: without AVX-512 there is none for half
+    precision."""
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 
 class PackedLinear:

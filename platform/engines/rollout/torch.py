@@ -59,6 +59,7 @@ class TorchRolloutEngine:
         self.device, self.dtype = device, dtype
         self.version = -1
         self._lock = threading.RLock()  # one decoding step, or one update
+        self._turn = threading.Lock()  # held by an update that waits: decoding would take the lock again at once
         self._again = self._aborted = False
         self._decoder = decoder_for(self.model)
         self._swap = Swap(self.model.parameters, device)
@@ -76,7 +77,7 @@ class TorchRolloutEngine:
             self._repack()
 
     def _repack(self) -> None:
-        if can_pack(self.device):
+        if can_pack(self.device, self.model.head.weight.dtype):
             for linear in self._decoder.linears:
                 linear.repack()
 
@@ -84,7 +85,7 @@ class TorchRolloutEngine:
         return offer.reaches([self.device])
 
     def receive(self, weights: Weights | WeightsOffer) -> None:
-        with self._lock:
+        with self._turn, self._lock:
             self._receive(weights)
             self._again = True
 
@@ -131,6 +132,8 @@ class TorchRolloutEngine:
         batch = self._new_batch(requests, sampling)
         self._again = self._aborted = False
         while not batch.over and not self._aborted:
+            with self._turn:
+                pass
             with self._lock:
                 if self._again:  # no response mixes two sets of weights
                     batch, self._again = self._new_batch(batch.left, sampling), False
