@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -163,12 +162,17 @@ def test_new_weights_and_none_of_the_old(shared: ModuleType, plain: Any, fresh: 
 def while_it_generates(
     engine: Engine, requests: Any, sampling: SamplingParams, act: Any, again: bool = False
 ) -> list[Completion]:
-    """What comes back when `act()` is called in the middle; `again` and again, if it may come before there is work."""
+    """What comes back when `act()` is called after the first response; `again` and again, if it may be overlooked."""
     found: list[Completion] = []
-    thread = threading.Thread(target=engine.generate, args=(requests, sampling, found.append))
+    first = threading.Event()
+
+    def keep(completion: Completion) -> None:
+        found.append(completion)
+        first.set()
+
+    thread = threading.Thread(target=engine.generate, args=(requests, sampling, keep))
     thread.start()
-    time.sleep(0.1)
-    assert len(found) < len(requests), "it was over before anything could be done to it"
+    assert first.wait(300)
     act()
     while again and thread.is_alive():
         thread.join(0.1)
