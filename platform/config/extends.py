@@ -97,15 +97,22 @@ def _text_of(path: str | Path) -> str:
 
 
 def _contents(path: str | Path) -> str:
-    """The text of a regular file. Raises ValueError for devices, FIFOs and files that are too large for a config."""
+    """The text of a regular file. Raises ValueError for devices, FIFOs and files that are too large for a config, and
+    OSError where reading would wait, as some files of /proc do."""
     kind = os.stat(path).st_mode
     if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):  # reading a FIFO or /dev/zero does not end
         raise ValueError("it is no regular file")
-    with open(path, "rb") as file:
-        raw = file.read(MAX_BYTES + 1)
+    with open(path, "rb", opener=_open_without_waiting, buffering=0) as file:
+        raw = b""
+        while len(raw) <= MAX_BYTES and (part := file.read(MAX_BYTES)):
+            raw += part
     if len(raw) > MAX_BYTES:
         raise ValueError(f"it is larger than {MAX_BYTES} bytes, too large for a config")
     return raw.decode("utf-8-sig")
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _file_near(path: Path) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
+from rl_platform.config.source import MAX_DEPTH, MAX_SIZE
 from rl_platform.config.suggest import nearest
-from rl_platform.errors import Problem
+from rl_platform.errors import ConfigError, Problem
 
 _REFERENCE = re.compile(r"(\$?)\$\{([^{}]*)\}")
 _LOOKUP_FAILED = object()
@@ -19,7 +20,8 @@ def resolve_references(
     """`tree` with all references replaced, and the problems met: missing targets, cycles, sections inside text.
 
     A value that is one reference as a whole keeps the type of its target. Keys that are not in `tree` are looked up in
-    `defaults`, the schema's. A reference with a problem becomes None and is named in `Problem.key`.
+    `defaults`, the schema's. A reference with a problem becomes None and is named in `Problem.key`. Raises ConfigError
+    if the references make more text than a config may have, or lead too far.
     """
     resolver = _Resolver(tree, defaults, where)
     resolved = {key: resolver.value(value, (key,)) for key, value in tree.items()}
@@ -33,6 +35,7 @@ class _Resolver:
         self.where = where
         self.problems: list[Problem] = []
         self._open: list[tuple[str, ...]] = []
+        self._size = 0
 
     def value(self, value: Any, path: tuple[str, ...]) -> Any:
         """`value`, which stands at `path`, without references."""
@@ -40,8 +43,11 @@ class _Resolver:
             return {key: self.value(item, (*path, key)) for key, item in value.items()}
         if isinstance(value, list):
             return [self.value(item, (*path[:-1], f"{path[-1]}[{index}]")) for index, item in enumerate(value)]
+        self._count(value, path)
         if not isinstance(value, str) or "${" not in value:
             return value
+        if len(self._open) == MAX_DEPTH:
+            self._give_up(path, f"more than {MAX_DEPTH} references lead from one to the next")
         if path in self._open:
             cycle = " -> ".join(".".join(step) for step in [*self._open[self._open.index(path) :], path])
             self._complain(path, value, f"the references go in a circle: {cycle}")
@@ -72,6 +78,7 @@ class _Resolver:
             return str(found).lower() if isinstance(found, bool) else str(found)
 
         replaced = _REFERENCE.sub(replace, text)
+        self._count(replaced, path)
         if "${" in _REFERENCE.sub("", text):
             self._complain(path, text, "a `${` without its `}`", hint="write $${ for a literal ${")
             return None
@@ -93,6 +100,16 @@ class _Resolver:
         before = len(self.problems)
         resolved = self.value(found, target)
         return _LOOKUP_FAILED if len(self.problems) > before else resolved
+
+    def _count(self, value: Any, path: tuple[str, ...]) -> None:
+        """Raises ConfigError if all values together, each as often as references repeat it, are too many."""
+        self._size += 1 + (len(value) if isinstance(value, str) else 0)
+        if self._size > MAX_SIZE:
+            self._give_up(path, f"with what the references repeat the values have more than {MAX_SIZE} characters")
+
+    def _give_up(self, path: tuple[str, ...], message: str) -> NoReturn:
+        key = ".".join(path)
+        raise ConfigError([*self.problems, Problem(key, message, self.where(key))])
 
     def _complain(self, path: tuple[str, ...], text: str, message: str, hint: str = "") -> None:
         key = ".".join(path)

@@ -201,6 +201,22 @@ class TestReferences:
         found = problems("embodied", "runner.seed=${env.num_envs}", "env.num_envs=${runner.seed}")
         assert any("runner.seed -> env.num_envs -> runner.seed" in problem.message for problem in found.values())
 
+    @pytest.mark.parametrize(
+        ("count", "entry", "message"),
+        [
+            (40, "'${N}${N}'", "the values have more than 500000 characters"),
+            (40, "['${N}', '${N}']", "the values have more than 500000 characters"),
+            (3000, "'${N}'", "more than 50 references"),
+        ],
+    )
+    def test_references_that_grow_without_end_are_refused(
+        self, load: Any, count: int, entry: str, message: str
+    ) -> None:
+        chain = [f"  k{number}: {entry.replace('N', f'env.kwargs.k{number + 1}')}" for number in range(count)]
+        with pytest.raises(ConfigError) as caught:
+            load("\n".join(["env:", "  kwargs:", *(f"  {line}" for line in chain), f"    k{count}: x"]))
+        assert [message in problem.message for problem in caught.value.problems] == [True]
+
 
 def test_resolved_yaml_keeps_text_that_looks_like_something_else(load: Any, tmp_path: Path) -> None:
     loaded = load("embodied", 'env.kwargs={a: "1e5", b: "yes", c: "1:0", d: "0o7", e: "null", f: 1e-7, g: [1, true]}')
