@@ -9,6 +9,7 @@ from typing import Any
 from rl_platform.config.schema import Data, Task
 from rl_platform.envs.reasoning.question import Question, Split
 from rl_platform.errors import ConfigError, DataError, Problem
+from rl_platform.regular_file import read_regular
 
 
 def jsonl_questions(data: Data, task: Task) -> Split:
@@ -39,11 +40,11 @@ def jsonl_questions(data: Data, task: Task) -> Split:
 def read_questions(path: Path, prompt_column: str, answer_column: str) -> list[Question]:
     """The questions of one file in order; blank lines are skipped. Other columns become metadata. Raises DataError."""
     try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
+        lines = read_regular(path).splitlines()
+    except (OSError, ValueError) as error:
         needed = f"one JSON object per line with the fields '{prompt_column}' and '{answer_column}'"
         hint = f"data.task.path and val_path name files with {needed}, see docs/reasoning.md#your-own-questions"
-        raise DataError(f"{path}: cannot be read: {error.strerror}. {hint}.") from error
+        raise DataError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}. {hint}.") from error
     questions = [
         _question(line, f"{path}:{number}", prompt_column, answer_column)
         for number, line in enumerate(lines, start=1)

@@ -6,7 +6,6 @@ How the keys of the files are merged is in `layers.py`.
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from rl_platform.config.layers import Layers
 from rl_platform.config.source import YamlReader
 from rl_platform.config.suggest import nearest
 from rl_platform.errors import ConfigError, Problem
+from rl_platform.regular_file import read_regular
 
 EXTENDS = "extends"
 MAX_BYTES = 200_000  # of a file: PyYAML reads some hundred thousand per second
@@ -85,7 +85,7 @@ def _no_mapping(path: str | Path, tree: Any) -> Problem:
 
 def _text_of(path: str | Path) -> str:
     try:
-        return _contents(path)
+        return read_regular(path, MAX_BYTES).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError, ValueError) as error:
         reason = str(error)
         if isinstance(error, OSError):
@@ -94,25 +94,6 @@ def _text_of(path: str | Path) -> str:
             reason = "it is not UTF-8 text"
         hint = _file_near(Path(path)) if isinstance(error, FileNotFoundError) else ""
         raise ConfigError([Problem("config", f"the file cannot be read: {reason}", str(path), hint=hint)]) from error
-
-
-def _contents(path: str | Path) -> str:
-    """The text of a regular file. Raises ValueError for devices, FIFOs and files that are too large for a config, and
-    OSError where reading would wait, as some files of /proc do."""
-    kind = os.stat(path).st_mode
-    if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):  # reading a FIFO or /dev/zero does not end
-        raise ValueError("it is no regular file")
-    with open(path, "rb", opener=_open_without_waiting, buffering=0) as file:
-        raw = b""
-        while len(raw) <= MAX_BYTES and (part := file.read(MAX_BYTES)):
-            raw += part
-    if len(raw) > MAX_BYTES:
-        raise ValueError(f"it is larger than {MAX_BYTES} bytes, too large for a config")
-    return raw.decode("utf-8-sig")
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _file_near(path: Path) -> str:

@@ -10,11 +10,13 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.placement.cost import Correction
 from rl_platform.placement.hardware import Device
 from rl_platform.placement.report import Report
+from rl_platform.regular_file import read_regular
 
 OPTION = "--calibrate"
 
@@ -32,10 +34,10 @@ def read_measured(file: Path) -> Measured:
     """The phases of a metrics.jsonl. The first step, which warms up, is left out where there are others. Raises
     ConfigError when there is nothing to read."""
     try:
-        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = [json.loads(line) for line in read_regular(file).decode().splitlines() if line.strip()]
     except (OSError, ValueError) as error:
         raise ConfigError([Problem(OPTION, f"cannot be read: {error}", value=str(file))]) from error
-    steps = [line for line in lines if isinstance(line, dict) and line.get("step", 0) > 0 and "time/step" in line]
+    steps = [line for line in lines if _is_step(line)]
     if not steps:
         hint = "the metrics.jsonl of a run that made at least one step"
         raise ConfigError([Problem(OPTION, "holds no timings of a step", value=str(file), hint=hint)])
@@ -46,6 +48,12 @@ def read_measured(file: Path) -> Measured:
         for name in sorted(names)
     }
     return Measured(file, len(steps), {name: statistics.median(found) for name, found in values.items() if found})
+
+
+def _is_step(line: Any) -> bool:
+    if not isinstance(line, dict) or "time/step" not in line:
+        return False
+    return isinstance(step := line.get("step"), int | float) and step > 0
 
 
 def corrections(measured: Measured, earlier: Report, device: Device) -> dict[str, Correction]:

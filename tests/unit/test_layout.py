@@ -25,6 +25,7 @@ LEVELS = (
         "standard_streams",
         "garbage",
         "records",
+        "regular_file",
         "checkpoint",
         "checkpoint_files",
         "disk",

@@ -1,0 +1,39 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from rl_platform.config import load_config
+from rl_platform.config.schema import Task
+from rl_platform.envs.reasoning.jsonl import read_questions
+from rl_platform.errors import ConfigError, DataError
+from rl_platform.placement.calibration import read_measured
+from rl_platform.regular_file import read_regular
+
+
+def test_contents_up_to_a_limit(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x" * 1000)
+    assert read_regular(tmp_path / "file") == read_regular(tmp_path / "file", 1000) == b"x" * 1000
+    with pytest.raises(ValueError, match="larger than 999 bytes"):
+        read_regular(tmp_path / "file", 999)
+    with pytest.raises(IsADirectoryError):
+        read_regular(tmp_path)
+
+
+@pytest.mark.timeout(20)
+def test_what_would_never_end_is_not_read_wherever_users_name_files(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    columns = Task(type="jsonl", path="x")
+    for path in (tmp_path / "fifo", Path("/dev/zero")):
+        with pytest.raises(ConfigError, match="it is no regular file"):
+            load_config(path)
+        with pytest.raises(ConfigError, match="it is no regular file"):
+            read_measured(path)
+        with pytest.raises(DataError, match="it is no regular file"):
+            read_questions(path, columns.prompt_column, columns.answer_column)
+
+
+def test_a_calibration_skips_lines_that_are_no_steps(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": "a", "time/step": 1}\n{"step": null, "time/step": 1}\n[1]\n{"step": 2, "time/step": 3}\n')
+    assert read_measured(file).steps == 1
