@@ -32,7 +32,7 @@ from rl_platform.runners.ppo import Task, train
 from rl_platform.runners.state import RunState
 from rl_platform.runtime import Runtime
 from rl_platform.runtime.cpu import keep_freed_memory
-from rl_platform.runtime.crowded_cores import wait_asleep_when_crowded
+from rl_platform.runtime.crowded_cores import wait_passively_when_crowded
 from rl_platform.tracing import covered, recorder
 
 LONG_RUN = 1_000_000  # steps or episodes: every race ends before
@@ -153,7 +153,7 @@ def _lap(line: Connection, name: str) -> Lap:
 def prepare_cpu() -> None:
     """What a run does before it computes."""
     keep_freed_memory()
-    wait_asleep_when_crowded()
+    wait_passively_when_crowded()
 
 
 def train_ours(

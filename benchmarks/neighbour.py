@@ -1,16 +1,15 @@
 """What another busy process costs, and what a quiet machine pays for the remedy.
 
-Beside other busy processes the threads of a run wait for each other asleep (platform/runtime/crowded_cores.py). Three
-jobs are measured, each as it ships and without that remedy, on the quiet machine and beside processes that do nothing
-but spin:
+Beside other busy processes the OpenMP threads of a run wait passively (platform/runtime/crowded_cores.py). Three jobs
+are measured, each with and without this remedy, on the quiet machine and beside processes that only spin:
 
 * reasoning: a PPO step of configs/reasoning/ppo.yaml, of 16 sequences instead of 64.
 * embodied: a PPO step of configs/embodied/ppo.yaml.
 * rollout: the built-in engine generates 16 responses of 64 tokens.
 
-A remedy takes a second or two to set in: a lap begins three seconds after the neighbour, where laps are that short.
-With C cores and N neighbours that take a core each, a fair scheduler leaves C / (C + N) of the cores for C threads: on
-two cores one neighbour costs at least 1.5 times. Not covered: Ray, GPUs, SGLang, neighbours on part of the cores.
+The remedy takes effect after one to two seconds, so short laps are measured three seconds after the neighbour's start.
+A fair scheduler leaves C threads C / (C + N) of C cores beside N neighbours: on two cores one neighbour costs at least
+1.5 times. Not covered: Ray, GPUs, SGLang, neighbours that use part of a core.
 
     python benchmarks/neighbour.py [--jobs reasoning embodied rollout] [--neighbours 1] [--rounds 3] [--quick]
 """

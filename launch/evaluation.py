@@ -39,7 +39,7 @@ from rl_platform.runners.embodied import EmbodiedTask
 from rl_platform.runners.reasoning import ReasoningTask, validation_metric
 from rl_platform.runners.state import fingerprint
 from rl_platform.runtime.cpu import keep_freed_memory
-from rl_platform.runtime.crowded_cores import wait_asleep_when_crowded
+from rl_platform.runtime.crowded_cores import wait_passively_when_crowded
 
 Row = dict[str, Any]
 
@@ -64,7 +64,7 @@ def evaluate_checkpoint(run: SavedRun, loaded: LoadedConfig, overrides: Sequence
     console = Console()
     reporter = Reporters([PlainView(console)])
     keep_freed_memory()
-    wait_asleep_when_crowded()
+    wait_passively_when_crowded()
     with closing(reporter), ExitStack() as stack:
         with reporter.phase("load"):
             runtime = stack.enter_context(runtime_for(config, placement))

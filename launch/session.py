@@ -42,7 +42,7 @@ from rl_platform.runners.ppo import Task, train
 from rl_platform.runners.state import RunState
 from rl_platform.runtime import Runtime
 from rl_platform.runtime.cpu import keep_freed_memory
-from rl_platform.runtime.crowded_cores import wait_asleep_when_crowded
+from rl_platform.runtime.crowded_cores import wait_passively_when_crowded
 from rl_platform.tracing import Timeline
 
 
@@ -88,7 +88,7 @@ def run(loaded: LoadedConfig, config_path: str, placement: Placement, inventory:
             reporter.note("env.normalize_observations: observations are images, which the model divides by 255 instead")
         try:
             keep_freed_memory()
-            wait_asleep_when_crowded()
+            wait_passively_when_crowded()
             with ExitStack() as running:
                 with reporter.phase("load"):
                     runtime = running.enter_context(runtime_for(config, placement, cluster_is_up))

@@ -1,4 +1,4 @@
-"""Reading files that users name: what is no regular file may never end, or make its reader wait."""
+"""Reads files that users name. Devices and FIFOs are refused: reading them may block or never end."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from pathlib import Path
 
 
 def read_regular(path: str | Path, most: int | None = None) -> bytes:
-    """The contents. Raises OSError where there are none or reading would wait, as with some files of /proc, and
-    ValueError for devices, FIFOs and files of more than `most` bytes."""
+    """Returns the contents of a regular file.
+
+    Raises OSError if the file cannot be read or reading would block (some files in /proc), and ValueError for devices,
+    FIFOs and files of more than `most` bytes.
+    """
     kind = os.stat(path).st_mode
-    if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):  # opening a FIFO may wait for ever
+    if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):  # opening a FIFO may block for ever
         raise ValueError("it is no regular file")
     with open(path, "rb", opener=_open_without_waiting, buffering=0) as file:
         if most is None:

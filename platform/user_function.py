@@ -1,6 +1,6 @@
 """Modules of the user, named in a config: functions as module:function, environments as module:id.
 
-What a function takes and returns is specified by its caller.
+The caller specifies arguments and result of a function.
 """
 
 from __future__ import annotations

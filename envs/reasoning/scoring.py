@@ -1,8 +1,8 @@
 """Scoring in processes that can be killed: a verifier that hangs, crashes or raises costs one sample, not the run.
 
 What is scored and how is in `verifiers.py`, the other end of the socket in `scoring_worker.py`. One thread serves all
-processes: it hands out work, collects scores, kills who exceeds the timeout and starts replacements. What a process
-sends is checked here again (`score.py`), because the code that it runs may have replaced its own checks.
+processes: it hands out work, collects scores, kills processes that exceed the timeout and starts replacements. Scores
+are checked here again (`score.py`), because the code in a process may have replaced the checks there.
 """
 
 from __future__ import annotations

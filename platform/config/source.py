@@ -1,8 +1,8 @@
 """Reads YAML into plain Python values and remembers the line of every key.
 
 Scalars follow YAML 1.2's core rules: `1e-5` is a number, `1:0` and `off` are text, `010` is ten; a number may also hold
-underscores (`10_000`). Keys are text and unique. What the keys mean is not known here. Two tags are allowed, which say
-how a file is laid over the one it extends: `!unset` and `!replace`.
+underscores (`10_000`). Keys are text and unique. The schema gives the keys their meaning. Two tags are allowed:
+`!unset` and `!replace` control how a file is merged into the one it extends.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Waiting asleep while other processes want the cores too.
+"""Switches OpenMP threads to passive waiting while the machine has too few cores.
 
-The threads of an OpenMP team share each operation and wait for the slowest of them. libgomp has them wait actively, for
-about ten milliseconds, which is fastest while every thread has a core. Beside another busy process they have not: who
-waits actively then keeps the core from the very thread it waits for. A PPO step on two cores takes three times as long
-beside one such process, and about twice if its threads wait asleep; on a quiet machine sleeping costs up to a fifth.
+The threads of an OpenMP team divide each operation and wait for each other at its end. By default libgomp's threads
+wait actively for about ten milliseconds. That is fastest while every thread has a core. Beside another busy process a
+waiting thread occupies the core that the slowest thread needs: a PPO step on two cores takes three times as long. With
+passive waiting it takes less than twice as long, but passive waiting costs a quiet machine up to a fifth.
 
-So a thread here looks once a second how long this process's threads waited for a core. Results do not depend on it: the
-number of threads, by which operations are divided, stays.
+A background thread therefore measures once a second how long the threads of this process waited for a core. The number
+of OpenMP threads stays the same, so results do not change.
 """
 
 from __future__ import annotations
@@ -29,15 +29,18 @@ _TASKS = Path("/proc/self/task")
 
 
 @cache
-def wait_asleep_when_crowded() -> None:
-    """Watch from now on, once per process; on systems that do not tell how long threads wait nothing happens."""
+def wait_passively_when_crowded() -> None:
+    """Start the background thread, once per process. Does nothing where the kernel does not count waiting times."""
     if waited_ns():
         threading.Thread(target=_watch, name="crowded cores", daemon=True).start()
 
 
 def waited_ns() -> dict[str, int]:
-    """Nanoseconds for which each thread of this process could have run and had no core, by thread id. Empty where the
-    kernel does not count them. Format: Linux, Documentation/scheduler/sched-stats.rst, /proc/<pid>/schedstat."""
+    """Nanoseconds that each thread of this process was runnable without a core, by thread id.
+
+    Empty where the kernel does not count them. Format: /proc/<pid>/schedstat in Linux's
+    Documentation/scheduler/sched-stats.rst.
+    """
     found: dict[str, int] = {}
     with suppress(OSError):
         for task in os.listdir(_TASKS):
@@ -47,28 +50,30 @@ def waited_ns() -> dict[str, int]:
 
 
 def _watch() -> None:
-    asleep = False
+    passive = False
     before, then = waited_ns(), time.monotonic()
     while True:
         time.sleep(PERIOD_S)
         waited, now = waited_ns(), time.monotonic()
         share = _grown(before, waited) / (now - then)
         before, then = waited, now
-        if not asleep and share > CROWDED:
-            asleep = _wait_asleep()
-        elif asleep and share < QUIET:
+        if not passive and share > CROWDED:
+            passive = _wait_passively()
+        elif passive and share < QUIET:
             release_team()
-            asleep = False
+            passive = False
 
 
 def _grown(before: Mapping[str, int], after: Mapping[str, int]) -> float:
-    """Seconds by which the threads that are still there waited longer."""
+    """Seconds that the threads in `after` waited since `before`."""
     return sum(max(0, waited - before.get(task, 0)) for task, waited in after.items()) / 1e9
 
 
-def _wait_asleep() -> bool:
-    """Give the calling thread a team that has nothing to do. From now on there are more threads in teams than cores,
-    and libgomp's wait about ten microseconds before they sleep. False if there is no libgomp yet."""
+def _wait_passively() -> bool:
+    """Start an idle OpenMP team in the calling thread; False if libgomp is not loaded.
+
+    libgomp then counts more threads than cores, and reduces active waiting to about ten microseconds.
+    """
     idle = ctypes.cast(ctypes.CDLL(None).getpid, ctypes.c_void_p).value
     try:
         run_by_team(idle or 0, 0, len(os.sched_getaffinity(0)) + 1)

@@ -26,7 +26,7 @@ from rl_platform.garbage import collect_as_usual, collect_rarely
 from rl_platform.records import Weights
 from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.cpu import keep_freed_memory
-from rl_platform.runtime.crowded_cores import wait_asleep_when_crowded
+from rl_platform.runtime.crowded_cores import wait_passively_when_crowded
 from rl_platform.runtime.host import ComponentSpec, Host, PlacedHost
 from rl_platform.runtime.lifecycle import RUNNER, raise_first, stop_ranks
 from rl_platform.runtime.remote_channel import Address, Exchange, Link, RemoteChannel
@@ -169,7 +169,7 @@ def prepare_process(environment: Mapping[str, str], threads: int, paths: Sequenc
     if torch.get_num_threads() != threads:  # set_num_threads makes MKL share the smallest product among all threads
         torch.set_num_threads(threads)
     keep_freed_memory()
-    wait_asleep_when_crowded()
+    wait_passively_when_crowded()
     recorder.on = trace
     sys.path += [path for path in paths if path not in sys.path]
     if Path(paths[0]).is_dir():

@@ -8,7 +8,7 @@ from rl_platform.runtime.crowded_cores import waited_ns
 PROGRAM = """
 import os, subprocess, sys, time
 import torch
-from rl_platform.runtime.crowded_cores import wait_asleep_when_crowded
+from rl_platform.runtime.crowded_cores import wait_passively_when_crowded
 
 def threads():
     return len(os.listdir("/proc/self/task"))
@@ -21,8 +21,8 @@ def wait_until(condition, doing):
 
 os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
 torch.ones(1 << 20).add(1.0)
-wait_asleep_when_crowded()
-wait_asleep_when_crowded()
+wait_passively_when_crowded()
+wait_passively_when_crowded()
 before = threads()
 neighbour = subprocess.Popen([sys.executable, "-c", "while True: pass"])  # on the same core
 print(wait_until(lambda: threads() > before, lambda: sum(range(100_000))))
