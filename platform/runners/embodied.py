@@ -44,7 +44,7 @@ class EmbodiedTask:
         self.simulation = Simulation(self.recovery, self.parts()["env"])
         # one policy beside the environments that waits for them anyway: it acts in their thread
         alone = self.groups["rollout"].world_size == 1 and config.env.pipeline_stages == 1
-        self.acts_there: bool = alone and self.groups["env"].rank(0).finds_policy().result()
+        self.acts_there: bool = alone and self.recovery.run(lambda: self.groups["env"].rank(0).finds_policy().result())
         if self.groups["env"].world_size > 1:
             self._with_peers(lambda peers: self.groups["env"].rank(0).begin(peers))
 

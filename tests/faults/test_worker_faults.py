@@ -305,7 +305,11 @@ class DiesWhileItActs(PolicyRollout):
 
 
 class DiesWhileItSimulates(Environment):
-    """Killed once, in the middle of the third rollout."""
+    """Killed twice: by its first call, and in the middle of the third rollout."""
+
+    def finds_policy(self) -> bool:
+        die_once("env killed at the start")
+        return super().finds_policy()
 
     def collect(self, step: int, *others: Any) -> Any:
         with dying_halfway(self.context.progress, "env killed") if step == 2 else nullcontext():
@@ -330,9 +334,9 @@ def test_a_policy_and_a_simulation_that_are_killed_while_they_work(command, addr
     assert ended.code == 0, ended.err
     assert Path("rollout killed").exists()
     assert Path("env killed").exists()
-    assert metrics("runtime/restarts") == [0, 1, 2]
+    assert metrics("runtime/restarts") == [1, 2, 3]
     warnings = [record.getMessage() for record in caplog.records if "is started again" in record.getMessage()]
-    assert [warning.split()[0] for warning in warnings] == ["rollout[0]", "env[0]"]
+    assert [warning.split()[0] for warning in warnings] == ["env[0]", "rollout[0]", "env[0]"]
     assert metrics("episode/return") == returns
     assert equal(learned(STEPS, "actor"), expected)
 
