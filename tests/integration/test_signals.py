@@ -25,6 +25,14 @@ LARGE_UPDATE = "reasoning.yaml", "runner.max_steps=100000", "algorithm.ppo_epoch
 CODES = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 
 
+@pytest.fixture(autouse=True)
+def started_processes_heed_sighup() -> Iterator[None]:
+    """Under nohup SIGHUP is ignored, and child processes inherit that; they do not inherit a handler."""
+    before = signal.signal(signal.SIGHUP, lambda number, frame: None)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @dataclass(frozen=True)
 class Stopped:
     code: int
@@ -66,7 +74,10 @@ class Run:
                 self.process.send_signal(number)
             else:
                 os.killpg(self.process.pid, number)
-        out, err = self.process.communicate(timeout=60)
+        try:
+            out, err = self.process.communicate(timeout=60)
+        finally:
+            self.process.kill()
         seconds = time.monotonic() - began
         _, left = psutil.wait_procs(children, timeout=10)
         assert not left
