@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -74,10 +75,7 @@ class Run:
                 self.process.send_signal(number)
             else:
                 os.killpg(self.process.pid, number)
-        try:
-            out, err = self.process.communicate(timeout=60)
-        finally:
-            self.process.kill()
+        out, err = self.process.communicate(timeout=60)
         seconds = time.monotonic() - began
         _, left = psutil.wait_procs(children, timeout=10)
         assert not left
@@ -113,6 +111,16 @@ def test_a_signal_saves_the_step(group, folder: Path, number: signal.Signals, co
     assert f"stopping after step {step}" in ended.out
     assert ("press Ctrl-C again to leave now" in ended.out) == (number == signal.SIGINT)
     assert f"the same command goes on from step {step}" in ended.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_during_a_validation_or_a_save_saves_the_step(group, folder: Path, number: signal.Signals):
+    validates = "runner.val_check_interval=1", "env.evaluation.episodes=300"  # nearly all of its time
+    for settings in (validates, ["runner.save_interval=1"]):
+        ended = group("embodied.yaml", "runner.max_steps=100000", *settings).steps(3).send(number)
+        assert ended.code == {signal.SIGINT: 130, signal.SIGTERM: 143}[number], ended.err
+        assert read_metrics(folder / "out")[-1]["step"] == newest(folder).step
+        shutil.rmtree(folder / "out")
 
 
 @pytest.mark.parametrize(("number", "code"), CODES)
@@ -203,11 +211,14 @@ def test_a_terminal_that_is_closed_ends_a_saved_run(folder: Path):
     if pid == 0:
         os.chdir(folder)
         os.execv(sys.executable, [sys.executable, "-c", CODE, "embodied.yaml", *ENDLESS])
-    seen = b""
+    run, seen = psutil.Process(pid), b""
     metrics = folder / "out/metrics.jsonl"
-    while b"step" not in seen or not metrics.exists() or len(metrics.read_text().splitlines()) < 3:
-        seen += os.read(terminal, 65536)
-    os.close(terminal)  # the kernel sends SIGHUP
-    _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == 129
+    try:
+        while b"step" not in seen or not metrics.exists() or len(metrics.read_text().splitlines()) < 3:
+            seen += os.read(terminal, 65536)
+        os.close(terminal)  # the kernel sends SIGHUP
+        assert run.wait(60) == 129
+    finally:
+        if run.is_running():
+            run.kill()
     assert read_metrics(folder / "out")[-1]["step"] == newest(folder).step
