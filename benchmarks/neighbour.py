@@ -33,17 +33,15 @@ from rl_platform.runtime.cpu import keep_freed_memory
 SETTLES_S = 3.0
 SHIPPED, WITHOUT = "as shipped", "without"
 MOST_BESIDE, LEAST_QUIET = 2.5, 0.97
-FEW = ["data.train_batch_size=16", "data.mini_batch_size=16", "data.val_size=1"]
+OVERRIDES = {
+    "reasoning": ["data.train_batch_size=16", "data.mini_batch_size=16", "data.val_size=1"],
+    "embodied": [],
+}
 
 
-def reasoning(turns: common.Turns, settings: argparse.Namespace) -> None:
-    config = str(ROOT / "configs" / "reasoning" / "ppo.yaml")
-    common.train_ours(turns, config, FEW, build, _prepare(settings))
-
-
-def embodied(turns: common.Turns, settings: argparse.Namespace) -> None:
-    config = str(ROOT / "configs" / "embodied" / "ppo.yaml")
-    common.train_ours(turns, config, [], build, _prepare(settings))
+def training(turns: common.Turns, settings: argparse.Namespace) -> None:
+    config = str(ROOT / "configs" / settings.job / "ppo.yaml")
+    common.train_ours(turns, config, OVERRIDES[settings.job], build, _prepare(settings))
 
 
 def generation(turns: common.Turns, settings: argparse.Namespace) -> None:
@@ -51,7 +49,7 @@ def generation(turns: common.Turns, settings: argparse.Namespace) -> None:
     rollout.ours(turns, settings)
 
 
-JOBS = {"reasoning": reasoning, "embodied": embodied, "rollout": generation}
+JOBS = {"reasoning": training, "embodied": training, "rollout": generation}
 
 
 def _prepare(settings: argparse.Namespace) -> Callable[[], None]:
@@ -83,7 +81,9 @@ def settled(run_lap: Callable[[], common.Lap]) -> float:
 def measure(job: str, options: argparse.Namespace) -> dict[str, list[tuple[float, float]]]:
     """Quiet and crowded seconds of each round, as shipped and without the remedy."""
     entries = {
-        name: common.Entry(JOBS[job], argparse.Namespace(name=name, count=16, tokens=64, mixed=False), options.threads)
+        name: common.Entry(
+            JOBS[job], argparse.Namespace(job=job, name=name, count=16, tokens=64, mixed=False), options.threads
+        )
         for name in (SHIPPED, WITHOUT)
     }
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in entries}

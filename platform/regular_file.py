@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -16,13 +17,11 @@ def read_regular(path: str | Path, most: int | None = None) -> bytes:
     kind = os.stat(path).st_mode
     if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):  # opening a FIFO may block for ever
         raise ValueError("it is no regular file")
-    with open(path, "rb", opener=_open_without_waiting, buffering=0) as file:
-        if most is None:
-            return file.read()
-        raw = b""
-        while len(raw) <= most and (part := file.read(most + 1 - len(raw))):
-            raw += part
-    if len(raw) > most:
+    with open(path, "rb", opener=_open_without_waiting) as file:
+        raw: bytes | None = file.read(-1 if most is None else most + 1)
+    if raw is None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    if most is not None and len(raw) > most:
         raise ValueError(f"it is larger than {most} bytes")
     return raw
 

@@ -90,9 +90,11 @@ def has_team() -> bool:
 
 
 def run_by_team(function: int, argument: int, threads: int) -> None:
-    """Have every thread of the calling thread's team of so many, itself included, call the compiled function at this
-    address with this pointer. With torch's number it is the team of torch's operations: no second one competes for the
-    cores. Raises OSError or AttributeError without libgomp."""
+    """Has each of `threads` OpenMP threads, the calling one included, call the compiled function at an address.
+
+    With torch's number of threads these are the threads of torch's operations, so that no others compete for the
+    cores. `argument` is the pointer that the function gets. Call it only if `has_team()`.
+    """
     _libgomp().GOMP_parallel(ctypes.c_void_p(function), ctypes.c_void_p(argument), threads, 0)
 
 

@@ -20,7 +20,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from rl_platform.runtime.cpu import release_team, run_by_team
+from rl_platform.runtime.cpu import has_team, release_team, run_by_team
 
 PERIOD_S = 1.0
 CROWDED = 0.3  # seconds that threads waited for a core, all together, per second; up to 0.05 on a quiet machine
@@ -74,9 +74,8 @@ def _wait_passively() -> bool:
 
     libgomp then counts more threads than cores, and reduces active waiting to about ten microseconds.
     """
-    idle = ctypes.cast(ctypes.CDLL(None).getpid, ctypes.c_void_p).value
-    try:
-        run_by_team(idle or 0, 0, len(os.sched_getaffinity(0)) + 1)
-    except (OSError, AttributeError):
+    if not has_team():
         return False
+    idle = ctypes.cast(ctypes.CDLL(None).getpid, ctypes.c_void_p).value
+    run_by_team(idle or 0, 0, len(os.sched_getaffinity(0)) + 1)
     return True

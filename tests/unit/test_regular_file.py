@@ -21,6 +21,17 @@ def test_contents_up_to_a_limit(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(20)
+@pytest.mark.parametrize("most", [None, 10])
+def test_reading_that_would_block_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int | None) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    writer = os.open(tmp_path / "fifo", os.O_RDWR)
+    monkeypatch.setattr("rl_platform.regular_file.stat.S_ISREG", lambda mode: True)  # as files of /proc claim to be
+    with pytest.raises(BlockingIOError):
+        read_regular(tmp_path / "fifo", most)
+    os.close(writer)
+
+
+@pytest.mark.timeout(20)
 def test_what_would_never_end_is_not_read_wherever_users_name_files(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     columns = Task(type="jsonl", path="x")

@@ -19,7 +19,9 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
         return False
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    if dtype == torch.float16:
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    return dtype == torch.float32
 
 
 class PackedLinear:
