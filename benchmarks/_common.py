@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rl_platform.accel.crowded_cores import wait_passively_when_crowded
 from rl_platform.config import load_config
 from rl_platform.config.schema import Config
 from rl_platform.launch.cluster import runtime_for
@@ -32,7 +33,6 @@ from rl_platform.runners.ppo import Task, train
 from rl_platform.runners.state import RunState
 from rl_platform.runtime import Runtime
 from rl_platform.runtime.cpu import keep_freed_memory
-from rl_platform.runtime.crowded_cores import wait_passively_when_crowded
 from rl_platform.tracing import covered, recorder
 
 LONG_RUN = 1_000_000  # steps or episodes: every race ends before

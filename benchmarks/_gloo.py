@@ -12,13 +12,13 @@ TIMEOUT_S = 120.0
 class Broadcast:
     """The two ranks of a process group on this machine. `send` returns when the other one has all of the state.
 
-    The buckets are those of `runtime/weights.py`: packed here, broadcast one after the other, and taken apart into the
+    The buckets are those of `runtime/weights/base.py`: packed here, broadcast one after the other, and copied into the
     other's tensors. `checked`: each carries its checksum, which is taken on both sides.
     """
 
     def __init__(self, state: Mapping[str, Any]) -> None:
         from rl_platform.runtime.process_group import Meeting, join_group
-        from rl_platform.runtime.weights import BUCKET, shapes_of
+        from rl_platform.runtime.weights.base import BUCKET, shapes_of
 
         meeting = Meeting("127.0.0.1", 2)
         context = multiprocessing.get_context("spawn")
@@ -33,7 +33,7 @@ class Broadcast:
         import torch
         import torch.distributed as dist
 
-        from rl_platform.runtime.weights import _checksum, shapes_of
+        from rl_platform.runtime.weights.base import _checksum, shapes_of
 
         self._line.send(checked)
         packed = torch.empty(self._bucket, dtype=torch.uint8)
@@ -63,7 +63,7 @@ class Broadcast:
 
 def _parts(state: Any, tensors: Any) -> Any:
     """The buckets of distinct tensors, as `publish` cuts them."""
-    from rl_platform.runtime.weights import BUCKET, _buckets, _bytes_of
+    from rl_platform.runtime.weights.base import BUCKET, _buckets, _bytes_of
 
     flat = ((tensor.name, _bytes_of(state[tensor.name])) for tensor in tensors if tensor.same_as is None)
     return _buckets(flat, BUCKET)
@@ -75,7 +75,7 @@ def _receive(line: Any, port: int, tensors: Any) -> None:
     import torch.distributed as dist
 
     from rl_platform.runtime.process_group import join_group, leave_group
-    from rl_platform.runtime.weights import BUCKET, _checksum, empty
+    from rl_platform.runtime.weights.base import BUCKET, _checksum, empty
 
     join_group(("127.0.0.1", port), 1, 2, TIMEOUT_S, cuda=False)
     state = empty(tensors)

@@ -14,7 +14,7 @@ def measure_rates(turns: Turns, settings: argparse.Namespace) -> None:
     """A contestant: every lap measures both rates, with `settings.count` sequences."""
     import torch
 
-    from rl_platform.engines.rollout.packed_linear import PackedLinear
+    from rl_platform.accel.packed_linear import PackedLinear
 
     layer = torch.nn.Linear(576, 3072, bias=False)  # stays in the cache
     product, states, memory = PackedLinear(layer), torch.randn(settings.count, 576), torch.ones(2**26)

@@ -20,8 +20,8 @@ def installed() -> bool:
 @contextmanager
 def cpu_engine(network: Any, running: int, room: int, threads: int | None) -> Iterator[Any]:
     """`running`: requests at a time; `room`: tokens of keys and values; `threads` None: one for each core."""
-    from rl_platform.engines.rollout.hosted import HostedEngine
-    from rl_platform.engines.rollout.sglang import EngineSetup
+    from rl_platform.engines.rollout.sglang.engine import HostedEngine
+    from rl_platform.engines.rollout.sglang.program import EngineSetup
 
     model = network.config.to_dict() | {"eos_token_id": None}
     setup = EngineSetup(model, "cpu", 1, "float32", running, room, 0.1, seed=1)

@@ -27,7 +27,7 @@ import ray
 
 from rl_platform.errors import ChannelClosed
 from rl_platform.runtime import ComponentSpec
-from rl_platform.runtime.ray import RayRuntime
+from rl_platform.runtime.ray.runtime import RayRuntime
 
 PRODUCERS, CONSUMERS, CAPACITY = 8, 2, 64
 SHARE_TARGET, RATE_TARGET = 0.7, 20_000

@@ -1,6 +1,6 @@
 """What another busy process costs, and what a quiet machine pays for the remedy.
 
-Beside other busy processes the OpenMP threads of a run wait passively (platform/runtime/crowded_cores.py). Three jobs
+Beside other busy processes the OpenMP threads of a run wait passively (platform/accel/crowded_cores.py). Three jobs
 are measured, each with and without this remedy, on the quiet machine and beside processes that only spin:
 
 * reasoning: a PPO step of configs/reasoning/ppo.yaml, of 16 sequences instead of 64.

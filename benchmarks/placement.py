@@ -20,12 +20,12 @@ from pathlib import Path
 
 from rl_platform.config import load_config
 from rl_platform.placement.inventory import inventory_for
-from rl_platform.placement.report import plan_report
-from rl_platform.placement.report_json import report_json
-from rl_platform.placement.report_text import report_text
 from rl_platform.placement.scheduler import schedule
-from rl_platform.placement.search import search
-from rl_platform.placement.svg import report_svg
+from rl_platform.planner.report import plan_report
+from rl_platform.planner.report_json import report_json
+from rl_platform.planner.report_text import report_text
+from rl_platform.planner.search import search
+from rl_platform.planner.svg import report_svg
 
 TARGET_S = 1.0  # for one plan of 10,000 GPUs
 CONFIG = Path(__file__).parents[1] / "configs" / "reasoning" / "ppo.yaml"

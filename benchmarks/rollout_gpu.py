@@ -28,7 +28,7 @@ from _gpu_shape import shape_of
 from _sglang import STAND_INS
 
 if TYPE_CHECKING:
-    from rl_platform.engines.rollout.sglang import EngineSetup
+    from rl_platform.engines.rollout.sglang.program import EngineSetup
 
 OURS, ALONE = "rl_platform with SGLang", "SGLang alone"
 TARGET = 0.95
@@ -37,7 +37,7 @@ NO_SGLANG = "rollout_gpu.py: SGLang is not installed: pip install 'rl-platform[s
 
 
 def setup_of(settings: argparse.Namespace) -> EngineSetup:
-    from rl_platform.engines.rollout.sglang import EngineSetup
+    from rl_platform.engines.rollout.sglang.program import EngineSetup
 
     return EngineSetup(
         model_config=shape_of(settings.dry_run)
@@ -64,7 +64,7 @@ def prompts(settings: argparse.Namespace, lap: int) -> list[list[int]]:
 
 def ours(settings: argparse.Namespace, folder: str) -> list[float]:
     from rl_platform.engines.rollout.base import Completion, Request
-    from rl_platform.engines.rollout.hosted import HostedEngine
+    from rl_platform.engines.rollout.sglang.engine import HostedEngine
     from rl_platform.records import SamplingParams
 
     environment = {"PYTHONPATH": str(STAND_INS)} if settings.dry_run else {}
@@ -88,7 +88,7 @@ def alone(settings: argparse.Namespace, folder: str) -> list[float]:
     import sys
     from dataclasses import replace
 
-    from rl_platform.engines.rollout.sglang import engine_arguments, engine_environment
+    from rl_platform.engines.rollout.sglang.program import engine_arguments, engine_environment
 
     setup = replace(setup_of(settings), folder=folder)
     Path(folder, "config.json").write_text(json.dumps(setup.model_config))

@@ -248,7 +248,7 @@ def about_machine(settings: argparse.Namespace) -> dict[str, Any]:
     """With the GPU, and Transformer Engine where it is: Megatron's numbers depend on it."""
     import torch
 
-    from rl_platform.engines.training.layout import transformer_engine_installed
+    from rl_platform.engines.training.megatron.supported import transformer_engine_installed
 
     fused = ("transformer-engine",) if transformer_engine_installed() else ()
     found = machine(("torch", "transformers", "megatron-core", *fused))

@@ -66,7 +66,7 @@ class Receiver:
         self.state: Any = None
 
     def receive(self, manifest: Any) -> None:
-        from rl_platform.runtime.weights import receive
+        from rl_platform.runtime.weights.base import receive
 
         self.state = receive(token(), manifest, RayStore(), self.state).state
 
@@ -75,7 +75,7 @@ class Receiver:
 
 
 def token() -> Any:
-    from rl_platform.runtime.weights import WeightsToken
+    from rl_platform.runtime.weights.base import WeightsToken
 
     return WeightsToken("bench", "actor", 0, 0, delta=False)
 
@@ -100,7 +100,7 @@ class Engine:
 
 def engine_process(connection: Connection) -> None:
     """Loads what it is shown, with the product's loader."""
-    from rl_platform.engines.rollout.shared_weights import load
+    from rl_platform.engines.rollout.sglang.shared_weights import load
 
     engine = Engine()
     serve(connection, lambda handles: load(engine, pickle.loads(handles)), lambda: engine.own)
@@ -108,8 +108,8 @@ def engine_process(connection: Connection) -> None:
 
 def host_process(connection: Connection) -> None:
     """Reads what it is shown, as a host of the runtime does."""
-    from rl_platform.runtime.shared_memory import Reader
-    from rl_platform.runtime.weights import read
+    from rl_platform.runtime.weights.base import read
+    from rl_platform.runtime.weights.memory import Reader
 
     reader, state = Reader(), {}
     serve(connection, lambda manifest: state.update(read(token(), manifest, reader).state), lambda: state)
@@ -147,7 +147,7 @@ class Beside:
 
 
 def through_shared_memory(state: dict[str, Any], engine: Beside) -> Callable[[], None]:
-    from rl_platform.engines.rollout.shared_weights import SharedWeights
+    from rl_platform.engines.rollout.sglang.shared_weights import SharedWeights
 
     shared = SharedWeights()
     for _ in range(2):
@@ -156,8 +156,8 @@ def through_shared_memory(state: dict[str, Any], engine: Beside) -> Callable[[],
 
 
 def to_neighbour(state: dict[str, Any], host: Beside) -> Callable[[], None]:
-    from rl_platform.runtime.shared_memory import Writer
-    from rl_platform.runtime.weights import show
+    from rl_platform.runtime.weights.base import show
+    from rl_platform.runtime.weights.memory import Writer
 
     writer = Writer()
     return lambda: host.ask(show(state, writer))
@@ -214,7 +214,7 @@ def main() -> None:
     from rl_platform.models.language import LanguageModel
     from rl_platform.models.pretrained import model_folder
     from rl_platform.runtime.cpu import keep_freed_memory
-    from rl_platform.runtime.weights import publish
+    from rl_platform.runtime.weights.base import publish
 
     keep_freed_memory()
     if options.threads:

@@ -75,7 +75,7 @@ def runtime_for(
             yield stack.enter_context(LocalRuntime(placement, deadline_s, seed))
             return
         take_back()
-        from rl_platform.runtime.ray import RayRuntime
+        from rl_platform.runtime.ray.runtime import RayRuntime
 
         trace, restarts = config.runner.trace_steps > 0, config.cluster.restarts
         yield stack.enter_context(RayRuntime(placement, deadline_s, seed, trace, restarts))

@@ -16,7 +16,8 @@ from typing import Any
 
 from rich.console import Console
 
-from rl_platform.checkpoint import Checkpoint, UnknownFormat
+from rl_platform.accel.crowded_cores import wait_passively_when_crowded
+from rl_platform.checkpoint.store import Checkpoint, UnknownFormat
 from rl_platform.config import LoadedConfig
 from rl_platform.config.components import Critic, Parallel
 from rl_platform.config.schema import Cluster, Config
@@ -39,7 +40,6 @@ from rl_platform.runners.embodied import EmbodiedTask
 from rl_platform.runners.reasoning import ReasoningTask, validation_metric
 from rl_platform.runners.state import fingerprint
 from rl_platform.runtime.cpu import keep_freed_memory
-from rl_platform.runtime.crowded_cores import wait_passively_when_crowded
 
 Row = dict[str, Any]
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rl_platform.config.schema import Config
-from rl_platform.engines.training.layout import transformer_engine_fails, transformer_engine_installed, uneven, unfit
+from rl_platform.engines.training.megatron.supported import (
+    transformer_engine_fails,
+    transformer_engine_installed,
+    uneven,
+    unfit,
+)
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.placement.memory import section_of
 from rl_platform.placement.model_shape import ModelShape, shapes

@@ -1,6 +1,6 @@
 """The run's output folder: whether a run may use it, its lock, its config files, what is left of a failed start.
 
-Not covered: metrics and checkpoints, which are written by `rl_platform.metrics` and `rl_platform.checkpoint`.
+Not covered: metrics and checkpoints, which are written by `rl_platform.metrics` and `rl_platform.checkpoint.store`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from rl_platform.checkpoint import Checkpoint
+from rl_platform.checkpoint.store import Checkpoint
 from rl_platform.config.schema import Config
 from rl_platform.config.source import CoreLoader
 from rl_platform.errors import ConfigError, DataError, Problem, WorkerError

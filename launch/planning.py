@@ -9,16 +9,16 @@ from typing import Literal
 from rl_platform.config import LoadedConfig
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch.layouts import layout_problems, shape_problems
-from rl_platform.placement.calibration import OPTION, corrections, read_measured
-from rl_platform.placement.cost import Correction
 from rl_platform.placement.hardware import device_of
 from rl_platform.placement.inventory import Inventory
-from rl_platform.placement.report import plan_report
-from rl_platform.placement.report_json import report_json
-from rl_platform.placement.report_text import report_text
 from rl_platform.placement.scheduler import Placement
-from rl_platform.placement.search import search, search_text
-from rl_platform.placement.svg import report_svg
+from rl_platform.planner.calibration import OPTION, corrections, read_measured
+from rl_platform.planner.cost import Correction
+from rl_platform.planner.report import plan_report
+from rl_platform.planner.report_json import report_json
+from rl_platform.planner.report_text import report_text
+from rl_platform.planner.search import search, search_text
+from rl_platform.planner.svg import report_svg
 
 PlanForm = Literal["text", "json", "svg", "search"]
 Planned = tuple[LoadedConfig, Placement, Inventory]

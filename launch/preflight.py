@@ -17,7 +17,7 @@ import torch
 
 from rl_platform.config.components import RewardModel
 from rl_platform.config.schema import Config
-from rl_platform.engines.rollout.sglang import VERSION as SGLANG
+from rl_platform.engines.rollout.sglang.program import VERSION as SGLANG
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch.cluster import uses_ray

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from rl_platform.accel.crowded_cores import wait_passively_when_crowded
 from rl_platform.algorithms.card import algorithm_card
 from rl_platform.config import LoadedConfig
 from rl_platform.config.effects import has_values
@@ -42,7 +43,6 @@ from rl_platform.runners.ppo import Task, train
 from rl_platform.runners.state import RunState
 from rl_platform.runtime import Runtime
 from rl_platform.runtime.cpu import keep_freed_memory
-from rl_platform.runtime.crowded_cores import wait_passively_when_crowded
 from rl_platform.tracing import Timeline
 
 
@@ -191,7 +191,7 @@ def _spaces_of(description: EnvDescription) -> EnvSpaces:
 
 
 def _warp_problem(env: Any) -> Problem | None:
-    from rl_platform.envs.embodied.warp_physics import warp_problem  # imports MuJoCo, which other environments lack
+    from rl_platform.envs.embodied.mujoco.warp import warp_problem  # imports MuJoCo, which other environments lack
 
     return warp_problem(env)
 

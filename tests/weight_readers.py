@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from rl_platform.engines.rollout.shared_weights import load
-from rl_platform.runtime.shared_memory import Reader, node_name
-from rl_platform.runtime.weight_group import WeightGroup
+from rl_platform.engines.rollout.sglang.shared_weights import load
+from rl_platform.runtime.weights.group import WeightGroup
+from rl_platform.runtime.weights.memory import Reader, node_name
 
 
 class Copies:

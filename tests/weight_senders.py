@@ -12,7 +12,7 @@ import pytest
 from torch import Tensor
 
 from rl_platform.errors import WorkerError
-from rl_platform.runtime.weight_group import WeightGroup, WeightSender, WeightsOffer, described
+from rl_platform.runtime.weights.group import WeightGroup, WeightSender, WeightsOffer, described
 
 
 class SendingProcess:

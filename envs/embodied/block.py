@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rl_platform.accel.step_loops import finish_step
 from rl_platform.envs.embodied import snapshot
 from rl_platform.envs.embodied.adapter import reset_env
 from rl_platform.envs.embodied.buffers import Buffers
-from rl_platform.envs.embodied.native import NativeEnvs
+from rl_platform.envs.embodied.mujoco.native import NativeEnvs
 from rl_platform.envs.embodied.spaces import EnvDescription, EnvSpaces, make_env
 from rl_platform.envs.embodied.spares import Spares
-from rl_platform.envs.embodied.step_loops import finish_step
 from rl_platform.envs.embodied.success import SuccessCount
 from rl_platform.tracing import recorder
 
@@ -71,7 +71,7 @@ class EnvBlock:
         self.native = self._native is not None
         others = () if self.native else numbers[1:]
         if "mujoco" in sys.modules:
-            from rl_platform.envs.embodied.physics import stop_timers
+            from rl_platform.envs.embodied.mujoco.physics import stop_timers
 
             stop_timers()
         self._envs = [env, *(make_env(description.of_task(number), spec, render_mode) for number in others)]

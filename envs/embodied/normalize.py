@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_platform.algorithms.compiling import IN_ORDER, compiled_loops
+from rl_platform.accel.compiling import IN_ORDER, compiled_loops
 
 _EPSILON = 1e-8
 _NOTHING = np.empty((0, 0), np.float32)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rl_platform.algorithms.compiled_gae import compiled_gae, compiles
+from rl_platform.accel.compiled_gae import compiled_gae, compiles
 from rl_platform.algorithms.recurrence import (
     CHUNK,
     bit_mask,

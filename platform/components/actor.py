@@ -9,13 +9,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from rl_platform.accel.compiled_training import CompiledEngine
 from rl_platform.algorithms.action_levels import ActionLevels
 from rl_platform.algorithms.losses import ModelOutputs, actor_critic_loss, actor_loss
 from rl_platform.components.base import ComponentContext
 from rl_platform.components.evaluator import present
 from rl_platform.components.learner import Learner
 from rl_platform.config.schema import Config
-from rl_platform.engines.training.compiled import CompiledEngine
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.build import language_model, token_temperature

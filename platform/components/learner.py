@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rl_platform.algorithms.metrics import Metrics
 from rl_platform.algorithms.schedule import Kept, MiniBatches
-from rl_platform.checkpoint_files import Written
+from rl_platform.checkpoint.files import Written
 from rl_platform.components.base import ComponentContext
 from rl_platform.components.evaluator import Evaluator
 from rl_platform.components.failures import keep_failed_batch

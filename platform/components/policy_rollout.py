@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from rl_platform.accel.compiled_policy import CompiledPolicy, acts_compiled
 from rl_platform.components.actor import embodied_policy
 from rl_platform.components.base import ComponentContext
 from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import ChannelClosed, WorkerError
-from rl_platform.models.compiled_policy import CompiledPolicy, acts_compiled
 from rl_platform.records import Weights, WeightsReceived
 from rl_platform.rng import derive_seed
 from rl_platform.runtime.channel import Channel

@@ -19,7 +19,7 @@ from rl_platform.models.tokenizer import load_tokenizer, stop_tokens
 from rl_platform.records import Prompt, SamplingParams, Trajectory, Weights, WeightsReceived
 from rl_platform.rng import derive_seed
 from rl_platform.runtime.channel import Channel
-from rl_platform.runtime.weight_group import WeightsOffer
+from rl_platform.runtime.weights.group import WeightsOffer
 
 
 class LanguageRollout:

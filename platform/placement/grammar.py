@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from rl_platform.config.suggest import nearest
 from rl_platform.errors import Problem
-from rl_platform.placement.text import Text, kind_of, problem_at
+from rl_platform.placement.parser import Text, kind_of, problem_at
 
 COMPONENTS = ("actor", "critic", "actor_critic", "reference", "rollout", "reward", "env")
 PATH = "cluster.component_placement"

@@ -1,6 +1,6 @@
 """Runs the phases of one stage of a PPO step on worker groups: side by side where they share no device.
 
-The plan (`rl_platform.placement.timeline`) draws them by the same rule.
+The plan (`rl_platform.planner.step_timeline`) draws them by the same rule.
 """
 
 from __future__ import annotations

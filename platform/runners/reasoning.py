@@ -41,7 +41,7 @@ from rl_platform.runners.trajectories import (
 from rl_platform.runners.turns import TakingTurns, with_turns
 from rl_platform.runtime import ComponentSpec, Runtime
 from rl_platform.runtime.group import WorkerGroup
-from rl_platform.runtime.weights import wherever
+from rl_platform.runtime.weights.base import wherever
 
 CHANNEL_CAPACITY = 1024
 GATHER_S = 0.05  # how long scored responses may wait for others: every message costs the engine's process a moment

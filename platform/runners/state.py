@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from rl_platform.checkpoint import Checkpoint, CheckpointStore, Part, Shards
-from rl_platform.checkpoint_files import Written
+from rl_platform.checkpoint.files import Written
+from rl_platform.checkpoint.store import Checkpoint, CheckpointStore, Part, Shards
 from rl_platform.config.components import Model, Trainable
 from rl_platform.config.schema import Config
 from rl_platform.errors import CheckpointError

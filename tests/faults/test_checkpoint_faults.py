@@ -19,8 +19,8 @@ import pytest
 import torch
 
 from rl_platform import checkpoint as module
-from rl_platform.checkpoint import MANIFEST, Checkpoint, CheckpointStore, Part, Shards
-from rl_platform.checkpoint_files import HashingWriter
+from rl_platform.checkpoint.files import HashingWriter
+from rl_platform.checkpoint.store import MANIFEST, Checkpoint, CheckpointStore, Part, Shards
 from rl_platform.engines.training.state import Sharded, state_bytes
 from rl_platform.engines.training.state_files import read_whole, write
 from rl_platform.errors import CheckpointError

@@ -20,7 +20,7 @@ import psutil
 import pytest
 import torch
 
-from rl_platform.checkpoint import Checkpoint
+from rl_platform.checkpoint.store import Checkpoint
 from rl_platform.components.actor import LanguageActor
 from rl_platform.components.environment import Environment
 from rl_platform.components.policy_rollout import Actions, Observations, PolicyRollout
@@ -29,13 +29,13 @@ from rl_platform.components.rollout import LanguageRollout
 from rl_platform.engines.training.state_files import read_whole
 from rl_platform.records import RolloutBatch, Weights, WeightsReceived
 from rl_platform.runners import embodied, reasoning
-from rl_platform.runtime import weight_group
 from rl_platform.runtime.host import ComponentContext, Progress
-from rl_platform.runtime.remote import RemoteRuntime
-from rl_platform.runtime.remote_channel import RemoteChannel
-from rl_platform.runtime.remote_worker import RemoteWorker
-from rl_platform.runtime.weight_group import WeightsOffer
-from rl_platform.runtime.weights import checksum
+from rl_platform.runtime.ray.remote import RemoteRuntime
+from rl_platform.runtime.ray.remote_channel import RemoteChannel
+from rl_platform.runtime.ray.remote_worker import RemoteWorker
+from rl_platform.runtime.weights import group as weight_group
+from rl_platform.runtime.weights.base import checksum
+from rl_platform.runtime.weights.group import WeightsOffer
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 from sglang_engine import needs_sglang
 
-from rl_platform.engines.rollout.hosted import HostedEngine
-from rl_platform.engines.rollout.sglang import EngineSetup
+from rl_platform.engines.rollout.sglang.engine import HostedEngine
+from rl_platform.engines.rollout.sglang.program import EngineSetup
 from rl_platform.records import SamplingParams, Weights
-from rl_platform.runtime.weight_group import WeightGroup, WeightSender, WeightsOffer, described, place_of
+from rl_platform.runtime.weights.group import WeightGroup, WeightSender, WeightsOffer, described, place_of
 
 GPUS = torch.cuda.device_count()
 pytestmark = [

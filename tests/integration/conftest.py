@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rl_platform.checkpoint import Checkpoint
+from rl_platform.checkpoint.store import Checkpoint
 from rl_platform.engines.training.state_files import read_whole
 from rl_platform.envs.embodied.spaces import EnvDescription
 from rl_platform.envs.embodied.vector import VectorEnv

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import torch
 
-from rl_platform.checkpoint import Checkpoint
+from rl_platform.checkpoint.store import Checkpoint
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="Megatron would compute on the GPU of this machine"),

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from rl_platform.checkpoint import MANIFEST, Checkpoint, CheckpointStore, Shards, _seal
-from rl_platform.checkpoint_files import Written
+from rl_platform.checkpoint.files import Written
+from rl_platform.checkpoint.store import MANIFEST, Checkpoint, CheckpointStore, Shards, _seal
 from rl_platform.errors import CheckpointError
 
 

@@ -27,7 +27,6 @@ LEVELS = (
         "records",
         "regular_file",
         "checkpoint",
-        "checkpoint_files",
         "disk",
         "metrics",
         "rng",
@@ -37,13 +36,14 @@ LEVELS = (
     },
     {"config"},
     {"placement", "algorithms"},
-    {"runtime", "engines", "envs", "models"},
+    {"planner"},
+    {"runtime", "engines", "envs", "models", "accel"},
     {"components"},
     {"runners"},
     {"launch"},
 )
 LEVEL = {area: number for number, areas in enumerate(LEVELS) for area in areas}
-LAZY = {"megatron": "engines/training/megatron", "sglang": "engines/rollout/sglang"}  # how its files are called
+LAZY = {"megatron": "engines/training/megatron", "sglang": "engines/rollout/sglang"}  # the folder of each
 LONGEST_FUNCTION = 60  # lines
 
 
@@ -81,7 +81,7 @@ def test_imports_point_one_way(path: Path):
         assert not name.startswith("."), f"{path}:{line}: relative import"
         if name.startswith("rl_platform."):
             area = name.split(".")[1]
-            assert LEVEL[area] <= own, f"{path}:{line}: {area_of(path)} must not import {area}"
+            assert LEVEL[area] <= own or area == "accel", f"{path}:{line}: {area_of(path)} must not import {area}"
 
 
 def test_areas_are_all_known():
@@ -89,7 +89,7 @@ def test_areas_are_all_known():
 
 
 def test_ray_is_imported_by_the_runtime_and_the_cluster_start_only():
-    allowed = {*(ROOT / "platform" / "runtime").glob("ray*.py"), *(ROOT / "launch").glob("*.py")}
+    allowed = {*(ROOT / "platform" / "runtime" / "ray").glob("*.py"), *(ROOT / "launch").glob("*.py")}
     for path in source_files():
         names = {name.split(".")[0] for name, _ in imports(ast.parse(path.read_text()))}
         assert "ray" not in names or path in allowed, path
@@ -100,7 +100,7 @@ def test_optional_engines_are_imported_by_their_engine_file_only_and_lazily_else
     for path in source_files():
         names = {name.split(".")[0] for name, _ in at_import_time(ast.parse(path.read_text()))}
         own = str(ROOT / "platform" / LAZY[library])
-        assert library not in names or str(path).startswith(own), path
+        assert library not in names or str(path).startswith(f"{own}/"), path
 
 
 def test_nobody_imports_by_folder_name():

@@ -7,7 +7,7 @@ from rl_platform.config import load_config
 from rl_platform.config.schema import Task
 from rl_platform.envs.reasoning.jsonl import read_questions
 from rl_platform.errors import ConfigError, DataError
-from rl_platform.placement.calibration import read_measured
+from rl_platform.planner.calibration import read_measured
 from rl_platform.regular_file import read_regular
 
 

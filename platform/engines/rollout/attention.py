@@ -188,7 +188,7 @@ def decode_attention(cache: KVCache) -> tuple[Any, Any]:
     """(Readers, DecodeAttention) or what does the same with a compiled loop, which is faster where there is one."""
     if cache.tails.device.type == "cpu" and cache.tails.dtype == torch.float32 and has_team():
         # here, as GPUs never need numba
-        from rl_platform.engines.rollout.decode_kernel import CompiledDecodeAttention, PageTable
+        from rl_platform.accel.decode_kernel import CompiledDecodeAttention, PageTable
 
         return PageTable, CompiledDecodeAttention
     return Readers, DecodeAttention

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from rl_platform.records import SamplingParams, Weights
-from rl_platform.runtime.weight_group import WeightsOffer
+from rl_platform.runtime.weights.group import WeightsOffer
 
 
 @dataclass(frozen=True)

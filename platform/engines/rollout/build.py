@@ -10,8 +10,8 @@ import torch
 from rl_platform.config.rollout_backend import chosen_backend
 from rl_platform.config.schema import Config
 from rl_platform.engines.rollout.base import RolloutEngine
-from rl_platform.engines.rollout.hosted import HostedEngine
-from rl_platform.engines.rollout.sglang import EngineSetup
+from rl_platform.engines.rollout.sglang.engine import HostedEngine
+from rl_platform.engines.rollout.sglang.program import EngineSetup
 from rl_platform.engines.rollout.torch import TorchRolloutEngine
 from rl_platform.errors import ConfigError, Problem
 

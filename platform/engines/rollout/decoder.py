@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_platform.engines.rollout.packed_linear import PackedLinear
+from rl_platform.accel.packed_linear import PackedLinear
 from rl_platform.models.language import LanguageModel
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral")

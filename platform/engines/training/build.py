@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from rl_platform.accel.compiled_training import CompiledEngine, compiles
 from rl_platform.config.components import Trainable
 from rl_platform.engines.training.base import TrainingEngine
-from rl_platform.engines.training.compiled import CompiledEngine, compiles
 from rl_platform.engines.training.fsdp import FSDPEngine
 from rl_platform.engines.training.offload import OffloadingEngine
 
@@ -30,7 +30,7 @@ def training_engine(
         "gradient_checkpointing": section.gradient_checkpointing,
     }
     if section.training_backend == "megatron":
-        from rl_platform.engines.training.megatron import MegatronEngine
+        from rl_platform.engines.training.megatron.engine import MegatronEngine
 
         engine: TrainingEngine = MegatronEngine(
             model, section.optim, parallel=section.parallel, kernels=section.kernels, **options

@@ -44,7 +44,7 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from rl_platform.checkpoint_files import HashingWriter, Written, sync
+from rl_platform.checkpoint.files import HashingWriter, Written, sync
 from rl_platform.engines.training.state import Sharded, State
 from rl_platform.errors import CheckpointError
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from rl_platform.accel.compiled_gae import compiled_gae
 from rl_platform.algorithms import gae as module
-from rl_platform.algorithms.compiled_gae import compiled_gae
 from rl_platform.algorithms.gae import decoupled_gae, gae, length_adaptive_lambda
 from rl_platform.algorithms.recurrence import (
     CHUNK,

@@ -138,7 +138,7 @@ def preload() -> None:
     """What all ranks import, before they are forked."""
     from transformers import LlamaForCausalLM, Qwen3MoeForCausalLM  # noqa: F401
 
-    import rl_platform.engines.training.megatron  # noqa: F401
+    import rl_platform.engines.training.megatron.engine  # noqa: F401
 
 
 def main(rank: int, folder: Path, *layouts: str) -> None:

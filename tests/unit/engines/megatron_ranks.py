@@ -131,7 +131,7 @@ def engine_of(
     dtype: torch.dtype = torch.float32,
     **options: Any,
 ) -> Any:
-    from rl_platform.engines.training.megatron import MegatronEngine
+    from rl_platform.engines.training.megatron.engine import MegatronEngine
 
     return MegatronEngine(network, optim, dtype=dtype, parallel=LAYOUTS[layout], **CPU, **options)
 
@@ -312,7 +312,7 @@ def held(engine: Any, batches: str) -> dict[str, int]:
 
 def preload() -> None:
     """What all ranks import, before they are forked."""
-    import rl_platform.engines.training.megatron  # noqa: F401
+    import rl_platform.engines.training.megatron.engine  # noqa: F401
 
     for kind in KINDS:
         model(kind)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from rl_platform.accel.compiled_training import CompiledEngine
 from rl_platform.algorithms.losses import actor_critic_loss
 from rl_platform.config.algorithm import Algorithm
 from rl_platform.config.components import Optim, Trainable
 from rl_platform.engines.training.base import MicroBatches
 from rl_platform.engines.training.build import training_engine
-from rl_platform.engines.training.compiled import CompiledEngine
 from rl_platform.engines.training.fsdp import FSDPEngine
 from rl_platform.envs.embodied.spaces import ActionSpace
 from rl_platform.models.forward import EmbodiedActorCritic

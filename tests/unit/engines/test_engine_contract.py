@@ -22,9 +22,9 @@ from weight_senders import SendingProcess
 
 from rl_platform.components.partial_rollout import generate_until
 from rl_platform.engines.rollout.base import Completion
-from rl_platform.engines.rollout.hosted import HostedEngine
-from rl_platform.engines.rollout.sglang import EngineSetup
-from rl_platform.engines.rollout.shared_weights import SharedWeights
+from rl_platform.engines.rollout.sglang.engine import HostedEngine
+from rl_platform.engines.rollout.sglang.program import EngineSetup
+from rl_platform.engines.rollout.sglang.shared_weights import SharedWeights
 from rl_platform.engines.rollout.torch import TorchRolloutEngine
 from rl_platform.errors import ConfigError
 from rl_platform.records import Prompt, SamplingParams, Trajectory, Weights

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from rl_platform.engines.rollout.hosted import visible_gpus
-from rl_platform.engines.rollout.sglang import EngineSetup, engine_environment
+from rl_platform.engines.rollout.sglang.engine import visible_gpus
+from rl_platform.engines.rollout.sglang.program import EngineSetup, engine_environment
 
 ON_GPU = EngineSetup({}, "cuda", 2, "bfloat16", 16, None, 0.6, seed=0, accelerators=(2, 3))
 ON_CPU = replace(ON_GPU, device="cpu", accelerators=())

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from rl_platform.engines.rollout import hosted
-from rl_platform.engines.rollout.hosted import HostedEngine
-from rl_platform.engines.rollout.sglang import EngineSetup
+from rl_platform.engines.rollout.sglang import engine as hosted
+from rl_platform.engines.rollout.sglang.engine import HostedEngine
+from rl_platform.engines.rollout.sglang.program import EngineSetup
 from rl_platform.errors import WorkerError
-from rl_platform.runtime.weight_group import WeightGroup, WeightsOffer, described
+from rl_platform.runtime.weights.group import WeightGroup, WeightsOffer, described
 
 STATE = {"backbone.norm.weight": torch.ones(3), "head.weight": torch.zeros(2, 3)}
 # Answers to everything and writes down what was asked; in its first life it dies when weights are to come.

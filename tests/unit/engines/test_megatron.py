@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rl_platform.config.components import Model, Parallel
-from rl_platform.engines.training import vocab_parallel
 from rl_platform.engines.training.base import MicroBatches
+from rl_platform.engines.training.megatron import vocab_parallel
 from rl_platform.engines.training.state_files import read, read_whole, write
 from rl_platform.errors import CheckpointError, ConfigError
 from rl_platform.models import language

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from rl_platform.config.components import Parallel
-from rl_platform.engines.training import vocab_parallel
-from rl_platform.engines.training.layout import unfit, uses_transformer_engine
-from rl_platform.engines.training.megatron_weights import source_of
-from rl_platform.engines.training.vocab_parallel import vocab_parallel_full_kl, vocab_parallel_log_probs
+from rl_platform.engines.training.megatron import vocab_parallel
+from rl_platform.engines.training.megatron.supported import unfit, uses_transformer_engine
+from rl_platform.engines.training.megatron.vocab_parallel import vocab_parallel_full_kl, vocab_parallel_log_probs
+from rl_platform.engines.training.megatron.weights import source_of
 from rl_platform.models.full_kl import full_kl_of_states
 from rl_platform.models.language import token_log_probs
 
@@ -237,7 +237,7 @@ def test_whose_layers(monkeypatch, kernels: str, installed: bool, on_gpu: bool, 
 @pytest.mark.filterwarnings("ignore")
 class TestViewOfTorch:
     def test_only_megatron_sees_a_device_that_is_not_there(self) -> None:
-        from rl_platform.engines.training.megatron_device import prepare
+        from rl_platform.engines.training.megatron.device import prepare
 
         assert prepare(torch.device("cpu")) == "gloo"
         prepare(torch.device("cpu"))
@@ -255,7 +255,7 @@ class TestViewOfTorch:
 
     def test_importing_the_platform_imports_no_megatron(self) -> None:
         code = (
-            "import sys, rl_platform.components.learner, rl_platform.engines.training.megatron_model;"
+            "import sys, rl_platform.components.learner, rl_platform.engines.training.megatron.model;"
             "assert not [name for name in sys.modules if name.startswith('megatron')]"
         )
         subprocess.run([sys.executable, "-c", code], check=True)

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rl_platform.engines.training.megatron_shards import boxes, placed
-from rl_platform.engines.training.megatron_weights import source_of
+from rl_platform.engines.training.megatron.shards import boxes, placed
+from rl_platform.engines.training.megatron.weights import source_of
 
 CONFIG = SimpleNamespace(num_attention_heads=8, num_key_value_heads=4, head_dim=3, vocab_size=31, hidden_size=10)
 WHOLE = {

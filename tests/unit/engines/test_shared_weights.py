@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from weight_readers import read_shared_weights
 
-from rl_platform.engines.rollout.shared_weights import SharedWeights
+from rl_platform.engines.rollout.sglang.shared_weights import SharedWeights
 
 
 @pytest.fixture(scope="module")

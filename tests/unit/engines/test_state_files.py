@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rl_platform.checkpoint_files import HashingWriter, damage
+from rl_platform.checkpoint.files import HashingWriter, damage
 from rl_platform.config.components import Optim
 from rl_platform.engines.training.fsdp import FSDPEngine
 from rl_platform.engines.training.state import Sharded, State, adam_state, state_bytes

@@ -11,9 +11,10 @@ import pytest
 from gymnasium.envs.mujoco import mujoco_env
 from gymnasium.wrappers import TransformAction
 
-from rl_platform.envs.embodied import physics, snapshot
-from rl_platform.envs.embodied.mujoco_tasks import TASKS
-from rl_platform.envs.embodied.native import NativeEnvs
+from rl_platform.envs.embodied import snapshot
+from rl_platform.envs.embodied.mujoco import physics
+from rl_platform.envs.embodied.mujoco.native import NativeEnvs
+from rl_platform.envs.embodied.mujoco.tasks import TASKS
 from rl_platform.envs.embodied.spaces import EnvDescription, make_env
 from rl_platform.envs.embodied.vector import VectorEnv
 from rl_platform.errors import ConfigError

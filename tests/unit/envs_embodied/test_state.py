@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from rl_platform.envs.embodied.mujoco_tasks import TASKS
+from rl_platform.envs.embodied.mujoco.tasks import TASKS
 from rl_platform.envs.embodied.spaces import EnvDescription
 from rl_platform.envs.embodied.vector import StepResult, VectorEnv
 from rl_platform.errors import CheckpointError

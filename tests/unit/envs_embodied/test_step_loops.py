@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rl_platform.envs.embodied.step_loops import clip_actions, run_observation, run_outcome
+from rl_platform.accel.step_loops import clip_actions, run_observation, run_outcome
 
 INF, NAN = np.inf, np.nan
 

@@ -8,11 +8,11 @@ import gymnasium
 import numpy as np
 import pytest
 
-from rl_platform.envs.embodied.mujoco_tasks import TASKS
-from rl_platform.envs.embodied.native import NativeEnvs
+from rl_platform.envs.embodied.mujoco.native import NativeEnvs
+from rl_platform.envs.embodied.mujoco.tasks import TASKS
+from rl_platform.envs.embodied.mujoco.warp import COVERED, warp_problem
 from rl_platform.envs.embodied.spaces import EnvDescription, make_env
 from rl_platform.envs.embodied.vector import VectorEnv
-from rl_platform.envs.embodied.warp_physics import COVERED, warp_problem
 
 INSTALLED = importlib.util.find_spec("mujoco_warp") is not None
 needs_warp = pytest.mark.skipif(not INSTALLED, reason="needs `pip install 'rl-platform[warp]'`")

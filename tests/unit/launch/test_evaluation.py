@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_platform.checkpoint import FORMAT, MANIFEST, _seal
+from rl_platform.checkpoint.store import FORMAT, MANIFEST, _seal
 from rl_platform.launch.evaluation import table
 from rl_platform.metrics import read_metrics
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_platform.launch.timeline import main, read_lanes, shown
+from rl_platform.launch.tools.timeline import main, read_lanes, shown
 from rl_platform.tracing import Span, trace_events
 
 needs_matplotlib = pytest.mark.skipif(

@@ -17,9 +17,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from rl_platform.launch import plain, snapshot
+from rl_platform.launch import plain
 from rl_platform.launch.headline import History, duration, number, printable, sparkline
 from rl_platform.launch.plain import PlainView
+from rl_platform.launch.tools import snapshot
 from rl_platform.launch.view import LiveView, terminal_view
 from rl_platform.metrics import Reporter, Reporters, RunInfo, RunLog
 from rl_platform.tracing import Timeline

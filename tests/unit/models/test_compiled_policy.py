@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from rl_platform.accel.compiled_policy import CompiledPolicy, acts_compiled
 from rl_platform.envs.embodied.spaces import ActionSpace
-from rl_platform.models.compiled_policy import CompiledPolicy, acts_compiled
 from rl_platform.models.policy import ActorCriticPolicy
 from rl_platform.models.squash import Squash
 

@@ -10,10 +10,10 @@ import pytest
 
 from rl_platform.config import load_config
 from rl_platform.config.schema import Config
-from rl_platform.placement.cost import Correction
 from rl_platform.placement.inventory import inventory_for
-from rl_platform.placement.report import Report, plan_report
 from rl_platform.placement.scheduler import schedule
+from rl_platform.planner.cost import Correction
+from rl_platform.planner.report import Report, plan_report
 
 ROOT = Path(__file__).parents[3]
 SHARED = {"actor,critic,rollout,reward": "all"}

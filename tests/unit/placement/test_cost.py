@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from rl_platform.errors import ConfigError
-from rl_platform.placement.calibration import corrections, read_measured
-from rl_platform.placement.cost import Correction
-from rl_platform.placement.report import Report
-from rl_platform.placement.timeline import duration, gantt
+from rl_platform.planner.calibration import corrections, read_measured
+from rl_platform.planner.cost import Correction
+from rl_platform.planner.report import Report
+from rl_platform.planner.step_timeline import duration, gantt
 
 APART: dict[str, object] = {"actor": "0-3", "critic": "4-5", "rollout,reward": "6-7"}
 PHASES = ["sync weights", "generate", "score", "log-probs", "values", "train critic", "train actor"]

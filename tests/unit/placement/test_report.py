@@ -14,11 +14,11 @@ from rl_platform.config import load_config
 from rl_platform.placement.hardware import Device, device_of
 from rl_platform.placement.inventory import Inventory, Node, inventory_for
 from rl_platform.placement.plan import render
-from rl_platform.placement.report import plan_report
-from rl_platform.placement.report_json import as_tree, report_json
-from rl_platform.placement.report_text import report_text
 from rl_platform.placement.scheduler import schedule
-from rl_platform.placement.svg import report_svg
+from rl_platform.planner.report import plan_report
+from rl_platform.planner.report_json import as_tree, report_json
+from rl_platform.planner.report_text import report_text
+from rl_platform.planner.svg import report_svg
 
 ROOT = Path(__file__).parents[3]
 SVG = "{http://www.w3.org/2000/svg}"

@@ -12,9 +12,9 @@ from rl_platform.config import load_config
 from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError
 from rl_platform.placement.inventory import inventory_for
-from rl_platform.placement.report import plan_report
 from rl_platform.placement.scheduler import schedule
-from rl_platform.placement.search import Found, search, search_text
+from rl_platform.planner.report import plan_report
+from rl_platform.planner.search import Found, search, search_text
 
 ROOT = Path(__file__).parents[3]
 

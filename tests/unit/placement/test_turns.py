@@ -13,11 +13,11 @@ from rl_platform.placement.layout import layout_of
 from rl_platform.placement.memory import MemoryModel
 from rl_platform.placement.model_shape import shapes
 from rl_platform.placement.occupancy import step_turns
-from rl_platform.placement.report_json import as_tree
-from rl_platform.placement.report_text import report_text
 from rl_platform.placement.scheduler import schedule
-from rl_platform.placement.search import search
 from rl_platform.placement.turns import CAN_LEAVE, Turns, turns_with
+from rl_platform.planner.report_json import as_tree
+from rl_platform.planner.report_text import report_text
+from rl_platform.planner.search import search
 
 ALL = {"actor,critic,reference,rollout,reward": "all"}
 PARTLY = {"actor": "0-3", "critic": "2-5", "reference,rollout,reward": "6-7"}

@@ -80,8 +80,8 @@ def ray_channel(ray_cluster: None, placed: Callable[..., Placed]) -> Iterator[Ca
     import cloudpickle
 
     from rl_platform.runtime import ComponentSpec
-    from rl_platform.runtime.ray import RayRuntime
-    from rl_platform.runtime.remote_channel import Address, RemoteChannel
+    from rl_platform.runtime.ray.remote_channel import Address, RemoteChannel
+    from rl_platform.runtime.ray.runtime import RayRuntime
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     numbers = itertools.count(1_000_000)

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from rl_platform.errors import ChannelClosed, DataError, Deadline, PlatformError, WorkerDied
 from rl_platform.runtime.channel import Channel
-from rl_platform.runtime.remote_channel import Address, Exchange
+from rl_platform.runtime.ray.remote_channel import Address, Exchange
+from rl_platform.runtime.ray.wire import PLAIN
 from rl_platform.runtime.waits import waiting_on
-from rl_platform.runtime.wire import PLAIN
 
 Make = Callable[..., Any]
 

@@ -66,7 +66,7 @@ def test_only_the_thread_that_asks_computes_alone() -> None:
 MKL = """
 import ctypes, os, sys
 import torch
-from rl_platform.runtime.process import prepare_process
+from rl_platform.runtime.ray.process import prepare_process
 
 library = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"))
 prepare_process({}, int(sys.argv[1]), [os.getcwd()], False)

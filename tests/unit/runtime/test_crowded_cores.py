@@ -3,12 +3,12 @@ import sys
 
 import pytest
 
-from rl_platform.runtime.crowded_cores import waited_ns
+from rl_platform.accel.crowded_cores import waited_ns
 
 PROGRAM = """
 import os, subprocess, sys, time
 import torch
-from rl_platform.runtime.crowded_cores import wait_passively_when_crowded
+from rl_platform.accel.crowded_cores import wait_passively_when_crowded
 
 def threads():
     return len(os.listdir("/proc/self/task"))

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from rl_platform.runtime import line
-from rl_platform.runtime.line import Elsewhere, Line, Listener, line_name
-from rl_platform.runtime.wire import PLAIN, SHARED, Packed, pack
+from rl_platform.runtime.ray import line
+from rl_platform.runtime.ray.line import Elsewhere, Line, Listener, line_name
+from rl_platform.runtime.ray.wire import PLAIN, SHARED, Packed, pack
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="abstract socket names")
 WITHIN_S = 10.0
@@ -140,7 +140,7 @@ def test_where_nobody_listens_there_is_no_line(name: str) -> None:
 PROCESS = """
 import os, sys
 from concurrent.futures import Future
-from rl_platform.runtime.line import Listener
+from rl_platform.runtime.ray.line import Listener
 
 forked = []
 def take(method, *arguments):

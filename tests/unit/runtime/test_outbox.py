@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from rl_platform.errors import ChannelClosed, Deadline
-from rl_platform.runtime import outbox as outbox_module
-from rl_platform.runtime.outbox import Outbox, Put
-from rl_platform.runtime.parcels import BUNDLE, Parcel, Stored, opened, parcel, stored
-from rl_platform.runtime.wire import PLAIN, Packed, pack_error
+from rl_platform.runtime.ray import outbox as outbox_module
+from rl_platform.runtime.ray.outbox import Outbox, Put
+from rl_platform.runtime.ray.parcels import BUNDLE, Parcel, Stored, opened, parcel, stored
+from rl_platform.runtime.ray.wire import PLAIN, Packed, pack_error
 
 
 class Home:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl_platform.runtime.parcels import Parcel, Several, Stored, opened, parcel, stored, together
-from rl_platform.runtime.wire import IN_BAND, PLAIN, SHARED, Packed, pack, unpack
+from rl_platform.runtime.ray.parcels import Parcel, Several, Stored, opened, parcel, stored, together
+from rl_platform.runtime.ray.wire import IN_BAND, PLAIN, SHARED, Packed, pack, unpack
 
 
 class Memory:

@@ -23,9 +23,10 @@ import torch
 from rl_platform.components.base import ComponentContext
 from rl_platform.errors import ChannelClosed, DataError, Deadline, PlacementError, WorkerDied, WorkerError
 from rl_platform.records import Weights
-from rl_platform.runtime import ComponentSpec, Runtime, remote
-from rl_platform.runtime.fingerprint import code_fingerprint
-from rl_platform.runtime.weights import wherever
+from rl_platform.runtime import ComponentSpec, Runtime
+from rl_platform.runtime.ray import remote
+from rl_platform.runtime.ray.fingerprint import code_fingerprint
+from rl_platform.runtime.weights.base import wherever
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -139,7 +140,7 @@ class Worker:
 @pytest.fixture
 def start(placed: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
     """start([("actor", 0)], ...): a runtime on these hosts and its groups; shut down at the end."""
-    from rl_platform.runtime.ray import RayRuntime
+    from rl_platform.runtime.ray.runtime import RayRuntime
 
     started: list[Any] = []
 
@@ -166,7 +167,7 @@ def pair(
 ) -> Iterator[tuple[Any, dict[str, Any]]]:
     """A runtime on the hosts of `PAIR` and its groups, for tests that leave it as it was; the runner's calls travel as
     on one node, or as to other nodes."""
-    from rl_platform.runtime.ray import RayRuntime
+    from rl_platform.runtime.ray.runtime import RayRuntime
 
     with RayRuntime(placed(*PAIR), 20.0, 7) as runtime:
         if request.param == "through Ray":

@@ -6,9 +6,9 @@ import threading
 from concurrent.futures import Future
 from typing import Any
 
-from rl_platform.runtime.process import Outcome
-from rl_platform.runtime.remote_worker import RemoteWorker
-from rl_platform.runtime.wire import pack
+from rl_platform.runtime.ray.process import Outcome
+from rl_platform.runtime.ray.remote_worker import RemoteWorker
+from rl_platform.runtime.ray.wire import pack
 
 
 class Host:

@@ -7,7 +7,7 @@ import pytest
 from rl_platform.config.schema import Cluster, NodeGroup
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import schedule
-from rl_platform.runtime.reservation import Place, by_node, fits, listed, place_for, threads_for
+from rl_platform.runtime.ray.reservation import Place, by_node, fits, listed, place_for, threads_for
 
 
 def place(gpus: int, **labels: str) -> Place:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from weight_readers import read_shared_memory
 
-from rl_platform.runtime.shared_memory import KEPT, Place, Reader, Writer, node_name
+from rl_platform.runtime.weights.memory import KEPT, Place, Reader, Writer, node_name
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is shared by Linux's memfd")
 SIZE = 10_000

@@ -13,8 +13,8 @@ from weight_readers import read_from_group
 from weight_senders import SendingProcess
 
 from rl_platform.errors import WorkerError
-from rl_platform.runtime import weight_group
-from rl_platform.runtime.weight_group import (
+from rl_platform.runtime.weights import group as weight_group
+from rl_platform.runtime.weights.group import (
     WeightGroup,
     WeightReceiver,
     WeightSender,

@@ -17,11 +17,11 @@ from rl_platform.components.base import ComponentContext
 from rl_platform.config.schema import Config
 from rl_platform.errors import WorkerError
 from rl_platform.records import Weights
-from rl_platform.runtime import ComponentSpec, process
-from rl_platform.runtime import weights as weights_module
-from rl_platform.runtime.process import Names
-from rl_platform.runtime.shared_memory import Reader, Writer
-from rl_platform.runtime.weights import (
+from rl_platform.runtime import ComponentSpec
+from rl_platform.runtime.ray import process
+from rl_platform.runtime.ray.process import Names
+from rl_platform.runtime.weights import base as weights_module
+from rl_platform.runtime.weights.base import (
     BUCKET,
     ROW,
     WeightsToken,
@@ -35,6 +35,7 @@ from rl_platform.runtime.weights import (
     show,
     wherever,
 )
+from rl_platform.runtime.weights.memory import Reader, Writer
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -338,7 +339,7 @@ class Whole:
 
 @pytest.fixture
 def start(ray_cluster: None, placed: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    from rl_platform.runtime.ray import RayRuntime
+    from rl_platform.runtime.ray.runtime import RayRuntime
 
     started: list[Any] = []
 

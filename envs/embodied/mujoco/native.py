@@ -1,0 +1,159 @@
+"""Gymnasium's MuJoCo environments without Gymnasium's Python: all of a process stepped and computed at once.
+
+The model, the settings and the spaces are those of one environment that Gymnasium built; the physics runs in native
+threads (`physics.py`), observations, rewards and ends of all environments are array operations (`mujoco_tasks`). What
+comes out is what Gymnasium's environments give for the same seeds and actions. Anything else than its MuJoCo tasks of
+version 5, a wrapper of an unknown kind or a wish for pictures is left to Gymnasium.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rl_platform.accel.step_loops import diverged
+from rl_platform.envs.embodied.mujoco.tasks import find_task
+from rl_platform.envs.embodied.spaces import time_limit
+from rl_platform.tracing import recorder
+
+if TYPE_CHECKING:
+    from gymnasium import Env
+
+    from rl_platform.envs.embodied.mujoco.physics import Physics
+    from rl_platform.envs.embodied.mujoco.tasks.base import Task
+
+_WRAPPERS = ("TimeLimit", "OrderEnforcing")  # the ones whose whole effect on a step is known here
+_SAVED_AS = b"native 1:"  # what states of this module begin with
+
+
+class NativeEnvs:
+    """N environments like `env`, stepped in `threads` threads; the result is the same for any number of them.
+
+    diverged [N] bool: the last step's physics cannot be trusted. MuJoCo gave up a state and started over, time went
+    backwards, or a position or velocity is beyond what MuJoCo takes (1e10) or not finite.
+    """
+
+    def __init__(self, env: Env[Any, Any], num_envs: int, threads: int, physics: type[Physics] | None = None) -> None:
+        """`physics` instead of the fastest that can do it. Raises ValueError if Gymnasium has to step `env` itself."""
+        import mujoco
+
+        from rl_platform.envs.embodied.mujoco.physics import make_physics
+
+        kind = _kind(env)
+        if kind is None:
+            raise ValueError(f"{env} has to be stepped by Gymnasium")
+        inner: Any = env.unwrapped
+        self._task = kind(inner)
+        self._physics: Physics = (physics or make_physics)(
+            inner.model, inner.frame_skip, num_envs, threads, self._task.fields
+        )
+        self._limit = time_limit(env) or sys.maxsize
+        self._largest: float = mujoco.mjMAXVAL
+        self._rngs: list[np.random.Generator | None] = [None] * num_envs
+        self._positions = np.zeros(num_envs)  # whose change a step rewards
+        self.diverged = np.zeros(num_envs, bool)
+        # these compile
+        self._find_diverged(np.zeros(num_envs, np.int64))
+        self._task.observe(self._physics.now)
+        self._task.outcome(np.zeros(num_envs), self._physics.now, np.zeros((num_envs, inner.model.nu), np.float32))
+
+    @classmethod
+    def of(cls, env: Env[Any, Any], num_envs: int, threads: int, backend: str = "mujoco") -> NativeEnvs | None:
+        """None if Gymnasium has to step such environments itself. backend: `env.backend` of the config."""
+        if _kind(env) is None:
+            return None
+        if backend == "mujoco":
+            return cls(env, num_envs, threads)
+        from rl_platform.envs.embodied.mujoco.warp import WarpPhysics
+
+        return cls(env, num_envs, threads, WarpPhysics)
+
+    def reset(self, which: np.ndarray, seeds: Sequence[int | None]) -> np.ndarray:
+        """Start episodes of environments `which` [K]; None goes on with an environment's own randomness.
+
+        Returns first observations [K,D] float64.
+        """
+        from gymnasium.utils import seeding
+
+        starts = []
+        for i, seed in zip(which.tolist(), seeds, strict=True):
+            rng = self._rngs[i]
+            if rng is None or seed is not None:
+                rng = self._rngs[i] = seeding.np_random(seed)[0]
+            starts.append(self._task.start(rng))
+        qpos, qvel = (np.array(found) for found in zip(*starts, strict=True))
+        began = time.monotonic()
+        self._physics.reset(which, qpos, qvel)
+        recorder.add("work", "physics", began)
+        begun = self._physics.now.rows(which)
+        self._positions[which] = self._task.position(begun)
+        return self._task.observe(begun)
+
+    def step(
+        self, actions: np.ndarray, lengths: np.ndarray, idle: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """actions [N,A] within their bounds, lengths [N]: steps of each episode before this one; idle [N] bool: whose
+        physics stands still, and whose results mean nothing.
+
+        Returns observations [N,D] float64, rewards, terminated and truncated [N], as `Env.step` gives them.
+        """
+        began = time.monotonic()
+        self._physics.step(actions, None if idle is None else np.flatnonzero(~idle))
+        recorder.add("work", "physics", began)
+        now, task = self._physics.now, self._task
+        kept = None if idle is None else self._positions[idle]
+        rewards, terminated = task.outcome(self._positions, now, actions)
+        self._find_diverged(lengths)
+        if idle is not None:
+            self._positions[idle], self.diverged[idle] = kept, False
+        return task.observe(now), rewards, terminated, lengths >= self._limit - 1
+
+    def _find_diverged(self, lengths: np.ndarray) -> None:
+        now = self._physics.now
+        numbers = now.qpos, now.qvel, now.time, self._physics.warnings
+        diverged()(*numbers, lengths, self._task.dt, self._largest, self.diverged)
+
+    def save(self, index: int) -> bytes:
+        """State of one environment: its physics and its randomness."""
+        state = (self._physics.save(index), float(self._positions[index]), self._rngs[index])
+        return _SAVED_AS + pickle.dumps(state)
+
+    def restore(self, index: int, saved: bytes) -> None:
+        """Continue from `save`. Raises ValueError for a state of something else."""
+        if not saved.startswith(_SAVED_AS):
+            raise ValueError(
+                "this state is Gymnasium's or an older version's, and these environments are stepped natively"
+            )
+        state, self._positions[index], self._rngs[index] = pickle.loads(saved.removeprefix(_SAVED_AS))
+        self._physics.restore(index, state)
+
+    def close(self) -> None:
+        self._physics.close()
+
+
+def is_native(env: Env[Any, Any]) -> bool:
+    """Whether `NativeEnvs` can step such environments."""
+    return _kind(env) is not None
+
+
+def _kind(env: Env[Any, Any]) -> type[Task] | None:
+    """What `NativeEnvs` can do in the environment's place, wrappers included; None if it has to be Gymnasium's own."""
+    if env.render_mode is not None:
+        return None
+    layer: Any = env
+    while layer is not env.unwrapped:
+        if type(layer).__module__ != "gymnasium.wrappers.common" or type(layer).__name__ not in _WRAPPERS:
+            return None
+        layer = layer.env
+    task = find_task(layer)
+    if task is not None:
+        from rl_platform.envs.embodied.mujoco.physics import is_covered
+
+        if not is_covered(layer.model):
+            return None
+    return task

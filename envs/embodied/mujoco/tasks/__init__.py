@@ -1,0 +1,37 @@
+"""What Gymnasium's MuJoCo environments, version 5, compute around their physics, for many simulations at once.
+
+One class per task says what its observation is made of, what it rewards, when an episode is over and how one begins.
+Settings are read from a built environment, so constructor arguments mean what they mean in Gymnasium. Stepping the
+physics is `physics.py`, putting both together is `native.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rl_platform.envs.embodied.mujoco.tasks.base import Task
+from rl_platform.envs.embodied.mujoco.tasks.humanoids import Humanoid, HumanoidStandup
+from rl_platform.envs.embodied.mujoco.tasks.locomotion import Ant, HalfCheetah, Hopper, Swimmer, Walker2d
+from rl_platform.envs.embodied.mujoco.tasks.manipulation import Pusher, Reacher
+from rl_platform.envs.embodied.mujoco.tasks.pendulums import InvertedDoublePendulum, InvertedPendulum
+
+TASKS: dict[str, type[Task]] = {
+    "gymnasium.envs.mujoco.ant_v5.AntEnv": Ant,
+    "gymnasium.envs.mujoco.half_cheetah_v5.HalfCheetahEnv": HalfCheetah,
+    "gymnasium.envs.mujoco.hopper_v5.HopperEnv": Hopper,
+    "gymnasium.envs.mujoco.humanoid_v5.HumanoidEnv": Humanoid,
+    "gymnasium.envs.mujoco.humanoidstandup_v5.HumanoidStandupEnv": HumanoidStandup,
+    "gymnasium.envs.mujoco.inverted_double_pendulum_v5.InvertedDoublePendulumEnv": InvertedDoublePendulum,
+    "gymnasium.envs.mujoco.inverted_pendulum_v5.InvertedPendulumEnv": InvertedPendulum,
+    "gymnasium.envs.mujoco.pusher_v5.PusherEnv": Pusher,
+    "gymnasium.envs.mujoco.reacher_v5.ReacherEnv": Reacher,
+    "gymnasium.envs.mujoco.swimmer_v5.SwimmerEnv": Swimmer,
+    "gymnasium.envs.mujoco.walker2d_v5.Walker2dEnv": Walker2d,
+}
+"""By the full name of the environment's class: a subclass may compute something else."""
+
+
+def find_task(env: Any) -> type[Task] | None:
+    """The task that computes what the unwrapped environment `env` does; None for an environment of another kind."""
+    kind = type(env)
+    return TASKS.get(f"{kind.__module__}.{kind.__qualname__}")

@@ -1,0 +1,123 @@
+"""Tasks that reward running: Swimmer, HalfCheetah, Hopper, Walker2d, Ant."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import numpy as np
+
+from rl_platform.accel.step_loops import run_observation, run_outcome
+from rl_platform.envs.embodied.mujoco.tasks.base import NoisyStart, Outcome, Quantities, join, never, squares
+
+
+class Runner(NoisyStart):
+    """reward = forward weight * speed - control weight * |action|^2, and a reward for being healthy where there is one:
+    strictly within `bounds`. Episodes end by their time limit, or when not healthy. Compiled, as simulating a runner
+    takes little longer than an array operation."""
+
+    hidden: ClassVar[int] = 1  # leading positions that `exclude_current_positions_from_observation` leaves out
+    largest_speed: ClassVar[float] = np.inf  # that is observed
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.forward_weight: float = env._forward_reward_weight
+        self.control_weight: float = env._ctrl_cost_weight
+        self.skipped = self.hidden if env._exclude_current_positions_from_observation else 0
+        self.bounds = np.tile([[-np.inf], [np.inf]], self.model.nq + self.model.nv)  # of positions and velocities
+        self.healthy_reward: float = getattr(env, "_healthy_reward", 0.0)
+        self.terminates = bool(getattr(env, "_terminate_when_unhealthy", False))
+        control = np.float32(self.control_weight)  # Gymnasium multiplies in the precision of the actions
+        self.weights = float(self.forward_weight), control, float(self.healthy_reward)
+
+    def position(self, now: Quantities) -> np.ndarray:
+        return now.qpos[:, 0]
+
+    def observe(self, now: Quantities) -> np.ndarray:
+        found = np.empty((len(now.qpos), self.model.nq - self.skipped + self.model.nv))
+        run_observation()(now.qpos, now.qvel, self.skipped, self.largest_speed, found)
+        return found
+
+    def outcome(self, positions: np.ndarray, now: Quantities, actions: np.ndarray) -> Outcome:
+        rewards, ends = np.empty(len(positions)), np.empty(len(positions), bool)
+        state, told = (now.qpos, now.qvel), (self.terminates, rewards, ends)
+        run_outcome()(positions, self.dt, actions, *state, *self.bounds, *self.weights, *told)
+        return rewards, ends
+
+
+class Swimmer(Runner):
+    hidden = 2
+
+
+class HalfCheetah(Runner):
+    normal_velocities = True
+
+
+class Walker2d(Runner):
+    """Healthy while height and pitch of the torso are in range."""
+
+    largest_speed = 10.0
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.bounds[:, 1], self.bounds[:, 2] = env._healthy_z_range, env._healthy_angle_range
+
+
+class Hopper(Walker2d):
+    """Walker2d whose other coordinates have a range too."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        low, high = env._healthy_state_range
+        np.maximum(self.bounds[0, 2:], low, out=self.bounds[0, 2:])
+        np.minimum(self.bounds[1, 2:], high, out=self.bounds[1, 2:])
+
+
+class ContactRunner(Runner):
+    """Runner that pays for contact forces too."""
+
+    @abstractmethod
+    def healthy(self, now: Quantities) -> np.ndarray:
+        """[N] bool."""
+
+    @abstractmethod
+    def costs(self, now: Quantities, actions: np.ndarray) -> np.ndarray:
+        """[N]: of actions and contacts."""
+
+    def outcome(self, positions: np.ndarray, now: Quantities, actions: np.ndarray) -> Outcome:
+        healthy = self.healthy(now)
+        speeds = self.speeds(positions, now)
+        rewards = self.forward_weight * speeds + self.healthy_reward * healthy - self.costs(now, actions)
+        return rewards, ~healthy if self.terminates else never(len(rewards))
+
+
+class Ant(ContactRunner):
+    """Runs in the plane, is measured at its main body and observes contact forces."""
+
+    fields = ("xpos", "cfrc_ext")
+    hidden = 2
+    normal_velocities = True
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.z_range: tuple[float, float] = env._healthy_z_range
+        self.main_body: int = env.model.body(env._main_body).id
+        self.contact_weight: float = env._contact_cost_weight
+        self.force_range: tuple[float, float] = env._contact_force_range
+        self.observes_forces = bool(env._include_cfrc_ext_in_observation)
+
+    def position(self, now: Quantities) -> np.ndarray:
+        return now.xpos[:, self.main_body, 0]
+
+    def observe(self, now: Quantities) -> np.ndarray:
+        forces = (np.clip(now.cfrc_ext[:, 1:], *self.force_range),) if self.observes_forces else ()
+        return join((now.qpos[:, self.skipped :], now.qvel, *forces))
+
+    def healthy(self, now: Quantities) -> np.ndarray:
+        low, high = self.z_range  # inclusive for this one
+        finite = np.isfinite(now.qpos).all(axis=1) & np.isfinite(now.qvel).all(axis=1)
+        return finite & (now.qpos[:, 2] >= low) & (now.qpos[:, 2] <= high)
+
+    def costs(self, now: Quantities, actions: np.ndarray) -> np.ndarray:
+        contact = self.contact_weight * squares(np.clip(now.cfrc_ext, *self.force_range))
+        return self.control_weight * squares(actions) + contact

@@ -1,0 +1,45 @@
+"""InvertedPendulum and InvertedDoublePendulum: a cart that keeps a pole up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rl_platform.envs.embodied.mujoco.tasks.base import NoisyStart, Outcome, Quantities, join
+
+
+class InvertedPendulum(NoisyStart):
+    """One point for every step within 0.2 rad of upright."""
+
+    def observe(self, now: Quantities) -> np.ndarray:
+        return join((now.qpos, now.qvel))
+
+    def outcome(self, positions: np.ndarray, now: Quantities, actions: np.ndarray) -> Outcome:
+        finite = np.isfinite(now.qpos).all(axis=1) & np.isfinite(now.qvel).all(axis=1)
+        up = finite & (np.abs(now.qpos[:, 1]) <= 0.2)
+        return up.astype(np.float64), ~up
+
+
+class InvertedDoublePendulum(NoisyStart):
+    """Healthy reward less penalties for the tip's place and the poles' speeds; over when the tip is below 1 m."""
+
+    fields = ("site_xpos", "qfrc_constraint")
+    normal_velocities = True
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.healthy_reward: float = env._healthy_reward
+
+    def observe(self, now: Quantities) -> np.ndarray:
+        angles = now.qpos[:, 1:]
+        force = np.clip(now.qfrc_constraint[:, :1], -10, 10)
+        return join((now.qpos[:, :1], np.sin(angles), np.cos(angles), np.clip(now.qvel, -10, 10), force))
+
+    def outcome(self, positions: np.ndarray, now: Quantities, actions: np.ndarray) -> Outcome:
+        x, y = now.site_xpos[:, 0, 0], now.site_xpos[:, 0, 2]
+        first, second = now.qvel[:, 1], now.qvel[:, 2]
+        place = 0.01 * x**2 + (y - 2) ** 2
+        motion = 0.001 * first**2 + 0.005 * second**2
+        fallen = y <= 1
+        return self.healthy_reward * ~fallen - place - motion, fallen

@@ -1,0 +1,143 @@
+"""Learning curves as a PNG: `python -m rl_platform.launch.tools.plot RUN [RUN ...] -o curve.png`.
+
+Each RUN is an output folder or a metrics.jsonl. Several runs (seeds of one setting) are thin lines with their median as
+a thick one. Needs matplotlib (`pip install 'rl-platform[plot]'`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import math
+import sys
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rl_platform.errors import ConfigError, DataError, PlatformError, Problem
+from rl_platform.interrupts import handle_signals
+from rl_platform.launch.headline import headline_of_run
+from rl_platform.metrics import read_metrics
+from rl_platform.standard_streams import never_fail
+
+AXES = {
+    "step": ("", "PPO step"),
+    "env_steps": ("perf/env_steps", "environment steps"),
+    "minutes": ("time/step", "minutes"),
+}
+"""--x: the metric that is summed up (none: the step itself) and the axis label."""
+
+Curve = list[tuple[float, float]]
+"""(x, value) in ascending x."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0, 2 for a bad command line, 65 for a file that cannot be read."""
+    parser = argparse.ArgumentParser(
+        prog="python -m rl_platform.launch.tools.plot", description="learning curves as a PNG"
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="output folder or metrics.jsonl")
+    parser.add_argument("-o", "--output", type=Path, default=Path("curves.png"))
+    parser.add_argument("-m", "--metric", action="append", help="may be repeated; default: objective and validation")
+    parser.add_argument("-x", choices=list(AXES), default="step")
+    parser.add_argument("--title", default="")
+    options = parser.parse_args(arguments)
+    try:
+        plot(options.runs, options.output, options.metric, options.x, options.title)
+    except PlatformError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    print(options.output)
+    return 0
+
+
+def plot(
+    runs: Sequence[Path], output: Path, metrics: Sequence[str] | None = None, x: str = "step", title: str = ""
+) -> None:
+    """Write one chart per metric, side by side, to `output`.
+
+    Raises ConfigError without matplotlib, DataError for a run that cannot be read or a metric that no run has.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        hint = "pip install 'rl-platform[plot]'"
+        raise ConfigError([Problem("plot", "matplotlib is not installed", hint=hint)])
+    from matplotlib.figure import Figure
+
+    rows = [read_metrics(run) for run in runs]
+    names = list(metrics) if metrics else _default_metrics(runs, rows)
+    charts = {name: [curve for run in rows if (curve := read_curve(run, name, x))] for name in names}
+    for name, curves in charts.items():
+        if not curves:
+            known = sorted({key for run in rows for row in run for key in row} - {"step"})
+            raise DataError(f"no run has values of {name!r} over {x}; there are: {', '.join(known)}")
+    figure = Figure(figsize=(5.5 * len(charts), 3.6), layout="constrained")
+    for axes, (name, curves) in zip(figure.subplots(1, len(charts), squeeze=False)[0], charts.items(), strict=True):
+        _draw(axes, name, curves, AXES[x][1])
+    if title:
+        figure.suptitle(title)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(output, dpi=150)
+
+
+def read_curve(rows: Sequence[dict[str, float]], metric: str, x: str) -> Curve:
+    """The finite values of `metric`, over the step or over what has been summed up by then."""
+    summed = AXES[x][0]
+    if not summed:
+        positions = [row["step"] for row in rows]
+    elif not any(summed in row for row in rows):
+        return []
+    else:
+        scale = 60.0 if x == "minutes" else 1.0
+        positions = list(accumulate(row.get(summed, 0.0) / scale for row in rows))
+    values = (row.get(metric, math.nan) for row in rows)
+    return [(position, value) for position, value in zip(positions, values, strict=True) if math.isfinite(value)]
+
+
+def median_curve(curves: Sequence[Curve]) -> Curve:
+    """The median of all curves, each linear between its points, where all of them have values."""
+    begin, end = max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves)
+    positions = sorted({x for curve in curves for x, _ in curve if begin <= x <= end})
+    return [(x, median(_at(curve, x) for curve in curves)) for x in positions]
+
+
+def _at(curve: Curve, x: float) -> float:
+    right = min(bisect_right(curve, x, key=lambda point: point[0]), len(curve) - 1)
+    (x0, y0), (x1, y1) = curve[max(right - 1, 0)], curve[right]
+    return y0 if x1 == x0 else y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+
+
+def _default_metrics(runs: Sequence[Path], rows: Sequence[Sequence[dict[str, float]]]) -> list[str]:
+    """Objective, validation and success rates of the runs' tasks, where they were reported."""
+    present = {key for run in rows for row in run for key in row}
+    headlines = [headline_of_run(run, {key for row in own for key in row}) for run, own in zip(runs, rows, strict=True)]
+    wanted = [name for one in headlines for name in (one.objective, one.validation, *one.rates.values())]
+    found = [name for name in dict.fromkeys(wanted) if name in present]
+    if not found:
+        raise DataError(f"name a --metric; the runs have: {', '.join(sorted(present - {'step'})) or 'no steps yet'}")
+    return found
+
+
+def _draw(axes: Any, name: str, curves: Sequence[Curve], x_label: str) -> None:
+    several = len(curves) > 1
+    for index, curve in enumerate(curves):
+        label = "runs" if several and index == 0 else None
+        style: dict[str, Any] = {"linewidth": 1, "alpha": 0.35} if several else {"linewidth": 2}
+        axes.plot(
+            *zip(*curve, strict=True), color="tab:blue", label=label, marker="." if len(curve) < 15 else "", **style
+        )
+    if several and (middle := median_curve(curves)):
+        axes.plot(*zip(*middle, strict=True), color="tab:blue", linewidth=2, label=f"median of {len(curves)}")
+        axes.legend(frameon=False)
+    axes.set_title(name)
+    axes.set_xlabel(x_label)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+if __name__ == "__main__":
+    handle_signals()
+    never_fail()
+    sys.exit(main())

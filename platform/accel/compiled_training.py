@@ -1,0 +1,256 @@
+"""Training of a small embodied policy on one CPU, with an optimizer step that is compiled and allocates nothing.
+
+Everything but `step` is `FSDPEngine`'s: parameters and Adam's moments stay the tensors they are, side by side in one
+buffer each. What is compiled and when is in accel/compiled_ppo.py; other losses and split mini-batches take the
+way of `FSDPEngine`, with equal results up to rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rl_platform.accel import compiled_ppo as ppo
+from rl_platform.accel.compiled_policy import is_plain
+from rl_platform.algorithms.losses import actor_critic_loss
+from rl_platform.algorithms.metrics import Metrics, Names, Sums
+from rl_platform.config.algorithm import Algorithm
+from rl_platform.config.components import Optim
+from rl_platform.engines.training.base import Loss, MicroBatches
+from rl_platform.engines.training.fsdp import FSDPEngine
+from rl_platform.engines.training.state import MOMENTS, adam_state
+from rl_platform.models.forward import EmbodiedActorCritic
+from rl_platform.records import RolloutBatch
+
+LARGEST = 2**17  # parameters: with more of them products take the time, and nothing is gained
+WHOLE = MicroBatches()  # a mini-batch that is not split
+ALONE = 2**23  # parameters times rows: below, a team of threads costs a step more than it saves
+
+
+def compiles(model: nn.Module, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether there is a compiled step for the model: a Gaussian MLP policy with tanh and free deviations."""
+    policy = model.model if type(model) is EmbodiedActorCritic else None
+    return (
+        policy is not None
+        and device.type == "cpu"
+        and dtype == torch.float32
+        and is_plain(policy)
+        and policy.action_space.kind == "continuous"
+        and sum(parameter.numel() for parameter in policy.parameters()) <= LARGEST
+    )
+
+
+class CompiledEngine(FSDPEngine):
+    """`model`: one that `compiles`, alone in its process group or without one."""
+
+    def __init__(self, model: nn.Module, optim: Optim, **options: Any) -> None:
+        super().__init__(model, optim, **options)
+        policy = model.model
+        heads = [policy.policy_head.weight, policy.value_head.weight, policy.policy_head.bias, policy.value_head.bias]
+        hidden = [layer for layer in policy.backbone if isinstance(layer, nn.Linear)]
+        self._order = [*(part for layer in hidden for part in (layer.weight, layer.bias)), *heads, policy.log_std]
+        self._flat = {name: torch.zeros(sum(p.numel() for p in self._order)) for name in ("weights", *MOMENTS)}
+        self._gradient = torch.zeros_like(self._flat["weights"])
+        self._steps = torch.zeros(len(self._order))  # of Adam, all equal
+        views = {name: self._views(flat) for name, flat in self._flat.items()}
+        for index, parameter in enumerate(self._order):
+            views["weights"][index].copy_(parameter.detach())
+            parameter.data = views["weights"][index]
+            moments = {name: views[name][index] for name in MOMENTS}
+            adam_state(self.optimizer, parameter).update(moments | {"step": self._steps[index]})
+        self._layers = _layers(self._views(self._flat["weights"]), len(hidden))
+        self._gradients = _layers(self._views(self._gradient), len(hidden))
+        # the same memory as the loops see it: a step is so short that making these views takes a tenth of it
+        flat = self._flat["weights"], self._gradient, *(self._flat[name] for name in MOMENTS)
+        self._arrays, self._step_counts = [tensor.numpy() for tensor in flat], self._steps.numpy()
+        self._transposed = [weight.t() for weight, _ in self._layers[:-1]]
+        self._log_std, self._log_std_gradient = (found[-1][0].numpy() for found in (self._layers, self._gradients))
+        self._buffers: dict[int, _Buffers] = {}
+
+    def fastest_alone(self, rows: int) -> bool:
+        """Whether one thread steps through a mini-batch sooner than a team."""
+        return len(self._gradient) * rows <= ALONE
+
+    def step(self, mini_batch: RolloutBatch, loss: Loss, micro_batches: MicroBatches) -> Metrics | None:
+        algorithm = _algorithm_of(loss)
+        observations = mini_batch.inputs["observations"].flatten(0, 1)
+        plain = (
+            mini_batch.loss_weights is None and mini_batch.value_mask is None and observations.dtype == torch.float32
+        )
+        if algorithm is None or not plain or micro_batches != WHOLE or not _all_count(mini_batch):
+            return super().step(mini_batch, loss, micro_batches)
+        buffers = self._buffers.get(len(mini_batch)) or _Buffers.of(len(mini_batch), self._layers)
+        self._buffers[len(mini_batch)] = buffers
+        with torch.no_grad():
+            self._forward(observations, buffers)
+            self._loss(mini_batch, algorithm, buffers)
+            self._backward(observations, buffers)
+        return self._finished(algorithm, buffers, len(mini_batch))
+
+    def _finished(self, algorithm: Algorithm, buffers: _Buffers, rows: int) -> Metrics | None:
+        """Adds the entropy bonus, and updates if all is finite."""
+        log_std, bonus = self._log_std, algorithm.entropy_bonus
+        self._log_std_gradient -= bonus
+        entropy = float(log_std.sum()) + len(log_std) * (0.5 + ppo.HALF_LOG_2_PI)
+        policy_loss, value_loss = (
+            float(buffers.policy[ppo.POLICY_LOSS]) / rows,
+            float(buffers.value[ppo.VALUE_LOSS]) / rows,
+        )
+        finite = math.isfinite(buffers.policy.sum() + buffers.value.sum())
+        norm = self._update() if finite else math.nan
+        if not math.isfinite(norm):
+            return None
+        terms = {
+            "actor/pg_loss": policy_loss,
+            "actor/entropy": entropy,
+            "actor/loss": policy_loss - bonus * entropy,
+            "critic/loss": algorithm.value_loss_scale * value_loss,
+            "grad_norm": norm,
+        }
+        return _metrics(buffers, rows, terms, algorithm)
+
+    def _views(self, flat: Tensor) -> list[Tensor]:
+        parts = flat.split([parameter.numel() for parameter in self._order])
+        return [part.view(parameter.shape) for part, parameter in zip(parts, self._order, strict=True)]
+
+    def _forward(self, observations: Tensor, buffers: _Buffers) -> None:
+        inputs, last = observations, len(buffers.outputs) - 1
+        for number, outputs in enumerate(buffers.outputs):
+            torch.addmm(self._layers[number][1], inputs, self._transposed[number], out=outputs.tensor)
+            if number < last:
+                ppo.tanh()(outputs.array)
+            inputs = outputs.tensor
+
+    def _loss(self, batch: RolloutBatch, algorithm: Algorithm, buffers: _Buffers) -> None:
+        assert batch.log_probs is not None
+        assert batch.advantages is not None
+        assert batch.values is not None
+        assert batch.returns is not None
+        heads, gradient = buffers.outputs[-1].array, buffers.gradients[-1].array
+        old_log_probs, advantages, old_values, returns = (
+            column.numpy().reshape(-1) for column in (batch.log_probs, batch.advantages, batch.values, batch.returns)
+        )
+        ppo.gaussian_policy()(
+            heads,
+            self._log_std,
+            batch.inputs["actions"].numpy().reshape(len(heads), -1),
+            old_log_probs,
+            advantages,
+            ppo.policy_limits(algorithm),
+            gradient,
+            self._log_std_gradient,
+            buffers.policy,
+        )
+        ppo.clipped_value()(heads, old_values, returns, ppo.value_limits(algorithm), gradient, buffers.value)
+
+    def _backward(self, observations: Tensor, buffers: _Buffers) -> None:
+        """Fills the gradients of weights and biases, from the heads down."""
+        for number in range(len(buffers.outputs) - 1, -1, -1):
+            gradient, (weight_gradient, bias_gradient) = buffers.gradients[number], self._gradients[number]
+            inputs = buffers.outputs[number - 1].tensor if number else observations
+            torch.mm(gradient.transposed, inputs, out=weight_gradient)
+            torch.sum(gradient.tensor, 0, out=bias_gradient)
+            if number:
+                below = buffers.gradients[number - 1]
+                torch.mm(gradient.tensor, self._layers[number][0], out=below.tensor)
+                ppo.tanh_gradient()(below.array, buffers.outputs[number - 1].array)
+
+    def _update(self) -> float:
+        """The gradient's norm before it was clipped; nothing is changed if it is not finite."""
+        group = self.optimizer.param_groups[0]
+        limit = math.inf if self.clip_grad is None else self.clip_grad
+        hyperparameters = group["lr"], *group["betas"], group["eps"], group["weight_decay"], limit
+        norm = float(ppo.adam()(*self._arrays, float(self._step_counts[0]) + 1.0, *map(float, hyperparameters)))
+        if math.isfinite(norm):
+            self._step_counts += 1.0
+        return norm
+
+
+Layer = tuple[Tensor, Tensor]
+
+
+def _layers(views: list[Tensor], hidden: int) -> list[Any]:
+    """(weight, bias) of every layer, of both heads as one, and (log_std,)."""
+    pairs = [(views[2 * number], views[2 * number + 1]) for number in range(hidden)]
+    policy, value, policy_bias, value_bias, log_std = views[2 * hidden :]
+    return [*pairs, (_joined(policy, value), _joined(policy_bias, value_bias)), (log_std,)]
+
+
+def _joined(first: Tensor, second: Tensor) -> Tensor:
+    """One view of two tensors that lie behind each other."""
+    return first.as_strided((len(first) + len(second), *first.shape[1:]), first.stride(), first.storage_offset())
+
+
+class _Matrix(NamedTuple):
+    """The same memory [B,W] as torch and as the loops see it."""
+
+    tensor: Tensor
+    transposed: Tensor
+    array: np.ndarray
+
+    @classmethod
+    def empty(cls, rows: int, width: int) -> _Matrix:
+        tensor = torch.empty(rows, width)
+        return cls(tensor, tensor.t(), tensor.numpy())
+
+
+@dataclass(frozen=True)
+class _Buffers:
+    """What a step of B rows computes on its way: outputs of every hidden layer [B,H] and of the heads [B,A+1], and the
+    gradients of what they are before tanh. policy, value: sums over positions, see accel/compiled_ppo.py."""
+
+    outputs: list[_Matrix]
+    gradients: list[_Matrix]
+    policy: np.ndarray
+    value: np.ndarray
+
+    @classmethod
+    def of(cls, rows: int, layers: list[Any]) -> _Buffers:
+        widths = [len(bias) for _, bias in layers[:-1]]
+        outputs, gradients = ([_Matrix.empty(rows, width) for width in widths] for _ in range(2))
+        return cls(outputs, gradients, np.zeros(ppo.RATIO_MAX + 1), np.zeros(ppo.VALUE_LOSS + 1))
+
+
+def _all_count(batch: RolloutBatch) -> bool:
+    """Whether every position of every row counts."""
+    return bool(batch.action_mask.numpy().all() and batch.sample_mask.numpy().all())
+
+
+def _algorithm_of(loss: Loss) -> Algorithm | None:
+    """Of a loss that is compiled."""
+    if not isinstance(loss, partial) or loss.func is not actor_critic_loss:
+        return None
+    algorithm: Algorithm = loss.keywords["algorithm"]
+    return algorithm if ppo.compiles(algorithm) else None
+
+
+def _metrics(buffers: _Buffers, rows: int, terms: dict[str, float], algorithm: Algorithm) -> Metrics:
+    names, kept = _measured(algorithm.clip_ratio_c, algorithm.target_kl, algorithm.value_clip)
+    return Metrics(
+        means={
+            names: Sums(np.concatenate((buffers.policy, buffers.value))[kept], float(rows)),
+            tuple(terms): Sums(np.array(list(terms.values())), 1.0),
+        },
+        minima={"actor/ratio_min": float(buffers.policy[ppo.RATIO_MIN])},
+        maxima={"actor/ratio_max": float(buffers.policy[ppo.RATIO_MAX])},
+    )
+
+
+@cache
+def _measured(dual_clip: float | None, target_kl: float | None, value_clip: float | None) -> tuple[Names, np.ndarray]:
+    """The sums of a step that are reported, and where they are among its policy sums and value sums."""
+    asked = {
+        "actor/dual_clip_frac": dual_clip,
+        "actor/approx_kl_k3": target_kl,
+        "critic/clip_frac": value_clip,
+        "critic/out_of_range_frac": value_clip,
+    }
+    places = [*enumerate(ppo.POLICY_SUMS), *enumerate(ppo.VALUE_SUMS, start=ppo.RATIO_MAX + 1)]
+    places = [(place, name) for place, name in places if asked.get(name, 0) is not None]
+    return tuple(name for _, name in places), np.array([place for place, _ in places])

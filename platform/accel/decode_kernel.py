@@ -1,0 +1,240 @@
+"""Attention of one new token per running sequence as one compiled loop: float32, on a CPU.
+
+The threads that compute torch's own operations take the key heads of sequences, one after the other, whoever is free.
+Pages are read where they are. All that a page contributes is computed while it is in a core's cache, and added to what
+those before it did, with weights relative to the largest score so far (Dao et al. 2022, FlashAttention). Each number is
+computed by one thread in a fixed order: the number of threads changes no bit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import carray
+from numba.extending import intrinsic
+from torch import Tensor
+
+from rl_platform.accel.compiling import ANY_ORDER
+from rl_platform.engines.rollout.attention import Row
+from rl_platform.engines.rollout.kv_cache import KVCache
+from rl_platform.runtime.cpu import run_by_team
+
+FLOAT, SIZE = np.float32, 4  # bytes
+LINE = 16  # floats that a core fetches together
+NO_SCORE = FLOAT(-3e38)
+
+
+class _Call(ctypes.Structure):
+    """started: how many pairs of key head and row. Arrays are addresses; `_head`, `_row`: bytes to the next one."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("started", "rows", "heads", "group", "page", "layer")),
+        *((name, ctypes.c_int64) for name in ("starts", "pages", "filled", "out")),
+        *((name + part, ctypes.c_int64) for name in ("query", "key", "value") for part in ("", "_head", "_row")),
+        ("scaling", ctypes.c_double),
+    )
+
+
+class PageTable:
+    """What each row reads: good until pages or rows change.
+
+    starts [n+1]: where a row's begin in `pages` [K,2], which are its full pages and its tail: address in the first
+    layer, bytes from layer to layer.
+    """
+
+    def __init__(self, cache: KVCache, rows: Sequence[Row]) -> None:
+        tensors = [[*(page.data for page in row.pages), cache.tails[:, :, slot]] for slot, row in enumerate(rows)]
+        self.starts = np.cumsum([0] + [len(row) for row in tensors])
+        found = [(tensor.data_ptr(), tensor.stride(0) * SIZE) for row in tensors for tensor in row]
+        self.pages = np.array(found, dtype=np.int64)
+
+
+class CompiledDecodeAttention:
+    """As `DecodeAttention`."""
+
+    def __init__(self, cache: KVCache, rows: Sequence[Row], table: PageTable) -> None:
+        filled = np.array([row.stored - cache.page * len(row.pages) for row in rows], dtype=np.int64)
+        self.arrays = (table.starts, table.pages, filled)  # are there as long as their addresses
+        _, _, _, heads, page, head_dim = cache.tails.shape
+        starts, pages, places = (array.ctypes.data for array in self.arrays)
+        self.call = _Call(rows=len(rows), heads=heads, page=page, starts=starts, pages=pages, filled=places)
+        self.kernel = _kernel(head_dim)
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """query [1,Hq,n,D], key and value [1,Hkv,n,D] -> [n,Hq,D]."""
+        call, (_, heads, rows, head_dim) = self.call, query.shape
+        out = query.new_empty(rows, heads, head_dim)
+        call.query, call.query_head, call.query_row = _layout(query)
+        call.key, call.key_head, call.key_row = _layout(key)
+        call.value, call.value_head, call.value_row = _layout(value)
+        call.layer, call.group, call.scaling, call.out = layer, heads // call.heads, scaling, out.data_ptr()
+        call.started = 0
+        run_by_team(self.kernel, ctypes.addressof(call), torch.get_num_threads())
+        return out
+
+
+def _layout(tensor: Tensor) -> tuple[int, int, int]:
+    """Address, and bytes from head to head and from row to row."""
+    _, head, row, number = tensor.stride()
+    assert number == 1
+    return tensor.data_ptr(), head * SIZE, row * SIZE
+
+
+@cache
+def _kernel(head_dim: int) -> int:
+    """Address of `decode`, compiled at the first call and kept on disk where that can be written."""
+    argument = numba.types.CPointer(numba.from_dtype(np.dtype(_Call)))
+    made = {"sig": numba.types.void(argument), "error_model": "numpy", "fastmath": set(ANY_ORDER)}
+    try:
+        compiled = numba.cfunc(cache=True, **made)(_loop(head_dim))
+    except RuntimeError:  # no folder to keep it in can be written
+        compiled = numba.cfunc(**made)(_loop(head_dim))
+    return int(compiled.address)
+
+
+@intrinsic
+def _at(_context: Any, _address: Any) -> Any:
+    """A pointer to an address, for `carray`."""
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(numba.types.voidptr))
+
+    return numba.types.voidptr(numba.types.int64), generate
+
+
+@intrinsic
+def _taken(_context: Any, pointer: Any) -> Any:
+    """The int64 there, which becomes one more. No two threads get the same."""
+
+    def generate(_: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        counter = builder.bitcast(arguments[0], ir.IntType(64).as_pointer())
+        return builder.atomic_rmw("add", counter, ir.Constant(ir.IntType(64), 1), "monotonic")
+
+    return numba.types.int64(pointer), generate
+
+
+@intrinsic
+def _prefetch(_context: Any, _address: Any) -> Any:
+    """Have the core fetch what it will need. No address is wrong."""
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        fetch = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
+        builder.call(fetch, [builder.inttoptr(arguments[0], byte), number(0), number(3), number(1)])  # to read, soon
+        return context.get_dummy_value()
+
+    return numba.types.void(numba.types.int64), generate
+
+
+_inlined = numba.njit(inline="always")
+_SERIES = tuple(FLOAT(math.log(2) ** k / math.factorial(k)) for k in range(8))
+
+
+@_inlined
+def _power(x: Any) -> Any:
+    """2^x of x <= 0 up to float32's rounding; of NaN NaN."""
+    x = FLOAT(-126) if x < FLOAT(-126) else x  # what is smaller is no normal number
+    whole = np.int32(x - FLOAT(0.5))
+    part = x - FLOAT(whole)  # -1/2 to 1/2
+    a, b, c, d, e, f, g, h = _SERIES
+    fraction = a + part * (b + part * (c + part * (d + part * (e + part * (f + part * (g + part * h))))))
+    return fraction * np.int32((whole + np.int32(127)) << np.int32(23)).view(np.float32)
+
+
+@_inlined
+def _score(query: Any, keys: Any, count: Any, scores: Any, values_at: Any) -> None:
+    """query [Q,D], keys [page,D] -> scores [Q,page] of the first `count`. Their values will be needed next."""
+    for token in range(count):
+        for place in range(0, keys.shape[1], LINE):
+            _prefetch(values_at + SIZE * (token * keys.shape[1] + place))
+        for member in range(len(query)):
+            score = FLOAT(0)
+            for place in range(keys.shape[1]):
+                score += query[member, place] * keys[token, place]
+            scores[member, token] = score
+
+
+@_inlined
+def _weigh(scores: Any, largest: Any) -> Any:
+    """scores [count] become weights 2^(score - top) with top = max(scores, largest) -> (top, sum of the weights)."""
+    top, total = largest, FLOAT(0)
+    for score in scores:
+        top = score if score > top else top
+    for token in range(len(scores)):
+        scores[token] = _power(scores[token] - top)
+        total += scores[token]
+    return top, total
+
+
+@_inlined
+def _add_up(weights: Any, values: Any, sums: Any) -> None:
+    """sums [D] += weights [count] @ values [>= count,D]. Four at a time, as each time the sums are read and written."""
+    fours = len(weights) & ~3
+    for token in range(0, fours, 4):
+        a, b, c, d = weights[token], weights[token + 1], weights[token + 2], weights[token + 3]
+        for place in range(values.shape[1]):
+            more = a * values[token, place] + b * values[token + 1, place]
+            sums[place] += more + c * values[token + 2, place] + d * values[token + 3, place]
+    for token in range(fours, len(weights)):
+        for place in range(values.shape[1]):
+            sums[place] += weights[token] * values[token, place]
+
+
+def _loop(head_dim: int) -> Callable[[Any], None]:
+    """What each thread runs, with the size of the heads as a constant."""
+
+    def decode(pointer: Any) -> None:
+        call = carray(pointer, 1)[0]
+        starts, filled = (
+            carray(_at(call.starts), call.rows + 1, np.int64),
+            carray(_at(call.filled), call.rows, np.int64),
+        )
+        pages = carray(_at(call.pages), (starts[call.rows], 2), np.int64)
+        page, group = (call.page, head_dim), (call.group, head_dim)
+        query, sums, scores = np.empty(group, FLOAT), np.empty(group, FLOAT), np.empty((call.group, call.page), FLOAT)
+        tops, totals = np.empty(call.group, FLOAT), np.empty(call.group, FLOAT)
+        pair = _taken(pointer)
+        while pair < call.rows * call.heads:
+            head, row = pair // call.rows, pair % call.rows  # the rows of a head in turn: they may share pages
+            for member in range(call.group):
+                at = call.query + row * call.query_row + (head * call.group + member) * call.query_head
+                given = carray(_at(at), head_dim, FLOAT)
+                for place in range(head_dim):
+                    query[member, place] = given[place] * FLOAT(call.scaling * math.log2(math.e))
+                    sums[member, place] = FLOAT(0)
+                tops[member], totals[member] = NO_SCORE, FLOAT(0)
+            for number in range(starts[row], starts[row + 1]):
+                keys_at = pages[number, 0] + pages[number, 1] * call.layer + SIZE * head * call.page * head_dim
+                values_at = keys_at + pages[number, 1] // 2
+                keys, values = carray(_at(keys_at), page, FLOAT), carray(_at(values_at), page, FLOAT)
+                count = call.page
+                if number == starts[row + 1] - 1:  # the tail: the new token enters it
+                    new_key = carray(_at(call.key + row * call.key_row + head * call.key_head), head_dim, FLOAT)
+                    new_value = carray(_at(call.value + row * call.value_row + head * call.value_head), head_dim, FLOAT)
+                    for place in range(head_dim):
+                        keys[filled[row], place], values[filled[row], place] = new_key[place], new_value[place]
+                    count = filled[row] + 1
+                _score(query, keys, count, scores, values_at)
+                for member in range(call.group):
+                    top, total = _weigh(scores[member, :count], tops[member])
+                    shrink = _power(tops[member] - top)
+                    tops[member], totals[member] = top, totals[member] * shrink + total
+                    for place in range(head_dim):
+                        sums[member, place] *= shrink
+                    _add_up(scores[member, :count], values, sums[member])
+            out = carray(_at(call.out + SIZE * (row * call.heads + head) * call.group * head_dim), group, FLOAT)
+            for member in range(call.group):
+                for place in range(head_dim):
+                    out[member, place] = sums[member, place] / totals[member]
+            pair = _taken(pointer)
+
+    return decode

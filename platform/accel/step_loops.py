@@ -1,0 +1,160 @@
+"""What follows the physics of a step of MuJoCo tasks, for all environments of a block, as compiled loops.
+
+Some dozen array operations on a few hundred numbers each would take as long as the physics of one cheap environment,
+and the physics leaves nothing of them in the caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from rl_platform.accel.compiling import IN_ORDER, compiled_loops
+
+_LARGEST = float(np.finfo(np.float64).max)
+
+
+@cache
+def clip_actions() -> Callable[..., Any]:
+    """(actions [N,A], low and high [A], out: [N,A] float32) -> whether all of `actions` are finite."""
+    return compiled_loops(_clip_actions, IN_ORDER)
+
+
+@cache
+def finish_step() -> Callable[..., Any]:
+    """(found [N,D], gained [N], over, cut, diverged, idle [N] bool: what the step gave; finals, observations [N,D],
+    rewards [N], terminated, truncated, invalid [N] bool, returns, lengths [N]) -> how many episodes ended.
+
+    All after `idle` is updated in place. observations: those before the step, and then those after it. What is not
+    finite is invalid too; an invalid step ends its episode with the last observation and no reward. Idle environments
+    stay as they are, without reward and end.
+    """
+    return compiled_loops(_finish_step, IN_ORDER)
+
+
+@cache
+def diverged() -> Callable[..., None]:
+    """(qpos [N,nq], qvel [N,nv], time [N], warnings [N,3], lengths [N], dt, largest, out: [N] bool): whether MuJoCo
+    started over from a state, which loses its time, or a number is not below `largest`."""
+    return compiled_loops(_diverged, IN_ORDER)
+
+
+@cache
+def run_observation() -> Callable[..., None]:
+    """(qpos [N,nq], qvel [N,nv], leading positions to leave out, largest velocity to tell, out: [N,D])."""
+    return compiled_loops(_run_observation, IN_ORDER)
+
+
+@cache
+def run_outcome() -> Callable[..., None]:
+    """(positions [N], dt, actions [N,A] float32, qpos [N,nq], qvel [N,nv], low and high [nq+nv], weights of speed and
+    control, reward of the healthy, whether the unhealthy end, out: rewards, ends [N] bool). Speed is how far the first
+    of qpos has come from `positions`, which are brought up to date. Rounded as numpy does, squares of actions in
+    float32.
+
+    Healthy: every number is strictly between its bounds; without bounds, it may be anything."""
+    return compiled_loops(_run_outcome, frozenset())
+
+
+def _clip_actions(actions: Any, low: Any, high: Any, clipped: Any) -> Any:
+    finite, width = True, clipped.shape[1]
+    for i in range(len(clipped)):
+        for j in range(width):
+            finite &= abs(actions[i, j]) <= _LARGEST
+            clipped[i, j] = min(max(actions[i, j], low[j]), high[j])
+    return finite
+
+
+def _finish_step(
+    found: Any,
+    gained: Any,
+    over: Any,
+    cut: Any,
+    diverged: Any,
+    idle: Any,
+    finals: Any,
+    observations: Any,
+    rewards: Any,
+    terminated: Any,
+    truncated: Any,
+    invalid: Any,
+    returns: Any,
+    lengths: Any,
+) -> Any:
+    ended, width = 0, finals.shape[1]
+    for i in range(len(rewards)):
+        finite = abs(gained[i]) <= _LARGEST
+        for j in range(width):
+            finals[i, j] = found[i, j]
+            finite &= abs(finals[i, j]) <= _LARGEST
+        stays = idle[i]
+        invalid[i] = (diverged[i] or not finite) and not stays
+        if invalid[i] or stays:
+            rewards[i], terminated[i], truncated[i] = 0.0, False, invalid[i]
+            for j in range(width):
+                finals[i, j] = observations[i, j]
+        else:
+            rewards[i], terminated[i], truncated[i] = gained[i], over[i], cut[i]
+            for j in range(width):
+                observations[i, j] = finals[i, j]
+        returns[i] += rewards[i]
+        lengths[i] += 0 if stays else 1
+        ended += terminated[i] or truncated[i]
+    return ended
+
+
+def _diverged(qpos: Any, qvel: Any, time: Any, warnings: Any, lengths: Any, dt: Any, largest: Any, found: Any) -> None:
+    for i in range(len(found)):
+        bad = not time[i] >= (lengths[i] + 0.5) * dt
+        for j in range(warnings.shape[1]):
+            bad |= warnings[i, j] != 0
+        for j in range(qpos.shape[1]):
+            bad |= not abs(qpos[i, j]) < largest
+        for j in range(qvel.shape[1]):
+            bad |= not abs(qvel[i, j]) < largest
+        found[i] = bad
+
+
+def _run_observation(qpos: Any, qvel: Any, skipped: Any, largest: Any, found: Any) -> None:
+    shown = qpos.shape[1] - skipped
+    for i in range(len(found)):
+        for j in range(shown):
+            found[i, j] = qpos[i, skipped + j]
+        for j in range(qvel.shape[1]):
+            speed = qvel[i, j]
+            found[i, shown + j] = largest if speed > largest else -largest if speed < -largest else speed
+
+
+def _run_outcome(
+    positions: Any,
+    dt: Any,
+    actions: Any,
+    qpos: Any,
+    qvel: Any,
+    low: Any,
+    high: Any,
+    forward: Any,
+    control: Any,
+    reward: Any,
+    terminates: Any,
+    rewards: Any,
+    ends: Any,
+) -> None:
+    width = qpos.shape[1]
+    for i in range(len(rewards)):
+        healthy = True
+        for j in range(width):
+            healthy &= (low[j] < qpos[i, j] or low[j] == -np.inf) and (qpos[i, j] < high[j] or high[j] == np.inf)
+        for j in range(qvel.shape[1]):
+            k = width + j
+            healthy &= (low[k] < qvel[i, j] or low[k] == -np.inf) and (qvel[i, j] < high[k] or high[k] == np.inf)
+        squares = actions[i, 0] * actions[i, 0]
+        for j in range(1, actions.shape[1]):
+            squares += actions[i, j] * actions[i, j]
+        speed = (qpos[i, 0] - positions[i]) / dt
+        positions[i] = qpos[i, 0]
+        rewards[i] = forward * speed + reward * healthy - control * squares
+        ends[i] = terminates and not healthy

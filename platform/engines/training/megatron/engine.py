@@ -1,0 +1,306 @@
+"""Training of language models with Megatron-Core: tensor, sequence, pipeline and data parallelism.
+
+The same promises as the engine of plain torch, and the same numbers up to rounding. Layers, data parallelism, pipeline
+schedules and optimizers are Megatron's; they run on GPUs and, through `megatron_device`, on CPUs with gloo. Ours are
+the packed attention, the heads and the whole weights. Not covered: embodied policies, context parallelism.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rl_platform.algorithms.action_levels import denominators_of
+from rl_platform.algorithms.losses import ModelOutputs
+from rl_platform.algorithms.metrics import Metrics, Sums
+from rl_platform.config.components import Optim, Parallel
+from rl_platform.engines.training.base import Loss, MicroBatches
+from rl_platform.engines.training.megatron.device import prepare, quiet_megatron
+from rl_platform.engines.training.megatron.model import build_stage, clipped_gradient_norm, with_optimizer
+from rl_platform.engines.training.megatron.state import EMBEDDING, Groups, ModelState
+from rl_platform.engines.training.megatron.supported import unfit, uses_transformer_engine
+from rl_platform.engines.training.megatron.vocab_parallel import vocab_parallel_full_kl, vocab_parallel_log_probs
+from rl_platform.engines.training.megatron.weights import Source, source_of
+from rl_platform.engines.training.sharing import balance_metrics_of, on_cpu, over_ranks, part_of, shares
+from rl_platform.engines.training.state import State
+from rl_platform.errors import ConfigError, PlacementError, Problem
+from rl_platform.models.forward import TokenPolicy, TokenValues
+from rl_platform.records import RolloutBatch
+
+with quiet_megatron():
+    from megatron.core import parallel_state, tensor_parallel
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+
+    from rl_platform.engines.training.megatron.input import PackedInput, packed_input
+
+
+class MegatronEngine:
+    """`model` gives the weights to start from and says what is computed; it is emptied, its config and names stay. If
+    none of its parameters needs a gradient, it is evaluated and never stepped: there are neither buffers for gradients
+    nor an optimizer.
+
+    More than one rank: the default process group is initialised and holds exactly the ranks of this model. All models
+    of a process have the same layout. Raises ConfigError for a model that does not fit the layout, PlacementError for
+    ranks that do not.
+    """
+
+    def __init__(
+        self,
+        model: TokenPolicy | TokenValues,
+        optim: Optim,
+        *,
+        dtype: torch.dtype,
+        horizon: int,
+        device: torch.device,
+        parallel: Parallel,
+        nominal: bool = False,
+        balance: bool = True,
+        gradient_checkpointing: bool = False,
+        kernels: str = "auto",
+    ) -> None:
+        self.model, self.parallel, self.device, self.horizon = model, parallel, device, horizon
+        self.nominal, self.balance = nominal, balance
+        self.is_value_model = isinstance(model, TokenValues)
+        config = model.model.config
+        if problems := [*unfit(config, parallel, "critic" if self.is_value_model else "actor")]:
+            raise ConfigError(problems)
+        _start(parallel, device)
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        groups = Groups.of_megatron()
+        self.tensor, self.pipeline, self.data = groups.tensor, groups.pipeline, groups.data
+        with quiet_megatron():
+            self.stages = [
+                build_stage(
+                    config,
+                    model.model.backbone.rotary_emb.inv_freq,
+                    parallel,
+                    dtype,
+                    device,
+                    chunk=chunk,
+                    value_head=self.is_value_model,
+                    gradient_checkpointing=gradient_checkpointing,
+                    fused=uses_transformer_engine(kernels, on_gpu=device.type == "cuda"),
+                )
+                for chunk in range(parallel.virtual_pipeline)
+            ]
+            self.chunks, self.optimizer = self.stages, None
+            if any(parameter.requires_grad for parameter in model.parameters()):
+                shared = self.data.size > 1
+                self.chunks, self.optimizer = with_optimizer(self.stages, optim, dtype, distributed=shared)
+        self.last = self.stages[-1]
+        self.clip_grad = optim.clip_grad
+        parameters = [found for stage in self.stages for found in self._parameters(stage)]
+        whole = model.state_dict()
+        shapes = {name: tensor.shape for name, tensor in whole.items()}
+        tied = config.tie_word_embeddings and not self.is_value_model
+        self.state = ModelState(parameters, self.optimizer, shapes, groups, tied=tied)
+        self.state.start_from(whole)
+        model.to("meta")
+
+    def evaluate(self, batch: RolloutBatch, micro_batches: MicroBatches) -> ModelOutputs:
+        shape = batch.action_mask.shape
+        shapes = {"values" if self.is_value_model else "log_probs": shape}
+        if batch.reference_states is not None and not self.is_value_model:
+            shapes["full_kl"] = shape
+        if isinstance(self.model, TokenPolicy) and self.model.keep_states:
+            shapes["states"] = torch.Size((*shape, self.model.hidden_size))
+        found = {name: torch.zeros(size, device=self.device) for name, size in shapes.items()}
+        parts = self._parts(batch, micro_batches)
+
+        def keep(rows: list[int], part: RolloutBatch, packed: PackedInput, hidden: Tensor, **_: Any) -> None:
+            outputs = vars(self._outputs(part, packed, hidden, entropy=False))
+            if rows:
+                for name in found:
+                    found[name][torch.tensor(rows, device=self.device)] = outputs[name].float()
+
+        with torch.no_grad():
+            self._run(parts, keep, forward_only=True)
+        for tensor in found.values():  # every row was computed in one place and is 0 in the others
+            self.pipeline.sum(self.data.sum(tensor))
+        return ModelOutputs(**{name: tensor.cpu() for name, tensor in found.items()})
+
+    def step(self, mini_batch: RolloutBatch, loss: Loss, micro_batches: MicroBatches) -> Metrics | None:
+        denominators = denominators_of(mini_batch, self.horizon, nominal=self.nominal)
+        metrics, total = Metrics(), torch.zeros((), device=self.device)
+
+        def loss_of(rows: list[int], part: RolloutBatch, packed: PackedInput, hidden: Tensor) -> Any:
+            nonlocal metrics, total
+            outputs = self._outputs(part, packed, hidden, entropy=True)
+            part_loss, part_metrics = loss(outputs, part, denominators if rows else replace(denominators, full=False))
+            metrics, total = metrics.merge(part_metrics), total + part_loss.detach()
+            # 0 tokens: Megatron divides gradients by their number, but these losses are divided already
+            return part_loss, torch.zeros((), dtype=torch.int, device=self.device), {}
+
+        for chunk in self.chunks:
+            chunk.zero_grad_buffer()
+        self._run(self._parts(mini_batch, micro_batches), loss_of, forward_only=False)
+        self.pipeline.sum(self.data.sum(total))
+        self.optimizer.prepare_grads()
+        norm = clipped_gradient_norm(self.optimizer, self.clip_grad)
+        finite = bool(torch.isfinite(total + norm))  # a clipped ratio has no gradient and hides a loss that is NaN
+        if finite:
+            self.optimizer.step_with_ready_grads()
+        self.optimizer.zero_grad(set_to_none=True)
+        if not finite:
+            return None
+        if self.last.post_process and self.data.handle is not None:
+            metrics = over_ranks(metrics, self.device, self.data.handle)
+            width = self.model.hidden_size
+            metrics = metrics.merge(balance_metrics_of(mini_batch, self.data.size, width, self.balance))
+        metrics = self.pipeline.broadcast_object(on_cpu(metrics), self.pipeline.size - 1)
+        metrics = self.tensor.broadcast_object(metrics, 0)  # one may stop the update: equal to the last bit
+        return metrics.merge(Metrics(means={("grad_norm",): Sums(torch.tensor([norm]), 1.0)}))
+
+    def set_learning_rate(self, value: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = value
+
+    def weights(self) -> dict[str, Tensor]:
+        return self.state.weights()
+
+    def gathered(self) -> Iterator[tuple[Sequence[str], Tensor]]:
+        return self.state.gathered()
+
+    def sharded_state(self) -> State:
+        return {} if self.optimizer is None else self.state.sharded()
+
+    def lasting(self) -> tuple[list[Tensor], list[Tensor]]:
+        parameters = [parameter for stage in self.stages for parameter in stage.parameters()]
+        if self.optimizer is None:
+            return parameters, []
+        inner = [optimizer.optimizer for optimizer in self.optimizer.chained_optimizers]
+        masters = [master for adam in inner for group in adam.param_groups for master in group["params"]]
+        values = [value for adam in inner for state in adam.state.values() for value in state.values()]
+        gradients = [parameter.main_grad for parameter in parameters]
+        return parameters, [*gradients, *masters, *(value for value in values if isinstance(value, Tensor))]
+
+    def _parameters(self, stage: Any) -> Iterator[tuple[torch.nn.Parameter, Source]]:
+        """The parameters of one of this rank's stages and where they come from."""
+        first = stage.decoder.layers[0].layer_number - 1
+        config, size, expert_size = self.model.model.config, self.tensor.size, self.parallel.expert
+        for name, parameter in stage.named_parameters():
+            yield (
+                parameter,
+                source_of(name, first, config, size, value_head=self.is_value_model, expert_size=expert_size),
+            )
+
+    def _parts(self, batch: RolloutBatch, micro_batches: MicroBatches) -> list[tuple[list[int], RolloutBatch]]:
+        """This data-parallel rank's micro-batches; tensor and pipeline ranks work on the same ones."""
+        parts = shares(batch, micro_batches, self.data.rank, self.data.size, self.model.hidden_size, self.balance)
+        if len(self.stages) > 1:  # the interleaved schedule takes as many at a time as there are pipeline ranks
+            parts += [[] for _ in range(-len(parts) % self.pipeline.size)]
+        return [([*rows], part_of(batch, rows).to(self.device)) for rows in parts]
+
+    def _run(
+        self, parts: list[tuple[list[int], RolloutBatch]], finish: Callable[..., Any], *, forward_only: bool
+    ) -> None:
+        """Megatron's schedule over the micro-batches; `finish` sees the last stage's hidden states of each."""
+        share = self.tensor.size if self.parallel.sequence else 1
+
+        def forward(parts: Iterator[tuple[list[int], RolloutBatch]], chunk: Any) -> Any:
+            rows, part = next(parts)
+            packed = packed_input(part, share)
+            hidden = chunk(packed.tokens[None], packed.positions[None], None, packed_seq_params=packed)
+            return hidden, partial(finish, rows, part, packed)
+
+        interleaved = len(self.stages) if len(self.stages) > 1 else None
+        get_forward_backward_func(self.pipeline.size, interleaved)(
+            forward_step_func=forward,
+            data_iterator=[iter(parts) for _ in self.chunks],
+            model=self.chunks,
+            num_microbatches=len(parts),
+            seq_length=1,  # the stages tell each other the shapes
+            micro_batch_size=1,
+            forward_only=forward_only,
+            collect_non_loss_data=forward_only,
+        )
+
+    def _outputs(self, part: RolloutBatch, packed: PackedInput, hidden: Tensor, *, entropy: bool) -> ModelOutputs:
+        """[B,T] with zeros outside the action positions, from the last hidden states [N,1,H] (or a tensor rank's share
+        of them). Every tensor rank gets all outputs."""
+        rows, columns = part.action_mask.nonzero(as_tuple=True)
+        assert packed.flat_index is not None
+        before = packed.flat_index[rows, columns - 1]
+        hidden = self._gathered(hidden)[:, 0]
+        states = hidden.index_select(0, before)
+
+        def scattered(values: Tensor) -> Tensor:
+            shape = (*part.action_mask.shape, *values.shape[1:])
+            out = torch.zeros(shape, dtype=values.dtype, device=values.device)
+            return out.index_put((rows, columns), values)
+
+        if isinstance(self.model, TokenValues):
+            return ModelOutputs(values=scattered(self.last.output_layer(states.float()).squeeze(-1)))
+        wanted = "none" if not entropy else "gradient" if self.model.entropy_gradient else "value"
+        targets = part.inputs["tokens"][rows, columns]
+        weight = self.last.shared_embedding_or_output_weight() if self.state.tied else self.last.output_layer.weight
+        first = self.tensor.rank * len(weight)
+        own = weight[: max(self.state.shapes[EMBEDDING][0] - first, 0)]  # without the rows that fill up
+        log_probs, entropies = vocab_parallel_log_probs(
+            states, own, targets, first, self.model.temperature, wanted, self.tensor.handle
+        )
+        full_kl = None
+        if part.reference_states is not None:
+            assert self.model.reference_head is not None
+            reference_states = part.reference_states[rows, columns]
+            full_kl = vocab_parallel_full_kl(
+                states,
+                own,
+                reference_states,
+                self.model.reference_head[first : first + len(own)],
+                self.model.temperature,
+                self.tensor.handle,
+            )
+        return ModelOutputs(
+            scattered(log_probs),
+            None if entropies is None else scattered(entropies),
+            full_kl=None if full_kl is None else scattered(full_kl),
+            states=scattered(states) if self.model.keep_states else None,
+        )
+
+    def _gathered(self, hidden: Tensor) -> Tensor:
+        """All tokens on every tensor rank. The gradient of a policy is summed over the ranks, which see a part of the
+        vocabulary each; that of values is the same on all of them."""
+        group = parallel_state.get_tensor_model_parallel_group()
+        if self.parallel.sequence:
+            return tensor_parallel.gather_from_sequence_parallel_region(
+                hidden, tensor_parallel_output_grad=not self.is_value_model, group=group
+            )
+        return hidden if self.is_value_model else tensor_parallel.copy_to_tensor_model_parallel_region(hidden, group)
+
+
+def _start(parallel: Parallel, device: torch.device) -> None:
+    """Process groups of the layout, once per process."""
+    backend = prepare(device)
+    if not dist.is_initialized():
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    wanted = parallel.ranks
+    if dist.get_world_size() % wanted:
+        message = f"{dist.get_world_size()} ranks cannot hold copies of a model that {wanted} ranks share"
+        raise PlacementError([Problem("cluster.component_placement", message, allowed=f"a multiple of {wanted} ranks")])
+    if parallel_state.model_parallel_is_initialized():
+        sizes = (
+            parallel_state.get_tensor_model_parallel_world_size(),
+            parallel_state.get_pipeline_model_parallel_world_size(),
+            parallel_state.get_expert_model_parallel_world_size(),
+        )
+        if sizes != (parallel.tensor, parallel.pipeline, parallel.expert):
+            message = "another model of this process has tensor {}, pipeline {} and expert {}".format(*sizes)
+            hint = "give them the same layout, or processes of their own: separate keys in cluster.component_placement"
+            raise PlacementError([Problem("parallel", message, value=str(parallel), hint=hint)])
+        return
+    parallel_state.initialize_model_parallel(
+        parallel.tensor,
+        parallel.pipeline,
+        expert_model_parallel_size=parallel.expert,
+        expert_tensor_parallel_size=1,
+        create_gloo_process_groups=False,
+    )
+    with torch.random.fork_rng(devices=[]):  # there is no dropout: Megatron only asks for a seed
+        tensor_parallel.model_parallel_cuda_manual_seed(1)

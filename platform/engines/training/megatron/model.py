@@ -1,0 +1,211 @@
+"""This rank's part of a language model in Megatron-Core: a pipeline stage whose tensors are shared by tensor ranks.
+
+Built from a transformers model of the Llama family, with Megatron's local layers, which need neither Transformer Engine
+nor a GPU, or with Transformer Engine's linear layers and norms. The attention is ours in both: it knows the packed
+sequences and what they share. Not covered: context parallelism, fp8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rl_platform.config.components import Optim, Parallel
+from rl_platform.engines.training.megatron.layers import PackedCoreAttention, PackedRotary, RMSNorm
+from rl_platform.engines.training.megatron.weights import head_size, padded
+from rl_platform.errors import ConfigError, Problem
+
+
+def build_stage(
+    config: Any,
+    frequencies: Tensor,
+    parallel: Parallel,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    chunk: int,
+    value_head: bool,
+    gradient_checkpointing: bool,
+    fused: bool,
+) -> Any:
+    """A GPTModel [N tokens] -> hidden states [N,1,H] with arbitrary weights; Megatron's parallel state must be there.
+
+    `config`, `frequencies`: the transformers config and its rotary frequencies [D/2]. `chunk`: which of this rank's
+    `parallel.virtual_pipeline` parts of the pipeline. The first of all reads tokens; the last has an `output_layer`,
+    the rows of the output matrix or a float32 scalar head, for the caller to apply. `fused`: Transformer Engine's
+    layers.
+    """
+    from megatron.core import parallel_state
+    from megatron.core.models.gpt import GPTModel
+
+    settings = _settings(config, parallel, dtype, gradient_checkpointing)
+    place = chunk if parallel.virtual_pipeline > 1 else None
+    stage: Any = GPTModel(
+        settings,
+        _specification(settings, place, fused=fused),
+        vocab_size=padded(config.vocab_size, parallel.tensor),
+        max_sequence_length=config.max_position_embeddings,
+        position_embedding_type="rope",
+        pre_process=parallel_state.is_pipeline_first_stage() and chunk == 0,
+        post_process=parallel_state.is_pipeline_last_stage() and chunk == parallel.virtual_pipeline - 1,
+        share_embeddings_and_output_weights=config.tie_word_embeddings and not value_head,
+        vp_stage=place,
+    )
+    if value_head and stage.post_process:
+        stage.output_layer = nn.Linear(config.hidden_size, 1, dtype=torch.float32, device=device)
+    stage.rotary_pos_emb = PackedRotary(frequencies.to(device))
+    stage._postprocess = _hidden_states
+    return stage.to(device)
+
+
+def _hidden_states(hidden_states: Tensor, **_: Any) -> Tensor:
+    """Instead of logits, of which Megatron would make all at once."""
+    return hidden_states
+
+
+def _settings(config: Any, parallel: Parallel, dtype: torch.dtype, gradient_checkpointing: bool) -> Any:
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    interleaved = parallel.virtual_pipeline > 1
+    return TransformerConfig(
+        num_layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        ffn_hidden_size=config.intermediate_size,
+        num_attention_heads=config.num_attention_heads,
+        num_query_groups=config.num_key_value_heads,
+        kv_channels=head_size(config),
+        layernorm_epsilon=config.rms_norm_eps,
+        qk_layernorm=config.model_type in ("qwen3", "qwen3_moe"),
+        add_qkv_bias=config.model_type == "qwen2",
+        add_bias_linear=False,
+        normalization="RMSNorm",
+        activation_func=nn.functional.silu,
+        gated_linear_unit=True,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        tensor_model_parallel_size=parallel.tensor,
+        pipeline_model_parallel_size=parallel.pipeline,
+        virtual_pipeline_model_parallel_size=parallel.virtual_pipeline if interleaved else None,
+        # one message at a time in each direction: two stages are each other's next and previous one
+        overlap_p2p_comm=interleaved,
+        batch_p2p_comm=not interleaved,
+        sequence_parallel=parallel.sequence,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        variable_seq_lengths=parallel.pipeline > 1,
+        moe_token_dispatcher_type="alltoall",  # Megatron asks for it with variable lengths, also without experts
+        # Without its own initialisation Megatron would not mark which parameters are shared, and count them twice in
+        # the gradient norm: let it initialise, with functions that leave the memory as it is.
+        perform_initialization=True,
+        init_method=_as_it_is,
+        output_layer_init_method=_as_it_is,
+        embedding_init_method=_as_it_is,
+        calculate_per_token_loss=True,  # gradients are sums: the losses are divided by the denominators of the whole
+        recompute_granularity="full" if gradient_checkpointing else None,
+        recompute_method="uniform" if gradient_checkpointing else None,
+        recompute_num_layers=1 if gradient_checkpointing else None,
+        gradient_accumulation_fusion=False,
+        masked_softmax_fusion=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        apply_rope_fusion=False,
+        persist_layer_norm=False,
+        **(_experts(config, parallel) if config.model_type == "qwen3_moe" else {}),
+    )
+
+
+def _experts(config: Any, parallel: Parallel) -> dict[str, Any]:
+    """Routing as transformers does it, without a loss of its own: no token is dropped."""
+    return {
+        "num_moe_experts": config.num_experts,
+        "moe_ffn_hidden_size": config.moe_intermediate_size,
+        "moe_router_topk": config.num_experts_per_tok,
+        "moe_router_pre_softmax": not config.norm_topk_prob,  # the softmax of the chosen logits alone sums up to 1
+        "moe_router_dtype": "fp32",
+        "moe_router_load_balancing_type": "none",
+        "moe_aux_loss_coeff": 0.0,
+        "expert_model_parallel_size": parallel.expert,
+        "expert_tensor_parallel_size": 1,
+    }
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _specification(settings: Any, chunk: int | None, *, fused: bool) -> Any:
+    """Megatron's layers of this part of the pipeline with our attention and, where they are not fused, our norm.
+
+    Raises ConfigError if they are to be Transformer Engine's and Megatron could not import it.
+    """
+    from megatron.core.models.gpt.gpt_layer_specs import HAVE_TE, get_gpt_decoder_block_spec
+
+    from rl_platform.engines.training.megatron.experts import Experts, Router
+
+    if fused and not HAVE_TE:
+        message = "Transformer Engine cannot be imported: python -c 'import transformer_engine.pytorch' says why"
+        hint = "actor.kernels=torch critic.kernels=torch: Megatron's own layers"
+        raise ConfigError([Problem("kernels", message, hint=hint)])
+    block = get_gpt_decoder_block_spec(settings, use_transformer_engine=fused, normalization="RMSNorm", vp_stage=chunk)
+    if not fused:
+        block.layer_norm = RMSNorm
+    for layer in block.layer_specs:
+        attention = layer.submodules.self_attention.submodules
+        attention.core_attention = PackedCoreAttention
+        if not fused:
+            layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
+        if not fused and settings.qk_layernorm:
+            attention.q_layernorm = attention.k_layernorm = RMSNorm
+        if settings.num_moe_experts is not None:
+            layer.submodules.mlp.submodules.router, layer.submodules.mlp.submodules.experts = Router, Experts
+    return block
+
+
+def with_optimizer(
+    stages: Sequence[Any], optim: Optim, dtype: torch.dtype, *, distributed: bool
+) -> tuple[list[Any], Any]:
+    """This rank's parts of the model in Megatron's data parallelism, and their optimizers, chained: one for experts
+    beside the one for all else. `distributed`: data-parallel ranks share their state.
+
+    They are torch's AdamW, also where Transformer Engine or Apex bring their own: one form of state on every machine.
+    """
+    import megatron.core.optimizer as megatron_optimizer
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+
+    megatron_optimizer.USING_PYTORCH_OPTIMIZER = True
+    settings = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=distributed)
+    chunks = [DistributedDataParallel(stage.config, settings, stage) for stage in stages]
+    for stage in stages:
+        stage.config.finalize_model_grads_func = finalize_model_grads
+    config = megatron_optimizer.OptimizerConfig(
+        optimizer="adam",
+        lr=optim.lr,
+        weight_decay=optim.weight_decay,
+        adam_beta1=optim.betas[0],
+        adam_beta2=optim.betas[1],
+        adam_eps=optim.eps,
+        clip_grad=optim.clip_grad or 0.0,
+        bf16=dtype == torch.bfloat16,
+        params_dtype=dtype,
+        use_distributed_optimizer=distributed,
+    )
+    overrides: dict[Any, Any] = {}  # Megatron's own would spare vectors the weight decay
+    optimizer = megatron_optimizer.get_megatron_optimizer(config, chunks, overrides, use_gloo_process_groups=False)
+    for group in optimizer.param_groups:
+        group["fused"] = True  # as the engine of plain torch does
+    return chunks, optimizer
+
+
+def clipped_gradient_norm(optimizer: Any, clip: float | None) -> float:
+    """The norm of all gradients of the model, which are then scaled to `clip` at most; on every rank."""
+    from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+
+    norm = float(optimizer.get_grad_norm())
+    if clip is not None:
+        for part in optimizer.chained_optimizers:
+            clip_grad_by_total_norm_fp32(part.get_parameters(), clip, norm)
+    return norm

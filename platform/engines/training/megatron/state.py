@@ -1,0 +1,221 @@
+"""Parameters and optimizer state of a Megatron model by the names of whole tensors, whatever the ranks share.
+
+The names and the form are those of the other training backend, so either goes on from what the other has saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from rl_platform.engines.training.megatron.shards import placed
+from rl_platform.engines.training.megatron.weights import Source
+from rl_platform.engines.training.state import MOMENTS, Sharded, State, adam_state
+
+HEAD, EMBEDDING = "model.head.weight", "model.backbone.embed_tokens.weight"
+VALUES = "values"
+
+
+@dataclass(frozen=True)
+class Group:
+    """A process group as this rank sees it; `handle` None: it is alone."""
+
+    handle: dist.ProcessGroup | None
+    rank: int
+    size: int
+
+    @classmethod
+    def of(cls, handle: dist.ProcessGroup) -> Group:
+        size = handle.size()
+        return cls(handle if size > 1 else None, handle.rank(), size)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over the ranks, in place."""
+        if self.handle is not None:
+            dist.all_reduce(tensor, group=self.handle)
+        return tensor
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """The tensors of all ranks, equally shaped."""
+        if self.handle is None:
+            return [tensor]
+        found = [torch.empty_like(tensor) for _ in range(self.size)]
+        dist.all_gather(found, tensor.contiguous(), group=self.handle)
+        return found
+
+    def broadcast(self, tensor: Tensor, source: int) -> Tensor:
+        """What rank `source` of the group holds, in place."""
+        if self.handle is not None:
+            dist.broadcast(tensor, group=self.handle, group_src=source)
+        return tensor
+
+    def broadcast_object(self, value: Any, source: int) -> Any:
+        """What rank `source` of the group holds."""
+        if self.handle is None:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, group=self.handle, group_src=source)
+        return box[0]
+
+
+@dataclass(frozen=True)
+class Groups:
+    """A rank's groups. `expert`: ranks that hold different experts of its layers."""
+
+    tensor: Group
+    pipeline: Group
+    data: Group
+    expert: Group
+
+    @classmethod
+    def of_megatron(cls) -> Groups:
+        from megatron.core import parallel_state
+
+        return cls(
+            Group.of(parallel_state.get_tensor_model_parallel_group()),
+            Group.of(parallel_state.get_pipeline_model_parallel_group()),
+            Group.of(parallel_state.get_data_parallel_group()),
+            Group.of(parallel_state.get_expert_model_parallel_group()),
+        )
+
+    def sharing(self, source: Source) -> Group:
+        """The ranks that share what comes from `source`."""
+        return self.expert if source.sharing == "experts" else self.tensor
+
+
+@dataclass(frozen=True)
+class Master:
+    """This rank's part [start:stop] of a flattened parameter: its float32 values and its optimizer state, by key."""
+
+    parts: dict[str, Tensor]
+    start: int
+    stop: int
+
+    def is_all_of(self, parameter: nn.Parameter) -> bool:
+        """Whether the parameter is its own master."""
+        values = self.parts[VALUES]
+        return values.data_ptr() == parameter.data_ptr() and values.numel() == parameter.numel()
+
+
+class ModelState:
+    """`parameters`: this rank's, with their sources; `shapes`: of all whole tensors, by name; `tied`: the output matrix
+    is the embedding. `optimizer`: Megatron's chain of them, of those parameters; None: they are frozen."""
+
+    def __init__(
+        self,
+        parameters: list[tuple[nn.Parameter, Source]],
+        optimizer: Any,
+        shapes: dict[str, torch.Size],
+        groups: Groups,
+        *,
+        tied: bool,
+    ) -> None:
+        self.parameters, self.shapes, self.tied = parameters, shapes, tied
+        self.optimizers = [] if optimizer is None else optimizer.chained_optimizers  # of the experts: the last one
+        self.groups, self.pipeline = groups, groups.pipeline
+        own = [source for _, source in parameters]
+        self.stages = [self.pipeline.broadcast_object(own, stage) for stage in range(self.pipeline.size)]
+        self.device = parameters[0][0].device
+
+    def start_from(self, whole: dict[str, Tensor]) -> None:
+        """Take over parameters that every rank has. Those in half precision keep the rest in their master copies."""
+        for parameter, source in self.parameters:
+            self._load_parameter(parameter, source, [whole[name].to(self.device) for name in source.names])
+
+    def weights(self) -> dict[str, Tensor]:
+        """Copies of all parameters in float32 on every rank."""
+        tensors = {name: tensor for names, tensor in self.gathered() for name in names}
+        return {name: tensors[name] for name in self.shapes}
+
+    def sharded(self) -> State:
+        """The float32 masters and moments that this rank holds, as parts of the tensors that they belong to."""
+        found: State = {}
+        for parameter, source in self.parameters:
+            names = [self._stored(name) for name in source.names]
+            shapes = [self.shapes[name] for name in names]
+            written = not (self.tied and source.names == (HEAD,))  # on a stage of its own: the embedding is written
+            for name, shape in zip(names, shapes, strict=True):
+                found.setdefault(f"model.{name}", Sharded(shape))
+                found.setdefault(f"optimizer.{name}.step", Sharded(()))
+                for key in MOMENTS:
+                    found.setdefault(f"optimizer.{name}.{key}", Sharded(shape))
+            place = partial(placed, source, self.groups.sharing(source).rank, parameter.shape, shapes)
+            master = self._master(parameter)
+            if master is None or not master.is_all_of(parameter):
+                for index, offsets, part in place(parameter.data):
+                    found[f"model.{names[index]}"].add(offsets, part, written=False)
+            if master is None:
+                continue
+            for key in (VALUES, *MOMENTS):
+                for index, offsets, part in place(master.parts[key], master.start):
+                    name = f"model.{names[index]}" if key == VALUES else f"optimizer.{names[index]}.{key}"
+                    found[name].add(offsets, part, written)
+            for name in names:
+                found[f"optimizer.{name}.step"].add((), master.parts["step"], written)
+        return found
+
+    def _load_parameter(self, own: nn.Parameter, source: Source, whole: list[Tensor]) -> None:
+        part = source.split(whole, self.groups.sharing(source).rank)
+        own.data.copy_(part)
+        if (master := self._master(own)) is not None:
+            master.parts[VALUES].view(-1).copy_(part.reshape(-1)[master.start : master.stop])
+
+    def _stored(self, name: str) -> str:
+        """A tied output matrix has two names."""
+        return EMBEDDING if self.tied and name == HEAD else name
+
+    def gathered(self) -> Iterator[tuple[Sequence[str], Tensor]]:
+        """Copies of whole parameters with their names, one after the other, on every rank."""
+        for stage, sources in enumerate(self.stages):
+            for index, source in enumerate(sources):
+                if self.tied and source.names == (HEAD,):
+                    continue
+                if stage == self.pipeline.rank:
+                    parts = self._parts_of_ranks(self.parameters[index][0], source)
+                    whole = [tensor.contiguous() for tensor in source.join(parts)]
+                    del parts
+                else:
+                    whole = [torch.empty(self.shapes[name], device=self.device) for name in source.names]
+                for name, tensor in zip(source.names, whole, strict=True):
+                    names = [other for other in self.shapes if self._stored(other) == name]
+                    yield names, self.pipeline.broadcast(tensor, stage)
+
+    def _parts_of_ranks(self, parameter: nn.Parameter, source: Source) -> list[Tensor]:
+        part = parameter.detach().to(torch.float32, copy=True)
+        return [part] if source.sharing == "replicated" else self.groups.sharing(source).gather(part)
+
+    def _optimizer(self, parameter: nn.Parameter) -> Any:
+        return self.optimizers[-1 if is_expert(parameter) else 0]
+
+    def _master(self, parameter: nn.Parameter) -> Master | None:
+        """None: other data-parallel ranks hold all of it, or nobody trains it."""
+        if not self.optimizers:
+            return None
+        start, stop = 0, parameter.numel()
+        optimizer = self._optimizer(parameter)
+        if _shared_by_data_ranks(optimizer):
+            if parameter not in optimizer.model_param_group_index_map:
+                return None
+            group, order = optimizer.model_param_group_index_map[parameter]
+            values = optimizer.optimizer.param_groups[group]["params"][order]
+            owned = optimizer._get_model_param_range_map(parameter)["param"]
+            start, stop = owned.start, owned.end
+        else:
+            values = getattr(parameter, "main_param", parameter)
+        return Master({VALUES: values.data, **adam_state(optimizer.optimizer, values)}, start, stop)
+
+
+def is_expert(parameter: nn.Parameter) -> bool:
+    """By Megatron's own mark."""
+    return not getattr(parameter, "allreduce", True)
+
+
+def _shared_by_data_ranks(optimizer: Any) -> bool:
+    """Megatron's distributed optimizer."""
+    return hasattr(optimizer, "model_param_group_index_map")

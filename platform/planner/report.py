@@ -1,0 +1,206 @@
+"""Everything `--plan` says of one config: where ranks sit, memory of each GPU, one step in time, batches, warnings.
+
+Pure estimates: nothing is started. Drawn as text by `report_text`, as JSON by `report_json`, as a picture by `svg`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from rl_platform.config.offload_rules import offload_keys
+from rl_platform.config.schema import Config
+from rl_platform.placement.hardware import ASSUMED, GIB, Device, device_of
+from rl_platform.placement.inventory import Inventory
+from rl_platform.placement.layout import Layout, layout_of
+from rl_platform.placement.memory import MemoryModel, Usage
+from rl_platform.placement.model_shape import Shape, shapes
+from rl_platform.placement.occupancy import NEARLY_FULL, SEVERAL_GPUS, chosen_turns, occupancy_of
+from rl_platform.placement.plan import number_ranges
+from rl_platform.placement.scheduler import Placement
+from rl_platform.placement.streaming import streaming_chains
+from rl_platform.placement.turns import Turns
+from rl_platform.planner.batches import Division, divisions
+from rl_platform.planner.cost import Correction, CostModel, swaps, waves
+from rl_platform.planner.step_timeline import Span, step_seconds, timeline
+
+
+@dataclass(frozen=True)
+class DeviceUse:
+    """One GPU (`number` counts across nodes, `local` within its own), or the main memory of a node that has ranks
+    without a GPU (both None). `ranks`: those of each component that are on it."""
+
+    node: int
+    local: int | None
+    number: int | None
+    ranks: Mapping[str, tuple[int, ...]]
+    usage: Usage
+
+
+@dataclass(frozen=True)
+class Report:
+    """`unknown`: why the model of a component could not be counted. `streams`: components that evaluate while others
+    are generated."""
+
+    config: Config
+    placement: Placement
+    inventory: Inventory
+    device: Device
+    layout: Layout
+    shapes: Mapping[str, Shape]
+    unknown: Mapping[str, str]
+    devices: tuple[DeviceUse, ...]
+    spans: tuple[Span, ...]
+    divisions: tuple[Division, ...]
+    turns: Turns
+    streams: frozenset[str]
+
+    @property
+    def seconds(self) -> float:
+        return step_seconds(self.spans)
+
+    def capacity(self, use: DeviceUse) -> int | None:
+        """Bytes there are; None if not known."""
+        return self.inventory.nodes[use.node].memory if use.number is None else self.device.memory
+
+    @cached_property
+    def warnings(self) -> tuple[str, ...]:
+        """What the user should know before starting, the gravest first."""
+        placed = (*_rank_warnings(self), *_idle_warnings(self), *_unknown_warnings(self))
+        return (*_memory_warnings(self), *_offload_warnings(self), *placed)
+
+
+def plan_report(
+    config: Config, placement: Placement, inventory: Inventory, calibration: Mapping[str, Correction] | None = None
+) -> Report:
+    """The report on `placement`, which was computed from `inventory`. `calibration`: of `calibration.corrections`."""
+    found, unknown = shapes(config)
+    device, layout = device_of(inventory), layout_of(placement)
+    turns = chosen_turns(config, placement, inventory, found, device)
+    streams = frozenset(name for chain in streaming_chains(config, layout, turns.leaving) for name in chain)
+    memory = MemoryModel(config, found, layout, on_gpu=True)
+    phases = CostModel(config, found, device, calibration).phases(layout)
+    full_kl = config.algorithm.full_kl_in_reward
+    unknown = {name: reason for name, reason in unknown.items() if name in layout.parts}
+    return Report(
+        config=config,
+        placement=placement,
+        inventory=inventory,
+        device=device,
+        layout=layout,
+        shapes=found,
+        unknown=unknown,
+        devices=tuple(_devices(config, found, placement, inventory, layout, turns)),
+        spans=timeline(phases, layout, streams, waves(config, layout), swaps(turns, memory, device), full_kl),
+        divisions=divisions(config, layout),
+        turns=turns,
+        streams=streams,
+    )
+
+
+def _devices(
+    config: Config,
+    found: Mapping[str, Shape],
+    placement: Placement,
+    inventory: Inventory,
+    layout: Layout,
+    turns: Turns,
+) -> Iterator[DeviceUse]:
+    """Every GPU in order, then every node with ranks that have none. GPUs that hold alike are estimated once."""
+    occupancy = occupancy_of(config, placement)
+    models = {on_gpu: MemoryModel(config, found, layout, on_gpu=on_gpu) for on_gpu in (True, False)}
+    known_usages: dict[object, Usage] = {}
+
+    def use(node: int, local: int | None, number: int | None) -> DeviceUse:
+        occupants = occupancy.get((node, local), ())
+        kind = (number is None, tuple(occupant.counted for occupant in occupants))
+        if kind not in known_usages:
+            known_usages[kind] = models[number is not None and not inventory.stands_in].usage(kind[1], turns)
+        return DeviceUse(node, local, number, {one.component: one.ranks for one in occupants}, known_usages[kind])
+
+    number = 0
+    for node, entry in enumerate(inventory.nodes):
+        for local in range(entry.accelerators):
+            yield use(node, local, number)
+            number += 1
+    yield from (use(node, None, None) for node in sorted(node for node, local in occupancy if local is None))
+
+
+def _memory_warnings(report: Report) -> Iterator[str]:
+    full: dict[tuple[bool, int, int], list[DeviceUse]] = {}
+    for use in report.devices:
+        capacity = report.capacity(use)
+        if capacity is not None and use.usage.peak > NEARLY_FULL * capacity:
+            full.setdefault((use.number is None, use.usage.peak, capacity), []).append(use)
+    for (on_node, peak, capacity), uses in full.items():
+        where = names_of(uses, report.inventory)
+        verb = "cannot hold" if peak > capacity else "would be nearly full with"
+        limit = f"{'the node' if on_node else report.device.kind} has {capacity / GIB:.1f} GiB"
+        largest = max(uses[0].usage.components, key=lambda name: uses[0].usage.components[name].total)
+        yield f"{where} {verb} {peak / GIB:.1f} GiB: {limit}; {largest} is the largest: {_remedy(report, largest)}"
+
+
+def _remedy(report: Report, component: str) -> str:
+    memory = MemoryModel(report.config, report.shapes, report.layout, on_gpu=True).rank(component)
+    if component == "rollout":
+        return "fewer sequences at once (rollout.max_running_requests), or GPUs of its own"
+    if component == "reference":
+        return "more ranks, over which its parameters are sharded, or GPUs of its own"
+    if component == "reward":
+        return "fewer responses at once (reward.max_batch_size), or GPUs of its own"
+    if memory.activations > memory.lasting + memory.gradients:
+        return f"a smaller {'critic' if component == 'critic' else 'actor'}.micro_batch_size"
+    return "more ranks, over which its parameters and optimizer are sharded, or GPUs of its own"
+
+
+def _offload_warnings(report: Report) -> Iterator[str]:
+    """Where `offload: true` saves nothing."""
+    for name, asked in offload_keys(report.config).items():
+        if name not in report.layout.parts or asked is not True:
+            continue
+        if name not in report.turns.leaving:
+            alone = not report.layout.turns[name]
+            reason = "nobody else uses its devices" if alone else "it generates with the actor's own weights"
+            yield f"{name}.offload: {reason}, so it stays"
+        elif report.device.kind == "cpu":
+            yield f"{name}.offload: on a CPU it leaves main memory for main memory, which takes time and saves nothing"
+
+
+def _rank_warnings(report: Report) -> Iterator[str]:
+    for division in report.divisions:
+        if division.idle_ranks:
+            yield f"{division}; use {division.rows} ranks or fewer, or a larger {division.key.partition(' ')[0]}"
+        elif not division.even and division.most > 1:
+            yield f"{division}: the ranks do not divide it, so some wait for others"
+    for name, part in report.layout.parts.items():
+        several = part.per_rank > 1
+        if several and not (name == "rollout" and report.config.rollout.backend in SEVERAL_GPUS):
+            yield f"{name}: a rank owns {part.per_rank} GPUs and computes on the first; give every rank one"
+
+
+def _idle_warnings(report: Report) -> Iterator[str]:
+    idle = [use for use in report.devices if use.number is not None and not use.ranks]
+    if idle:
+        names = names_of(idle, report.inventory)
+        yield f"{names} {'is' if len(idle) == 1 else 'are'} used by no component"
+
+
+def _unknown_warnings(report: Report) -> Iterator[str]:
+    for reason in dict.fromkeys(report.unknown.values()):
+        names = [name for name, why in report.unknown.items() if why == reason]
+        yield f"no estimate for {', '.join(names)}: {reason}"
+    if not report.device.known:
+        yield (
+            f"the kind of GPU is not known, so times are those of an {ASSUMED} and memory has no limit; "
+            "cluster.inventory: {nodes, gpus_per_node, gpu} names it"
+        )
+
+
+def names_of(uses: Sequence[DeviceUse], inventory: Inventory) -> str:
+    """`GPU 0-3,8`, `CPU worker 0`, or the nodes' names."""
+    numbers = [use.number for use in uses if use.number is not None]
+    if numbers:
+        return f"{inventory.noun} {number_ranges(numbers)}"
+    names = [inventory.nodes[use.node].name for use in uses]
+    return names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]}"

@@ -1,0 +1,85 @@
+"""The report of `--plan` as JSON. Its form is documented in docs/placement.md; `version` changes when a key does."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from rl_platform.planner.report import DeviceUse, Report
+
+VERSION = 1
+
+
+def report_json(report: Report) -> str:
+    """One object, with a line for each of its entries' items; bytes and seconds. Null stands for what is not known."""
+    return "{\n" + ",\n".join(f"{json.dumps(key)}: {_lines(value)}" for key, value in as_tree(report).items()) + "\n}\n"
+
+
+def _lines(value: object) -> str:
+    if isinstance(value, list) and value:
+        return "[\n" + ",\n".join(f" {json.dumps(item)}" for item in value) + "\n]"
+    if isinstance(value, dict) and value:
+        return "{\n" + ",\n".join(f" {json.dumps(key)}: {json.dumps(item)}" for key, item in value.items()) + "\n}"
+    return json.dumps(value)
+
+
+def as_tree(report: Report) -> dict[str, Any]:
+    """The object as plain values."""
+    inventory, device = report.inventory, report.device
+    memory: dict[int, dict[str, Any]] = {}  # by identity: GPUs that hold alike share their estimate
+    return {
+        "version": VERSION,
+        "cluster": {
+            "nodes": [{"name": node.name, "gpus": node.accelerators} for node in inventory.nodes],
+            "origin": inventory.origin,
+            "device": {"kind": device.kind, "known": device.known, "memory_bytes": device.memory},
+        },
+        "components": {
+            name: {
+                "ranks": part.ranks,
+                "process": part.key,
+                "gpus_per_rank": part.per_rank,
+                "parameters": report.shapes[name].parameters if name in report.shapes else None,
+                "active_parameters": report.shapes[name].active_parameters if name in report.shapes else None,
+                "takes_turns_with": sorted(report.placement.takes_turns_with(name)),
+            }
+            for name, part in report.layout.parts.items()
+        },
+        "devices": [_device(use, report, memory) for use in report.devices],
+        "processes": [
+            {
+                "name": host.name,
+                "node": inventory.nodes[host.node].name,
+                "gpus": list(host.accelerators),
+                "members": [list(member) for member in host.members],
+                "env": dict(host.env),
+            }
+            for host in report.placement.hosts
+        ],
+        "step": {
+            "seconds": report.seconds if report.spans else None,
+            "phases": [
+                {**asdict(span), "leaves": [*span.leaves], "comes": [*span.comes], "seconds": span.seconds}
+                for span in report.spans
+            ],
+        },
+        "batches": [{**asdict(division), "even": division.even} for division in report.divisions],
+        "unknown": dict(report.unknown),
+        "warnings": list(report.warnings),
+    }
+
+
+def _device(use: DeviceUse, report: Report, known: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    usage = use.usage
+    if id(usage) not in known:
+        components = {name: asdict(memory) for name, memory in usage.components.items()}
+        known[id(usage)] = {"components": components, "processes": usage.processes, "peak": usage.peak}
+    return {
+        "node": report.inventory.nodes[use.node].name,
+        "gpu": use.local,
+        "number": use.number,
+        "ranks": {name: list(ranks) for name, ranks in use.ranks.items()},
+        "memory_bytes": known[id(usage)],
+        "capacity_bytes": report.capacity(use),
+    }

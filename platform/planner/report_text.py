@@ -1,0 +1,137 @@
+"""The report of `--plan` as text: the placement, then memory, one step, batches and warnings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rl_platform.errors import ConfigError
+from rl_platform.placement.engine_memory import engine_memory
+from rl_platform.placement.hardware import GIB
+from rl_platform.placement.memory import Memory
+from rl_platform.placement.plan import render
+from rl_platform.placement.streaming import part_rows
+from rl_platform.planner.report import DeviceUse, Report, names_of
+from rl_platform.planner.step_timeline import duration, gantt
+
+_COLUMNS = ("weights", "gradients", "optimizer", "activations", "kv_cache")
+
+
+def report_text(report: Report) -> str:
+    """All of it. Lines are at most about 110 characters wide, but for warnings."""
+    parts = (_memory(report), _step(report), _turns(report), _batches(report), _warnings(report))
+    sections = [list(part) for part in parts]
+    texts = [render(report.placement, report.inventory), *("\n".join(lines) + "\n" for lines in sections if lines)]
+    return "\n".join(texts)
+
+
+def _memory(report: Report) -> Iterator[str]:
+    """One block for all GPUs that hold alike."""
+    alike: dict[object, list[DeviceUse]] = {}
+    for use in report.devices:
+        if use.usage.peak:
+            kind = (use.number is None, use.usage.peak, tuple(use.usage.components.items()))
+            alike.setdefault(kind, []).append(use)
+    if not alike:
+        return
+    blocks = [(names_of(uses, report.inventory), uses[0]) for uses in alike.values()]
+    margin = max(len(name) for name, _ in blocks)
+    yield f"Memory in GiB, estimated ({_limits(report)}):"
+    heads = "".join(f"{name.replace('kv_cache', 'KV cache'):>13}" for name in _COLUMNS)
+    yield f"  {'':{margin}}  {'':12}{heads}{'sum':>9}"
+    for name, use in blocks:
+        label = name
+        for component, memory in use.usage.components.items():
+            if memory.total:
+                yield f"  {label:{margin}}  {component:12}{_cells(memory)}{_gib(memory.total):>9}"
+                label = ""
+        if use.usage.processes:
+            yield f"  {label:{margin}}  {'processes':12}{'':{13 * len(_COLUMNS)}}{_gib(use.usage.processes):>9}"
+            label = ""
+        capacity = report.capacity(use)
+        share = f"  {use.usage.peak / capacity:.0%}" if capacity else ""
+        yield f"  {label:{margin}}  {'at most':12}{'':{13 * len(_COLUMNS)}}{_gib(use.usage.peak):>9}{share}"
+    stay = "stay" if not report.turns.leaving else "leave as shown below"
+    yield f"  weights and optimizer {stay}; of gradients, activations and caches only one component's exist at a time"
+    yield from _engine(report)
+    for name, shape in report.shapes.items():
+        if shape.active_parameters < shape.parameters:
+            total, active = shape.parameters / 1e9, shape.active_parameters / 1e9
+            yield f"  {name}: {total:.3g} billion parameters, {active:.3g} billion of which a token goes through"
+
+
+def _engine(report: Report) -> Iterator[str]:
+    try:
+        found = engine_memory(report.config, report.placement, report.inventory)
+    except ConfigError as error:
+        yield f"  rollout: {error.problems[0].message}"
+    else:
+        if found is not None:
+            yield f"  {found}"
+
+
+def _limits(report: Report) -> str:
+    if report.device.kind == "cpu":
+        owner = f"each {report.inventory.noun}" if report.inventory.stands_in else "a node"
+        return f"{owner} has {_gib(report.device.memory)}" if report.device.memory else f"main memory of {owner}"
+    if report.device.memory is None:
+        return "GPUs of unknown kind"
+    return f"{report.device.kind} has {_gib(report.device.memory)}"
+
+
+def _cells(memory: Memory) -> str:
+    return "".join(f"{_gib(getattr(memory, name)):>13}" for name in _COLUMNS)
+
+
+def _gib(size: int) -> str:
+    if size == 0:
+        return "."
+    gib = size / GIB
+    if gib < 0.001:
+        return "<0.001"
+    return f"{gib:.3f}" if gib < 1 else f"{gib:.1f}" if gib >= 100 else f"{gib:.2f}"
+
+
+def _step(report: Report) -> Iterator[str]:
+    if not report.spans:
+        return
+    device = report.device
+    on = {"cpu": "the CPU"}.get(device.kind, device.kind if device.known else f"{device.kind}, as if it were an h100")
+    yield f"One step, estimated for {on}: {duration(report.seconds)}"
+    yield from gantt(report.spans)
+    if report.streams:
+        names = ", ".join(name for name in report.layout.parts if name in report.streams)
+        rows = part_rows(report.config, report.layout, report.streams)
+        yield f"  {names} stream: every {rows} finished responses are evaluated while others are generated"
+
+
+def _turns(report: Report) -> Iterator[str]:
+    """For every group of GPUs that hold alike: who leaves and comes, phase by phase."""
+    alike: dict[frozenset[str], list[DeviceUse]] = {}
+    for use in report.devices:
+        if leaving := frozenset(report.turns.leaving & use.ranks.keys()):
+            alike.setdefault(leaving, []).append(use)
+    if not alike:
+        return
+    yield "Offload: who leaves for host memory before a phase, and who comes back for it:"
+    margin = max(len(names_of(uses, report.inventory)) for uses in alike.values())
+    for leaving, uses in alike.items():
+        label = names_of(uses, report.inventory)
+        for turn in report.turns.step:
+            out, back = (
+                [str(move) for move in moves if move.component in leaving] for moves in (turn.leaves, turn.comes)
+            )
+            parts = [f"{word}: {', '.join(moves)}" for word, moves in (("out", out), ("in", back)) if moves]
+            if parts:
+                yield f"  {label:{margin}}  {turn.phase:12}  {'; '.join(parts)}"
+                label = ""
+
+
+def _batches(report: Report) -> Iterator[str]:
+    yield "Batches:"
+    yield from (f"  {division}" for division in report.divisions)
+
+
+def _warnings(report: Report) -> Iterator[str]:
+    if report.warnings:
+        yield "Warnings:"
+        yield from (f"  {warning}" for warning in report.warnings)

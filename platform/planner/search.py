@@ -1,0 +1,234 @@
+"""Proposes placements for a config and a cluster: all that share or split its devices in the usual ways, ranked by the
+predicted time of a step. What does not fit into memory is left out.
+
+Estimates rank placements; they are no measurements. Every component gets one rank per device; splits into sizes like 1,
+2, 3, 4, 6, 8, 12 ... devices are tried, also with devices left over: a model too small for all of them trains faster on
+fewer.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rl_platform.config.schema import Config
+from rl_platform.errors import ConfigError, Problem
+from rl_platform.placement.hardware import GIB, Device, device_of
+from rl_platform.placement.inventory import Inventory
+from rl_platform.placement.layout import Layout, layout_of_split
+from rl_platform.placement.megatron_memory import layout_of_learner
+from rl_platform.placement.memory import MemoryModel, section_of
+from rl_platform.placement.model_shape import shapes
+from rl_platform.placement.occupancy import NEARLY_FULL
+from rl_platform.placement.plan import number_ranges
+from rl_platform.placement.scheduler import LEARNERS
+from rl_platform.placement.streaming import streaming_chains
+from rl_platform.placement.turns import Turns, asked_to_leave, turns_with
+from rl_platform.planner.cost import Correction, CostModel, swaps, waves
+from rl_platform.planner.step_timeline import Span, duration, step_seconds, timeline
+
+MANY = 64  # devices from which on only powers of two are tried
+FEWEST = 256  # then also, each of three groups gets at least one device in so many (of four: in MANY)
+Keys = tuple[tuple[tuple[str, ...], range], ...]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A placement, its predicted step, and the bytes of its fullest device."""
+
+    keys: Keys
+    spans: tuple[Span, ...]
+    peak: int
+
+    @property
+    def seconds(self) -> float:
+        return step_seconds(self.spans)
+
+    @property
+    def devices(self) -> int:
+        return sum(len(devices) for _, devices in self.keys)
+
+    @property
+    def component_placement(self) -> dict[str, str]:
+        """As it stands in a config."""
+        return {",".join(names): number_ranges(list(devices)) for names, devices in self.keys}
+
+    @property
+    def order(self) -> tuple[float, int, int, str]:
+        """Faster first; of equally fast ones that with fewer devices, then the simpler one."""
+        return (self.seconds, self.devices, len(self.keys), str(self.component_placement))
+
+
+@dataclass(frozen=True)
+class Found:
+    """Candidates that fit, best first; how many do not, and the smallest peak among those (bytes)."""
+
+    candidates: tuple[Candidate, ...]
+    too_large: int
+    smallest_peak: int
+    device: Device
+    available: int
+
+
+def search(config: Config, inventory: Inventory, calibration: Mapping[str, Correction] | None = None) -> Found:
+    """All candidates on the devices of `inventory`. Raises ConfigError when a model cannot be counted or none fits."""
+    found, unknown = shapes(config)
+    if unknown:
+        problems = [Problem(f"{name}.model", f"nothing can be predicted: {why}") for name, why in unknown.items()]
+        raise ConfigError([problem for problem in problems if problem.key != "rollout.model"])
+    device, per_node = device_of(inventory), max(node.accelerators for node in inventory.nodes)
+    model = CostModel(config, found, device, calibration)
+    available = inventory.accelerators or len(inventory.nodes)
+    fitting: list[Candidate] = []
+    peaks: list[int] = []
+    for keys in _splits(_groupings(config), available):
+        if not _hold_whole_copies(config, keys):
+            continue
+        layout = layout_of_split(keys, per_node)
+        memory = MemoryModel(config, found, layout, on_gpu=per_node > 0)
+        turns, peak = _turns(config, layout, memory, keys, device)
+        if device.memory is not None and peak > device.memory:
+            peaks.append(peak)
+        else:
+            streams = {name for chain in streaming_chains(config, layout, turns.leaving) for name in chain}
+            moves = swaps(turns, memory, device)
+            full_kl = config.algorithm.full_kl_in_reward
+            spans = timeline(model.phases(layout), layout, streams, waves(config, layout), moves, full_kl)
+            fitting.append(Candidate(keys, spans, peak))
+    if not fitting and not peaks:
+        message = f"on {available} devices no placement gives the models ranks that their layouts divide"
+        raise ConfigError([Problem("cluster.component_placement", message, hint="smaller actor.parallel sizes")])
+    if not fitting:
+        needed = f"{min(peaks) / GIB:.1f} GiB on its fullest device, {device.kind} has {(device.memory or 0) / GIB:.1f}"
+        message = f"none of {len(peaks)} placements fits into memory: the leanest needs {needed}"
+        hint = "more GPUs, smaller micro-batches (actor.micro_batch_size), or fewer rollout.max_running_requests"
+        raise ConfigError([Problem("cluster.component_placement", message, hint=hint)])
+    ranked = tuple(sorted(fitting, key=lambda candidate: candidate.order))
+    return Found(ranked, len(peaks), min(peaks, default=0), device, available)
+
+
+def _groupings(config: Config) -> tuple[tuple[tuple[str, ...], ...], ...]:
+    """Which components share devices: all, none, and what lies between."""
+    if config.runner.task_type == "embodied":
+        return ((("actor_critic", "env", "rollout"),), (("actor_critic",), ("env", "rollout")))
+    critic = ("critic",) if config.critic.use_critic_model else ()
+    reference = ("reference",) if config.has_reference else ()
+    generating = ("rollout", "reward")
+    wanted = [
+        (("actor", *critic, *reference, *generating),),
+        (("actor", *critic, *reference), generating),
+        (("actor", *reference), critic, generating),
+        (("actor",), (*critic, *reference), generating),
+        (("actor", *critic), reference, generating),
+        (("actor", *reference, *generating), critic),
+        (("actor",), critic, reference, generating),
+    ]
+    return tuple(dict.fromkeys(grouping for grouping in wanted if all(grouping)))
+
+
+def _splits(groupings: Sequence[tuple[tuple[str, ...], ...]], available: int) -> Iterator[Keys]:
+    """Every grouping on every combination of sizes that the devices allow."""
+    sizes = _sizes(available)
+    large = [size for size in sizes if size >= available / FEWEST] if available > MANY else sizes
+    powers = [size for size in large if size & (size - 1) == 0 and size >= available / MANY]
+    for grouping in groupings:
+        tried = sizes if len(grouping) < 3 else large if len(grouping) == 3 else powers
+        for combination in itertools.product(tried, repeat=len(grouping)):
+            if sum(combination) > available or any(
+                "env" in names and size > 1 for names, size in zip(grouping, combination, strict=True)
+            ):  # several exchange messages at every step, which the estimates of time do not know
+                continue
+            stops = list(itertools.accumulate(combination))
+            ranges = (range(stop - size, stop) for stop, size in zip(stops, combination, strict=True))
+            yield tuple(zip(grouping, ranges, strict=True))
+
+
+def _hold_whole_copies(config: Config, keys: Keys) -> bool:
+    """Whether every model has as many ranks as its layout divides."""
+    for names, devices in keys:
+        for name in set(names) & set(LEARNERS):
+            parallel = layout_of_learner(section_of(config, name))
+            if len(devices) % (parallel.ranks * parallel.context):
+                return False
+    return True
+
+
+def _sizes(available: int) -> list[int]:
+    """1, 2, 3, 4, 6, 8, 12 ... and all of them, and what these leave over when there are few."""
+    powers = [2**exponent for exponent in range(available.bit_length())]
+    sizes = {size for size in powers if size <= available} | {available}
+    if available <= MANY:
+        sizes |= {3 * size for size in powers if 3 * size <= available}
+    return sorted(sizes)
+
+
+def _turns(config: Config, layout: Layout, memory: MemoryModel, keys: Keys, device: Device) -> tuple[Turns, int]:
+    """Who leaves its devices, also those with `offload: auto` where not all fit; the bytes of the fullest device."""
+
+    def peak(turns: Turns, names: tuple[str, ...]) -> int:
+        return memory.usage([(name, 1.0, 1) for name in names], turns).peak
+
+    asked, auto = asked_to_leave(config, layout, True), asked_to_leave(config, layout, "auto")
+    turns = turns_with(config, layout, asked)
+    if auto and device.memory is not None and device.kind != "cpu":
+        full = {name for names, _ in keys if peak(turns, names) > NEARLY_FULL * (device.memory or 0) for name in names}
+        turns = turns_with(config, layout, asked | auto & full)
+    return turns, max(peak(turns, names) for names, _ in keys)
+
+
+def search_text(found: Found, inventory: Inventory, present: Sequence[Span], source: str = "") -> str:
+    """The best split of every grouping with its reasons, the present placement beside them, and the YAML of the best.
+
+    `present`: the spans of the config's own placement. `source`: what the predictions were corrected by.
+    """
+    noun = found.device.kind if found.device.known else inventory.noun
+    if found.device.kind == "cpu":
+        noun = inventory.noun if inventory.stands_in else "node"
+    cluster = f"{found.available} {noun}{'s' if found.available > 1 else ''}"
+    basis = f"corrected by {source}" if source else "not measured: --calibrate FILE corrects it by an earlier run"
+    lines = [f"Placements on {cluster} by predicted seconds per step ({basis})", ""]
+    best_of = {tuple(names for names, _ in candidate.keys): candidate for candidate in reversed(found.candidates)}
+    shown = sorted(best_of.values(), key=lambda candidate: candidate.order)
+    for place, candidate in enumerate(shown, 1):
+        text = ", ".join(f"{key}: {value}" for key, value in candidate.component_placement.items())
+        lines += [f"{place:3}  {duration(candidate.seconds):>8}  {text}", f"{'':15}{_why(candidate, found)}"]
+    if present:
+        lines += ["", f"{duration(step_seconds(present)):>13}  the placement of the config"]
+    lines += ["", *_remarks(found, len(shown))]
+    best = found.candidates[0].component_placement
+    rows = [f'    {key}: "{value}"' for key, value in best.items()]
+    lines += ["To use the first:", "cluster:", f"  num_nodes: {len(inventory.nodes)}", "  component_placement:", *rows]
+    return "\n".join(lines) + "\n"
+
+
+def _why(candidate: Candidate, found: Found) -> str:
+    """What its time goes to and how full its fullest device is."""
+    counted = [span for span in candidate.spans if not span.note]
+    longest = max(counted, key=lambda span: span.seconds)
+    beside = [
+        span.phase
+        for span in counted
+        if span.phase != longest.phase and span.start < longest.stop and longest.start < span.stop and span.seconds
+    ]
+    parts = [f"{longest.phase} takes {longest.seconds / candidate.seconds:.0%} ({longest.bound})"]
+    parts += [f"beside it {', '.join(beside)}"] if beside else []
+    limit = f" of {found.device.memory / GIB:.0f}" if found.device.memory else ""
+    parts += [f"at most {candidate.peak / GIB:.1f}{limit} GiB"]
+    if candidate.devices < found.available:
+        parts += [f"{found.available - candidate.devices} idle"]
+    return "; ".join(parts)
+
+
+def _remarks(found: Found, shown: int) -> list[str]:
+    more = len(found.candidates) - shown
+    others = f"{more} other split{'s fit' if more > 1 else ' fits'} as well"
+    lines = [f"Of each grouping the best split is shown; {others}."] if more > 0 else []
+    if found.too_large:
+        lines.append(
+            f"{found.too_large} do not fit into {(found.device.memory or 0) / GIB:.1f} GiB; "
+            f"the leanest of them needs {found.smallest_peak / GIB:.1f}."
+        )
+    if not found.device.known:
+        lines.append("The kind of GPU is not known: memory has no limit here, and speeds are an h100's.")
+    return [*lines, ""] if lines else []

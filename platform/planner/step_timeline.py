@@ -1,0 +1,147 @@
+"""What runs when in one PPO step: phases as soon as their inputs are there and their devices are free; a text picture.
+
+    sync weights -> generate (rollout, env; reward beside it) -> [reference] [log-probs] [values] -> advantages
+                 -> [train critic] [train actor]
+
+Phases between two arrows need nothing of one another: on devices of their own they run side by side, on shared ones in
+this order. Evaluations that stream begin while responses are still generated; components that leave a device or come
+back to it take time for that at the beginning of a phase. Advantages are computed by the runner in no time that matters
+here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rl_platform.placement.layout import Layout
+from rl_platform.planner.cost import Cost, Swap
+
+BARS = 64  # characters of the longest step
+EVALUATION = ("reference", "log-probs", "values")
+STAGES = (
+    ("sync weights",),
+    ("generate", "collect"),
+    EVALUATION,
+    ("train critic", "train actor"),
+)
+
+
+@dataclass(frozen=True)
+class Span:
+    """One phase of the step: which component works in it, from when to when (seconds), and what bounds it. `leaves`,
+    `comes`: who goes to host memory before it, and who comes back from there, in words."""
+
+    phase: str
+    component: str
+    start: float
+    stop: float
+    bound: str
+    note: str = ""
+    leaves: tuple[str, ...] = ()
+    comes: tuple[str, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        return self.stop - self.start
+
+
+def timeline(
+    phases: Mapping[str, tuple[str, Cost]],
+    layout: Layout,
+    streams: Collection[str] = (),
+    waves: int = 1,
+    swaps: Mapping[str, Swap] | None = None,
+    full_kl: bool = False,
+) -> tuple[Span, ...]:
+    """The spans of one step, ordered by stage. `streams`: components that evaluate what is finished while the rest of
+    `waves` waves of responses is generated. `swaps`: by phase. `full_kl`: log-probs wait for the reference's states."""
+    spans: list[Span] = []
+    free: dict[str, float] = {}  # when each component's devices are free again
+    linked = {layout.policy: {"reference"}, "reference": {layout.policy}} if full_kl else {}
+    ready = 0.0
+    for stage in STAGES:
+        finished = ready
+        for phase in stage:
+            if phase not in phases:
+                continue
+            name, cost = phases[phase]
+            meets = layout.turns[name] | linked.get(name, set())
+            start = max(ready, free.get(name, 0.0))
+            span = _span(phase, name, start, cost, (swaps or {}).get(phase))
+            if stage is EVALUATION and name in streams and waves > 1:
+                before = (phases[other] for other in stage[: stage.index(phase)] if other in phases)
+                ahead = sum(cost.seconds for other, cost in before if other in streams and other in meets)
+                span = _streamed(span, next(other for other in spans if other.phase == "generate"), waves, ahead)
+            spans.append(span)
+            for other in (name, *meets):
+                free[other] = max(free.get(other, 0.0), span.stop)
+            finished = max(finished, span.stop)
+            spans += _beside(span, layout)
+        ready = finished
+    return tuple(spans)
+
+
+def _span(phase: str, name: str, start: float, cost: Cost, swap: Swap | None) -> Span:
+    if swap is None:
+        return Span(phase, name, start, start + cost.seconds, cost.bound)
+    bound = "offload" if swap.seconds > cost.seconds else cost.bound
+    leaves, comes = (tuple(map(str, moves)) for moves in (swap.turn.leaves, swap.turn.comes))
+    return Span(phase, name, start, start + swap.seconds + cost.seconds, bound, leaves=leaves, comes=comes)
+
+
+def _streamed(span: Span, generation: Span, waves: int, ahead: float) -> Span:
+    """An evaluation that begins when the first wave of responses is there and ends with the last one's rows. `ahead`:
+    seconds of others on its devices, which take each part before it."""
+    start = generation.start + generation.seconds / waves
+    work = ahead + span.seconds
+    stop = max(start + work, generation.stop + work / waves)
+    return replace(span, start=start, stop=stop, note="streams beside generate")
+
+
+def _beside(span: Span, layout: Layout) -> list[Span]:
+    """What works along with a phase on the CPU: rewards are scored while responses are generated, environments are
+    stepped between the actions."""
+    partner = {"generate": "reward", "collect": "env"}.get(span.phase)
+    if partner is None or partner not in layout.parts:
+        return []
+    name = {"reward": "score", "env": "simulate"}[partner]
+    return [Span(name, partner, span.start, span.stop, span.bound, f"beside {span.phase}")]
+
+
+def step_seconds(spans: Sequence[Span]) -> float:
+    return max((span.stop for span in spans), default=0.0)
+
+
+def gantt(spans: Sequence[Span]) -> list[str]:
+    """One row per phase: its bar on the step's time, seconds, share of the step, and what bounds it."""
+    total = step_seconds(spans)
+    if not total:
+        return []
+    names = [f"{span.component}: {span.phase}" for span in spans]
+    margin = max(map(len, names))
+    lines = [f"  {'':{margin}}  0{duration(total):>{BARS - 1}}"]
+    for name, span in zip(names, spans, strict=True):
+        first = min(round(span.start / total * BARS), BARS - 1)
+        width = max(1, round(span.stop / total * BARS) - first)
+        bar = " " * first + ("-" if span.note else "#") * width
+        share = span.note or f"{span.seconds / total:4.0%}, {span.bound}"
+        marks = [
+            f"{word}: {', '.join(move.partition(' ')[0] for move in moves)}"
+            for word, moves in (("out", span.leaves), ("in", span.comes))
+            if moves
+        ]
+        share = "; ".join([share, *marks])
+        lines.append(f"  {name:<{margin}}  {bar:<{BARS}}  {duration(span.seconds):>7}  {share}")
+    return lines
+
+
+def duration(seconds: float) -> str:
+    """`3.2 s`, `45 ms`, `12 min`, `3.4 h` ..."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} us"
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"

@@ -1,0 +1,126 @@
+"""Calls to the actors of one run: frequent ones through a line where the actor is on this node, else Ray's.
+
+Ray knows which processes live: when a line ends, the actor is asked through Ray what became of the call, and how that
+fails is the news.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from rl_platform.errors import Deadline, PlatformError, WorkerDied, WorkerError
+from rl_platform.runtime.ray.line import Elsewhere, Line, Listener, line_name
+from rl_platform.runtime.ray.wire import Answer, value_of
+
+GRACE_S = 10.0  # how long a busy process may take to answer that it is alive
+FREQUENT = frozenset({"call", "channel", "export"})  # of an actor's methods those that `take` knows
+
+
+class RayLink:
+    """Calls between the actors of one run, by name; large messages in Ray's object store."""
+
+    def __init__(self, namespace: str) -> None:
+        self.namespace = namespace
+        self._actors: dict[str, Any] = {}
+        self._lines: dict[str, Line | None] = {}
+        self._connecting = threading.Lock()
+
+    def listen(self, host: str, take: Callable[..., Future[Answer]]) -> Listener:
+        """This process, which is `host`, takes the frequent calls of others on its node."""
+        return Listener(self._line_name(host), take, ray.ObjectRef)
+
+    def send(
+        self, host: str, actor: Any, method: str, arguments: tuple[Any, ...], then: Callable[[Future[Answer]], None]
+    ) -> None:
+        """Does not wait. `then` gets the answer; the future raises what Ray does."""
+        asked = self._by_line(host, method, arguments)
+        if asked is None:
+            getattr(actor, method).remote(*arguments).future().add_done_callback(then)
+        else:
+            asked.add_done_callback(partial(self._arrived, actor, then))
+
+    def ask(self, host: str, method: str, *arguments: Any, limit: float) -> Any:
+        try:
+            if host not in self._actors:
+                self._actors[host] = ray.get_actor(host, self.namespace)
+            actor = self._actors[host]
+            asked = self._by_line(host, method, arguments)
+            if asked is not None:
+                answer = self._wait(actor, host, lambda timeout: asked.result(timeout), limit)
+                if not isinstance(answer, Elsewhere):
+                    return value_of(answer)
+                method, arguments = "fetch", (answer.number,)
+            reference = getattr(actor, method).remote(*arguments)
+            return value_of(self._wait(actor, host, lambda timeout: ray.get(reference, timeout=timeout), limit))
+        except (RayActorError, ValueError) as error:
+            if isinstance(error, ValueError) and not str(error).startswith("Failed to look up actor"):
+                raise
+            raise WorkerDied(f"the process of {host} died: {reason(error)}") from error
+
+    def address(self) -> str:
+        return str(ray.util.get_node_ip_address())
+
+    def store(self, value: Any) -> Any:
+        return ray.put(value)
+
+    def load(self, references: Sequence[Any]) -> list[Any]:
+        try:
+            return list(ray.get(list(references)))
+        except RayError as error:
+            raise WorkerDied(f"a message is lost with the process that sent it: {reason(error)}") from error
+
+    def _by_line(self, host: str, method: str, arguments: tuple[Any, ...]) -> Future[Answer | Elsewhere] | None:
+        """None: the call must go through Ray."""
+        if method not in FREQUENT:
+            return None
+        with self._connecting:
+            if host not in self._lines:
+                self._lines[host] = Line.to(self._line_name(host), ray.ObjectRef)
+            line = self._lines[host]
+        return None if line is None else line.ask(method, arguments)
+
+    def _line_name(self, host: str) -> str:
+        return line_name(self.namespace, ray.get_runtime_context().get_node_id(), host)
+
+    def _arrived(self, actor: Any, then: Callable[[Future[Answer]], None], asked: Future[Answer | Elsewhere]) -> None:
+        answer = asked.result()
+        if not isinstance(answer, Elsewhere):
+            then(asked)
+            return
+        try:
+            fetched = actor.fetch.remote(answer.number).future()
+        except Exception as error:  # Ray has ended meanwhile
+            fetched = Future()
+            fetched.set_exception(error)
+        fetched.add_done_callback(then)
+
+    def _wait(self, actor: Any, host: str, get: Callable[[float], Any], limit: float) -> Any:
+        """The answer, however long it takes, as long as the process shows that it lives."""
+        while True:
+            try:
+                return get(min(limit + GRACE_S, threading.TIMEOUT_MAX))
+            except TimeoutError:
+                try:
+                    ray.get(actor.ping.remote(), timeout=GRACE_S)
+                except TimeoutError:
+                    raise Deadline(f"the process of {host} has not answered for {limit + 2 * GRACE_S:g} s") from None
+
+
+def typed(host: str, error: BaseException) -> PlatformError:
+    """What Ray raised as an error of ours."""
+    if isinstance(error, RayTaskError):
+        return WorkerError(f"the process of {host} failed: {error}")
+    return WorkerDied(f"the process of {host} died: {reason(error)}")
+
+
+def reason(error: BaseException) -> str:
+    """What Ray says of the end of a process, on one line."""
+    text = " ".join(str(error).split()).partition(" Some common causes include")[0]
+    return text.partition("The actor is dead because its worker process has died. ")[2] or text

@@ -1,0 +1,147 @@
+"""Puts of several threads of a process that go to the same channel elsewhere travel together: one call at a time.
+
+While one call is on its way, the puts that come meanwhile gather for the next, which waits a moment for those who were
+served last: who puts in a loop is about to come back, and the threads would otherwise travel in two groups by turns.
+
+A put waits until its items are in the channel, or raises its own error. Where the channel had plenty of room when it
+was last heard of, a put without a deadline of its own returns before: a thread of the outbox sends it, and `flush`, or
+the next put of the same user, raises what went wrong. Whoever flushes before anybody can ask sees no difference.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rl_platform.runtime.ray.wire import Packed, unpack_error
+
+LINGER_S = 0.5e-3  # a tenth of what a call with large items takes
+AHEAD = 16 * 2**20  # bytes on their way that nobody waits for
+IDLE_S = 1.0
+
+
+@dataclass(frozen=True)
+class Put:
+    """Items as they travel, all of one weight and key; `who` waits at most `timeout` seconds for room."""
+
+    forms: Sequence[Any]
+    weight: float
+    key: Hashable
+    timeout: float | None
+    who: str
+
+    @property
+    def size(self) -> int:
+        """Bytes of the large items."""
+        return sum(form.size for form in self.forms if isinstance(form, Packed))
+
+
+class Outbox:
+    """`send` delivers puts in order; it answers what went wrong with each, packed, and how many more items had room
+    then. It raises if they may be lost."""
+
+    def __init__(self, send: Callable[[Sequence[Put]], tuple[Sequence[bytes | None], int]]) -> None:
+        self._send = send
+        lock = threading.Lock()
+        self._changed, self._arrived = threading.Condition(lock), threading.Condition(lock)
+        self._gathered: list[Put] = []
+        self._sending = False
+        self._users = 1  # who put at the time of the last call
+        self._room = 0
+        self._items = self._bytes = 0  # gathered or on their way
+        self._outcomes: dict[int, BaseException | None] = {}
+        self._ahead: set[int] = set()  # puts that nobody waits for
+        self._unsettled: Counter[str] = Counter()  # their number for each user
+        self._failures: dict[str, BaseException] = {}
+        self._sender: threading.Thread | None = None
+
+    def put(self, put: Put) -> None:
+        """Raises what kept its items, or earlier ones of this user, out of the channel."""
+        with self._changed:
+            self._raise_failure(put.who)
+            size = put.size
+            fits = self._items + len(put.forms) <= self._room // 2 and self._bytes + size <= AHEAD
+            self._gathered.append(put)
+            self._items, self._bytes = self._items + len(put.forms), self._bytes + size
+            self._arrived.notify()
+            if fits and put.timeout is None:
+                self._leave(put)
+                return
+            while id(put) not in self._outcomes:
+                if self._sending:
+                    self._changed.wait()
+                else:
+                    self._deliver()
+            error = self._outcomes.pop(id(put))
+        if error is not None:
+            raise error
+
+    def flush(self, who: str = "") -> None:
+        """Returns when all that this user and threads named after it put is in the channel. Raises what kept it out."""
+        with self._changed:
+            self._changed.wait_for(lambda: not any(name.startswith(who) for name in self._unsettled))
+            for name in [name for name in self._failures if name.startswith(who)]:
+                self._raise_failure(name)
+
+    def distrust(self) -> None:
+        """What is known of the channel's room holds no more: the next put waits."""
+        with self._changed:
+            self._room = 0
+
+    # What follows runs with the lock held.
+
+    def _raise_failure(self, who: str) -> None:
+        if who in self._failures:
+            raise self._failures.pop(who)
+
+    def _leave(self, put: Put) -> None:
+        self._ahead.add(id(put))
+        self._unsettled[put.who] += 1
+        if self._sender is None:
+            self._sender = threading.Thread(target=self._serve, name="outbox", daemon=True)
+            self._sender.start()
+        elif not self._sending:
+            self._changed.notify_all()
+
+    def _serve(self) -> None:
+        with self._changed:
+            while self._changed.wait_for(lambda: self._ahead and not self._sending, IDLE_S):
+                self._deliver()
+            self._sender = None
+
+    def _deliver(self) -> None:
+        """The lock is free while the call is on its way."""
+        self._sending = True
+        self._arrived.wait_for(lambda: self._count_users(self._gathered) >= self._users, LINGER_S)
+        puts, self._gathered = self._gathered, []
+        self._changed.release()
+        room = 0
+        try:
+            packed, room = self._send(puts)
+            errors = [None if data is None else unpack_error(data) for data in packed]
+        except BaseException as error:
+            errors = [error] * len(puts)
+        self._changed.acquire()
+        for put, error in zip(puts, errors, strict=True):
+            self._items, self._bytes = self._items - len(put.forms), self._bytes - put.size
+            if id(put) in self._ahead:
+                self._settle(put, error)
+            else:
+                self._outcomes[id(put)] = error
+        self._sending, self._room = False, room
+        self._users = self._count_users([*puts, *self._gathered])
+        self._changed.notify_all()
+
+    def _settle(self, put: Put, error: BaseException | None) -> None:
+        self._ahead.discard(id(put))
+        self._unsettled[put.who] -= 1
+        if not self._unsettled[put.who]:
+            del self._unsettled[put.who]
+        if error is not None:
+            self._failures.setdefault(put.who, error)
+
+    def _count_users(self, puts: Sequence[Put]) -> int:
+        return len({put.who for put in puts})

@@ -1,0 +1,349 @@
+"""A runtime whose hosts are processes: starts them together, connects their ranks by channels, ends them all.
+
+Which system starts the processes and carries calls is a `Fleet`'s business; which of them may be started again when
+they die, `Restarts`'. What their ranks were doing and the weights they had are their callers' to give again.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+from rl_platform.errors import Deadline, PlacementError, PlatformError, Problem, WorkerDied
+from rl_platform.placement.scheduler import LEARNERS
+from rl_platform.runtime import ComponentSpec, Placement
+from rl_platform.runtime.group import WorkerGroup
+from rl_platform.runtime.host import PlacedHost
+from rl_platform.runtime.lifecycle import (
+    RUNNER,
+    SHUTDOWN_S,
+    ShutsDown,
+    check_components,
+    labels_of,
+    raise_first,
+    stop_after,
+)
+from rl_platform.runtime.ray.fingerprint import code_fingerprint
+from rl_platform.runtime.ray.fleet import Fleet, Greeting
+from rl_platform.runtime.ray.process import Member, Names
+from rl_platform.runtime.ray.remote_channel import Address, RemoteChannel
+from rl_platform.runtime.ray.remote_worker import (
+    DEATH_NOTICE_S,
+    RemoteHost,
+    RemoteWorker,
+    SharedArguments,
+    relay,
+)
+from rl_platform.runtime.ray.reservation import Seat
+from rl_platform.runtime.ray.restarts import Restarts
+from rl_platform.runtime.ray.wire import pack_error, unpack_error
+from rl_platform.runtime.waits import waiting_on
+from rl_platform.tracing import Span
+
+START_S = 300.0  # for a process to come up and import its libraries
+NOTICE_S = 3.0  # for processes to hear that the run failed
+LOOK_S = 0.05
+
+
+class RemoteRuntime(ShutsDown):
+    """Runs a placement's hosts as processes of `fleet`; a context manager that shuts down at its end.
+
+    deadline_s: the longest wait for a call or a channel, in seconds; seed: the run's; restarts: see `Restarts`.
+    """
+
+    def __init__(self, placement: Placement, deadline_s: float, seed: int, fleet: Fleet, restarts: int = 0) -> None:
+        self._placement, self._seed, self._fleet = placement, seed, fleet
+        self._deadline_s = min(deadline_s, threading.TIMEOUT_MAX)
+        self._members = [member for host in placement.hosts for member in host.members]
+        self._names = Names(RUNNER, fleet.link, self._status)
+        self._numbers = itertools.count()
+        self._channels: dict[str, RemoteChannel] = {}
+        self._hosts: dict[str, RemoteHost] = {}
+        self._workers: dict[Member, RemoteWorker] = {}
+        self._told: list[Future[Any]] = []
+        self._restarts = Restarts(restarts)
+        self._started = self._stopped = False
+
+    def start(self, components: Mapping[str, ComponentSpec]) -> dict[str, WorkerGroup]:
+        """Starts all processes and constructs every rank, hosts side by side, the ranks of a host in order.
+
+        A process without a learner that dies meanwhile is started again (`Restarts`). Raises PlacementError if the
+        processes cannot be placed or `components` and the placement name different ones, and what a constructor raised,
+        typed as a call's error; whatever was started is ended then.
+        """
+        if self._started:
+            raise RuntimeError("a runtime starts its components once: make a new one")
+        check_components({name for name, _ in self._members}, components)
+        self._started = True
+        try:
+            sends = self._fleet.start(self._placement.hosts)
+            for placed in self._placement.hosts:
+                self._hosts[placed.name] = RemoteHost(placed.name, placed, sends[placed.name], self._on_death)
+            packed = SharedArguments(self._names)
+            self._workers = {
+                member: RemoteWorker(host, member, self._names, packed, self._on_failure, self._peers_of(member[0]))
+                for host in self._hosts.values()
+                for member in host.members
+            }
+            self._packed = SharedArguments(self._names)((), {"components": dict(components)})
+            self._greet(self._hosts)
+            self._build(self._hosts.values())
+            self._form_groups()
+            self._all("construct", dict.fromkeys(self._hosts, ()), START_S)
+            self._watch_over(self._hosts.values())
+            self._start_again()
+        except BaseException as error:
+            stop_after(error, self.fail, self.shutdown)
+            raise
+        return {
+            name: WorkerGroup(
+                name,
+                spec.cls,
+                {rank: self._workers[name, rank] for rank in range(self._placement.world_size(name))},
+                self._deadline_s,
+            )
+            for name, spec in components.items()
+        }
+
+    def channel(
+        self, name: str, capacity: int, producers: Iterable[str] = (), consumers: Iterable[str] = ()
+    ) -> RemoteChannel:
+        """A new channel of `capacity` items. A closed channel's name may be used again.
+
+        It lives with its first consumer, else its first producer, else in the first host: between components of one
+        host it passes references. Names are those of `LocalRuntime.channel`, and so are the errors.
+        """
+        if self._stopped:
+            raise WorkerDied(f"channel '{name}' was asked for after the runtime was shut down")
+        if capacity < 1:
+            raise ValueError(f"channel '{name}': capacity {capacity} must be at least 1")
+        sides = [labels_of(name, names, self._members) for names in (producers, consumers)]
+        before = self._channels.get(name)
+        if before is not None and not before.closed:
+            raise ValueError(f"channel '{name}' exists already and is open: close it first or choose another name")
+        home = self._home(sides[1], sides[0])
+        address = Address(next(self._numbers), name, home, capacity, self._deadline_s, sides[0], sides[1])
+        channel = self._channels[name] = RemoteChannel(address, self._names.exchange)
+        return channel
+
+    def fail(self, error: PlatformError) -> None:
+        """Closes every channel with `error`, so that nobody waits for data that will not come."""
+        alive = [host for host in self._hosts.values() if host.death is None]
+        answers = [host.send("fail", None, pack_error(error)) for host in alive]
+        raise_first([failure for found in _answers(answers, NOTICE_S) for failure in found])
+
+    @property
+    def restarts(self) -> int:
+        return self._restarts.count
+
+    def restartable(self, component: str) -> bool:
+        hosts = [host for host in self._hosts.values() if any(name == component for name, _ in host.members)]
+        return any(self._restarts.possible(host) for host in hosts)
+
+    def restart(self, error: WorkerDied, settle: Callable[[], None]) -> list[Member]:
+        """Starts the processes that died, after `settle()`; returns their ranks, as their constructors left them.
+
+        Raises `error` if no process of this run died, and the death of a process that is not started again.
+        """
+        if self._stopped or self._lost_peer(DEATH_NOTICE_S) is None:
+            raise error
+        for host in self._hosts.values():
+            self._restarts.check(host)
+        settle()
+        return self._start_again()
+
+    def _start_again(self) -> list[Member]:
+        """Starts the processes that died; returns their ranks. Raises the death of one that is not started again."""
+        members: list[Member] = []
+        while lost := [host for host in self._hosts.values() if host.death is not None]:
+            told, self._told = self._told, []
+            concurrent.futures.wait(told, NOTICE_S)  # that a rank failed closes channels: none that come from now on
+            started = [self._replace(host) for host in lost]
+            with ThreadPoolExecutor(len(started)) as pool:
+                list(pool.map(self._prepare, started))
+            members += [member for host in lost for member in host.members]
+        for host in self._hosts.values() if members else ():
+            host.send("rehome", self._homes())  # for messages only: nobody waits for it
+        return list(dict.fromkeys(members))
+
+    def _replace(self, lost: RemoteHost) -> RemoteHost:
+        """A process in place of one that died, on its way up."""
+        name = self._restarts.spend(lost)
+        host = RemoteHost(name, lost.placed, self._fleet.launch(lost.placed.name, name), self._on_death)
+        self._hosts = {other.name: other for old in self._hosts.values() for other in [host if old is lost else old]}
+        self._channels = {key: channel for key, channel in self._channels.items() if channel.address.home != lost.name}
+        for member in lost.members:
+            self._workers[member].move(host)
+        return host
+
+    def _prepare(self, host: RemoteHost) -> None:
+        """Until a process that was started again takes calls, or has died too."""
+        try:
+            self._greet([host.name])
+            self._build([host])
+            self._all("construct", {host.name: ()}, START_S)
+        except WorkerDied as error:
+            host.died(error)
+        self._watch_over([host])
+
+    def _watch_over(self, hosts: Iterable[RemoteHost]) -> None:
+        for host in hosts:
+            if host.death is None:
+                host.watch()
+
+    def spans(self) -> list[Span]:
+        """What the hosts recorded for the timeline; they record no more then."""
+        alive = [] if self._stopped else [host for host in self._hosts.values() if host.death is None]
+        return [span for found in _answers([host.send("spans") for host in alive], NOTICE_S) for span in found]
+
+    def shutdown(self, timeout: float = SHUTDOWN_S) -> None:
+        """Closes channels and components, then ends every process; at most about 2 * `timeout` seconds.
+
+        Raises the first error of a `close`, or Deadline naming ranks that were still busy when their process was ended.
+        """
+        if self._stopped:
+            return
+        self._stopped = True
+        hosts = [host for host in self._hosts.values() if host.death is None]
+        for host in self._hosts.values():
+            host.stopping = True
+        failures: list[PlatformError] = []
+        try:
+            asked = {host: host.send("shutdown", timeout) for host in hosts}
+            for found, records in _answers(list(asked.values()), 2 * timeout + NOTICE_S):
+                failures += [failure for data in found for failure in _platform_errors(unpack_error(data))]
+                relay(records)
+            late = [name for host, answer in asked.items() if not answer.done() for name in host.labels]
+            failures += [Deadline(f"{name} did not stop in time; its process was ended") for name in late]
+        finally:
+            self._fleet.stop(timeout)
+        raise_first(failures)
+
+    def _greet(self, hosts: Iterable[str]) -> None:
+        greetings: dict[str, Greeting] = self._all("greet", dict.fromkeys(hosts, ()), START_S)
+        for name, found in greetings.items():
+            self._hosts[name].pid = found.pid
+        own = code_fingerprint()
+        problems = [
+            Problem("cluster.address", f"{name} at {found.address} runs other code", value=found.code, allowed=own)
+            for name, found in greetings.items()
+            if found.code != own
+        ]
+        if problems:
+            raise PlacementError(problems)
+
+    def _build(self, hosts: Iterable[RemoteHost]) -> None:
+        world_sizes = {name: self._placement.world_size(name) for name, _ in self._members}
+        given = self._packed, world_sizes, self._seed, self._homes()
+        self._all(
+            "build", {host.name: (replace(Seat.of(host.placed), name=host.name), *given) for host in hosts}, START_S
+        )
+
+    def _homes(self) -> dict[str, str]:
+        """The process of every rank."""
+        return {name: host.name for host in self._hosts.values() for name in host.labels}
+
+    def _form_groups(self) -> None:
+        """A process group for every set of hosts whose learners have several ranks."""
+        groups: dict[tuple[str, ...], list[PlacedHost]] = {}
+        for placed in self._placement.hosts:
+            names = tuple(name for name, _ in placed.members)
+            if set(names) & set(LEARNERS):
+                groups.setdefault(names, []).append(placed)
+        for hosts in groups.values():
+            if len(hosts) > 1:
+                self._form_group(hosts)
+
+    def _form_group(self, hosts: Sequence[PlacedHost]) -> None:
+        first, size = hosts[0].name, len(hosts)
+        meeting = self._all("meet", {first: (size,)}, START_S)[first]
+        cuda = bool(hosts[0].accelerators)
+        self._all(
+            "join",
+            {placed.name: (meeting, rank, size, self._deadline_s, cuda) for rank, placed in enumerate(hosts)},
+            START_S,
+        )
+
+    def _all(self, method: str, arguments: Mapping[str, tuple[Any, ...]], timeout: float) -> dict[str, Any]:
+        """The answers of these hosts by name, except those that died and may be started again.
+
+        Raises the first error of the others, or Deadline naming who did not answer.
+        """
+        alive = {name: values for name, values in arguments.items() if self._hosts[name].death is None}
+        asked = {name: self._hosts[name].send(method, *values) for name, values in alive.items()}
+        until = time.monotonic() + timeout
+        while asked:
+            left = max(0.0, until - time.monotonic())
+            concurrent.futures.wait(asked.values(), left, concurrent.futures.FIRST_EXCEPTION)
+            failed = {name: future.exception() for name, future in asked.items() if future.done()}
+            failed = {name: error for name, error in failed.items() if error is not None}
+            for name, error in failed.items():
+                if not (isinstance(error, WorkerDied) and self._restarts.possible(self._hosts[name])):
+                    raise error
+                self._hosts[name].died(error)
+                del asked[name]
+            if not failed:
+                break
+        late = [name for name, future in asked.items() if not future.done()]
+        if late:
+            raise Deadline(f"{', '.join(late)} did not answer to {method} within {timeout:g} s")
+        return {name: future.result() for name, future in asked.items()}
+
+    def _home(self, *sides: Sequence[str]) -> str:
+        for labels in sides:
+            for host in self._hosts.values():
+                if set(host.labels) & set(labels):
+                    return host.name
+        return next(iter(self._hosts))
+
+    def _status(self, name: str) -> str:
+        if name == RUNNER:
+            waiting = waiting_on(threading.main_thread().ident)
+            return f"waiting on {waiting}" if waiting else "busy"
+        return next((host.doing(name) for host in self._hosts.values() if name in host.labels), "not started")
+
+    def _on_failure(self, name: str | None, error: PlatformError) -> None:
+        """Tells all processes; waits for none, as this runs where answers arrive."""
+        data, number = pack_error(error), next(self._numbers)
+        for host in self._hosts.values():
+            if host.death is None:
+                self._told.append(host.send("fail", name, data, number))
+
+    def _on_death(self, host: RemoteHost, error: WorkerDied) -> None:
+        for name in host.labels if self._restarts.possible(host) else [None]:  # None: the run ends, all may know
+            self._on_failure(name, error)
+
+    def _peers_of(self, component: str) -> Callable[[float], WorkerDied | None]:
+        """How ranks of this component learn that one they compute with has died."""
+        together = component in LEARNERS and self._placement.world_size(component) > 1
+        return self._lost_peer if together else lambda patience: None
+
+    def _lost_peer(self, patience: float) -> WorkerDied | None:
+        """The death of a process of this run, if one becomes known within `patience` seconds."""
+        until = time.monotonic() + patience
+        while True:
+            found = next((host.death for host in self._hosts.values() if host.death is not None), None)
+            if found is not None or time.monotonic() >= until:
+                return found
+            time.sleep(LOOK_S)
+
+
+def _answers(asked: Sequence[Future[Any]], timeout: float) -> list[Any]:
+    """What those who answered in time said; a process that is gone says nothing."""
+    until = time.monotonic() + timeout
+    concurrent.futures.wait(asked, max(0.0, until - time.monotonic()))
+    done = [future for future in asked if future.done()]
+    for future in done:
+        if (error := future.exception()) is not None and not isinstance(error, WorkerDied):
+            raise error
+    return [future.result() for future in done if future.exception() is None]
+
+
+def _platform_errors(error: BaseException) -> list[PlatformError]:
+    return [error] if isinstance(error, PlatformError) else []

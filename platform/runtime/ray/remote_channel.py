@@ -1,0 +1,325 @@
+"""Channels between processes: the queue lives in one of them, its home; the others reach it by calls.
+
+In its home a channel passes references as in one process. From and to other processes items travel as parcels, batch
+by batch; large ones do not pass through the home, only references to them do. A home that dies takes the queue with it:
+everyone who calls it gets WorkerDied. How calls reach another process is the runtime's part (`Link`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+from weakref import WeakValueDictionary
+
+from rl_platform.errors import Deadline, PlatformError, WorkerDied, WorkerError
+from rl_platform.runtime.channel import Channel, ChannelStats
+from rl_platform.runtime.ray.outbox import Outbox, Put
+from rl_platform.runtime.ray.parcels import Parcel, Store, opened, parcel, stored, together
+from rl_platform.runtime.ray.wire import References, pack_error, unpack_error
+from rl_platform.runtime.waits import caller, waits_on
+
+
+class Link(Store, Protocol):
+    """Calls to other processes and the object store they share."""
+
+    def ask(self, host: str, method: str, *arguments: Any, limit: float) -> Any:
+        """What the host answers. Raises its error, WorkerDied if it is gone, Deadline if it has hung for `limit` s."""
+
+    def address(self) -> str:
+        """Of this process's node, for the others."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Which channel is meant and where it lives, with all that its home needs to make it at the first use."""
+
+    number: int
+    name: str
+    home: str
+    capacity: int
+    deadline_s: float
+    producers: tuple[str, ...]
+    consumers: tuple[str, ...]
+
+
+class Exchange:
+    """The channels of one process: those that live here, and ways to the others. `here`: this host, or `runner`."""
+
+    def __init__(self, here: str, link: Link, references: References, status: Callable[[str], str]) -> None:
+        self.here, self.link, self.references = here, link, references
+        self._status = status
+        self._lock = threading.Lock()
+        self._homes: dict[str, HomeChannel] = {}
+        self._outboxes: WeakValueDictionary[int, Outbox] = WeakValueDictionary()
+
+    def channel(self, address: Address) -> Channel[Any] | RemoteChannel:
+        """The queue itself if it lives here, otherwise a way to it."""
+        return self.home(address) if address.home == self.here else RemoteChannel(address, self)
+
+    def home(self, address: Address) -> HomeChannel:
+        with self._lock:
+            found = self._homes.get(address.name)
+            if found is None or found.address.number < address.number:  # a name serves again once its channel is closed
+                found = self._homes[address.name] = HomeChannel(address, self, self._status)
+            elif found.address.number > address.number:
+                raise WorkerDied(f"channel '{address.name}' was closed and is gone")
+            return found
+
+    def fail(self, label: str | None, error: PlatformError | None, before: float = math.inf) -> list[PlatformError]:
+        """Closes the channels here that name this producer or consumer (None: all); what was wrong with them.
+
+        before: those of this number or a higher one were made after the failure, which they may have overtaken.
+        """
+        with self._lock:
+            homes = [home for home in self._homes.values() if home.address.number < before]
+        found: list[PlatformError] = []
+        for channel in homes:
+            if label is None or label in (*channel.producers, *channel.consumers):
+                try:
+                    channel.close(error)
+                except PlatformError as failure:
+                    found.append(failure)
+        return found
+
+    def serve(self, address: Address, operation: str, arguments: tuple[Any, ...], who: str) -> Any:
+        """A call of another process, in a thread that bears the caller's name while it waits."""
+        thread = threading.current_thread()
+        own, thread.name = thread.name, who
+        try:
+            return getattr(self.home(address), f"serve_{operation}")(*arguments)
+        finally:
+            thread.name = own
+
+    def serve_at_once(self, address: Address, operation: str, arguments: tuple[Any, ...]) -> Any | None:
+        """As `serve`, if it needs no waiting and no work worth a thread; else nothing is done and None comes back."""
+        home = self.home(address)
+        if operation == "put":
+            return home.put_at_once(*arguments)
+        if operation == "close":
+            home.serve_close(*arguments)
+            return []
+        return home.get_at_once(*arguments) if operation == "get_many" else None
+
+    def outbox(self, channel: RemoteChannel) -> Outbox:
+        """Where all threads of this process put what goes to a channel elsewhere."""
+        with self._lock:
+            outbox = self._outboxes.get(channel.address.number)
+            if outbox is None:
+                outbox = self._outboxes[channel.address.number] = Outbox(channel.send)
+            return outbox
+
+    def known_outbox(self, address: Address) -> Outbox | None:
+        """That of a channel on which somebody here has put."""
+        with self._lock:
+            return self._outboxes.get(address.number)
+
+    def flush(self, who: str) -> None:
+        """Returns when all that this user put is in its channels. Raises what kept it out."""
+        with self._lock:
+            outboxes = list(self._outboxes.values())
+        for outbox in outboxes:
+            outbox.flush(who)
+
+    def forms(self, items: Iterable[Any]) -> list[Any]:
+        """How each item travels to its channel."""
+        return [parcel(item, self.references).form for item in items]
+
+    def together(self, items: Sequence[Any]) -> list[Any]:
+        """How items travel to one who gets them; those that are parcels already go on as they came."""
+        return together(items, self.references)
+
+    def stored(self, forms: Sequence[Any]) -> list[Any]:
+        return stored(forms, self.link)
+
+    def opened(self, items: Sequence[Any]) -> list[Any]:
+        return opened(items, self.references, self.link)
+
+
+class HomeChannel(Channel[Any]):
+    """The queue. Items that were put from elsewhere are parcels until they are got."""
+
+    def __init__(self, address: Address, exchange: Exchange, status: Callable[[str], str]) -> None:
+        super().__init__(
+            address.name, address.capacity, address.deadline_s, address.producers, address.consumers, status
+        )
+        self.address, self._exchange = address, exchange
+
+    def get_many(
+        self, max_items: int, key: Hashable = None, timeout: float | None = None, linger: float = 0.0
+    ) -> list[Any]:
+        return self._exchange.opened(super().get_many(max_items, key, timeout, linger))
+
+    def get_batch(self, weight: float, timeout: float | None = None, key: Hashable = None) -> list[Any]:
+        return self._exchange.opened(super().get_batch(weight, timeout, key))
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in super().__iter__():
+            yield self._exchange.opened([item])[0]
+
+    # For other processes: parcels in, parcels out.
+
+    def serve_put(self, puts: Sequence[Put]) -> tuple[list[bytes | None], int]:
+        """What went wrong with each, and the room left. After one that waited in vain, none waits as long again."""
+        errors: list[bytes | None] = []
+        late = False
+        for put in puts:
+            threading.current_thread().name = put.who
+            try:
+                self.put_many([Parcel(form) for form in put.forms], put.weight, put.key, 0.0 if late else put.timeout)
+                errors.append(None)
+            except PlatformError as error:
+                late = late or isinstance(error, Deadline)
+                errors.append(pack_error(error))
+        return errors, 0 if self.closed else self.capacity - self._depth
+
+    def put_at_once(self, puts: Sequence[Put]) -> tuple[list[bytes | None], int] | None:
+        with self._lock:
+            fits = not self._closed and self._depth + sum(len(put.forms) for put in puts) <= self.capacity
+            for put in puts if fits else ():
+                stream = self._streams.get(put.key) or self._open(put.key)
+                self._add(stream, [(Parcel(form), put.weight) for form in put.forms])
+            return ([None] * len(puts), self.capacity - self._depth) if fits else None
+
+    def get_at_once(self, max_items: int, key: Hashable, _: float | None, linger: float) -> list[Any] | None:
+        with self._lock:
+            stream = self._streams.get(key)
+            if stream is None or max_items < 1 or not stream.items or stream.gathering:
+                return None
+            if linger > 0 and len(stream.items) < max_items:
+                return None
+            if not all(isinstance(item, Parcel) for item, _ in itertools.islice(stream.items, max_items)):
+                return None
+            taken = self._take(stream, max_items)
+            self._forget(key, stream)
+        return self._exchange.stored([item.form for item, _ in taken])
+
+    def serve_get_many(self, max_items: int, key: Hashable, timeout: float | None, linger: float) -> list[Any]:
+        return self._forms(super().get_many(max_items, key, timeout, linger))
+
+    def serve_get_batch(self, weight: float, timeout: float | None, key: Hashable) -> list[Any]:
+        return self._forms(super().get_batch(weight, timeout, key))
+
+    def serve_next(self) -> list[Any]:
+        """The next item without a key, or nothing at a clean end."""
+        for item in super().__iter__():
+            return self._forms([item])
+        return []
+
+    def serve_close(self, error: bytes | None) -> None:
+        self.close(None if error is None else unpack_error(error))
+
+    def serve_closed(self) -> bool:
+        return self.closed
+
+    def serve_stats(self) -> ChannelStats:
+        return self.stats()
+
+    def serve_check_integrity(self) -> None:
+        self.check_integrity()
+
+    def _forms(self, items: list[Any]) -> list[Any]:
+        try:
+            return self._exchange.stored(self._exchange.together(items))
+        except Exception as error:  # they are out of the queue and will reach nobody
+            lost = WorkerError(f"channel '{self.name}': an item cannot travel to another process: {error}")
+            self.close(lost)
+            raise lost from error
+
+
+class RemoteChannel:
+    """A channel that lives in another process; methods and meanings of `Channel`.
+
+    A put to a channel with plenty of room returns before its items arrive; see `Outbox`. They are there when this
+    thread gets, when this process asks for anything else or closes, and when the call of the rank ends.
+    """
+
+    def __init__(self, address: Address, exchange: Exchange) -> None:
+        self.address, self._exchange = address, exchange
+        self.name, self.capacity = address.name, address.capacity
+        self.producers, self.consumers = address.producers, address.consumers
+        self._closed = False
+        self._outbox: Outbox | None = None
+
+    def put(self, item: Any, weight: float = 1, key: Hashable = None, timeout: float | None = None) -> None:
+        self.put_many((item,), weight, key, timeout)
+
+    def put_many(
+        self, items: Iterable[Any], weight: float = 1, key: Hashable = None, timeout: float | None = None
+    ) -> None:
+        if weight < 0:
+            raise ValueError(f"channel '{self.name}': weight {weight} must not be negative")
+        forms = self._exchange.forms(items)
+        if forms:
+            self._outbox = self._outbox or self._exchange.outbox(self)
+            with waits_on(self.name):
+                self._outbox.put(Put(forms, weight, key, timeout, caller()))
+
+    def get(self, key: Hashable = None, timeout: float | None = None) -> Any:
+        return self.get_many(1, key, timeout)[0]
+
+    def get_many(
+        self, max_items: int, key: Hashable = None, timeout: float | None = None, linger: float = 0.0
+    ) -> list[Any]:
+        return self._opened(self._ask("get_many", max_items, key, timeout, linger, timeout=timeout))
+
+    def get_batch(self, weight: float, timeout: float | None = None, key: Hashable = None) -> list[Any]:
+        return self._opened(self._ask("get_batch", weight, timeout, key, timeout=timeout))
+
+    def __iter__(self) -> Iterator[Any]:
+        while items := self._opened(self._ask("next")):
+            yield from items
+
+    def close(self, error: BaseException | None = None) -> None:
+        try:
+            if error is None:
+                self._flush()
+        except PlatformError as failure:
+            error = failure
+            raise
+        finally:
+            self._call("close", None if error is None else pack_error(error))
+            self._closed = True
+            if (outbox := self._exchange.known_outbox(self.address)) is not None:
+                outbox.distrust()
+
+    @property
+    def closed(self) -> bool:
+        self._closed = self._closed or bool(self._ask("closed"))
+        return self._closed
+
+    def stats(self) -> ChannelStats:
+        found: ChannelStats = self._ask("stats")
+        return found
+
+    def check_integrity(self) -> None:
+        self._ask("check_integrity")
+
+    def _opened(self, forms: list[Any]) -> list[Any]:
+        return self._exchange.opened([Parcel(form) for form in forms])
+
+    def send(self, puts: Sequence[Put]) -> tuple[Sequence[bytes | None], int]:
+        limit = max(self.address.deadline_s if put.timeout is None else put.timeout for put in puts)
+        forms = iter(self._exchange.stored([form for put in puts for form in put.forms]))
+        sent = [replace(put, forms=list(itertools.islice(forms, len(put.forms)))) for put in puts]
+        answer: tuple[Sequence[bytes | None], int] = self._call("put", sent, timeout=limit)
+        return answer
+
+    def _ask(self, operation: str, *arguments: Any, timeout: float | None = None) -> Any:
+        """After what was put before: by this thread, and unless items are wanted, by the whole process."""
+        self._flush(caller() if operation in ("get_many", "get_batch", "next") else "")
+        return self._call(operation, *arguments, timeout=timeout)
+
+    def _flush(self, who: str = "") -> None:
+        if (outbox := self._exchange.known_outbox(self.address)) is not None:
+            with waits_on(self.name):
+                outbox.flush(who)
+
+    def _call(self, operation: str, *arguments: Any, timeout: float | None = None) -> Any:
+        limit = self.address.deadline_s if timeout is None else timeout
+        home = self.address.home
+        with waits_on(self.name):
+            return self._exchange.link.ask(home, "channel", self.address, operation, arguments, caller(), limit=limit)

@@ -1,0 +1,189 @@
+"""The runner's view of hosts in other processes: workers that send calls, and what is known of each process.
+
+How a call travels is the runtime's part (`Send`). What a rank does and how far it is arrives a few times a second, so
+that asking never blocks; a rank's timings arrive with each of its results.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from rl_platform.errors import PlatformError, WorkerDied, WorkerError
+from rl_platform.runtime.host import FailureHook, PlacedHost, Progress, label
+from rl_platform.runtime.ray.process import Names, Outcome, Record
+from rl_platform.runtime.ray.wire import SHARED, Answer, pack, unpack, unpack_error
+
+Send = Callable[..., "Future[Any]"]
+DEATH_NOTICE_S = 5.0  # how long after a rank's own error the death of another process may become known
+
+
+class RemoteHost:
+    """One host's process as the runner knows it; `name` is the process's.
+
+    `send(method, *arguments)` raises WorkerDied in its future.
+    """
+
+    def __init__(self, name: str, placed: PlacedHost, send: Send, on_death: Callable[..., None]) -> None:
+        self.name, self.placed, self.members, self.send = name, placed, tuple(placed.members), send
+        self.labels = tuple(label(*member) for member in self.members)
+        self.death: WorkerDied | None = None
+        self.pid = 0
+        self.stopping = False
+        self._on_death = on_death
+        self._states: dict[str, tuple[str, tuple[int, int, str]]] = {}
+
+    def watch(self) -> None:
+        """Keeps asking how the ranks are, until the process ends."""
+        if not self.stopping:
+            self.send("pulse").add_done_callback(self._heard)
+
+    def _heard(self, answer: Future[Any]) -> None:
+        error = answer.exception()
+        if error is not None:
+            self.died(error)
+            return
+        self._states, records = answer.result()
+        relay(records)
+        self.watch()
+
+    def died(self, error: BaseException) -> None:
+        """The process is gone; told to the runtime once, and not at all while it is being stopped."""
+        if self.death is None and not self.stopping:
+            self.death = error if isinstance(error, WorkerDied) else WorkerDied(f"{self.name}: {error}")
+            self._on_death(self, self.death)
+
+    def doing(self, name: str) -> str:
+        return "dead" if self.death is not None else self._states.get(name, ("idle", (0, 0, "")))[0]
+
+    def progress(self, name: str) -> Progress:
+        return Progress(*self._states.get(name, ("", (0, 0, "")))[1])
+
+
+class RemoteWorker:
+    """A rank in another process. `peers_died`: set when any process of the run is known to be gone."""
+
+    def __init__(
+        self,
+        host: RemoteHost,
+        member: tuple[str, int],
+        names: Names,
+        packed: SharedArguments,
+        on_failure: FailureHook,
+        lost_peer: Callable[[float], WorkerDied | None],
+    ) -> None:
+        self.label = label(*member)
+        self._host, self._member, self._names, self._packed = host, member, names, packed
+        self._on_failure, self._lost_peer = on_failure, lost_peer
+        self._count = 0
+        self._order, self._telling = threading.Lock(), threading.Lock()  # what arrives must not wait for what is sent
+        self._timings: dict[str, tuple[int, float]] = {}
+        self._told_by = -1  # the latest call of this process that told them: results may overtake each other
+
+    def submit(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Future[Any]:
+        """Raises what pickling raises for arguments that cannot travel."""
+        arguments = self._packed(args, kwargs)
+        future: Future[Any] = Future()
+        with self._order:
+            host = self._host
+            if host.death is not None:
+                future.set_exception(host.death)
+                return future
+            number = self._count
+            sent = host.send("call", self._member, number, method, arguments)
+            self._count += 1
+        sent.add_done_callback(lambda done: self._finish(host, number, done, future))
+        return future
+
+    def move(self, host: RemoteHost) -> None:
+        """Calls go to the process that was started in place of the one that died."""
+        with self._order, self._telling:
+            self._host, self._count, self._told_by = host, 0, -1
+
+    def doing(self) -> str:
+        return self._host.doing(self.label)
+
+    def timings(self) -> dict[str, tuple[int, float]]:
+        return self._timings.copy()
+
+    def progress(self) -> Progress:
+        return self._host.progress(self.label)
+
+    def _finish(self, host: RemoteHost, number: int, done: Future[Outcome], future: Future[Any]) -> None:
+        try:
+            error = done.exception()
+            if error is not None:
+                host.died(error)
+                self._fail(host.death or error, future)
+                return
+            outcome = done.result()
+            with self._telling:
+                if host is self._host and number > self._told_by:
+                    self._told_by, self._timings = number, outcome.timings
+            if outcome.error is not None:
+                self._fail_or_lost(unpack_error(outcome.error), future)
+                return
+            assert outcome.result is not None
+            future.set_result(unpack(outcome.result, self._names, copy=True))
+        except BaseException as error:  # nobody else would tell who waits for this call
+            self._fail(WorkerError(f"the result of {self.label} cannot be read: {error}"), future)
+
+    def _fail_or_lost(self, error: BaseException, future: Future[Any]) -> None:
+        """A rank whose partner in a collective died fails too, often first: then the death is the news."""
+        if not isinstance(error, WorkerError):
+            self._fail(error, future)
+            return
+
+        def decide() -> None:
+            death = self._lost_peer(DEATH_NOTICE_S)
+            if death is not None:
+                death.__cause__ = death.__cause__ or error
+            self._fail(death or error, future)
+
+        threading.Thread(target=decide, daemon=True).start()
+
+    def _fail(self, error: BaseException, future: Future[Any]) -> None:
+        try:
+            if isinstance(error, PlatformError):
+                self._on_failure(self.label, error)
+        finally:
+            future.set_exception(error)
+
+
+def answered(future: Future[Any], typed: Callable[[BaseException], PlatformError], done: Future[Answer]) -> None:
+    """Passes the answer on to the future of a `Send`; `typed` makes what the transport raised an error of ours."""
+    error = done.exception()
+    if error is not None:
+        future.set_exception(typed(error))
+        return
+    value, failure = done.result()
+    if failure is None:
+        future.set_result(value)
+    else:
+        future.set_exception(unpack_error(failure))
+
+
+class SharedArguments:
+    """Packs a call's arguments, once for all ranks of a group; large ones are put where every process can read them."""
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+        self._last: tuple[Any, Any, Any] = (None, None, None)
+
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        last_args, last_kwargs, packed = self._last
+        if args is not last_args or kwargs is not last_kwargs:
+            packed = pack((args, dict(kwargs)), self._names)
+            if packed.size >= SHARED:
+                packed = self._names.link.store(packed)
+            self._last = args, kwargs, packed
+        return packed
+
+
+def relay(records: Sequence[Record]) -> None:
+    """Log records of another process, as if they were written here."""
+    for name, level, message in records:
+        logging.getLogger(name).log(level, message)
