@@ -70,7 +70,7 @@ def batch(lengths: list[int], vocabulary: int) -> RolloutBatch:
 def engine(backend: str, shape: dict[str, int], values: bool) -> TrainingEngine:
     import torch
 
-    from rl_platform.config.components import Trainable
+    from rl_platform.config.schema.models import Trainable
     from rl_platform.engines.training.build import training_engine
     from rl_platform.models.forward import TokenPolicy, TokenValues
     from rl_platform.models.language import LanguageModel

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rl_platform.algorithms.aggregation import Denominators
 from rl_platform.algorithms.losses import ModelOutputs, actor_loss, critic_loss
-from rl_platform.config.algorithm import Algorithm
+from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.records import RolloutBatch
 from rl_platform.runtime.cpu import keep_freed_memory
 

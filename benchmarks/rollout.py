@@ -35,8 +35,8 @@ from _common import Entry, Lap, Turns, machine, new_parser, print_verdict, race,
 from _limit import measure_rates, tokens_at_limit
 from _sglang import cpu_engine, installed
 
-from rl_platform.config.components import Model
-from rl_platform.config.schema import Data, Task
+from rl_platform.config.schema.data import Data, Task
+from rl_platform.config.schema.models import Model
 from rl_platform.models.pretrained import model_folder
 from rl_platform.models.tokenizer import load_tokenizer
 

@@ -93,8 +93,8 @@ def ours(settings: argparse.Namespace, case: str, backend: str) -> Callable[[], 
     import torch
 
     from rl_platform.algorithms.losses import actor_loss
-    from rl_platform.config.algorithm import Algorithm
-    from rl_platform.config.components import Trainable
+    from rl_platform.config.schema.algorithm import Algorithm
+    from rl_platform.config.schema.models import Trainable
     from rl_platform.engines.training.base import MicroBatches
     from rl_platform.engines.training.build import training_engine
     from rl_platform.models.forward import TokenPolicy

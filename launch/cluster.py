@@ -25,7 +25,8 @@ from typing import Any
 import psutil
 import torch
 
-from rl_platform.config.schema import Cluster, Config
+from rl_platform.config.schema import Config
+from rl_platform.config.schema.cluster import Cluster
 from rl_platform.errors import PlacementError, Problem, RayLost, WorkerDied
 from rl_platform.interrupts import HELD_FROM_CHILDREN, take_back
 from rl_platform.placement.scheduler import Placement

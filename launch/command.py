@@ -14,7 +14,7 @@ import typer
 
 from rl_platform.config import LoadedConfig, load_config
 from rl_platform.config.rollout_backend import chosen_backend
-from rl_platform.config.schema import Cluster
+from rl_platform.config.schema.cluster import Cluster
 from rl_platform.errors import ConfigError, PlacementError, Problem
 from rl_platform.launch.planning import PlanForm, plan_text
 from rl_platform.launch.saved_run import find_run

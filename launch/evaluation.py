@@ -19,9 +19,10 @@ from rich.console import Console
 from rl_platform.accel.crowded_cores import wait_passively_when_crowded
 from rl_platform.checkpoint.store import Checkpoint, UnknownFormat
 from rl_platform.config import LoadedConfig
-from rl_platform.config.components import Critic, Parallel
-from rl_platform.config.schema import Cluster, Config
-from rl_platform.config.simulation import Env
+from rl_platform.config.schema import Config
+from rl_platform.config.schema.cluster import Cluster
+from rl_platform.config.schema.env import Env
+from rl_platform.config.schema.models import Critic, Parallel
 from rl_platform.config.source import COMMAND_LINE
 from rl_platform.envs.embodied.success import success_rates
 from rl_platform.envs.reasoning.tasks import build_questions

@@ -15,8 +15,8 @@ from importlib.metadata import version
 import psutil
 import torch
 
-from rl_platform.config.components import RewardModel
 from rl_platform.config.schema import Config
+from rl_platform.config.schema.reward import RewardModel
 from rl_platform.engines.rollout.sglang.program import VERSION as SGLANG
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import ConfigError, Problem

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import gymnasium
     from gymnasium.envs.registration import EnvSpec
 
-    from rl_platform.config.simulation import Env
+    from rl_platform.config.schema.env import Env
 
 logger = logging.getLogger(__name__)
 

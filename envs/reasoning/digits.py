@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable
 from difflib import get_close_matches
 
-from rl_platform.config.schema import Data, Task
+from rl_platform.config.schema.data import Data, Task
 from rl_platform.envs.reasoning.question import Question, Split
 from rl_platform.errors import ConfigError, Problem
 

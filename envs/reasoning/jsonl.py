@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rl_platform.config.schema import Data, Task
+from rl_platform.config.schema.data import Data, Task
 from rl_platform.envs.reasoning.question import Question, Split
 from rl_platform.errors import ConfigError, DataError, Problem
 from rl_platform.regular_file import read_regular

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_platform.config.schema import Data
+from rl_platform.config.schema.data import Data
 from rl_platform.envs.reasoning.question import Question
 from rl_platform.errors import CheckpointError, ConfigError, Problem
 from rl_platform.models.tokenizer import Tokenizer

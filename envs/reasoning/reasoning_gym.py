@@ -9,7 +9,7 @@ import dataclasses
 from difflib import get_close_matches
 from typing import Any
 
-from rl_platform.config.schema import Data, Task
+from rl_platform.config.schema.data import Data, Task
 from rl_platform.envs.reasoning.question import Question, Split
 from rl_platform.errors import ConfigError, Problem
 

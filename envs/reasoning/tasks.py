@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rl_platform.config.schema import Data
+from rl_platform.config.schema.data import Data
 from rl_platform.envs.reasoning.digits import digit_questions
 from rl_platform.envs.reasoning.jsonl import jsonl_questions
 from rl_platform.envs.reasoning.question import Split

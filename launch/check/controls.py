@@ -11,8 +11,8 @@ from rl_platform.algorithms.dynamic_sampling import DynamicSampler, Group
 from rl_platform.algorithms.kl import AdaptiveKLController, kl_controller
 from rl_platform.algorithms.mismatch import mismatch_weights
 from rl_platform.algorithms.pf_ppo import apply_pf_ppo, row_scores
-from rl_platform.config.algorithm import DynamicSampling, RolloutIS
 from rl_platform.config.schema import Config
+from rl_platform.config.schema.algorithm import DynamicSampling, RolloutIS
 from rl_platform.errors import DataError
 from rl_platform.launch.check.property import Difference, Property, compare
 from rl_platform.launch.check.samples import LARGEST_GROUP, Case

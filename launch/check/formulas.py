@@ -12,9 +12,9 @@ from torch import Tensor
 from rl_platform.algorithms.kl import full_kl, kl_estimate, kl_loss_estimate
 from rl_platform.algorithms.losses import ModelOutputs, value_loss
 from rl_platform.algorithms.policy_losses import policy_loss_function
-from rl_platform.config.algorithm import POLICY_LOSSES, Algorithm
 from rl_platform.config.effects import has_values
 from rl_platform.config.schema import Config
+from rl_platform.config.schema.algorithm import POLICY_LOSSES, Algorithm
 from rl_platform.launch.check.property import Difference, Property, compare
 from rl_platform.launch.check.samples import Case, LossFunction, loss_and_gradients
 from rl_platform.records import RolloutBatch

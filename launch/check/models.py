@@ -18,8 +18,9 @@ from torch import Tensor
 from rl_platform.components.actor import EmbodiedActor, LanguageActor
 from rl_platform.components.critic import LanguageCritic
 from rl_platform.components.reference import LanguageReference
-from rl_platform.config.components import Model, Optim, Parallel, RandomLM, Trainable
-from rl_platform.config.schema import Cluster, Config
+from rl_platform.config.schema import Config
+from rl_platform.config.schema.cluster import Cluster
+from rl_platform.config.schema.models import Model, Optim, Parallel, RandomLM, Trainable
 from rl_platform.launch.check.samples import (
     LONGEST_PROMPT,
     LONGEST_RESPONSE,

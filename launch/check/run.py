@@ -13,9 +13,9 @@ import torch
 from rich.console import Console
 
 from rl_platform.config import LoadedConfig
-from rl_platform.config.algorithm import POLICY_LOSSES
 from rl_platform.config.estimators import ESTIMATORS
 from rl_platform.config.schema import Config
+from rl_platform.config.schema.algorithm import POLICY_LOSSES
 from rl_platform.errors import ConfigError, PlatformError, WorkerError
 from rl_platform.launch.check import controls, estimators, formulas, layout, updates
 from rl_platform.launch.check.property import Outcome, Property

@@ -22,9 +22,9 @@ from rl_platform.algorithms.mismatch import mismatch_weights
 from rl_platform.algorithms.rewards import penalized, place_outcome_rewards
 from rl_platform.components.actor import action_levels
 from rl_platform.components.chunk_recording import ChunkRecording
-from rl_platform.config.algorithm import Algorithm
 from rl_platform.config.effects import has_values
 from rl_platform.config.schema import Config
+from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces
 from rl_platform.records import RolloutBatch
 from rl_platform.rng import generator

@@ -16,7 +16,7 @@ import numpy as np
 
 from rl_platform.accel.compiling import IN_ORDER, compiled_loops
 from rl_platform.algorithms.policy_losses import LARGEST_RATIO, SMALLEST_RATIO
-from rl_platform.config.algorithm import Algorithm
+from rl_platform.config.schema.algorithm import Algorithm
 
 LOG2_E = np.float32(math.log2(math.e))
 LN2_HIGH = np.float32(0.693359375)  # few bits: its product with a small integer is exact

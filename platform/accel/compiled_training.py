@@ -20,8 +20,8 @@ from rl_platform.accel import compiled_ppo as ppo
 from rl_platform.accel.compiled_policy import is_plain
 from rl_platform.algorithms.losses import actor_critic_loss
 from rl_platform.algorithms.metrics import Metrics, Names, Sums
-from rl_platform.config.algorithm import Algorithm
-from rl_platform.config.components import Optim
+from rl_platform.config.schema.algorithm import Algorithm
+from rl_platform.config.schema.models import Optim
 from rl_platform.engines.training.base import Loss, MicroBatches
 from rl_platform.engines.training.fsdp import FSDPEngine
 from rl_platform.engines.training.state import MOMENTS, adam_state

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rl_platform.algorithms.aggregation import Denominators
-from rl_platform.config.algorithm import ActionLevel, Algorithm, RewardLevel
+from rl_platform.config.schema.algorithm import ActionLevel, Algorithm, RewardLevel
 from rl_platform.records import RolloutBatch
 
 

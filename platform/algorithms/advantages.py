@@ -14,8 +14,8 @@ from rl_platform.algorithms.groups import group_baseline, grpo, leave_one_out, l
 from rl_platform.algorithms.statistics import whiten, whiten_rows
 from rl_platform.algorithms.user_estimator import Estimate, load_estimator
 from rl_platform.algorithms.validation import check_finite
-from rl_platform.config.algorithm import Algorithm
 from rl_platform.config.estimators import estimator_of
+from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.records import RolloutBatch
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rl_platform.config.algorithm import LossAggregation
+from rl_platform.config.schema.algorithm import LossAggregation
 
 
 @dataclass(frozen=True)

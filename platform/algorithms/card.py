@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from rl_platform.config.algorithm import PFPPO, Algorithm
 from rl_platform.config.estimators import ESTIMATORS, estimator_of
+from rl_platform.config.schema.algorithm import PFPPO, Algorithm
 
 DENOMINATORS = {
     "token-mean": "active positions of the mini-batch",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rl_platform.algorithms.aggregation import select
-from rl_platform.config.algorithm import KLControl, KLGradient, KLLossEstimator
+from rl_platform.config.schema.algorithm import KLControl, KLGradient, KLLossEstimator
 from rl_platform.errors import CheckpointError
 
 EXPONENT_LIMIT = 20.0  # |d| beyond this would overflow or drown everything else

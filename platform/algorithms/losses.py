@@ -18,7 +18,7 @@ from rl_platform.algorithms.aggregation import Denominators, aggregate, select
 from rl_platform.algorithms.kl import kl_loss_estimate
 from rl_platform.algorithms.metrics import Metrics, active_positions, over
 from rl_platform.algorithms.policy_losses import LOG_RATIO_LIMIT, policy_loss_function, positive_nll
-from rl_platform.config.algorithm import Algorithm
+from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.records import RolloutBatch
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rl_platform.algorithms.aggregation import select
 from rl_platform.algorithms.statistics import active_numbers, masked_mean
-from rl_platform.config.algorithm import Rejection, RolloutIS
+from rl_platform.config.schema.algorithm import Rejection, RolloutIS
 
 EXPONENT_LIMIT = 20.0
 

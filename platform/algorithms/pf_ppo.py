@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rl_platform.config.algorithm import PFPPO
+from rl_platform.config.schema.algorithm import PFPPO
 from rl_platform.errors import DataError
 from rl_platform.records import RolloutBatch
 

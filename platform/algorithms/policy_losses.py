@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from rl_platform.algorithms.aggregation import Denominators, select
 from rl_platform.algorithms.metrics import Metrics, active_positions, over
-from rl_platform.config.algorithm import Algorithm, PositiveNLLNorm
+from rl_platform.config.schema.algorithm import Algorithm, PositiveNLLNorm
 from rl_platform.user_function import load_function, misfit
 
 KEY = "algorithm.policy_loss"

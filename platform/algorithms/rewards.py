@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rl_platform.algorithms.aggregation import select
 from rl_platform.algorithms.kl import kl_estimate
-from rl_platform.config.algorithm import Algorithm, KLPenalty
+from rl_platform.config.schema.algorithm import Algorithm, KLPenalty
 from rl_platform.records import RolloutBatch
 
 

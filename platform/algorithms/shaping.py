@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rl_platform.algorithms.statistics import SMALLEST_VARIANCE, WHITEN_EPSILON, masked_mean, masked_var
-from rl_platform.config.algorithm import Algorithm, RewardScaling
+from rl_platform.config.schema.algorithm import Algorithm, RewardScaling
 
 
 @dataclass(frozen=True)

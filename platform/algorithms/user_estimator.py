@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rl_platform.algorithms.validation import first_not_finite
-from rl_platform.config.algorithm import Algorithm
+from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.records import RolloutBatch
 from rl_platform.user_function import load_function, misfit
 

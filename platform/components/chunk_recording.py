@@ -8,7 +8,7 @@ import torch
 from rl_platform.algorithms.action_levels import ActionLevels
 from rl_platform.components.policy_rollout import Actions
 from rl_platform.components.recording import bootstrapped
-from rl_platform.config.algorithm import Bootstrap
+from rl_platform.config.schema.algorithm import Bootstrap
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.envs.embodied.vector import EpisodeStats, StepResult
 from rl_platform.records import RolloutBatch

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_platform.config.simulation import Env
+from rl_platform.config.schema.env import Env
 from rl_platform.envs.embodied.success import Success, success_rates
 
 

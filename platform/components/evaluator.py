@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from rl_platform.algorithms.losses import ModelOutputs
 from rl_platform.components.base import ComponentContext
-from rl_platform.config.components import Actor, Critic
 from rl_platform.config.schema import Config
+from rl_platform.config.schema.models import Actor, Critic
 from rl_platform.engines.training.base import MicroBatches
 from rl_platform.engines.training.build import training_engine
 from rl_platform.engines.training.offload import OffloadingEngine

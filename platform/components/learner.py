@@ -14,9 +14,9 @@ from rl_platform.checkpoint.files import Written
 from rl_platform.components.base import ComponentContext
 from rl_platform.components.evaluator import Evaluator
 from rl_platform.components.failures import keep_failed_batch
-from rl_platform.config.components import Actor, Critic
 from rl_platform.config.rollout_backend import may_go_by_group
 from rl_platform.config.schema import Config
+from rl_platform.config.schema.models import Actor, Critic
 from rl_platform.engines.training.base import Loss, learning_rate
 from rl_platform.engines.training.offload import at_hand
 from rl_platform.engines.training.state import Sharded, State, state_bytes

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from rl_platform.components.policy_rollout import Actions
-from rl_platform.config.algorithm import Bootstrap
+from rl_platform.config.schema.algorithm import Bootstrap
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.envs.embodied.vector import EpisodeStats, StepResult
 from rl_platform.records import RolloutBatch

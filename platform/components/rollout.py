@@ -9,8 +9,8 @@ from dataclasses import replace
 from rl_platform.components.base import ComponentContext
 from rl_platform.components.conversations import Conversations
 from rl_platform.components.partial_rollout import Group, generate_until, share_of
-from rl_platform.config.components import Sampling
 from rl_platform.config.schema import Config
+from rl_platform.config.schema.rollout import Sampling
 from rl_platform.engines.rollout.base import Completion, Request
 from rl_platform.engines.rollout.build import rollout_engine
 from rl_platform.errors import WorkerError

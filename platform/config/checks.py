@@ -13,7 +13,6 @@ from typing import Any
 from rl_platform.config.action_level_rules import CHUNKS
 from rl_platform.config.batch_rules import broken_batch_rules
 from rl_platform.config.cluster_rules import broken_cluster_rules
-from rl_platform.config.components import Model, Optim, Sampling
 from rl_platform.config.controls import broken_controls
 from rl_platform.config.conversation_rules import broken_conversation_rules
 from rl_platform.config.effects import idle_keys
@@ -27,6 +26,8 @@ from rl_platform.config.policy_loss_rules import broken_policy_loss_rules
 from rl_platform.config.reward_rules import broken_reward_rules
 from rl_platform.config.rules import FUNCTION, BrokenRule
 from rl_platform.config.schema import Config
+from rl_platform.config.schema.models import Model, Optim
+from rl_platform.config.schema.rollout import Sampling
 from rl_platform.config.suggest import nearest
 from rl_platform.errors import Problem
 

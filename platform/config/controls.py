@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rl_platform.config.algorithm import POLICY_LOSSES
 from rl_platform.config.estimators import ESTIMATORS, estimator_of
 from rl_platform.config.rules import BrokenRule
 from rl_platform.config.schema import Config
+from rl_platform.config.schema.algorithm import POLICY_LOSSES
 
 _BOOTSTRAP = "algorithm.bootstrap_truncated"
 _OLD = "algorithm.old_log_probs"

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import annotated_types
 from pydantic.fields import FieldInfo
 
-from rl_platform.config.base import Section
 from rl_platform.config.schema import Config
+from rl_platform.config.schema.base import Section
 
 _WORDS: dict[Any, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Any: "anything"}
 

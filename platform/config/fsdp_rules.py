@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rl_platform.config.components import Trainable
 from rl_platform.config.rules import BrokenRule
 from rl_platform.config.schema import Config
+from rl_platform.config.schema.models import Trainable
 
 
 def laid_out(config: Config) -> dict[str, Trainable]:

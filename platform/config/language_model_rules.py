@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rl_platform.config.components import Model
 from rl_platform.config.rules import BrokenRule
+from rl_platform.config.schema.models import Model
 
 _TASK = "runner.task_type"
 

@@ -24,7 +24,9 @@ from rl_platform.config.inheritance import stale_keys
 from rl_platform.config.interpolation import resolve_references
 from rl_platform.config.layers import Layers
 from rl_platform.config.overrides import apply_overrides
-from rl_platform.config.schema import Cluster, Config, Runner
+from rl_platform.config.schema import Config
+from rl_platform.config.schema.cluster import Cluster
+from rl_platform.config.schema.runner import Runner
 from rl_platform.config.source import COMMAND_LINE, CoreLoader
 from rl_platform.errors import ConfigError, Problem
 

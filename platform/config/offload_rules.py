@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rl_platform.config.components import Offload
 from rl_platform.config.rules import BrokenRule
 from rl_platform.config.schema import Config
+from rl_platform.config.schema.models import Offload
 
 
 def offload_keys(config: Config) -> dict[str, Offload]:

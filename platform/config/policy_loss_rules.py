@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rl_platform.config.algorithm import POLICY_LOSSES
 from rl_platform.config.rules import FUNCTION, BrokenRule
 from rl_platform.config.schema import Config
+from rl_platform.config.schema.algorithm import POLICY_LOSSES
 from rl_platform.config.suggest import nearest
 
 _KIND, _TASK = "algorithm.policy_loss", "runner.task_type"

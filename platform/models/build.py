@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rl_platform.config.components import Lora, Model
 from rl_platform.config.schema import Config
+from rl_platform.config.schema.models import Lora, Model
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.language import LanguageModel
 from rl_platform.models.lora import add_adapters

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rl_platform.config.components import RewardModel
+from rl_platform.config.schema.reward import RewardModel
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.pretrained import model_folder, quiet_transformers
 from rl_platform.models.tokenizer import Message

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from rl_platform.algorithms.action_levels import ActionLevels
-from rl_platform.config.components import Model
+from rl_platform.config.schema.models import Model
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import Problem
 from rl_platform.models.chunk_policy import ChunkPolicy

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from rl_platform.config.components import Lora
+from rl_platform.config.schema.models import Lora
 from rl_platform.errors import ConfigError, Problem
 
 ADAPTER = "default"  # peft's name of the only set of adapters, a part of the names of its parameters

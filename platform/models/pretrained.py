@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rl_platform.config.components import Model, RandomLM
+from rl_platform.config.schema.models import Model, RandomLM
 from rl_platform.errors import ConfigError, Problem
 
 # Families whose logits and greedy tokens a test compares to transformers'. Others may have attention of another shape,

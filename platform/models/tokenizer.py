@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from rl_platform.config.components import Model
+from rl_platform.config.schema.models import Model
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.pretrained import model_folder, not_loaded
 

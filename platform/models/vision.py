@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from rl_platform.config.vision import ConvNet
+from rl_platform.config.schema.models import ConvNet
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rl_platform.config.schema import Cluster, NodeGroup
+from rl_platform.config.schema.cluster import Cluster, NodeGroup
 from rl_platform.errors import Problem
 from rl_platform.placement.grammar import parse_nodes
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rl_platform.config.components import Parallel, Trainable
+from rl_platform.config.schema.models import Parallel, Trainable
 from rl_platform.placement.model_shape import FLOAT, ModelShape
 
 ADAM_STATES = 2

@@ -14,8 +14,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
-from rl_platform.config.components import Actor, Critic, Parallel
 from rl_platform.config.schema import Config
+from rl_platform.config.schema.models import Actor, Critic, Parallel
 from rl_platform.placement.hardware import GIB
 from rl_platform.placement.layout import Layout
 from rl_platform.placement.megatron_memory import ADAM_STATES, layout_of_learner, state_bytes

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rl_platform.config.components import Lora, Model, RandomLM
 from rl_platform.config.schema import Config
+from rl_platform.config.schema.models import Lora, Model, RandomLM
 from rl_platform.placement.known_models import KNOWN
 from rl_platform.placement.policy_shape import ACTIONS, IMAGE, IMAGE_CHANNELS, ConvShape, PolicyShape
 

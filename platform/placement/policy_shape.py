@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rl_platform.config.components import Lora
+    from rl_platform.config.schema.models import Lora
     from rl_platform.placement.model_shape import ModelShape
 
 OBSERVATIONS, ACTIONS = 64, 16  # assumed of an environment, which the plan does not start

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from rl_platform.config.schema import Cluster
+from rl_platform.config.schema.cluster import Cluster
 from rl_platform.errors import PlacementError, Problem
 from rl_platform.placement.grammar import Entry, Segment, did_you_mean, read, uneven
 from rl_platform.placement.inventory import NODE_GROUP, VISIBLE_DEVICES, Inventory

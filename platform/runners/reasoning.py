@@ -15,8 +15,8 @@ from rl_platform.components.critic import LanguageCritic
 from rl_platform.components.reference import LanguageReference
 from rl_platform.components.reward import Reward, verifier_spec
 from rl_platform.components.rollout import LanguageRollout
-from rl_platform.config.components import Sampling
 from rl_platform.config.schema import Config
+from rl_platform.config.schema.rollout import Sampling
 from rl_platform.envs.reasoning.prompts import PromptLoader, build_prompts
 from rl_platform.envs.reasoning.question import Split
 from rl_platform.metrics import Reporter

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from rl_platform.checkpoint.files import Written
 from rl_platform.checkpoint.store import Checkpoint, CheckpointStore, Part, Shards
-from rl_platform.config.components import Model, Trainable
 from rl_platform.config.schema import Config
+from rl_platform.config.schema.models import Model, Trainable
 from rl_platform.errors import CheckpointError
 from rl_platform.metrics import Reporter
 from rl_platform.runtime.group import WorkerGroup

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rl_platform.algorithms.rewards import place_outcome_rewards, place_process_rewards
 from rl_platform.algorithms.shaping import ShapedRewards, shape_rewards
-from rl_platform.config.algorithm import Algorithm
+from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.metrics import Sample
 from rl_platform.records import RolloutBatch, Trajectory
 

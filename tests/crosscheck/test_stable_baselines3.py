@@ -26,7 +26,7 @@ from rl_platform.algorithms.aggregation import Denominators
 from rl_platform.algorithms.gae import gae
 from rl_platform.algorithms.losses import ModelOutputs, actor_critic_loss
 from rl_platform.algorithms.statistics import explained_variance, whiten
-from rl_platform.config.algorithm import Algorithm
+from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.records import RolloutBatch
 
 STEPS, ENVS = 24, 5

@@ -30,7 +30,7 @@ from rl_platform.algorithms.losses import ModelOutputs, actor_loss
 from rl_platform.algorithms.mismatch import mismatch_weights
 from rl_platform.algorithms.rewards import place_outcome_rewards
 from rl_platform.algorithms.statistics import masked_mean, masked_var, whiten
-from rl_platform.config.algorithm import Algorithm, RolloutIS
+from rl_platform.config.schema.algorithm import Algorithm, RolloutIS
 from rl_platform.models.language import token_log_probs
 from rl_platform.records import RolloutBatch
 

@@ -67,7 +67,7 @@ def test_a_reward_may_print_although_the_pipe_is_closed(folder: Path):
         ["-m", "rl_platform.launch.tools.plot", "--help"],
         ["-m", "rl_platform.launch.tools.snapshot", "--help"],
         ["-m", "rl_platform.launch.tools.timeline", "--help"],
-        ["-m", "rl_platform.config.reference"],
+        ["-m", "rl_platform.config.documentation"],
     ],
     ids=lambda arguments: " ".join(arguments[-2:]),
 )

@@ -14,8 +14,10 @@ import psutil
 import pytest
 
 from rl_platform.components.reward import Reward
-from rl_platform.config.components import Reward as RewardConfig
-from rl_platform.config.schema import Cluster, Config, Runner
+from rl_platform.config.schema import Config
+from rl_platform.config.schema.cluster import Cluster
+from rl_platform.config.schema.reward import Reward as RewardConfig
+from rl_platform.config.schema.runner import Runner
 from rl_platform.envs.reasoning.score import DIED, RAISED, REFUSED, TIMEOUT
 from rl_platform.envs.reasoning.scoring import ScoringPool
 from rl_platform.envs.reasoning.verifiers import ScoreItem, VerifierSpec

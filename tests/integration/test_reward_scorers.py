@@ -17,7 +17,7 @@ import torch
 import yaml
 from reward_parts import make_classifier, reward_server, scores
 
-from rl_platform.config.components import RewardModel
+from rl_platform.config.schema.reward import RewardModel
 from rl_platform.envs.reasoning.http_scorer import HttpScorer
 from rl_platform.envs.reasoning.verifiers import ScoreItem
 from rl_platform.models.classifier import SequenceClassifier

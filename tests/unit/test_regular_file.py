@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from rl_platform.config import load_config
-from rl_platform.config.schema import Task
+from rl_platform.config.schema.data import Task
 from rl_platform.envs.reasoning.jsonl import read_questions
 from rl_platform.errors import ConfigError, DataError
 from rl_platform.planner.calibration import read_measured

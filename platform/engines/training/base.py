@@ -12,7 +12,7 @@ from torch import Tensor
 from rl_platform.algorithms.aggregation import Denominators
 from rl_platform.algorithms.losses import ModelOutputs
 from rl_platform.algorithms.metrics import Metrics
-from rl_platform.config.components import Optim
+from rl_platform.config.schema.models import Optim
 from rl_platform.engines.training.state import State
 from rl_platform.records import RolloutBatch
 

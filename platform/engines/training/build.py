@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from rl_platform.accel.compiled_training import CompiledEngine, compiles
-from rl_platform.config.components import Trainable
+from rl_platform.config.schema.models import Trainable
 from rl_platform.engines.training.base import TrainingEngine
 from rl_platform.engines.training.fsdp import FSDPEngine
 from rl_platform.engines.training.offload import OffloadingEngine

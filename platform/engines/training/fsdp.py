@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from rl_platform.algorithms.action_levels import denominators_of
 from rl_platform.algorithms.losses import ModelOutputs
 from rl_platform.algorithms.metrics import Metrics, Sums
-from rl_platform.config.components import Optim
+from rl_platform.config.schema.models import Optim
 from rl_platform.engines.training.base import Loss, MicroBatches
 from rl_platform.engines.training.sharing import balance_metrics_of, hidden_size_of, over_ranks, part_of, shares
 from rl_platform.engines.training.state import Sharded, State, adam_state

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from rl_platform.config.components import Trainable
+from rl_platform.config.schema.models import Trainable
 from rl_platform.errors import Problem
 from rl_platform.models.lora import unknown_targets
 

@@ -10,7 +10,7 @@ from rl_platform.algorithms.advantages import advantages
 from rl_platform.algorithms.gae import gae
 from rl_platform.algorithms.rewards import place_outcome_rewards
 from rl_platform.algorithms.statistics import whiten
-from rl_platform.config.algorithm import Algorithm
+from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.records import RolloutBatch
 
 NAN = float("nan")

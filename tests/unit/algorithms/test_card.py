@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rl_platform.algorithms.card import algorithm_card
-from rl_platform.config.algorithm import PFPPO, Algorithm, DynamicSampling, KLControl
+from rl_platform.config.schema.algorithm import PFPPO, Algorithm, DynamicSampling, KLControl
 
 
 def test_embodied_card() -> None:

@@ -5,7 +5,9 @@ from typing import get_args
 
 import pytest
 
-from rl_platform.config.algorithm import (
+from rl_platform.config.describe import choices, section_of, walk
+from rl_platform.config.estimators import ESTIMATORS
+from rl_platform.config.schema.algorithm import (
     PFPPO,
     POLICY_LOSSES,
     ActionLevel,
@@ -16,8 +18,6 @@ from rl_platform.config.algorithm import (
     LossAggregation,
     OldLogProbs,
 )
-from rl_platform.config.describe import choices, section_of, walk
-from rl_platform.config.estimators import ESTIMATORS
 
 TEXT = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text(encoding="utf-8")
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl_platform.algorithms.dynamic_sampling import DynamicSampler, samples_differ, split_groups
-from rl_platform.config.algorithm import DynamicSampling
+from rl_platform.config.schema.algorithm import DynamicSampling
 from rl_platform.errors import CheckpointError, DataError
 from rl_platform.records import Conversation, Prompt, Trajectory
 

@@ -16,7 +16,7 @@ from rl_platform.algorithms.kl import (
     kl_loss_estimate,
     sequence_mean_kl,
 )
-from rl_platform.config.algorithm import KLControl
+from rl_platform.config.schema.algorithm import KLControl
 from rl_platform.errors import CheckpointError
 
 DIFFERENCES = [-3.0, -2.0, -0.5, 0.0, 0.5, 2.0]

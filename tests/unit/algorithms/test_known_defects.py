@@ -21,10 +21,10 @@ from rl_platform.algorithms.rewards import penalize_kl, place_outcome_rewards
 from rl_platform.algorithms.schedule import mini_batches
 from rl_platform.algorithms.shaping import overlong_penalty
 from rl_platform.algorithms.statistics import masked_var, whiten
-from rl_platform.config.algorithm import Algorithm
 from rl_platform.config.estimators import ESTIMATORS, check_estimator
 from rl_platform.config.reward_rules import broken_reward_rules
 from rl_platform.config.schema import Config
+from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.records import Prompt, RolloutBatch, Trajectory
 from rl_platform.runners.trajectories import rollout_batch, shaped_rewards
 

@@ -18,7 +18,7 @@ from rl_platform.algorithms.losses import ModelOutputs, actor_critic_loss, actor
 from rl_platform.algorithms.metrics import Metrics
 from rl_platform.algorithms.mismatch import mismatch_weights
 from rl_platform.algorithms.policy_losses import ppo_clip
-from rl_platform.config.algorithm import Algorithm
+from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.records import RolloutBatch
 
 MODES = ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm", "token-sum"]

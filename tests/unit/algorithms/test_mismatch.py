@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rl_platform.algorithms.mismatch import mismatch_metrics, mismatch_weights, token_mismatch_metrics
-from rl_platform.config.algorithm import RolloutIS
+from rl_platform.config.schema.algorithm import RolloutIS
 
 TRAINED = torch.tensor([[-1.0, -1.0, -2.0, -0.5]])
 ROLLED = torch.tensor([[-1.2, -3.0, -1.0, -0.5]])

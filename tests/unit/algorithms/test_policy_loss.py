@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rl_platform.algorithms.metrics import Metrics
 from rl_platform.algorithms.policy_losses import ppo_clip
-from rl_platform.config.algorithm import Algorithm
+from rl_platform.config.schema.algorithm import Algorithm
 
 RATIOS = [0.5, 0.79, 1.0, 1.25, 1.3, 2.9, 3.5, 10.0]
 

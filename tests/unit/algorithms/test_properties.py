@@ -20,8 +20,8 @@ from rl_platform.algorithms.advantages import advantages
 from rl_platform.algorithms.kl import sequence_mean_kl
 from rl_platform.algorithms.mismatch import mismatch_weights
 from rl_platform.algorithms.rewards import penalize_kl, place_outcome_rewards
-from rl_platform.config.algorithm import Algorithm, RolloutIS
 from rl_platform.config.estimators import ESTIMATORS
+from rl_platform.config.schema.algorithm import Algorithm, RolloutIS
 from rl_platform.records import RolloutBatch
 
 END_TO_END = "integration/test_batch_layout_invariance.py"

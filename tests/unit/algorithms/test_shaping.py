@@ -17,7 +17,7 @@ from rl_platform.algorithms.shaping import (
     shape_rewards,
     whiten_rewards,
 )
-from rl_platform.config.algorithm import Algorithm, RewardScaling
+from rl_platform.config.schema.algorithm import Algorithm, RewardScaling
 
 NAN = float("nan")
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rl_platform.algorithms.advantages import advantages, estimator
-from rl_platform.config.algorithm import Algorithm
+from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.errors import ConfigError
 from rl_platform.records import RolloutBatch
 

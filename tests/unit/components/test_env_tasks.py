@@ -15,7 +15,7 @@ from rl_platform.components.environment import Environment
 from rl_platform.components.policy_ranks import PolicyRanks
 from rl_platform.components.policy_rollout import Observations
 from rl_platform.config.schema import Config
-from rl_platform.config.simulation import Env
+from rl_platform.config.schema.env import Env
 from rl_platform.envs.embodied.success import Success
 
 

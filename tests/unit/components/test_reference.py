@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rl_platform.components.actor import LanguageActor
 from rl_platform.components.base import ComponentContext
-from rl_platform.config.schema import Cluster
+from rl_platform.config.schema.cluster import Cluster
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import layout_of
 from rl_platform.placement.memory import MemoryModel

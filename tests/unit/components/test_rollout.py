@@ -8,7 +8,7 @@ import pytest
 
 from rl_platform.components.actor import LanguageActor
 from rl_platform.components.rollout import LanguageRollout
-from rl_platform.config.components import Sampling, ValSampling
+from rl_platform.config.schema.rollout import Sampling, ValSampling
 from rl_platform.errors import ConfigError
 from rl_platform.records import Prompt, Trajectory, WeightsReceived
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rl_platform.config.describe import section_of, walk
-from rl_platform.config.schema import NodeGroup
+from rl_platform.config.schema.cluster import NodeGroup
 
 ROOT = Path(__file__).parents[3]
 CONFIG = ROOT / "platform" / "config"

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from rl_platform.config import load_config
-from rl_platform.config.schema import Cluster, Config
+from rl_platform.config.schema import Config
+from rl_platform.config.schema.cluster import Cluster
 from rl_platform.errors import ConfigError
 from rl_platform.placement.inventory import inventory_for
 

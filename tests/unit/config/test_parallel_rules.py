@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rl_platform.config.components import Parallel
+from rl_platform.config.schema.models import Parallel
 
 MEGATRON = "actor.training_backend=megatron"
 CRITIC = "critic.training_backend=megatron"

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from rl_platform.algorithms.action_levels import denominators_of
 from rl_platform.algorithms.losses import ModelOutputs
-from rl_platform.config.components import Model, Optim, Parallel
+from rl_platform.config.schema.models import Model, Optim, Parallel
 from rl_platform.engines.training.base import MicroBatches
 from rl_platform.engines.training.fsdp import FSDPEngine
 from rl_platform.engines.training.state_files import read, write

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from rl_platform.algorithms.losses import actor_critic_loss, actor_loss, critic_loss
-from rl_platform.config.algorithm import Algorithm
-from rl_platform.config.components import Optim
+from rl_platform.config.schema.algorithm import Algorithm
+from rl_platform.config.schema.models import Optim
 from rl_platform.engines.offload import storages
 from rl_platform.engines.training.base import MicroBatches
 from rl_platform.engines.training.fsdp import FSDPEngine

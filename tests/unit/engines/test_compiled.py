@@ -12,8 +12,8 @@ import torch
 
 from rl_platform.accel.compiled_training import CompiledEngine
 from rl_platform.algorithms.losses import actor_critic_loss
-from rl_platform.config.algorithm import Algorithm
-from rl_platform.config.components import Optim, Trainable
+from rl_platform.config.schema.algorithm import Algorithm
+from rl_platform.config.schema.models import Optim, Trainable
 from rl_platform.engines.training.base import MicroBatches
 from rl_platform.engines.training.build import training_engine
 from rl_platform.engines.training.fsdp import FSDPEngine

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rl_platform.config.components import Model, Parallel
+from rl_platform.config.schema.models import Model, Parallel
 from rl_platform.engines.training.base import MicroBatches
 from rl_platform.engines.training.megatron import vocab_parallel
 from rl_platform.engines.training.state_files import read, read_whole, write

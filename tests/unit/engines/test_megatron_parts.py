@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rl_platform.config.components import Parallel
+from rl_platform.config.schema.models import Parallel
 from rl_platform.engines.training.megatron import vocab_parallel
 from rl_platform.engines.training.megatron.supported import unfit, uses_transformer_engine
 from rl_platform.engines.training.megatron.vocab_parallel import vocab_parallel_full_kl, vocab_parallel_log_probs

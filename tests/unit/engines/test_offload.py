@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from rl_platform.config.components import Actor
+from rl_platform.config.schema.models import Actor
 from rl_platform.engines.offload import Swap, storages
 from rl_platform.engines.training.build import training_engine
 from rl_platform.engines.training.offload import OffloadingEngine, at_hand

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rl_platform.checkpoint.files import HashingWriter, damage
-from rl_platform.config.components import Optim
+from rl_platform.config.schema.models import Optim
 from rl_platform.engines.training.fsdp import FSDPEngine
 from rl_platform.engines.training.state import Sharded, State, adam_state, state_bytes
 from rl_platform.engines.training.state_files import read, read_whole, write

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl_platform.algorithms.schedule import mini_batches
-from rl_platform.config.components import Optim
+from rl_platform.config.schema.models import Optim
 from rl_platform.engines.training.base import MicroBatches, learning_rate
 from rl_platform.engines.training.fsdp import shares
 from rl_platform.engines.training.state_files import read, write

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from rl_platform.config.schema import Data
+from rl_platform.config.schema.data import Data
 from rl_platform.envs.reasoning.prompts import PromptLoader, build_prompts
 from rl_platform.envs.reasoning.question import Question
 from rl_platform.errors import CheckpointError, ConfigError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_platform.config.schema import Data, Task
+from rl_platform.config.schema.data import Data, Task
 from rl_platform.envs.reasoning.jsonl import final_answer, read_questions
 from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.errors import ConfigError, DataError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_platform.config.components import Model, RandomLM
+from rl_platform.config.schema.models import Model, RandomLM
 from rl_platform.errors import ConfigError
 from rl_platform.models.tokenizer import ByteTokenizer, load_tokenizer
 

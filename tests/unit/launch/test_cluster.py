@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rl_platform.config.schema import Cluster
+from rl_platform.config.schema.cluster import Cluster
 from rl_platform.errors import PlacementError
 from rl_platform.launch.cluster import ray_cluster, uses_ray
 from rl_platform.launch.command import load

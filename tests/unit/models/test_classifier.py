@@ -10,7 +10,7 @@ import torch
 from reward_parts import make_classifier
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from rl_platform.config.components import RewardModel
+from rl_platform.config.schema.reward import RewardModel
 from rl_platform.errors import ConfigError
 from rl_platform.models.classifier import SequenceClassifier, load_parts
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rl_platform.algorithms.action_levels import ActionLevels
-from rl_platform.config.components import Model
+from rl_platform.config.schema.models import Model
 from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces
 from rl_platform.models.chunk_policy import ChunkPolicy
 from rl_platform.models.embodied import build_policy, policy_card, policy_problems

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rl_platform.config.components import Lora
+from rl_platform.config.schema.models import Lora
 from rl_platform.errors import ConfigError
 from rl_platform.models.language import LanguageModel
 from rl_platform.models.lora import add_adapters, merged, without_adapters

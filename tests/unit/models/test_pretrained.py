@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from rl_platform.config.components import Model, RandomLM
+from rl_platform.config.schema.models import Model, RandomLM
 from rl_platform.errors import ConfigError
 from rl_platform.models import pretrained
 from rl_platform.models.build import language_model

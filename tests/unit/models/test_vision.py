@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from rl_platform.config.vision import ConvNet
+from rl_platform.config.schema.models import ConvNet
 from rl_platform.envs.embodied.spaces import ActionSpace
 from rl_platform.models.policy import ActorCriticPolicy
 from rl_platform.models.vision import ImageEncoder, ImageLayout

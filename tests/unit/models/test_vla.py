@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch.distributions import Categorical
 
-from rl_platform.config.components import Model, RandomLM
-from rl_platform.config.vision import ConvNet
+from rl_platform.config.schema.models import ConvNet, Model, RandomLM
 from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces
 from rl_platform.errors import ConfigError
 from rl_platform.models.language import LanguageModel

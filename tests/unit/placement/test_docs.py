@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from rl_platform.config import load_config
-from rl_platform.config.schema import Cluster
+from rl_platform.config.schema.cluster import Cluster
 from rl_platform.placement.hardware import GPUS
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import schedule

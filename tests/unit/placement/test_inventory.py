@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_platform.config.schema import Cluster, NodeGroup
+from rl_platform.config.schema.cluster import Cluster, NodeGroup
 from rl_platform.placement import inventory
 from rl_platform.placement.inventory import Inventory, Node, detect_accelerators, inventory_for
 

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_platform.config.schema import Cluster
+from rl_platform.config.schema.cluster import Cluster
 from rl_platform.errors import PlacementError
 from rl_platform.placement.grammar import PATH, read
 from rl_platform.placement.inventory import Inventory, Node

@@ -10,8 +10,10 @@ import torch
 from reward_parts import make_classifier
 
 from rl_platform.config import load_config
-from rl_platform.config.components import Model, Parallel, RandomLM, Reward, RewardModel
-from rl_platform.config.schema import Cluster, Config
+from rl_platform.config.schema import Config
+from rl_platform.config.schema.cluster import Cluster
+from rl_platform.config.schema.models import Model, Parallel, RandomLM
+from rl_platform.config.schema.reward import Reward, RewardModel
 from rl_platform.placement.hardware import GPUS
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import Layout, layout_of, layout_of_split
@@ -246,7 +248,7 @@ def test_layouts_of_a_placement_and_of_its_sizes_agree() -> None:
 def test_every_kind_of_gpu_of_the_schema_is_known() -> None:
     from typing import get_args
 
-    from rl_platform.config.schema import GPU
+    from rl_platform.config.schema.cluster import GPU
 
     assert set(get_args(GPU)) == set(GPUS)
     for device in GPUS.values():
@@ -256,7 +258,7 @@ def test_every_kind_of_gpu_of_the_schema_is_known() -> None:
 
 
 def test_adapters_are_all_that_has_gradients_and_optimizer_state() -> None:
-    from rl_platform.config.components import Lora
+    from rl_platform.config.schema.models import Lora
     from rl_platform.models.language import LanguageModel
     from rl_platform.models.lora import add_adapters
     from rl_platform.models.pretrained import load_causal_lm

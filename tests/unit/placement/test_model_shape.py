@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from rl_platform.config.components import Model, RandomLM
 from rl_platform.config.schema import Config
+from rl_platform.config.schema.models import Model, RandomLM
 from rl_platform.placement.model_shape import SMOLLM2, ModelShape, from_options, language_shape, shapes
 from rl_platform.placement.policy_shape import ACTIONS, IMAGE, OBSERVATIONS, PolicyShape
 

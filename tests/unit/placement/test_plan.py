@@ -7,7 +7,7 @@ import textwrap
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_platform.config.schema import Cluster, NodeGroup
+from rl_platform.config.schema.cluster import Cluster, NodeGroup
 from rl_platform.placement.inventory import Inventory, Node
 from rl_platform.placement.plan import render
 from rl_platform.placement.scheduler import schedule

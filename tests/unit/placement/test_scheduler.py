@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from rl_platform.config.schema import Cluster, NodeGroup
+from rl_platform.config.schema.cluster import Cluster, NodeGroup
 from rl_platform.errors import PlacementError
 from rl_platform.placement.grammar import PATH
 from rl_platform.placement.inventory import Inventory, Node

@@ -11,8 +11,8 @@ from stand_ins import FixedGroup, SilentReporter
 from rl_platform.algorithms.action_levels import denominators_of
 from rl_platform.algorithms.losses import ModelOutputs, actor_critic_loss, actor_loss, critic_loss
 from rl_platform.algorithms.statistics import whiten
-from rl_platform.config.algorithm import Algorithm
 from rl_platform.config.schema import Config
+from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.records import RolloutBatch
 from rl_platform.runners.ppo import PPO, Learners, without_rejected
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rl_platform.config.algorithm import Algorithm
+from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.records import Conversation, Prompt, RolloutBatch, Trajectory
 from rl_platform.runners.trajectories import cut_ends, rollout_batch, shaped_rewards, trajectory_metrics
 

@@ -14,7 +14,8 @@ from stand_ins import DirectGroup, Done
 from rl_platform.components.actor import LanguageActor
 from rl_platform.components.base import ComponentContext
 from rl_platform.components.critic import LanguageCritic
-from rl_platform.config.schema import Config, Data
+from rl_platform.config.schema import Config
+from rl_platform.config.schema.data import Data
 from rl_platform.records import RolloutBatch
 from rl_platform.runners.ppo import PPO, Learners, train
 from rl_platform.runners.rollouts import Collected

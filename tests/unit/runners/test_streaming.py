@@ -15,8 +15,8 @@ import torch
 from stand_ins import Done, SilentReporter
 
 from rl_platform.components.critic import LanguageCritic
-from rl_platform.config.components import PartialRollout
 from rl_platform.config.schema import Config
+from rl_platform.config.schema.rollout import PartialRollout
 from rl_platform.engines.rollout.base import Completion
 from rl_platform.engines.rollout.torch import TorchRolloutEngine
 from rl_platform.envs.reasoning.tasks import build_questions

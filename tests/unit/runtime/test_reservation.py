@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rl_platform.config.schema import Cluster, NodeGroup
+from rl_platform.config.schema.cluster import Cluster, NodeGroup
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import schedule
 from rl_platform.runtime.ray.reservation import Place, by_node, fits, listed, place_for, threads_for

@@ -19,7 +19,7 @@ from torch import Tensor
 from rl_platform.algorithms.action_levels import denominators_of
 from rl_platform.algorithms.losses import ModelOutputs
 from rl_platform.algorithms.metrics import Metrics, Sums
-from rl_platform.config.components import Optim, Parallel
+from rl_platform.config.schema.models import Optim, Parallel
 from rl_platform.engines.training.base import Loss, MicroBatches
 from rl_platform.engines.training.megatron.device import prepare, quiet_megatron
 from rl_platform.engines.training.megatron.model import build_stage, clipped_gradient_norm, with_optimizer

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rl_platform.config.components import Optim, Parallel
+from rl_platform.config.schema.models import Optim, Parallel
 from rl_platform.engines.training.megatron.layers import PackedCoreAttention, PackedRotary, RMSNorm
 from rl_platform.engines.training.megatron.weights import head_size, padded
 from rl_platform.errors import ConfigError, Problem

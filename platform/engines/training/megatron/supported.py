@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from rl_platform.config.components import Parallel
+from rl_platform.config.schema.models import Parallel
 from rl_platform.errors import Problem
 
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")

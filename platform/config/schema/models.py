@@ -1,4 +1,4 @@
-"""The sections that describe one component each: actor, critic, reference, rollout, reward; env is in simulation.py."""
+"""The sections of models and their training: `actor`, `critic`, `reference` and what they have in common."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rl_platform.config.base import Section
-from rl_platform.config.vision import ConvNet, Sizes
+from rl_platform.config.schema.base import Section
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
+Sizes = list[Annotated[int, Field(ge=1)]]
 Offload = Literal[True, False, "auto"]
 Betas = Annotated[tuple[Beta, Beta], Field(strict=False)]  # strict would refuse the list that YAML gives
 
@@ -24,6 +24,22 @@ class RandomLM(Section):
     num_kv_heads: int | None = Field(default=None, ge=1, description="key and value heads; null: as num_heads")
     intermediate_size: int = Field(default=512, ge=8, description="width of the feed-forward layer")
     max_positions: int = Field(default=512, ge=8, description="longest sequence, prompt and response together")
+
+
+class ConvNet(Section):
+    """`model.cnn`: convolutions over images, each followed by ReLU; as in Mnih et al. (2015) by default."""
+
+    channels: Sizes = Field(default=[32, 64, 64], min_length=1, description="of each layer's output")
+    kernels: Sizes = Field(default=[8, 4, 3], min_length=1, description="width and height of each layer's window")
+    strides: Sizes = Field(default=[4, 2, 1], min_length=1, description="pixels from one window to the next")
+
+    def map_sizes(self, height: int, width: int) -> list[tuple[int, int]]:
+        """Height and width of what each layer gives, for an image of that size; 0 where its window does not fit."""
+        found = []
+        for kernel, stride in zip(self.kernels, self.strides, strict=True):
+            height, width = (max(size - kernel + stride, 0) // stride for size in (height, width))
+            found.append((height, width))
+        return found
 
 
 class Model(Section):
@@ -125,7 +141,7 @@ class Lora(Section):
     )
 
 
-def _offload(what: str) -> Any:
+def offload_field(what: str) -> Any:
     return Field(
         default="auto",
         description=f"{what} in host memory while others use the GPU; auto: where they would not fit together",
@@ -159,7 +175,7 @@ class Trainable(Section):
         default="auto",
         description="megatron: whose layers; auto: Transformer Engine's where it is installed and there is a GPU",
     )
-    offload: Offload = _offload("weights, gradients and optimizer state")
+    offload: Offload = offload_field("weights, gradients and optimizer state")
 
 
 class Actor(Trainable):
@@ -194,122 +210,4 @@ class Reference(Section):
     parallel: Parallel | None = Field(
         default=None, description="layout of the model over its ranks; null: the actor's, if they have one backend"
     )
-    offload: Offload = _offload("weights")
-
-
-class Sampling(Section):
-    """`rollout.sampling`: how training responses are drawn."""
-
-    temperature: float = Field(default=1.0, ge=0, description="0: greedy")
-    top_p: float = Field(default=1.0, gt=0, le=1, description="nucleus: smallest set of tokens with this mass; 1: off")
-    top_k: int = Field(default=0, ge=0, description="most likely tokens kept; 0: off")
-    max_new_tokens: int | None = Field(
-        default=None, ge=1, description="longest response, or turn of one; null: data.max_response_length"
-    )
-
-
-class ValSampling(Sampling):
-    """`rollout.val_sampling`: the same keys, greedy by default."""
-
-    temperature: float = Field(default=0.0, ge=0, description="0: greedy")
-
-
-class MultiTurn(Section):
-    """`rollout.multi_turn`: a tool or an environment answers between turns of the policy."""
-
-    tool: str = Field(default="calculator", description="who answers: calculator, or module:function")
-    max_turns: int = Field(default=4, ge=2, description="turns of the policy; nobody answers after the last")
-    max_observation_tokens: int = Field(default=32, ge=1, description="longer answers are cut")
-    num_workers: int = Field(default=2, ge=1, description="processes of a rollout rank in which the tool runs")
-    timeout_s: float = Field(
-        default=5.0, gt=0, description="a response whose tool takes longer is masked out and counted"
-    )
-
-
-class PartialRollout(Section):
-    """`rollout.partial_rollout`: a step waits for the prompts that are complete first, the others go on in the next."""
-
-    prompts_in_flight: int | None = Field(
-        default=None,
-        ge=2,
-        description="prompts in work at once, of which data.train_batch_size are trained on; null: half as many again",
-    )
-
-
-class Rollout(Section):
-    """`rollout`: generates responses or chooses actions."""
-
-    group_name: str | None = Field(default=None, description="name of the worker group in logs")
-    backend: Literal["auto", "torch", "sglang"] = Field(
-        default="auto", description="generation engine of language models; auto: sglang on GPUs if it is installed"
-    )
-    sampling: Sampling = Field(default_factory=Sampling, description="training")
-    val_sampling: ValSampling = Field(default_factory=ValSampling, description="validation; greedy by default")
-    stop: list[Annotated[str, Field(min_length=1)]] = Field(
-        default=[], description="texts of one token each that end a response, or a turn, as EOS does"
-    )
-    offload: Offload = _offload("weights of its own")
-    multi_turn: MultiTurn | None = Field(
-        default=None, description="turns with answers of a tool in between; null: a response is one turn"
-    )
-    partial_rollout: PartialRollout | None = Field(
-        default=None,
-        description="cut what is unfinished when a step has enough responses, and go on with it in the next step; "
-        "null: wait for all",
-    )
-    max_running_requests: int = Field(default=64, ge=1, description="sequences decoded together; the others wait")
-    tensor_parallel_size: int | None = Field(
-        default=None, ge=1, description="sglang: processes that share the model; null: one per GPU of a rank"
-    )
-    gpu_memory_utilization: float | None = Field(
-        default=None,
-        gt=0,
-        lt=1,
-        description="sglang: share of a GPU's memory for weights, keys and values; null: what the memory estimate says",
-    )
-    engine_args: dict[str, Any] = Field(default_factory=dict, description="sglang: further arguments of sglang.Engine")
-    engine_env: dict[str, str] = Field(
-        default_factory=dict, description="sglang: environment variables of the engine's process"
-    )
-    sync: Literal["full", "delta"] = Field(
-        default="full",
-        description="weights sent to another process; delta: only parts that differ from what the receiver has",
-    )
-    weight_transfer: Literal["auto", "group", "memory"] = Field(
-        default="auto",
-        description="weights to another process; group: straight to the engine, by NCCL or gloo; memory: through main "
-        "memory; auto: group where both have GPUs of their own",
-    )
-
-
-class RewardModel(Section):
-    """`reward.model`: a sequence classifier with one label."""
-
-    path: str = Field(min_length=1, description="HF folder or hub id of the classifier and its tokenizer")
-    tokenizer: str | None = Field(default=None, description="HF folder or hub id; null: the one beside the weights")
-    dtype: Literal["float32", "bfloat16"] = Field(default="float32", description="precision of weights and forward")
-    use_chat_template: bool = Field(
-        default=True, description="prompt and response as turns of the tokenizer's template; false: one bare text"
-    )
-
-
-class Reward(Section):
-    """`reward`: scores responses."""
-
-    group_name: str | None = Field(default=None, description="name of the worker group in logs")
-    type: str = Field(
-        default="task",
-        description="task (its own verifier), math_verify, exact_match, module:function, model (a classifier) or http",
-    )
-    num_workers: int = Field(default=2, ge=1, description="processes that score; http: requests at the same time")
-    timeout_s: float = Field(
-        default=5.0,
-        gt=0,
-        description="a response that takes longer to score is masked out and counted; http: limit of one request",
-    )
-    max_batch_size: int = Field(
-        default=16, ge=1, description="model, http: responses per forward pass or request, at most"
-    )
-    model: RewardModel | None = Field(default=None, description="type model: the classifier")
-    url: str | None = Field(default=None, description="type http: where responses are posted, http:// or https://")
-    retries: int = Field(default=3, ge=0, description="type http: further tries after a request that failed")
+    offload: Offload = offload_field("weights")

@@ -1,4 +1,4 @@
-"""The section that describes the simulation, `env`."""
+"""The `env` section: the simulation, its pictures and its tasks."""
 
 from __future__ import annotations
 
@@ -6,8 +6,19 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from rl_platform.config.base import Section
-from rl_platform.config.vision import Pixels
+from rl_platform.config.schema.base import Section
+
+
+class Pixels(Section):
+    """`env.pixels`: what MuJoCo draws instead of what the environment observes."""
+
+    width: int = Field(default=64, ge=8, le=1024, description="of a picture, in pixels")
+    height: int = Field(default=64, ge=8, le=1024, description="of a picture, in pixels")
+    camera: str | None = Field(
+        default=None, min_length=1, description="name of a camera of the model; null: the environment's usual view"
+    )
+    frame_stack: int = Field(default=3, ge=1, description="latest pictures in one observation, so that motion shows")
+    grayscale: bool = Field(default=False, description="one channel per picture instead of three")
 
 
 class Evaluation(Section):

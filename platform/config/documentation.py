@@ -1,4 +1,4 @@
-"""Makes docs/configuration.md from the schema: `python -m rl_platform.config.reference > docs/configuration.md`."""
+"""Makes docs/configuration.md from the schema: `python -m rl_platform.config.documentation > docs/configuration.md`."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import sys
 
 from pydantic.fields import FieldInfo
 
-from rl_platform.config.base import Section
 from rl_platform.config.describe import allowed, section_of
 from rl_platform.config.foreign_names import FOREIGN_SECTIONS, all_names
-from rl_platform.config.schema import Config, NodeGroup
-from rl_platform.config.simulation import EnvTask
+from rl_platform.config.schema import Config
+from rl_platform.config.schema.base import Section
+from rl_platform.config.schema.cluster import NodeGroup
+from rl_platform.config.schema.env import EnvTask
 from rl_platform.standard_streams import never_fail
 
 _HEAD = """# Configuration
 
-<!-- Made from the schema by `python -m rl_platform.config.reference > docs/configuration.md`. Do not edit. -->
+<!-- Made from the schema by `python -m rl_platform.config.documentation > docs/configuration.md`. Do not edit. -->
 
 A run is one YAML file. Every key of it is used or refused: typos, wrong types, impossible combinations and keys that
 would have no effect are all listed at once, with their lines, before anything is started (exit code 2).

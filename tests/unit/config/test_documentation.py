@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from rl_platform.config.describe import walk
-from rl_platform.config.reference import render
+from rl_platform.config.documentation import render
 
 PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
 
 
 def test_page_is_up_to_date() -> None:
     assert PAGE.read_text(encoding="utf-8") == render(), (
-        "python -m rl_platform.config.reference > docs/configuration.md"
+        "python -m rl_platform.config.documentation > docs/configuration.md"
     )
 
 

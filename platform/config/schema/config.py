@@ -1,0 +1,106 @@
+"""The whole config: one closed schema for both task types. Derived values are properties, never keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from rl_platform.config.schema.algorithm import Algorithm
+from rl_platform.config.schema.base import Section
+from rl_platform.config.schema.cluster import Cluster
+from rl_platform.config.schema.data import Data
+from rl_platform.config.schema.env import Env
+from rl_platform.config.schema.models import Actor, Critic, Parallel, Reference
+from rl_platform.config.schema.reward import Reward
+from rl_platform.config.schema.rollout import Rollout
+from rl_platform.config.schema.runner import Runner
+
+
+class Config(Section):
+    """One run."""
+
+    runner: Runner = Field(description="the run as a whole")
+    cluster: Cluster = Field(description="machines and who works where")
+    algorithm: Algorithm = Field(default_factory=Algorithm, description="estimator, losses and schedule of PPO")
+    data: Data = Field(default_factory=Data, description="the task and the batch sizes")
+    actor: Actor = Field(default_factory=Actor, description="the policy that learns")
+    critic: Critic = Field(default_factory=Critic, description="the separate value model")
+    reference: Reference = Field(default_factory=Reference, description="the frozen policy of KL terms")
+    rollout: Rollout = Field(default_factory=Rollout, description="generates responses or chooses actions")
+    reward: Reward = Field(default_factory=Reward, description="scores responses")
+    env: Env = Field(default_factory=Env, description="the simulation")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete_models(cls, values: Any) -> Any:
+        """A model of the critic or the reference that names no weights is the actor's, with the keys that it writes."""
+        if not isinstance(values, dict):
+            return values
+        actor = values.get("actor")
+        base = actor.get("model") if isinstance(actor, dict) else None
+        if not isinstance(base, dict) or not _names_weights(base):
+            return values
+        completed = dict(values)
+        for role in ("critic", "reference"):
+            section = values.get(role)
+            own = section.get("model") if isinstance(section, dict) else None
+            if isinstance(section, dict) and isinstance(own, dict) and own and not _names_weights(own):
+                written = {name: value for name, value in own.items() if value is not None}
+                completed[role] = {**section, "model": {**base, **written}}
+        return completed
+
+    @property
+    def reference_is_base(self) -> bool:
+        """KL terms compare to the actor's own model with its adapters off: no second model, no component."""
+        return self.algorithm.needs_reference and self.actor.lora is not None and self.reference.model is None
+
+    @property
+    def has_reference(self) -> bool:
+        """There is a component `reference`."""
+        return self.algorithm.needs_reference and not self.reference_is_base
+
+    @property
+    def reference_section(self) -> Actor:
+        """How the reference is computed: as the actor, but for what its own section says. Nothing of it is trained."""
+        own, backend = self.reference, self.reference.training_backend or self.actor.training_backend
+        inherited = self.actor.parallel if backend == self.actor.training_backend else Parallel()
+        changed = {
+            "model": own.model or self.actor.model,
+            "training_backend": backend,
+            "parallel": own.parallel or inherited,
+            "cpu_offload": self.actor.cpu_offload and backend == "fsdp",
+            "offload": own.offload,
+            "lora": None,
+            "gradient_checkpointing": False,
+        }
+        return self.actor.model_copy(update=changed)
+
+    @property
+    def prompts_in_flight(self) -> int:
+        """Reasoning: prompts whose responses are generated at once."""
+        partial, prompts = self.rollout.partial_rollout, self.data.train_batch_size
+        if partial is None:
+            return prompts
+        return partial.prompts_in_flight or -(-3 * prompts // 2)
+
+    @property
+    def instructions(self) -> tuple[str, ...]:
+        """What a policy that reads instructions is told: one for each task, or the only one."""
+        own = tuple(task.instruction for task in self.env.tasks) or (self.actor.model.instruction,)
+        return tuple(text for text in own if text is not None)
+
+    @property
+    def transitions(self) -> int:
+        """Embodied: rows of a rollout, one per choice of the policy."""
+        return self.env.num_envs * self.env.rollout_steps // self.actor.model.num_action_chunks
+
+    @property
+    def sequence_length(self) -> int:
+        """Transitions in a row that mini-batches are made of; 1 unless the policy is recurrent, and for reasoning."""
+        model = self.actor.model
+        return (model.sequence_length or self.env.rollout_steps) if model.type == "gru" else 1
+
+
+def _names_weights(model: dict[str, Any]) -> bool:
+    return model.get("path") is not None or model.get("random_init") is not None
