@@ -8,17 +8,24 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from rl_platform.config.schema.data import Data
 from rl_platform.envs.reasoning.question import Question
 from rl_platform.errors import CheckpointError, ConfigError, Problem
-from rl_platform.models.tokenizer import Tokenizer
 from rl_platform.records import Prompt
 
 PLACEHOLDER = "{question}"
+
+
+class PromptEncoder(Protocol):
+    """The part of a tokenizer that prompts need; `models.tokenizer.Tokenizer` has it."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def apply_chat(self, messages: Sequence[dict[str, str]]) -> list[int]: ...
 
 
 @dataclass(frozen=True)
@@ -29,7 +36,7 @@ class PromptSet:
     too_long: int
 
 
-def build_prompts(questions: Sequence[Question], tokenizer: Tokenizer, data: Data) -> PromptSet:
+def build_prompts(questions: Sequence[Question], tokenizer: PromptEncoder, data: Data) -> PromptSet:
     """Wraps each question in template and chat turns and encodes it. `Prompt.index` is the position in `questions`.
 
     Raises ConfigError for a template without {question}, settings without effect, a tokenizer without a chat template,
@@ -62,7 +69,7 @@ def _check_template(data: Data) -> None:
         raise ConfigError(problems)
 
 
-def _encode(question: str, tokenizer: Tokenizer, data: Data) -> list[int]:
+def _encode(question: str, tokenizer: PromptEncoder, data: Data) -> list[int]:
     text = data.prompt_template.replace(PLACEHOLDER, question)
     if not data.use_chat_template:
         return tokenizer.encode(text)
