@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from rl_platform.envs.embodied.spaces import ActionSpace
 from rl_platform.models.draws import Among, choices, normals
-from rl_platform.models.policy import LOG_SQRT_2_PI, ActorCriticPolicy
-from rl_platform.models.squash import Squash
+from rl_platform.models.policy import DEFAULTS, LOG_SQRT_2_PI, ActorCriticPolicy, PolicyConfig
 
 
 class ChunkPolicy(ActorCriticPolicy):
@@ -24,22 +22,13 @@ class ChunkPolicy(ActorCriticPolicy):
         self,
         observation_shape: Sequence[int],
         action_space: ActionSpace,
-        hidden_sizes: Sequence[int] = (256, 256),
-        activation: str = "tanh",
-        initial_log_std: float = 0.0,
-        *,
-        num_actions: int = 1,
-        num_values: int = 1,
-        log_std: Literal["free", "state"] = "free",
-        squash: Squash | None = None,
-        encoder: nn.Module | None = None,
+        config: PolicyConfig = DEFAULTS,
     ) -> None:
-        wide = replace(action_space, size=num_actions * action_space.size)
-        options = (hidden_sizes, activation, initial_log_std)
-        super().__init__(observation_shape, wide, *options, log_std=log_std, squash=squash, encoder=encoder)
-        self.num_actions, self.choices = num_actions, action_space.size
-        if num_values > 1:
-            self.value_head = nn.Linear(self.value_head.in_features, num_values)
+        wide = replace(action_space, size=config.num_actions * action_space.size)
+        super().__init__(observation_shape, wide, config)
+        self.num_actions, self.choices = config.num_actions, action_space.size
+        if config.num_values > 1:
+            self.value_head = nn.Linear(self.value_head.in_features, config.num_values)
             nn.init.zeros_(self.value_head.weight)
             nn.init.zeros_(self.value_head.bias)
 

@@ -10,7 +10,7 @@ from rl_platform.config.schema.models import Model
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import Problem
 from rl_platform.models.chunk_policy import ChunkPolicy
-from rl_platform.models.policy import ActorCriticPolicy
+from rl_platform.models.policy import ActorCriticPolicy, PolicyConfig
 from rl_platform.models.recurrent_policy import RecurrentPolicy
 from rl_platform.models.squash import Squash
 from rl_platform.models.vision import ImageEncoder, ImageLayout
@@ -27,18 +27,19 @@ def build_policy(
     if model.type == "vla":
         return vision_language_policy(model, spaces, seed, instructions)
     squashed = model.action_distribution == "squashed"
-    options = (spaces.action, model.hidden_sizes, model.activation, model.initial_log_std)
-    shape = (spaces.observation_size,)
-    parts = {
-        "log_std": model.log_std,
-        "squash": Squash(spaces.action_low, spaces.action_high) if squashed else None,
-    }
-    if model.type == "gru":
-        return RecurrentPolicy(shape, *options, recurrent_size=model.recurrent_size, **parts)
-    parts["encoder"] = ImageEncoder(spaces.observation_shape, model.cnn) if model.type == "cnn" else None
-    if levels.single:
-        return ActorCriticPolicy(shape, *options, **parts)
-    return ChunkPolicy(shape, *options, num_actions=levels.num_actions, num_values=levels.values, **parts)
+    config = PolicyConfig(
+        hidden_sizes=model.hidden_sizes,
+        activation=model.activation,
+        initial_log_std=model.initial_log_std,
+        log_std=model.log_std,
+        squash=Squash(spaces.action_low, spaces.action_high) if squashed else None,
+        encoder=ImageEncoder(spaces.observation_shape, model.cnn) if model.type == "cnn" else None,
+        recurrent_size=model.recurrent_size,
+        num_actions=levels.num_actions,
+        num_values=levels.values,
+    )
+    kind = RecurrentPolicy if model.type == "gru" else ActorCriticPolicy if levels.single else ChunkPolicy
+    return kind((spaces.observation_size,), spaces.action, config)
 
 
 def policy_card(model: Model, sequence_length: int) -> list[tuple[str, str]]:

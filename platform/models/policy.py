@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -18,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from rl_platform.envs.embodied.spaces import ActionSpace
 from rl_platform.models.draws import Among, choices, normals
 from rl_platform.models.squash import Squash
+from rl_platform.models.vision import ImageEncoder
 
 
 class Tanh(nn.Module):
@@ -56,42 +58,58 @@ LOG_SQRT_2_PI = 0.5 * math.log(2 * math.pi)
 LOG_STD_RANGE = (-20.0, 2.0)  # of deviations that are a function of the state, as in Soft Actor-Critic
 
 
+@dataclass(frozen=True)
+class PolicyConfig:
+    """Architecture of an embodied policy.
+
+    `log_std`: the log standard deviation of a Gaussian is one parameter per action ("free") or a second head ("state").
+    `encoder`: network that images pass before the backbone; None: observations enter the backbone.
+    `recurrent_size` is read by `RecurrentPolicy`, `num_actions` and `num_values` by `ChunkPolicy`.
+    """
+
+    hidden_sizes: Sequence[int] = (256, 256)
+    activation: str = "tanh"
+    initial_log_std: float = 0.0
+    log_std: Literal["free", "state"] = "free"
+    squash: Squash | None = None
+    encoder: ImageEncoder | None = None
+    recurrent_size: int = 128
+    num_actions: int = 1
+    num_values: int = 1
+
+
+DEFAULTS = PolicyConfig()
+
+
 class ActorCriticPolicy(nn.Module):
     """Diagonal Gaussian (continuous) or categorical (discrete) policy and the state's value.
 
-    The policy head starts near zero (orthogonal, gain 0.01) so that first actions do not depend on the state, the value
-    head at zero. Gaussian: the mean comes from the network, the log standard deviation is a parameter per action
-    (`log_std` free) or a second head (state). With `squash` the Gaussian is that of u, and an action is squash(u); what
-    is called action here is u, and `executed` gives the action. `encoder`: what images pass first; it has a `width`.
+    The policy head starts near zero (orthogonal, gain 0.01), so that the first actions do not depend on the state. The
+    value head starts at zero. With `config.squash` the Gaussian is over u and the environment executes squash(u);
+    `act` and `evaluate` call u the action, and `executed` returns squash(u).
     """
 
     def __init__(
         self,
         observation_shape: Sequence[int],
         action_space: ActionSpace,
-        hidden_sizes: Sequence[int] = (256, 256),
-        activation: str = "tanh",
-        initial_log_std: float = 0.0,
-        *,
-        log_std: Literal["free", "state"] = "free",
-        squash: Squash | None = None,
-        encoder: nn.Module | None = None,
+        config: PolicyConfig = DEFAULTS,
     ) -> None:
         super().__init__()
-        self.action_space, self.squash, self.encoder = action_space, squash, encoder
+        self.action_space, self.squash, self.encoder = action_space, config.squash, config.encoder
         self.observation_size = math.prod(observation_shape)
-        width = self.observation_size if encoder is None else encoder.width
-        self.backbone = perceptron(width, hidden_sizes, activation)
-        width = hidden_sizes[-1] if hidden_sizes else width
+        width = self.observation_size if self.encoder is None else self.encoder.width
+        self.backbone = perceptron(width, config.hidden_sizes, config.activation)
+        width = config.hidden_sizes[-1] if config.hidden_sizes else width
         self.policy_head = _linear(width, action_space.size, 0.01)
         self.value_head = nn.Linear(width, 1)
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
-        if action_space.kind == "continuous" and log_std == "free":
-            self.log_std = nn.Parameter(torch.full((action_space.size,), float(initial_log_std)))
+        if action_space.kind == "continuous" and config.log_std == "free":
+            self.log_std = nn.Parameter(torch.full((action_space.size,), float(config.initial_log_std)))
         elif action_space.kind == "continuous":
             self.log_std_head = _linear(width, action_space.size, 0.01)
-            nn.init.constant_(self.log_std_head.bias, initial_log_std)
+            nn.init.constant_(self.log_std_head.bias, config.initial_log_std)
 
     def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         """observations [B,...] -> Gaussian means or logits [B,A], values [B]."""

@@ -4,47 +4,42 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from rl_platform.envs.embodied.spaces import ActionSpace
 from rl_platform.models.draws import Among
-from rl_platform.models.policy import ActorCriticPolicy, perceptron
+from rl_platform.models.policy import DEFAULTS, ActorCriticPolicy, PolicyConfig, perceptron
 
 
 class RecurrentPolicy(nn.Module):
     """features = backbone(observation), h = GRU(features, h), and the heads of an ActorCriticPolicy on h.
 
-    h [N,H] is 0 where an episode begins; whoever asks keeps it from one observation to the next. GRU: Cho et al.,
-    "Learning Phrase Representations using RNN Encoder-Decoder", 2014; its matrices start orthogonal, its biases at 0.
-    `of_heads`: options of the ActorCriticPolicy.
+    h [N,H] is 0 where an episode begins; the caller stores it between observations. GRU: Cho et al., "Learning Phrase
+    Representations using RNN Encoder-Decoder", 2014; its matrices start orthogonal, its biases at 0.
     """
 
     def __init__(
         self,
         observation_shape: Sequence[int],
         action_space: ActionSpace,
-        hidden_sizes: Sequence[int] = (256, 256),
-        activation: str = "tanh",
-        initial_log_std: float = 0.0,
-        *,
-        recurrent_size: int = 128,
-        **of_heads: Any,
+        config: PolicyConfig = DEFAULTS,
     ) -> None:
         super().__init__()
-        self.action_space, self.recurrent_size = action_space, recurrent_size
+        self.action_space, self.recurrent_size = action_space, config.recurrent_size
         self.observation_size = math.prod(observation_shape)
-        self.backbone = perceptron(self.observation_size, hidden_sizes, activation)
-        self.cell = nn.GRUCell(hidden_sizes[-1] if hidden_sizes else self.observation_size, recurrent_size)
+        self.backbone = perceptron(self.observation_size, config.hidden_sizes, config.activation)
+        width = config.hidden_sizes[-1] if config.hidden_sizes else self.observation_size
+        self.cell = nn.GRUCell(width, self.recurrent_size)
         for name, parameter in self.cell.named_parameters():
             if name.startswith("bias"):
                 nn.init.zeros_(parameter)
                 continue
             for gate in parameter.chunk(3):  # reset, update and new: square blocks of their own
                 nn.init.orthogonal_(gate.data)
-        self.heads = ActorCriticPolicy((recurrent_size,), action_space, (), activation, initial_log_std, **of_heads)
+        self.heads = ActorCriticPolicy((self.recurrent_size,), action_space, replace(config, hidden_sizes=()))
         self.executed = self.heads.executed
 
     @torch.no_grad()

@@ -18,6 +18,7 @@ from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.envs.embodied.spaces import ActionSpace
 from rl_platform.models.chunk_policy import ChunkPolicy
 from rl_platform.models.forward import ChunkActorCritic
+from rl_platform.models.policy import PolicyConfig
 from rl_platform.records import RolloutBatch
 
 # One environment, two chunks of K = 2 actions with D = 2 components. The episode terminates with the third action, so
@@ -192,7 +193,8 @@ def test_gradients_by_finite_differences(kind: Any, combination: tuple[str, str]
     torch.manual_seed(0)
     settings = algorithm(*combination, entropy_type=TOKEN, entropy_bonus=0.1, clip_ratio_low=1.0, clip_ratio_high=9.0)
     levels = ActionLevels.of(settings, 2, 2 if kind == "continuous" else 1)
-    policy = ChunkPolicy((3,), ActionSpace(kind, 2), (4,), num_actions=2, num_values=levels.values)
+    config = PolicyConfig((4,), num_actions=2, num_values=levels.values)
+    policy = ChunkPolicy((3,), ActionSpace(kind, 2), config)
     model = ChunkActorCritic(policy, levels).double()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.5)

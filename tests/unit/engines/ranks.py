@@ -26,7 +26,7 @@ from rl_platform.engines.training.state_files import _Reader, read, write
 from rl_platform.envs.embodied.spaces import ActionSpace
 from rl_platform.models.forward import EmbodiedActorCritic, TokenPolicy, TokenValues
 from rl_platform.models.language import LanguageModel
-from rl_platform.models.policy import ActorCriticPolicy
+from rl_platform.models.policy import ActorCriticPolicy, PolicyConfig
 from rl_platform.records import RolloutBatch
 
 KINDS = ("actor", "critic", "embodied")
@@ -43,7 +43,7 @@ def model(kind: str, layers: int = 2) -> nn.Module:
     """`kl`: an actor that is compared to a reference over the whole vocabulary."""
     torch.manual_seed(7)
     if kind == "embodied":
-        return EmbodiedActorCritic(ActorCriticPolicy((5,), ActionSpace("continuous", 3), (16, 16)))
+        return EmbodiedActorCritic(ActorCriticPolicy((5,), ActionSpace("continuous", 3), PolicyConfig((16, 16))))
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(

@@ -19,7 +19,7 @@ from rl_platform.engines.training.build import training_engine
 from rl_platform.engines.training.fsdp import FSDPEngine
 from rl_platform.envs.embodied.spaces import ActionSpace
 from rl_platform.models.forward import EmbodiedActorCritic
-from rl_platform.models.policy import ActorCriticPolicy
+from rl_platform.models.policy import ActorCriticPolicy, PolicyConfig
 from rl_platform.records import RolloutBatch
 
 ROWS, MINI_BATCH, OBSERVATIONS, ACTIONS = 192, 48, 5, 3
@@ -31,7 +31,8 @@ WHOLE = MicroBatches()
 def model(kind: str = "continuous", activation: str = "tanh") -> EmbodiedActorCritic:
     torch.manual_seed(0)
     space = ActionSpace(kind, ACTIONS)
-    return EmbodiedActorCritic(ActorCriticPolicy((OBSERVATIONS,), space, (16, 8), activation, -0.5))
+    config = PolicyConfig((16, 8), activation, initial_log_std=-0.5)
+    return EmbodiedActorCritic(ActorCriticPolicy((OBSERVATIONS,), space, config))
 
 
 def engine(cls: type[FSDPEngine]) -> FSDPEngine:

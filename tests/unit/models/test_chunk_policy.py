@@ -8,14 +8,14 @@ from torch.distributions import Categorical, Normal
 
 from rl_platform.envs.embodied.spaces import ActionSpace
 from rl_platform.models.chunk_policy import ChunkPolicy
-from rl_platform.models.policy import ActorCriticPolicy
+from rl_platform.models.policy import ActorCriticPolicy, PolicyConfig
 
 SPACES = [ActionSpace("continuous", 3), ActionSpace("discrete", 4)]
 
 
 def policies(space: ActionSpace, **options: int) -> ChunkPolicy:
     torch.manual_seed(0)
-    policy = ChunkPolicy((5,), space, (16,), initial_log_std=-0.3, **options)
+    policy = ChunkPolicy((5,), space, PolicyConfig((16,), initial_log_std=-0.3, **options))
     for parameter in policy.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return policy
@@ -58,7 +58,7 @@ def test_actions_are_drawn_from_it(space: ActionSpace) -> None:
 
 @pytest.mark.parametrize("space", SPACES, ids=lambda space: space.kind)
 def test_a_chunk_of_one_action_is_the_policy_of_single_actions(space: ActionSpace) -> None:
-    chunks, single = policies(space), ActorCriticPolicy((5,), space, (16,))
+    chunks, single = policies(space), ActorCriticPolicy((5,), space, PolicyConfig((16,)))
     single.load_state_dict(chunks.state_dict())
     observations = torch.randn(7, 5)
     actions, log_probs = (found.squeeze(1) for found in chunks.act(observations, torch.Generator().manual_seed(1)))
@@ -71,7 +71,7 @@ def test_a_chunk_of_one_action_is_the_policy_of_single_actions(space: ActionSpac
 
 
 def test_the_start_is_that_of_other_policies() -> None:
-    policy = ChunkPolicy((5,), SPACES[0], num_actions=4, num_values=4)
+    policy = ChunkPolicy((5,), SPACES[0], PolicyConfig(num_actions=4, num_values=4))
     heads, values = policy(torch.randn(7, 5))
     assert heads.abs().max() < 0.1
     assert values.abs().max() == 0

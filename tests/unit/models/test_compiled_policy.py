@@ -8,7 +8,7 @@ import torch
 
 from rl_platform.accel.compiled_policy import CompiledPolicy, acts_compiled
 from rl_platform.envs.embodied.spaces import ActionSpace
-from rl_platform.models.policy import ActorCriticPolicy
+from rl_platform.models.policy import ActorCriticPolicy, PolicyConfig
 from rl_platform.models.squash import Squash
 
 CPU = torch.device("cpu")
@@ -17,7 +17,7 @@ SPACES = [ActionSpace("continuous", 3), ActionSpace("discrete", 4)]
 
 def policy_of(space: ActionSpace, hidden_sizes: tuple[int, ...] = (16, 9), **options: object) -> ActorCriticPolicy:
     torch.manual_seed(0)
-    policy = ActorCriticPolicy((5,), space, hidden_sizes=hidden_sizes, **options)
+    policy = ActorCriticPolicy((5,), space, PolicyConfig(hidden_sizes, **options))
     with torch.no_grad():  # away from the start, where actions hardly depend on the state
         for parameter in policy.parameters():
             parameter.add_(0.5 * torch.randn_like(parameter))

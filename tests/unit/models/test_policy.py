@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from rl_platform.envs.embodied.spaces import ActionSpace
-from rl_platform.models.policy import ActorCriticPolicy, Tanh
+from rl_platform.models.policy import ActorCriticPolicy, PolicyConfig, Tanh
 
 SPACES = [ActionSpace("continuous", 3), ActionSpace("discrete", 4)]
 
 
 def _policy(space: ActionSpace, **options: object) -> ActorCriticPolicy:
     torch.manual_seed(0)
-    policy = ActorCriticPolicy((5,), space, hidden_sizes=(16, 16), **options)
+    policy = ActorCriticPolicy((5,), space, PolicyConfig((16, 16), **options))
     with torch.no_grad():  # away from the near-uniform start, so that mistakes show
         for parameter in policy.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
@@ -102,7 +102,7 @@ def test_entropy_trains_the_free_deviation() -> None:
 
 def test_start_values_are_zero_and_actions_do_not_depend_on_the_state() -> None:
     torch.manual_seed(0)
-    policy = ActorCriticPolicy((2, 3), SPACES[0], activation="relu", initial_log_std=-0.5)
+    policy = ActorCriticPolicy((2, 3), SPACES[0], PolicyConfig(activation="relu", initial_log_std=-0.5))
     head, values = policy(torch.randn(10, 2, 3))
     assert torch.count_nonzero(values) == 0
     assert head.abs().max() < 0.1

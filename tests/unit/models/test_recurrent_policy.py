@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from rl_platform.envs.embodied.spaces import ActionSpace
+from rl_platform.models.policy import PolicyConfig
 from rl_platform.models.recurrent_policy import RecurrentPolicy
 
 SPACES = [ActionSpace("continuous", 3), ActionSpace("discrete", 4)]
@@ -15,7 +16,7 @@ SEQUENCES, STEPS = 5, 7
 @pytest.fixture(params=SPACES, ids=lambda space: space.kind)
 def policy(request: pytest.FixtureRequest) -> RecurrentPolicy:
     torch.manual_seed(0)
-    made = RecurrentPolicy((4,), request.param, (16,), initial_log_std=-0.3, recurrent_size=6)
+    made = RecurrentPolicy((4,), request.param, PolicyConfig((16,), initial_log_std=-0.3, recurrent_size=6))
     for parameter in made.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
     return made
@@ -66,7 +67,7 @@ def test_equal_seeds_give_equal_policies_that_start_near_uniform() -> None:
     made = []
     for _ in range(2):
         torch.manual_seed(4)
-        made.append(RecurrentPolicy((4,), SPACES[1], (8,), recurrent_size=6))
+        made.append(RecurrentPolicy((4,), SPACES[1], PolicyConfig((8,), recurrent_size=6)))
     for name, tensor in made[0].state_dict().items():
         assert torch.equal(tensor, made[1].state_dict()[name]), name
     gates = made[0].cell.weight_hh.detach().chunk(3)

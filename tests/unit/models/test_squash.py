@@ -10,7 +10,7 @@ from torch.distributions import AffineTransform, Independent, Normal, TanhTransf
 
 from rl_platform.envs.embodied.spaces import ActionSpace
 from rl_platform.models.chunk_policy import ChunkPolicy
-from rl_platform.models.policy import LOG_STD_RANGE, ActorCriticPolicy
+from rl_platform.models.policy import LOG_STD_RANGE, ActorCriticPolicy, PolicyConfig
 from rl_platform.models.squash import Squash
 
 LOW, HIGH = (-1.0, 0.0, -3.0), (1.0, 5.0, -1.0)
@@ -23,7 +23,8 @@ def policy(
 ) -> torch.nn.Module:
     torch.manual_seed(0)
     squash = Squash(LOW, HIGH) if squashed else None
-    found = kind((5,), SPACE, (16,), initial_log_std=-0.4, log_std=log_std, squash=squash, **options)
+    config = PolicyConfig((16,), initial_log_std=-0.4, log_std=log_std, squash=squash, **options)
+    found = kind((5,), SPACE, config)
     with torch.no_grad():  # away from the near-uniform start, so that mistakes show
         for parameter in found.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
@@ -134,7 +135,7 @@ def test_two_actions_of_a_chunk_have_a_deviation_each() -> None:
 
 def test_a_deviation_of_the_state_starts_like_a_free_one_and_stays_in_its_range() -> None:
     torch.manual_seed(0)
-    found = ActorCriticPolicy((5,), SPACE, (16,), initial_log_std=-0.5, log_std="state")
+    found = ActorCriticPolicy((5,), SPACE, PolicyConfig((16,), initial_log_std=-0.5, log_std="state"))
     start = found._log_std(found._features(torch.randn(10, 5)))
     torch.testing.assert_close(start, torch.full((10, 3), -0.5), atol=0.1, rtol=0)
     torch.nn.init.constant_(found.log_std_head.bias, 100.0)

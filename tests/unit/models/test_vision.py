@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from rl_platform.config.schema.models import ConvNet
 from rl_platform.envs.embodied.spaces import ActionSpace
-from rl_platform.models.policy import ActorCriticPolicy
+from rl_platform.models.policy import ActorCriticPolicy, PolicyConfig
 from rl_platform.models.vision import ImageEncoder, ImageLayout
 
 SMALL = ConvNet(channels=[4, 6], kernels=[4, 3], strides=[2, 1])
@@ -55,7 +55,7 @@ def test_layers_start_orthogonal() -> None:
 def test_pixels_are_divided_by_255_in_the_policy(cnn: bool) -> None:
     torch.manual_seed(0)
     encoder = ImageEncoder((10, 12, 3), SMALL) if cnn else None
-    policy = ActorCriticPolicy((360,), ActionSpace("discrete", 4), (16,), encoder=encoder)
+    policy = ActorCriticPolicy((360,), ActionSpace("discrete", 4), PolicyConfig((16,), encoder=encoder))
     torch.nn.init.normal_(policy.policy_head.weight)
     pixels = torch.randint(256, (6, 360), dtype=torch.uint8)
     actions, log_probs = policy.act(pixels, torch.Generator().manual_seed(1))
@@ -65,7 +65,8 @@ def test_pixels_are_divided_by_255_in_the_policy(cnn: bool) -> None:
 
 def test_both_losses_train_the_convolutions() -> None:
     torch.manual_seed(0)
-    policy = ActorCriticPolicy((360,), ActionSpace("discrete", 4), (16,), encoder=ImageEncoder((10, 12, 3), SMALL))
+    config = PolicyConfig((16,), encoder=ImageEncoder((10, 12, 3), SMALL))
+    policy = ActorCriticPolicy((360,), ActionSpace("discrete", 4), config)
     torch.nn.init.normal_(policy.value_head.weight)
     pixels = torch.randint(256, (6, 360), dtype=torch.uint8)
     for which in (0, 2):

@@ -175,10 +175,10 @@ def test_the_vocabulary_of_a_tokenizers_file(tmp_path: Path) -> None:
 
 def test_an_embodied_policy_is_counted_like_the_one_built() -> None:
     from rl_platform.envs.embodied.spaces import ActionSpace
-    from rl_platform.models.policy import ActorCriticPolicy
+    from rl_platform.models.policy import ActorCriticPolicy, PolicyConfig
 
     space = ActionSpace("continuous", ACTIONS)
-    policy = ActorCriticPolicy((OBSERVATIONS,), space, (32, 24))
+    policy = ActorCriticPolicy((OBSERVATIONS,), space, PolicyConfig((32, 24)))
     assert PolicyShape((32, 24)).parameters == count(policy)
 
 
