@@ -20,26 +20,35 @@ _HEAD = """# Configuration
 
 <!-- Made from the schema by `python -m rl_platform.config.documentation > docs/configuration.md`. Do not edit. -->
 
-A run is one YAML file. Every key of it is used or refused: typos, wrong types, impossible combinations and keys that
-would have no effect are all listed at once, with their lines, before anything is started (exit code 2).
+A run is one YAML file. The loader uses or refuses every key. It lists all typos, wrong types, impossible combinations
+and keys without effect at once, with their lines, before anything starts (exit code 2).
 
-* `platform-launch CONFIG section.key=value ...` overrides keys. A value is read as YAML and replaces what stands there:
-  `algorithm.gamma=0.99`, `actor.optim.betas=[0.9, 0.95]`, `cluster.component_placement.rollout=4-7`. The last one wins.
-* `extends: ../ppo_tiny.yaml` takes all keys from another file, relative to this one, which may extend a third. Sections
-  are merged key by key; what this file writes replaces what stands there, `cluster.component_placement` as a whole.
-* `key: !unset` takes an inherited key away, `section: !replace {...}` replaces a section instead of merging it. Inside
-  braces a blank ends the tag, `{key: !unset }`; on the command line it is `'key=!unset'`, in single quotes. Both tags
-  are refused where nothing is inherited.
-* A file that changes a choice (`data.task.type`, `reward.type`, `actor.model.type`, `env.backend`, `rollout.backend`,
-  a switch) does not inherit the keys that only the former choice reads. The command line treats the file likewise. The
-  run notes each such key.
-* A file has at most 200,000 bytes, 50 levels, 500,000 characters with its aliases repeated, and 32 files that extend
-  each other. Whole numbers have 64 bits, and text holds no NUL.
-* `${section.key}` stands for the value of another key, `$${` for a literal `${`.
-* Scalars are those of YAML 1.2: `1e-5` is a number, `yes` and `1:0` are text, `true` and `false` are the only booleans.
-* `null` switches a key off where it says so.
+```bash
+platform-launch configs/reasoning/ppo.yaml algorithm.gamma=0.99 'actor.optim.betas=[0.9, 0.95]'   # overrides
+platform-launch --print-config configs/reasoning/ppo.yaml                                        # with all defaults
+```
 
-With `extends`, this trains on questions of a file instead of those that the shipped config generates:
+| syntax | meaning |
+|---|---|
+| `section.key=value` on the command line | the value is read as YAML and replaces that of the key; the last one wins |
+| `extends: ../ppo_tiny.yaml` | inherits the keys of another file; the path is relative to this file |
+| `key: !unset` | removes an inherited key |
+| `section: !replace {...}` | replaces an inherited section instead of merging it |
+| `${section.key}` | the value of another key; `$${` is a literal `${` |
+| `null` | switches a key off where the table of the key says so |
+| `1e-5`, `true`, `yes`, `1:0` | YAML 1.2: a number, a boolean, text, text |
+
+* `extends` merges sections key by key; only `cluster.component_placement` is replaced as a whole.
+* Inside braces a blank ends the tag: `{key: !unset }`. On the command line write `'key=!unset'`, in single quotes.
+* `!unset` and `!replace` are refused where nothing is inherited.
+* A file or a command line that changes a choice does not inherit the keys that only the former choice reads; the run
+  notes each such key. Choices are `data.task.type`, `reward.type`, `actor.model.type`, `env.backend`,
+  `rollout.backend` and all switches.
+* Limits: 200,000 bytes and 50 levels per file, 500,000 characters with aliases expanded, 32 files that extend each
+  other, integers of 64 bits, no NUL.
+
+This file trains the shipped config on questions of a file. `data.task.params` belongs to generated tasks and is not
+inherited:
 
 <!-- config: extends configs/reasoning/ppo_tiny.yaml -->
 ```yaml
@@ -50,26 +59,27 @@ actor:
   model:
     random_init: !replace {hidden_size: 64, num_layers: 2, num_heads: 4, max_positions: 512}
 ```
-
-`data.task.params` is not inherited, because it belongs to generated tasks.
 """
 
 
 def render() -> str:
     """The whole page."""
     parts = [_HEAD]
+    shown: dict[type[Section], str] = {}
     for name, field in Config.model_fields.items():
         section = section_of(field.annotation)
         if section is not None:
-            parts += _section(name, section)
+            parts += _section(name, section, shown)
             if name == "cluster":
-                parts += _section("cluster.node_groups[]", NodeGroup)
+                parts += _section("cluster.node_groups[]", NodeGroup, shown)
             if name == "env":
-                parts += _section("env.tasks[]", EnvTask)
+                parts += _section("env.tasks[]", EnvTask, shown)
     return "\n".join([*parts, *_names()]) + "\n"
 
 
-def _section(path: str, section: type[Section]) -> list[str]:
+def _section(path: str, section: type[Section], shown: dict[type[Section], str]) -> list[str]:
+    """Returns the table of `path` and those of the sections in it, except of classes that `shown` has already."""
+    shown[section] = path
     rows = [f"## `{path}`" if "." not in path else f"### `{path}`", "", _first_line(section), ""]
     rows += ["| key | allowed | default | meaning |", "|---|---|---|---|"]
     inner: list[str] = []
@@ -78,10 +88,12 @@ def _section(path: str, section: type[Section]) -> list[str]:
         if below is None:
             rows.append(_row(name, field))
             continue
+        where = "below" if below not in shown else f"of `{shown[below]}`"
         rows.append(
-            f"| `{name}` | {'null or the' if field.default is None else 'the'} keys below | | {field.description} |"
+            f"| `{name}` | {'null or the' if field.default is None else 'the'} keys {where} | | {field.description} |"
         )
-        inner += _section(f"{path}.{name}", below)
+        if below not in shown:
+            inner += _section(f"{path}.{name}", below, shown)
     return [*rows, "", *inner]
 
 
@@ -102,17 +114,17 @@ def _row(name: str, field: FieldInfo) -> str:
 
 
 def _names() -> list[str]:
-    rows = ["## Names of other systems", ""]
-    rows += [
-        "They are refused with the name that is right here.",
-        "",
-        "| there | system | here | |",
-        "|---|---|---|---|",
+    rows = ["## Names of other systems", "", "The loader refuses these names and names the key to use instead."]
+    system = ""
+    sections = [(system, f"{name}:", target, "") for name, (system, target) in FOREIGN_SECTIONS.items()]
+    keys = [
+        (key.system, name, ", ".join(f"`{here}`" for here in key.here), key.note) for name, key in all_names().items()
     ]
-    rows += [f"| `{name}:` | {system} | {target} | |" for name, (system, target) in FOREIGN_SECTIONS.items()]
-    for name, found in sorted(all_names().items(), key=lambda item: (item[1].system, item[0])):
-        here = ", ".join(f"`{key}`" for key in found.here)
-        rows.append(f"| `{name}` | {found.system} | {here} | {found.note} |")
+    for its_system, name, here, note in sorted([*sections, *keys], key=lambda row: (row[0].lower(), row[1])):
+        if its_system != system:
+            system = its_system
+            rows += ["", f"### {system}", "", "| there | here |", "|---|---|"]
+        rows.append(f"| `{name}` | {here}{f' ({note})' if note else ''} |")
     return rows
 
 
