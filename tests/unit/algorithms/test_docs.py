@@ -48,4 +48,5 @@ def test_every_choice_is_documented(name: str) -> None:
 
 def test_every_documented_key_exists_and_stands_once() -> None:
     documented = [line.split("`")[1] for line in TEXT.splitlines() if line.startswith("| `")]
-    assert sorted(name for name in documented if name not in CHOICES) == sorted(FIELDS)
+    keys = [name for name in documented if name not in CHOICES and "/" not in name]  # a metric has a "/"
+    assert sorted(keys) == sorted(FIELDS)
