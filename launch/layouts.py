@@ -85,7 +85,7 @@ def device_problems(config: Config, placement: Placement) -> Iterator[Problem]:
 
 def check_layouts(config: Config, placement: Placement) -> None:
     """Raises ConfigError for a model that cannot be shared as its layout says. Reads the models' configs only."""
-    from rl_platform.engines.training.fsdp_layout import unfit_for_fsdp
+    from rl_platform.engines.training.fsdp_problems import fsdp_problems
     from rl_platform.models.pretrained import load_config
     from rl_platform.models.tokenizer import load_tokenizer
 
@@ -101,7 +101,7 @@ def check_layouts(config: Config, placement: Placement) -> None:
         model, key = (config.actor.model, "actor.model") if own is None else (own, f"{role}.model")
         tokenizer = load_tokenizer(model, key)
         loaded = load_config(model, tokenizer.vocab_size, tokenizer.eos_token_ids[0], key)
-        problems += unfit(loaded, section.parallel, role) if by_megatron else unfit_for_fsdp(loaded, section, role)
+        problems += unfit(loaded, section.parallel, role) if by_megatron else fsdp_problems(loaded, section, role)
     if problems:
         raise ConfigError(problems)
 

@@ -33,7 +33,7 @@ from rl_platform.launch.preflight import (
 )
 from rl_platform.launch.view import terminal_view
 from rl_platform.metrics import Reporter, Reporters, RunInfo, RunLog
-from rl_platform.models.embodied import policy_card, policy_problems
+from rl_platform.models.embodied_policy import policy_card, policy_problems
 from rl_platform.placement.engine_memory import engine_memory, with_engine_memory
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.occupancy import step_turns

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rl_platform.accel.step_loops import finish_step
-from rl_platform.envs.embodied import snapshot
+from rl_platform.envs.embodied import env_state
 from rl_platform.envs.embodied.adapter import reset_env
 from rl_platform.envs.embodied.buffers import Buffers
 from rl_platform.envs.embodied.mujoco.native import NativeEnvs
@@ -248,8 +248,8 @@ class EnvBlock:
         states = []
         for i in range(len(self._lengths)):
             try:
-                state = self._native.save(i) if self._native is not None else snapshot.save(self._envs[i])
-            except snapshot.CannotSave as error:
+                state = self._native.save(i) if self._native is not None else env_state.save(self._envs[i])
+            except env_state.CannotSave as error:
                 logger.warning(
                     "environment %d cannot be saved, a resumed run restarts its episode: %s", self._first + i, error
                 )
@@ -273,7 +273,7 @@ class EnvBlock:
                 if self._native is not None:
                     self._native.restore(i, state)
                 else:
-                    snapshot.restore(self._envs[i], state)
+                    env_state.restore(self._envs[i], state)
             except Exception as error:
                 raise EnvFailure(self._first + i, "restore", traceback.format_exc()) from error
             self._returns[i], self._lengths[i] = returned, length

@@ -24,7 +24,7 @@ from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.config.schema.models import Optim
 from rl_platform.engines.training.base import Loss, MicroBatches
 from rl_platform.engines.training.fsdp import FSDPEngine
-from rl_platform.engines.training.state import MOMENTS, adam_state
+from rl_platform.engines.training.sharded_state import MOMENTS, adam_state
 from rl_platform.models.forward import EmbodiedActorCritic
 from rl_platform.records import RolloutBatch
 

@@ -20,7 +20,7 @@ from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.build import language_model, token_temperature
 from rl_platform.models.chunk_policy import ChunkPolicy
-from rl_platform.models.embodied import EmbodiedPolicy, build_policy
+from rl_platform.models.embodied_policy import EmbodiedPolicy, build_policy
 from rl_platform.models.forward import ChunkActorCritic, EmbodiedActorCritic, RecurrentActorCritic, TokenPolicy
 from rl_platform.models.lora import add_adapters, without_adapters
 from rl_platform.models.pretrained import export_causal_lm

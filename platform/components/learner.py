@@ -18,8 +18,8 @@ from rl_platform.config.rollout_backend import may_go_by_group
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import Actor, Critic
 from rl_platform.engines.training.base import Loss, learning_rate
-from rl_platform.engines.training.offload import at_hand
-from rl_platform.engines.training.state import Sharded, State, state_bytes
+from rl_platform.engines.training.offload import onloaded
+from rl_platform.engines.training.sharded_state import ShardedState, ShardedTensor, state_bytes
 from rl_platform.errors import Diverged
 from rl_platform.models.lora import merged
 from rl_platform.records import RolloutBatch, Weights
@@ -112,7 +112,7 @@ class Learner(Evaluator):
         """Every rank writes its part of the state into `folder`; returns its files. Raises CheckpointError."""
         from rl_platform.engines.training.state_files import write  # takes a second to import
 
-        with at_hand(self.engine):
+        with onloaded(self.engine):
             return write(self._state(torch.tensor(self.failures)), folder)
 
     def load_state(self, folder: str) -> None:
@@ -120,17 +120,17 @@ class Learner(Evaluator):
         from rl_platform.engines.training.state_files import read
 
         failures = torch.tensor(0)
-        with at_hand(self.engine):
+        with onloaded(self.engine):
             read(self._state(failures), folder)
         self.failures = int(failures)
 
     def state_bytes(self) -> int:
         """What this rank's part of the state takes on disk, about."""
-        with at_hand(self.engine):
+        with onloaded(self.engine):
             return state_bytes(self.engine.sharded_state())
 
-    def _state(self, failures: Tensor) -> State:
-        return self.engine.sharded_state() | {"failures": Sharded.of(failures)}
+    def _state(self, failures: Tensor) -> ShardedState:
+        return self.engine.sharded_state() | {"failures": ShardedTensor.of(failures)}
 
     def publish(self, version: int, copy: bool = False) -> Weights:
         """The parameters under the model's own names, by reference in one process unless a `copy` is asked for, which

@@ -21,14 +21,14 @@ import torch
 from rl_platform import checkpoint as module
 from rl_platform.checkpoint.files import HashingWriter
 from rl_platform.checkpoint.store import MANIFEST, Checkpoint, CheckpointStore, Part, Shards
-from rl_platform.engines.training.state import Sharded, state_bytes
+from rl_platform.engines.training.sharded_state import ShardedTensor, state_bytes
 from rl_platform.engines.training.state_files import read_whole, write
 from rl_platform.errors import CheckpointError
 
 
 def parts(value: int) -> dict[str, Part]:
     """Shards of a learner, as its ranks write them, and a part that is one file."""
-    state = {"w": Sharded.of(torch.full((1000,), float(value)))}
+    state = {"w": ShardedTensor.of(torch.full((1000,), float(value)))}
     return {
         "actor": Shards(state_bytes(state), lambda folder: write(state, folder)),
         "critic": {"w": torch.arange(500.0) + value, "step": value},
@@ -350,7 +350,7 @@ def test_a_disk_that_is_really_full(tmp_path: Path, part: str) -> None:
         store = CheckpointStore(disk / "checkpoints", keep=2)
         store.save(10, parts(10))
         store._require = lambda estimate, times: None  # the check came before the other writer
-        state = {"w": Sharded.of(torch.ones(1_000_000))}
+        state = {"w": ShardedTensor.of(torch.ones(1_000_000))}
         big = {"actor": Shards(0, lambda folder: write(state, folder)), "critic": {"w": torch.ones(1_000_000)}}
         with pytest.raises(CheckpointError, match="No space left"):
             store.save(20, {part: big[part]})

@@ -11,7 +11,7 @@ import torch
 from rl_platform.algorithms.losses import actor_loss
 from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.config.schema.models import Actor, Model, Optim, RandomLM
-from rl_platform.engines.offload import Swap
+from rl_platform.engines.swap import Swap
 from rl_platform.engines.training.base import MicroBatches
 from rl_platform.engines.training.build import training_engine
 from rl_platform.engines.training.offload import OffloadingEngine

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gymnasium import Env
 
     from rl_platform.envs.embodied.mujoco.physics import Physics
-    from rl_platform.envs.embodied.mujoco.tasks.base import Task
+    from rl_platform.envs.embodied.mujoco.tasks.base import MujocoTask
 
 _WRAPPERS = ("TimeLimit", "OrderEnforcing")  # the ones whose whole effect on a step is known here
 _SAVED_AS = b"native 1:"  # what states of this module begin with
@@ -141,7 +141,7 @@ def is_native(env: Env[Any, Any]) -> bool:
     return _kind(env) is not None
 
 
-def _kind(env: Env[Any, Any]) -> type[Task] | None:
+def _kind(env: Env[Any, Any]) -> type[MujocoTask] | None:
     """What `NativeEnvs` can do in the environment's place, wrappers included; None if it has to be Gymnasium's own."""
     if env.render_mode is not None:
         return None

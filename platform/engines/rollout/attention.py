@@ -20,7 +20,7 @@ from rl_platform.runtime.cpu import has_team
 
 
 @dataclass(frozen=True)
-class Span:
+class PrefillChunk:
     """Tokens `start` to `stop` of a prompt. pages: those that are full then; tail [layers, 2, heads, page, head_dim]:
     of the tokens behind the full pages, before and after."""
 
@@ -33,13 +33,13 @@ class Span:
 class PrefillAttention:
     """New tokens side by side, several of each prompt. They see what the cache holds of it and each other, causally."""
 
-    def __init__(self, spans: Sequence[Span]) -> None:
+    def __init__(self, spans: Sequence[PrefillChunk]) -> None:
         self.spans = spans
         self.counts = [span.stop - span.start for span in spans]
         self.pages = [[page.data for page in span.pages] for span in spans]
         self.masks = [self._mask(span) for span in spans]
 
-    def _mask(self, span: Span) -> Tensor | None:
+    def _mask(self, span: PrefillChunk) -> Tensor | None:
         """[new, seen] bool; None: the plain causal one."""
         if span.start == 0:
             return None

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from rl_platform.engines.rollout.attention import PrefillAttention, Span, StepAttention, decode_attention
+from rl_platform.engines.rollout.attention import PrefillAttention, PrefillChunk, StepAttention, decode_attention
 from rl_platform.engines.rollout.base import Completion, Request
 from rl_platform.engines.rollout.decoder import FusedDecoder, TransformersDecoder
 from rl_platform.engines.rollout.kv_cache import KVCache, Page
@@ -111,7 +111,7 @@ class ContinuousBatch:
             entry = _Sequence(request, uniforms(request.seed, self.sampling.max_new_tokens))
             self.prefill.add(request.token_ids, entry)
 
-    def _forward(self, planned: Sequence[tuple[Prompt[_Sequence], Span]]) -> list[Tensor]:
+    def _forward(self, planned: Sequence[tuple[Prompt[_Sequence], PrefillChunk]]) -> list[Tensor]:
         """Last hidden states [n,H] of those that run, if any; prompts that are complete with it get theirs."""
         tokens, positions = [], []
         for prompt, span in planned:

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from torch import Tensor
 
-from rl_platform.engines.rollout.attention import Span
+from rl_platform.engines.rollout.attention import PrefillChunk
 from rl_platform.engines.rollout.kv_cache import KVCache, Page
 
 PREFILL_TOKENS = 1024  # of one forward pass; a longer prompt takes several
@@ -58,7 +58,7 @@ class Prefill(Generic[T]):
             self.prompts.append(Prompt(tokens, self._counts[tokens]))
         self.prompts[-1].members.append(member)
 
-    def plan(self) -> list[tuple[Prompt[T], Span]]:
+    def plan(self) -> list[tuple[Prompt[T], PrefillChunk]]:
         """What to compute next, with room for it in the cache: at most PREFILL_TOKENS tokens."""
         if self.shared.stored < len(self.shared.tokens):
             return [self._begun(self.shared, PREFILL_TOKENS)]
@@ -69,7 +69,7 @@ class Prefill(Generic[T]):
                 room -= found[-1][1].stop - found[-1][1].start
         return found
 
-    def _begun(self, prompt: Prompt[T], room: int) -> tuple[Prompt[T], Span]:
+    def _begun(self, prompt: Prompt[T], room: int) -> tuple[Prompt[T], PrefillChunk]:
         if prompt.tail is None:
             prompt.pages = self.cache.hold(self.shared.pages)
             prompt.tail = self.cache.tails.new_zeros(self.cache.tails[:, :, 0].shape)
@@ -80,7 +80,7 @@ class Prefill(Generic[T]):
         prompt.stored = min(start + room, len(prompt.tokens))
         readers = min(prompt.readers, self.cache.slots)
         prompt.pages += [self.cache.take(readers) for _ in range(prompt.stored // self.cache.page - len(prompt.pages))]
-        return prompt, Span(prompt.pages, prompt.tail, start, prompt.stored)
+        return prompt, PrefillChunk(prompt.pages, prompt.tail, start, prompt.stored)
 
     def complete(self) -> list[Prompt[T]]:
         return [prompt for prompt in self.prompts if prompt.state is not None]

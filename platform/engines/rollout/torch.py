@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from rl_platform.accel.packed_linear import can_pack
-from rl_platform.engines.offload import Swap
 from rl_platform.engines.rollout.base import Completion, Request
 from rl_platform.engines.rollout.batch import ContinuousBatch
 from rl_platform.engines.rollout.decoder import decoder_for
 from rl_platform.engines.rollout.kv_cache import KVCache
+from rl_platform.engines.swap import Swap
 from rl_platform.models.language import LanguageModel
 from rl_platform.records import SamplingParams, Weights
 from rl_platform.runtime.weights.base import empty

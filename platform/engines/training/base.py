@@ -13,7 +13,7 @@ from rl_platform.algorithms.aggregation import Denominators
 from rl_platform.algorithms.losses import ModelOutputs
 from rl_platform.algorithms.metrics import Metrics
 from rl_platform.config.schema.models import Optim
-from rl_platform.engines.training.state import State
+from rl_platform.engines.training.sharded_state import ShardedState
 from rl_platform.records import RolloutBatch
 
 Loss = Callable[[ModelOutputs, RolloutBatch, Denominators], tuple[Tensor, Metrics]]
@@ -47,10 +47,10 @@ class TrainingEngine(Protocol):
         """The same one by one, each with its names, for ranks that go through them together: nobody needs room for more
         than one."""
 
-    def lasting(self) -> tuple[list[Tensor], list[Tensor]]:
+    def offloadable(self) -> tuple[list[Tensor], list[Tensor]]:
         """This rank's parameters, and what only `step` needs: gradients that are there, and the optimizer's state."""
 
-    def sharded_state(self) -> State:
+    def sharded_state(self) -> ShardedState:
         """This rank's parts of what is trained and of the optimizer state, live: write them, or fill them to go on.
 
         Names are those of the model, `model.NAME` and `optimizer.NAME.KEY`, whatever the backend and the ranks: a state

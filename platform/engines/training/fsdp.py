@@ -23,8 +23,8 @@ from rl_platform.algorithms.losses import ModelOutputs
 from rl_platform.algorithms.metrics import Metrics, Sums
 from rl_platform.config.schema.models import Optim
 from rl_platform.engines.training.base import Loss, MicroBatches
+from rl_platform.engines.training.sharded_state import ShardedState, ShardedTensor, adam_state
 from rl_platform.engines.training.sharing import balance_metrics_of, hidden_size_of, over_ranks, part_of, shares
-from rl_platform.engines.training.state import Sharded, State, adam_state
 from rl_platform.errors import PlacementError, Problem
 from rl_platform.models.context_parallel import ContextParallel
 from rl_platform.records import RolloutBatch
@@ -136,21 +136,21 @@ class FSDPEngine:
             part: Any = tensor.detach()
             yield names, part.full_tensor() if hasattr(part, "full_tensor") else part
 
-    def sharded_state(self) -> State:
-        found: State = {}
+    def sharded_state(self) -> ShardedState:
+        found: ShardedState = {}
         seen: set[int] = set()
         for name, tensor in self.model.state_dict(keep_vars=True).items():
             frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
             if frozen or id(tensor) in seen:  # the same tensor under two names
                 continue
             seen.add(id(tensor))
-            found[f"model.{name}"] = Sharded.of(tensor)
+            found[f"model.{name}"] = ShardedTensor.of(tensor)
             if tensor.requires_grad:
                 adam = adam_state(self.optimizer, tensor)
-                found |= {f"optimizer.{name}.{key}": Sharded.of(value) for key, value in adam.items()}
+                found |= {f"optimizer.{name}.{key}": ShardedTensor.of(value) for key, value in adam.items()}
         return found
 
-    def lasting(self) -> tuple[list[Tensor], list[Tensor]]:
+    def offloadable(self) -> tuple[list[Tensor], list[Tensor]]:
         parameters = [*self.model.parameters()]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         states = [] if self.optimizer is None else self.optimizer.state.values()

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from rl_platform.algorithms.losses import ModelOutputs
 from rl_platform.algorithms.metrics import Metrics
-from rl_platform.engines.offload import Swap, storage_of, storages
+from rl_platform.engines.swap import Swap, storage_of, storages
 from rl_platform.engines.training.base import Loss, MicroBatches, TrainingEngine
-from rl_platform.engines.training.state import State
+from rl_platform.engines.training.sharded_state import ShardedState
 from rl_platform.records import RolloutBatch
 
 
@@ -27,7 +27,7 @@ class OffloadingEngine:
     def __init__(self, engine: TrainingEngine, device: torch.device, *, constant: bool = False) -> None:
         self.engine, self.device = engine, device
         self.model: Any = engine.model
-        self._weights = Swap(lambda: engine.lasting()[0], device, constant=constant)
+        self._weights = Swap(lambda: engine.offloadable()[0], device, constant=constant)
         self._training = Swap(self._training_tensors, device)
         self.offload(weights=True)
 
@@ -67,16 +67,16 @@ class OffloadingEngine:
         self.onload(training=False)
         return self.engine.gathered()
 
-    def lasting(self) -> tuple[list[Tensor], list[Tensor]]:
-        return self.engine.lasting()
+    def offloadable(self) -> tuple[list[Tensor], list[Tensor]]:
+        return self.engine.offloadable()
 
-    def sharded_state(self) -> State:
+    def sharded_state(self) -> ShardedState:
         self.onload(training=True)
         return self.engine.sharded_state()
 
     def _training_tensors(self) -> Iterator[Tensor]:
         """Without those that are views of the weights."""
-        weights, training = self.engine.lasting()
+        weights, training = self.engine.offloadable()
         own = storages(weights, self.device)
         for tensor in training:
             storage = storage_of(tensor, self.device)
@@ -85,7 +85,7 @@ class OffloadingEngine:
 
 
 @contextmanager
-def at_hand(engine: TrainingEngine) -> Iterator[None]:
+def onloaded(engine: TrainingEngine) -> Iterator[None]:
     """Within the block all of an engine's state may be used; after it what was away is away again."""
     if not isinstance(engine, OffloadingEngine):
         yield

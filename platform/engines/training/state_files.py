@@ -45,11 +45,11 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from rl_platform.checkpoint.files import HashingWriter, Written, sync
-from rl_platform.engines.training.state import Sharded, State
+from rl_platform.engines.training.sharded_state import ShardedState, ShardedTensor
 from rl_platform.errors import CheckpointError
 
 
-def write(state: State, folder: str | Path) -> dict[str, Written]:
+def write(state: ShardedState, folder: str | Path) -> dict[str, Written]:
     """Every rank writes its parts into `folder`; returns the files that this one made.
 
     Raises CheckpointError on every rank if one of them cannot write.
@@ -60,7 +60,7 @@ def write(state: State, folder: str | Path) -> dict[str, Written]:
     return writer.files.written
 
 
-def read(state: State, folder: str | Path) -> None:
+def read(state: ShardedState, folder: str | Path) -> None:
     """Every rank fills its parts from `folder`, whatever ranks have written it.
 
     Raises CheckpointError on every rank if names or shapes are not those of the files, or a file cannot be read.
@@ -75,7 +75,7 @@ def read_whole(folder: str | Path) -> dict[str, Tensor]:
         name: torch.empty(metadata.size, dtype=metadata.properties.dtype)
         for name, metadata in _Reader(Path(folder)).read_metadata().state_dict_metadata.items()
     }
-    state = {name: Sharded.of(tensor) for name, tensor in found.items()}
+    state = {name: ShardedTensor.of(tensor) for name, tensor in found.items()}
     with _collective("read from", folder):
         dcp.load(dict.fromkeys(state), storage_reader=_Reader(Path(folder)), planner=_LoadPlanner(state), no_dist=True)
     return found
@@ -97,7 +97,7 @@ def _collective(action: str, folder: str | Path) -> Iterator[bool]:
 
 
 class _SavePlanner(dcp.DefaultSavePlanner):
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: ShardedState) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self.own = state
 
@@ -124,7 +124,7 @@ class _SavePlanner(dcp.DefaultSavePlanner):
 
 
 class _LoadPlanner(dcp.DefaultLoadPlanner):
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: ShardedState) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self.own = state
 

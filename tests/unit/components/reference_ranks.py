@@ -102,7 +102,7 @@ def report(folder: Path, layout: str) -> dict[str, Any]:
     for forward in FORWARDS:
         asked = reference(folder, layout, forward=forward)
         found[forward] = {name: asked.evaluate(batch(name)) for name in LENGTHS}
-    parameters, others = asked.engine.lasting()
+    parameters, others = asked.engine.offloadable()
     found["held"] = sum(_bytes(tensor) for tensor in parameters)
     found["others"] = len(others) + sum(getattr(p, "main_grad", None) is not None for p in parameters)
     found["others"] += sum(parameter.grad is not None for parameter in parameters) + len(asked.engine.sharded_state())
@@ -116,7 +116,7 @@ def report(folder: Path, layout: str) -> dict[str, Any]:
 def away(folder: Path, layout: str) -> dict[str, Any]:
     """Bytes that are left on the device while it is away, and what it says each time it comes back."""
     leaving = reference(folder, layout, offload=True)
-    parameters = leaving.engine.lasting()[0]
+    parameters = leaving.engine.offloadable()[0]
     found: dict[str, Any] = {"bytes": [], "answers": []}
     for _ in range(2):
         found["bytes"].append(sum(_storage(tensor).nbytes() for tensor in parameters))

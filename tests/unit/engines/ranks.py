@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from rl_platform.algorithms.losses import actor_critic_loss, actor_loss, critic_loss
 from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.config.schema.models import Optim
-from rl_platform.engines.offload import storages
+from rl_platform.engines.swap import storages
 from rl_platform.engines.training.base import MicroBatches
 from rl_platform.engines.training.fsdp import FSDPEngine
 from rl_platform.engines.training.offload import OffloadingEngine
@@ -218,7 +218,7 @@ def offloaded() -> dict[str, Any]:
     for step in range(3):
         metrics += steps(trained, "actor", step, step + 1)
         trained.offload(weights=True)
-        here = storages([tensor for part in trained.lasting() for tensor in part], torch.device("cpu"))
+        here = storages([tensor for part in trained.offloadable() for tensor in part], torch.device("cpu"))
         held.append(sum(storage.nbytes() for storage in here.values()))
     return {"metrics": metrics, "held": held, "outputs": outputs(trained, "actor"), "parameters": parameters(trained)}
 

@@ -18,9 +18,9 @@ import torch.distributed as dist
 from torch import nn
 
 from rl_platform.config.schema.models import Actor
-from rl_platform.engines.offload import Swap, storages
+from rl_platform.engines.swap import Swap, storages
 from rl_platform.engines.training.build import training_engine
-from rl_platform.engines.training.offload import OffloadingEngine, at_hand
+from rl_platform.engines.training.offload import OffloadingEngine, onloaded
 from rl_platform.engines.training.state_files import read, write
 
 CPU = torch.device("cpu")
@@ -29,7 +29,7 @@ kinds = pytest.mark.parametrize("kind", ["actor", "critic", "embodied"])
 
 def held(engine: Any) -> tuple[int, int]:
     """Bytes on the device: of parameters, and of gradients and optimizer state."""
-    weights, training = engine.lasting()
+    weights, training = engine.offloadable()
     own = storages(weights, CPU)
     rest = {key: storage for key, storage in storages(training, CPU).items() if key not in own}
     return sum(storage.nbytes() for storage in own.values()), sum(storage.nbytes() for storage in rest.values())
@@ -126,7 +126,7 @@ def trained(ranks: ModuleType, kind: str, engine: Any, *, leave: bool) -> tuple[
 
 def whole_state(engine: Any) -> dict[str, torch.Tensor]:
     """Copies of what a checkpoint would hold, what is away included."""
-    with at_hand(engine):
+    with onloaded(engine):
         return {
             f"{name} {offsets}": part.clone()
             for name, sharded in engine.sharded_state().items()
@@ -187,12 +187,12 @@ def test_a_state_is_written_and_read_by_one_that_is_away(ranks: ModuleType, kind
     engine = OffloadingEngine(ranks.engine(kind), CPU)
     ranks.steps(engine, kind, 0, 2)
     engine.offload(weights=True)
-    with at_hand(engine):
+    with onloaded(engine):
         write(engine.sharded_state(), tmp_path)
     assert held(engine) == (0, 0)
     undisturbed = ranks.steps(engine, kind, 2, 4)
     other = OffloadingEngine(ranks.engine(kind), CPU)
-    with at_hand(other):
+    with onloaded(other):
         read(other.sharded_state(), tmp_path)
     assert held(other) == (0, 0)
     assert ranks.steps(other, kind, 2, 4) == undisturbed

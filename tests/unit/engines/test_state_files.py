@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rl_platform.checkpoint.files import HashingWriter, damage
 from rl_platform.config.schema.models import Optim
 from rl_platform.engines.training.fsdp import FSDPEngine
-from rl_platform.engines.training.state import Sharded, State, adam_state, state_bytes
+from rl_platform.engines.training.sharded_state import ShardedState, ShardedTensor, adam_state, state_bytes
 from rl_platform.engines.training.state_files import read, read_whole, write
 from rl_platform.errors import CheckpointError
 from rl_platform.launch.preflight import BYTES_SAVED
@@ -26,14 +26,14 @@ from rl_platform.models.language import LanguageModel
 VALUES = torch.arange(60.0).view(6, 10)
 
 
-def state(values: Tensor = VALUES, step: float = 3.0) -> State:
-    return {"w": Sharded.of(values), "step": Sharded.of(torch.tensor(step))}
+def state(values: Tensor = VALUES, step: float = 3.0) -> ShardedState:
+    return {"w": ShardedTensor.of(values), "step": ShardedTensor.of(torch.tensor(step))}
 
 
-def rows(*cuts: int) -> Sharded:
+def rows(*cuts: int) -> ShardedTensor:
     """A tensor of 6 rows, held in parts that begin at these rows."""
     parts = [((start, 0), torch.zeros(stop - start, 10)) for start, stop in zip(cuts, [*cuts[1:], 6], strict=True)]
-    return Sharded((6, 10), parts)
+    return ShardedTensor((6, 10), parts)
 
 
 def test_another_cut_reads_the_same(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_another_cut_reads_the_same(tmp_path: Path) -> None:
     other = rows(0, 2)
     read({"w": other}, tmp_path)
     assert torch.equal(torch.cat([part for _, part in other.parts]), VALUES)
-    columns = Sharded((6, 10), [((0, 7), torch.zeros(6, 3))])
+    columns = ShardedTensor((6, 10), [((0, 7), torch.zeros(6, 3))])
     read({"w": columns}, tmp_path)
     assert torch.equal(columns.parts[0][1], VALUES[:, 7:])
     assert torch.equal(read_whole(tmp_path)["w"], VALUES)
@@ -52,8 +52,8 @@ def test_another_cut_reads_the_same(tmp_path: Path) -> None:
 
 def test_copies_are_read_and_not_written(tmp_path: Path) -> None:
     write(state(), tmp_path / "whole")
-    copy = Sharded((6, 10), [((0, 0), torch.zeros(6, 10))], [((2, 0), torch.zeros(2, 10, dtype=torch.bfloat16))])
-    read({"w": copy, "step": Sharded.of(torch.tensor(0.0))}, tmp_path / "whole")
+    copy = ShardedTensor((6, 10), [((0, 0), torch.zeros(6, 10))], [((2, 0), torch.zeros(2, 10, dtype=torch.bfloat16))])
+    read({"w": copy, "step": ShardedTensor.of(torch.tensor(0.0))}, tmp_path / "whole")
     assert torch.equal(copy.copies[0][1], VALUES[2:4].bfloat16())
     write({"w": copy}, tmp_path / "again")
     assert torch.equal(read_whole(tmp_path / "again")["w"], VALUES)
@@ -71,12 +71,12 @@ def test_what_was_written_is_told_by_hash_and_equal_states_make_equal_files(tmp_
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        (state() | {"more": Sharded.of(torch.zeros(2))}, "more is missing: it is of another model"),
-        ({"step": Sharded.of(torch.tensor(0.0))}, "w is not in this model: it is of another one"),
+        (state() | {"more": ShardedTensor.of(torch.zeros(2))}, "more is missing: it is of another model"),
+        ({"step": ShardedTensor.of(torch.tensor(0.0))}, "w is not in this model: it is of another one"),
         (state(torch.zeros(6, 9)), r"w has the shape \(6, 10\) and not \(6, 9\): it is of another model"),
     ],
 )
-def test_a_state_of_another_model_is_refused(tmp_path: Path, wanted: State, message: str) -> None:
+def test_a_state_of_another_model_is_refused(tmp_path: Path, wanted: ShardedState, message: str) -> None:
     write(state(), tmp_path)
     before = wanted["step"].parts[0][1].clone()
     with pytest.raises(CheckpointError, match=message):

@@ -11,7 +11,7 @@ import pytest
 from gymnasium.envs.mujoco import mujoco_env
 from gymnasium.wrappers import TransformAction
 
-from rl_platform.envs.embodied import snapshot
+from rl_platform.envs.embodied import env_state
 from rl_platform.envs.embodied.mujoco import physics
 from rl_platform.envs.embodied.mujoco.native import NativeEnvs
 from rl_platform.envs.embodied.mujoco.tasks import TASKS
@@ -209,7 +209,7 @@ def test_a_state_of_something_else_is_refused() -> None:
     env = make_env(EnvDescription("Reacher-v5"))
     env.reset(seed=0)
     with pytest.raises(ValueError, match="stepped natively"):
-        NativeEnvs(env, 1, 1).restore(0, snapshot.save(env))
+        NativeEnvs(env, 1, 1).restore(0, env_state.save(env))
 
 
 def test_unknown_wrappers_kinds_and_pictures_are_left_to_gymnasium() -> None:

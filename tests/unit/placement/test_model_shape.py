@@ -186,7 +186,7 @@ def test_an_embodied_policy_is_counted_like_the_one_built() -> None:
 def test_a_policy_that_sees_is_counted_like_the_one_built(kind: str) -> None:
     from rl_platform.algorithms.action_levels import ActionLevels
     from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces
-    from rl_platform.models.embodied import build_policy
+    from rl_platform.models.embodied_policy import build_policy
 
     model = {"type": "cnn", "hidden_sizes": [32]}
     if kind != "cnn":

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from rl_platform.envs.embodied.mujoco.tasks.base import Task
+from rl_platform.envs.embodied.mujoco.tasks.base import MujocoTask
 from rl_platform.envs.embodied.mujoco.tasks.humanoids import Humanoid, HumanoidStandup
 from rl_platform.envs.embodied.mujoco.tasks.locomotion import Ant, HalfCheetah, Hopper, Swimmer, Walker2d
 from rl_platform.envs.embodied.mujoco.tasks.manipulation import Pusher, Reacher
 from rl_platform.envs.embodied.mujoco.tasks.pendulums import InvertedDoublePendulum, InvertedPendulum
 
-TASKS: dict[str, type[Task]] = {
+TASKS: dict[str, type[MujocoTask]] = {
     "gymnasium.envs.mujoco.ant_v5.AntEnv": Ant,
     "gymnasium.envs.mujoco.half_cheetah_v5.HalfCheetahEnv": HalfCheetah,
     "gymnasium.envs.mujoco.hopper_v5.HopperEnv": Hopper,
@@ -31,7 +31,7 @@ TASKS: dict[str, type[Task]] = {
 """By the full name of the environment's class: a subclass may compute something else."""
 
 
-def find_task(env: Any) -> type[Task] | None:
+def find_task(env: Any) -> type[MujocoTask] | None:
     """The task that computes what the unwrapped environment `env` does; None for an environment of another kind."""
     kind = type(env)
     return TASKS.get(f"{kind.__module__}.{kind.__qualname__}")

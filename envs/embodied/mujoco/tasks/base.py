@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-Outcome = tuple[np.ndarray, np.ndarray]
+StepOutcome = tuple[np.ndarray, np.ndarray]
 """rewards [N] float64, terminated [N] bool."""
 
 
@@ -26,7 +26,7 @@ class Quantities:
         return Quantities({name: array[which] for name, array in vars(self).items()})
 
 
-class Task(ABC):
+class MujocoTask(ABC):
     """One kind of environment; `env` is an unwrapped one with the settings that all simulations share."""
 
     fields: ClassVar[tuple[str, ...]] = ()
@@ -47,7 +47,7 @@ class Task(ABC):
         """Observations [N,D] float64."""
 
     @abstractmethod
-    def outcome(self, positions: np.ndarray, now: Quantities, actions: np.ndarray) -> Outcome:
+    def outcome(self, positions: np.ndarray, now: Quantities, actions: np.ndarray) -> StepOutcome:
         """Rewards and ends of a step.
 
         positions [N]: `position` before the step; a task that rewards speed brings them up to date. actions [N,A]
@@ -66,7 +66,7 @@ class Task(ABC):
         return found
 
 
-class NoisyStart(Task):
+class NoisyStart(MujocoTask):
     """Episodes begin near the model's initial state, by `reset_noise_scale`."""
 
     normal_velocities: ClassVar[bool] = False

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_platform.envs.embodied.mujoco.tasks.base import NoisyStart, Outcome, Quantities, join, never, squares
+from rl_platform.envs.embodied.mujoco.tasks.base import NoisyStart, Quantities, StepOutcome, join, never, squares
 from rl_platform.envs.embodied.mujoco.tasks.locomotion import ContactRunner
 
 _FIELDS = ("ctrl", "cinert", "cvel", "qfrc_actuator", "cfrc_ext")
@@ -81,7 +81,7 @@ class HumanoidStandup(NoisyStart):
     def observe(self, now: Quantities) -> np.ndarray:
         return self.body.observe(now)
 
-    def outcome(self, positions: np.ndarray, now: Quantities, actions: np.ndarray) -> Outcome:
+    def outcome(self, positions: np.ndarray, now: Quantities, actions: np.ndarray) -> StepOutcome:
         # Gymnasium takes `uph_cost_weight` and does not use it
         height = now.qpos[:, 2] / self.timestep
         impact = np.clip(self.impact_weight * squares(now.cfrc_ext), *self.impact_range)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rl_platform.accel.step_loops import run_observation, run_outcome
-from rl_platform.envs.embodied.mujoco.tasks.base import NoisyStart, Outcome, Quantities, join, never, squares
+from rl_platform.envs.embodied.mujoco.tasks.base import NoisyStart, Quantities, StepOutcome, join, never, squares
 
 
 class Runner(NoisyStart):
@@ -38,7 +38,7 @@ class Runner(NoisyStart):
         run_observation()(now.qpos, now.qvel, self.skipped, self.largest_speed, found)
         return found
 
-    def outcome(self, positions: np.ndarray, now: Quantities, actions: np.ndarray) -> Outcome:
+    def outcome(self, positions: np.ndarray, now: Quantities, actions: np.ndarray) -> StepOutcome:
         rewards, ends = np.empty(len(positions)), np.empty(len(positions), bool)
         state, told = (now.qpos, now.qvel), (self.terminates, rewards, ends)
         run_outcome()(positions, self.dt, actions, *state, *self.bounds, *self.weights, *told)
@@ -84,7 +84,7 @@ class ContactRunner(Runner):
     def costs(self, now: Quantities, actions: np.ndarray) -> np.ndarray:
         """[N]: of actions and contacts."""
 
-    def outcome(self, positions: np.ndarray, now: Quantities, actions: np.ndarray) -> Outcome:
+    def outcome(self, positions: np.ndarray, now: Quantities, actions: np.ndarray) -> StepOutcome:
         healthy = self.healthy(now)
         speeds = self.speeds(positions, now)
         rewards = self.forward_weight * speeds + self.healthy_reward * healthy - self.costs(now, actions)

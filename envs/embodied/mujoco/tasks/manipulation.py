@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from rl_platform.envs.embodied.mujoco.tasks.base import Outcome, Quantities, Task, join, never, squares
+from rl_platform.envs.embodied.mujoco.tasks.base import MujocoTask, Quantities, StepOutcome, join, never, squares
 
 
-class Reacher(Task):
+class Reacher(MujocoTask):
     """reward = - distance weight * |fingertip - target| - control weight * |action|^2."""
 
     fields = ("xpos",)
@@ -34,7 +34,7 @@ class Reacher(Task):
         angles = now.qpos[:, :2]
         return join((np.cos(angles), np.sin(angles), now.qpos[:, 2:], now.qvel[:, :2], self._gap(now)[:, :2]))
 
-    def outcome(self, positions: np.ndarray, now: Quantities, actions: np.ndarray) -> Outcome:
+    def outcome(self, positions: np.ndarray, now: Quantities, actions: np.ndarray) -> StepOutcome:
         distance = -np.linalg.norm(self._gap(now), axis=1) * self.distance_weight
         return distance + -squares(actions) * self.control_weight, never(len(actions))
 
@@ -42,7 +42,7 @@ class Reacher(Task):
         return now.xpos[:, self.tip] - now.xpos[:, self.target]
 
 
-class Pusher(Task):
+class Pusher(MujocoTask):
     """reward = - weighted distances object to goal and tip to object - control weight * |action|^2."""
 
     fields = ("xpos",)
@@ -72,7 +72,7 @@ class Pusher(Task):
         places = (now.xpos[:, body] for body in (self.tip, self.object, self.goal))
         return join((now.qpos[:, :7], now.qvel[:, :7], *places))
 
-    def outcome(self, positions: np.ndarray, now: Quantities, actions: np.ndarray) -> Outcome:
+    def outcome(self, positions: np.ndarray, now: Quantities, actions: np.ndarray) -> StepOutcome:
         thing = now.xpos[:, self.object]
         near = -np.linalg.norm(thing - now.xpos[:, self.tip], axis=1) * self.near_weight
         distance = -np.linalg.norm(thing - now.xpos[:, self.goal], axis=1) * self.distance_weight

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_platform.envs.embodied.mujoco.tasks.base import NoisyStart, Outcome, Quantities, join
+from rl_platform.envs.embodied.mujoco.tasks.base import NoisyStart, Quantities, StepOutcome, join
 
 
 class InvertedPendulum(NoisyStart):
@@ -15,7 +15,7 @@ class InvertedPendulum(NoisyStart):
     def observe(self, now: Quantities) -> np.ndarray:
         return join((now.qpos, now.qvel))
 
-    def outcome(self, positions: np.ndarray, now: Quantities, actions: np.ndarray) -> Outcome:
+    def outcome(self, positions: np.ndarray, now: Quantities, actions: np.ndarray) -> StepOutcome:
         finite = np.isfinite(now.qpos).all(axis=1) & np.isfinite(now.qvel).all(axis=1)
         up = finite & (np.abs(now.qpos[:, 1]) <= 0.2)
         return up.astype(np.float64), ~up
@@ -36,7 +36,7 @@ class InvertedDoublePendulum(NoisyStart):
         force = np.clip(now.qfrc_constraint[:, :1], -10, 10)
         return join((now.qpos[:, :1], np.sin(angles), np.cos(angles), np.clip(now.qvel, -10, 10), force))
 
-    def outcome(self, positions: np.ndarray, now: Quantities, actions: np.ndarray) -> Outcome:
+    def outcome(self, positions: np.ndarray, now: Quantities, actions: np.ndarray) -> StepOutcome:
         x, y = now.site_xpos[:, 0, 0], now.site_xpos[:, 0, 2]
         first, second = now.qvel[:, 1], now.qvel[:, 2]
         place = 0.01 * x**2 + (y - 2) ** 2

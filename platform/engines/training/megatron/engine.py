@@ -23,12 +23,12 @@ from rl_platform.config.schema.models import Optim, Parallel
 from rl_platform.engines.training.base import Loss, MicroBatches
 from rl_platform.engines.training.megatron.device import prepare, quiet_megatron
 from rl_platform.engines.training.megatron.model import build_stage, clipped_gradient_norm, with_optimizer
-from rl_platform.engines.training.megatron.state import EMBEDDING, Groups, ModelState
+from rl_platform.engines.training.megatron.model_state import EMBEDDING, Groups, ModelState
 from rl_platform.engines.training.megatron.supported import unfit, uses_transformer_engine
 from rl_platform.engines.training.megatron.vocab_parallel import vocab_parallel_full_kl, vocab_parallel_log_probs
 from rl_platform.engines.training.megatron.weights import Source, source_of
+from rl_platform.engines.training.sharded_state import ShardedState
 from rl_platform.engines.training.sharing import balance_metrics_of, on_cpu, over_ranks, part_of, shares
-from rl_platform.engines.training.state import State
 from rl_platform.errors import ConfigError, PlacementError, Problem
 from rl_platform.models.forward import TokenPolicy, TokenValues
 from rl_platform.records import RolloutBatch
@@ -167,10 +167,10 @@ class MegatronEngine:
     def gathered(self) -> Iterator[tuple[Sequence[str], Tensor]]:
         return self.state.gathered()
 
-    def sharded_state(self) -> State:
+    def sharded_state(self) -> ShardedState:
         return {} if self.optimizer is None else self.state.sharded()
 
-    def lasting(self) -> tuple[list[Tensor], list[Tensor]]:
+    def offloadable(self) -> tuple[list[Tensor], list[Tensor]]:
         parameters = [parameter for stage in self.stages for parameter in stage.parameters()]
         if self.optimizer is None:
             return parameters, []

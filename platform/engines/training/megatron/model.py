@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_platform.config.schema.models import Optim, Parallel
-from rl_platform.engines.training.megatron.layers import PackedCoreAttention, PackedRotary, RMSNorm
+from rl_platform.engines.training.megatron.local_layers import PackedCoreAttention, PackedRotary, RMSNorm
 from rl_platform.engines.training.megatron.weights import head_size, padded
 from rl_platform.errors import ConfigError, Problem
 

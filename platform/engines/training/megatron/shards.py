@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from rl_platform.engines.training.megatron.weights import Source
-from rl_platform.engines.training.state import Offsets
+from rl_platform.engines.training.sharded_state import Offsets
 
 Shape = Sequence[int]
 

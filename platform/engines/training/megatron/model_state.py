@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from rl_platform.engines.training.megatron.shards import placed
 from rl_platform.engines.training.megatron.weights import Source
-from rl_platform.engines.training.state import MOMENTS, Sharded, State, adam_state
+from rl_platform.engines.training.sharded_state import MOMENTS, ShardedState, ShardedTensor, adam_state
 
 HEAD, EMBEDDING = "model.head.weight", "model.backbone.embed_tokens.weight"
 VALUES = "values"
@@ -133,18 +133,18 @@ class ModelState:
         tensors = {name: tensor for names, tensor in self.gathered() for name in names}
         return {name: tensors[name] for name in self.shapes}
 
-    def sharded(self) -> State:
+    def sharded(self) -> ShardedState:
         """The float32 masters and moments that this rank holds, as parts of the tensors that they belong to."""
-        found: State = {}
+        found: ShardedState = {}
         for parameter, source in self.parameters:
             names = [self._stored(name) for name in source.names]
             shapes = [self.shapes[name] for name in names]
             written = not (self.tied and source.names == (HEAD,))  # on a stage of its own: the embedding is written
             for name, shape in zip(names, shapes, strict=True):
-                found.setdefault(f"model.{name}", Sharded(shape))
-                found.setdefault(f"optimizer.{name}.step", Sharded(()))
+                found.setdefault(f"model.{name}", ShardedTensor(shape))
+                found.setdefault(f"optimizer.{name}.step", ShardedTensor(()))
                 for key in MOMENTS:
-                    found.setdefault(f"optimizer.{name}.{key}", Sharded(shape))
+                    found.setdefault(f"optimizer.{name}.{key}", ShardedTensor(shape))
             place = partial(placed, source, self.groups.sharing(source).rank, parameter.shape, shapes)
             master = self._master(parameter)
             if master is None or not master.is_all_of(parameter):

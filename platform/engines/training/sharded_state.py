@@ -12,7 +12,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
-class Sharded:
+class ShardedTensor:
     """What this rank holds of a tensor of `shape`: parts at their offsets, live, so that reading fills them.
 
     `copies` are read and not written: other parts, of this or another rank, hold the same.
@@ -23,7 +23,7 @@ class Sharded:
     copies: list[tuple[Offsets, Tensor]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, tensor: Tensor) -> Sharded:
+    def of(cls, tensor: Tensor) -> ShardedTensor:
         """This rank's part of a DTensor, or all of a plain tensor, which is then the same on every rank."""
         tensor = tensor.detach()
         if not hasattr(tensor, "to_local"):
@@ -42,10 +42,10 @@ class Sharded:
         return self.parts + self.copies
 
 
-State = dict[str, Sharded]
+ShardedState = dict[str, ShardedTensor]
 
 
-def state_bytes(state: State) -> int:
+def state_bytes(state: ShardedState) -> int:
     """Bytes that this rank would write, were it alone."""
     return sum(part.nbytes for sharded in state.values() for _, part in sharded.parts)
 

@@ -10,7 +10,7 @@ from rl_platform.errors import Problem
 from rl_platform.models.lora import unknown_targets
 
 
-def unfit_for_fsdp(config: Any, section: Trainable, role: str) -> Iterator[Problem]:
+def fsdp_problems(config: Any, section: Trainable, role: str) -> Iterator[Problem]:
     """Why a model with this transformers config cannot be trained as `section` asks. `role`: its section, as actor."""
     ranks, heads, kv_heads = section.parallel.context, config.num_attention_heads, config.num_key_value_heads
     if heads % ranks or (kv_heads % ranks and ranks % kv_heads):

@@ -18,7 +18,7 @@ from rl_platform.tracing import recorder
 
 
 @dataclass
-class _Kept:
+class _HostCopy:
     """A storage of the device and what it held, as bytes; its size now is 0, or as it was."""
 
     storage: torch.UntypedStorage
@@ -36,7 +36,7 @@ class Swap:
         self, tensors: Callable[[], Iterable[Tensor]], device: torch.device, *, constant: bool = False
     ) -> None:
         self._tensors, self._device, self._constant = tensors, device, constant
-        self._kept: dict[int, _Kept] = {}
+        self._kept: dict[int, _HostCopy] = {}
         self.away = False
 
     def leave(self) -> None:
@@ -49,7 +49,7 @@ class Swap:
             if storage is None or storage.nbytes() == 0 or storage._cdata in self._kept:
                 continue
             known = before.get(storage._cdata)
-            kept = known or _Kept(storage, self._host_buffer(storage.nbytes()))
+            kept = known or _HostCopy(storage, self._host_buffer(storage.nbytes()))
             self._kept[storage._cdata] = kept
             if known is None or not self._constant:
                 kept.host.copy_(_as_bytes(storage), non_blocking=True)
