@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -30,10 +31,55 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+# `pytest -m fast`: these folders and files cover the core. Tests among them that start Ray or ranks, or that take
+# several seconds, are marked `slow` and left out.
+TESTS = Path(__file__).parent
+FAST = (
+    "unit/algorithms",
+    "unit/config",
+    "unit/placement",
+    "unit/models",
+    "unit/components",
+    "unit/runners",
+    "unit/runtime/test_channel.py",
+    "unit/runtime/test_local.py",
+    "unit/engines/test_training.py",
+    "unit/engines/test_rollout.py",
+    "unit/engines/test_sampling.py",
+    "unit/engines/test_state_files.py",
+    "unit/envs_reasoning/test_tasks.py",
+    "unit/test_checkpoint.py",
+    "unit/test_layout.py",
+    "unit/test_metrics.py",
+    "unit/test_rng.py",
+    "integration/test_two_steps.py",
+)
+
+
+assert all((TESTS / name).exists() for name in FAST), [name for name in FAST if not (TESTS / name).exists()]
+
+
+@cache
+def is_fast(path: Path) -> bool:
+    return any(path.is_relative_to(TESTS / name) for name in FAST)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m fast`, files without a fast test are not even imported."""
+    other = collection_path.name.startswith("test_") and not is_fast(collection_path)
+    return True if other and config.option.markexpr == "fast" else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if is_fast(item.path) and not any(item.get_closest_marker(name) for name in ("slow", "release", "gpu")):
+            item.add_marker("fast")
+
+
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """`pytest` alone: two processes, each file in one of them. Tests that are named or marked run in this one."""
-    alone = config.args_source is pytest.Config.ArgsSource.TESTPATHS and config.option.markexpr == "not release"
-    return 2 if alone else 0
+    """Two processes, each file in one of them, for `pytest` and `pytest -m fast` without paths; otherwise this one."""
+    whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    return 2 if whole and config.option.markexpr in ("not release", "fast") else 0
 
 
 REASONING = """\

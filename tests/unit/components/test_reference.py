@@ -23,6 +23,7 @@ from rl_platform.placement.model_shape import shapes
 from rl_platform.placement.scheduler import schedule
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(not dist.is_gloo_available(), reason="this build of torch has no gloo"),
     pytest.mark.skipif(torch.cuda.is_available(), reason="Megatron would compute on the GPU of this machine"),
     pytest.mark.filterwarnings("ignore"),  # of Megatron, about kernels that are not installed

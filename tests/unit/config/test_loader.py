@@ -242,6 +242,7 @@ except ConfigError as error:
     assert done.stdout.strip() == "2 []"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["embodied", "reasoning"])
 @pytest.mark.parametrize("value", ["null", "-1", "1.5", "x", "[]", "[1]", "{}", "{a: 1}", "true", "${env}", "1e400"])
 def test_no_value_of_any_key_ends_in_anything_but_problems(task: str, value: str, load: Any) -> None:

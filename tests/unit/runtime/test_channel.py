@@ -27,7 +27,7 @@ def local(capacity: int = 16, deadline_s: float = 5.0, **options: Any) -> Channe
     return Channel("rollouts", capacity, deadline_s, **options)
 
 
-@pytest.fixture(scope="module", params=["one process", "ray"])
+@pytest.fixture(scope="module", params=["one process", pytest.param("ray", marks=pytest.mark.slow)])
 def make(request: pytest.FixtureRequest) -> Make:
     """make(capacity=2): a new channel, in this process or in one that Ray started."""
     return local if request.param == "one process" else request.getfixturevalue("ray_channel")
