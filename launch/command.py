@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -16,11 +16,13 @@ from rl_platform.config import LoadedConfig, load_config
 from rl_platform.config.rollout_backend import chosen_backend
 from rl_platform.config.schema.cluster import Cluster
 from rl_platform.errors import ConfigError, PlacementError, Problem
-from rl_platform.launch.planning import PlanForm, plan_text
+from rl_platform.launch.extras import required
 from rl_platform.launch.saved_run import find_run
 from rl_platform.launch.slurm import SlurmOptions, sbatch_script, submit, write_script
 from rl_platform.placement.inventory import Inventory, inventory_for
 from rl_platform.placement.scheduler import Placement, schedule
+
+PlanForm = Literal["text", "json", "svg", "search"]
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -126,7 +128,7 @@ def launch(arguments: Arguments) -> None:
 
 def _carry_out(arguments: Arguments, loaded: LoadedConfig, placement: Placement, inventory: Inventory) -> None:
     if arguments.plan is not None:
-        print(plan_text(arguments.plan, (loaded, placement, inventory), arguments.calibrate, load), end="")
+        print_plan(arguments.plan, loaded, placement, inventory, arguments.calibrate)
     if arguments.slurm is not None:
         script = sbatch_script(loaded.config, arguments.config, arguments.overrides, arguments.slurm)
         path = write_script(loaded.config, script)
@@ -135,20 +137,36 @@ def _carry_out(arguments: Arguments, loaded: LoadedConfig, placement: Placement,
     if stops and not arguments.check:
         return
     if arguments.check:
-        from rl_platform.launch.check.run import check  # only here: it loads torch
+        with required("rl_platform.launch.check", "--check"):
+            from rl_platform.launch.check.run import check  # loads torch
 
         check(loaded)
     else:
-        from rl_platform.launch.session import run  # only here: it loads torch
+        from rl_platform.launch.session import run  # loads torch
 
         run(loaded, arguments.config, placement, inventory)
+
+
+def print_plan(
+    form: PlanForm, loaded: LoadedConfig, placement: Placement, inventory: Inventory, calibrate: str | None
+) -> None:
+    """`--plan`. Raises ConfigError for models that cannot be sharded as configured; a search proposes other ranks."""
+    with required("rl_platform.planner", "--plan"):
+        from rl_platform.planner.plan_text import plan_text
+
+    if form != "search":
+        from rl_platform.launch.layouts import layout_problems, shape_problems
+
+        if problems := [*layout_problems(loaded.config, placement), *shape_problems(loaded.config, placement)]:
+            raise ConfigError(problems)
+    print(plan_text(form, (loaded, placement, inventory), calibrate, load), end="")
 
 
 def evaluate_run(name: str, overrides: Sequence[str]) -> None:
     """`--eval`: evaluate a checkpoint, found by `name`, with the config that it was written with."""
     run = find_run(name)
     loaded = run.load(overrides)
-    from rl_platform.launch.evaluation import evaluate_checkpoint  # only here: it loads torch
+    from rl_platform.launch.evaluation import evaluate_checkpoint  # loads torch
 
     evaluate_checkpoint(run, loaded, overrides)
 

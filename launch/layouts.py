@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import ModuleType
 
 from rl_platform.config.schema import Config
-from rl_platform.engines.training.megatron.supported import (
-    transformer_engine_fails,
-    transformer_engine_installed,
-    uneven,
-    unfit,
-)
 from rl_platform.errors import ConfigError, Problem
+from rl_platform.launch.extras import required
 from rl_platform.placement.memory import section_of
 from rl_platform.placement.model_shape import ModelShape, shapes
 from rl_platform.placement.scheduler import Placement
@@ -51,7 +47,7 @@ def shape_problems(config: Config, placement: Placement) -> Iterator[Problem]:
     for role in _by_megatron(config, placement):
         shape = found.get(role)
         if isinstance(shape, ModelShape) and not (role == "reference" and _as_the_actor(config)):
-            yield from uneven(
+            yield from _megatron(role).uneven(
                 section_of(config, role).parallel,
                 role,
                 heads=shape.heads,
@@ -72,13 +68,14 @@ def device_problems(config: Config, placement: Placement) -> Iterator[Problem]:
         if section_of(config, role).lora is not None and (missing := not_installed(f"{role}.lora")) is not None:
             yield missing
     for role in _by_megatron(config, placement):
+        megatron = _megatron(role)
         on_cpu = not any(slot.accelerators for slot in placement.components[role])
         if on_cpu and torch.cuda.is_available():
             message = "Megatron would use the GPUs of this machine, and the placement gives it none"
             hint = "place it on a GPU, or hide them: CUDA_VISIBLE_DEVICES="
             yield Problem(f"{role}.training_backend", message, value="megatron", hint=hint)
         asked = section_of(config, role).kernels == "transformer_engine"
-        if asked and (obstacle := _no_fused_layers(on_cpu)):
+        if asked and (obstacle := _no_fused_layers(megatron, on_cpu)):
             key = _kernels_key(role)
             yield Problem(key, obstacle, value="transformer_engine", hint=f"{key}=torch")
 
@@ -101,7 +98,8 @@ def check_layouts(config: Config, placement: Placement) -> None:
         model, key = (config.actor.model, "actor.model") if own is None else (own, f"{role}.model")
         tokenizer = load_tokenizer(model, key)
         loaded = load_config(model, tokenizer.vocab_size, tokenizer.eos_token_ids[0], key)
-        problems += unfit(loaded, section.parallel, role) if by_megatron else fsdp_problems(loaded, section, role)
+        unfit = _megatron(role).unfit(loaded, section.parallel, role) if by_megatron else None
+        problems += fsdp_problems(loaded, section, role) if unfit is None else unfit
     if problems:
         raise ConfigError(problems)
 
@@ -110,10 +108,20 @@ def check_kernels(config: Config, placement: Placement) -> None:
     """Raises ConfigError for fused layers that are asked for, installed and not usable: built for another torch, say.
     On a cluster to join only its machines know."""
     asked = [role for role in _placed(placement) if section_of(config, role).kernels == "transformer_engine"]
-    if asked and config.cluster.address is None and (reason := transformer_engine_fails()) is not None:
+    if not asked or config.cluster.address is not None:
+        return
+    if (reason := _megatron(asked[0]).transformer_engine_fails()) is not None:
         message, value = f"Transformer Engine is installed and cannot be imported: {reason}", "transformer_engine"
         keys = dict.fromkeys(_kernels_key(role) for role in asked)
         raise ConfigError([Problem(key, message, value=value, hint=f"{key}=torch") for key in keys])
+
+
+def _megatron(role: str) -> ModuleType:
+    """The rules of the Megatron backend. Raises ConfigError if that extra is not installed."""
+    key = f"{role}.training_backend"
+    with required("rl_platform.engines.training.megatron", key, hint=f"{key}=fsdp"):
+        from rl_platform.engines.training.megatron import supported
+    return supported
 
 
 def _kernels_key(role: str) -> str:
@@ -135,10 +143,10 @@ def _as_the_actor(config: Config) -> bool:
     return found[0] == found[1]
 
 
-def _no_fused_layers(on_cpu: bool) -> str | None:
+def _no_fused_layers(megatron: ModuleType, on_cpu: bool) -> str | None:
     if on_cpu:
         return "Transformer Engine computes on GPUs, and the placement gives it none"
-    return None if transformer_engine_installed() else "Transformer Engine is not installed"
+    return None if megatron.transformer_engine_installed() else "Transformer Engine is not installed"
 
 
 def _uneven_turns(config: Config, role: str, copies: int) -> Iterator[Problem]:

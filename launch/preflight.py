@@ -17,10 +17,10 @@ import torch
 
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.reward import RewardModel
-from rl_platform.engines.rollout.sglang.program import VERSION as SGLANG
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch.cluster import uses_ray
+from rl_platform.launch.extras import required
 from rl_platform.launch.layouts import check_layouts, device_problems, layout_problems
 from rl_platform.launch.output import output_problems
 from rl_platform.launch.ranks import rank_problems
@@ -52,16 +52,18 @@ def _engines(config: Config, placement: Placement) -> Iterator[Problem]:
     yield from layout_problems(config, placement)
     yield from device_problems(config, placement)
     if config.rollout.backend == "sglang":
-        yield from _sglang(config)
+        yield from _sglang()
 
 
-def _sglang(config: Config) -> Iterator[Problem]:
+def _sglang() -> Iterator[Problem]:
+    with required("rl_platform.engines.rollout.sglang", "rollout.backend", hint="rollout.backend=torch"):
+        from rl_platform.engines.rollout.sglang.program import VERSION
     if importlib.util.find_spec("sglang") is None:
         message, hint = "sglang is not installed", "pip install 'rl-platform[sglang]', or rollout.backend=torch"
         yield Problem("rollout.backend", message, value="sglang", hint=hint)
-    elif (found := version("sglang")) != SGLANG:
-        message = f"sglang {found} is installed; weights are updated in the way of {SGLANG}"
-        yield Problem("rollout.backend", message, value="sglang", hint=f"pip install sglang=={SGLANG}")
+    elif (installed := version("sglang")) != VERSION:
+        message = f"sglang {installed} is installed; weights are updated in the way of {VERSION}"
+        yield Problem("rollout.backend", message, value="sglang", hint=f"pip install sglang=={VERSION}")
 
 
 def _processes(config: Config, placement: Placement) -> Iterator[Problem]:

@@ -10,8 +10,6 @@ import torch
 from rl_platform.config.rollout_backend import chosen_backend
 from rl_platform.config.schema import Config
 from rl_platform.engines.rollout.base import RolloutEngine
-from rl_platform.engines.rollout.sglang.engine import HostedEngine
-from rl_platform.engines.rollout.sglang.program import EngineSetup
 from rl_platform.engines.rollout.torch import TorchRolloutEngine
 from rl_platform.errors import ConfigError, Problem
 
@@ -28,6 +26,9 @@ def rollout_engine(
         device = torch.device("cuda", accelerators[0]) if accelerators else torch.device("cpu")
         dtype = generation_dtype(config.actor.model.dtype, device)
         return TorchRolloutEngine(model_config, eos, rollout.max_running_requests, device, dtype, label)
+    from rl_platform.engines.rollout.sglang.engine import HostedEngine
+    from rl_platform.engines.rollout.sglang.program import EngineSetup
+
     ranks = rollout.tensor_parallel_size or max(1, len(accelerators))
     check_ranks(model_config, ranks)
     longest = config.data.max_prompt_length + config.data.max_response_length

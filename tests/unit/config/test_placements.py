@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rl_platform.launch.command import load
-from rl_platform.launch.planning import plan_text
 from rl_platform.placement.scheduler import Placement
+from rl_platform.planner.plan_text import plan_text
 
 ROOT = Path(__file__).parents[3]
 SHIPPED = sorted(ROOT.glob("configs/*/placements/*.yaml"))

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
 
 from rl_platform.config import LoadedConfig
 from rl_platform.errors import ConfigError, Problem
-from rl_platform.launch.layouts import layout_problems, shape_problems
 from rl_platform.placement.hardware import device_of
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import Placement
@@ -20,23 +18,20 @@ from rl_platform.planner.report_text import report_text
 from rl_platform.planner.search import search, search_text
 from rl_platform.planner.svg import report_svg
 
-PlanForm = Literal["text", "json", "svg", "search"]
 Planned = tuple[LoadedConfig, Placement, Inventory]
 Load = Callable[[str, Sequence[str]], Planned]
 
 _DRAW = {"text": report_text, "json": report_json, "svg": report_svg}
 
 
-def plan_text(form: PlanForm, planned: Planned, calibrate: str | None, load: Load) -> str:
-    """What stands on the terminal. `load` reads the config of the run that `calibrate`, a metrics.jsonl, belongs to.
+def plan_text(form: str, planned: Planned, calibrate: str | None, load: Load) -> str:
+    """Returns the text of a form: text, json, svg or search.
 
-    Raises ConfigError for models that cannot be shared as their layouts say.
+    `calibrate` is the metrics.jsonl of an earlier run, `load` reads that run's config. Raises ConfigError if the file
+    cannot be read or was measured on another kind of device.
     """
     loaded, placement, inventory = planned
     config = loaded.config
-    impossible = [] if form == "search" else [*layout_problems(config, placement), *shape_problems(config, placement)]
-    if impossible:
-        raise ConfigError(impossible)
     calibration, source = {}, ""
     if calibrate is not None:
         calibration, source = _calibration(Path(calibrate), inventory, load)
