@@ -1,33 +1,57 @@
-"""The entry point of `platform-launch`: signals, standard streams and exit codes around `command`.
+"""The entry points of `platform-launch` and `rl-platform`: signals, standard streams and exit codes.
 
-It imports little before its handlers are in place: a Ctrl-C during the seconds in which torch is imported ends the
-command quietly. Exit codes are those of `rl_platform.errors` and `rl_platform.interrupts`.
+They import little before the signal handlers are in place: a Ctrl-C during the seconds in which torch is imported ends
+the command quietly. Exit codes are those of `rl_platform.errors` and `rl_platform.interrupts`.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Sequence
 
 from rl_platform.interrupts import Interrupted, handle_signals
 from rl_platform.standard_streams import never_fail
 
 
 def main() -> None:
-    """Entry point of the console script: every error becomes a message and its exit code."""
+    """Entry point of the console script `platform-launch`."""
+    _run(_launch, "platform-launch")
+
+
+def tools() -> None:
+    """Entry point of the console script `rl-platform`."""
+    _run(_use_tool, "rl-platform")
+
+
+def _launch(words: Sequence[str]) -> None:
+    from rl_platform.launch.command import execute
+
+    execute(words)
+
+
+def _use_tool(words: Sequence[str]) -> None:
+    from rl_platform.launch.extras import required
+
+    with required("rl_platform.launch.tools", "rl-platform"):
+        from rl_platform.launch.tools.verbs import execute
+
+    execute(words)
+
+
+def _run(execute: Callable[[Sequence[str]], None], program: str) -> None:
+    """Calls `execute` with the command line. Every error becomes a message and its exit code."""
     handle_signals()
     never_fail()
     from rl_platform.garbage import collect_as_usual, collect_rarely
 
     collect_rarely()
     try:
-        from rl_platform.launch.command import execute
-
         execute(sys.argv[1:])
     except BaseException as error:
         from rl_platform.errors import RayLost
 
-        code = _explain(error)
+        code = _explain(error, program)
         at_once = isinstance(error, Interrupted | RayLost)
     else:
         code, at_once = 0, False
@@ -39,8 +63,8 @@ def main() -> None:
     sys.exit(code)
 
 
-def _explain(error: BaseException) -> int:
-    """Prints what the user should know of `error`; returns the exit code."""
+def _explain(error: BaseException, program: str) -> int:
+    """Prints the message of `error`; returns the exit code."""
     from rl_platform.errors import ConfigError, PlatformError
 
     notes: list[str] = getattr(error, "__notes__", [])
@@ -52,7 +76,7 @@ def _explain(error: BaseException) -> int:
         _print(f"{name}{error}".rstrip(), *notes)
         return error.exit_code
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # wrong usage of the command line
-        _print(error.format_message(), "try: platform-launch --help")
+        _print(error.format_message(), f"try: {program} --help")
         return int(error.exit_code)
     import traceback
 

@@ -211,7 +211,7 @@ class History:
             first, last = objective.first[1], objective.last[1]
             lines.append((self.headline.objective, f"first {number(first)}, last {number(last)}"))
         lines.append(("outputs", str(info.output_dir)))
-        lines.append(("curves", f"python -m rl_platform.launch.tools.plot {info.output_dir}"))
+        lines.append(("curves", f"rl-platform plot {info.output_dir}"))
         return lines
 
 

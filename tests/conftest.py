@@ -165,14 +165,29 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def command(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
     """command("embodied.yaml", "runner.max_steps=2"): `platform-launch` in this process, which saves its start."""
-    from rl_platform.interrupts import SIGNALS
     from rl_platform.launch.cli import main
+
+    yield from _in_this_process(main, "platform-launch", monkeypatch, capsys)
+
+
+@pytest.fixture
+def tool(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
+    """tool("plot", "out"): `rl-platform` in this process."""
+    from rl_platform.launch.cli import tools
+
+    yield from _in_this_process(tools, "rl-platform", monkeypatch, capsys)
+
+
+def _in_this_process(
+    main: Callable[[], None], program: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Command]:
+    from rl_platform.interrupts import SIGNALS
 
     hook = sys.unraisablehook
     before = {number: signal.getsignal(number) for number in SIGNALS}
 
     def run(*arguments: str | Path) -> Ended:
-        monkeypatch.setattr(sys, "argv", ["platform-launch", *map(str, arguments)])
+        monkeypatch.setattr(sys, "argv", [program, *map(str, arguments)])
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             main()

@@ -1,15 +1,9 @@
-"""Learning curves as a PNG: `python -m rl_platform.launch.tools.plot RUN [RUN ...] -o curve.png`.
-
-Each RUN is an output folder or a metrics.jsonl. Several runs (seeds of one setting) are thin lines with their median as
-a thick one. Needs matplotlib (`pip install 'rl-platform[plot]'`).
-"""
+"""Learning curves as a PNG. Several runs (seeds of one setting) are thin lines, their median is a thick one."""
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import math
-import sys
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
@@ -17,47 +11,25 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rl_platform.errors import ConfigError, DataError, PlatformError, Problem
-from rl_platform.interrupts import handle_signals
+from rl_platform.errors import ConfigError, DataError, Problem
 from rl_platform.launch.headline import headline_of_run
 from rl_platform.metrics import read_metrics
-from rl_platform.standard_streams import never_fail
 
 AXES = {
     "step": ("", "PPO step"),
     "env_steps": ("perf/env_steps", "environment steps"),
     "minutes": ("time/step", "minutes"),
 }
-"""--x: the metric that is summed up (none: the step itself) and the axis label."""
+"""Name of an x axis: the metric that is summed up (none: the step itself) and the label."""
 
 Curve = list[tuple[float, float]]
 """(x, value) in ascending x."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0, 2 for a bad command line, 65 for a file that cannot be read."""
-    parser = argparse.ArgumentParser(
-        prog="python -m rl_platform.launch.tools.plot", description="learning curves as a PNG"
-    )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="output folder or metrics.jsonl")
-    parser.add_argument("-o", "--output", type=Path, default=Path("curves.png"))
-    parser.add_argument("-m", "--metric", action="append", help="may be repeated; default: objective and validation")
-    parser.add_argument("-x", choices=list(AXES), default="step")
-    parser.add_argument("--title", default="")
-    options = parser.parse_args(arguments)
-    try:
-        plot(options.runs, options.output, options.metric, options.x, options.title)
-    except PlatformError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    print(options.output)
-    return 0
-
-
 def plot(
     runs: Sequence[Path], output: Path, metrics: Sequence[str] | None = None, x: str = "step", title: str = ""
 ) -> None:
-    """Write one chart per metric, side by side, to `output`.
+    """Writes one chart per metric, side by side, to `output`. A run is an output folder or a metrics.jsonl.
 
     Raises ConfigError without matplotlib, DataError for a run that cannot be read or a metric that no run has.
     """
@@ -135,9 +107,3 @@ def _draw(axes: Any, name: str, curves: Sequence[Curve], x_label: str) -> None:
     axes.set_xlabel(x_label)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-if __name__ == "__main__":
-    handle_signals()
-    never_fail()
-    sys.exit(main())

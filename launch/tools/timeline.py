@@ -1,25 +1,17 @@
-"""The timeline of a run: `python -m rl_platform.launch.tools.timeline RUN [-o docs/timeline.png] [--steps 2]`.
+"""The timeline of a run as a PNG, from its trace.json.
 
-RUN is an output folder or its trace.json. One row per component rank and one for the phases of the runner; work is
-coloured, waiting on a channel is pale. Of an embodied run it also says which shares of the time physics, inference and
-optimizer steps took. Needs matplotlib (`pip install 'rl-platform[plot]'`). To zoom into single calls,
-open trace.json in ui.perfetto.dev.
+One row per component rank and one for the phases of the runner; work is coloured, waiting on a channel is pale. To zoom
+into single calls, open trace.json in ui.perfetto.dev.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rl_platform.errors import ConfigError, DataError, PlatformError, Problem
-from rl_platform.interrupts import handle_signals
-from rl_platform.launch.tools.work_shares import told, work_shares
-from rl_platform.standard_streams import never_fail
+from rl_platform.errors import ConfigError, DataError, Problem
 
 Event = dict[str, Any]
 WAIT_COLOR, PHASE_COLOR = "#d0d4da", "#8a929e"
@@ -27,28 +19,11 @@ MOST_NAMED = 7  # methods with a colour of their own; C7 is grey
 WIDE_ENOUGH = 0.06  # of the width, for a phase to carry its name
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0, 2 for a bad command line, 65 for a file that cannot be read."""
-    parser = argparse.ArgumentParser(prog="python -m rl_platform.launch.tools.timeline", description="a run's timeline")
-    parser.add_argument("run", type=Path, metavar="RUN", help="output folder or trace.json")
-    parser.add_argument("-o", "--output", type=Path, default=Path("timeline.png"))
-    parser.add_argument("--steps", type=int, default=2, help="steps shown, the last ones recorded")
-    parser.add_argument("--title", default="")
-    options = parser.parse_args(arguments)
-    try:
-        draw(options.run, options.output, options.steps, options.title)
-        shares = told(work_shares(read_lanes(options.run)))
-    except PlatformError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    print(options.output)
-    if shares:
-        print(shares)
-    return 0
-
-
 def draw(run: Path, output: Path, steps: int = 2, title: str = "") -> None:
-    """Write the picture to `output`. Raises ConfigError without matplotlib, DataError for a file that is no trace."""
+    """Writes the picture to `output`. `run` is an output folder or its trace.json.
+
+    Raises ConfigError without matplotlib, DataError for a file that is no trace.
+    """
     if importlib.util.find_spec("matplotlib") is None:
         hint = "pip install 'rl-platform[plot]'"
         raise ConfigError([Problem("timeline", "matplotlib is not installed", hint=hint)])
@@ -90,7 +65,7 @@ def draw(run: Path, output: Path, steps: int = 2, title: str = "") -> None:
 
 
 def read_lanes(run: Path) -> dict[str, list[Event]]:
-    """The spans of each lane in order of time; the runner first."""
+    """Returns the spans of each lane in order of time, the runner first. Raises DataError for another file."""
     path = run / "trace.json" if run.is_dir() else run
     try:
         events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
@@ -107,15 +82,15 @@ def read_lanes(run: Path) -> dict[str, list[Event]]:
 
 
 def shown(lanes: dict[str, list[Event]], steps: int) -> tuple[float, float]:
-    """Begin and end, in microseconds, of the last `steps` steps."""
-    found = lanes.get("steps", [])[-max(steps, 1) :]
-    if not found:
+    """Returns begin and end, in microseconds, of the last `steps` steps."""
+    last = lanes.get("steps", [])[-max(steps, 1) :]
+    if not last:
         raise DataError("the timeline holds no finished step")
-    return found[0]["ts"], found[-1]["ts"] + found[-1]["dur"]
+    return last[0]["ts"], last[-1]["ts"] + last[-1]["dur"]
 
 
 def _colors(rows: dict[str, list[Event]]) -> dict[str, str]:
-    """A colour per method, for those that took longest."""
+    """Returns colours for the methods that took longest."""
     seconds: dict[str, float] = {}
     for events in rows.values():
         for event in events:
@@ -123,9 +98,3 @@ def _colors(rows: dict[str, list[Event]]) -> dict[str, str]:
                 seconds[event["name"]] = seconds.get(event["name"], 0.0) + event["dur"]
     ranked = sorted(seconds, key=seconds.__getitem__, reverse=True)[:MOST_NAMED]
     return {name: f"C{index}" for index, name in enumerate(ranked)}
-
-
-if __name__ == "__main__":
-    handle_signals()
-    never_fail()
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Which shares of a run's time were physics, inference and optimizer steps, and what was left: from its timeline."""
+"""Shares of a run's time: physics, inference, optimizer steps and the rest, from its timeline."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ REST = "rest"
 
 
 def work_shares(lanes: Mapping[str, Sequence[Event]]) -> dict[str, float]:
-    """Share of the recorded steps' wall-clock by kind of work, largest first, and `rest`: when none of them was done.
+    """Returns the share of the recorded steps' wall-clock by kind of work, largest first, and `rest`.
 
-    physics: MuJoCo's steps and starts of episodes where the tasks are computed here, the whole steps of other
-    environments (or the wait for their processes), those of evaluations among them; inference: forwards of the policy,
-    with drawing actions; optimizer step: loss, gradient and update of a mini-batch. Observations, rewards,
-    normalisers, recording, advantages, gathering mini-batches, weights, logs and checkpoints are `rest`. The first
-    step is left out if there are others: it loads and compiles. Work at the same
-    time counts once in `rest` and once for each kind, so shares may add up to more than 1. Empty for a run without
-    physics.
+    * physics: MuJoCo's steps and the starts of episodes for tasks that are computed here; whole steps of other
+      environments, or the wait for their processes. Evaluations count.
+    * inference: forwards of the policy, with drawing actions.
+    * optimizer step: loss, gradient and update of a mini-batch.
+    * rest: time without any of these (observations, rewards, normalisers, advantages, weights, logs, checkpoints).
+
+    The first step loads and compiles, so it is left out if there are others. Work that overlaps counts once for each
+    kind, so the shares may add up to more than 1. Empty for a run without physics.
     """
     steps = [event for event in lanes.get("steps", []) if event["name"] != "start"]
     steps = steps[1:] or steps
@@ -38,9 +39,9 @@ def work_shares(lanes: Mapping[str, Sequence[Event]]) -> dict[str, float]:
     return ordered | {REST: 1.0 - share(work)}
 
 
-def told(shares: Mapping[str, float]) -> str:
-    """The shares as a line; empty for none."""
+def as_text(shares: Mapping[str, float]) -> str:
+    """Returns the shares as one line, empty if there are none."""
     if not shares:
         return ""
-    found = ", ".join(f"{name} {share:.1%}" for name, share in shares.items() if name != REST)
-    return f"share of the time: {found}; {REST} {shares[REST]:.1%}"
+    kinds = ", ".join(f"{name} {share:.1%}" for name, share in shares.items() if name != REST)
+    return f"share of the time: {kinds}; {REST} {shares[REST]:.1%}"

@@ -1,10 +1,9 @@
-"""Makes docs/configuration.md from the schema: `python -m rl_platform.config.documentation > docs/configuration.md`."""
+"""Makes docs/configuration.md from the schema: `rl-platform keys > docs/configuration.md`."""
 
 from __future__ import annotations
 
 import inspect
 import json
-import sys
 
 from pydantic.fields import FieldInfo
 
@@ -14,11 +13,10 @@ from rl_platform.config.schema import Config
 from rl_platform.config.schema.base import Section
 from rl_platform.config.schema.cluster import NodeGroup
 from rl_platform.config.schema.env import EnvTask
-from rl_platform.standard_streams import never_fail
 
 _HEAD = """# Configuration
 
-<!-- Made from the schema by `python -m rl_platform.config.documentation > docs/configuration.md`. Do not edit. -->
+<!-- Made from the schema by `rl-platform keys > docs/configuration.md`. Do not edit. -->
 
 A run is one YAML file. The loader uses or refuses every key. It lists all typos, wrong types, impossible combinations
 and keys without effect at once, with their lines, before anything starts (exit code 2).
@@ -126,8 +124,3 @@ def _names() -> list[str]:
             rows += ["", f"### {system}", "", "| there | here |", "|---|---|"]
         rows.append(f"| `{name}` | {here}{f' ({note})' if note else ''} |")
     return rows
-
-
-if __name__ == "__main__":
-    never_fail()
-    sys.stdout.write(render())

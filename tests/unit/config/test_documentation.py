@@ -11,9 +11,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
 
 
 def test_page_is_up_to_date() -> None:
-    assert PAGE.read_text(encoding="utf-8") == render(), (
-        "python -m rl_platform.config.documentation > docs/configuration.md"
-    )
+    assert PAGE.read_text(encoding="utf-8") == render(), "rl-platform keys > docs/configuration.md"
 
 
 def test_page_names_every_key() -> None:

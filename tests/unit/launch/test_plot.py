@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_platform.launch.tools.plot import _default_metrics, main, median_curve, read_curve
+from rl_platform.launch.tools.plot import _default_metrics, median_curve, read_curve
 from rl_platform.launch.tools.snapshot import snapshot
 from rl_platform.metrics import RunInfo, RunLog, read_metrics
 
@@ -84,22 +84,23 @@ def test_the_mean_score_of_an_own_reward_is_no_accuracy(command, folder: Path, m
 
 
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
-def test_png(tmp_path: Path) -> None:
+def test_png(tmp_path: Path, tool) -> None:
     runs = [run(tmp_path / str(seed), seed) for seed in range(3)]
     target = tmp_path / "new" / "curves.png"
-    assert main([*runs, "-o", str(target), "-x", "env_steps", "--title", "three seeds"]) == 0
+    ended = tool("plot", *runs, "-o", target, "-x", "env_steps", "--title", "three seeds")
+    assert (ended.code, ended.out) == (0, f"{target}\n"), ended.err
     assert target.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
-def test_an_unknown_metric_names_the_known_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([run(tmp_path, 0), "-m", "rewrad"]) == 65
-    assert "episode/return" in capsys.readouterr().err
+def test_an_unknown_metric_names_the_known_ones(tmp_path: Path, tool) -> None:
+    ended = tool("plot", run(tmp_path, 0), "-m", "rewrad")
+    assert ended.code == 65
+    assert "episode/return" in ended.err
 
 
-def test_without_matplotlib(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert main([str(tmp_path)]) == 2
-    assert "rl-platform[plot]" in capsys.readouterr().err
+    ended = tool("plot", tmp_path)
+    assert ended.code == 2
+    assert "rl-platform[plot]" in ended.err

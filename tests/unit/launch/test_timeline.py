@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_platform.launch.tools.timeline import main, read_lanes, shown
+from rl_platform.launch.tools.timeline import read_lanes, shown
 from rl_platform.tracing import Span, trace_events
 
 needs_matplotlib = pytest.mark.skipif(
@@ -42,15 +42,16 @@ def test_lanes_and_the_last_steps(run: Path) -> None:
 
 
 @needs_matplotlib
-def test_png(run: Path) -> None:
-    assert main([str(run), "-o", str(run / "new" / "timeline.png")]) == 0
+def test_png(run: Path, tool) -> None:
+    assert tool("timeline", run, "-o", run / "new" / "timeline.png").code == 0
     assert (run / "new" / "timeline.png").read_bytes().startswith(b"\x89PNG")
 
 
 @needs_matplotlib
 @pytest.mark.parametrize("content", [None, "{", "[]", '{"traceEvents": []}'])
-def test_what_is_no_timeline_is_told(content: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_no_timeline_is_refused(content: str | None, tmp_path: Path, tool) -> None:
     if content is not None:
         (tmp_path / "trace.json").write_text(content)
-    assert main([str(tmp_path), "-o", str(tmp_path / "x.png")]) == 65
-    assert "trace" in (said := capsys.readouterr().err) or "timeline" in said
+    ended = tool("timeline", tmp_path, "-o", tmp_path / "x.png")
+    assert ended.code == 65
+    assert "trace" in ended.err or "timeline" in ended.err

@@ -20,7 +20,6 @@ from rich.console import Console
 from rl_platform.launch import plain
 from rl_platform.launch.headline import History, duration, number, printable, sparkline
 from rl_platform.launch.plain import PlainView
-from rl_platform.launch.tools import snapshot
 from rl_platform.launch.view import LiveView, terminal_view
 from rl_platform.metrics import Reporter, Reporters, RunInfo, RunLog
 from rl_platform.tracing import Timeline
@@ -409,16 +408,16 @@ def test_plain_lines_without_a_terminal(tmp_path: Path, monkeypatch: pytest.Monk
     assert any(line.startswith("outputs: ") for line in lines)
 
 
-def test_snapshot_of_a_finished_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_snapshot_of_a_finished_run(tmp_path: Path, tool) -> None:
     run = tmp_path / "my_run"
-    assert snapshot.main([str(run)]) == 65
+    assert tool("snapshot", run).code == 65
     log = RunLog(run)
     log.start(info(run))
     for step in (1, 2):
         log.step(step, METRICS["reasoning"])
     log.samples(2, [("1+1?", "two", 1.0)])
     log.close()
-    assert snapshot.main([str(run), "-o", str(tmp_path / "view.svg")]) == 0
+    assert tool("snapshot", run, "-o", tmp_path / "view.svg").code == 0
     svg = (tmp_path / "view.svg").read_text()
     assert svg.startswith("<svg")
     assert all(part in svg for part in ("my_run", "0.420", "1,203", "two"))

@@ -10,7 +10,7 @@ import pytest
 from rl_platform.config import load_config
 from rl_platform.launch.session import run
 from rl_platform.launch.tools.timeline import read_lanes
-from rl_platform.launch.tools.work_shares import told, work_shares
+from rl_platform.launch.tools.work_shares import as_text, work_shares
 from rl_platform.placement.inventory import inventory_for
 from rl_platform.placement.scheduler import schedule
 from rl_platform.tracing import Span, covered, trace_events
@@ -49,12 +49,19 @@ def test_shares_are_of_all_steps_but_the_first(tmp_path: Path) -> None:
     shares = work_shares(lanes)
     assert shares == pytest.approx({"physics": 6 / 20, "optimizer step": 5 / 20, "inference": 2 / 20, "rest": 9 / 20})
     assert list(shares) == ["physics", "optimizer step", "inference", "rest"]
-    assert told(shares) == "share of the time: physics 30.0%, optimizer step 25.0%, inference 10.0%; rest 45.0%"
+    assert as_text(shares) == "share of the time: physics 30.0%, optimizer step 25.0%, inference 10.0%; rest 45.0%"
+
+
+def test_the_verb(tmp_path: Path, tool) -> None:
+    lanes_of(tmp_path, ("env[0]", "physics", 21.0, 5.0))
+    assert tool("work-shares", tmp_path).out == "share of the time: physics 25.0%; rest 75.0%\n"
+    lanes_of(tmp_path, ("actor[0]", "optimizer step", 22.0, 1.0))
+    assert tool("work-shares", tmp_path).code == 65
 
 
 def test_a_run_without_physics_has_none(tmp_path: Path) -> None:
     assert work_shares(lanes_of(tmp_path, ("actor[0]", "optimizer step", 22.0, 1.0))) == {}
-    assert told({}) == ""
+    assert as_text({}) == ""
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,97 @@
+"""`rl-platform VERB ...`: pictures and reports of finished runs, and the list of all config keys.
+
+Signals, standard streams and exit codes are in `rl_platform.launch.cli`. Starting a run is `platform-launch`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from rl_platform.errors import DataError
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help="Pictures and reports of runs.")
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="output folder of a run")]
+Traced = Annotated[Path, typer.Argument(metavar="RUN", help="output folder of a run, or its trace.json")]
+Measured = Annotated[list[Path], typer.Argument(metavar="RUN", help="output folders, or files metrics.jsonl")]
+Output = Annotated[Path, typer.Option("--output", "-o", help="file to write")]
+Title = Annotated[str, typer.Option("--title")]
+
+
+@app.command()
+def plot(
+    runs: Measured,
+    output: Output = Path("curves.png"),
+    metric: Annotated[
+        list[str] | None, typer.Option("--metric", "-m", help="may be repeated; default: objective and validation")
+    ] = None,
+    x: Annotated[Literal["step", "env_steps", "minutes"], typer.Option("-x", help="the x axis")] = "step",
+    title: Title = "",
+) -> None:
+    """Draw learning curves as a PNG: thin lines for several runs (seeds), a thick one for their median.
+
+    Needs matplotlib, the package's extra `plot`.
+    """
+    from rl_platform.launch.tools import plot as curves
+
+    curves.plot(runs, output, metric, x, title)
+    print(output)
+
+
+@app.command()
+def timeline(
+    run: Traced,
+    output: Output = Path("timeline.png"),
+    steps: Annotated[int, typer.Option("--steps", help="steps shown, the last ones recorded")] = 2,
+    title: Title = "",
+) -> None:
+    """Draw the timeline of a run as a PNG and print the shares of its time.
+
+    Needs matplotlib, the package's extra `plot`. Runs record it with runner.trace_steps above 0.
+    """
+    from rl_platform.launch.tools.timeline import draw, read_lanes
+    from rl_platform.launch.tools.work_shares import as_text, work_shares
+
+    draw(run, output, steps, title)
+    print(output)
+    if shares := as_text(work_shares(read_lanes(run))):
+        print(shares)
+
+
+@app.command()
+def work_shares(run: Traced) -> None:
+    """Print the shares of physics, inference and optimizer steps in the time of an embodied run."""
+    from rl_platform.launch.tools import work_shares as shares
+    from rl_platform.launch.tools.timeline import read_lanes
+
+    if not (text := shares.as_text(shares.work_shares(read_lanes(run)))):
+        raise DataError(f"{run}: the timeline holds no physics")
+    print(text)
+
+
+@app.command()
+def snapshot(run: Run, output: Output = Path("view.svg"), title: Title = "platform-launch") -> None:
+    """Draw the terminal view after the last step of a run as an SVG."""
+    from rl_platform.launch.tools import snapshot as view
+
+    svg = view.snapshot(run, title)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(svg, encoding="utf-8")
+    print(output)
+
+
+@app.command()
+def keys() -> None:
+    """Print all config keys with types, defaults and meanings, as Markdown (docs/configuration.md)."""
+    from rl_platform.config.documentation import render
+
+    print(render(), end="")
+
+
+def execute(words: Sequence[str]) -> None:
+    """Runs one verb. Errors are raised as they are: `rl_platform.launch.cli` prints them."""
+    app(list(words), prog_name="rl-platform", standalone_mode=False)
