@@ -8,7 +8,6 @@ from types import ModuleType
 from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch.extras import required
-from rl_platform.placement.memory import section_of
 from rl_platform.placement.model_shape import ModelShape, shapes
 from rl_platform.placement.scheduler import Placement
 
@@ -16,7 +15,7 @@ from rl_platform.placement.scheduler import Placement
 def layout_problems(config: Config, placement: Placement) -> Iterator[Problem]:
     """What is wrong with the numbers of ranks and the processes of the models, on whatever machine."""
     for role in _placed(placement):
-        section, ranks = section_of(config, role), placement.world_size(role)
+        section, ranks = config.section(role), placement.world_size(role)
         if section.training_backend == "fsdp" and ranks % section.parallel.context:
             context = section.parallel.context
             message = f"{ranks} ranks of {role} cannot form groups of {context} that share the tokens of a micro-batch"
@@ -24,7 +23,7 @@ def layout_problems(config: Config, placement: Placement) -> Iterator[Problem]:
             yield Problem(f"{role}.parallel.context", message, value=str(context), hint=hint)
     roles = _by_megatron(config, placement)
     for role in roles:
-        parallel, ranks = section_of(config, role).parallel, placement.world_size(role)
+        parallel, ranks = config.section(role).parallel, placement.world_size(role)
         if ranks % parallel.ranks:
             message = f"{ranks} ranks of {role} cannot hold whole copies of a model that {parallel.ranks} ranks share"
             hint = f"tensor times pipeline divides the ranks that cluster.component_placement gives to {role}"
@@ -48,7 +47,7 @@ def shape_problems(config: Config, placement: Placement) -> Iterator[Problem]:
         shape = found.get(role)
         if isinstance(shape, ModelShape) and not (role == "reference" and _as_the_actor(config)):
             yield from _megatron(role).uneven(
-                section_of(config, role).parallel,
+                config.section(role).parallel,
                 role,
                 heads=shape.heads,
                 kv_heads=shape.kv_heads,
@@ -65,7 +64,7 @@ def device_problems(config: Config, placement: Placement) -> Iterator[Problem]:
     from rl_platform.models.lora import not_installed
 
     for role in _placed(placement):
-        if section_of(config, role).lora is not None and (missing := not_installed(f"{role}.lora")) is not None:
+        if config.section(role).lora is not None and (missing := not_installed(f"{role}.lora")) is not None:
             yield missing
     for role in _by_megatron(config, placement):
         megatron = _megatron(role)
@@ -74,7 +73,7 @@ def device_problems(config: Config, placement: Placement) -> Iterator[Problem]:
             message = "Megatron would use the GPUs of this machine, and the placement gives it none"
             hint = "place it on a GPU, or hide them: CUDA_VISIBLE_DEVICES="
             yield Problem(f"{role}.training_backend", message, value="megatron", hint=hint)
-        asked = section_of(config, role).kernels == "transformer_engine"
+        asked = config.section(role).kernels == "transformer_engine"
         if asked and (obstacle := _no_fused_layers(megatron, on_cpu)):
             key = _kernels_key(role)
             yield Problem(key, obstacle, value="transformer_engine", hint=f"{key}=torch")
@@ -88,7 +87,7 @@ def check_layouts(config: Config, placement: Placement) -> None:
 
     problems: list[Problem] = []
     for role in _placed(placement):
-        section = section_of(config, role)
+        section = config.section(role)
         by_megatron = section.training_backend == "megatron"
         if not by_megatron and section.parallel.context == 1 and section.lora is None:
             continue
@@ -107,7 +106,7 @@ def check_layouts(config: Config, placement: Placement) -> None:
 def check_kernels(config: Config, placement: Placement) -> None:
     """Raises ConfigError for fused layers that are asked for, installed and not usable: built for another torch, say.
     On a cluster to join only its machines know."""
-    asked = [role for role in _placed(placement) if section_of(config, role).kernels == "transformer_engine"]
+    asked = [role for role in _placed(placement) if config.section(role).kernels == "transformer_engine"]
     if not asked or config.cluster.address is not None:
         return
     if (reason := _megatron(asked[0]).transformer_engine_fails()) is not None:
@@ -134,7 +133,7 @@ def _placed(placement: Placement) -> list[str]:
 
 
 def _by_megatron(config: Config, placement: Placement) -> list[str]:
-    return [role for role in _placed(placement) if section_of(config, role).training_backend == "megatron"]
+    return [role for role in _placed(placement) if config.section(role).training_backend == "megatron"]
 
 
 def _as_the_actor(config: Config) -> bool:
@@ -152,7 +151,7 @@ def _no_fused_layers(megatron: ModuleType, on_cpu: bool) -> str | None:
 def _uneven_turns(config: Config, role: str, copies: int) -> Iterator[Problem]:
     """Interleaved stages take as many micro-batches at a time as there are of them. Where tokens limit a micro-batch
     their number is not known here: the trainer fills up."""
-    section = section_of(config, role)
+    section = config.section(role)
     stages, rows = section.parallel.pipeline, section.micro_batch_size
     if section.parallel.virtual_pipeline == 1 or rows is None or section.max_tokens_per_micro_batch is not None:
         return
@@ -167,7 +166,7 @@ def _uneven_turns(config: Config, role: str, copies: int) -> Iterator[Problem]:
 
 
 def _layout(config: Config, role: str) -> tuple[int, int, int]:
-    parallel = section_of(config, role).parallel
+    parallel = config.section(role).parallel
     return parallel.tensor, parallel.pipeline, parallel.expert
 
 

@@ -11,7 +11,6 @@ from typing import Any
 from rl_platform.accel.crowded_cores import wait_passively_when_crowded
 from rl_platform.algorithms.card import algorithm_card
 from rl_platform.config import LoadedConfig
-from rl_platform.config.effects import has_values
 from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.spaces import EnvDescription, EnvSpaces, check_time_limit, make_env, read_spaces
 from rl_platform.envs.reasoning.question import Split
@@ -115,7 +114,7 @@ def card(config: Config) -> list[tuple[str, str]]:
         rows_per_rollout=rows,
         mini_batch_size=config.data.mini_batch_size,
         task_type=config.runner.task_type,
-        has_values=has_values(config),
+        has_values=config.has_values,
         num_action_chunks=config.actor.model.num_action_chunks,
     )
     if config.runner.task_type == "embodied":

@@ -12,7 +12,6 @@ from torch import Tensor
 from rl_platform.algorithms.kl import full_kl, kl_estimate, kl_loss_estimate
 from rl_platform.algorithms.losses import ModelOutputs, value_loss
 from rl_platform.algorithms.policy_losses import policy_loss_function
-from rl_platform.config.effects import has_values
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.algorithm import POLICY_LOSSES, Algorithm
 from rl_platform.launch.check.property import Difference, Property, compare
@@ -221,7 +220,7 @@ def _clipping(config: Config) -> str | None:
 
 
 def _values(config: Config) -> str | None:
-    return None if has_values(config) else "there is no critic"
+    return None if config.has_values else "there is no critic"
 
 
 def _kl_asked(config: Config) -> str | None:

@@ -22,7 +22,6 @@ from rl_platform.algorithms.mismatch import mismatch_weights
 from rl_platform.algorithms.rewards import penalized, place_outcome_rewards
 from rl_platform.components.actor import action_levels
 from rl_platform.components.chunk_recording import ChunkRecording
-from rl_platform.config.effects import has_values
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces
@@ -82,7 +81,7 @@ class Case:
         """The losses that the config trains with, by name."""
         if self.algorithm.loss_type == "actor_critic":
             return {"actor and critic": actor_critic_loss}
-        return {"actor": actor_loss} | ({"critic": critic_loss} if has_values(self.config) else {})
+        return {"actor": actor_loss} | ({"critic": critic_loss} if self.config.has_values else {})
 
     def numbers(self, *names: str) -> torch.Generator:
         return generator(self.seed, "check", *names)
@@ -156,7 +155,7 @@ def _with_models(batch: RolloutBatch, config: Config, numbers: torch.Generator) 
         batch,
         log_probs=log_probs,
         rollout_log_probs=noisy(),
-        values=values if has_values(config) else None,
+        values=values if config.has_values else None,
         reference_log_probs=noisy() if algorithm.needs_reference else None,
         full_kl=torch.rand(shape, generator=numbers) if algorithm.full_kl_in_reward else None,
     )

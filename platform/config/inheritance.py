@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any, get_args
 
 from rl_platform.config.describe import default_tree, field_at
-from rl_platform.config.effects import idle_keys
 from rl_platform.config.layers import Layers
+from rl_platform.config.rules import without_effect
 from rl_platform.config.schema import Config
 
 _TRAINED = {f"{role}.training_backend": role for role in ("actor", "critic")}
@@ -30,7 +30,7 @@ def stale_keys(config: Config, layers: Layers) -> Iterator[tuple[str, str]]:
 
 def _bound(config: Config) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Keys that the choices of `config` do not read or cannot be combined with, and these choices."""
-    yield from ((idle.key, idle.switches) for idle in idle_keys(config))
+    yield from ((rule.key, rule.involved) for rule in without_effect(config))
     yield "data.task.params", ("data.task.type",)  # each type has parameters of its own
     if config.env.backend == "mujoco_warp":
         yield from ((f"env.{name}", ("env.backend",)) for name in ("num_workers", "pixels", "tasks"))

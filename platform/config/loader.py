@@ -17,13 +17,13 @@ from pydantic import ValidationError
 
 from rl_platform.config.checks import check
 from rl_platform.config.describe import default_tree
-from rl_platform.config.effects import idle_keys
 from rl_platform.config.explain import dotted, explain
 from rl_platform.config.extends import read_config
 from rl_platform.config.inheritance import stale_keys
 from rl_platform.config.interpolation import resolve_references
 from rl_platform.config.layers import Layers
 from rl_platform.config.overrides import apply_overrides
+from rl_platform.config.rules import without_effect
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.cluster import Cluster
 from rl_platform.config.schema.runner import Runner
@@ -54,8 +54,8 @@ class LoadedConfig:
     def resolved_yaml(self) -> str:
         """The config with defaults and references filled in, without the keys that have no effect: it loads again."""
         tree = self.config.model_dump(mode="json")
-        for idle in idle_keys(self.config):
-            _remove(tree, idle.key)
+        for rule in without_effect(self.config):
+            _remove(tree, rule.key)
         return yaml.dump(_escaped(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 

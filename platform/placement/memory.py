@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
 from rl_platform.config.schema import Config
-from rl_platform.config.schema.models import Actor, Critic, Parallel
+from rl_platform.config.schema.models import Parallel
 from rl_platform.placement.hardware import GIB
 from rl_platform.placement.layout import Layout
 from rl_platform.placement.megatron_memory import ADAM_STATES, layout_of_learner, state_bytes
@@ -105,7 +105,7 @@ class MemoryModel:
         if name == "reward":
             return self._reward(shape)
         ranks = self.layout.parts[name].ranks
-        section, trained = section_of(self.config, name), trained_parameters(self.config, name, shape)
+        section, trained = self.config.section(name), trained_parameters(self.config, name, shape)
         activations = self._forward(name, shape)
         if trained:
             activations = max(activations, self._backward(name, shape))
@@ -126,7 +126,7 @@ class MemoryModel:
         )
 
     def _dtype(self, name: str) -> str:
-        return (section_of(self.config, name).model or self.config.actor.model).dtype
+        return (self.config.section(name).model or self.config.actor.model).dtype
 
     def _copies(self, name: str) -> int:
         return copies(self.config, name, self.layout.parts[name].ranks)
@@ -166,7 +166,7 @@ class MemoryModel:
 
     def _backward(self, name: str, shape: Shape) -> int:
         """What a micro-batch keeps for its backward pass, and the logits of a chunk."""
-        rows, section = micro_batch_rows(self.config, name, self._copies(name)), section_of(self.config, name)
+        rows, section = micro_batch_rows(self.config, name, self._copies(name)), self.config.section(name)
         dtype, parallel = self._dtype(name), layout_of_learner(section)
         if isinstance(shape, PolicyShape):
             return rows * _kept_by_policy(shape, dtype, checkpointed=section.gradient_checkpointing)
@@ -185,7 +185,7 @@ class MemoryModel:
         """Without a backward pass only the tensors of one layer are alive."""
         shares, forward_rows = self._copies(name), self.config.algorithm.logprob_forward_micro_batch_size
         rows = -(-rows_per_step(self.config) // shares)
-        section = section_of(self.config, name)
+        section = self.config.section(name)
         if forward_rows:
             rows = min(rows, forward_rows)
         elif section.micro_batch_size or section.max_tokens_per_micro_batch:
@@ -217,18 +217,11 @@ def _peak_in_turns(found: Mapping[str, Memory], turns: Turns) -> int:
     return max(peaks)
 
 
-def section_of(config: Config, component: str) -> Actor | Critic:
-    """The section of a component whose model is in a training engine."""
-    if component == "reference":
-        return config.reference_section
-    return config.critic if component == "critic" else config.actor
-
-
 def trained_parameters(config: Config, component: str, shape: Shape) -> int:
     """Parameters with a gradient and optimizer state: all, or the adapters and a value head; none of a reference."""
     if component == "reference":
         return 0
-    lora = section_of(config, component).lora
+    lora = config.section(component).lora
     if isinstance(shape, PolicyShape):
         return shape.trained_parameters(lora)
     if lora is None:
@@ -279,13 +272,13 @@ def copies(config: Config, component: str, ranks: int) -> int:
     same."""
     if component not in ("actor", "critic", "reference"):
         return ranks
-    parallel = layout_of_learner(section_of(config, component))
+    parallel = layout_of_learner(config.section(component))
     return max(1, ranks // (parallel.tensor * parallel.pipeline * parallel.context))
 
 
 def micro_batch_rows(config: Config, component: str, ranks: int) -> int:
     """Rows of one forward and backward on one rank: its share of a mini-batch, or less if that is limited."""
-    section = section_of(config, component)
+    section = config.section(component)
     rows = -(-config.data.mini_batch_size // ranks)
     if section.micro_batch_size:
         rows = min(rows, section.micro_batch_size)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from rl_platform.config.offload_rules import offload_keys
 from rl_platform.config.schema import Config
 from rl_platform.placement.layout import Layout
 
@@ -153,7 +152,7 @@ def asked_to_leave(config: Config, layout: Layout, answer: bool | Literal["auto"
     full_kl = config.algorithm.full_kl_in_reward or config.algorithm.full_kl_in_loss
     return frozenset(
         name
-        for name, asked in offload_keys(config).items()
+        for name, asked in config.offload_keys.items()
         if name in layout.parts
         and asked == answer
         and layout.turns[name]

@@ -23,7 +23,6 @@ from rl_platform.placement.memory import (
     micro_batch_rows,
     rows_per_step,
     running_sequences,
-    section_of,
     trained_parameters,
 )
 from rl_platform.placement.model_shape import FLOAT, ModelShape, Shape
@@ -185,7 +184,7 @@ class CostModel:
             epochs = algorithm.ppo_epochs
             if name == "critic" and algorithm.critic_ppo_epochs is not None:
                 epochs = algorithm.critic_ppo_epochs
-            forwards = BACKWARD if section_of(self.config, name).lora is None else BACKWARD_OF_ADAPTERS
+            forwards = BACKWARD if self.config.section(name).lora is None else BACKWARD_OF_ADAPTERS
             passes = self._passes(name, layout, self.rows * epochs, forwards)
             steps = epochs * max(1, self.rows // self.config.data.mini_batch_size)
             shard = trained_parameters(self.config, name, self.shapes[name]) / layout.parts[name].ranks
@@ -200,7 +199,7 @@ class CostModel:
         shape, part = self.shapes[name], layout.parts[name]
         together = micro_batch_rows(self.config, name, part.ranks)
         share = math.ceil(rows / part.ranks)
-        dtype = (section_of(self.config, name).model or self.config.actor.model).dtype
+        dtype = (self.config.section(name).model or self.config.actor.model).dtype
         length = longest(self.config) if isinstance(shape, ModelShape) else 1
         micro_batches = math.ceil(share / together)
         products = forwards * self._arithmetic(shape, share * length, length, dtype)

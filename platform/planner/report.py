@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from rl_platform.config.offload_rules import offload_keys
 from rl_platform.config.schema import Config
 from rl_platform.placement.hardware import ASSUMED, GIB, Device, device_of
 from rl_platform.placement.inventory import Inventory
@@ -156,7 +155,7 @@ def _remedy(report: Report, component: str) -> str:
 
 def _offload_warnings(report: Report) -> Iterator[str]:
     """Where `offload: true` saves nothing."""
-    for name, asked in offload_keys(report.config).items():
+    for name, asked in report.config.offload_keys.items():
         if name not in report.layout.parts or asked is not True:
             continue
         if name not in report.turns.leaving:

@@ -18,7 +18,7 @@ from rl_platform.placement.hardware import GIB, Device, device_of
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import Layout, layout_of_split
 from rl_platform.placement.megatron_memory import layout_of_learner
-from rl_platform.placement.memory import MemoryModel, section_of
+from rl_platform.placement.memory import MemoryModel
 from rl_platform.placement.model_shape import shapes
 from rl_platform.placement.occupancy import NEARLY_FULL
 from rl_platform.placement.plan import number_ranges
@@ -148,7 +148,7 @@ def _hold_whole_copies(config: Config, keys: Keys) -> bool:
     """Whether every model has as many ranks as its layout divides."""
     for names, devices in keys:
         for name in set(names) & set(LEARNERS):
-            parallel = layout_of_learner(section_of(config, name))
+            parallel = layout_of_learner(config.section(name))
             if len(devices) % (parallel.ranks * parallel.context):
                 return False
     return True

@@ -11,7 +11,7 @@ from rl_platform.config.schema.base import Section
 from rl_platform.config.schema.cluster import Cluster
 from rl_platform.config.schema.data import Data
 from rl_platform.config.schema.env import Env
-from rl_platform.config.schema.models import Actor, Critic, Parallel, Reference
+from rl_platform.config.schema.models import Actor, Critic, Offload, Parallel, Reference
 from rl_platform.config.schema.reward import Reward
 from rl_platform.config.schema.rollout import Rollout
 from rl_platform.config.schema.runner import Runner
@@ -75,6 +75,27 @@ class Config(Section):
             "gradient_checkpointing": False,
         }
         return self.actor.model_copy(update=changed)
+
+    def section(self, role: str) -> Actor | Critic:
+        """The section of a component's model: the critic's, the reference's as it is computed, or else the actor's."""
+        if role == "reference":
+            return self.reference_section
+        return self.critic if role == "critic" else self.actor
+
+    @property
+    def has_values(self) -> bool:
+        """Whether a value function is trained, as a head on the policy or as a model of its own."""
+        return self.algorithm.loss_type == "actor_critic" or self.critic.use_critic_model
+
+    @property
+    def offload_keys(self) -> dict[str, Offload]:
+        """The keys `offload` by component."""
+        return {
+            "actor": self.actor.offload,
+            "critic": self.critic.offload,
+            "reference": self.reference.offload,
+            "rollout": self.rollout.offload,
+        }
 
     @property
     def prompts_in_flight(self) -> int:

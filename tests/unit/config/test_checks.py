@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rl_platform.config.batch_rules import broken_batch_rules
 from rl_platform.config.describe import field_at, walk
-from rl_platform.config.effects import idle_keys
+from rl_platform.config.rules import REFUSED, WITHOUT_EFFECT, broken, without_effect
+from rl_platform.config.rules.rule import text_of
 
 PLACED = "cluster.component_placement"
 REASONING = f"{PLACED}={{'actor,critic,rollout,reward,reference': all}}"
@@ -312,7 +312,7 @@ PASSES = [
     ("reasoning", ["algorithm.rollout_is={mode: sequence_mask, low: 0.999, high: null}"]),
 ]
 
-WITHOUT_EFFECT = [
+UNREAD = [
     ("reasoning", "algorithm.pf_ppo.power=3", "algorithm.pf_ppo"),
     ("reasoning", "algorithm.target_kl=0.1", "algorithm.target_kl"),
     ("embodied", "algorithm.dynamic_sampling={}", "algorithm.dynamic_sampling"),
@@ -426,7 +426,7 @@ def test_valid_neighbour(load: Any, task: str, overrides: list[str]) -> None:
     load(task, *overrides)
 
 
-@pytest.mark.parametrize(("task", "override", "key"), WITHOUT_EFFECT)
+@pytest.mark.parametrize(("task", "override", "key"), UNREAD)
 def test_a_key_without_effect_is_refused_once(problems: Any, task: str, override: str, key: str) -> None:
     (problem,) = problems(task, override).values()
     assert problem.key == key
@@ -468,10 +468,9 @@ def test_switched_off_parts_of_pf_ppo(problems: Any) -> None:
 
 def test_pf_ppo_breaks_up_groups(load: Any) -> None:
     config = load("reasoning", "algorithm.use_pf_ppo=true").config
-    grouped = config.algorithm.model_copy(update={"adv_type": "grpo"})
-    (broken,) = broken_batch_rules(config.model_copy(update={"algorithm": grouped}))
-    assert broken.key == "algorithm.use_pf_ppo"
-    assert "break up groups" in broken.message
+    grouped = config.model_copy(update={"algorithm": config.algorithm.model_copy(update={"adv_type": "grpo"})})
+    (rule,) = (rule for rule in broken(grouped) if rule.key == "algorithm.use_pf_ppo")
+    assert "break up groups" in text_of(rule.message, grouped)
 
 
 @pytest.mark.parametrize(
@@ -507,15 +506,14 @@ def test_resume_accepts_an_existing_path(load: Any, tmp_path: Path) -> None:
     assert load("embodied", f"runner.resume={tmp_path}").config.runner.resume == str(tmp_path)
 
 
-@pytest.mark.parametrize("task", ["embodied", "reasoning"])
-def test_rules_name_existing_keys(load: Any, task: str) -> None:
-    for idle in idle_keys(load(task).config):
-        assert all(field_at(key) is not None for key in (idle.key, *idle.switches)), idle
+def test_rules_name_existing_keys() -> None:
+    for rule in (*REFUSED, *WITHOUT_EFFECT):
+        assert all(field_at(key) is not None for key in (rule.key, *rule.involved)), rule
 
 
 @pytest.mark.parametrize("task", ["embodied", "reasoning"])
 def test_no_key_with_an_effect_of_its_own_is_refused(load: Any, task: str) -> None:
     """What is left acts in this task: the sections of the other task are gone, the common ones are not."""
-    without = {idle.key for idle in idle_keys(load(task).config)}
+    without = {rule.key for rule in without_effect(load(task).config)}
     gone = {path.partition(".")[0] for path, _ in walk() if path in without and "." not in path}
     assert gone == ({"reward", "reference"} if task == "embodied" else {"env", "reference"})

@@ -75,7 +75,8 @@ REFUSED = [
     ),
     ([*ONE_STEP, "algorithm.shuffle_mini_batches=false"], "algorithm.shuffle_mini_batches", "is one mini-batch"),
     (["algorithm={bootstrap_truncated: true, overlong: {filter: true}}"], BOOTSTRAP, "drops truncated responses"),
-    ([*GROUPS, "algorithm.bootstrap_truncated=true"], BOOTSTRAP, "there is no critic"),
+    ([*GROUPS, "algorithm.bootstrap_truncated=true"], BOOTSTRAP, "adv_type grpo does not read it"),
+    ([*NO_CRITIC, "algorithm={adv_type: 'mine:f', bootstrap_truncated: true}"], BOOTSTRAP, "there is no critic"),
     ([NLL], "algorithm.positive_nll_norm", "the term is off"),
 ]
 ACCEPTED = [
