@@ -90,3 +90,22 @@ def test_typed_configs_exist_and_take_their_overrides(page: Path) -> None:
         overrides = [word for word in words[1:] if "=" in word]
         if "algorithm.lam=0.9" not in overrides:  # the README's example of a refusal
             assert load_config(ROOT / words[0], overrides)
+
+
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+PATH = re.compile(r"`((?:platform|envs|launch|tests|configs|docs)/[\w./*]+)`")
+
+
+def test_paths_of_the_architecture_exist() -> None:
+    assert [path for path in PATH.findall(ARCHITECTURE) if not list(ROOT.glob(path.rstrip("/")))] == []
+
+
+def test_the_list_of_what_a_newcomer_must_read_is_true() -> None:
+    listed = ARCHITECTURE.partition("<!-- newcomer -->")[2].partition("<!-- /newcomer -->")[0]
+    printed = re.search(r"\*\*total\*\* \| \| \*\*([\d,]+)\*\*", listed)
+    assert printed is not None
+    total = int(printed[1].replace(",", ""))
+    files = {file for pattern in PATH.findall(listed) for file in ROOT.glob(pattern)}
+    lines = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
+    assert abs(total - lines) <= lines / 10, f"docs/architecture.md: the total of the files listed is {lines} lines"
+    assert total < 12_000
