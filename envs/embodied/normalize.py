@@ -60,15 +60,15 @@ class ObservationNormalizer:
 
     def count(self, observations: np.ndarray) -> np.ndarray:
         """`update`, and then as a call."""
-        found = np.empty(observations.shape, np.float32)
-        self._moments.update_and_normalize(observations, self._clip, found)
-        return found
+        normalized = np.empty(observations.shape, np.float32)
+        self._moments.update_and_normalize(observations, self._clip, normalized)
+        return normalized
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
         """observations [N,D] -> float32 of the same shape."""
-        found = np.empty(observations.shape, np.float32)
-        _normalize()(observations, self._moments.mean, self._moments.variance, self._clip, found)
-        return found
+        normalized = np.empty(observations.shape, np.float32)
+        _normalize()(observations, self._moments.mean, self._moments.variance, self._clip, normalized)
+        return normalized
 
     def state_dict(self) -> dict[str, Any]:
         return self._moments.state_dict()
@@ -94,14 +94,14 @@ class RewardNormalizer:
 
         `rows`: which of all environments these are.
         """
-        moments, returns, found = self._moments, self._returns[rows], np.empty(len(rewards), np.float32)
+        moments, returns, normalized = self._moments, self._returns[rows], np.empty(len(rewards), np.float32)
         _reward()(
-            rewards, ended, self._gamma, self._clip, returns, moments.mean, moments.variance, moments.count, found
+            rewards, ended, self._gamma, self._clip, returns, moments.mean, moments.variance, moments.count, normalized
         )
         moments.count += len(rewards)
         if not isinstance(rows, slice):  # of a slice it was no copy
             self._returns[rows] = returns
-        return found
+        return normalized
 
     def state_dict(self) -> dict[str, Any]:
         return {"moments": self._moments.state_dict(), "returns": self._returns.tolist()}
@@ -155,15 +155,15 @@ def _update_moments(batch: Any, mean: Any, variance: Any, count: Any, clip: Any,
             normalized[row, column] = min(max((batch[row, column] - mean[column]) * scale[column], -clip), clip)
 
 
-def _normalize_rows(rows: Any, mean: Any, variance: Any, clip: Any, found: Any) -> None:
+def _normalize_rows(rows: Any, mean: Any, variance: Any, clip: Any, normalized: Any) -> None:
     scale = 1.0 / np.sqrt(variance + _EPSILON)
     for row in range(rows.shape[0]):
         for column in range(rows.shape[1]):
-            found[row, column] = min(max((rows[row, column] - mean[column]) * scale[column], -clip), clip)
+            normalized[row, column] = min(max((rows[row, column] - mean[column]) * scale[column], -clip), clip)
 
 
 def _normalize_rewards(
-    rewards: Any, ended: Any, gamma: Any, clip: Any, returns: Any, mean: Any, variance: Any, count: Any, found: Any
+    rewards: Any, ended: Any, gamma: Any, clip: Any, returns: Any, mean: Any, variance: Any, count: Any, normalized: Any
 ) -> None:
     rows, own_mean, squares = len(rewards), 0.0, 0.0
     for row in range(rows):
@@ -177,6 +177,6 @@ def _normalize_rewards(
     mean[()] += delta * (rows / total)
     scale = 1.0 / np.sqrt(variance[()] + _EPSILON)
     for row in range(rows):
-        found[row] = min(max(rewards[row] * scale, -clip), clip)
+        normalized[row] = min(max(rewards[row] * scale, -clip), clip)
         if ended[row]:
             returns[row] = 0.0

@@ -65,7 +65,7 @@ def success_rates(episodes: Sequence[Success | None], prefix: str) -> dict[str, 
     said = [episode for episode in episodes if episode is not None]
     if not said:
         return {}
-    rates = ((name, sum(getattr(found, name) for found in said) / len(said)) for name in Success._fields)
+    rates = ((name, sum(getattr(episode, name) for episode in said) / len(said)) for name in Success._fields)
     return {f"{prefix}/success_{name}": rate for name, rate in rates}
 
 

@@ -302,8 +302,8 @@ class VectorEnv:
             if self._workers:
                 return self._workers.call(method, *per_env)
             shares = [[values[first:last] for values in per_env] for first, last in pairwise(self._bounds)]
-            found = [getattr(block, method)(*share) for block, share in zip(self._blocks, shares, strict=True)]
-            return [value for part in found for value in part or ()]
+            parts = [getattr(block, method)(*share) for block, share in zip(self._blocks, shares, strict=True)]
+            return [value for part in parts for value in part or ()]
 
     def _part(self, stage: int) -> range:
         """The blocks or workers of a stage."""

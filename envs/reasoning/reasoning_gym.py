@@ -78,11 +78,12 @@ def _draw(dataset: Any, index: int, task: Task) -> Question:
     return Question(text=item["question"], answer=str(item["answer"]), metadata=dict(item["metadata"]))
 
 
-def _too_few(data: Data, task: Task, found: int, draws: int) -> Problem:
+def _too_few(data: Data, task: Task, distinct: int, draws: int) -> Problem:
     return Problem(
         "data.train_size",
-        f"dataset {task.name} with params {task.params} has too few distinct questions: {found} found in {draws} draws",
+        f"dataset {task.name} with params {task.params} has too few distinct questions: "
+        f"{distinct} found in {draws} draws",
         value=f"train_size {data.train_size} + val_size {data.val_size} = {data.train_size + data.val_size}",
-        allowed=f"train_size + val_size up to about {found}",
+        allowed=f"train_size + val_size up to about {distinct}",
         hint="lower the sizes, or widen the dataset's parameters",
     )

@@ -53,10 +53,10 @@ def checked_reward(value: Any) -> float:
 def checked_steps(steps: Any, response: str) -> tuple[tuple[int, float], ...]:
     """`steps` of a score for this response. Raises ValueError for an end outside of the response, and for a reward or a
     sum of absolute rewards that is out of range."""
-    found = tuple((_checked_end(end, response), checked_reward(reward)) for end, reward in steps)
-    if sum(abs(reward) for _, reward in found) > LARGEST_REWARD:
-        raise ValueError(f"the rewards of {len(found)} steps add up to more than {LARGEST_REWARD:.0e}")
-    return found
+    pairs = tuple((_checked_end(end, response), checked_reward(reward)) for end, reward in steps)
+    if sum(abs(reward) for _, reward in pairs) > LARGEST_REWARD:
+        raise ValueError(f"the rewards of {len(pairs)} steps add up to more than {LARGEST_REWARD:.0e}")
+    return pairs
 
 
 def encode(score: Score) -> bytes:

@@ -90,10 +90,10 @@ def calculator(conversation: Sequence[str], metadata: dict[str, Any]) -> str | N
     question, turn = conversation[0], conversation[-1].strip()
     if not turn.endswith("="):
         return None
-    found = _EXPRESSION.search(turn[:-1] or question.rstrip())
-    assert found is not None  # it matches nothing at all, too
+    expression = _EXPRESSION.search(turn[:-1] or question.rstrip())
+    assert expression is not None  # it matches nothing at all, too
     try:
-        return _text(evaluate(found.group()))
+        return _text(evaluate(expression.group()))
     except ZeroDivisionError:
         return "error: division by zero"
     except ValueError as error:

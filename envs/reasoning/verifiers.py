@@ -143,8 +143,8 @@ def extract_answer(response: str, answer: str) -> str:
 
 def _marked(text: str) -> str | None:
     """What the response marks as its answer; None without a mark."""
-    found = _TAGGED.findall(text) or _boxed(text) or _HASHES.findall(text)
-    return found[-1].strip() if found else None
+    answers = _TAGGED.findall(text) or _boxed(text) or _HASHES.findall(text)
+    return answers[-1].strip() if answers else None
 
 
 def parse_number(text: str) -> Fraction | None:
@@ -238,8 +238,8 @@ def _same_words(answer: str, given: str) -> bool:
     expected = _words(answer)
     if not expected or _FORMULA.search(_TEXT_COMMAND.sub("", answer)):
         return True
-    found = _words(given)
-    return found == expected or not _LETTER.search(_COMMAND.sub(" ", _TEXT_COMMAND.sub(" ", given)))
+    given_words = _words(given)
+    return given_words == expected or not _LETTER.search(_COMMAND.sub(" ", _TEXT_COMMAND.sub(" ", given)))
 
 
 def _equivalent(answer: str, response: str, marked: str | None) -> float:

@@ -82,8 +82,8 @@ class Swap:
 
 def storages(tensors: Iterable[Tensor], device: torch.device) -> dict[int, torch.UntypedStorage]:
     """The storages behind these tensors on `device`, each once; those of tensors that left have 0 bytes."""
-    found = (storage_of(tensor, device) for tensor in tensors)
-    return {storage._cdata: storage for storage in found if storage is not None}
+    candidates = (storage_of(tensor, device) for tensor in tensors)
+    return {storage._cdata: storage for storage in candidates if storage is not None}
 
 
 def storage_of(tensor: Tensor, device: torch.device) -> torch.UntypedStorage | None:

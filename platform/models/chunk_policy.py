@@ -82,5 +82,5 @@ class ChunkPolicy(ActorCriticPolicy):
     def _component_log_probs(self, noise: Tensor, log_std: Tensor, actions: Tensor) -> Tensor:
         """noise [B,K,A] = (a - mu) / sigma -> log N(a; mu, sigma) [B,K,A] of each component, or of what it is squashed
         to."""
-        found = -0.5 * noise.square() - log_std - LOG_SQRT_2_PI
-        return found if self.squash is None else found - self.squash.log_slope(actions)
+        log_probs = -0.5 * noise.square() - log_std - LOG_SQRT_2_PI
+        return log_probs if self.squash is None else log_probs - self.squash.log_slope(actions)

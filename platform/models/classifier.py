@@ -88,12 +88,12 @@ def _load(section: RewardModel, config: Any) -> nn.Module:
     folder, key = model_folder(section.path, f"{KEY}.path"), f"{KEY}.path"
     try:
         with quiet_transformers():
-            network, found = AutoModelForSequenceClassification.from_pretrained(
+            network, loading = AutoModelForSequenceClassification.from_pretrained(
                 folder, config=config, dtype=getattr(torch, section.dtype), output_loading_info=True
             )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ConfigError([Problem(key, f"cannot be loaded: {error}", value=folder)]) from error
-    missing = sorted(found["missing_keys"])
+    missing = sorted(loading["missing_keys"])
     if missing:  # transformers fills them with random numbers
         message = f"{len(missing)} weights are missing, as {missing[0]}: is it a classifier?"
         raise ConfigError([Problem(key, message, value=folder)])

@@ -73,8 +73,8 @@ class UlyssesAttention:
         """[1,H,n,D] of this rank's tokens -> [1,H/ranks,N,D] of this rank's heads."""
         ranks = self.context.size
         parts = tensor[0].unflatten(0, (ranks, -1)).transpose(1, 2)  # [ranks,n,H/ranks,D]: what each rank gets
-        found = _exchange(parts, self.context.group).flatten(0, 1)  # [ranks*n,H/ranks,D]
-        return found[: self.count].transpose(0, 1)[None]
+        received = _exchange(parts, self.context.group).flatten(0, 1)  # [ranks*n,H/ranks,D]
+        return received[: self.count].transpose(0, 1)[None]
 
     def _tokens(self, out: Tensor) -> Tensor:
         """[N,H/ranks,D] of this rank's heads -> [n,H,D] of this rank's tokens."""
@@ -86,17 +86,17 @@ class UlyssesAttention:
 
 def _exchange(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
     """parts [ranks,...]: part r goes to rank r, in its place comes what rank r has for this one."""
-    found: Tensor = _AllToAll.apply(parts.contiguous(), group)
-    return found
+    received: Tensor = _AllToAll.apply(parts.contiguous(), group)
+    return received
 
 
 class _AllToAll(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, parts: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
-        found = torch.empty_like(parts)
-        dist.all_to_all_single(found, parts, group=group)
-        return found
+        received = torch.empty_like(parts)
+        dist.all_to_all_single(received, parts, group=group)
+        return received
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:

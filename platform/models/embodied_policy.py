@@ -44,21 +44,21 @@ def build_policy(
 
 def policy_card(model: Model, sequence_length: int) -> list[tuple[str, str]]:
     """(topic, what holds) of a policy that is not the usual one: a Gaussian with free deviations, or choices."""
-    found = []
+    rows = []
     if model.type == "gru":
         pieces = f"sequences of {sequence_length} steps, from the state the rollout was in"
-        found.append(("recurrent policy", f"{pieces}; the gradient flows to their first step, not across episodes"))
+        rows.append(("recurrent policy", f"{pieces}; the gradient flows to their first step, not across episodes"))
     if model.log_std == "state":
-        found.append(("deviations", "of continuous actions: a function of the state"))
+        rows.append(("deviations", "of continuous actions: a function of the state"))
     if model.action_distribution == "squashed":
         text = "tanh of a Gaussian, scaled to the bounds; log-probs exact, the entropy estimated by quadrature"
-        found.append(("actions inside bounds", text))
+        rows.append(("actions inside bounds", text))
     if model.type == "vla":
         text = "components independent given the observation; one log-prob per action, their sum"
         used = "" if model.backbone_layers is None else f"; first {model.backbone_layers} layers of the language model"
         frozen = "" if model.train_backbone else "; language model frozen"
-        found.append(("vision-language-action", f"{text}{used}{frozen}"))
-    return found
+        rows.append(("vision-language-action", f"{text}{used}{frozen}"))
+    return rows
 
 
 def policy_problems(model: Model, spaces: EnvSpaces) -> list[Problem]:
@@ -75,8 +75,8 @@ def policy_problems(model: Model, spaces: EnvSpaces) -> list[Problem]:
         message = f"{model.type} sees images, and the environment observes something else"
         allowed = "uint8 images: height x width x channels, or a stack of them"
         hint = "env.pixels has a MuJoCo environment drawn; else actor.model.type: mlp"
-        found = f"shape {spaces.observation_shape}, {spaces.observation_dtype}"
-        return [*problems, Problem("actor.model.type", message, value=found, allowed=allowed, hint=hint)]
+        observed = f"shape {spaces.observation_shape}, {spaces.observation_dtype}"
+        return [*problems, Problem("actor.model.type", message, value=observed, allowed=allowed, hint=hint)]
     size = ImageLayout(spaces.observation_shape).height_and_width
     if min(model.cnn.map_sizes(*size)[-1]) < 1:
         message = f"images of {size[0]} x {size[1]} are too small for these windows"

@@ -45,8 +45,8 @@ class _TanhOnCPU(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (outputs,) = ctx.saved_tensors
-        found: Tensor = torch.ops.aten.tanh_backward(gradient, outputs)
-        return found
+        inputs_gradient: Tensor = torch.ops.aten.tanh_backward(gradient, outputs)
+        return inputs_gradient
 
 
 def _tanh(inputs: Tensor) -> Tensor:
@@ -180,8 +180,8 @@ class ActorCriticPolicy(nn.Module):
     def _gaussian_log_probs(self, noise: Tensor, log_std: Tensor, actions: Tensor) -> Tensor:
         """noise [B,A] = (a - mu) / sigma, log_std [A] or [B,A] -> [B]."""
         # log N(a; mu, sigma) = -sum_i (noise_i^2 / 2 + log sigma_i + log sqrt(2 pi))
-        found = -0.5 * noise.square().sum(-1) - (log_std.sum(-1) + self.action_space.size * LOG_SQRT_2_PI)
-        return found if self.squash is None else found - self.squash.log_slope(actions).sum(-1)
+        log_probs = -0.5 * noise.square().sum(-1) - (log_std.sum(-1) + self.action_space.size * LOG_SQRT_2_PI)
+        return log_probs if self.squash is None else log_probs - self.squash.log_slope(actions).sum(-1)
 
 
 def perceptron(inputs: int, hidden_sizes: Sequence[int], activation: str) -> nn.Sequential:

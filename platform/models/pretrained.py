@@ -154,12 +154,12 @@ def _read(folder: str, config: Any, key: str) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
     try:
-        network, found = AutoModelForCausalLM.from_pretrained(
+        network, loading = AutoModelForCausalLM.from_pretrained(
             folder, config=config, dtype=torch.float32, output_loading_info=True
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ConfigError([not_loaded(key, "cannot be loaded", folder, error)]) from error
-    missing = sorted(found["missing_keys"])
+    missing = sorted(loading["missing_keys"])
     if missing:  # transformers fills them with random numbers
         raise ConfigError([Problem(key, f"{len(missing)} weights are missing, as {missing[0]}", value=folder)])
     check_family(network, folder, key)

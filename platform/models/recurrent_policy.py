@@ -68,8 +68,8 @@ class RecurrentPolicy(nn.Module):
         states = self._states(
             self._features(observations.flatten(0, 1)).unflatten(0, shape), hidden_states, ~episode_starts
         )
-        found = self.heads.evaluate(states.flatten(0, 1), actions.flatten(0, 1))
-        log_probs, entropy, values = (output.view(shape) for output in found)
+        outputs = self.heads.evaluate(states.flatten(0, 1), actions.flatten(0, 1))
+        log_probs, entropy, values = (output.view(shape) for output in outputs)
         return log_probs, entropy, values, states
 
     def _features(self, observations: Tensor) -> Tensor:

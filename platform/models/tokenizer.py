@@ -126,7 +126,7 @@ def load_tokenizer(model: Model, key: str = "actor.model") -> Tokenizer:
 
 def stop_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[int, ...]:
     """The tokens of `rollout.stop`. Raises ConfigError for texts that are several tokens: engines look at one."""
-    found = {text: tokenizer.observation(text, chat=False, ended=False) for text in texts}
+    tokens_of = {text: tokenizer.observation(text, chat=False, ended=False) for text in texts}
     problems = [
         Problem(
             "rollout.stop",
@@ -134,12 +134,12 @@ def stop_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[int, ...]:
             value=json.dumps(text, ensure_ascii=False),
             hint="a special token such as <|im_end|>, or a text that is one token",
         )
-        for text, tokens in found.items()
+        for text, tokens in tokens_of.items()
         if len(tokens) != 1
     ]
     if problems:
         raise ConfigError(problems)
-    return tuple(token for tokens in found.values() for token in tokens)
+    return tuple(token for tokens in tokens_of.values() for token in tokens)
 
 
 def _tokenizer_folder(name: str, key: str) -> str:

@@ -69,5 +69,5 @@ class ImageEncoder(nn.Module):
 
     def places(self, flat: Tensor) -> Tensor:
         """Images [B,D], 0 to 1 -> [B,positions,channels]."""
-        found: Tensor = self.layers(self.layout.channels_first(flat))
-        return found.flatten(2).transpose(1, 2)
+        features: Tensor = self.layers(self.layout.channels_first(flat))
+        return features.flatten(2).transpose(1, 2)

@@ -86,7 +86,7 @@ class NativeEnvs:
             if rng is None or seed is not None:
                 rng = self._rngs[i] = seeding.np_random(seed)[0]
             starts.append(self._task.start(rng))
-        qpos, qvel = (np.array(found) for found in zip(*starts, strict=True))
+        qpos, qvel = (np.array(arrays) for arrays in zip(*starts, strict=True))
         began = time.monotonic()
         self._physics.reset(which, qpos, qvel)
         recorder.add("work", "physics", began)

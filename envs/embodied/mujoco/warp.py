@@ -109,8 +109,8 @@ class WarpPhysics:
 
     def _read(self, name: str) -> np.ndarray:
         """A copy."""
-        found: np.ndarray = getattr(self._data, name).numpy().astype(np.float64)
-        return found
+        values: np.ndarray = getattr(self._data, name).numpy().astype(np.float64)
+        return values
 
     def _write(self, name: str, array: np.ndarray) -> None:
         if array.size:

@@ -94,15 +94,15 @@ class Readers:
     """
 
     def __init__(self, cache: KVCache, rows: Sequence[Row]) -> None:
-        found: dict[Pool, list[list[int]]] = {pool: [[] for _ in pool.pages] for pool in cache.pools.values()}
+        readers_of: dict[Pool, list[list[int]]] = {pool: [[] for _ in pool.pages] for pool in cache.pools.values()}
         for number, row in enumerate(rows):
             for page in row.pages:
-                found[page.pool][page.place].append(number)
+                readers_of[page.pool][page.place].append(number)
         device = cache.tails.device
         self.segments: list[tuple[list[tuple[Tensor, ...]], Tensor, int]] = []
         self.results = len(rows)
         parts = [[number] for number in range(len(rows))]
-        for pool, readers in found.items():
+        for pool, readers in readers_of.items():
             for number, data in enumerate(pool.segments):
                 here = readers[number * pool.segment_pages :][: pool.segment_pages]
                 most = max(map(len, here))
@@ -148,19 +148,20 @@ class DecodeAttention:
         queries = (query[0].transpose(0, 1) * scaling).view(self.count, self.heads, -1, self.head_dim)
         sums = queries.new_empty(self.readers.results, *queries.shape[1:])
         largest, totals = (torch.empty_like(sums[..., :1], dtype=torch.float32) for _ in range(2))
-        found = (sums, largest, totals)
+        results = (sums, largest, totals)
         own = [tail.flatten(0, 1)[: len(self.mask), : self.width] for tail in tails]
-        _attend(queries.flatten(0, 1), *own, self.mask, [part[: self.count].flatten(0, 1) for part in found])
+        _attend(queries.flatten(0, 1), *own, self.mask, [part[: self.count].flatten(0, 1) for part in results])
         end = self.count
         for layers, rows, readers in self.readers.segments:
             places = slice(end, end + len(rows))
             end = places.stop
             asking = queries[rows]
             if readers == 1:
-                _attend(asking.flatten(0, 1), *layers[layer], None, [part[places].flatten(0, 1) for part in found])
+                _attend(asking.flatten(0, 1), *layers[layer], None, [part[places].flatten(0, 1) for part in results])
                 continue
             together = [  # those who read a page are its queries at the same time
-                part.unflatten(0, (-1, readers)).transpose(1, 2) for part in (asking, *(part[places] for part in found))
+                part.unflatten(0, (-1, readers)).transpose(1, 2)
+                for part in (asking, *(part[places] for part in results))
             ]
             flat = [part.reshape(-1, part.shape[2] * part.shape[3], part.shape[4]) for part in together]
             _attend(flat[0], *layers[layer], None, flat[1:])
@@ -204,9 +205,9 @@ class StepAttention:
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """query [1,Hq,N,D], key and value [1,Hkv,N,D] -> [N,Hq,D]."""
         new = (query, key, value)
-        found = []
+        outputs = []
         if self.prompts is not None:
-            found.append(self.prompts(layer, *(tensor[:, :, : self.count] for tensor in new), scaling))
+            outputs.append(self.prompts(layer, *(tensor[:, :, : self.count] for tensor in new), scaling))
         if self.running is not None:
-            found.append(self.running(layer, *(tensor[:, :, self.count :] for tensor in new), scaling))
-        return torch.cat(found) if len(found) > 1 else found[0]
+            outputs.append(self.running(layer, *(tensor[:, :, self.count :] for tensor in new), scaling))
+        return torch.cat(outputs) if len(outputs) > 1 else outputs[0]

@@ -62,12 +62,12 @@ class Prefill(Generic[T]):
         """What to compute next, with room for it in the cache: at most PREFILL_TOKENS tokens."""
         if self.shared.stored < len(self.shared.tokens):
             return [self._begun(self.shared, PREFILL_TOKENS)]
-        room, found = PREFILL_TOKENS, []
+        room, chunks = PREFILL_TOKENS, []
         for prompt in self.prompts:
             if room and prompt.stored < len(prompt.tokens):
-                found.append(self._begun(prompt, room))
-                room -= found[-1][1].stop - found[-1][1].start
-        return found
+                chunks.append(self._begun(prompt, room))
+                room -= chunks[-1][1].stop - chunks[-1][1].start
+        return chunks
 
     def _begun(self, prompt: Prompt[T], room: int) -> tuple[Prompt[T], PrefillChunk]:
         if prompt.tail is None:

@@ -114,12 +114,12 @@ class TorchRolloutEngine:
 
     def _own(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """References where device and type are the engine's; tensors that share memory still do."""
-        found: dict[tuple[int, torch.Size], Tensor] = {}
+        own: dict[tuple[int, torch.Size], Tensor] = {}
         for tensor in state.values():
             key = tensor.data_ptr(), tensor.shape
-            if key not in found:
-                found[key] = tensor.to(self.device, self.dtype)
-        return {name: found[tensor.data_ptr(), tensor.shape] for name, tensor in state.items()}
+            if key not in own:
+                own[key] = tensor.to(self.device, self.dtype)
+        return {name: own[tensor.data_ptr(), tensor.shape] for name, tensor in state.items()}
 
     @torch.inference_mode()
     def generate(

@@ -129,26 +129,26 @@ class FSDPEngine:
         return get_model_state_dict(self.model, options=StateDictOptions(full_state_dict=True))
 
     def gathered(self) -> Iterator[tuple[Sequence[str], Tensor]]:
-        found: dict[int, tuple[list[str], Tensor]] = {}
+        aliases: dict[int, tuple[list[str], Tensor]] = {}
         for name, tensor in self.model.state_dict(keep_vars=True).items():
-            found.setdefault(id(tensor), ([], tensor))[0].append(name)
-        for names, tensor in found.values():
+            aliases.setdefault(id(tensor), ([], tensor))[0].append(name)
+        for names, tensor in aliases.values():
             part: Any = tensor.detach()
             yield names, part.full_tensor() if hasattr(part, "full_tensor") else part
 
     def sharded_state(self) -> ShardedState:
-        found: ShardedState = {}
+        state: ShardedState = {}
         seen: set[int] = set()
         for name, tensor in self.model.state_dict(keep_vars=True).items():
             frozen = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
             if frozen or id(tensor) in seen:  # the same tensor under two names
                 continue
             seen.add(id(tensor))
-            found[f"model.{name}"] = ShardedTensor.of(tensor)
+            state[f"model.{name}"] = ShardedTensor.of(tensor)
             if tensor.requires_grad:
                 adam = adam_state(self.optimizer, tensor)
-                found |= {f"optimizer.{name}.{key}": ShardedTensor.of(value) for key, value in adam.items()}
-        return found
+                state |= {f"optimizer.{name}.{key}": ShardedTensor.of(value) for key, value in adam.items()}
+        return state
 
     def offloadable(self) -> tuple[list[Tensor], list[Tensor]]:
         parameters = [*self.model.parameters()]
@@ -181,18 +181,18 @@ def evaluate(
     balance: bool = True,
 ) -> ModelOutputs:
     """The model's outputs [B,T] for a whole batch, float32 on the CPU; each rank computes its share, all get all."""
-    found: dict[str, Tensor] = {}
+    whole_outputs: dict[str, Tensor] = {}
     for rows in shares(batch, micro_batches, data.rank, data.size, hidden_size_of(model), balance):
         outputs = model(part_of(batch, rows).to(device))
         for name, tensor in vars(outputs).items():
             if tensor is not None:
                 shape = (*batch.action_mask.shape, *tensor.shape[2:])
-                whole = found.setdefault(name, torch.zeros(shape, device=device))
+                whole = whole_outputs.setdefault(name, torch.zeros(shape, device=device))
                 whole[torch.tensor(rows, dtype=torch.int64)] = tensor[: len(rows)].float()
     if data.size > 1:
-        for tensor in found.values():
+        for tensor in whole_outputs.values():
             dist.all_reduce(tensor, group=data.group)  # every row was computed on one rank and is 0 on the others
-    return ModelOutputs(**{name: tensor.cpu() for name, tensor in found.items()})
+    return ModelOutputs(**{name: tensor.cpu() for name, tensor in whole_outputs.items()})
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:

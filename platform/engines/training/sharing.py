@@ -51,8 +51,8 @@ def balance_metrics_of(batch: RolloutBatch, world_size: int, hidden_size: int, b
     lengths = row_lengths(batch)
     if min(lengths) == max(lengths):
         return Metrics()
-    found = balance_metrics(lengths, _rows_of_ranks(batch, world_size, hidden_size, balance), hidden_size)
-    return Metrics(means=over(1.0, {name: torch.tensor(value) for name, value in found.items()}))
+    values = balance_metrics(lengths, _rows_of_ranks(batch, world_size, hidden_size, balance), hidden_size)
+    return Metrics(means=over(1.0, {name: torch.tensor(value) for name, value in values.items()}))
 
 
 def hidden_size_of(model: nn.Module) -> int:

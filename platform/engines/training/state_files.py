@@ -71,14 +71,14 @@ def read(state: ShardedState, folder: str | Path) -> None:
 
 def read_whole(folder: str | Path) -> dict[str, Tensor]:
     """All tensors in `folder`, whole, in this process alone."""
-    found = {
+    tensors = {
         name: torch.empty(metadata.size, dtype=metadata.properties.dtype)
         for name, metadata in _Reader(Path(folder)).read_metadata().state_dict_metadata.items()
     }
-    state = {name: ShardedTensor.of(tensor) for name, tensor in found.items()}
+    state = {name: ShardedTensor.of(tensor) for name, tensor in tensors.items()}
     with _collective("read from", folder):
         dcp.load(dict.fromkeys(state), storage_reader=_Reader(Path(folder)), planner=_LoadPlanner(state), no_dist=True)
-    return found
+    return tensors
 
 
 @contextmanager
@@ -143,10 +143,10 @@ class _LoadPlanner(dcp.DefaultLoadPlanner):
                 shapes = f"has the shape {tuple(saved.size)} and not {tuple(sharded.shape)}"
                 raise ValueError(f"{name} {shapes}: it is of another model")
             wanted = [ChunkStorageMetadata(torch.Size(offsets), part.shape) for offsets, part in sharded.destinations]
-            found = create_read_items_for_chunk_list(name, saved, wanted)
-            if sum(math.prod(item.lengths) for item in found) != sum(math.prod(chunk.sizes) for chunk in wanted):
+            reads = create_read_items_for_chunk_list(name, saved, wanted)
+            if sum(math.prod(item.lengths) for item in reads) != sum(math.prod(chunk.sizes) for chunk in wanted):
                 raise ValueError(f"parts of {name} are missing")
-            items += found
+            items += reads
         return LoadPlan(items)
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
@@ -238,8 +238,8 @@ class _PlainUnpickler(pickle.Unpickler):
     }
 
     def find_class(self, module: str, name: str) -> Any:
-        if (found := self.CLASSES.get((module, name))) is not None:
-            return found
-        if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
-            return found
+        if (cls := self.CLASSES.get((module, name))) is not None:
+            return cls
+        if module == "torch" and isinstance(cls := getattr(torch, name, None), torch.dtype):
+            return cls
         raise pickle.UnpicklingError(f"{module}.{name} does not belong into a checkpoint")

@@ -97,12 +97,12 @@ def exchanged_attention() -> dict[str, Tensor]:
     context = ContextParallel(dist.group.WORLD)
     mine = slice(6 * context.rank, 6 * context.rank + 6)
     own = [F.pad(tensor.detach(), (0, 0, 0, 1))[:, :, mine].requires_grad_() for tensor in whole]
-    found = UlyssesAttention(packed.attention, context, 11)(0, *own, 0.4)
-    (found * F.pad(weights, (0, 0, 0, 0, 0, 1))[mine]).sum().backward()
+    output = UlyssesAttention(packed.attention, context, 11)(0, *own, 0.4)
+    (output * F.pad(weights, (0, 0, 0, 0, 0, 1))[mine]).sum().backward()
     gradients = [F.pad(tensor.grad, (0, 0, 0, 1))[:, :, mine] for tensor in whole]
     assert all(tensor.grad is not None for tensor in own)
     return {
-        "found": torch.cat([found.flatten(), *(tensor.grad.flatten() for tensor in own)]),
+        "found": torch.cat([output.flatten(), *(tensor.grad.flatten() for tensor in own)]),
         "expected": torch.cat([F.pad(expected, (0, 0, 0, 0, 0, 1))[mine].flatten(), *(g.flatten() for g in gradients)]),
     }
 
@@ -114,13 +114,13 @@ def preload() -> None:
 
 
 def main(rank: int, folder: Path) -> None:
-    found: dict[str, Any] = {"attention": exchanged_attention()}
+    results: dict[str, Any] = {"attention": exchanged_attention()}
     for (kind, name), options in VARIANTS.items():
         report = run(engine(kind, **options), kind, folder / f"{kind} {name}")
         trained = "lora" if "lora" in options else "plain"
         report["resumed"] = resumed(engine(kind, **options), kind, folder / f"{kind} {trained}")
         if "context" in name:  # one sequence at a time
             report["unpacked"] = ranks.steps(engine(kind, **options), kind, 0, 3, ranks.UNPACKED)
-        found[f"{kind} {name}"] = report
-    found["bfloat16"] = run(engine("actor", dtype=torch.bfloat16), "actor")
-    torch.save(found, folder / f"rank{rank}.pt")
+        results[f"{kind} {name}"] = report
+    results["bfloat16"] = run(engine("actor", dtype=torch.bfloat16), "actor")
+    torch.save(results, folder / f"rank{rank}.pt")

@@ -33,9 +33,9 @@ def main(rank: int, folder: Path) -> None:
     import torch
 
     runs: Any = sibling("megatron_ranks")
-    found = {}
+    results = {}
     for kind in KINDS:
         engine = runs.megatron(kind, LAYOUT, kernels="transformer_engine")
-        found[kind] = runs.run(engine, kind, folder / f"fused-{kind}")
-        found[kind]["names"] = [name for name, _ in engine.stages[0].named_parameters()]
-    torch.save(found, folder / f"rank{rank}.pt")
+        results[kind] = runs.run(engine, kind, folder / f"fused-{kind}")
+        results[kind]["names"] = [name for name, _ in engine.stages[0].named_parameters()]
+    torch.save(results, folder / f"rank{rank}.pt")

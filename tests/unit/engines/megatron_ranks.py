@@ -206,17 +206,17 @@ def real(layout: str) -> dict[str, Any]:
         whole = [network.double()(text[None]).logits[0] for text in texts]
     network.float()  # the same weights again
     engine = engine_of(TokenPolicy(LanguageModel(network), 1.0), layout)
-    found = engine.evaluate(batch, MicroBatches()).log_probs
+    log_probs = engine.evaluate(batch, MicroBatches()).log_probs
     errors = []
     for row, logits in enumerate(whole):
         following = tokens[row, 1 : len(logits)]
         expected = logits[:-1].log_softmax(-1).gather(1, following[:, None]).squeeze(1)
-        errors.append(float((found[row, 2 : len(logits)] - expected[1:]).abs().max()))
+        errors.append(float((log_probs[row, 2 : len(logits)] - expected[1:]).abs().max()))
     report: dict[str, Any] = {"log_probs": max(errors)}
     if (flat := logits_of(engine, batch)) is not None:
         per_token = (flat - torch.cat(whole)).abs().amax(dim=1).split(lengths)
-        report["first logits"] = max(float(found[0]) for found in per_token)
-        report["logits"] = max(float(found[1:].max()) for found in per_token)
+        report["first logits"] = max(float(differences[0]) for differences in per_token)
+        report["logits"] = max(float(differences[1:].max()) for differences in per_token)
     weights = {name.removeprefix("model."): tensor for name, tensor in engine.weights().items()}
     if engine.rank == 0:
         with TemporaryDirectory() as folder:
@@ -233,17 +233,17 @@ def logits_of(engine: Any, batch: RolloutBatch) -> Tensor | None:
 
     The engine itself never makes them: these are its last hidden states times its own rows of the output matrix.
     """
-    found: list[Tensor] = []
+    logits: list[Tensor] = []
 
     def keep(rows: list[int], part: RolloutBatch, packed: Any, hidden: Tensor, **_: Any) -> None:
         shares = engine.tensor.gather(
             engine._gathered(hidden)[:, 0] @ engine.last.shared_embedding_or_output_weight().T
         )
         length = len(packed.tokens) - packed.padding
-        found.append(torch.cat(shares, dim=-1)[:length, : engine.model.model.config.vocab_size])
+        logits.append(torch.cat(shares, dim=-1)[:length, : engine.model.model.config.vocab_size])
 
     engine._run(engine._parts(batch, MicroBatches()), keep, forward_only=True)
-    return found[0] if found else None
+    return logits[0] if logits else None
 
 
 def padded(kind: str) -> dict[str, Any]:
@@ -254,7 +254,7 @@ def padded(kind: str) -> dict[str, Any]:
     optimizer = torch.optim.AdamW(
         network.parameters(), options.lr, options.betas, options.eps, options.weight_decay, fused=True
     )
-    found = []
+    reports = []
     for step in range(3):
         rows = ranks.batch(batches, step)
         outputs = padded_outputs(network, rows)
@@ -263,8 +263,8 @@ def padded(kind: str) -> dict[str, Any]:
         norm = nn.utils.clip_grad_norm_(network.parameters(), options.clip_grad)
         optimizer.step()
         optimizer.zero_grad()
-        found.append(metrics.finalize() | {"grad_norm": float(norm)})
-    return {"metrics": found, "parameters": {name: tensor.detach() for name, tensor in network.state_dict().items()}}
+        reports.append(metrics.finalize() | {"grad_norm": float(norm)})
+    return {"metrics": reports, "parameters": {name: tensor.detach() for name, tensor in network.state_dict().items()}}
 
 
 def padded_outputs(network: Any, rows: RolloutBatch) -> ModelOutputs:
@@ -289,12 +289,12 @@ def tensors(engine: Any) -> list[Tensor]:
 def report(kind: str, layout: str, folder: Path) -> dict[str, Any]:
     """Everything the tests compare of one model in one layout."""
     engine = megatron(kind, layout, gradient_checkpointing=layout == "tp2 pp2")
-    found = run(engine, kind, folder / f"{layout}-{kind}")
-    found["held"] = held(engine, KINDS[kind])
-    found["resumed"] = resumed(engine, kind, folder / f"torch-{kind}")
+    results = run(engine, kind, folder / f"{layout}-{kind}")
+    results["held"] = held(engine, KINDS[kind])
+    results["resumed"] = resumed(engine, kind, folder / f"torch-{kind}")
     if kind in (*LLAMA, *DEEP, "experts"):
-        found["poisoned"] = poisoned(megatron(kind, layout), kind)
-    return found
+        results["poisoned"] = poisoned(megatron(kind, layout), kind)
+    return results
 
 
 def held(engine: Any, batches: str) -> dict[str, int]:
@@ -326,6 +326,6 @@ def main(rank: int, folder: Path, *layouts: str) -> None:
             torch.save(real(layout), folder / f"{layout}-rank{rank}.pt")
             parallel_state.destroy_model_parallel()
             continue
-        found = {kind: report(kind, layout, folder) for kind in KINDS_OF.get(layout, LLAMA)}
-        torch.save(found, folder / f"{layout}-rank{rank}.pt")
+        reports = {kind: report(kind, layout, folder) for kind in KINDS_OF.get(layout, LLAMA)}
+        torch.save(reports, folder / f"{layout}-rank{rank}.pt")
         parallel_state.destroy_model_parallel()

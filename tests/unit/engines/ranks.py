@@ -109,19 +109,19 @@ def batch(kind: str, seed: int = 0, lengths: tuple[int, ...] = LENGTHS) -> Rollo
 
 
 def outputs(trained: FSDPEngine, kind: str) -> dict[str, Tensor]:
-    found = trained.evaluate(batch(kind), MicroBatches(rows=2))
-    return {name: tensor for name, tensor in vars(found).items() if tensor is not None}
+    model_outputs = trained.evaluate(batch(kind), MicroBatches(rows=2))
+    return {name: tensor for name, tensor in vars(model_outputs).items() if tensor is not None}
 
 
 def steps(
     trained: FSDPEngine, kind: str, first: int, last: int, plans: tuple[MicroBatches, ...] = PLANS
 ) -> list[dict[str, float] | None]:
     """Optimizer steps, each with other data and other micro-batches; their metrics."""
-    found = []
+    finalized = []
     for step in range(first, last):
         metrics = trained.step(batch(kind, step), loss(kind), plans[step % len(plans)])
-        found.append(None if metrics is None else metrics.finalize())
-    return found
+        finalized.append(None if metrics is None else metrics.finalize())
+    return finalized
 
 
 def parameters(trained: FSDPEngine) -> dict[str, Tensor]:
@@ -130,7 +130,7 @@ def parameters(trained: FSDPEngine) -> dict[str, Tensor]:
 
 def run(folder: Path) -> dict[str, Any]:
     """Everything the tests compare, by kind of model."""
-    found: dict[str, Any] = {"in order": in_order()}
+    results: dict[str, Any] = {"in order": in_order()}
     for kind in KINDS:
         trained = engine(kind)
         report: dict[str, Any] = {"start": outputs(trained, kind)}
@@ -141,8 +141,8 @@ def run(folder: Path) -> dict[str, Any]:
         report["few rows"] = trained.step(batch(kind, 3, (6, 4, 5)), loss(kind), MicroBatches(rows=1)).finalize()
         report["one row"] = trained.step(batch(kind, 4, (6,)), loss(kind), MicroBatches()).finalize()
         report["continued"] = parameters(trained)
-        found[kind] = report
-    return found
+        results[kind] = report
+    return results
 
 
 def in_order() -> dict[str, Any]:
@@ -154,7 +154,7 @@ def in_order() -> dict[str, Any]:
 
 def resumed(folder: Path, world_size: int) -> dict[str, Any]:
     """Go on from what `world_size` ranks have saved."""
-    found = {}
+    results = {}
     for kind in KINDS:
         trained = engine(kind)
         outputs(trained, kind)
@@ -162,19 +162,19 @@ def resumed(folder: Path, world_size: int) -> dict[str, Any]:
         evaluated = outputs(trained, kind)
         trained.step(batch(kind, 3, (6, 4, 5)), loss(kind), MicroBatches(rows=1))
         trained.step(batch(kind, 4, (6,)), loss(kind), MicroBatches())
-        found[kind] = {"outputs": evaluated, "continued": parameters(trained)}
-    return found
+        results[kind] = {"outputs": evaluated, "continued": parameters(trained)}
+    return results
 
 
 def bytes_of_ranks(folder: Path) -> list[int]:
     """How much of the tensors in a state each rank has written."""
     metadata = _Reader(folder).read_metadata()
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for name, tensor in metadata.state_dict_metadata.items():
         for chunk in tensor.chunks:
             file = metadata.storage_data[MetadataIndex(name, chunk.offsets)].relative_path
-            found[file] = found.get(file, 0) + math.prod(chunk.sizes) * tensor.properties.dtype.itemsize
-    return [found[file] for file in sorted(found)]
+            sizes[file] = sizes.get(file, 0) + math.prod(chunk.sizes) * tensor.properties.dtype.itemsize
+    return [sizes[file] for file in sorted(sizes)]
 
 
 def poisoned(kind: str) -> dict[str, Any]:

@@ -57,15 +57,15 @@ def batch() -> RolloutBatch:
         rewards=torch.zeros(ROWS, 1),
         rollout_log_probs=torch.zeros(ROWS, 1),
     )
-    found = engine(FSDPEngine).evaluate(rows, WHOLE)
-    assert found.log_probs is not None
-    assert found.values is not None
+    outputs = engine(FSDPEngine).evaluate(rows, WHOLE)
+    assert outputs.log_probs is not None
+    assert outputs.values is not None
     return replace(
         rows,
-        log_probs=found.log_probs + 0.8 * some(ROWS, 1),
-        values=found.values + 0.3 * some(ROWS, 1),
+        log_probs=outputs.log_probs + 0.8 * some(ROWS, 1),
+        values=outputs.values + 0.3 * some(ROWS, 1),
         advantages=some(ROWS, 1),
-        returns=found.values + some(ROWS, 1),
+        returns=outputs.values + some(ROWS, 1),
     )
 
 
@@ -77,8 +77,10 @@ def assert_same(plain: FSDPEngine, compiled: FSDPEngine, atol: float = 2e-6) -> 
     state, other = plain.sharded_state(), compiled.sharded_state()
     assert state.keys() == other.keys()
     for name, sharded in state.items():
-        ((_, expected),), ((_, found),) = sharded.parts, other[name].parts
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=atol, msg=lambda text, name=name: f"{name}: {text}")
+        ((_, expected),), ((_, actual),) = sharded.parts, other[name].parts
+        torch.testing.assert_close(
+            actual, expected, rtol=1e-4, atol=atol, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 @pytest.mark.parametrize(
@@ -96,12 +98,12 @@ def test_steps_are_those_of_the_plain_engine(options: dict[str, Any], batch: Rol
     for number, part in enumerate(mini_batches(batch) * 3):
         for each in (plain, compiled):
             each.set_learning_rate(1e-2 / (number + 1))
-        expected, found = (each.step(part, loss(**options), WHOLE) for each in (plain, compiled))
+        expected, actual = (each.step(part, loss(**options), WHOLE) for each in (plain, compiled))
         assert expected is not None
-        assert found is not None
+        assert actual is not None
         numbers = expected.finalize()
         assert numbers["actor/clip_frac"] > 0.1
-        assert found.finalize() == pytest.approx(numbers, rel=1e-3, abs=1e-5)
+        assert actual.finalize() == pytest.approx(numbers, rel=1e-3, abs=1e-5)
     assert_same(plain, compiled)
 
 

@@ -47,7 +47,7 @@ def new_token(rows: int, group: int, heads: int, head_dim: int) -> list[Tensor]:
 
 def expected(cache: KVCache, rows: Sequence[Any], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """[n,Hq,D]"""
-    found = []
+    outputs = []
     for slot, row in enumerate(rows):
         tail = cache.tails[LAYER, :, slot, :, : row.stored % PAGE]
         stored = torch.cat([*(page.data[LAYER] for page in row.pages), tail], dim=2)
@@ -55,8 +55,8 @@ def expected(cache: KVCache, rows: Sequence[Any], query: Tensor, key: Tensor, va
             torch.cat([old, new[0, :, slot, None]], dim=1) for old, new in zip(stored, (key, value), strict=True)
         )
         asked = query[0, :, slot].view(len(keys), -1, keys.shape[-1])
-        found.append(F.scaled_dot_product_attention(asked, keys, values, scale=SCALING).flatten(0, 1))
-    return torch.stack(found)
+        outputs.append(F.scaled_dot_product_attention(asked, keys, values, scale=SCALING).flatten(0, 1))
+    return torch.stack(outputs)
 
 
 def computed(cache: KVCache, rows: Sequence[Any], new: Sequence[Tensor]) -> Tensor:

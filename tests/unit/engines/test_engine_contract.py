@@ -109,13 +109,13 @@ def changed(plain: Any) -> Any:
 def test_greedy_decoding_equals_transformers(shared: ModuleType, plain: Any, fresh: Engine) -> None:
     requests, alike = shared.prompts(), copy.deepcopy(plain)
     alike.set_attn_implementation("eager")  # who publishes a model's weights has it attend in the platform's own way
-    found = shared.answers(fresh, requests, SamplingParams(10, temperature=0.0))
+    completions = shared.answers(fresh, requests, SamplingParams(10, temperature=0.0))
     for request in requests:
         prompt = torch.tensor([request.token_ids])
         options = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 10, "do_sample": False}
         expected = alike.generate(prompt, **options)[0, len(request.token_ids) :]
-        assert found[request.index].token_ids == tuple(expected.tolist())
-        assert found[request.index].finish_reason == "length"
+        assert completions[request.index].token_ids == tuple(expected.tolist())
+        assert completions[request.index].finish_reason == "length"
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 0.0])
@@ -163,11 +163,11 @@ def while_it_generates(
     engine: Engine, requests: Any, sampling: SamplingParams, act: Any, again: bool = False
 ) -> list[Completion]:
     """What comes back when `act()` is called after the first response; `again` and again, if it may be overlooked."""
-    found: list[Completion] = []
+    completions: list[Completion] = []
     first = threading.Event()
 
     def keep(completion: Completion) -> None:
-        found.append(completion)
+        completions.append(completion)
         first.set()
 
     thread = threading.Thread(target=engine.generate, args=(requests, sampling, keep))
@@ -178,7 +178,7 @@ def while_it_generates(
         thread.join(0.1)
         act()
     thread.join(300)
-    return found
+    return completions
 
 
 def test_weights_that_come_while_it_generates_mix_in_no_response(shared: ModuleType, plain: Any, fresh: Engine) -> None:
@@ -189,9 +189,9 @@ def test_weights_that_come_while_it_generates_mix_in_no_response(shared: ModuleT
     def update() -> None:
         fresh.receive(Weights(5, shared.state_of(trainer)))
 
-    found = while_it_generates(fresh, requests, LONG, update)
-    assert sorted(completion.index for completion in found) == list(range(64))
-    for completion in found:
+    completions = while_it_generates(fresh, requests, LONG, update)
+    assert sorted(completion.index for completion in completions) == list(range(64))
+    for completion in completions:
         request = requests[completion.index]
         gaps = [
             (shared.teacher_forced(copy.deepcopy(model), request, completion) - torch.tensor(completion.log_probs))
@@ -206,9 +206,9 @@ def test_weights_that_come_while_it_generates_mix_in_no_response(shared: ModuleT
 
 def test_abort_returns_what_there_is(shared: ModuleType, plain: Any, fresh: Engine) -> None:
     requests = shared.prompts((4,) * 64)
-    found = while_it_generates(fresh, requests, LONG, fresh.abort, again=True)
-    assert sorted(completion.index for completion in found) == list(range(64))
-    cut = [completion for completion in found if completion.finish_reason == "abort"]
+    completions = while_it_generates(fresh, requests, LONG, fresh.abort, again=True)
+    assert sorted(completion.index for completion in completions) == list(range(64))
+    cut = [completion for completion in completions if completion.finish_reason == "abort"]
     assert cut
     assert all(len(completion.token_ids) < 50 for completion in cut)
     assert len(shared.answers(fresh, requests[:3], SamplingParams(4))) == 3
@@ -236,12 +236,12 @@ def test_one_that_is_killed_is_started_again_and_asked_again(
     fresh.receive(learner.offer(shared.state_of(plain), fresh.version + 1))
     requests, restarts = shared.prompts((4,) * 64), fresh.restarts
     version, victim = fresh.version, fresh.process_id
-    found = while_it_generates(fresh, requests, LONG, lambda: os.kill(victim, signal.SIGKILL))
+    completions = while_it_generates(fresh, requests, LONG, lambda: os.kill(victim, signal.SIGKILL))
     assert fresh.restarts == restarts + 1
     assert fresh.process_id != victim
     assert fresh.version == version
-    assert sorted(completion.index for completion in found) == list(range(64)), "each once"
-    for completion in found[-3:]:
+    assert sorted(completion.index for completion in completions) == list(range(64)), "each once"
+    for completion in completions[-3:]:
         expected = shared.teacher_forced(copy.deepcopy(plain), requests[completion.index], completion)
         torch.testing.assert_close(torch.tensor(completion.log_probs), expected, rtol=0, atol=1e-4)
 
@@ -273,7 +273,7 @@ def test_responses_that_are_cut_go_on_under_other_weights(shared: ModuleType, pl
     prompts = [Prompt(one.index, "", "", one.token_ids) for one in shared.prompts((4,) * count)]
     open_ones = [[Trajectory(prompt, 0, (), (), "abort", -1)] for prompt in prompts]
     trainer = changed(plain)
-    models, found = [plain, trainer], []
+    models, completions = [plain, trainer], []
     fresh.eos = of(fresh, 1, 2, 3, 4)  # some end soon
     for version in (1000, 1001):
         fresh.receive(Weights(version, shared.state_of(models[version - 1000])))
@@ -281,12 +281,12 @@ def test_responses_that_are_cut_go_on_under_other_weights(shared: ModuleType, pl
         needed = 6 if version == 1000 else len(open_ones)
         generate_until(fresh, open_ones, needed, LONG, fresh.eos, lambda *_: 3, delivered.append)
         assert sorted(one.prompt.index for one in delivered) == sorted(group[0].prompt.index for group in open_ones)
-        found += [one for one in delivered if one.complete]
+        completions += [one for one in delivered if one.complete]
         open_ones = [[one] for one in delivered if not one.complete]
         assert bool(open_ones) == (version == 1000), "some are cut, and the second time none"
-    assert sorted(one.prompt.index for one in found) == list(range(count))
-    assert any(one.segments for one in found)
-    for one in found:
+    assert sorted(one.prompt.index for one in completions) == list(range(count))
+    assert any(one.segments for one in completions)
+    for one in completions:
         start = 0
         whole = shared.Completion(0, one.token_ids, one.log_probs, "length")
         for version, count in one.segments or ((one.weights_version, len(one.token_ids)),):

@@ -25,8 +25,8 @@ def test_an_engine_counts_its_own_gpus_from_0_and_sees_the_others_behind_them() 
     [(2, [0, 1], "0|1"), (2, [4, 5, 8, 9, 12], "4,5|8,9,12"), (4, [0, 1], "0,1|0|0,1|1")],
 )
 def test_tensor_parallel_ranks_on_a_cpu_share_its_cores(ranks: int, cores: list[int], bound: str) -> None:
-    found = engine_environment(replace(ON_CPU, tensor_parallel=ranks), cores, [])
-    assert found == {"SGLANG_USE_CPU_ENGINE": "1", "SGLANG_CPU_OMP_THREADS_BIND": bound}
+    variables = engine_environment(replace(ON_CPU, tensor_parallel=ranks), cores, [])
+    assert variables == {"SGLANG_USE_CPU_ENGINE": "1", "SGLANG_CPU_OMP_THREADS_BIND": bound}
 
 
 def test_one_rank_on_a_cpu_has_all_cores() -> None:

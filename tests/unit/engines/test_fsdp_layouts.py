@@ -43,11 +43,11 @@ def results(fsdp_ranks: ModuleType, two_ranks: Any, tmp_path_factory: pytest.Tem
     return {rank: torch.load(folder / f"rank{rank}.pt") for rank in range(2)} | {"one": one}
 
 
-def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-6) -> None:
-    assert found.keys() == expected.keys()
+def assert_equal(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-6) -> None:
+    assert actual.keys() == expected.keys()
     for name in expected:
         torch.testing.assert_close(
-            found[name], expected[name], rtol=tolerance, atol=tolerance, msg=lambda text, n=name: f"{n}: {text}"
+            actual[name], expected[name], rtol=tolerance, atol=tolerance, msg=lambda text, n=name: f"{n}: {text}"
         )
 
 
@@ -66,10 +66,12 @@ def test_the_numbers_of_one_process(results: Any, kind: str, variant: str) -> No
     moved = [float((expected["outputs"][name] - tensor).abs().max()) for name, tensor in expected["first"].items()]
     assert min(moved) > 1e-2, "three steps that change nothing would prove nothing"
     for rank in range(2):
-        found = results[rank][f"{kind} {variant}"]
+        actual = results[rank][f"{kind} {variant}"]
         for part in ("first", "parameters", "outputs", "continued"):
-            assert_equal(found[part], expected[part])
-        for metrics, other in zip(found["metrics"] + found["odd"], expected["metrics"] + expected["odd"], strict=True):
+            assert_equal(actual[part], expected[part])
+        for metrics, other in zip(
+            actual["metrics"] + actual["odd"], expected["metrics"] + expected["odd"], strict=True
+        ):
             assert without_balance(metrics) == pytest.approx(other, rel=1e-5, abs=1e-6)
 
 
@@ -84,9 +86,9 @@ def test_sequences_that_are_not_packed_give_the_same_numbers(results: Any, kind:
 @variants
 def test_states_go_from_one_process_to_two_ranks_and_back(results: Any, kind: str, variant: str) -> None:
     undisturbed = alone(results, kind, variant)
-    for found in (results["one"][f"{kind} {variant} resumed"], results[0][f"{kind} {variant}"]["resumed"]):
+    for actual in (results["one"][f"{kind} {variant} resumed"], results[0][f"{kind} {variant}"]["resumed"]):
         for part in ("outputs", "continued"):
-            assert_equal(found[part], undisturbed[part])
+            assert_equal(actual[part], undisturbed[part])
 
 
 @variants
@@ -122,17 +124,17 @@ def test_adapters_learn(ranks: ModuleType, fsdp_ranks: ModuleType) -> None:
 
 def test_one_key_head_serves_the_ranks_that_share_tokens(results: Any) -> None:
     for rank in range(2):
-        found = results[rank]["attention"]
-        torch.testing.assert_close(found["found"], found["expected"], rtol=1e-6, atol=1e-6)
+        actual = results[rank]["attention"]
+        torch.testing.assert_close(actual["found"], actual["expected"], rtol=1e-6, atol=1e-6)
 
 
 def test_layers_gathered_in_bfloat16_are_the_autocast_of_one_process(results: Any) -> None:
     expected = results["one"]["bfloat16"]
     exact = alone(results, "actor", "plain")
     for rank in range(2):
-        found = results[rank]["bfloat16"]
-        assert all(tensor.dtype == torch.float32 for tensor in found["parameters"].values())
-        assert_equal(found["first"], expected["first"], 2e-2)
-        assert not torch.equal(found["first"]["log_probs"], exact["first"]["log_probs"])
-        for metrics, other in zip(found["metrics"], expected["metrics"], strict=True):
+        actual = results[rank]["bfloat16"]
+        assert all(tensor.dtype == torch.float32 for tensor in actual["parameters"].values())
+        assert_equal(actual["first"], expected["first"], 2e-2)
+        assert not torch.equal(actual["first"]["log_probs"], exact["first"]["log_probs"])
+        for metrics, other in zip(actual["metrics"], expected["metrics"], strict=True):
             assert metrics["grad_norm"] == pytest.approx(other["grad_norm"], rel=3e-2)

@@ -47,19 +47,21 @@ def results(runs: ModuleType, two_ranks: Any, tmp_path_factory: pytest.TempPathF
     }
 
 
-def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
+def assert_close(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert actual.keys() == expected.keys()
     for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}")
+        torch.testing.assert_close(actual[name], tensor, rtol=1e-5, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_fused_layers_learn_what_plain_torch_learns(results: dict[str, Any], kind: str) -> None:
     expected = results[kind]["plain"]
-    for found in results[kind]["ranks"]:
+    for actual in results[kind]["ranks"]:
         for part in ("start", "parameters", "outputs", "continued"):
-            assert_close(found[part], expected[part])
-        for metrics, alone in zip(found["metrics"] + found["odd"], expected["metrics"] + expected["odd"], strict=True):
+            assert_close(actual[part], expected[part])
+        for metrics, alone in zip(
+            actual["metrics"] + actual["odd"], expected["metrics"] + expected["odd"], strict=True
+        ):
             learned = {name: value for name, value in metrics.items() if not name.startswith("balance/")}
             assert learned == pytest.approx(alone, rel=1e-5, abs=1e-6)  # gradient norms too
 

@@ -77,14 +77,14 @@ def forked(runs: ModuleType) -> Iterator[Forked]:
 
 @pytest.fixture(scope="module")
 def expected(runs: ModuleType, folder: Path) -> dict[str, Any]:
-    """What plain torch found, by kind of model. Its states are in the folder."""
+    """Results of plain torch, by kind of model. Its states are in the folder."""
     torch.set_num_threads(1)
     return {kind: runs.run(runs.plain(kind), kind, folder / f"torch-{kind}") for kind in runs.KINDS}
 
 
 @pytest.fixture(scope="module")
-def found(runs: ModuleType, folder: Path, forked: Forked, expected: Any) -> dict[str, list[dict[str, Any]]]:
-    """What every rank of every layout found, by layout and rank."""
+def results(runs: ModuleType, folder: Path, forked: Forked, expected: Any) -> dict[str, list[dict[str, Any]]]:
+    """Results of every rank of every layout."""
     results = {"one": [{kind: runs.report(kind, "one", folder) for kind in runs.KINDS}]}
     forked.run(*((world_size, folder, [*names]) for world_size, names in PLACES.items()))
     for world_size, names in PLACES.items():
@@ -94,12 +94,12 @@ def found(runs: ModuleType, folder: Path, forked: Forked, expected: Any) -> dict
     return results
 
 
-def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 2e-6) -> None:
-    assert found.keys() == expected.keys()
+def assert_close(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 2e-6) -> None:
+    assert actual.keys() == expected.keys()
     for name in expected:
-        found_of, expected_of = found[name].detach(), expected[name].detach()
+        actual_of, expected_of = actual[name].detach(), expected[name].detach()
         torch.testing.assert_close(
-            found_of, expected_of, rtol=tolerance, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}"
+            actual_of, expected_of, rtol=tolerance, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}"
         )
 
 
@@ -109,19 +109,19 @@ def tolerance_of(kind: str) -> float:
 
 
 @layouts
-def test_parameters_and_outputs(runs, found, expected, layout: str) -> None:
-    for rank in found[layout]:
+def test_parameters_and_outputs(runs, results, expected, layout: str) -> None:
+    for rank in results[layout]:
         for kind, report in rank.items():
             moved = [(expected[kind]["outputs"][name] - start).abs().max() for name, start in report["start"].items()]
             assert min(moved) > 1e-2, "three steps that change nothing would prove nothing"
             for part in ("start", "parameters", "outputs", "continued"):
                 assert_close(report[part], expected[kind][part], tolerance_of(kind))
-    assert [*found[layout][0]] == [*runs.KINDS_OF.get(layout, runs.LLAMA)]
+    assert [*results[layout][0]] == [*runs.KINDS_OF.get(layout, runs.LLAMA)]
 
 
 @layouts
-def test_every_rank_reports_losses_and_gradient_norms_of_the_whole_mini_batch(found, expected, layout: str) -> None:
-    for rank in found[layout]:
+def test_every_rank_reports_losses_and_gradient_norms_of_the_whole_mini_batch(results, expected, layout: str) -> None:
+    for rank in results[layout]:
         for kind, report in rank.items():
             both = zip(
                 [*report["metrics"], *report["odd"]], [*expected[kind]["metrics"], *expected[kind]["odd"]], strict=True
@@ -138,14 +138,14 @@ def test_every_rank_reports_losses_and_gradient_norms_of_the_whole_mini_batch(fo
 def test_plain_torch_packed_is_a_plain_loop_over_padded_rows(runs, expected, kind: str) -> None:
     """What all layouts are compared to, beside transformers and AdamW without anything of ours but the loss."""
     padded = runs.padded(kind)
-    for found, alone in zip(expected[kind]["metrics"], padded["metrics"], strict=True):
-        assert found == pytest.approx(alone, rel=1e-5, abs=1e-5)
+    for packed, alone in zip(expected[kind]["metrics"], padded["metrics"], strict=True):
+        assert packed == pytest.approx(alone, rel=1e-5, abs=1e-5)
     assert_close(expected[kind]["parameters"], padded["parameters"], 1e-5)
 
 
 @layouts
-def test_sequences_that_are_not_packed_give_the_same_losses_and_gradient_norms(found, expected, layout: str) -> None:
-    for rank in found[layout]:
+def test_sequences_that_are_not_packed_give_the_same_losses_and_gradient_norms(results, expected, layout: str) -> None:
+    for rank in results[layout]:
         for kind in [kind for kind in ("actor", "critic") if kind in rank]:
             for metrics, packed in zip(rank[kind]["poisoned"]["metrics"], expected[kind]["metrics"], strict=True):
                 learned = {name: value for name, value in metrics.items() if not name.startswith("balance/")}
@@ -181,32 +181,32 @@ class Shapes(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("layout", SEVERAL)
-def test_ranks_agree_to_the_bit_on_what_may_stop_the_update(found, layout: str) -> None:
-    kind = next(iter(found[layout][0]))
-    drifts = [[metrics["actor/approx_kl_k3"] for metrics in rank[kind]["metrics"]] for rank in found[layout]]
+def test_ranks_agree_to_the_bit_on_what_may_stop_the_update(results, layout: str) -> None:
+    kind = next(iter(results[layout][0]))
+    drifts = [[metrics["actor/approx_kl_k3"] for metrics in rank[kind]["metrics"]] for rank in results[layout]]
     assert all(drift == drifts[0] for drift in drifts)
     assert max(drifts[0]) > 0
 
 
 @layouts
-def test_every_layout_goes_on_from_a_state_of_plain_torch(found, expected, layout: str) -> None:
-    for rank in found[layout]:
+def test_every_layout_goes_on_from_a_state_of_plain_torch(results, expected, layout: str) -> None:
+    for rank in results[layout]:
         for kind, report in rank.items():
             for part in ("outputs", "continued"):
                 assert_close(report["resumed"][part], expected[kind][part], tolerance_of(kind))
 
 
 @layouts
-def test_plain_torch_and_one_rank_go_on_from_a_state_of_every_layout(runs, found, folder, expected, layout) -> None:
+def test_plain_torch_and_one_rank_go_on_from_a_state_of_every_layout(runs, results, folder, expected, layout) -> None:
     for make in (runs.plain, runs.megatron):
-        for kind in [kind for kind in found[layout][0] if kind in (*runs.LLAMA, *runs.DEEP, "experts")]:
+        for kind in [kind for kind in results[layout][0] if kind in (*runs.LLAMA, *runs.DEEP, "experts")]:
             resumed = runs.resumed(make(kind), kind, folder / f"{layout}-{kind}")
             for part in ("outputs", "continued"):
                 assert_close(resumed[part], expected[kind][part], tolerance_of(kind))
 
 
 @pytest.mark.parametrize("kind", ["actor", "critic"])
-def test_each_rank_writes_its_own_part_of_a_state(runs, found, folder, kind: str) -> None:
+def test_each_rank_writes_its_own_part_of_a_state(runs, results, folder, kind: str) -> None:
     (whole,) = runs.ranks.bytes_of_ranks(folder / f"torch-{kind}")
     for size, names in PLACES.items():
         for layout in names:
@@ -219,8 +219,8 @@ def test_each_rank_writes_its_own_part_of_a_state(runs, found, folder, kind: str
 
 
 @layouts
-def test_a_gradient_that_is_not_finite_changes_no_rank(found, expected, layout: str) -> None:
-    for rank in found[layout]:
+def test_a_gradient_that_is_not_finite_changes_no_rank(results, expected, layout: str) -> None:
+    for rank in results[layout]:
         for kind in [kind for kind, report in rank.items() if "poisoned" in report]:
             report = rank[kind]["poisoned"]
             assert report["answer"] is None
@@ -230,9 +230,11 @@ def test_a_gradient_that_is_not_finite_changes_no_rank(found, expected, layout: 
             )  # as if it had not happened
 
 
-def test_ranks_hold_their_shares_only(found) -> None:
+def test_ranks_hold_their_shares_only(results) -> None:
     """(parameters, layers, tokens in the norms of a pack of 7, moments) of the actor on each rank."""
-    held = {layout: [rank["actor"]["held"] for rank in ranks] for layout, ranks in found.items() if "actor" in ranks[0]}
+    held = {
+        layout: [rank["actor"]["held"] for rank in ranks] for layout, ranks in results.items() if "actor" in ranks[0]
+    }
     whole = held["one"][0]
     assert whole["layers"] == 2
     assert whole["tokens"] == 7
@@ -242,7 +244,9 @@ def test_ranks_hold_their_shares_only(found) -> None:
     assert [rank["tokens"] for rank in held["tp2 sp"]] == [4, 4]  # one is added to share 7
     assert [rank["layers"] for rank in held["pp2"]] == [1, 1]
     assert [rank["layers"] for rank in held["tp2 pp2"]] == [1, 1, 1, 1]
-    experts = {layout: [rank["experts"]["held"] for rank in found[layout]] for layout in ("one", "ep2", "pp2 vp2 ep2")}
+    experts = {
+        layout: [rank["experts"]["held"] for rank in results[layout]] for layout in ("one", "ep2", "pp2 vp2 ep2")
+    }
     assert [rank["layers"] for rank in experts["pp2 vp2 ep2"]] == [2, 2, 2, 2]
     outside = 4 * 4 * 3 * 12 * 16  # parameters of four experts in four layers
     for rank in experts["ep2"]:
@@ -253,7 +257,7 @@ def test_ranks_hold_their_shares_only(found) -> None:
     assert max(rank["moments"] for rank in held["dp2"]) < 0.6 * whole["moments"]
 
 
-def test_a_plan_expects_what_the_ranks_hold(runs, found, expected) -> None:
+def test_a_plan_expects_what_the_ranks_hold(runs, results, expected) -> None:
     """Parameters and moments of the first rank, beside the estimate for its layout."""
     dense = ModelShape(31, 16, 2, heads=4, kv_heads=2, head_dim=4, intermediate=24, tied=True)
     mixture = replace(
@@ -261,7 +265,7 @@ def test_a_plan_expects_what_the_ranks_hold(runs, found, expected) -> None:
     )
     for kind, shape in (("actor", dense), ("experts", mixture)):
         assert shape.parameters == sum(tensor.numel() for tensor in runs.model(kind).parameters())
-        for layout, ranks in found.items():
+        for layout, ranks in results.items():
             if kind not in ranks[0]:  # it is for other models
                 continue
             held = ranks[0][kind]["held"]
@@ -377,18 +381,18 @@ def test_so_has_one_that_ranks_share(runs, tmp_path: Path) -> None:
     with Forked(Path(runs.__file__)) as forked:
         forked.run(*((world_size, tmp_path, [layout]) for layout, world_size in shared.items()))
     for layout, world_size in shared.items():
-        found = [torch.load(tmp_path / f"{layout}-rank{rank}.pt") for rank in range(world_size)]
-        assert_is_that_of_transformers(found, 1 if layout == "real pp2" else 3)
+        reports = [torch.load(tmp_path / f"{layout}-rank{rank}.pt") for rank in range(world_size)]
+        assert_is_that_of_transformers(reports, 1 if layout == "real pp2" else 3)
 
 
-def assert_is_that_of_transformers(found: list[dict[str, Any]], last: int) -> None:
-    """What all ranks found, of which `last` are on the last stage."""
-    assert max(rank["log_probs"] for rank in found) < 1e-4
-    logits = [rank for rank in found if "logits" in rank]
+def assert_is_that_of_transformers(actual: list[dict[str, Any]], last: int) -> None:
+    """Checks the reports of all ranks, of which `last` are on the last stage."""
+    assert max(rank["log_probs"] for rank in actual) < 1e-4
+    logits = [rank for rank in actual if "logits" in rank]
     assert len(logits) == last
     assert max(rank["logits"] for rank in logits) < 1e-4
     assert max(rank["first logits"] for rank in logits) < 2e-4  # 1.02e-4 with tensor 3: see `real`
-    assert found[0]["changed"] == []
+    assert actual[0]["changed"] == []
 
 
 def test_a_folder_of_a_mixture_of_experts_is_read_and_written_to_the_bit(runs, tmp_path: Path) -> None:
@@ -405,10 +409,10 @@ def test_a_folder_of_a_mixture_of_experts_is_read_and_written_to_the_bit(runs, t
     with torch.no_grad():
         whole = [network(tokens[row : row + 1, :length]).logits[0] for row, length in enumerate((20, 13))]
     engine = runs.engine_of(TokenPolicy(LanguageModel(network), 1.0))
-    found = engine.evaluate(batch, MicroBatches()).log_probs
+    log_probs = engine.evaluate(batch, MicroBatches()).log_probs
     for row, logits in enumerate(whole):
         expected = logits[:-1].log_softmax(-1).gather(1, tokens[row, 1 : len(logits), None]).squeeze(1)
-        torch.testing.assert_close(found[row, 2 : len(logits)], expected[1:], atol=1e-4, rtol=0)
+        torch.testing.assert_close(log_probs[row, 2 : len(logits)], expected[1:], atol=1e-4, rtol=0)
     weights = {name.removeprefix("model."): tensor for name, tensor in engine.weights().items()}
     export_causal_lm(weights, config, tokenizer, tmp_path / "written")
     given, written = (load_file(tmp_path / folder / "model.safetensors") for folder in ("given", "written"))

@@ -124,10 +124,10 @@ class TestLogProbs:
                 total = total + entropies.sum()
             total.backward()
             results.append([log_probs, entropies, *(leaf.grad for leaf in leaves)])
-        for found, expected in zip(results[1], results[0], strict=True):
-            assert (found is None) == (expected is None)
+        for actual, expected in zip(results[1], results[0], strict=True):
+            assert (actual is None) == (expected is None)
             if expected is not None:
-                torch.testing.assert_close(found, expected, rtol=1e-4, atol=3e-5)
+                torch.testing.assert_close(actual, expected, rtol=1e-4, atol=3e-5)
         assert results[1][1] is None or results[1][1].requires_grad == (entropy == "gradient")
 
     def test_logits_of_more_than_a_chunk_never_exist(self, monkeypatch) -> None:
@@ -152,16 +152,16 @@ class TestLogProbs:
         results = []
         for function in (full_kl_of_states, vocab_parallel_full_kl):
             leaves = [tensor.clone().requires_grad_() for tensor in (states, weight)]
-            found = function(*leaves, other_states, other_weight, 0.7)
-            found.square().sum().backward()
-            results.append([found, *(leaf.grad for leaf in leaves)])
-        for found, expected in zip(results[1], results[0], strict=True):
-            torch.testing.assert_close(found, expected, rtol=1e-4, atol=3e-5)
+            divergence = function(*leaves, other_states, other_weight, 0.7)
+            divergence.square().sum().backward()
+            results.append([divergence, *(leaf.grad for leaf in leaves)])
+        for divergence, expected in zip(results[1], results[0], strict=True):
+            torch.testing.assert_close(divergence, expected, rtol=1e-4, atol=3e-5)
 
     def test_no_tokens(self) -> None:
         nothing = torch.zeros(0, dtype=torch.int64)
-        found, entropies = vocab_parallel_log_probs(torch.zeros(0, 8), torch.zeros(23, 8), nothing, 0, 1.0, "value")
-        assert found.shape == (0,)
+        log_probs, entropies = vocab_parallel_log_probs(torch.zeros(0, 8), torch.zeros(23, 8), nothing, 0, 1.0, "value")
+        assert log_probs.shape == (0,)
         assert entropies is not None
         assert entropies.shape == (0,)
 

@@ -32,12 +32,12 @@ def test_boxes_are_the_stretch_in_order(shape: list[int], data: st.DataObject) -
     stop = data.draw(st.integers(0, math.prod(shape)))
     start = data.draw(st.integers(0, stop))
     numbers = torch.arange(math.prod(shape)).view(shape)
-    found = []
+    elements = []
     for offsets, sizes in boxes(shape, start, stop):
         box = numbers[tuple(slice(first, first + size) for first, size in zip(offsets, sizes, strict=True))]
         assert box.shape == sizes
-        found += box.flatten().tolist()
-    assert found == list(range(start, stop))
+        elements += box.flatten().tolist()
+    assert elements == list(range(start, stop))
 
 
 @pytest.mark.parametrize("cuts", [1, 3], ids=["parameters", "stretches of them"])
@@ -48,7 +48,7 @@ def test_all_ranks_together_make_up_the_whole(name: str, size: int, cuts: int) -
     source = source_of(name, 0, CONFIG, size, value_head=False)
     shapes = WHOLE[name]
     whole = [torch.rand(shape) for shape in shapes]
-    found = [torch.full(shape, math.nan) for shape in shapes]
+    joined = [torch.full(shape, math.nan) for shape in shapes]
     times = [torch.zeros(shape) for shape in shapes]
     for rank in range(1 if source.sharing == "replicated" else size):
         own = source.split(whole, rank).clone()
@@ -56,9 +56,9 @@ def test_all_ranks_together_make_up_the_whole(name: str, size: int, cuts: int) -
             for index, offsets, part in placed(source, rank, own.shape, shapes, values, start):
                 assert part.untyped_storage().data_ptr() == own.untyped_storage().data_ptr()
                 where = tuple(slice(first, first + count) for first, count in zip(offsets, part.shape, strict=True))
-                found[index][where] = part
+                joined[index][where] = part
                 times[index][where] += 1
-    assert all(torch.equal(*pair) for pair in zip(found, whole, strict=True))
+    assert all(torch.equal(*pair) for pair in zip(joined, whole, strict=True))
     assert all(bool((count == 1).all()) for count in times)
 
 

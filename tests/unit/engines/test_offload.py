@@ -112,16 +112,16 @@ class TestSwap:
 
 def trained(ranks: ModuleType, kind: str, engine: Any, *, leave: bool) -> tuple[Any, dict[str, torch.Tensor], Any]:
     """Metrics of three steps, outputs after them, and the state. `leave`: after every use, now and then in part."""
-    found = []
+    reports = []
     for step in range(3):
         ranks.outputs(engine, kind)
         if leave:
             engine.offload(weights=step % 2 == 0)
-        found += ranks.steps(engine, kind, step, step + 1)
+        reports += ranks.steps(engine, kind, step, step + 1)
         if leave:
             engine.offload(weights=True)
             assert held(engine) == (0, 0)
-    return found, ranks.outputs(engine, kind), whole_state(engine)
+    return reports, ranks.outputs(engine, kind), whole_state(engine)
 
 
 def whole_state(engine: Any) -> dict[str, torch.Tensor]:
@@ -134,26 +134,26 @@ def whole_state(engine: Any) -> dict[str, torch.Tensor]:
         }
 
 
-def assert_equal(found: Any, expected: Any) -> None:
+def assert_equal(actual: Any, expected: Any) -> None:
     if isinstance(expected, dict):
-        assert found.keys() == expected.keys()
+        assert actual.keys() == expected.keys()
         for key in expected:
-            assert_equal(found[key], expected[key])
+            assert_equal(actual[key], expected[key])
     elif isinstance(expected, torch.Tensor):
-        assert torch.equal(found, expected)
+        assert torch.equal(actual, expected)
     else:
-        assert found == expected
+        assert actual == expected
 
 
 @kinds
 def test_training_away_and_back_is_training(ranks: ModuleType, kind: str) -> None:
     engine = OffloadingEngine(ranks.engine(kind), CPU)
-    found = trained(ranks, kind, engine, leave=True)
+    actual = trained(ranks, kind, engine, leave=True)
     plain = ranks.engine(kind)
     expected = trained(ranks, kind, plain, leave=False)
     moments = [tensor for name, tensor in expected[2].items() if ".exp_avg " in name and tensor.abs().max() > 0]
     assert len(moments) > 2
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(actual, expected, strict=True):
         assert_equal(one, other)
 
 
@@ -223,7 +223,7 @@ def megatron() -> Iterator[ModuleType]:
 def test_megatron_leaves_with_its_buffers_and_masters(ranks: ModuleType, megatron: ModuleType) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         engine = OffloadingEngine(megatron.megatron("actor", dtype=dtype), CPU)
-        found = trained(ranks, "actor", engine, leave=True)
+        actual = trained(ranks, "actor", engine, leave=True)
         expected = trained(ranks, "actor", megatron.megatron("actor", dtype=dtype), leave=False)
-        for one, other in zip(found, expected, strict=True):
+        for one, other in zip(actual, expected, strict=True):
             assert_equal(one, other)

@@ -50,25 +50,25 @@ def prefilled(engine: TorchRolloutEngine) -> list[list[int]]:
     return seen
 
 
-def check(shared: ModuleType, found: dict[int, Completion], requests: Sequence[Request]) -> None:
+def check(shared: ModuleType, completions: dict[int, Completion], requests: Sequence[Request]) -> None:
     """Every answer is what its request gets alone, in an engine of its own."""
     alone = shared.engine_for(shared.causal_lm())
     for request in requests:
         expected = shared.answers(alone, [request], SAMPLING)[request.index]
-        assert found[request.index].token_ids == expected.token_ids
-        assert found[request.index].log_probs == pytest.approx(expected.log_probs, abs=1e-4)
+        assert completions[request.index].token_ids == expected.token_ids
+        assert completions[request.index].log_probs == pytest.approx(expected.log_probs, abs=1e-4)
 
 
 def test_what_all_prompts_begin_with_is_computed_once_per_call(shared: ModuleType) -> None:
     requests = shared.prompts(shared=6)
     engine = shared.engine_for(shared.causal_lm(), max_running=3)
     seen = prefilled(engine)
-    found = shared.answers(engine, requests, SAMPLING)
+    completions = shared.answers(engine, requests, SAMPLING)
     assert 6 * (len(requests) - 1) >= prefill.WORTH_A_PASS
     assert seen[0] == list(requests[0].token_ids[:6])
     assert sum(map(len, seen)) == 6 + sum(len(request.token_ids) - 6 for request in requests)
     assert len(seen) > 3, "some entered later"
-    check(shared, found, requests)
+    check(shared, completions, requests)
 
 
 @pytest.mark.parametrize("max_running", [64, 8, 3, 1])
@@ -78,20 +78,20 @@ def test_samples_of_one_prompt_that_follow_each_other_are_prefilled_once(max_run
     limited = [replace(request, max_new_tokens=1 + request.index % 4) for request in requests]
     engine = shared.engine_for(shared.causal_lm(), max_running=max_running)
     seen = prefilled(engine)
-    found = shared.answers(engine, requests, SAMPLING)
+    completions = shared.answers(engine, requests, SAMPLING)
     assert sum(map(len, seen)) == sum(map(len, prompts))
-    check(shared, found, requests)
+    check(shared, completions, requests)
     for index, completion in shared.answers(engine, limited, SAMPLING).items():
-        assert completion.token_ids == found[index].token_ids[: 1 + index % 4]
+        assert completion.token_ids == completions[index].token_ids[: 1 + index % 4]
 
 
 def test_samples_of_a_single_prompt(shared: ModuleType) -> None:
     requests = [Request(number, (5, 6, 7, 8), number) for number in range(4)]
     engine = shared.engine_for(shared.causal_lm())
     seen = prefilled(engine)
-    found = shared.answers(engine, requests, SAMPLING)
+    completions = shared.answers(engine, requests, SAMPLING)
     assert seen == [[5, 6, 7, 8]]
-    check(shared, found, requests)
+    check(shared, completions, requests)
 
 
 @pytest.mark.parametrize("limit", [1, 4, 7])
@@ -102,9 +102,9 @@ def test_a_forward_pass_is_bounded_and_long_prompts_take_several(
     requests = shared.prompts(shared=5)
     engine = shared.engine_for(shared.causal_lm())
     seen = prefilled(engine)
-    found = shared.answers(engine, requests, SAMPLING)
+    completions = shared.answers(engine, requests, SAMPLING)
     assert max(map(len, seen)) == limit
-    check(shared, found, requests)
+    check(shared, completions, requests)
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -118,7 +118,7 @@ def test_fused_layers_compute_what_transformers_computes(kind: str, packed: bool
         if packed and torch.backends.mkldnn.is_available():
             for linear in fused.linears:
                 linear.repack()
-        found = fused.logits(fused.hidden(*arguments))
+        logits = fused.logits(fused.hidden(*arguments))
         plain = TransformersDecoder(model)
         expected = plain.logits(plain.hidden(*arguments))
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)

@@ -28,10 +28,12 @@ def results(ranks: ModuleType, two_ranks: Any, tmp_path_factory: pytest.TempPath
     return loaded | {"one": one}
 
 
-def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
+def assert_equal(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert actual.keys() == expected.keys()
     for name in expected:
-        torch.testing.assert_close(found[name], expected[name], rtol=1e-6, atol=1e-6, msg=lambda t, n=name: f"{n}: {t}")
+        torch.testing.assert_close(
+            actual[name], expected[name], rtol=1e-6, atol=1e-6, msg=lambda t, n=name: f"{n}: {t}"
+        )
 
 
 @kinds
@@ -48,10 +50,10 @@ def test_parameters_and_outputs(results, kind) -> None:
 def test_every_rank_reports_the_metrics_of_the_whole_mini_batch(results, kind) -> None:
     expected = results["one"]["run"][kind]
     for rank in range(2):
-        found = results[rank]["run"][kind]
+        actual = results[rank]["run"][kind]
         for name in ("few rows", "one row"):  # fewer rows than a micro-batch for everyone, and a rank without any
-            assert without_balance(found[name]) == pytest.approx(expected[name], rel=1e-5, abs=1e-6)
-        for metrics, alone in zip(found["metrics"], expected["metrics"], strict=True):
+            assert without_balance(actual[name]) == pytest.approx(expected[name], rel=1e-5, abs=1e-6)
+        for metrics, alone in zip(actual["metrics"], expected["metrics"], strict=True):
             assert without_balance(metrics) == pytest.approx(alone, rel=1e-5, abs=1e-6)
 
 
@@ -59,8 +61,8 @@ def test_every_rank_reports_the_metrics_of_the_whole_mini_batch(results, kind) -
 def test_sequences_that_are_not_packed_give_the_same_losses_and_gradient_norms(results, kind) -> None:
     expected = results["one"]["run"][kind]["metrics"]
     for who in ("one", 0, 1):
-        found = results[who]["poisoned"][kind]
-        for metrics, packed in zip([*found["metrics"], found["next"]], expected, strict=True):
+        actual = results[who]["poisoned"][kind]
+        for metrics, packed in zip([*actual["metrics"], actual["next"]], expected, strict=True):
             assert without_balance(metrics) == pytest.approx(packed, rel=1e-5, abs=1e-6)
 
 
@@ -107,26 +109,26 @@ def test_each_rank_writes_its_own_half_of_a_state(results) -> None:
 @kinds
 def test_a_gradient_that_is_not_finite_on_one_rank_changes_no_rank(results, kind) -> None:
     for who in ("one", 0, 1):
-        found = results[who]["poisoned"][kind]
-        assert found["answer"] is None
-        assert found["unchanged"]
-        assert found["next"] is not None
-        assert_equal(found["parameters"], results["one"]["run"][kind]["parameters"])  # as if it had not happened
+        actual = results[who]["poisoned"][kind]
+        assert actual["answer"] is None
+        assert actual["unchanged"]
+        assert actual["next"] is not None
+        assert_equal(actual["parameters"], results["one"]["run"][kind]["parameters"])  # as if it had not happened
 
 
 def test_layers_that_are_computed_again_change_nothing(results) -> None:
     expected = results["one"]["run"]["actor"]
     for rank in range(2):
-        found = results[rank]["recomputed"]
-        assert_equal(found["parameters"], expected["parameters"])
-        for metrics, alone in zip(found["metrics"], expected["metrics"], strict=True):
+        actual = results[rank]["recomputed"]
+        assert_equal(actual["parameters"], expected["parameters"])
+        for metrics, alone in zip(actual["metrics"], expected["metrics"], strict=True):
             assert without_balance(metrics) == pytest.approx(alone, rel=1e-5, abs=1e-6)
 
 
 def test_shards_that_leave_their_device_after_every_update_change_no_bit(results) -> None:
     for rank in range(2):
-        expected, found = results[rank]["run"]["actor"], results[rank]["offloaded"]
-        assert found["held"] == [0, 0, 0]
-        assert found["metrics"] == expected["metrics"]
+        expected, actual = results[rank]["run"]["actor"], results[rank]["offloaded"]
+        assert actual["held"] == [0, 0, 0]
+        assert actual["metrics"] == expected["metrics"]
         for part in ("outputs", "parameters"):
-            assert all(torch.equal(found[part][name], tensor) for name, tensor in expected[part].items())
+            assert all(torch.equal(actual[part][name], tensor) for name, tensor in expected[part].items())

@@ -81,10 +81,10 @@ def prompts(lengths: Sequence[int] = LENGTHS, shared: int = 0) -> list[Request]:
 
 
 def answers(engine: TorchRolloutEngine, requests: Sequence[Request], sampling: SamplingParams) -> dict[int, Completion]:
-    found: list[Completion] = []
-    engine.generate(requests, sampling, found.append)
-    assert sorted(completion.index for completion in found) == sorted(request.index for request in requests)
-    return {completion.index: completion for completion in found}
+    completions: list[Completion] = []
+    engine.generate(requests, sampling, completions.append)
+    assert sorted(completion.index for completion in completions) == sorted(request.index for request in requests)
+    return {completion.index: completion for completion in completions}
 
 
 def teacher_forced(plain: Any, request: Request, completion: Completion, temperature: float = 1.0) -> Tensor:
@@ -103,13 +103,15 @@ def teacher_forced(plain: Any, request: Request, completion: Completion, tempera
 def test_greedy_decoding_equals_transformers(kind: str, shared: int, tied: bool) -> None:
     plain = causal_lm(kind, tied)
     requests = prompts(shared=shared)
-    found = answers(engine_for(copy.deepcopy(plain), max_running=4), requests, SamplingParams(10, temperature=0.0))
+    completions = answers(
+        engine_for(copy.deepcopy(plain), max_running=4), requests, SamplingParams(10, temperature=0.0)
+    )
     for request in requests:
         prompt = torch.tensor([request.token_ids])
         options = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 10, "do_sample": False}
         expected = plain.generate(prompt, **options)
-        assert found[request.index].token_ids == tuple(expected[0, len(request.token_ids) :].tolist())
-        assert found[request.index].finish_reason == "length"
+        assert completions[request.index].token_ids == tuple(expected[0, len(request.token_ids) :].tolist())
+        assert completions[request.index].finish_reason == "length"
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 0.0])
@@ -138,10 +140,10 @@ class TestIndependence:
 
     @pytest.mark.parametrize("max_running", [1, 3, 64])
     def test_of_the_number_of_slots(self, max_running: int, alone: dict[int, Completion]) -> None:
-        found = answers(engine_for(causal_lm(), SOME_STOP_EARLY, max_running), prompts(LENGTHS * 2), HOT)
-        lengths = {len(completion.token_ids) for completion in found.values()}
+        completions = answers(engine_for(causal_lm(), SOME_STOP_EARLY, max_running), prompts(LENGTHS * 2), HOT)
+        lengths = {len(completion.token_ids) for completion in completions.values()}
         assert len(lengths) > 3, "responses of one length would exercise no slot twice"
-        for index, together in found.items():
+        for index, together in completions.items():
             assert (together.token_ids, together.finish_reason) == (alone[index].token_ids, alone[index].finish_reason)
             assert together.log_probs == pytest.approx(alone[index].log_probs, abs=1e-4)
 
@@ -154,15 +156,15 @@ class TestIndependence:
     def test_equal_prompts_differ_by_their_seeds(self) -> None:
         prompt = (5, 6, 7)
         requests = [Request(0, prompt, 1), Request(1, prompt, 2), Request(2, prompt, 1)]
-        found = answers(engine_for(causal_lm()), requests, HOT)
-        assert found[0].token_ids == found[2].token_ids != found[1].token_ids
+        completions = answers(engine_for(causal_lm()), requests, HOT)
+        assert completions[0].token_ids == completions[2].token_ids != completions[1].token_ids
 
     def test_prefills_of_limited_size(self, monkeypatch: pytest.MonkeyPatch) -> None:
         engine, requests = engine_for(causal_lm(), SOME_STOP_EARLY), prompts()
         expected = answers(engine, requests, HOT)
         monkeypatch.setattr("rl_platform.engines.rollout.prefill.PREFILL_TOKENS", 8)  # some prompts are longer
-        found = answers(engine, requests, HOT)
-        assert {i: c.token_ids for i, c in found.items()} == {i: c.token_ids for i, c in expected.items()}
+        completions = answers(engine, requests, HOT)
+        assert {i: c.token_ids for i, c in completions.items()} == {i: c.token_ids for i, c in expected.items()}
 
 
 class TestEnds:
@@ -177,18 +179,20 @@ class TestEnds:
 
     def test_one_token(self) -> None:
         plain, requests = causal_lm(), prompts()
-        found = answers(engine_for(plain, max_running=2), requests, SamplingParams(1, temperature=0.0))
-        assert {(len(c.token_ids), len(c.log_probs), c.finish_reason) for c in found.values()} == {(1, 1, "length")}
+        completions = answers(engine_for(plain, max_running=2), requests, SamplingParams(1, temperature=0.0))
+        assert {(len(c.token_ids), len(c.log_probs), c.finish_reason) for c in completions.values()} == {
+            (1, 1, "length")
+        }
 
     def test_a_request_with_a_lower_limit_gets_the_beginning_of_what_it_would_get(self) -> None:
         plain, sampling = causal_lm(), SamplingParams(6)
         requests = prompts()
         cut = [replace(request, max_new_tokens=1 + request.index % 9) for request in requests]
-        whole, found = (answers(engine_for(plain, max_running=3), asked, sampling) for asked in (requests, cut))
+        whole, limited = (answers(engine_for(plain, max_running=3), asked, sampling) for asked in (requests, cut))
         for request in cut:
             expected = whole[request.index].token_ids[: min(1 + request.index % 9, 6)]
-            assert found[request.index].token_ids == expected
-            assert found[request.index].finish_reason == "length"
+            assert limited[request.index].token_ids == expected
+            assert limited[request.index].finish_reason == "length"
 
     def test_eos_as_last_token_allowed_is_a_stop(self) -> None:
         plain, requests = causal_lm(), prompts()
@@ -259,8 +263,8 @@ class TestWeights:
             pytest.skip("this build of torch has no oneDNN: there is nothing to compare")
         assert sum(len(linear.layers) for linear in packed._decoder.linears) == 2 * 7 + 1  # both layers and the head
         assert all(linear.packed is not None for linear in packed._decoder.linears)
-        found, expected = (answers(engine, requests, self.greedy) for engine in (packed, unpacked))
-        assert {i: c.token_ids for i, c in found.items()} == {i: c.token_ids for i, c in expected.items()}
+        actual, expected = (answers(engine, requests, self.greedy) for engine in (packed, unpacked))
+        assert {i: c.token_ids for i, c in actual.items()} == {i: c.token_ids for i, c in expected.items()}
 
     @pytest.mark.parametrize("tied", [True, False])
     def test_weights_of_another_type_are_converted_and_follow_updates(self, tied: bool) -> None:
@@ -275,7 +279,10 @@ class TestWeights:
             assert {parameter.dtype for parameter in plain.parameters()} == {torch.float32}
             assert (own["head.weight"].data_ptr() == own["backbone.embed_tokens.weight"].data_ptr()) == tied
             errors = [
-                (torch.tensor(found.log_probs) - teacher_forced(copy.deepcopy(plain), requests[index], found)).abs()
-                for index, found in answers(engine, requests, SamplingParams(6)).items()
+                (
+                    torch.tensor(completion.log_probs)
+                    - teacher_forced(copy.deepcopy(plain), requests[index], completion)
+                ).abs()
+                for index, completion in answers(engine, requests, SamplingParams(6)).items()
             ]
             assert torch.cat(errors).mean() < 0.06  # other weights are off by more than 0.3

@@ -58,9 +58,9 @@ FILTERS = [
 @pytest.mark.parametrize("sampling", FILTERS, ids=str)
 def test_frequencies(sampling: SamplingParams) -> None:
     logits = torch.randn(20, generator=torch.Generator().manual_seed(1)) * 2
-    expected, found = filtered(logits, sampling), draw(logits, sampling, 20_000)
-    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1.5 / 20_000)  # rounded at both of its borders
-    assert not found[expected == 0].any()
+    expected, actual = filtered(logits, sampling), draw(logits, sampling, 20_000)
+    torch.testing.assert_close(actual.double(), expected, rtol=0, atol=1.5 / 20_000)  # rounded at both of its borders
+    assert not actual[expected == 0].any()
 
 
 def test_frequencies_of_seeded_numbers() -> None:

@@ -38,9 +38,9 @@ def state() -> dict[str, Tensor]:
 def received(line: Any, shared: SharedWeights, state: dict[str, Tensor]) -> int:
     """Writes; checks that another process reads the present weights. How many pieces of memory it has mapped then."""
     line.send(*shared.write({name: tensor.detach() for name, tensor in state.items()}, 1))
-    found, mapped = line.recv()
-    assert list(found) == list(state)
-    assert all(torch.equal(torch.from_numpy(found[name]), tensor.detach()) for name, tensor in state.items())
+    tensors, mapped = line.recv()
+    assert list(tensors) == list(state)
+    assert all(torch.equal(torch.from_numpy(tensors[name]), tensor.detach()) for name, tensor in state.items())
     return int(mapped)
 
 

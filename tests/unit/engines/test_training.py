@@ -54,10 +54,10 @@ class TestMicroBatches:
     def test_shares(self, lengths, limit, world_size) -> None:
         count = 7 if lengths is None else len(lengths)
         batch = batch_of(lengths, count)
-        found = [shares(batch, limit, rank, world_size) for rank in range(world_size)]
-        assert sorted(row for share in found for part in share for row in part) == list(range(count))
-        assert len({len(share) for share in found}) == 1  # collectives match
-        rows = [sum(len(part) for part in share) for share in found]
+        shared = [shares(batch, limit, rank, world_size) for rank in range(world_size)]
+        assert sorted(row for share in shared for part in share for row in part) == list(range(count))
+        assert len({len(share) for share in shared}) == 1  # collectives match
+        rows = [sum(len(part) for part in share) for share in shared]
         assert max(rows) - min(rows) <= 1
 
     @settings(deadline=None)
@@ -68,19 +68,19 @@ class TestMicroBatches:
         for mini_batch in mini_batches(batch, 8, numbers):
             ids = mini_batch.group_ids
             shared = [shares(mini_batch, limit, rank, world_size, 64) for rank in range(world_size)]
-            found = [int(ids[row]) for share in shared for part in share for row in part]
-            assert sorted(found) == sorted(ids.tolist())
+            row_ids = [int(ids[row]) for share in shared for part in share for row in part]
+            assert sorted(row_ids) == sorted(ids.tolist())
 
     def test_ranks_get_rows_of_similar_cost(self) -> None:
         batch = batch_of([512, 40, 300, 300, 256, 256, 100, 60], 8)
-        found = [shares(batch, MicroBatches(), rank, 2, 4096) for rank in range(2)]
-        lengths = [sum(batch.inputs["lengths"][row].item() for row in share[0]) for share in found]
+        shared = [shares(batch, MicroBatches(), rank, 2, 4096) for rank in range(2)]
+        lengths = [sum(batch.inputs["lengths"][row].item() for row in share[0]) for share in shared]
         assert max(lengths) <= 916
 
     def test_without_balance_the_rows_are_cut_in_order(self) -> None:
         batch = batch_of([512, 40, 300, 300, 256, 256, 100, 60], 8)
-        found = [shares(batch, MicroBatches(), rank, 2, 4096, balance=False) for rank in range(2)]
-        assert [sorted(share[0]) for share in found] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        shared = [shares(batch, MicroBatches(), rank, 2, 4096, balance=False) for rank in range(2)]
+        assert [sorted(share[0]) for share in shared] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
     def test_nothing(self) -> None:
         assert MicroBatches().split(batch_of([1, 2], 2), []) == []
@@ -135,9 +135,9 @@ class TestStep:
             engine = ranks.engine(kind, LINEAR)
             metrics = engine.step(batch, ranks.loss(kind), micro_batches)
             results.append((ranks.parameters(engine), metrics.finalize()))
-        (expected, expected_metrics), (found, metrics) = results
+        (expected, expected_metrics), (actual, metrics) = results
         for name, tensor in expected.items():
-            torch.testing.assert_close(found[name], tensor, rtol=1e-6, atol=5e-7)
+            torch.testing.assert_close(actual[name], tensor, rtol=1e-6, atol=5e-7)
         assert metrics == pytest.approx(expected_metrics, rel=1e-5, abs=1e-6)
 
     @kinds
@@ -212,8 +212,8 @@ def test_half_precision_keeps_float32_parameters(ranks: ModuleType) -> None:
 
     exact = ranks.engine("actor")
     engine = FSDPEngine(ranks.model("actor"), ranks.OPTIM, dtype=torch.bfloat16, horizon=32, device=torch.device("cpu"))
-    found, expected = ranks.outputs(engine, "actor")["log_probs"], ranks.outputs(exact, "actor")["log_probs"]
-    assert found.dtype == torch.float32
-    assert 0 < float((found - expected).abs().max()) < 0.05
+    actual, expected = ranks.outputs(engine, "actor")["log_probs"], ranks.outputs(exact, "actor")["log_probs"]
+    assert actual.dtype == torch.float32
+    assert 0 < float((actual - expected).abs().max()) < 0.05
     assert ranks.steps(engine, "actor", 0, 1)[0] is not None
     assert {tensor.dtype for tensor in ranks.tensors(engine)} == {torch.float32}

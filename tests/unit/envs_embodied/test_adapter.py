@@ -73,15 +73,15 @@ def test_a_success_is_remembered_across_a_restart() -> None:
 def test_evaluation_counts_every_seeds_success_once() -> None:
     envs = VectorEnv(EnvDescription(GOALS, {"says": AT_LAST}), 2)
     try:
-        found = evaluate(envs, lambda observations: np.zeros((len(observations), 2)), episodes=3, seed=0)
+        result = evaluate(envs, lambda observations: np.zeros((len(observations), 2)), episodes=3, seed=0)
     finally:
         envs.close()
-    assert found.successes == [Success(once=True, at_end=True)] * 3
+    assert result.successes == [Success(once=True, at_end=True)] * 3
 
 
 def test_rates_are_of_the_episodes_that_say_it() -> None:
-    found = success_rates([Success(True, False), None, Success(True, True), Success(False, False)], "val")
-    assert found == {"val/success_once": 2 / 3, "val/success_at_end": 1 / 3}
+    rates = success_rates([Success(True, False), None, Success(True, True), Success(False, False)], "val")
+    assert rates == {"val/success_once": 2 / 3, "val/success_at_end": 1 / 3}
     assert success_rates([None, None], "val") == success_rates([], "val") == {}
 
 

@@ -26,11 +26,11 @@ def test_idle_environments_stand_still(env_id: str, num_workers: int) -> None:
     went.reset(range(4))
     for step in range(3):
         waited.send(actions(waited, step), idle=idle)
-        found, expected = waited.receive(), went.step(actions(went, step))
-        assert np.array_equal(found.observations[idle], first[idle])
-        assert np.array_equal(found.observations[~idle], expected.observations[~idle])
-        assert not found.rewards[idle].any()
-        assert not found.ended[idle].any()
+        actual, expected = waited.receive(), went.step(actions(went, step))
+        assert np.array_equal(actual.observations[idle], first[idle])
+        assert np.array_equal(actual.observations[~idle], expected.observations[~idle])
+        assert not actual.rewards[idle].any()
+        assert not actual.ended[idle].any()
     waited_for = waited.step(actions(waited, 0))  # the first step of those that waited, as of those that did not
     went.reset(range(4))
     at_once = went.step(actions(went, 0))

@@ -18,17 +18,17 @@ def test_the_rest_is_as_it_was(num_workers: int) -> None:
     masked = VectorEnv(EnvDescription(MASKED, {"env_id": "CartPole-v1", "hide": [3, 1]}), 1, num_workers)
     plain = VectorEnv(EnvDescription("CartPole-v1"), 1)
     assert masked.observation_shape == (2,)
-    found, expected = masked.reset([5]), plain.reset([5])
+    actual, expected = masked.reset([5]), plain.reset([5])
     ended = 0
     for step in range(60):
-        assert np.array_equal(found, expected[:, [0, 2]])
+        assert np.array_equal(actual, expected[:, [0, 2]])
         if step == 30:
             masked.load_state_dict(masked.state_dict())
         one, other = masked.step(np.array([step % 2])), plain.step(np.array([step % 2]))
         assert one.rewards == other.rewards
         assert one.terminated == other.terminated
         assert np.array_equal(one.final_observations, other.final_observations[:, [0, 2]])
-        found, expected, ended = one.observations, other.observations, ended + int(one.ended[0])
+        actual, expected, ended = one.observations, other.observations, ended + int(one.ended[0])
     assert ended > 0
     masked.close()
     plain.close()

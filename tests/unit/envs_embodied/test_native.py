@@ -53,15 +53,15 @@ def _compare(env_id: str, kwargs: dict, steps: int, kind: type | None = None, th
     rng, space = np.random.default_rng(0), theirs[0].action_space
     for step in range(steps):
         actions = rng.uniform(space.low, space.high, (NUM_ENVS, *space.shape)).astype(np.float32)
-        found = ours.step(actions, lengths)
+        actual = ours.step(actions, lengths)
         expected = [env.step(action)[:4] for env, action in zip(theirs, actions, strict=True)]
-        for name, mine, other in zip(("observation", "reward"), found, zip(*expected, strict=True), strict=False):
+        for name, mine, other in zip(("observation", "reward"), actual, zip(*expected, strict=True), strict=False):
             np.testing.assert_allclose(mine, np.array(other), rtol=0, atol=1e-9, err_msg=f"{name} at step {step}")
-        assert found[2].tolist() == [bool(one[2]) for one in expected], f"terminated at step {step}"
-        assert found[3].tolist() == [one[3] for one in expected], f"truncated at step {step}"
+        assert actual[2].tolist() == [bool(one[2]) for one in expected], f"terminated at step {step}"
+        assert actual[3].tolist() == [one[3] for one in expected], f"truncated at step {step}"
         assert not ours.diverged.any()
         lengths += 1
-        ended = np.flatnonzero(found[2] | found[3])
+        ended = np.flatnonzero(actual[2] | actual[3])
         if len(ended):
             ends += len(ended)
             begun = np.array([theirs[i].reset()[0] for i in ended])
@@ -154,20 +154,20 @@ def test_physics_that_diverges_costs_one_episode_of_one_environment(env_id: str)
     native = broken._blocks[0]._native
     assert isinstance(native, NativeEnvs)
     _spoil(native, 1, 1 + native._physics.now.qpos.shape[1], 1e12)  # MuJoCo starts such a state over by itself
-    expected, found = (envs.step(_actions(envs, 1)) for envs in (healthy, broken))
-    assert found.invalid.tolist() == [False, True, False]
-    assert found.truncated.tolist() == [False, True, False]
-    assert not found.terminated[1]
-    assert found.rewards[1] == 0.0
-    np.testing.assert_array_equal(found.final_observations, [before])
-    assert found.episodes == []
-    assert np.isfinite(found.observations).all()
+    expected, actual = (envs.step(_actions(envs, 1)) for envs in (healthy, broken))
+    assert actual.invalid.tolist() == [False, True, False]
+    assert actual.truncated.tolist() == [False, True, False]
+    assert not actual.terminated[1]
+    assert actual.rewards[1] == 0.0
+    np.testing.assert_array_equal(actual.final_observations, [before])
+    assert actual.episodes == []
+    assert np.isfinite(actual.observations).all()
     for step in range(2, 40):
         for name in ("observations", "rewards", "terminated", "truncated"):
-            mine, other = getattr(found, name), getattr(expected, name)
+            mine, other = getattr(actual, name), getattr(expected, name)
             np.testing.assert_array_equal(mine[[0, 2]], other[[0, 2]], err_msg=name)
-        expected, found = (envs.step(_actions(envs, step)) for envs in (healthy, broken))
-        assert not found.invalid.any(), "the next episode is a healthy one"
+        expected, actual = (envs.step(_actions(envs, step)) for envs in (healthy, broken))
+        assert not actual.invalid.any(), "the next episode is a healthy one"
 
 
 @pytest.mark.parametrize("kind", [None, physics.ThreadedPhysics])
@@ -197,8 +197,8 @@ def test_idle_environments_stand_still(env_id: str) -> None:
     kept = some.save(1)
     for _ in range(4):
         actions = rng.uniform(-1, 1, (NUM_ENVS, size)).astype(np.float32)
-        found, expected = some.step(actions, lengths, idle), all_.step(actions, lengths)
-        for mine, other in zip(found, expected, strict=True):
+        actual, expected = some.step(actions, lengths, idle), all_.step(actions, lengths)
+        for mine, other in zip(actual, expected, strict=True):
             np.testing.assert_array_equal(mine[~idle], other[~idle])
         assert not some.diverged.any()
         lengths += ~idle

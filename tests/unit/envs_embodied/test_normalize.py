@@ -36,10 +36,10 @@ def test_counting_gives_what_update_and_normalising_give() -> None:
     data = np.random.default_rng(3).normal(2.0, 3.0, (7, 16, 5)).astype(np.float32)
     at_once, apart = (ObservationNormalizer((5,), clip=1.5) for _ in range(2))
     for batch in data:
-        found = at_once.count(batch)
+        normalized = at_once.count(batch)
         apart.update(batch)
-        assert found.dtype == np.float32
-        assert np.array_equal(found, apart(batch))
+        assert normalized.dtype == np.float32
+        assert np.array_equal(normalized, apart(batch))
     assert at_once.state_dict() == apart.state_dict()
 
 

@@ -41,8 +41,8 @@ def steps(envs: VectorEnv, count: int) -> list[StepResult]:
     return [envs.step(actions) for _ in range(count)]
 
 
-def assert_equal_rows(found: list[StepResult], expected: list[StepResult], rows: list[int]) -> None:
-    for one, other in zip(found, expected, strict=True):
+def assert_equal_rows(actual: list[StepResult], expected: list[StepResult], rows: list[int]) -> None:
+    for one, other in zip(actual, expected, strict=True):
         for name in ("observations", "rewards", "terminated", "truncated", "invalid"):
             assert np.array_equal(getattr(one, name)[rows], getattr(other, name)[rows]), name
 
@@ -51,22 +51,22 @@ def assert_equal_rows(found: list[StepResult], expected: list[StepResult], rows:
 def test_environments_that_raise_once_in_a_hundred_steps(make, num_workers: int, tmp_path: Path) -> None:
     log = tmp_path / "raised"
     flaky = make("toy_envs:Flaky-v0", 8, num_workers, {"p": 0.01, "log": str(log)}, restarts=MANY)
-    found = steps(flaky, 200)
+    results = steps(flaky, 200)
     expected = steps(make("toy_envs:Flaky-v0", 8, 0, {}), 200)
     raised = [int(line) for line in log.read_text().split()]
     assert len(raised) >= 3, "the fault was injected"
-    assert sum(result.failures for result in found) == sum(result.invalid.sum() for result in found) == len(raised)
-    assert_equal_rows(found, expected, [0, 2, 4, 6])
-    for result in found:
+    assert sum(result.failures for result in results) == sum(result.invalid.sum() for result in results) == len(raised)
+    assert_equal_rows(results, expected, [0, 2, 4, 6])
+    for result in results:
         assert result.observations.shape == (8, 2)
         assert np.isfinite(result.observations).all()
         assert np.isfinite(result.rewards).all()
         assert (result.truncated | ~result.invalid).all()
         assert not (result.terminated & result.invalid).any()
     for env in (1, 3, 5, 7):  # equal up to the first fault, and alive after it
-        first = next((step for step, result in enumerate(found) if result.invalid[env]), len(found))
-        assert_equal_rows(found[:first], expected[:first], [env])
-        assert sum(result.truncated[env] & ~result.invalid[env] for result in found[first:]) > 0 or first > 190
+        first = next((step for step, result in enumerate(results) if result.invalid[env]), len(results))
+        assert_equal_rows(results[:first], expected[:first], [env])
+        assert sum(result.truncated[env] & ~result.invalid[env] for result in results[first:]) > 0 or first > 190
 
 
 @pytest.mark.parametrize("fault", ["hang", "die"])
@@ -78,20 +78,20 @@ def test_a_process_that_hangs_or_dies_is_replaced_alone(make, fault: str, stages
         envs.step = lambda actions: by_stages(envs, actions)
     expected = steps(make(TOY, 3, 0, {}), 9)
     pids = envs.worker_pids
-    found = steps(envs, 2)
+    results = steps(envs, 2)
     began = time.monotonic()
-    found += steps(envs, 1)
+    results += steps(envs, 1)
     assert time.monotonic() - began < 2 * timeout, "it was waited for twice"
     assert not psutil.pid_exists(pids[1])
     assert [old == new for old, new in zip(pids, envs.worker_pids, strict=True)] == [True, False, True]
-    found += steps(envs, 6)
-    assert_equal_rows(found, expected, [0, 2])
-    assert [result.failures for result in found] == [0, 0, 1] + [0] * 6
-    assert [bool(result.invalid[1]) for result in found] == [False, False, True, True] + [False] * 5
-    assert found[2].observations[1].tolist() == found[2].final_observations[0].tolist() == [1, 2]
-    assert found[3].observations[1].tolist() == [1, 0], "the first observation of the replacement"
-    assert [result.observations[1].tolist() for result in found[4:]] == [[1, 1], [1, 2], [1, 3], [1, 4], [2, 0]]
-    assert [episode.length for episode in found[8].episodes if episode.env_index == 1] == [5]
+    results += steps(envs, 6)
+    assert_equal_rows(results, expected, [0, 2])
+    assert [result.failures for result in results] == [0, 0, 1] + [0] * 6
+    assert [bool(result.invalid[1]) for result in results] == [False, False, True, True] + [False] * 5
+    assert results[2].observations[1].tolist() == results[2].final_observations[0].tolist() == [1, 2]
+    assert results[3].observations[1].tolist() == [1, 0], "the first observation of the replacement"
+    assert [result.observations[1].tolist() for result in results[4:]] == [[1, 1], [1, 2], [1, 3], [1, 4], [2, 0]]
+    assert [episode.length for episode in results[8].episodes if episode.env_index == 1] == [5]
     pids = envs.worker_pids
     envs.close()
     envs.close()
@@ -114,13 +114,13 @@ def test_a_process_killed_between_steps_is_replaced_with_all_its_environments(ma
     steps(envs, 2)
     os.kill(envs.worker_pids[0], signal.SIGKILL)
     psutil.Process(envs.worker_pids[0]).wait(5)
-    found = steps(envs, 3)
-    assert sum(result.failures for result in found) == 1
-    invalid = np.array([result.invalid for result in found])
+    results = steps(envs, 3)
+    assert sum(result.failures for result in results) == 1
+    invalid = np.array([result.invalid for result in results])
     assert invalid[:, :2].any()
     assert not invalid[:, 2:].any()
-    assert [episode.env_index for episode in found[2].episodes] == [2, 3]
-    assert found[0].final_observations.tolist() == [[1, 2]] * 2
+    assert [episode.env_index for episode in results[2].episodes] == [2, 3]
+    assert results[0].final_observations.tolist() == [[1, 2]] * 2
     os.kill(envs.worker_pids[1], signal.SIGKILL)
     with pytest.raises(WorkerDied, match="environment worker 1"):
         steps(envs, 2)
@@ -128,11 +128,11 @@ def test_a_process_killed_between_steps_is_replaced_with_all_its_environments(ma
 
 @pytest.mark.parametrize("num_workers", [0, 2], ids=["this process", "workers"])
 def test_an_environment_that_raises_in_reset(make, num_workers: int) -> None:
-    found = steps(make("toy_envs:BadReset-v0", 2, num_workers, {}, restarts=2), 12)
-    assert [result.failures for result in found] == [0] * 4 + [2] + [0] * 7
-    assert not any(result.invalid.any() for result in found), "the episode before it was over"
-    assert found[4].observations.tolist() == [[1, 0]] * 2
-    assert sum(len(result.episodes) for result in found) == 4
+    results = steps(make("toy_envs:BadReset-v0", 2, num_workers, {}, restarts=2), 12)
+    assert [result.failures for result in results] == [0] * 4 + [2] + [0] * 7
+    assert not any(result.invalid.any() for result in results), "the episode before it was over"
+    assert results[4].observations.tolist() == [[1, 0]] * 2
+    assert sum(len(result.episodes) for result in results) == 4
 
 
 @pytest.mark.parametrize(("fault", "error"), [("raise", WorkerError), ("hang", Deadline), ("die", WorkerDied)])

@@ -48,9 +48,9 @@ def test_rewards_of_running_are_rounded_as_numpy_rounds_them(terminates: bool) -
 
 def test_observations_of_running_are_positions_and_bounded_velocities() -> None:
     qpos, qvel = np.array([[1.0, 2.0, NAN], [4.0, 5.0, 6.0]]), np.array([[NAN, 11.0], [-12.0, 3.0]])
-    found = np.empty((2, 4))
-    run_observation()(qpos, qvel, 1, 10.0, found)
-    assert np.array_equal(found, [[2.0, NAN, NAN, 10.0], [5.0, 6.0, -10.0, 3.0]], equal_nan=True)
+    observations = np.empty((2, 4))
+    run_observation()(qpos, qvel, 1, 10.0, observations)
+    assert np.array_equal(observations, [[2.0, NAN, NAN, 10.0], [5.0, 6.0, -10.0, 3.0]], equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -41,10 +41,10 @@ def test_steps_are_those_of_mujoco_up_to_float32(env_id: str) -> None:
         for envs in (exact, warp):
             envs._physics.reset(everyone, qpos, qvel)
             envs._positions[:] = envs._task.position(envs._physics.now)
-        found, expected = warp.step(actions, lengths), exact.step(actions, lengths)
-        np.testing.assert_allclose(found[0], expected[0], rtol=1e-2, atol=2e-2)
-        np.testing.assert_allclose(found[1], expected[1], rtol=1e-2, atol=1e-3)
-        np.testing.assert_array_equal(found[2], expected[2])
+        actual, expected = warp.step(actions, lengths), exact.step(actions, lengths)
+        np.testing.assert_allclose(actual[0], expected[0], rtol=1e-2, atol=2e-2)
+        np.testing.assert_allclose(actual[1], expected[1], rtol=1e-2, atol=1e-3)
+        np.testing.assert_array_equal(actual[2], expected[2])
         assert not warp.diverged.any()
 
 

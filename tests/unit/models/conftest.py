@@ -95,10 +95,10 @@ def gradients() -> Callable[[torch.nn.Module], dict[str, Tensor]]:
     """Gradients by parameter name, without the prefixes in which transformers and the platform differ."""
 
     def collect(model: torch.nn.Module) -> dict[str, Tensor]:
-        found = {}
+        by_name = {}
         for name, parameter in model.named_parameters():
             short = name.removeprefix("model.").removeprefix("model.").removeprefix("backbone.")
-            found[short.replace("lm_head.", "head.")] = parameter.grad
-        return found
+            by_name[short.replace("lm_head.", "head.")] = parameter.grad
+        return by_name
 
     return collect

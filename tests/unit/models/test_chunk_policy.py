@@ -61,12 +61,12 @@ def test_a_chunk_of_one_action_is_the_policy_of_single_actions(space: ActionSpac
     chunks, single = policies(space), ActorCriticPolicy((5,), space, PolicyConfig((16,)))
     single.load_state_dict(chunks.state_dict())
     observations = torch.randn(7, 5)
-    actions, log_probs = (found.squeeze(1) for found in chunks.act(observations, torch.Generator().manual_seed(1)))
+    actions, log_probs = (outputs.squeeze(1) for outputs in chunks.act(observations, torch.Generator().manual_seed(1)))
     expected, expected_log_probs = single.act(observations, torch.Generator().manual_seed(1))
     torch.testing.assert_close(actions, expected)
     torch.testing.assert_close(log_probs.sum(-1), expected_log_probs)
-    found = chunks.evaluate(observations, actions[:, None])
-    for mine, its in zip(found, single.evaluate(observations, actions), strict=True):
+    outputs = chunks.evaluate(observations, actions[:, None])
+    for mine, its in zip(outputs, single.evaluate(observations, actions), strict=True):
         torch.testing.assert_close(mine.flatten(1).sum(1), its)
 
 

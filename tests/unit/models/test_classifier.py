@@ -60,10 +60,10 @@ def test_what_is_read(tmp_path: Path) -> None:
 def test_bfloat16_is_close_and_not_equal(tmp_path: Path) -> None:
     make_classifier(tmp_path)
     rows = [[7, 0], [5, 6, 7, 1]]
-    found = SequenceClassifier(RewardModel(path=str(tmp_path), dtype="bfloat16"), CPU).scores(rows)
+    scores = SequenceClassifier(RewardModel(path=str(tmp_path), dtype="bfloat16"), CPU).scores(rows)
     expected = one_by_one(tmp_path, rows)
-    assert found != expected
-    assert found == pytest.approx(expected, abs=0.1)
+    assert scores != expected
+    assert scores == pytest.approx(expected, abs=0.1)
 
 
 @pytest.mark.parametrize(

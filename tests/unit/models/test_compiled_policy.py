@@ -26,9 +26,9 @@ def policy_of(space: ActionSpace, hidden_sizes: tuple[int, ...] = (16, 9), **opt
 
 def observations_of(count: int) -> torch.Tensor:
     """Also large ones, where tanh is flat."""
-    found = torch.randn(count, 5, generator=torch.Generator().manual_seed(1))
-    found[0] *= 100
-    return found
+    observations = torch.randn(count, 5, generator=torch.Generator().manual_seed(1))
+    observations[0] *= 100
+    return observations
 
 
 def generator() -> torch.Generator:
@@ -42,10 +42,10 @@ def test_the_numbers_are_the_policys(space: ActionSpace, hidden_sizes: tuple[int
     policy, observations = policy_of(space, hidden_sizes), observations_of(203)
     assert acts_compiled(policy, CPU)
     expected = policy.act(observations, generator(), deterministic)
-    found = CompiledPolicy(policy).act(observations.numpy(), generator(), deterministic, (0, 203))
-    for one, other in zip(expected, found, strict=True):
+    actual = CompiledPolicy(policy).act(observations.numpy(), generator(), deterministic, (0, 203))
+    for one, other in zip(expected, actual, strict=True):
         torch.testing.assert_close(torch.from_numpy(other), one, rtol=1e-5, atol=1e-5)
-    assert len(np.unique(found[0], axis=0)) >= (1 if deterministic and space.kind == "discrete" else 4)
+    assert len(np.unique(actual[0], axis=0)) >= (1 if deterministic and space.kind == "discrete" else 4)
 
 
 @pytest.mark.parametrize("space", SPACES, ids=lambda space: space.kind)

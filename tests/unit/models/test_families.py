@@ -86,14 +86,14 @@ def test_generates_what_transformers_generates(kind: str) -> None:
         expected.append(tokens[0, len(prompt) :].tolist())
     engine = TorchRolloutEngine(plain.config, (48,), 2, torch.device("cpu"))
     engine.receive(Weights(0, LanguageModel(plain).state_dict()))
-    found: dict[int, list[int]] = {}
+    responses: dict[int, list[int]] = {}
 
     def keep(completion: Any) -> None:
-        found[completion.index] = list(completion.token_ids)
+        responses[completion.index] = list(completion.token_ids)
 
     requests = [Request(index, tuple(prompt), 0) for index, prompt in enumerate(prompts)]
     engine.generate(requests, SamplingParams(6, temperature=0.0), keep)
-    assert [found[index] for index in sorted(found)] == expected
+    assert [responses[index] for index in sorted(responses)] == expected
 
 
 @pytest.mark.parametrize("kind", REFUSED)

@@ -22,8 +22,8 @@ def test_chunks_change_neither_values_nor_gradients(chunk: int, monkeypatch: pyt
     expected = full_kl(logits, reference_logits)
     gradients = torch.autograd.grad(expected.square().sum(), leaves)
     monkeypatch.setattr(module, "TOKENS_PER_CHUNK", chunk)
-    found = full_kl_of_states(states, weight, reference_states, reference_weight, temperature=0.7)
-    torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(torch.autograd.grad(found.square().sum(), leaves), gradients)
+    divergence = full_kl_of_states(states, weight, reference_states, reference_weight, temperature=0.7)
+    torch.testing.assert_close(divergence, expected)
+    torch.testing.assert_close(torch.autograd.grad(divergence.square().sum(), leaves), gradients)
     with torch.no_grad():
         torch.testing.assert_close(full_kl_of_states(states, weight, reference_states, reference_weight, 0.7), expected)

@@ -34,11 +34,11 @@ def _groups(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 def actions(batch: RolloutBatch) -> list[tuple[int, slice, slice]]:
     """(row, its action positions, the positions they are predicted at)."""
-    found = []
+    positions = []
     for row, length in enumerate(batch.inputs["lengths"].tolist()):
         start = int(batch.action_mask[row].nonzero()[0])
-        found.append((row, slice(start, length), slice(start - 1, length - 1)))
-    return found
+        positions.append((row, slice(start, length), slice(start - 1, length - 1)))
+    return positions
 
 
 def one_by_one(plain: Any, batch: RolloutBatch, temperature: float) -> tuple[Tensor, Tensor]:
@@ -57,13 +57,13 @@ def weights_like(batch: RolloutBatch) -> Tensor:
     return torch.randn(1000, generator=torch.Generator().manual_seed(3))[: batch.action_mask.sum()]
 
 
-def assert_same_gradients(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
+def assert_same_gradients(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert actual.keys() == expected.keys()
     for name, gradient in expected.items():
         scale = float(gradient.abs().max())
         assert scale > 0, name
         torch.testing.assert_close(
-            found[name], gradient, rtol=1e-4, atol=1e-5 * scale, msg=lambda text, name=name: f"{name}: {text}"
+            actual[name], gradient, rtol=1e-4, atol=1e-5 * scale, msg=lambda text, name=name: f"{name}: {text}"
         )
 
 
@@ -102,10 +102,10 @@ def test_values_and_gradients(sequences, prompts, shared, both, token_batch, gra
     (weights @ values[batch.action_mask]).backward()
 
     torch.testing.assert_close(values, expected, rtol=1e-5, atol=1e-5)
-    found = gradients(model)
-    assert found.pop("head.weight").abs().sum() > 0
-    assert found.pop("head.bias").abs().sum() > 0
-    assert_same_gradients(found, gradients(plain.model))
+    actual = gradients(model)
+    assert actual.pop("head.weight").abs().sum() > 0
+    assert actual.pop("head.bias").abs().sum() > 0
+    assert_same_gradients(actual, gradients(plain.model))
 
 
 @cases
@@ -149,7 +149,7 @@ def test_without_sharing_the_result_is_the_same(both) -> None:
 @pytest.mark.parametrize("value_head", [False, True])
 def test_padding_changes_nothing(value_head: bool, both, token_batch, gradients) -> None:
     sequences, prompts, _ = SEQUENCES["shared prefix"]
-    found = []
+    outputs = []
     for padding in (0, 37):
         _, model = both(value_head=value_head)
         if value_head:
@@ -160,8 +160,8 @@ def test_padding_changes_nothing(value_head: bool, both, token_batch, gradients)
         assert result.shape == batch.action_mask.shape
         assert not result[~batch.action_mask].any()
         result.square().sum().backward()
-        found.append((result[:, :7].detach(), gradients(model)))
-    (narrow, narrow_gradients), (wide, wide_gradients) = found
+        outputs.append((result[:, :7].detach(), gradients(model)))
+    (narrow, narrow_gradients), (wide, wide_gradients) = outputs
     assert torch.equal(narrow, wide)
     assert all(torch.equal(narrow_gradients[name], wide_gradients[name]) for name in narrow_gradients)
 
@@ -172,15 +172,15 @@ def test_chunks_that_are_computed_twice_change_nothing(both, token_batch, gradie
     recomputed = []
     original = language.checkpoint
     monkeypatch.setattr(language, "checkpoint", lambda *a, **k: recomputed.append(1) or original(*a, **k))
-    found = []
+    results = []
     for chunk in (1024, 3):
         monkeypatch.setattr(language, "TOKENS_PER_CHUNK", chunk)
         _, model = both()
         outputs = TokenPolicy(model, TEMPERATURE, entropy_gradient=True)(batch, entropy=True)
         (outputs.log_probs.sum() + outputs.entropy.square().sum()).backward()
-        found.append((outputs, gradients(model)))
+        results.append((outputs, gradients(model)))
     assert len(recomputed) == 3  # 8 actions in chunks of 3, and none for the chunk that stands alone
-    (whole, whole_gradients), (parts, part_gradients) = found
+    (whole, whole_gradients), (parts, part_gradients) = results
     torch.testing.assert_close(parts.log_probs, whole.log_probs, rtol=0, atol=1e-6)
     torch.testing.assert_close(parts.entropy, whole.entropy, rtol=0, atol=1e-6)
     assert_same_gradients(part_gradients, whole_gradients)

@@ -24,10 +24,10 @@ def policy(request: pytest.FixtureRequest) -> RecurrentPolicy:
 
 @pytest.fixture
 def starts() -> torch.Tensor:
-    found = torch.rand(SEQUENCES, STEPS, generator=torch.Generator().manual_seed(3)) < 0.3
-    found[0] = False
-    found[1, 0] = True
-    return found
+    begins = torch.rand(SEQUENCES, STEPS, generator=torch.Generator().manual_seed(3)) < 0.3
+    begins[0] = False
+    begins[1, 0] = True
+    return begins
 
 
 def test_a_sequence_is_its_steps_one_by_one(policy: RecurrentPolicy, starts: torch.Tensor) -> None:
@@ -38,11 +38,11 @@ def test_a_sequence_is_its_steps_one_by_one(policy: RecurrentPolicy, starts: tor
         state = torch.where(starts[:, step, None], 0.0, state)
         actions, log_probs, state = policy.act(observations[:, step], state, numbers)
         chosen, drawn, states = [*chosen, actions], [*drawn, log_probs], [*states, state]
-    log_probs, entropy, values, found = policy.evaluate(observations, torch.stack(chosen, 1), first, starts)
+    log_probs, entropy, values, all_states = policy.evaluate(observations, torch.stack(chosen, 1), first, starts)
     torch.testing.assert_close(log_probs.detach(), torch.stack(drawn, 1))
-    torch.testing.assert_close(found.detach(), torch.stack(states, 1))
+    torch.testing.assert_close(all_states.detach(), torch.stack(states, 1))
     assert entropy.shape == values.shape == (SEQUENCES, STEPS)
-    head, value = policy.heads(found[:, -1])
+    head, value = policy.heads(all_states[:, -1])
     torch.testing.assert_close(values[:, -1], value)
     assert len(torch.unique(log_probs)) == SEQUENCES * STEPS
     assert head.shape == (SEQUENCES, policy.action_space.size)

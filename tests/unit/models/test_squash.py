@@ -24,17 +24,17 @@ def policy(
     torch.manual_seed(0)
     squash = Squash(LOW, HIGH) if squashed else None
     config = PolicyConfig((16,), initial_log_std=-0.4, log_std=log_std, squash=squash, **options)
-    found = kind((5,), SPACE, config)
+    made = kind((5,), SPACE, config)
     with torch.no_grad():  # away from the near-uniform start, so that mistakes show
-        for parameter in found.parameters():
+        for parameter in made.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
-    return found.double()
+    return made.double()
 
 
-def deviations(found: ActorCriticPolicy, observations: torch.Tensor) -> torch.Tensor:
-    if not hasattr(found, "log_std_head"):
-        return found.log_std.exp()
-    return found.log_std_head(found.backbone(observations)).exp()
+def deviations(of_policy: ActorCriticPolicy, observations: torch.Tensor) -> torch.Tensor:
+    if not hasattr(of_policy, "log_std_head"):
+        return of_policy.log_std.exp()
+    return of_policy.log_std_head(of_policy.backbone(observations)).exp()
 
 
 def bounded(normal: Normal) -> TransformedDistribution:
@@ -44,17 +44,17 @@ def bounded(normal: Normal) -> TransformedDistribution:
 
 @pytest.mark.parametrize(("log_std", "squashed"), KINDS)
 def test_log_probs_are_those_of_the_distribution_and_so_are_their_gradients(log_std: str, squashed: bool) -> None:
-    found = policy(log_std, squashed)
+    squashing = policy(log_std, squashed)
     observations = torch.randn(50, 5, dtype=torch.float64)
-    actions, drawn = found.act(observations, torch.Generator().manual_seed(1))
-    ours, _, _ = found.evaluate(observations, actions)
+    actions, drawn = squashing.act(observations, torch.Generator().manual_seed(1))
+    ours, _, _ = squashing.evaluate(observations, actions)
     torch.testing.assert_close(drawn, ours.detach())
-    normal = Normal(found(observations)[0], deviations(found, observations))
+    normal = Normal(squashing(observations)[0], deviations(squashing, observations))
     distribution = Independent(bounded(normal) if squashed else normal, 1)
-    theirs = distribution.log_prob(found.executed(actions))
+    theirs = distribution.log_prob(squashing.executed(actions))
     torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
     weights = torch.randn(50, dtype=torch.float64)
-    trained = [parameter for name, parameter in found.named_parameters() if not name.startswith("value_head")]
+    trained = [parameter for name, parameter in squashing.named_parameters() if not name.startswith("value_head")]
     gradients = (torch.autograd.grad((weights * log_probs).sum(), trained) for log_probs in (ours, theirs))
     for mine, its in zip(*gradients, strict=True):
         torch.testing.assert_close(mine, its, rtol=1e-6, atol=1e-6)
@@ -62,11 +62,11 @@ def test_log_probs_are_those_of_the_distribution_and_so_are_their_gradients(log_
 
 @pytest.mark.parametrize("log_std", ["free", "state"])
 def test_the_entropy_of_squashed_actions_is_that_of_many_samples(log_std: str) -> None:
-    found = policy(log_std, True)
+    squashing = policy(log_std, True)
     observations = torch.randn(2, 5, dtype=torch.float64)
-    estimated = found.evaluate(observations, torch.zeros(2, 3, dtype=torch.float64))[1]
+    estimated = squashing.evaluate(observations, torch.zeros(2, 3, dtype=torch.float64))[1]
     many = observations.repeat_interleave(40_000, 0)
-    _, log_probs = found.act(many, torch.Generator().manual_seed(2))
+    _, log_probs = squashing.act(many, torch.Generator().manual_seed(2))
     torch.testing.assert_close(estimated, -log_probs.view(2, -1).mean(1), atol=0.02, rtol=0)
 
 
@@ -79,9 +79,9 @@ def test_what_squashing_adds_to_the_entropy(deviation: float) -> None:
     z = torch.linspace(-9, 9, 20_001, dtype=torch.float64)
     density = torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi) * (z[1] - z[0])
     expected = (squash.log_slope((mean + log_std.exp() * z)[..., None])[..., 0] * density).sum(-1, keepdim=True)
-    found = squash.mean_log_slope(mean, log_std)
-    torch.testing.assert_close(found, expected, atol=3e-5, rtol=0)
-    both = (torch.autograd.grad(value.sum(), (mean, log_std)) for value in (found, expected))
+    slopes = squash.mean_log_slope(mean, log_std)
+    torch.testing.assert_close(slopes, expected, atol=3e-5, rtol=0)
+    both = (torch.autograd.grad(value.sum(), (mean, log_std)) for value in (slopes, expected))
     for mine, its in zip(*both, strict=True):
         torch.testing.assert_close(mine, its, atol=1e-3, rtol=0)
 
@@ -99,14 +99,14 @@ def test_it_is_finite_far_out_where_tanh_is_one() -> None:
 
 
 def test_executed_actions_lie_within_the_bounds_and_the_most_likely_one_is_that_of_the_mean() -> None:
-    found = policy("state", True)
+    squashing = policy("state", True)
     observations = 20 * torch.randn(2_000, 5, dtype=torch.float64)
-    actions, _ = found.act(observations, torch.Generator().manual_seed(1))
-    executed = found.executed(actions)
+    actions, _ = squashing.act(observations, torch.Generator().manual_seed(1))
+    executed = squashing.executed(actions)
     assert (executed >= torch.tensor(LOW)).all()
     assert (executed <= torch.tensor(HIGH)).all()
     assert (executed.max(0).values - executed.min(0).values > 0.5 * (torch.tensor(HIGH) - torch.tensor(LOW))).all()
-    torch.testing.assert_close(found.act(observations, deterministic=True)[0], found(observations)[0])
+    torch.testing.assert_close(squashing.act(observations, deterministic=True)[0], squashing(observations)[0])
 
 
 @pytest.mark.parametrize(("log_std", "squashed"), KINDS)
@@ -119,27 +119,27 @@ def test_chunks_have_the_same_distribution(log_std: str, squashed: bool) -> None
     torch.testing.assert_close(chosen[:, 0], actions)
     torch.testing.assert_close(of_components.sum((1, 2)), log_probs)
     torch.testing.assert_close(chunks.executed(chosen)[:, 0], single.executed(actions))
-    found, expected = chunks.evaluate(observations, chosen), single.evaluate(observations, actions)
-    for mine, its in zip(found, expected, strict=True):
+    actual, expected = chunks.evaluate(observations, chosen), single.evaluate(observations, actions)
+    for mine, its in zip(actual, expected, strict=True):
         torch.testing.assert_close(mine.flatten(1).sum(1), its)
 
 
 def test_two_actions_of_a_chunk_have_a_deviation_each() -> None:
-    found = policy("state", True, ChunkPolicy, num_actions=2)
+    chunks = policy("state", True, ChunkPolicy, num_actions=2)
     observations = torch.randn(7, 5, dtype=torch.float64)
-    actions, log_probs = found.act(observations, torch.Generator().manual_seed(1))
-    stds = deviations(found, observations).view(7, 2, 3)
-    expected = bounded(Normal(found(observations)[0], stds)).log_prob(found.executed(actions))
+    actions, log_probs = chunks.act(observations, torch.Generator().manual_seed(1))
+    stds = deviations(chunks, observations).view(7, 2, 3)
+    expected = bounded(Normal(chunks(observations)[0], stds)).log_prob(chunks.executed(actions))
     torch.testing.assert_close(log_probs, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_a_deviation_of_the_state_starts_like_a_free_one_and_stays_in_its_range() -> None:
     torch.manual_seed(0)
-    found = ActorCriticPolicy((5,), SPACE, PolicyConfig((16,), initial_log_std=-0.5, log_std="state"))
-    start = found._log_std(found._features(torch.randn(10, 5)))
+    single = ActorCriticPolicy((5,), SPACE, PolicyConfig((16,), initial_log_std=-0.5, log_std="state"))
+    start = single._log_std(single._features(torch.randn(10, 5)))
     torch.testing.assert_close(start, torch.full((10, 3), -0.5), atol=0.1, rtol=0)
-    torch.nn.init.constant_(found.log_std_head.bias, 100.0)
-    assert found._log_std(found._features(torch.randn(10, 5))).unique().tolist() == [LOG_STD_RANGE[1]]
+    torch.nn.init.constant_(single.log_std_head.bias, 100.0)
+    assert single._log_std(single._features(torch.randn(10, 5))).unique().tolist() == [LOG_STD_RANGE[1]]
 
 
 def test_nothing_of_it_is_saved() -> None:

@@ -177,14 +177,14 @@ def test_what_is_trained(train_backbone: bool) -> None:
 
 
 def test_another_instruction_is_another_policy() -> None:
-    found = []
+    outputs = []
     for text in ("reach", "leave"):
         torch.manual_seed(0)
         policy = vision_language_policy(model().model_copy(update={"instruction": text}), REACH, seed=1)
         torch.manual_seed(5)
         torch.nn.init.normal_(policy.action_head.weight)
-        found.append(policy(pixels())[0])
-    assert (found[0] - found[1]).abs().max() > 1e-3
+        outputs.append(policy(pixels())[0])
+    assert (outputs[0] - outputs[1]).abs().max() > 1e-3
 
 
 def test_an_instruction_that_is_too_long() -> None:

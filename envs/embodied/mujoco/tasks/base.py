@@ -61,9 +61,9 @@ class MujocoTask(ABC):
     def speeds(self, positions: np.ndarray, now: Quantities) -> np.ndarray:
         """[N]: change of `position` over the step's time, from `positions`, which are brought up to date."""
         reached = self.position(now)
-        found: np.ndarray = (reached - positions) / self.dt
+        speeds: np.ndarray = (reached - positions) / self.dt
         positions[:] = reached
-        return found
+        return speeds
 
 
 class NoisyStart(MujocoTask):
@@ -90,8 +90,8 @@ def never(count: int) -> np.ndarray:
 
 def squares(array: np.ndarray) -> np.ndarray:
     """Sum of squares of each row, whatever the shape of a row; [N]."""
-    found = np.square(array)
-    summed: np.ndarray = np.add.reduce(found if found.ndim == 2 else found.reshape(len(array), -1), axis=1)
+    squared = np.square(array)
+    summed: np.ndarray = np.add.reduce(squared if squared.ndim == 2 else squared.reshape(len(array), -1), axis=1)
     return summed
 
 

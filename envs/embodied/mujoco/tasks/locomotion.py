@@ -34,9 +34,9 @@ class Runner(NoisyStart):
         return now.qpos[:, 0]
 
     def observe(self, now: Quantities) -> np.ndarray:
-        found = np.empty((len(now.qpos), self.model.nq - self.skipped + self.model.nv))
-        run_observation()(now.qpos, now.qvel, self.skipped, self.largest_speed, found)
-        return found
+        observations = np.empty((len(now.qpos), self.model.nq - self.skipped + self.model.nv))
+        run_observation()(now.qpos, now.qvel, self.skipped, self.largest_speed, observations)
+        return observations
 
     def outcome(self, positions: np.ndarray, now: Quantities, actions: np.ndarray) -> StepOutcome:
         rewards, ends = np.empty(len(positions)), np.empty(len(positions), bool)

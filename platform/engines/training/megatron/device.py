@@ -159,10 +159,10 @@ def _install() -> None:
 
     def type_(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """Megatron compares the names of types: torch.FloatTensor is called torch.cuda.FloatTensor there."""
-        found = type_of(self, *args, **kwargs)
-        if isinstance(found, str) and called_by_megatron():
-            return found.replace("torch.", "torch.cuda.", 1)
-        return found
+        name = type_of(self, *args, **kwargs)
+        if isinstance(name, str) and called_by_megatron():
+            return name.replace("torch.", "torch.cuda.", 1)
+        return name
 
     torch.Tensor.cuda = cuda  # type: ignore[method-assign]
     torch.Tensor.type = type_  # type: ignore[method-assign]

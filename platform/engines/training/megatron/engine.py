@@ -95,7 +95,7 @@ class MegatronEngine:
                 self.chunks, self.optimizer = with_optimizer(self.stages, optim, dtype, distributed=shared)
         self.last = self.stages[-1]
         self.clip_grad = optim.clip_grad
-        parameters = [found for stage in self.stages for found in self._parameters(stage)]
+        parameters = [pair for stage in self.stages for pair in self._parameters(stage)]
         whole = model.state_dict()
         shapes = {name: tensor.shape for name, tensor in whole.items()}
         tied = config.tie_word_embeddings and not self.is_value_model
@@ -110,20 +110,20 @@ class MegatronEngine:
             shapes["full_kl"] = shape
         if isinstance(self.model, TokenPolicy) and self.model.keep_states:
             shapes["states"] = torch.Size((*shape, self.model.hidden_size))
-        found = {name: torch.zeros(size, device=self.device) for name, size in shapes.items()}
+        whole = {name: torch.zeros(size, device=self.device) for name, size in shapes.items()}
         parts = self._parts(batch, micro_batches)
 
         def keep(rows: list[int], part: RolloutBatch, packed: PackedInput, hidden: Tensor, **_: Any) -> None:
             outputs = vars(self._outputs(part, packed, hidden, entropy=False))
             if rows:
-                for name in found:
-                    found[name][torch.tensor(rows, device=self.device)] = outputs[name].float()
+                for name in whole:
+                    whole[name][torch.tensor(rows, device=self.device)] = outputs[name].float()
 
         with torch.no_grad():
             self._run(parts, keep, forward_only=True)
-        for tensor in found.values():  # every row was computed in one place and is 0 in the others
+        for tensor in whole.values():  # every row was computed in one place and is 0 in the others
             self.pipeline.sum(self.data.sum(tensor))
-        return ModelOutputs(**{name: tensor.cpu() for name, tensor in found.items()})
+        return ModelOutputs(**{name: tensor.cpu() for name, tensor in whole.items()})
 
     def step(self, mini_batch: RolloutBatch, loss: Loss, micro_batches: MicroBatches) -> Metrics | None:
         denominators = denominators_of(mini_batch, self.horizon, nominal=self.nominal)

@@ -42,11 +42,11 @@ class Experts(nn.Module):
 
     def forward(self, tokens: Tensor, tokens_per_expert: Tensor, probs: Tensor) -> tuple[Tensor, None]:
         counts = tokens_per_expert.tolist()
-        found = []
+        outputs = []
         for gate_up, down, part, weight in zip(
             self.gate_up, self.down, tokens.split(counts), probs.split(counts), strict=True
         ):
             gate, up = F.linear(part, gate_up).chunk(2, dim=-1)
             inner = F.silu(gate) * up * weight[:, None]
-            found.append(F.linear(inner.to(tokens.dtype), down))
-        return torch.cat(found), None
+            outputs.append(F.linear(inner.to(tokens.dtype), down))
+        return torch.cat(outputs), None

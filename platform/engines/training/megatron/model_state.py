@@ -45,9 +45,9 @@ class Group:
         """The tensors of all ranks, equally shaped."""
         if self.handle is None:
             return [tensor]
-        found = [torch.empty_like(tensor) for _ in range(self.size)]
-        dist.all_gather(found, tensor.contiguous(), group=self.handle)
-        return found
+        tensors = [torch.empty_like(tensor) for _ in range(self.size)]
+        dist.all_gather(tensors, tensor.contiguous(), group=self.handle)
+        return tensors
 
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
         """What rank `source` of the group holds, in place."""
@@ -135,30 +135,30 @@ class ModelState:
 
     def sharded(self) -> ShardedState:
         """The float32 masters and moments that this rank holds, as parts of the tensors that they belong to."""
-        found: ShardedState = {}
+        state: ShardedState = {}
         for parameter, source in self.parameters:
             names = [self._stored(name) for name in source.names]
             shapes = [self.shapes[name] for name in names]
             written = not (self.tied and source.names == (HEAD,))  # on a stage of its own: the embedding is written
             for name, shape in zip(names, shapes, strict=True):
-                found.setdefault(f"model.{name}", ShardedTensor(shape))
-                found.setdefault(f"optimizer.{name}.step", ShardedTensor(()))
+                state.setdefault(f"model.{name}", ShardedTensor(shape))
+                state.setdefault(f"optimizer.{name}.step", ShardedTensor(()))
                 for key in MOMENTS:
-                    found.setdefault(f"optimizer.{name}.{key}", ShardedTensor(shape))
+                    state.setdefault(f"optimizer.{name}.{key}", ShardedTensor(shape))
             place = partial(placed, source, self.groups.sharing(source).rank, parameter.shape, shapes)
             master = self._master(parameter)
             if master is None or not master.is_all_of(parameter):
                 for index, offsets, part in place(parameter.data):
-                    found[f"model.{names[index]}"].add(offsets, part, written=False)
+                    state[f"model.{names[index]}"].add(offsets, part, written=False)
             if master is None:
                 continue
             for key in (VALUES, *MOMENTS):
                 for index, offsets, part in place(master.parts[key], master.start):
                     name = f"model.{names[index]}" if key == VALUES else f"optimizer.{names[index]}.{key}"
-                    found[name].add(offsets, part, written)
+                    state[name].add(offsets, part, written)
             for name in names:
-                found[f"optimizer.{name}.step"].add((), master.parts["step"], written)
-        return found
+                state[f"optimizer.{name}.step"].add((), master.parts["step"], written)
+        return state
 
     def _load_parameter(self, own: nn.Parameter, source: Source, whole: list[Tensor]) -> None:
         part = source.split(whole, self.groups.sharing(source).rank)

@@ -86,13 +86,13 @@ def _runs(source: Source, rank: int, rows: int, whole: Sequence[Shape]) -> list[
         case "qkv":  # for each key head its queries, the key, the value
             queries, size = whole[0][0] // source.key_heads, source.head_size
             together = queries + 2 * size
-            found = []
+            runs = []
             for number in range(rows // together):
                 head, local = rank * (rows // together) + number, number * together
-                found.append(Run(0, local, head * queries, queries))
-                found.append(Run(1, local + queries, head * size, size))
-                found.append(Run(2, local + queries + size, head * size, size))
-            return found
+                runs.append(Run(0, local, head * queries, queries))
+                runs.append(Run(1, local + queries, head * size, size))
+                runs.append(Run(2, local + queries + size, head * size, size))
+            return runs
         case _:  # equal shares one after the other; the last ones may be filled up
             first = rank * rows
             return [Run(0, 0, first, min(rows, whole[0][0] - first))]

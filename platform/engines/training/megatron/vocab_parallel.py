@@ -34,9 +34,9 @@ def vocab_parallel_log_probs(
     log_probs, entropies = [], []
     for part, wanted in zip(states.split(TOKENS_PER_CHUNK), targets.split(TOKENS_PER_CHUNK), strict=True):
         arguments = (part, weight, wanted, first, temperature, entropy, group)
-        found = checkpoint(_chunk, *arguments, use_reentrant=False) if recompute else _chunk(*arguments)
-        log_probs.append(found[0])
-        entropies.append(found[1])
+        chunk = checkpoint(_chunk, *arguments, use_reentrant=False) if recompute else _chunk(*arguments)
+        log_probs.append(chunk[0])
+        entropies.append(chunk[1])
     return torch.cat(log_probs), None if entropy == "none" else torch.cat(entropies)
 
 
@@ -53,11 +53,11 @@ def vocab_parallel_full_kl(
     `states` [K,H] and `reference_states` [K,G] are the same on all ranks. The gradient to `states` is this rank's part.
     """
     recompute = torch.is_grad_enabled() and len(states) > TOKENS_PER_CHUNK
-    found = []
+    parts = []
     for own, other in zip(states.split(TOKENS_PER_CHUNK), reference_states.split(TOKENS_PER_CHUNK), strict=True):
         arguments = (own, weight, other, reference_weight, temperature, group)
-        found.append(checkpoint(_kl_chunk, *arguments, use_reentrant=False) if recompute else _kl_chunk(*arguments))
-    return torch.cat(found)
+        parts.append(checkpoint(_kl_chunk, *arguments, use_reentrant=False) if recompute else _kl_chunk(*arguments))
+    return torch.cat(parts)
 
 
 def _kl_chunk(
