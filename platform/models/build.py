@@ -1,4 +1,4 @@
-"""From config to language model: the same weights for everyone who asks with the same section and seed."""
+"""Builds language models from the config. Equal sections and seeds give equal weights."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from rl_platform.rng import derive_seed
 def language_model(
     config: Config, section: Model, seed: int, *, value_head: bool = False, lora: Lora | None = None
 ) -> LanguageModel:
-    """Actor, critic and reference built from one section start from equal backbones, also with random weights. With
-    `lora` all but its adapters and a value head is frozen.
+    """Returns the language model of `section`.
 
-    Raises ConfigError when there is nothing to load, when the model cannot read sequences as long as `data` allows, or
-    when it has no place for the adapters.
+    Actor, critic and reference with one section and seed start from equal backbones, also with random weights. With
+    `lora` only the adapters and a value head are trained.
+
+    Raises ConfigError if there is nothing to load, if the model reads fewer positions than `data` allows, or if it has
+    no layer for the adapters.
     """
     own = {"critic.model": config.critic.model, "reference.model": config.reference.model}
     key = next((name for name, model in own.items() if model is section), "actor.model")
@@ -39,5 +41,5 @@ def language_model(
 
 
 def token_temperature(config: Config) -> float:
-    """What logits are divided by in training: the temperature the tokens were sampled at (greedy counts as 1)."""
+    """Returns the sampling temperature, by which training divides logits; 1 for greedy decoding."""
     return config.rollout.sampling.temperature or 1.0

@@ -1,4 +1,4 @@
-"""The embodied policy that chooses a chunk of actions from one observation, and gives log-probs of their components."""
+"""The embodied policy that samples a chunk of actions from one observation, with a log-prob per component."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from rl_platform.models.policy import DEFAULTS, LOG_SQRT_2_PI, ActorCriticPolicy
 
 
 class ChunkPolicy(ActorCriticPolicy):
-    """K actions of D components, independent of each other given the observation, and R values: of the state before
-    the chunk (1), or before each of its actions (K). Discrete: K categoricals, D = 1. Otherwise as ActorCriticPolicy,
-    of which it has the parameters where K = R = 1."""
+    """K actions of D components, independent given the observation, and R values.
+
+    R = 1: the value of the state before the chunk; R = K: of the state before each action. Discrete actions are K
+    categoricals, D = 1. With K = R = 1 the parameters are those of `ActorCriticPolicy`.
+    """
 
     def __init__(
         self,
@@ -45,7 +47,8 @@ class ChunkPolicy(ActorCriticPolicy):
         deterministic: bool = False,
         among: Among = None,
     ) -> tuple[Tensor, Tensor]:
-        """observations [N,...] -> actions [N,K,A] float32 (not clipped) or [N,K] int64, log_probs [N,K,D]."""
+        """Samples chunks: observations [N,...] -> actions [N,K,A] float32 (not clipped) or [N,K] int64, log_probs
+        [N,K,D]."""
         features = self._features(observations)
         heads = self._heads(features)
         if self.action_space.kind == "continuous":
@@ -58,7 +61,8 @@ class ChunkPolicy(ActorCriticPolicy):
         return chosen, log_probs.gather(-1, chosen[..., None])
 
     def evaluate(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """With gradients: observations [B,...], actions as of `act` -> log_probs, entropies [B,K,D], values [B,R]."""
+        """Evaluates actions of `act`, with gradients: observations [B,...] -> log_probs, entropies [B,K,D], values
+        [B,R]."""
         features = self._features(observations)
         heads, values = self._heads(features), self.value_head(features)
         if self.action_space.kind == "continuous":
@@ -76,11 +80,11 @@ class ChunkPolicy(ActorCriticPolicy):
         return self.policy_head(features).unflatten(-1, (self.num_actions, self.choices))
 
     def _log_stds(self, features: Tensor) -> Tensor:
-        """[K,A], or of each state [B,K,A]."""
+        """Log standard deviations: [K,A], or [B,K,A] if they depend on the state."""
         return self._log_std(features).unflatten(-1, (self.num_actions, self.choices))
 
     def _component_log_probs(self, noise: Tensor, log_std: Tensor, actions: Tensor) -> Tensor:
-        """noise [B,K,A] = (a - mu) / sigma -> log N(a; mu, sigma) [B,K,A] of each component, or of what it is squashed
-        to."""
+        """noise [B,K,A] = (a - mu) / sigma -> log-prob [B,K,A] of each component, after squashing if there is any."""
+        # log N(a; mu, sigma) = -noise^2 / 2 - log sigma - log sqrt(2 pi)
         log_probs = -0.5 * noise.square() - log_std - LOG_SQRT_2_PI
         return log_probs if self.squash is None else log_probs - self.squash.log_slope(actions)

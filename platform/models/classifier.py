@@ -1,4 +1,4 @@
-"""Sequence classifiers with one label: reward models of transformers, frozen, one number per conversation."""
+"""Reward models: frozen transformers sequence classifiers with one label, one score per conversation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SequenceClassifier:
         self.longest: int = min(limit for limit in limits if limit is not None)
 
     def encode(self, conversation: Sequence[Message]) -> list[int]:
-        """Token ids of the whole conversation: by the chat template, or as one text without anything in between."""
+        """Returns token ids of the conversation, rendered by the chat template or joined without separators."""
         if not self._chat:
             return list(self.tokenizer.encode("".join(message["content"] for message in conversation)))
         text = self.tokenizer.apply_chat_template(list(conversation), tokenize=False)
@@ -36,7 +36,7 @@ class SequenceClassifier:
 
     @torch.inference_mode()
     def scores(self, rows: Sequence[Sequence[int]]) -> list[float]:
-        """The score of each row of token ids, in one forward pass."""
+        """Returns the score of each row of token ids, computed in one forward pass."""
         shape = (len(rows), max(len(row) for row in rows))
         tokens = torch.full(shape, self._padding(rows))
         mask = torch.zeros(shape, dtype=torch.int64)
@@ -47,7 +47,8 @@ class SequenceClassifier:
         return logits[:, 0].float().tolist()
 
     def _padding(self, rows: Sequence[Sequence[int]]) -> int:
-        """The model's own padding token, else one that ends no row: decoders score the last token that is none."""
+        """Returns the model's padding token, else a token that ends no row: decoders score the last token that is not
+        padding."""
         if self._own_padding is not None:
             return self._own_padding
         ends = {row[-1] for row in rows}
@@ -57,7 +58,7 @@ class SequenceClassifier:
 
 
 def load_parts(section: RewardModel) -> tuple[Any, Any]:
-    """Tokenizer and config, without weights. Raises ConfigError for what `SequenceClassifier` could not score with."""
+    """Returns tokenizer and config, without weights. Raises ConfigError if `SequenceClassifier` cannot use them."""
     from transformers import AutoConfig, AutoTokenizer
 
     path = f"{KEY}.path"

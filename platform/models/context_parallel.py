@@ -1,8 +1,8 @@
-"""The tokens of a micro-batch shared by several ranks (Ulysses: Jacobs et al., "DeepSpeed Ulysses", 2023).
+"""Context parallelism: ranks split the tokens of a micro-batch (Jacobs et al., "DeepSpeed Ulysses", 2023).
 
-Every rank holds an equal stretch of the flat row of packed tokens and runs everything but attention on it. Around
-attention the ranks exchange: each gets all tokens of its share of the heads, and afterwards its tokens of all heads.
-What is computed of hidden states (log-probs, values) each rank computes of its own positions; their sum is the whole.
+Each rank holds an equal slice of the packed tokens and runs every layer but attention on it. Two all-to-alls surround
+attention: the first gives a rank all tokens of its share of the heads, the second its tokens of all heads. Each rank
+computes log-probs and values of its own positions; their sum over the ranks is the whole result.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ from rl_platform.models.packed import PackedAttention, PackedTokens
 
 
 class ContextParallel:
-    """The ranks in `group`, which all work on the same micro-batches."""
+    """The ranks of `group`, which process the same micro-batches together."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
 
     def shared(self, packed: PackedTokens, rows: Tensor, columns: Tensor) -> tuple[PackedTokens, Tensor, Tensor]:
-        """This rank's stretch of the tokens, and those of the positions (rows, columns) [K] that follow its tokens.
+        """Returns this rank's slice of the tokens, and the positions (rows, columns) [K] that follow its tokens.
 
-        `flat_index` counts from the stretch's first token. The last rank's stretch is filled up with tokens of no
-        sequence.
+        `flat_index` counts from the first token of the slice. Padding tokens fill the last rank's slice.
         """
         count = len(packed.tokens)
         length = -(-count // self.size)
@@ -45,23 +44,23 @@ class ContextParallel:
         return local, rows[own], columns[own]
 
     def whole(self, part: Tensor) -> Tensor:
-        """The sum over the ranks, on each of them. Its gradient goes to every rank as it is: all compute one loss."""
+        """Returns the sum of `part` over the ranks. Backward copies the gradient, as all ranks compute one loss."""
         summed: Tensor = _Sum.apply(part, self.group)
         return summed
 
 
 class UlyssesAttention:
-    """`attention` over all tokens for a share of the heads. Called as `PackedAttention` is, with a stretch of tokens.
+    """Runs `attention` over all tokens for this rank's heads. Called as `PackedAttention`, with a slice of the tokens.
 
-    The ranks divide the query heads. Key and value heads that they do not divide are repeated until they do, which is
-    what their queries would see anyway.
+    The number of ranks divides the query heads. Key and value heads are repeated until it divides them too, which
+    changes no result.
     """
 
     def __init__(self, attention: PackedAttention, context: ContextParallel, count: int) -> None:
         self.attention, self.context, self.count = attention, context, count
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """query [1,Hq,n,D], key and value [1,Hkv,n,D] of the n tokens of this rank -> [n,Hq,D]."""
+        """query [1,Hq,n,D], key and value [1,Hkv,n,D] of this rank's n tokens -> [n,Hq,D]."""
         repeat = self.context.size // key.shape[1] if key.shape[1] % self.context.size else 1
         if repeat > 1:
             key, value = key.repeat_interleave(repeat, dim=1), value.repeat_interleave(repeat, dim=1)
@@ -72,7 +71,7 @@ class UlyssesAttention:
     def _heads(self, tensor: Tensor) -> Tensor:
         """[1,H,n,D] of this rank's tokens -> [1,H/ranks,N,D] of this rank's heads."""
         ranks = self.context.size
-        parts = tensor[0].unflatten(0, (ranks, -1)).transpose(1, 2)  # [ranks,n,H/ranks,D]: what each rank gets
+        parts = tensor[0].unflatten(0, (ranks, -1)).transpose(1, 2)  # [ranks,n,H/ranks,D], by receiver
         received = _exchange(parts, self.context.group).flatten(0, 1)  # [ranks*n,H/ranks,D]
         return received[: self.count].transpose(0, 1)[None]
 
@@ -85,7 +84,7 @@ class UlyssesAttention:
 
 
 def _exchange(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """parts [ranks,...]: part r goes to rank r, in its place comes what rank r has for this one."""
+    """All-to-all of parts [ranks,...]: sends part r to rank r and returns the parts received, in order of rank."""
     received: Tensor = _AllToAll.apply(parts.contiguous(), group)
     return received
 

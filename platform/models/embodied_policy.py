@@ -1,4 +1,4 @@
-"""From config and spaces to an embodied policy, and which of them do not fit together."""
+"""Builds embodied policies from config and spaces, and lists combinations that do not fit together."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ EmbodiedPolicy = ActorCriticPolicy | RecurrentPolicy | VisionLanguagePolicy
 def build_policy(
     model: Model, spaces: EnvSpaces, levels: ActionLevels, seed: int, instructions: Sequence[str] = ()
 ) -> EmbodiedPolicy:
-    """The policy that the section asks for; its parts that are not read from a folder come from the global generator,
-    a random language model from `seed`. instructions: of the tasks, for a policy that reads them."""
+    """Returns the policy of section `model`.
+
+    A random language model depends on `seed`; all other new parameters are drawn from torch's global generator.
+    `instructions`: one per task, for vision-language-action policies.
+    """
     if model.type == "vla":
         return vision_language_policy(model, spaces, seed, instructions)
     squashed = model.action_distribution == "squashed"
@@ -43,7 +46,7 @@ def build_policy(
 
 
 def policy_card(model: Model, sequence_length: int) -> list[tuple[str, str]]:
-    """(topic, what holds) of a policy that is not the usual one: a Gaussian with free deviations, or choices."""
+    """Returns (topic, text) rows about everything that differs from the default policy, for the run's card."""
     rows = []
     if model.type == "gru":
         pieces = f"sequences of {sequence_length} steps, from the state the rollout was in"
@@ -62,7 +65,7 @@ def policy_card(model: Model, sequence_length: int) -> list[tuple[str, str]]:
 
 
 def policy_problems(model: Model, spaces: EnvSpaces) -> list[Problem]:
-    """What the section asks for and these observations and actions do not allow."""
+    """Returns a problem for each setting of `model` that these observation and action spaces do not allow."""
     problems = _action_problems(model, spaces)
     if model.type == "mlp":
         return problems

@@ -1,4 +1,4 @@
-"""Models as training engines see them: `RolloutBatch` in, `ModelOutputs` [B,T] out. One class per kind of model."""
+"""Adapters from models to training engines: `RolloutBatch` in, `ModelOutputs` [B,T] out, a class per kind of model."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from rl_platform.records import RolloutBatch
 class TokenPolicy(nn.Module):
     """Log-probabilities of the sampled tokens under a language model, at the rollout's temperature.
 
-    `entropy_gradient` False: entropies are for the log only and cost no memory for a backward. `keep_states`: the
-    hidden states are outputs too. A batch with `reference_states` is also compared to the reference over the whole
-    vocabulary; `reference_head` [vocabulary, H], the reference's output matrix, is no part of this model's state. None:
-    the reference is this model without its adapters, whose output matrix is the same. `context`: the ranks that share
-    the tokens of a batch; outputs are whole on all of them.
+    `entropy_gradient` False: entropies are only logged and store nothing for the backward pass.
+    `keep_states`: the outputs include the hidden states.
+    `reference_head` [vocabulary,H]: the reference's output matrix, for the full KL of batches with `reference_states`;
+    not in this model's state. None: the reference is this model without adapters and has the same output matrix.
+    `context`: the ranks that split the tokens of a batch; every rank gets whole outputs.
     """
 
     def __init__(
@@ -64,7 +64,10 @@ class TokenPolicy(nn.Module):
 
 
 class TokenValues(nn.Module):
-    """Values of the states before the sampled tokens, from a language model with a scalar head. `context`: as above."""
+    """Values of the states before the sampled tokens, from a language model with a scalar head.
+
+    `context`: as of `TokenPolicy`.
+    """
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()
@@ -94,10 +97,10 @@ class EmbodiedActorCritic(nn.Module):
 
 
 class RecurrentActorCritic(nn.Module):
-    """The same of a policy that remembers: rows hold sequences of steps, S each, one after another.
+    """As `EmbodiedActorCritic`, of a recurrent policy: each row holds S sequences of T / S steps.
 
-    Every sequence begins with the hidden state that the rollout was in then, "hidden_states" [B,S,H], and is reset at
-    its "episode_starts" [B,T]. `states`: the hidden states after each step are outputs too where `keep_states`.
+    A sequence begins with the rollout's hidden state, "hidden_states" [B,S,H], and is reset at its "episode_starts"
+    [B,T]. With `keep_states` the outputs include the hidden states [B,T,H] after each step.
     """
 
     def __init__(self, model: RecurrentPolicy) -> None:
@@ -119,7 +122,7 @@ class RecurrentActorCritic(nn.Module):
 
 
 class ChunkActorCritic(nn.Module):
-    """The same of chunks of actions, at their levels: rows hold one choice each, or several one after another."""
+    """As `EmbodiedActorCritic`, of action chunks at their levels: each row holds one chunk, or several in order."""
 
     def __init__(self, model: ChunkPolicy, levels: ActionLevels) -> None:
         super().__init__()
@@ -138,12 +141,12 @@ class ChunkActorCritic(nn.Module):
 
 
 def _cut(tensor: Tensor, sequences: int) -> Tensor:
-    """[B,T,...] -> [sequences,L,...], rows cut into equal runs of steps."""
+    """[B,T,...] -> [sequences,L,...]: rows are cut into equal runs of steps."""
     return tensor.reshape(sequences, -1, *tensor.shape[2:])
 
 
 def _packed(batch: RolloutBatch, context: ContextParallel | None) -> tuple[PackedTokens, Tensor, Tensor]:
-    """The batch's sequences side by side, and (rows, columns) [K] of its action positions; this rank's of both."""
+    """Returns the packed sequences and (rows, columns) [K] of the action positions; with `context` this rank's part."""
     rows, columns = batch.action_mask.nonzero(as_tuple=True)
     tokens, lengths = batch.inputs["tokens"], batch.inputs["lengths"].tolist()
     packed = pack([tokens[row, :length] for row, length in enumerate(lengths)])
@@ -153,7 +156,7 @@ def _packed(batch: RolloutBatch, context: ContextParallel | None) -> tuple[Packe
 def _scatter(
     values: Tensor, batch: RolloutBatch, rows: Tensor, columns: Tensor, context: ContextParallel | None
 ) -> Tensor:
-    """[K,...] -> [B,T,...] with zeros elsewhere, differentiable; of the ranks of `context` together."""
+    """[K,...] -> [B,T,...], 0 at other positions, summed over the ranks of `context`; differentiable."""
     out = torch.zeros((*batch.action_mask.shape, *values.shape[1:]), dtype=values.dtype, device=values.device)
     placed = out.index_put((rows, columns), values)
     return placed if context is None else context.whole(placed)

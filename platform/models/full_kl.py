@@ -1,7 +1,7 @@
-"""KL over the whole vocabulary between two language models, from their hidden states, a chunk of positions at a time.
+"""KL divergence over the whole vocabulary between two language models, from their hidden states.
 
-The reference hands over hidden states and its output matrix rather than logits: [positions, vocabulary] numbers of a
-batch would not fit anywhere, and log-probs of sampled tokens are not enough.
+The reference sends hidden states and its output matrix instead of logits, because logits [positions, vocabulary] of a
+whole batch do not fit into memory.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from rl_platform.models.language import TOKENS_PER_CHUNK
 def full_kl_of_states(
     states: Tensor, weight: Tensor, reference_states: Tensor, reference_weight: Tensor, temperature: float
 ) -> Tensor:
-    """KL(pi || pi_ref) [K] float32 with gradient to `states` [K,H] and `weight` [V,H]; both logits / `temperature`.
+    """Returns KL(pi || pi_ref) [K] float32, differentiable in `states` [K,H] and `weight` [V,H].
 
-    `reference_states` [K,G] and `reference_weight` [V,G] may be of another width. At most TOKENS_PER_CHUNK rows of
-    logits exist at the same time; in training they are computed again for the backward.
+    The logits of both models are divided by `temperature`. `reference_states` [K,G] and `reference_weight` [V,G] may
+    have another width. At most TOKENS_PER_CHUNK rows of logits exist at a time; the backward pass recomputes them.
     """
     recompute = torch.is_grad_enabled() and len(states) > TOKENS_PER_CHUNK
     parts = []

@@ -1,9 +1,8 @@
-"""A language model as the platform uses it: a transformers backbone on packed tokens, with a token or a value head.
+"""Language models: a transformers backbone on packed tokens, with a token head or a value head.
 
-The attention of the backbone is whatever object is passed along with the tokens (`packed.PackedAttention` in training,
-the caches of the rollout engine in generation), so one backbone serves all of them. Works for the architectures of
-transformers that use its attention interface with plain causal attention and a plain linear head (Llama, Qwen2,
-Qwen3 ...); `pretrained.load_causal_lm` refuses the others.
+The caller passes the attention object with the tokens: `packed.PackedAttention` in training, the paged caches of the
+rollout engine in generation. This needs an architecture that uses transformers' attention interface with plain causal
+attention and a plain linear head (Llama, Qwen2, Qwen3 ...); `pretrained.load_causal_lm` refuses the others.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from rl_platform.models.packed import ATTENTION, PackedTokens
 
 Entropy = Literal["none", "value", "gradient"]
-TOKENS_PER_CHUNK = 1024  # rows of logits that exist at the same time: 1,024 x vocabulary
+TOKENS_PER_CHUNK = 1024  # logits [1024, vocabulary] are the most that exist at the same time
 
 
 def _attend(
@@ -38,7 +37,7 @@ class LanguageModel(nn.Module):
         network.set_attn_implementation(ATTENTION)
         self.config = network.config
         self.backbone = network.base_model
-        if value_head:  # zero weights: values start at 0, whatever the size of the hidden states
+        if value_head:  # zero weights: values start at 0 for hidden states of any scale
             self.head = nn.Linear(network.config.hidden_size, 1, dtype=torch.float32)
             nn.init.zeros_(self.head.weight)
             nn.init.zeros_(self.head.bias)
@@ -53,19 +52,18 @@ class LanguageModel(nn.Module):
         return output.last_hidden_state[0]
 
     def states_before(self, packed: PackedTokens, rows: Tensor, columns: Tensor) -> Tensor:
-        """Last hidden states [K,H] that predict the positions (rows, columns) [K]: each one position earlier."""
+        """Returns the last hidden states [K,H] that predict the positions (rows, columns) [K], one position earlier."""
         states = self.hidden(packed.tokens, packed.positions, packed.attention)
         return states.index_select(0, packed.flat_index[rows, columns - 1])
 
     def log_probs(
         self, states: Tensor, targets: Tensor, temperature: float, entropy: Entropy
     ) -> tuple[Tensor, Tensor | None]:
-        """Log-probability of `targets` [K] after `states` [K,H] of `states_before`.
+        """Returns log-probs [K] of `targets` [K] given `states` [K,H] of `states_before`, and entropies [K] or None.
 
-        Logits are divided by `temperature` and exist for TOKENS_PER_CHUNK positions at a time. Returns ([K], entropy
-        [K] or None).
+        Logits are divided by `temperature` and computed for TOKENS_PER_CHUNK positions at a time.
         """
-        recompute = torch.is_grad_enabled() and len(states) > TOKENS_PER_CHUNK  # one chunk alone would gain nothing
+        recompute = torch.is_grad_enabled() and len(states) > TOKENS_PER_CHUNK  # a single chunk saves no memory
         chunks = zip(states.split(TOKENS_PER_CHUNK), targets.split(TOKENS_PER_CHUNK), strict=True)
         parts = []
         for states_part, targets_part in chunks:
@@ -78,7 +76,7 @@ class LanguageModel(nn.Module):
         return log_probs, None if entropy == "none" else torch.cat([part[1] for part in parts])
 
     def values(self, packed: PackedTokens, rows: Tensor, columns: Tensor) -> Tensor:
-        """Value [K] float32 of the state before each position (rows, columns) [K]. Never divided by a temperature."""
+        """Returns values [K] float32 of the states before the positions (rows, columns) [K]."""
         states = self.states_before(packed, rows, columns)
         with torch.autocast(states.device.type, enabled=False):
             return self.head(states.float()).squeeze(-1)
@@ -87,7 +85,7 @@ class LanguageModel(nn.Module):
 def token_log_probs(
     states: Tensor, weight: Tensor, targets: Tensor, temperature: float, entropy: Entropy
 ) -> tuple[Tensor, Tensor | None]:
-    """states [K,H], weight [V,H], targets [K] -> log-probs [K] and, if asked for, entropies [K] (float32)."""
+    """states [K,H], weight [V,H], targets [K] -> log-probs [K] and entropies [K] or None, float32."""
     logits = torch.nn.functional.linear(states, weight).float()
     if temperature != 1.0:
         logits = logits / temperature

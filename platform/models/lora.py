@@ -1,7 +1,7 @@
-"""Low-rank adapters (LoRA: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021) by peft.
+"""Low-rank adapters (Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021) with peft.
 
-A targeted matrix W [out,in] computes W x + alpha / rank * B A x; A [rank,in] and B [out,rank] are trained, W is not.
-B starts at zero, so a model with new adapters is the model itself. peft is optional: the extra `lora` installs it.
+A targeted matrix W [out,in] computes W x + alpha / rank * B A x. A [rank,in] and B [out,rank] are trained, W is frozen.
+B starts at zero, so new adapters change no output. peft is optional: the extra `lora` installs it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from rl_platform.config.schema.models import Lora
 from rl_platform.errors import ConfigError, Problem
 
-ADAPTER = "default"  # peft's name of the only set of adapters, a part of the names of its parameters
+ADAPTER = "default"  # peft's name of the set of adapters; part of its parameter names
 BASE = ".base_layer."  # what peft inserts into the names of a targeted matrix
 
 
 def not_installed(key: str) -> Problem | None:
-    """What is missing for `key` (as actor.lora) to work, None if nothing is."""
+    """Returns a problem if peft is missing; None if it is installed. `key`: the section, such as actor.lora."""
     if importlib.util.find_spec("peft") is not None:
         return None
     hint = "pip install 'rl-platform[lora]'"
@@ -30,7 +30,7 @@ def not_installed(key: str) -> Problem | None:
 
 
 def unknown_targets(backbone: nn.Module, lora: Lora, key: str) -> list[Problem]:
-    """Names in `target_modules` that no linear layer of the backbone has."""
+    """Returns a problem for each name in `target_modules` that no linear layer of the backbone has."""
     linear = {name.rpartition(".")[2] for name, module in backbone.named_modules() if isinstance(module, nn.Linear)}
     allowed = ", ".join(sorted(linear))
     message = "the model has no linear layer of this name"
@@ -42,7 +42,7 @@ def unknown_targets(backbone: nn.Module, lora: Lora, key: str) -> list[Problem]:
 
 
 def adapter_parameters(backbone: nn.Module, lora: Lora) -> int:
-    """How many parameters the adapters of this model have."""
+    """Returns the number of parameters of this model's adapters."""
     matrices = ((name.rpartition(".")[2], module) for name, module in backbone.named_modules())
     return sum(
         lora.rank * (module.in_features + module.out_features)
@@ -52,9 +52,9 @@ def adapter_parameters(backbone: nn.Module, lora: Lora) -> int:
 
 
 def add_adapters(backbone: nn.Module, lora: Lora, seed: int, key: str) -> None:
-    """Freeze the backbone and put adapters on its targets; the matrices A depend on `seed` alone.
+    """Freezes the backbone and adds adapters to its targets. The matrices A depend on `seed` only.
 
-    Raises ConfigError without peft, or if a target is no linear layer of this model.
+    Raises ConfigError if peft is missing or a target is no linear layer of this model.
     """
     if (missing := not_installed(key)) is not None:
         raise ConfigError([missing])
@@ -64,19 +64,19 @@ def add_adapters(backbone: nn.Module, lora: Lora, seed: int, key: str) -> None:
 
     options = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.target_modules), bias="none")
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of transformers, about a name that peft still asks for
+        warnings.simplefilter("ignore", FutureWarning)  # transformers deprecates a name that peft uses
         torch.manual_seed(seed)
         inject_adapter_in_model(options, backbone, ADAPTER)
 
 
 @contextmanager
 def without_adapters(model: nn.Module) -> Iterator[None]:
-    """Within this block the model computes as it did before it had adapters."""
+    """Disables the adapters of `model` within the block."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
     assert layers, "a model without adapters"
-    # not enable_adapters(): it also freezes them, and FSDP asks only once whether a parameter needs a gradient
+    # enable_adapters() would also change requires_grad, which FSDP reads only once
     for layer in layers:
         layer._disable_adapters = True
     try:
@@ -88,7 +88,7 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def merged(weights: dict[str, Tensor], lora: Lora) -> dict[str, Tensor]:
-    """The same weights under the names of a model without adapters: W + alpha / rank * B A, others as they are."""
+    """Returns the weights of an equal model without adapters: W + alpha / rank * B A; other weights are unchanged."""
     plain: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         if ".lora_" in name:

@@ -1,11 +1,11 @@
-"""Unequal sequences side by side in one forward pass, without padding and with their common beginning computed once.
+"""Packs sequences of different lengths into one forward pass, without padding and with a shared prefix computed once.
 
-A `PackedTokens` is one flat row of tokens: first the prefix that all sequences share (a chat template's system turn,
-say), then each sequence's own rest. Linear layers, norms and embeddings see only real tokens; `PackedAttention` keeps
-sequences apart. The gradient of the shared prefix is the sum over the sequences, so losses and gradients equal those of
-separate padded rows.
+`PackedTokens` is one flat row of tokens: the prefix that all sequences share (such as the system turn of a chat
+template), then the rest of each sequence. Linear layers, norms and embeddings process only real tokens;
+`PackedAttention` separates the sequences. The gradient of the prefix is the sum over the sequences, so losses and
+gradients equal those of separate padded rows.
 
-Does not cover sequence or context parallelism.
+Not covered: splitting tokens over ranks, see `context_parallel`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 ATTENTION = "rl_platform"
-# Pairs of positions that cost as much as one more call for a group of sequences.
+# Pairs of positions whose attention costs as much as one more kernel call.
 SPLIT = {"cpu": 2**14, "cuda": 2**23}
 
 
 @dataclass(frozen=True)
 class PackedTokens:
-    """tokens, positions: [N] int64, N = prefix + sum of the rests. attention: how they see each other.
+    """tokens, positions [N] int64, N = prefix + sum of the rests; attention: which of them attend to each other.
 
-    flat_index [B,T] int64: where position t of row b stands in the flat row (padding points at 0).
+    flat_index [B,T] int64: the index of position t of row b in the flat row; 0 for padding.
     """
 
     tokens: Tensor
@@ -36,12 +36,11 @@ class PackedTokens:
 
 
 class PackedAttention:
-    """Causal attention over packed sequences: every sequence sees the shared prefix and itself.
+    """Causal attention over packed sequences: every sequence attends to the shared prefix and to itself.
 
-    rest_index [B,S] int64: flat positions of each sequence's rest, right-padded with 0; rest_mask [B,S] bool: not
-    padding.
-    Sequences of about the same length are computed together, padded to the longest of them. Padding stands right of
-    the real tokens, so the causal mask alone hides it from them.
+    rest_index [B,S] int64: flat indices of each sequence's rest, padded on the right with 0; rest_mask [B,S] bool:
+    False for padding. Sequences of similar length are computed together, padded to the longest of them. Padding is on
+    the right, so the causal mask hides it from real tokens.
     """
 
     def __init__(self, prefix: int, rest_index: Tensor, rest_mask: Tensor) -> None:
@@ -89,16 +88,16 @@ class PackedAttention:
 
 
 def causal_after(prefix: int, width: int, device: torch.device) -> Tensor:
-    """[width, prefix + width] bool: each position sees all of the prefix, those before it and itself."""
+    """Returns a mask [width, prefix + width] bool: each position sees the prefix, earlier positions and itself."""
     sees_prefix = torch.ones(width, prefix, dtype=torch.bool, device=device)
     return torch.cat([sees_prefix, torch.ones(width, width, dtype=torch.bool, device=device).tril()], dim=1)
 
 
 def similar(lengths: Sequence[int], prefix: int, worth: int) -> list[list[int]]:
-    """Indices of lengths in groups, longest first, whose padding is cheaper than another group.
+    """Returns groups of indices into `lengths`, longest first, so that padding costs less than another group would.
 
-    Cost of a group: its rows times its longest length times what that sees, prefix included, in pairs of positions. A
-    group ends where ending it saves `worth` pairs of those that are left. One group keeps the order of `lengths`.
+    The cost of a group in pairs of positions is rows * longest * (prefix + longest). A group ends where a new one saves
+    more than `worth` pairs of the remaining rows. A single group keeps the order of `lengths`.
     """
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     groups: list[list[int]] = [[]]
@@ -112,7 +111,7 @@ def similar(lengths: Sequence[int], prefix: int, worth: int) -> list[list[int]]:
 
 
 def pack(sequences: Sequence[Tensor], *, share_prefix: bool = True) -> PackedTokens:
-    """Pack int64 token sequences [L_b] (each at least one token), sharing the longest prefix common to all of them."""
+    """Packs token sequences [L_b] int64, L_b > 0; with `share_prefix` the longest common prefix is stored once."""
     device = sequences[0].device
     lengths = torch.tensor([len(sequence) for sequence in sequences], device=device)
     prefix = common_prefix(sequences) if share_prefix and len(sequences) > 1 else 0
@@ -130,7 +129,7 @@ def pack(sequences: Sequence[Tensor], *, share_prefix: bool = True) -> PackedTok
 
 
 def common_prefix(sequences: Sequence[Tensor]) -> int:
-    """Number of leading tokens that all sequences share, at most one less than the shortest sequence."""
+    """Returns the number of leading tokens that all sequences share, at most one less than the shortest length."""
     limit = min(len(sequence) for sequence in sequences) - 1
     heads = torch.stack([sequence[:limit] for sequence in sequences])
     same = (heads == heads[:1]).all(dim=0)

@@ -1,8 +1,8 @@
-"""The embodied policy: one backbone, an MLP or a CNN and an MLP, with a policy head and a value head.
+"""The embodied policy: a shared backbone (MLP, or CNN and MLP) with a policy head and a value head.
 
-Observations are flat: vectors, which are normalised outside, or uint8 images, which are divided by 255 here. Actions
-are clipped to an environment's bounds outside, unless they are squashed into them. The backbone is shared, so the
-policy loss and the value loss both train it.
+Observations are flat. Vectors are normalised by the environment component; uint8 images are divided by 255 here.
+The environment clips actions to its bounds, unless the policy squashes them. Policy loss and value loss both train the
+backbone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rl_platform.models.vision import ImageEncoder
 
 
 class Tanh(nn.Module):
-    """tanh, on a CPU as 2 sigmoid(2x) - 1: equal to 2e-7, and in half the time of torch's own there."""
+    """tanh(x). On a CPU it is computed as 2 sigmoid(2x) - 1: within 2e-7 of torch.tanh, in half the time."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         if inputs.device.type != "cpu":
@@ -55,7 +55,7 @@ def _tanh(inputs: Tensor) -> Tensor:
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": Tanh, "relu": nn.ReLU, "silu": nn.SiLU, "elu": nn.ELU}
 LOG_SQRT_2_PI = 0.5 * math.log(2 * math.pi)
-LOG_STD_RANGE = (-20.0, 2.0)  # of deviations that are a function of the state, as in Soft Actor-Critic
+LOG_STD_RANGE = (-20.0, 2.0)  # clamps state-dependent log standard deviations, as in Soft Actor-Critic
 
 
 @dataclass(frozen=True)
@@ -124,14 +124,14 @@ class ActorCriticPolicy(nn.Module):
         return features
 
     def _log_std(self, features: Tensor) -> Tensor:
-        """Log standard deviations, [A] or of each state [B,A]."""
+        """Log standard deviations: [A], or [B,A] if they depend on the state."""
         if hasattr(self, "log_std_head"):
             of_state: Tensor = self.log_std_head(features).clamp(*LOG_STD_RANGE)
             return of_state
         return self.log_std
 
     def executed(self, actions: Tensor) -> Tensor:
-        """What the environment gets for actions of `act`."""
+        """Returns the actions [...,A] that the environment executes for actions of `act`."""
         return actions if self.squash is None else self.squash(actions)
 
     @torch.no_grad()
@@ -142,10 +142,10 @@ class ActorCriticPolicy(nn.Module):
         deterministic: bool = False,
         among: Among = None,
     ) -> tuple[Tensor, Tensor]:
-        """Choose actions; `deterministic` takes the mean or the most likely choice.
+        """Samples actions; with `deterministic` returns the mean or the most likely choice.
 
-        among: see `draws`. observations [N,...] float32 or uint8 -> actions [N,A] float32 (not clipped) or [N] int64,
-        log_probs [N].
+        observations [N,...] float32 or uint8 -> actions [N,A] float32 (not clipped) or [N] int64, log_probs [N].
+        `among` places the rows in a larger batch, see `draws`.
         """
         features = self._features(observations)
         head = self.policy_head(features)
@@ -159,7 +159,7 @@ class ActorCriticPolicy(nn.Module):
         return chosen, log_probs.gather(-1, chosen[..., None]).squeeze(-1)
 
     def evaluate(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probabilities of given actions, with gradients.
+        """Returns log-probabilities of given actions, entropies and values, with gradients.
 
         observations [B,...], actions [B,A] float32 or [B] int64 -> log_probs [B], entropy [B], values [B].
         """
@@ -168,7 +168,7 @@ class ActorCriticPolicy(nn.Module):
         if self.action_space.kind == "continuous":
             log_std = self._log_std(features)
             noise = (actions - head) * (-log_std).exp()
-            # H = sum_i log sigma_i + (1 + log 2 pi) / 2, with a free deviation the same for every state
+            # H = sum_i (log sigma_i + (1 + log 2 pi) / 2)
             entropy = log_std.sum(-1) + self.action_space.size * (0.5 + LOG_SQRT_2_PI)
             if self.squash is not None:
                 entropy = entropy + self.squash.mean_log_slope(head, log_std).sum(-1)
@@ -185,7 +185,7 @@ class ActorCriticPolicy(nn.Module):
 
 
 def perceptron(inputs: int, hidden_sizes: Sequence[int], activation: str) -> nn.Sequential:
-    """Layers of these widths, each with the activation behind it; without any, its inputs as they are."""
+    """Returns linear layers of widths `hidden_sizes`, each followed by the activation; no layers: the identity."""
     gain = nn.init.calculate_gain("tanh" if activation == "tanh" else "relu")
     layers: list[nn.Module] = []
     for hidden in hidden_sizes:

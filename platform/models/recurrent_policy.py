@@ -1,4 +1,4 @@
-"""The embodied policy that remembers: a recurrent cell between the backbone and the heads, for partial observation."""
+"""The recurrent embodied policy: a GRU between the backbone and the heads, for partial observation."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RecurrentPolicy(nn.Module):
             if name.startswith("bias"):
                 nn.init.zeros_(parameter)
                 continue
-            for gate in parameter.chunk(3):  # reset, update and new: square blocks of their own
+            for gate in parameter.chunk(3):  # the blocks of the reset, update and new gates
                 nn.init.orthogonal_(gate.data)
         self.heads = ActorCriticPolicy((self.recurrent_size,), action_space, replace(config, hidden_sizes=()))
         self.executed = self.heads.executed
@@ -51,16 +51,16 @@ class RecurrentPolicy(nn.Module):
         deterministic: bool = False,
         among: Among = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """As ActorCriticPolicy.act, with hidden states [N,H] before and, third of what it gives, after."""
+        """Samples actions as `ActorCriticPolicy.act`, from hidden states [N,H]; also returns the next ones [N,H]."""
         hidden_states = self.cell(self._features(observations), hidden_states)
         return *self.heads.act(hidden_states, generator, deterministic, among), hidden_states
 
     def evaluate(
         self, observations: Tensor, actions: Tensor, hidden_states: Tensor, episode_starts: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """With gradients, which flow back to the first step of each of B sequences of L steps and no further.
+        """Evaluates given actions of B sequences of L steps. Gradients flow back to a sequence's first step.
 
-        observations [B,L,D]; actions [B,L,A] float32 or [B,L] int64; hidden_states [B,H] before the first step;
+        observations [B,L,D], actions [B,L,A] float32 or [B,L] int64, hidden_states [B,H] before the first step,
         episode_starts [B,L] bool: steps that begin an episode -> log_probs, entropy, values [B,L], and the hidden
         states [B,L,H] after each step.
         """
@@ -76,10 +76,10 @@ class RecurrentPolicy(nn.Module):
         features: Tensor = self.backbone(observations.reshape(observations.shape[0], self.observation_size))
         return features
 
-    def _states(self, features: Tensor, state: Tensor, goes_on: Tensor) -> Tensor:
-        """[B,L,H]: the cell's states, from 0 wherever an episode does not go on."""
+    def _states(self, features: Tensor, state: Tensor, continues: Tensor) -> Tensor:
+        """Hidden states [B,L,H]. The state is 0 before each step whose `continues` [B,L] is False."""
         states = []
-        for step, kept in zip(features.unbind(1), goes_on.to(state.dtype).unbind(1), strict=True):
-            state = self.cell(step, state * kept[:, None])
+        for step, mask in zip(features.unbind(1), continues.to(state.dtype).unbind(1), strict=True):
+            state = self.cell(step, state * mask[:, None])
             states.append(state)
         return torch.stack(states, dim=1)

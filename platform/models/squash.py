@@ -1,7 +1,7 @@
-"""Actions kept inside their bounds: a = low + (high - low) (tanh(u) + 1) / 2 of a Gaussian u.
+"""Squashes Gaussian samples u into bounds: a = low + (high - low) (tanh(u) + 1) / 2.
 
-As in Haarnoja et al., "Soft Actor-Critic" (2018), appendix C. Policies choose and store u, from which everything here
-is exact; recovering it from an action near a bound would not be.
+As in Haarnoja et al., "Soft Actor-Critic" (2018), appendix C. Policies sample and store u, because u cannot be
+recovered exactly from an action near a bound.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-_NODES = 16  # of the quadrature: it is off by 1e-5 at a deviation of 1, by 3e-3 at 2
+_NODES = 16  # of the quadrature; its error is 1e-5 at a standard deviation of 1 and 3e-3 at 2
 
 
 class Squash(nn.Module):
-    """From u to actions within `low` and `high` [A]. Nothing of it is trained or saved."""
+    """Maps u to actions within `low` and `high` [A]. It has no parameters and saves no buffers."""
 
     def __init__(self, low: Sequence[float], high: Sequence[float]) -> None:
         super().__init__()
@@ -40,14 +40,14 @@ class Squash(nn.Module):
         return self.middle + self.scale * torch.tanh(u)
 
     def log_slope(self, u: Tensor) -> Tensor:
-        """log |da/du| [...,A], finite for every u: what the log-density of u loses on the way to a."""
-        # log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2 u)), without the difference that cancels
+        """Returns log |da/du| [...,A], finite for every u. log p(a) = log p(u) - log |da/du|."""
+        # log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2 u)), which avoids cancellation for large |u|
         return self.scale.log() + 2 * (math.log(2) - u - F.softplus(-2 * u))
 
     def mean_log_slope(self, mean: Tensor, log_std: Tensor) -> Tensor:
-        """E log |da/du| [...,A] over u ~ N(mean, exp(log_std)): what squashing adds to the entropy of u.
+        """Returns E log |da/du| [...,A] over u ~ N(mean, exp(log_std)): the entropy of a minus that of u.
 
-        It has no closed form; Gauss-Hermite quadrature, the same for the same arguments and differentiable in both.
+        There is no closed form. Gauss-Hermite quadrature is deterministic and differentiable in both arguments.
         """
         u = mean[..., None] + log_std.exp()[..., None] * self.nodes
         return (self.log_slope(u.transpose(-1, -2)) * self.weights[:, None]).sum(-2)

@@ -1,4 +1,4 @@
-"""Text to token ids and back: a Hugging Face tokenizer, or plain bytes for tiny models that learn from nothing."""
+"""Tokenizers: Hugging Face tokenizers, and plain bytes for tiny random models."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from rl_platform.config.schema.models import Model
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.pretrained import model_folder, not_loaded
 
-_TURN = "WORDS OF THE ASSISTANT"  # where they stand in a rendered template
+_TURN = "WORDS OF THE ASSISTANT"  # placeholder that marks the assistant's turn in a rendered template
 Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": text}
 
 
 class Tokenizer(Protocol):
-    """What the platform needs of a tokenizer. `eos_token_ids` are the tokens that end a response, at least one."""
+    """The interface of tokenizers. `eos_token_ids`: tokens that end a response, at least one."""
 
     eos_token_ids: tuple[int, ...]
     pad_token_id: int
@@ -25,20 +25,26 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> list[int]: ...
 
     def decode(self, token_ids: Iterable[int]) -> str:
-        """The text without special tokens."""
+        """Returns the text without special tokens."""
         ...
 
     def apply_chat(self, messages: Sequence[Message]) -> list[int]:
-        """The conversation and the header of the assistant's turn. Raises ConfigError without a template."""
+        """Returns token ids of the conversation and the header of the assistant's turn.
+
+        Raises ConfigError if there is no chat template.
+        """
         ...
 
     def observation(self, text: str, chat: bool, ended: bool) -> list[int]:
-        """The tokens with which `text` continues a conversation after a turn of the policy: bare, or with `chat` as a
-        user's turn and the header of the assistant's next. `ended`: the policy's turn has its EOS already."""
+        """Returns the tokens by which `text` continues a conversation after a turn of the policy.
+
+        With `chat` they are a user's turn and the header of the assistant's next turn, else the bare text.
+        `ended`: the policy's turn contains its EOS already.
+        """
         ...
 
     def save(self, folder: Path) -> None:
-        """Write the files that transformers loads the tokenizer from."""
+        """Writes the files from which transformers loads the tokenizer."""
         ...
 
 
@@ -65,7 +71,7 @@ class ByteTokenizer:
         return self.encode(text)
 
     def save(self, folder: Path) -> None:
-        """Bytes need no files."""
+        """Writes nothing: bytes need no files."""
 
 
 class HFTokenizer:
@@ -102,7 +108,7 @@ class HFTokenizer:
     def observation(self, text: str, chat: bool, ended: bool) -> list[int]:
         if not chat:
             return self._tokenizer.encode(text, add_special_tokens=False)
-        # What the template writes between the assistant's words and the end; the turns before are not encoded again.
+        # The text that the template adds after the assistant's turn; earlier turns are not encoded again.
         before = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _TURN}]
         _, _, after = self._chat_text([*before, {"role": "user", "content": text}]).partition(_TURN)
         tokens = self._tokenizer.encode(after, add_special_tokens=False)
@@ -116,7 +122,10 @@ class HFTokenizer:
 
 
 def load_tokenizer(model: Model, key: str = "actor.model") -> Tokenizer:
-    """The tokenizer of a language model: `tokenizer` if given, else the one beside the weights, else bytes."""
+    """Returns a model's tokenizer: `model.tokenizer` if given, else that of the weights' folder, else bytes.
+
+    Raises ConfigError if it cannot be loaded or has no EOS token.
+    """
     if model.tokenizer == "bytes" or (model.tokenizer is None and model.path is None):
         return ByteTokenizer()
     if model.tokenizer is not None:
@@ -125,7 +134,7 @@ def load_tokenizer(model: Model, key: str = "actor.model") -> Tokenizer:
 
 
 def stop_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[int, ...]:
-    """The tokens of `rollout.stop`. Raises ConfigError for texts that are several tokens: engines look at one."""
+    """Returns the token ids of `rollout.stop`. Raises ConfigError for a text of several tokens: engines compare one."""
     tokens_of = {text: tokenizer.observation(text, chat=False, ended=False) for text in texts}
     problems = [
         Problem(
@@ -143,13 +152,13 @@ def stop_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[int, ...]:
 
 
 def _tokenizer_folder(name: str, key: str) -> str:
-    """A folder that holds a tokenizer needs no model beside it; other names mean what they mean for models."""
+    """Returns `name` if it is a folder with a tokenizer, which needs no model; else resolves it as a model's path."""
     folder = Path(name).expanduser()
     return str(folder) if (folder / "tokenizer_config.json").is_file() else model_folder(name, key)
 
 
 def _generation_eos(folder: str) -> list[int]:
-    """EOS ids of the generation config: chat models often end turns with a token that is not the tokenizer's EOS."""
+    """EOS ids of the generation config. Chat models often end turns with another token than the tokenizer's EOS."""
     file = Path(folder) / "generation_config.json"
     if not file.is_file():
         return []

@@ -1,4 +1,4 @@
-"""Convolutions over images: what the CNN policy and the vision-language-action policy see."""
+"""Image layouts and the convolutional encoder of the CNN and vision-language-action policies."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from rl_platform.config.schema.models import ConvNet
 
 @dataclass(frozen=True)
 class ImageLayout:
-    """Images as an environment gives them: [height,width,channels], a stack of those [S,height,width,channels], or a
-    stack of gray ones [S,height,width] (S is then the smallest of the three)."""
+    """The shape of an environment's images.
+
+    [height,width,channels], a stack [S,height,width,channels], or a stack of gray images [S,height,width], recognised
+    by S being the smallest of the three.
+    """
 
     shape: tuple[int, ...]
 
@@ -31,7 +34,7 @@ class ImageLayout:
         return math.prod(self.shape) // math.prod(self.height_and_width)
 
     def channels_first(self, flat: Tensor) -> Tensor:
-        """[B,D] -> [B,channels,height,width]; a view wherever it can be."""
+        """Returns flat images [B,D] as [B,channels,height,width]; a view where the layout allows it."""
         images = flat.view(-1, *self.shape)
         if self.stack_first:
             return images
@@ -41,10 +44,9 @@ class ImageLayout:
 
 
 class ImageEncoder(nn.Module):
-    """Convolutions, each followed by ReLU, in the order and with the start of Mnih et al. (2015) and of the public PPO
-    policies for images: orthogonal, gain sqrt(2).
+    """Convolutions, each followed by ReLU, as in Mnih et al. (2015); orthogonal initialisation with gain sqrt(2).
 
-    `positions` places of `channels` numbers each, flattened `width` numbers.
+    The last feature map has `positions` places of `channels` numbers, `width` = positions * channels in all.
     """
 
     def __init__(self, observation_shape: Sequence[int], cnn: ConvNet) -> None:
@@ -64,10 +66,10 @@ class ImageEncoder(nn.Module):
         self.width = self.channels * self.positions
 
     def forward(self, flat: Tensor) -> Tensor:
-        """Images [B,D], 0 to 1 -> features [B,width], position by position."""
+        """Images [B,D] in [0,1] -> features [B,width], position by position."""
         return self.places(flat).flatten(1)
 
     def places(self, flat: Tensor) -> Tensor:
-        """Images [B,D], 0 to 1 -> [B,positions,channels]."""
+        """Images [B,D] in [0,1] -> features [B,positions,channels]."""
         features: Tensor = self.layers(self.layout.channels_first(flat))
         return features.flatten(2).transpose(1, 2)

@@ -1,11 +1,13 @@
-"""The vision-language-action policy: pictures and an instruction read by a language model that chooses actions.
+"""The vision-language-action policy: a language model reads an image and an instruction and selects action bins.
 
-One sequence per observation: its instruction's words, the picture's places, one query per component of the action. The
-queries' last states give logits over bins, all in one pass: components are independent given the observation, as those
-of a diagonal Gaussian are, and rollout and training compute the very same function, without a cache. (Decoding one
-component after the other would cost a pass each and could make them depend on each other.) The words come first, and
-each instruction is computed once for all rows that have it. As in Kim et al., "Fine-Tuning Vision-Language-Action
-Models" (2025), OpenVLA-OFT, which decodes in parallel too; bins as in Brohan et al., "RT-1" (2022).
+An observation is one sequence: the instruction's tokens, the image's positions, one query per action component. The
+last hidden states of the queries give logits over bins in one pass, so components are independent given the
+observation, as those of a diagonal Gaussian. Rollout and training compute the same function without a cache. (Decoding
+component by component would cost one pass each, but could model dependence between them.) Instructions come first:
+each is computed once for all rows that share it.
+
+Parallel decoding as in Kim et al., "Fine-Tuning Vision-Language-Action Models" (2025), OpenVLA-OFT; bins as in Brohan
+et al., "RT-1" (2022).
 """
 
 from __future__ import annotations
@@ -29,14 +31,14 @@ from rl_platform.models.vision import ImageEncoder
 
 
 class InstructedAttention:
-    """Causal attention where T instructions of up to W words stand once before B rows of S positions, each of which
-    sees one of them and itself. Shorter instructions are padded on the right.
+    """Causal attention over T instructions of W tokens, padded on the right, followed by B rows of S positions.
 
-    tasks [B] int64: the instruction of each row; lengths [B]: its number of words.
+    A row attends to its own instruction and to itself. tasks [B] int64: the instruction of each row; lengths [B]: its
+    number of tokens.
     """
 
     def __init__(self, instructions: int, words: int, tasks: Tensor, lengths: Tensor, positions: int) -> None:
-        self._told, self._words, self._tasks, self._positions = instructions, words, tasks, positions
+        self._count, self._words, self._tasks, self._positions = instructions, words, tasks, positions
         sees_word = torch.arange(words, device=tasks.device) < lengths[:, None]
         sees_own = torch.ones(positions, positions, dtype=torch.bool, device=tasks.device).tril()
         parts = sees_word[:, None].expand(-1, positions, -1), sees_own.expand(len(tasks), -1, -1)
@@ -46,31 +48,32 @@ class InstructedAttention:
         """query [1,Hq,N,D], key and value [1,Hkv,N,D], N = T W + B S -> [N,Hq,D]."""
         if (repeat := query.shape[1] // key.shape[1]) > 1:
             key, value = key.repeat_interleave(repeat, dim=1), value.repeat_interleave(repeat, dim=1)
-        told, own = zip(*(self._parts(tensor) for tensor in (query, key, value)), strict=True)
-        first = F.scaled_dot_product_attention(*told, is_causal=True, scale=scaling)
+        instruction, own = zip(*(self._parts(tensor) for tensor in (query, key, value)), strict=True)
+        first = F.scaled_dot_product_attention(*instruction, is_causal=True, scale=scaling)
         seen = [
             torch.cat([word.index_select(0, self._tasks), rest], dim=2)
-            for word, rest in zip(told[1:], own[1:], strict=True)
+            for word, rest in zip(instruction[1:], own[1:], strict=True)
         ]
         then = F.scaled_dot_product_attention(own[0], *seen, attn_mask=self._mask, scale=scaling)
         return torch.cat([part.transpose(1, 2).flatten(0, 1) for part in (first, then)])
 
     def _parts(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
-        """[1,H,N,D] -> of the instructions [T,H,W,D], of the rows [B,H,S,D]."""
-        flat, begin = tensor[0].transpose(0, 1), self._told * self._words
-        told = flat[:begin].unflatten(0, (self._told, self._words))
-        return told.transpose(1, 2), flat[begin:].unflatten(0, (-1, self._positions)).transpose(1, 2)
+        """[1,H,N,D] -> instructions [T,H,W,D], rows [B,H,S,D]."""
+        flat, begin = tensor[0].transpose(0, 1), self._count * self._words
+        instruction = flat[:begin].unflatten(0, (self._count, self._words))
+        return instruction.transpose(1, 2), flat[begin:].unflatten(0, (-1, self._positions)).transpose(1, 2)
 
 
 class VisionLanguagePolicy(nn.Module):
-    """D components (1 of a discrete action) of `choices` bins each. The log-prob of an action is the sum over them.
+    """Categorical policy over D components (1 for a discrete action) of `choices` bins each.
 
-    What is called action here are the bins [D]; `executed` gives the environment's action: bins divide the way from the
-    lower to the upper bound evenly, ends included. `language` has the value head. Both heads start at zero: uniform
-    choices, values 0. Pictures and queries start as large as the language model's words. instructions: [L] int64 of
-    each task; where there are several, `tasks` [B] int64 tell which one a row has.
+    An action is the bins [D]; its log-prob is the sum over components. `executed` maps bins to the environment's
+    action: they divide the range from lower to upper bound evenly, bounds included. `language` has the value head.
+    Both heads start at zero, which gives uniform actions and values of 0. Image features and queries start at the scale
+    of the token embeddings.
 
-    Of the language model's vocabulary the words of the instructions stay, [T,L,H] as they are: nothing else is read.
+    instructions: token ids [L] int64 of each task; with several, `tasks` [B] int64 selects the instruction of each row.
+    Of the embedding matrix only their rows [T,L,H] are stored, frozen, as no other token is read.
     """
 
     def __init__(
@@ -111,14 +114,16 @@ class VisionLanguagePolicy(nn.Module):
         states = self._states(rest, tasks)
         with torch.autocast(states.device.type, enabled=False):
             logits = self.action_head(states[:, places:].float())
-            values = self.language.head(states[:, places - 1].float()).squeeze(-1)  # all seen, nothing chosen
+            values = self.language.head(states[:, places - 1].float()).squeeze(
+                -1
+            )  # the last image position: before any query
         return logits, values
 
     def _states(self, rest: Tensor, tasks: Tensor | None) -> Tensor:
-        """rest [B,S,H]: what follows the instruction in each row -> last hidden states [B,S,H] of it."""
+        """rest [B,S,H]: embeddings that follow the instruction -> their last hidden states [B,S,H]."""
         (rows, length, width), device = rest.shape, rest.device
         if tasks is None:
-            assert len(self.lengths) == 1, "of several tasks the policy is told which"
+            assert len(self.lengths) == 1, "a policy with several instructions needs the task of each row"
             tasks = torch.zeros(rows, dtype=torch.int64, device=device)
         count, longest, _ = self.words.shape
         lengths = torch.tensor(self.lengths, device=device)[tasks]
@@ -142,7 +147,7 @@ class VisionLanguagePolicy(nn.Module):
         among: Among = None,
         tasks: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """As `ActorCriticPolicy.act`: observations [N,D'] uint8 -> bins [N,D] int64, log_probs [N]."""
+        """Samples as `ActorCriticPolicy.act`: observations [N,D'] uint8 -> bins [N,D] int64, log_probs [N]."""
         log_probs = self(observations, tasks)[0].log_softmax(-1)
         bins = choices(log_probs, generator, deterministic, among)
         return bins, _of_action(log_probs, bins)
@@ -150,7 +155,7 @@ class VisionLanguagePolicy(nn.Module):
     def evaluate(
         self, observations: Tensor, actions: Tensor, tasks: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """With gradients: observations [B,D'], bins [B,D] -> log_probs [B], entropy [B], values [B]."""
+        """Evaluates bins, with gradients: observations [B,D'], bins [B,D] -> log_probs, entropy, values [B]."""
         logits, values = self(observations, tasks)
         log_probs = logits.log_softmax(-1)
         entropy = -(log_probs.exp() * log_probs).sum(-1).sum(-1)
@@ -162,27 +167,29 @@ class VisionLanguagePolicy(nn.Module):
 
 
 def _of_action(log_probs: Tensor, bins: Tensor) -> Tensor:
-    """[N,D,choices], [N,D] -> [N]: independent components, so their log-probs add up."""
+    """[N,D,choices], [N,D] -> [N]: the log-probs of independent components add up."""
     return log_probs.gather(-1, bins[..., None]).squeeze(-1).sum(-1)
 
 
 def vision_language_policy(
     model: Model, spaces: EnvSpaces, seed: int, instructions: Sequence[str] = ()
 ) -> VisionLanguagePolicy:
-    """The policy of a section; a random language model depends on `seed` alone, the rest on the global generator.
-    instructions: of the tasks; empty: the section's own.
+    """Returns the policy of section `model`.
 
-    Raises ConfigError when there is nothing to load or the model cannot read that much.
+    A random language model depends on `seed`, other new parameters on torch's global generator. instructions: one per
+    task; empty: the section's own.
+
+    Raises ConfigError if there is nothing to load, or if the model reads fewer positions than a sequence has.
     """
     tokenizer = load_tokenizer(model)
     network = load_causal_lm(model, tokenizer.vocab_size, tokenizer.eos_token_ids[0], seed)
     if model.backbone_layers is not None:
         _keep_first_layers(network, model.backbone_layers)
     texts = instructions or (model.instruction or "",)
-    told = [torch.tensor(tokenizer.encode(text)) for text in texts]
+    tokens = [torch.tensor(tokenizer.encode(text)) for text in texts]
     language = LanguageModel(network, value_head=True)
     policy = VisionLanguagePolicy(
-        language, told, ImageEncoder(spaces.observation_shape, model.cnn), spaces, model.action_bins
+        language, tokens, ImageEncoder(spaces.observation_shape, model.cnn), spaces, model.action_bins
     )
     length = max(policy.lengths) + policy.encoder.positions + policy.components
     if length > (readable := getattr(network.config, "max_position_embeddings", length)):
@@ -196,8 +203,10 @@ def vision_language_policy(
 
 
 def _keep_first_layers(network: Any, count: int) -> None:
-    """Let a language model end after `count` layers, with its last norm: far from the next word the later ones add
-    little to what a policy reads (Shukor et al., "SmolVLA" (2025), use half of them)."""
+    """Removes all layers after the first `count`; the final norm stays.
+
+    Later layers specialise in predicting the next token (Shukor et al., "SmolVLA" (2025), use half of the layers).
+    """
     layers = network.base_model.layers
     if count > len(layers):
         message = f"the language model has {len(layers)} layers"

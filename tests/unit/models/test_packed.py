@@ -149,7 +149,7 @@ def test_without_sharing_the_result_is_the_same(both) -> None:
 @pytest.mark.parametrize("value_head", [False, True])
 def test_padding_changes_nothing(value_head: bool, both, token_batch, gradients) -> None:
     sequences, prompts, _ = SEQUENCES["shared prefix"]
-    outputs = []
+    results = []
     for padding in (0, 37):
         _, model = both(value_head=value_head)
         if value_head:
@@ -160,8 +160,8 @@ def test_padding_changes_nothing(value_head: bool, both, token_batch, gradients)
         assert result.shape == batch.action_mask.shape
         assert not result[~batch.action_mask].any()
         result.square().sum().backward()
-        outputs.append((result[:, :7].detach(), gradients(model)))
-    (narrow, narrow_gradients), (wide, wide_gradients) = outputs
+        results.append((result[:, :7].detach(), gradients(model)))
+    (narrow, narrow_gradients), (wide, wide_gradients) = results
     assert torch.equal(narrow, wide)
     assert all(torch.equal(narrow_gradients[name], wide_gradients[name]) for name in narrow_gradients)
 
