@@ -8,7 +8,7 @@ import json
 from pydantic.fields import FieldInfo
 
 from rl_platform.config.describe import allowed, section_of
-from rl_platform.config.foreign_names import FOREIGN_SECTIONS, all_names
+from rl_platform.config.foreign_names import foreign_keys, foreign_sections
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.base import Section
 from rl_platform.config.schema.cluster import NodeGroup
@@ -114,9 +114,10 @@ def _row(name: str, field: FieldInfo) -> str:
 def _names() -> list[str]:
     rows = ["## Names of other systems", "", "The loader refuses these names and names the key to use instead."]
     system = ""
-    sections = [(system, f"{name}:", target, "") for name, (system, target) in FOREIGN_SECTIONS.items()]
+    sections = [(system, f"{name}:", target, "") for name, (system, target) in foreign_sections().items()]
     keys = [
-        (key.system, name, ", ".join(f"`{here}`" for here in key.here), key.note) for name, key in all_names().items()
+        (key.system, name, ", ".join(f"`{here}`" for here in key.here), key.note)
+        for name, key in foreign_keys().items()
     ]
     for its_system, name, here, note in sorted([*sections, *keys], key=lambda row: (row[0].lower(), row[1])):
         if its_system != system:

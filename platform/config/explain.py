@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from rl_platform.config.describe import allowed, choices, field_at, section_at, walk
-from rl_platform.config.foreign_names import FOREIGN_SECTIONS, ForeignName, translate
+from rl_platform.config.foreign_names import ForeignName, foreign_sections, translate
 from rl_platform.config.suggest import nearest
 from rl_platform.errors import Problem
 
@@ -112,8 +112,8 @@ def _type_hint(kind: str, value: Any) -> str:
 
 def _unknown(key: str, value: Any, where: Where) -> Iterator[Problem]:
     parent, _, name = key.rpartition(".")
-    if key in FOREIGN_SECTIONS:
-        system, target = FOREIGN_SECTIONS[key]
+    if key in foreign_sections():
+        system, target = foreign_sections()[key]
         yield Problem(key, f"`{name}` is {system}'s section; here its keys go to {target}", where(key))
         yield from _content(key, value, where)
         return

@@ -128,7 +128,7 @@ def test_platform_is_the_standard_librarys_from_the_root_of_the_repository():
     assert Path(imported) == Path(sysconfig.get_path("stdlib")) / "platform.py" == Path(platform.__file__)
 
 
-def test_the_wheel_holds_every_module_under_its_import_name(tmp_path: Path):
+def test_the_wheel_holds_every_module_and_table_under_its_import_name(tmp_path: Path):
     tree = tmp_path / "tree"  # setuptools builds in the tree it is given
     for folder in SOURCES:
         shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("__pycache__"))
@@ -137,9 +137,9 @@ def test_the_wheel_holds_every_module_under_its_import_name(tmp_path: Path):
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, tree]
     subprocess.run(command, check=True, capture_output=True)
     with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
-        held = {name for name in wheel.namelist() if name.endswith(".py")}
+        held = {name for name in wheel.namelist() if name.endswith((".py", ".yaml"))}
     expected = set()
     for folder, package in SOURCES.items():
-        for path in (ROOT / folder).rglob("*.py"):
+        for path in (*(ROOT / folder).rglob("*.py"), *(ROOT / folder).rglob("*.yaml")):
             expected.add(f"{package.replace('.', '/')}/{path.relative_to(ROOT / folder)}")
     assert held == expected

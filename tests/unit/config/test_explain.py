@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rl_platform.config.describe import field_at, walk
-from rl_platform.config.foreign_names import FOREIGN_SECTIONS, all_names
+from rl_platform.config.foreign_names import foreign_keys, foreign_sections, translate
 from rl_platform.config.schema import Config
 
 
@@ -162,13 +162,22 @@ trainer: {n_gpus_per_node: 8}
 
 def test_every_foreign_name_leads_to_a_key_and_none_is_our_own() -> None:
     ours = {path for path, _ in walk()}
-    for name, found in all_names().items():
-        assert found.here, name
-        assert all(field_at(key) is not None for key in found.here), name
-    for section in FOREIGN_SECTIONS:
+    for name, foreign in foreign_keys().items():
+        assert foreign.here, name
+        assert all(field_at(key) is not None for key in foreign.here), name
+    for section in foreign_sections():
         assert section not in Config.model_fields
     leaves = {path.rpartition(".")[2] for path in ours}
-    assert not {name for name in all_names() if "." not in name} & leaves
+    assert not {name for name in foreign_keys() if "." not in name} & leaves
+
+
+def test_the_longest_listed_end_of_a_path_decides() -> None:
+    """And of two systems with one name the first in the table."""
+    assert translate("rollout_correction.rollout_is").here == ("algorithm.rollout_is.level",)
+    assert translate("trainer.rollout-correction").here == ("algorithm.rollout_is",)
+    assert translate("max_grad_norm").system == "TRL"
+    assert translate("policy.max_grad_norm").here == ("actor.optim.clip_grad",)
+    assert translate("seed_of_nothing") is None
 
 
 def test_every_key_has_a_meaning() -> None:
