@@ -71,7 +71,10 @@ def parse(
         typer.Option("--calibrate", metavar="METRICS", help="With --plan: correct its times by this metrics.jsonl."),
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Try the mathematics of CONFIG on small random numbers and stop.")
+        bool,
+        typer.Option(
+            "--check", help="Check on small random numbers that batch layout changes no result of CONFIG, and stop."
+        ),
     ] = False,
     evaluate: Annotated[
         bool,

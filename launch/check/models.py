@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from rl_platform.components.critic import LanguageCritic
 from rl_platform.components.reference import LanguageReference
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.cluster import Cluster
-from rl_platform.config.schema.models import Model, Optim, Parallel, RandomLM, Trainable
+from rl_platform.config.schema.models import Model, Parallel, RandomLM, Trainable
 from rl_platform.launch.check.samples import (
     LONGEST_PROMPT,
     LONGEST_RESPONSE,
@@ -48,24 +47,14 @@ class Small:
     groups: Mapping[str, WorkerGroup]
     ppo: PPO
 
-    def update(self, batch: RolloutBatch, step: int) -> dict[str, float]:
-        return self.ppo.update(batch, step)
+    def update(self, batch: RolloutBatch) -> dict[str, float]:
+        """The metrics of one PPO step on a batch."""
+        return self.ppo.update(batch, 0)
 
     def parameters(self, name: str) -> Tensor:
         """All parameters of a learner, one after the other; a copy."""
         state = self.groups[name].publish(0).wait()[0].state
         return torch.cat([tensor.flatten() for tensor in state.values()]).clone()
-
-    def save(self, folder: Path) -> dict[str, Any]:
-        """What a checkpoint holds of them: the learners in files in `folder`, the PPO step in the result."""
-        for name, group in self.trained.items():
-            group.save_state(str(folder / name)).wait()
-        return self.ppo.state_dict()
-
-    def load(self, folder: Path, ppo: dict[str, Any]) -> None:
-        for name, group in self.trained.items():
-            group.load_state(str(folder / name)).wait()
-        self.ppo.load_state_dict(ppo)
 
     @property
     def trained(self) -> dict[str, WorkerGroup]:
@@ -73,9 +62,8 @@ class Small:
 
 
 @contextmanager
-def small_learners(case: Case, config: Config | None = None) -> Iterator[Small]:
-    """The learners of `config` (by default `small(case)`) in this process, until the block ends."""
-    config = small(case) if config is None else config
+def small_learners(case: Case, config: Config) -> Iterator[Small]:
+    """Runs the learners of `config`, made by `small`, in this process until the block ends."""
     specs = _components(config)
     placement = schedule(config.cluster, Inventory.declared(1, 0))
     with LocalRuntime(placement, DEADLINE_S, case.seed) as runtime:
@@ -86,11 +74,11 @@ def small_learners(case: Case, config: Config | None = None) -> Iterator[Small]:
         yield Small(groups, PPO(config, learners, Reporters([])))
 
 
-def small(case: Case, micro_batch_size: int | None = None, even_steps: bool = True, **algorithm: Any) -> Config:
-    """The config with a small model. `algorithm`: keys to be changed.
+def small(case: Case, micro_batch_size: int | None = None, **algorithm: Any) -> Config:
+    """Returns the config with a small model. `algorithm`: keys to be changed.
 
-    even_steps: Adam divides a gradient by its own size, so that the rounding of a gradient near 0 becomes a whole step;
-    with an `eps` of 1 steps are as large as gradients. Off: `optim` as it is.
+    Adam divides a gradient by its own size, so the rounding of a gradient near 0 would become a whole step. With an
+    `eps` of 1 the steps are as large as the gradients.
     """
     config = case.config
     keys: dict[str, Any] = {
@@ -107,10 +95,8 @@ def small(case: Case, micro_batch_size: int | None = None, even_steps: bool = Tr
     learner |= {"lora": None, "cpu_offload": False, "parallel": Parallel()}
 
     def part(section: Trainable, model: Model | None) -> Trainable:
-        optim = section.optim
-        if even_steps:
-            changed = {"lr": 0.1, "eps": 1.0, "lr_schedule": "constant", "lr_warmup_steps": 0}
-            optim = Optim.model_copy(optim, update=changed)
+        changed = {"lr": 0.1, "eps": 1.0, "lr_schedule": "constant", "lr_warmup_steps": 0}
+        optim = section.optim.model_copy(update=changed)
         return section.model_copy(update={**learner, "optim": optim, "model": model})
 
     data = {
@@ -134,10 +120,9 @@ def small(case: Case, micro_batch_size: int | None = None, even_steps: bool = Tr
     )
 
 
-def rollout(case: Case, step: int) -> RolloutBatch:
-    """What PPO step `step` starts from: rewards and actions, nothing that a model says."""
-    found = replace(Case(case.config, case.seed + step).rollout, log_probs=None, reference_log_probs=None, full_kl=None)
-    return replace(found, values=None)
+def rollout(case: Case) -> RolloutBatch:
+    """Returns the batch that a PPO step starts from: rewards and actions, without results of models."""
+    return replace(case.rollout, log_probs=None, reference_log_probs=None, full_kl=None, values=None)
 
 
 def _components(config: Config) -> dict[str, ComponentSpec]:

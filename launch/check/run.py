@@ -1,4 +1,7 @@
-"""`platform-launch --check`: tries every property on a config, and says what was found. Starts nothing else."""
+"""`platform-launch --check`: tries the invariances of a config and of a user's own functions. Starts nothing else.
+
+That the built-in functions compute their formulas is the matter of the unit tests.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from rl_platform.config.estimators import ESTIMATORS
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.algorithm import POLICY_LOSSES
 from rl_platform.errors import ConfigError, PlatformError, WorkerError
-from rl_platform.launch.check import controls, estimators, formulas, layout, updates
+from rl_platform.launch.check import invariance, updates
 from rl_platform.launch.check.property import Outcome, Property
 from rl_platform.launch.check.report import print_outcomes
 from rl_platform.launch.check.samples import Case
@@ -26,22 +29,19 @@ from rl_platform.launch.preflight import check_estimator, check_policy_loss
 from rl_platform.launch.session import card
 
 PROPERTIES = [
-    *layout.PROPERTIES,
+    *invariance.PROPERTIES,
     *updates.PROPERTIES,
-    *estimators.PROPERTIES,
-    *formulas.PROPERTIES,
-    *controls.PROPERTIES,
 ]
 
 
 class PropertyFailed(PlatformError):
-    """What a config computes depends on what it must not depend on, or is not what its formula says."""
+    """The result of a config depends on the batch layout, or a function of the user raised."""
 
     exit_code = 70
 
 
 def check(loaded: LoadedConfig) -> None:
-    """Print the algorithm card and what came of each property. Raises PropertyFailed if one does not hold."""
+    """Prints the algorithm card and the outcome of each property. Raises PropertyFailed if one does not hold."""
     config, console, began = loaded.config, Console(), time.monotonic()
     check_policy_loss(config)
     check_estimator(config)

@@ -1,10 +1,8 @@
-"""Whole PPO steps of a small real model, as a run takes them: layout, the first step, warm-up, resume."""
+"""Whole PPO steps of a small real model, as a run takes them: batch layout and the first step."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
@@ -21,7 +19,7 @@ PADDING = 37
 
 
 def parameters(case: Case) -> Iterator[Difference]:
-    batch = rollout(case, 0)
+    batch = rollout(case)
     whole, measured = _changes(case, None, batch)
     variants = [(f"micro-batches of {size}", size, batch) for size in (1, 3)]
     if not case.embodied:
@@ -29,11 +27,11 @@ def parameters(case: Case) -> Iterator[Difference]:
         padded = widened(batch, torch.arange(width), width + PADDING, 0.0)
         variants.append((f"{PADDING} columns of padding", None, padded))
     for what, size, other in variants:
-        changes, found = _changes(case, size, other)
+        changes, metrics = _changes(case, size, other)
         for name, change in changes.items():
             yield compare(f"change of the {name}'s parameters, {what}", change, whole[name], UPDATED)
             norm = f"{name}/grad_norm"  # clipping would hide a gradient that is too long
-            yield compare(f"gradient norm of the {name}, {what}", found[norm], measured[norm], UPDATED)
+            yield compare(f"gradient norm of the {name}, {what}", metrics[norm], measured[norm], UPDATED)
 
 
 def first_step(case: Case) -> Iterator[Difference]:
@@ -42,47 +40,15 @@ def first_step(case: Case) -> Iterator[Difference]:
     config = small(case, micro_batch_size=3, logprob_forward_micro_batch_size=case.rows, **keys)
     config = config.model_copy(update={"data": config.data.model_copy(update={"mini_batch_size": case.rows})})
     with small_learners(case, config) as learners:
-        found = learners.update(rollout(case, 0), 0)
-    if "actor/ratio_min" not in found:  # a loss of the user's own with metrics of its own
+        metrics = learners.update(rollout(case))
+    if "actor/ratio_min" not in metrics:  # a loss of the user's own with metrics of its own
         yield compare("log-probs in the update and before it", *_log_probs(case), allowed=FIRST_RATIO)
         return
     for name in ("actor/ratio_min", "actor/ratio_max", "actor/ratio_mean"):
-        yield compare(f"{name} and 1", found[name], 1.0, FIRST_RATIO)
+        yield compare(f"{name} and 1", metrics[name], 1.0, FIRST_RATIO)
     for name in ("actor/clip_frac", "actor/approx_kl"):
-        if name in found and not _exact_bound(config):
-            yield compare(f"{name} and 0", found[name], 0.0, FIRST_RATIO, 1.0)
-
-
-def warm_up(case: Case) -> Iterator[Difference]:
-    start = case.algorithm.policy_training_start_step
-    with small_learners(case) as learners:
-        for step in (0, start - 1, start):
-            before = {name: learners.parameters(name) for name in ("actor", "critic")}
-            learners.update(rollout(case, 0), step)
-            moved = {name: not torch.equal(learners.parameters(name), tensor) for name, tensor in before.items()}
-            yield compare(f"whether step {step} moves the actor", float(moved["actor"]), float(step >= start), 0)
-            yield compare(f"whether step {step} moves the critic", float(moved["critic"]), 1.0, 0)
-            sent = learners.ppo.trains_actor(step)
-            yield compare(f"whether step {step} sends weights to the rollout", float(sent), float(step >= start), 0)
-
-
-def resume(case: Case) -> Iterator[Difference]:
-    config = small(case, even_steps=False)
-    start = case.algorithm.policy_training_start_step
-    with TemporaryDirectory() as folder:
-        with small_learners(case, config) as learners:
-            learners.update(rollout(case, 0), start)
-            ppo = learners.save(Path(folder))
-            plain = learners.update(rollout(case, 1), start + 1)
-            expected = {name: learners.parameters(name) for name in learners.trained}
-        with small_learners(case, config) as learners:
-            learners.load(Path(folder), ppo)
-            found = learners.update(rollout(case, 1), start + 1)
-            resumed = {name: learners.parameters(name) for name in learners.trained}
-    for name, tensor in expected.items():
-        yield compare(f"parameters of the {name}", resumed[name], tensor, 0)
-    for name in plain:
-        yield compare(f"metric {name}", found[name], plain[name], 0)
+        if name in metrics and not _exact_bound(config):
+            yield compare(f"{name} and 0", metrics[name], 0.0, FIRST_RATIO, 1.0)
 
 
 def _changes(
@@ -91,7 +57,7 @@ def _changes(
     """By how much a PPO step that trains everyone changes the parameters of each learner, and its metrics."""
     with small_learners(case, small(case, micro_batch_size, policy_training_start_step=0)) as learners:
         before = _parameters(learners)
-        metrics = learners.update(batch, 0)
+        metrics = learners.update(batch)
         return {name: tensor - before[name] for name, tensor in _parameters(learners).items()}, metrics
 
 
@@ -102,11 +68,11 @@ def _parameters(learners: Small) -> dict[str, Tensor]:
 def _log_probs(case: Case) -> tuple[Tensor, Tensor]:
     """In micro-batches, as an update computes them, and at once, as they may be measured before it."""
     configs = (small(case, micro_batch_size=3), small(case))
-    found = []
+    results = []
     for config in configs:
         with small_learners(case, config) as learners:
-            found.append(learners.groups["actor"].evaluate(rollout(case, 0)).wait()[0]["log_probs"])
-    return found[0], found[1]
+            results.append(learners.groups["actor"].evaluate(rollout(case)).wait()[0]["log_probs"])
+    return results[0], results[1]
 
 
 def _exact_bound(config: Config) -> bool:
@@ -123,12 +89,6 @@ def _recomputed(config: Config) -> str | None:
     return reasons.get(source)
 
 
-def _warm_up(config: Config) -> str | None:
-    if not config.critic.use_critic_model:
-        return "there is no separate critic"
-    return None if config.algorithm.policy_training_start_step else "policy_training_start_step is 0"
-
-
 PROPERTIES = [
     Property(
         "update of a model",
@@ -136,6 +96,4 @@ PROPERTIES = [
         parameters,
     ),
     Property("first step", "ratio to the old policy = 1; clipped share, KL = 0", first_step, _recomputed),
-    Property("critic warm-up", "models that learn: at steps 0, K - 1, K = as configured", warm_up, _warm_up),
-    Property("resume", "parameters, metrics: saved and loaded before = not", resume),
 ]

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +15,16 @@ from rich.console import Console
 
 from rl_platform.algorithms.advantages import advantages
 from rl_platform.algorithms.aggregation import Denominators
-from rl_platform.algorithms.kl import AdaptiveKLController, full_kl, kl_loss_estimate
-from rl_platform.algorithms.losses import actor_critic_loss, actor_loss, value_loss
-from rl_platform.algorithms.mismatch import mismatch_weights
-from rl_platform.algorithms.pf_ppo import apply_pf_ppo
+from rl_platform.algorithms.losses import actor_critic_loss, actor_loss
 from rl_platform.algorithms.policy_losses import policy_loss_function
 from rl_platform.components import actor
-from rl_platform.components.learner import Learner
 from rl_platform.config import load_config
 from rl_platform.config.schema import Config
 from rl_platform.engines.training.fsdp import shares
-from rl_platform.launch.check import controls, estimators, formulas, layout, samples
+from rl_platform.launch.check import invariance, samples
 from rl_platform.launch.check.property import Outcome, compare
 from rl_platform.launch.check.report import print_outcomes
 from rl_platform.launch.check.run import PROPERTIES, outcomes_of
-from rl_platform.runners.ppo import PPO
 
 ROOT = Path(__file__).parents[3]
 SHIPPED = sorted((ROOT / "configs").glob("*/*.yaml"))  # those in placements/ have the same mathematics
@@ -38,6 +32,7 @@ REASONING, EMBODIED = "configs/reasoning/ppo.yaml", "configs/embodied/ppo.yaml"
 
 WITH_REFERENCE = ["cluster.component_placement={'actor,critic,rollout,reward,reference': all}"]
 KL_REWARD = [*WITH_REFERENCE, "algorithm.use_kl_in_reward=true"]
+OLD_OF_THE_ROLLOUT = ["algorithm.old_log_probs=rollout"]
 KL_LOSS = [*WITH_REFERENCE, "algorithm.use_kl_loss=true"]
 
 
@@ -211,7 +206,7 @@ def test_a_failure_names_property_numbers_and_seed_and_ends_with_70(command) -> 
     ended = command(ROOT / REASONING, "--check", *without_critic("adv_type: 'mine:neighbours'"), "runner.seed=3")
     assert ended.code == 70
     assert "order of rows: failed, largest difference " in ended.out
-    assert "group baseline: not asked of this config (adv_type is a function of your own)" in ended.out
+    assert "first step: passed" in ended.out
     first, reason, *rest = ended.err.splitlines()
     assert first == "PropertyFailed: 1 property does not hold"
     assert reason.startswith("    order of rows: advantages, rows shuffled at [")
@@ -229,10 +224,10 @@ def test_a_function_that_raises_is_told_once_and_without_a_traceback(command) ->
 
 
 def test_a_failure_without_a_function_of_the_users_is_a_bug(command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(formulas, "value_loss", scaled(value_loss, lambda *_: 2))
+    monkeypatch.setattr(samples, "actor_loss", own_denominators(actor_loss))
     ended = command(ROOT / REASONING, "--check")
     assert ended.code == 70
-    assert "    value loss: value loss at [" in ended.err
+    assert "    micro-batch size: " in ended.err
     assert "    no function of your own takes part: this is a bug in rl-platform" in ended.err.splitlines()
 
 
@@ -272,17 +267,11 @@ def test_help_names_it(command) -> None:
 
 def test_what_is_not_asked_says_why() -> None:
     why = {outcome.name: outcome.not_asked for outcome in outcomes_of(config_of(EMBODIED, []))}
-    assert why["padding"] == "embodied rows are single transitions"
-    assert why["critic warm-up"] == "there is no separate critic"
-    assert why["group baseline"] == "adv_type gae compares no groups"
-    assert why["GAE recursion"] == ""
-    why = {
-        outcome.name: outcome.not_asked
-        for outcome in outcomes_of(config_of(REASONING, without_critic("adv_type: raw")))
-    }
-    assert why["value loss"] == "there is no critic"
-    assert why["GAE recursion"] == "adv_type raw is no recursion over values"
-    assert why["KL terms"] == "no KL term is on"
+    assert why["padding"] == why["observation tokens"] == "embodied rows are single transitions"
+    assert why["order of rows"] == ""
+    why = {outcome.name: outcome.not_asked for outcome in outcomes_of(config_of(REASONING, OLD_OF_THE_ROLLOUT))}
+    assert why["first step"] == "old_log_probs rollout compares to what the engine reported"
+    assert why["padding"] == ""
 
 
 # Every property is given a wrong function in place of the one it looks at: (property, config, where, name, wrong one).
@@ -309,89 +298,24 @@ def one_rank_idles(batch, micro_batches, rank, world_size, hidden_size):
     return shares(batch, micro_batches, rank, world_size, hidden_size) if rank == 0 else []
 
 
-def gradient_too_long(outputs, batch, counts, algorithm):
-    loss, metrics = actor_loss(outputs, batch, counts, algorithm)
-    return loss.detach() + 1.5 * (loss - loss.detach()), metrics
-
-
 def off_by_a_little(self, batch):
     return {"log_probs": self.outputs(batch).log_probs + 0.1}
-
-
-load_state = Learner.load_state
-
-
-def forgets_the_optimizer(self, folder):
-    load_state(self, folder)
-    self.engine.optimizer.state.clear()
-
-
-def rows_rolled(batch, scores, options, numbers):
-    found, metrics = apply_pf_ppo(batch, scores, options, numbers)
-    return replace(found, advantages=found.advantages.roll(1, 0)), metrics
-
-
-class Backwards(AdaptiveKLController):
-    def __init__(self, control: Any) -> None:
-        super().__init__(control.kl_coef, control.target_kl, control.horizon)
-
-    def update(self, kl: float, trajectories: int) -> None:
-        super().update(2 * self.target - kl, trajectories)
-
-
-class SplitsGroups(controls.DynamicSampler):
-    def fill(self, step: int, generate: Callable) -> Any:
-        rows, metrics = super().fill(step, generate)
-        return [*rows[1:], rows[0]], metrics
 
 
 def grows_with_row(batch, algorithm):
     return torch.arange(len(batch))[:, None]
 
 
-GRPO, RLOO = without_critic("adv_type: grpo"), without_critic("adv_type: rloo")
-ADAPTIVE = [*KL_REWARD, "algorithm.kl_ctrl={type: adaptive, kl_coef: 0.1}"]
-RESAMPLE = ["algorithm.use_pf_ppo=true"]
-SAMPLING = without_critic("adv_type: grpo, dynamic_sampling: {}")
 WRONG: list[tuple[str, list[str], Any, str, Any]] = [
     ("micro-batch size", [], samples, "actor_loss", own_denominators(actor_loss)),
-    ("number of ranks", [], layout, "shares", one_rank_idles),
+    ("number of ranks", [], invariance, "shares", one_rank_idles),
     ("observation tokens", [], samples, "advantages", scaled(advantages, lambda b, a: torch.arange(b.mask.shape[1]))),
     ("padding", [], samples, "actor_loss", scaled(actor_loss, lambda o, b, c, a: 1 / b.mask.shape[1])),
     ("order of rows", [], samples, "advantages", scaled(advantages, grows_with_row)),
-    ("balancing", [], layout, "shares", one_rank_idles),
-    ("balancing", [], layout, "mini_batches", lambda batch, size, numbers: [batch.select(torch.arange(size))] * 2),
+    ("balancing", [], invariance, "shares", one_rank_idles),
+    ("balancing", [], invariance, "mini_batches", lambda batch, size, numbers: [batch.select(torch.arange(size))] * 2),
     ("update of a model", [], actor, "actor_loss", own_denominators(actor_loss)),
     ("first step", [], actor.LanguageActor, "evaluate", off_by_a_little),
-    ("critic warm-up", ["algorithm.policy_training_start_step=2"], PPO, "trains_actor", lambda ppo, step: step >= 1),
-    ("resume", [], Learner, "load_state", forgets_the_optimizer),
-    ("GAE recursion", [], estimators, "advantages", scaled(advantages, lambda b, a: 1.01)),
-    ("decoupled GAE", [], estimators, "advantages", scaled(advantages, lambda b, a: a.gae_lambda_policy or 0.5)),
-    ("group baseline", GRPO, estimators, "advantages", scaled(advantages, lambda b, a: b.rewards.sum(1, True))),
-    ("RLOO and GRPO", RLOO, estimators, "advantages", scaled(advantages, lambda b, a: 1 + (a.adv_type == "rloo"))),
-    (
-        "first gradient",
-        [],
-        formulas,
-        "policy_loss_function",
-        lambda kind: scaled(policy_loss_function(kind), lambda *_: 2),
-    ),
-    ("ratio clipping", [], formulas, "policy_loss_function", lambda kind: policy_loss_function("reinforce")),
-    ("value loss", [], formulas, "value_loss", scaled(value_loss, lambda *_: 2)),
-    ("KL terms", KL_LOSS, formulas, "kl_loss_estimate", scaled(kl_loss_estimate, lambda *_: 2)),
-    ("KL terms", [*KL_LOSS, "algorithm.kl_loss_type=full"], formulas, "full_kl", lambda p, q: full_kl(q, p)),
-    ("KL terms", KL_REWARD, formulas, "kl_estimate", lambda p, q, *_: q - p),
-    ("autograd", [], samples, "actor_loss", gradient_too_long),
-    (
-        "rollout mismatch",
-        ["algorithm.rollout_is={}"],
-        controls,
-        "mismatch_weights",
-        scaled(mismatch_weights, lambda *_: 2),
-    ),
-    ("adaptive KL", ADAPTIVE, controls, "kl_controller", Backwards),
-    ("PF-PPO", RESAMPLE, controls, "apply_pf_ppo", rows_rolled),
-    ("dynamic sampling", SAMPLING, controls, "DynamicSampler", SplitsGroups),
 ]
 
 
@@ -407,9 +331,9 @@ def test_every_property_can_fail(
     assert right.difference is not None
     assert not right.failed
     monkeypatch.setattr(place, attribute, wrong)
-    (found,) = outcomes_of(config, [asked])
-    assert found.failed, found
-    assert found.error == ""
+    (outcome,) = outcomes_of(config, [asked])
+    assert outcome.failed, outcome
+    assert outcome.error == ""
 
 
 def test_the_list_of_wrong_functions_has_every_property() -> None:
@@ -444,4 +368,4 @@ def test_the_table_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, lines)) <= 100
     assert len(lines) == len(PROPERTIES) + 4  # one line each, a frame, the summary
     assert any(line.split()[1:] == ["broken", "one", "=", "two", "0.5", "failed", "│"] for line in lines)
-    assert lines[-1] == "15 passed, 1 failed, 8 not asked; seed 1, 2.0 s"
+    assert lines[-1] == "8 passed, 1 failed, 0 not asked; seed 1, 2.0 s"

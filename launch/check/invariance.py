@@ -37,8 +37,7 @@ def micro_batches(case: Case) -> Iterator[Difference]:
         whole = _of_parts(case, loss, [rows])
         for size in (1, 3):
             parts = [rows[start : start + size] for start in range(0, len(rows), size)]
-            found = _of_parts(case, loss, [*parts, []])
-            yield from _all(f"{name}, parts of {size} beside the whole", found, whole)
+            yield from _all(f"{name}, parts of {size} beside the whole", _of_parts(case, loss, [*parts, []]), whole)
 
 
 def ranks(case: Case) -> Iterator[Difference]:
@@ -75,11 +74,11 @@ def order(case: Case) -> Iterator[Difference]:
     outputs = _rows(case.outputs, turned)
     for name, loss in case.losses.items():
         plain = _of_parts(case, loss, [range(len(case.batch))])
-        found = loss_and_gradients(
+        shuffled = loss_and_gradients(
             loss, outputs, case.batch.select(turned), [range(len(turned))], case.algorithm, case.horizon
         )
-        found = {key: tensor[turned] if tensor.dim() else tensor for key, tensor in found.items()}
-        yield from _all(f"{name}, rows shuffled", found, plain)
+        restored = {key: tensor[turned] if tensor.dim() else tensor for key, tensor in shuffled.items()}
+        yield from _all(f"{name}, rows shuffled", restored, plain)
 
 
 def balancing(case: Case) -> Iterator[Difference]:
@@ -115,26 +114,26 @@ def _wider(case: Case, what: str, columns: Tensor, width: int, fill: float) -> I
     outputs, rows = wide_outputs(case.outputs, columns, width, fill), [range(len(case.batch))]
     batch = widened(case.batch, columns, width, fill)
     for name, loss in case.losses.items():
-        found = loss_and_gradients(loss, outputs, batch, rows, case.algorithm, case.horizon)
+        widened_loss = loss_and_gradients(loss, outputs, batch, rows, case.algorithm, case.horizon)
         plain = {key: wide(tensor, columns, width, 0.0) for key, tensor in _of_parts(case, loss, rows).items()}
-        yield from _all(f"{name}, {what}", found, plain)
+        yield from _all(f"{name}, {what}", widened_loss, plain)
 
 
 def _columns(tensor: Tensor | None, columns: Tensor) -> Tensor | None:
     return None if tensor is None else tensor[:, columns]
 
 
-def _same_estimates(what: str, found: RolloutBatch, expected: RolloutBatch) -> Iterator[Difference]:
+def _same_estimates(what: str, actual: RolloutBatch, expected: RolloutBatch) -> Iterator[Difference]:
     for name in _ESTIMATES:
-        one, other = getattr(found, name), getattr(expected, name)
+        one, other = getattr(actual, name), getattr(expected, name)
         if other is not None:
             yield compare(f"{name}, {what}", one, other)
 
 
-def _all(what: str, found: dict[str, Tensor], expected: dict[str, Tensor]) -> Iterator[Difference]:
+def _all(what: str, actual: dict[str, Tensor], expected: dict[str, Tensor]) -> Iterator[Difference]:
     for name in expected:
         scale = LOSS_SCALE if name == "loss" else SMALLEST_SCALE
-        yield compare(f"{name} of {what}", found.get(name, torch.tensor(torch.nan)), expected[name], scale=scale)
+        yield compare(f"{name} of {what}", actual.get(name, torch.tensor(torch.nan)), expected[name], scale=scale)
 
 
 def _rows(outputs: ModelOutputs, rows: Tensor) -> ModelOutputs:
