@@ -72,9 +72,7 @@ def parse(
     ] = None,
     check: Annotated[
         bool,
-        typer.Option(
-            "--check", help="Check on small random numbers that batch layout changes no result of CONFIG, and stop."
-        ),
+        typer.Option("--check", help="Try on small random numbers that batch layout changes no result, and stop."),
     ] = False,
     evaluate: Annotated[
         bool,
