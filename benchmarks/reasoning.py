@@ -88,7 +88,6 @@ def overrides(settings: argparse.Namespace) -> list[str]:
 
 def ours(turns: Turns, settings: argparse.Namespace) -> None:
     from rl_platform.envs.reasoning.tasks import build_questions
-    from rl_platform.placement.layout import layout_of
     from rl_platform.placement.turns import Turns
     from rl_platform.runners.reasoning import ReasoningTask
 
@@ -96,7 +95,7 @@ def ours(turns: Turns, settings: argparse.Namespace) -> None:
         config: Config, runtime: Runtime, reporter: Reporter, folder: Path, placement: Placement
     ) -> ReasoningTask:
         questions = build_questions(config.data, config.runner.seed)
-        return ReasoningTask(config, runtime, reporter, folder, questions, Turns(layout_of(placement)))
+        return ReasoningTask(config, runtime, reporter, folder, questions, Turns(placement.layout))
 
     train_ours(turns, str(CONFIG), overrides(settings), build)
 

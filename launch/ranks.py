@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from rl_platform.config.schema import Config
 from rl_platform.errors import Problem
-from rl_platform.placement.scheduler import LEARNERS, Placement
+from rl_platform.placement.layout import LEARNERS
+from rl_platform.placement.scheduler import Placement
 
 
 def rank_problems(config: Config, placement: Placement) -> Iterator[Problem]:

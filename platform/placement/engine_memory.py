@@ -13,7 +13,6 @@ from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.placement.hardware import GIB, device_of
 from rl_platform.placement.inventory import Inventory
-from rl_platform.placement.layout import layout_of
 from rl_platform.placement.memory import PROCESS_ON_GPU, MemoryModel, running_sequences
 from rl_platform.placement.model_shape import shapes
 from rl_platform.placement.occupancy import NEARLY_FULL, Occupant, chosen_turns, occupancy_of
@@ -52,7 +51,7 @@ def engine_memory(config: Config, placement: Placement, inventory: Inventory) ->
         return None
     if device.memory is None or not placement.accelerators["rollout"]:
         return None
-    layout = layout_of(placement)
+    layout = placement.layout
     part, memory = layout.parts["rollout"], MemoryModel(config, found, layout, on_gpu=True)
     turns = chosen_turns(config, placement, inventory, found, device)
     crowds = {

@@ -1,7 +1,7 @@
-"""How a placement divides the work: ranks, devices and nodes of every component, and who takes turns with whom.
+"""How a placement divides the work: ranks, devices and nodes of every component, and which components take turns.
 
-What memory and time are estimated from. Made of a whole placement, or of sizes alone: a search looks at thousands of
-splits of a cluster and schedules only those it proposes.
+Memory and time are estimated from a layout. `Placement.layout` is that of a placement. A search makes layouts of sizes
+alone: it examines thousands of splits of a cluster and schedules only those that it proposes.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rl_platform.placement.scheduler import LEARNERS, Placement
-
+LEARNERS = ("actor", "critic", "actor_critic", "reference")  # several ranks of these form a process group
 ON_CPU = ("reward", "env")  # compute on a CPU wherever they are placed, beside everything else
 
 
@@ -45,37 +44,6 @@ class Layout:
         if one.ranks != 1 or other.ranks != 1 or second not in self.turns[first]:
             return False
         return self.one_process or one.key == other.key
-
-
-def layout_of(placement: Placement) -> Layout:
-    """The layout of a placement."""
-    keys = {name: host.name.partition("[")[0] for host in placement.hosts for name, rank in host.members if rank == 0}
-    parts: dict[str, Part] = {}
-    for name, slots in placement.components.items():
-        devices = placement.accelerators[name]
-        nodes = frozenset(slot.node for slot in slots)
-        per_rank = max(len(slot.accelerators) for slot in slots)
-        parts[name] = Part(len(slots), len(devices) or len(nodes), nodes, per_rank, keys[name])
-    turns = {
-        name: frozenset(
-            other
-            for other in parts
-            if other != name and other not in ON_CPU and name not in ON_CPU and _meet(placement, name, other)
-        )
-        for name in parts
-    }
-    return Layout(parts, turns, placement.fits_one_process)
-
-
-def _meet(placement: Placement, first: str, second: str) -> bool:
-    """Whether two components compute on one GPU, or on the CPU of one node."""
-    if placement.components[first] is placement.components[second]:  # named in one key
-        return True
-    mine, others = placement.accelerators[first], placement.accelerators[second]
-    if mine or others:
-        return not mine.isdisjoint(others)
-    nodes = {slot.node for slot in placement.components[first]}
-    return any(slot.node in nodes for slot in placement.components[second])
 
 
 def layout_of_split(keys: Sequence[tuple[tuple[str, ...], range]], per_node: int) -> Layout:

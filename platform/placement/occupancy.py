@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from rl_platform.config.schema import Config
 from rl_platform.placement.hardware import Device, device_of
 from rl_platform.placement.inventory import Inventory
-from rl_platform.placement.layout import layout_of
 from rl_platform.placement.memory import MemoryModel
 from rl_platform.placement.model_shape import Shape, shapes
 from rl_platform.placement.scheduler import Placement
@@ -63,7 +62,7 @@ def chosen_turns(
     config: Config, placement: Placement, inventory: Inventory, found: Mapping[str, Shape], device: Device
 ) -> Turns:
     """Components leave whose `offload` is true, and those with auto on a GPU that cannot hold all of its own."""
-    layout = layout_of(placement)
+    layout = placement.layout
     asked, auto = asked_to_leave(config, layout, True), asked_to_leave(config, layout, "auto")
     turns = turns_with(config, layout, asked)
     if not auto or device.memory is None or device.kind == "cpu":  # there the device's memory is the host's

@@ -15,9 +15,9 @@ from rl_platform.config.schema.cluster import Cluster
 from rl_platform.errors import PlacementError, Problem
 from rl_platform.placement.grammar import Entry, Segment, did_you_mean, read, uneven
 from rl_platform.placement.inventory import NODE_GROUP, VISIBLE_DEVICES, Inventory
+from rl_platform.placement.layout import LEARNERS, ON_CPU, Layout, Part
 
 MAX_ACCELERATORS = 20_000  # of a cluster: a typo like 3000000 nodes must fail, not fill the memory
-LEARNERS = ("actor", "critic", "actor_critic", "reference")  # several ranks of these form a process group
 
 Resource = tuple[int, int | None]  # (node, local accelerator); None: the node as a whole
 Place = tuple[int, tuple[int, ...]]  # of one rank: (node, local accelerators)
@@ -73,6 +73,35 @@ class Placement:
             for key, slots in owned.items()
         }
         return {name: sets[id(slots)] for name, slots in self.components.items()}
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Ranks, devices and nodes of every component, and which components take turns."""
+        keys = {name: host.name.partition("[")[0] for host in self.hosts for name, rank in host.members if rank == 0}
+        parts: dict[str, Part] = {}
+        for name, slots in self.components.items():
+            devices = self.accelerators[name]
+            nodes = frozenset(slot.node for slot in slots)
+            per_rank = max(len(slot.accelerators) for slot in slots)
+            parts[name] = Part(len(slots), len(devices) or len(nodes), nodes, per_rank, keys[name])
+        computing = [name for name in parts if name not in ON_CPU]
+        turns = {
+            name: frozenset(other for other in computing if other != name and self._meet(name, other))
+            if name in computing
+            else frozenset()
+            for name in parts
+        }
+        return Layout(parts, turns, self.fits_one_process)
+
+    def _meet(self, first: str, second: str) -> bool:
+        """Whether two components compute on one GPU, or on the CPU of one node."""
+        if self.components[first] is self.components[second]:  # named in one key
+            return True
+        mine, others = self.accelerators[first], self.accelerators[second]
+        if mine or others:
+            return not mine.isdisjoint(others)
+        nodes = {slot.node for slot in self.components[first]}
+        return any(slot.node in nodes for slot in self.components[second])
 
     def takes_turns_with(self, component: str) -> tuple[str, ...]:
         """Components that own one of this one's accelerators: one of them computes there at a time."""

@@ -12,7 +12,7 @@ from functools import cached_property
 from rl_platform.config.schema import Config
 from rl_platform.placement.hardware import ASSUMED, GIB, Device, device_of
 from rl_platform.placement.inventory import Inventory
-from rl_platform.placement.layout import Layout, layout_of
+from rl_platform.placement.layout import Layout
 from rl_platform.placement.memory import MemoryModel, Usage
 from rl_platform.placement.model_shape import Shape, shapes
 from rl_platform.placement.occupancy import NEARLY_FULL, SEVERAL_GPUS, chosen_turns, occupancy_of
@@ -75,7 +75,7 @@ def plan_report(
 ) -> Report:
     """The report on `placement`, which was computed from `inventory`. `calibration`: of `calibration.corrections`."""
     found, unknown = shapes(config)
-    device, layout = device_of(inventory), layout_of(placement)
+    device, layout = device_of(inventory), placement.layout
     turns = chosen_turns(config, placement, inventory, found, device)
     streams = frozenset(name for chain in streaming_chains(config, layout, turns.leaving) for name in chain)
     memory = MemoryModel(config, found, layout, on_gpu=True)

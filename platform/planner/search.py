@@ -16,13 +16,12 @@ from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.placement.hardware import GIB, Device, device_of
 from rl_platform.placement.inventory import Inventory
-from rl_platform.placement.layout import Layout, layout_of_split
+from rl_platform.placement.layout import LEARNERS, Layout, layout_of_split
 from rl_platform.placement.megatron_memory import layout_of_learner
 from rl_platform.placement.memory import MemoryModel
 from rl_platform.placement.model_shape import shapes
 from rl_platform.placement.occupancy import NEARLY_FULL
 from rl_platform.placement.plan import number_ranges
-from rl_platform.placement.scheduler import LEARNERS
 from rl_platform.placement.streaming import streaming_chains
 from rl_platform.placement.turns import Turns, asked_to_leave, turns_with
 from rl_platform.planner.cost import Correction, CostModel, swaps, waves

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from rl_platform.errors import Deadline, PlacementError, PlatformError, Problem, WorkerDied
-from rl_platform.placement.scheduler import LEARNERS
+from rl_platform.placement.layout import LEARNERS
 from rl_platform.runtime import ComponentSpec, Placement
 from rl_platform.runtime.group import WorkerGroup
 from rl_platform.runtime.host import PlacedHost

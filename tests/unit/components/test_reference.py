@@ -17,7 +17,6 @@ from rl_platform.components.actor import LanguageActor
 from rl_platform.components.base import ComponentContext
 from rl_platform.config.schema.cluster import Cluster
 from rl_platform.placement.inventory import Inventory
-from rl_platform.placement.layout import layout_of
 from rl_platform.placement.memory import MemoryModel
 from rl_platform.placement.model_shape import shapes
 from rl_platform.placement.scheduler import schedule
@@ -133,7 +132,7 @@ def test_a_plan_counts_what_the_ranks_hold(runs, folder, found, alone, layout: s
     """The plan is of the first rank; fsdp's has what is gathered on top."""
     config, ranks = runs.config(folder, layout), RANKS.get(layout, 1)
     placed = Cluster(component_placement={"actor,critic,reference": f"0-{ranks - 1}" if ranks > 1 else "0"})
-    where = layout_of(schedule(placed, Inventory.declared(1, 8)))
+    where = schedule(placed, Inventory.declared(1, 8)).layout
     planned = MemoryModel(config, shapes(config)[0], where, on_gpu=True).rank("reference")
     whole = alone["held"]
     if "cpu_offload" in layout:

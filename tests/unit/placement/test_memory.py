@@ -16,7 +16,7 @@ from rl_platform.config.schema.models import Model, Parallel, RandomLM
 from rl_platform.config.schema.reward import Reward, RewardModel
 from rl_platform.placement.hardware import GPUS
 from rl_platform.placement.inventory import Inventory
-from rl_platform.placement.layout import Layout, layout_of, layout_of_split
+from rl_platform.placement.layout import Layout, layout_of_split
 from rl_platform.placement.memory import PROCESS_ON_GPU, Memory, MemoryModel, saved_bytes_per_token
 from rl_platform.placement.model_shape import ModelShape, language_shape, shapes
 from rl_platform.placement.scheduler import schedule
@@ -27,7 +27,7 @@ WIDE = RandomLM(hidden_size=64, num_layers=3, num_heads=4, num_kv_heads=2, inter
 
 def layout(placement: dict[str, object], nodes: int = 1, gpus: int = 8) -> Layout:
     cluster = Cluster(num_nodes=nodes, component_placement=placement)
-    return layout_of(schedule(cluster, Inventory.declared(nodes, gpus)))
+    return schedule(cluster, Inventory.declared(nodes, gpus)).layout
 
 
 def model(config: Config, where: Layout, *, on_gpu: bool = True) -> MemoryModel:
@@ -241,7 +241,7 @@ def test_layouts_of_a_placement_and_of_its_sizes_agree() -> None:
     for keys in splits:
         placement = {",".join(names): f"{span.start}-{span.stop - 1}" for names, span in keys}
         cluster = Cluster(num_nodes=2, component_placement=placement)
-        whole = layout_of(schedule(cluster, Inventory.declared(2, 8)))
+        whole = schedule(cluster, Inventory.declared(2, 8)).layout
         assert layout_of_split(keys, 8) == whole
 
 

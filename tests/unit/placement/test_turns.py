@@ -9,7 +9,6 @@ import pytest
 
 from rl_platform.config.schema import Config
 from rl_platform.placement.inventory import Inventory, inventory_for
-from rl_platform.placement.layout import layout_of
 from rl_platform.placement.memory import MemoryModel
 from rl_platform.placement.model_shape import shapes
 from rl_platform.placement.occupancy import step_turns
@@ -111,7 +110,7 @@ def test_auto_knows_nothing_of_a_gpu_without_a_name_or_of_a_cpu(plans: Any, tmp_
 
 def test_the_peak_is_that_of_the_fullest_phase(plans: Any) -> None:
     config = plans.config(KL, placement=ALL)
-    layout = layout_of(schedule(config.cluster, inventory_for(config.cluster)))
+    layout = schedule(config.cluster, inventory_for(config.cluster)).layout
     memory = MemoryModel(config, shapes(config)[0], layout, on_gpu=True)
     names = ("actor", "critic", "reference", "rollout")
     actor, critic, reference, rollout = (memory.rank(name) for name in names)

@@ -12,7 +12,6 @@ import pytest
 from rl_platform.config.schema import Config
 from rl_platform.errors import Diverged
 from rl_platform.placement.inventory import Inventory
-from rl_platform.placement.layout import layout_of
 from rl_platform.placement.scheduler import schedule
 from rl_platform.placement.turns import turns_with
 from rl_platform.runners.phases import Phase, Phases
@@ -73,7 +72,7 @@ def build(placement: Mapping[str, str], **algorithm: Any) -> Config:
 
 def phases(placement: Mapping[str, str], reporter: Any, **algorithm: Any) -> Phases:
     config = build(placement, **algorithm)
-    layout = layout_of(schedule(config.cluster, Inventory.emulated(1, 4)))
+    layout = schedule(config.cluster, Inventory.emulated(1, 4)).layout
     return Phases(config, TakingTurns(turns_with(config, layout, frozenset()), {}), reporter)
 
 

@@ -22,7 +22,6 @@ from rl_platform.engines.rollout.torch import TorchRolloutEngine
 from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.errors import WorkerError
 from rl_platform.placement.inventory import Inventory
-from rl_platform.placement.layout import layout_of
 from rl_platform.placement.occupancy import step_turns
 from rl_platform.placement.scheduler import schedule
 from rl_platform.placement.streaming import part_rows, streaming_chains
@@ -116,12 +115,12 @@ class TestPlacement:
     )
     def test_who_streams_follows_from_the_placement(self, placement: Any, chains: Any) -> None:
         config = build(placement)
-        layout = layout_of(schedule(config.cluster, Inventory.emulated(1, DEVICES)))
+        layout = schedule(config.cluster, Inventory.emulated(1, DEVICES)).layout
         assert streaming_chains(config, layout) == chains
 
     def test_one_cpu_is_shared_by_all(self) -> None:
         config = build(dict.fromkeys(("actor", "critic", "reference", "rollout", "reward"), "all"))
-        layout = layout_of(schedule(config.cluster, Inventory.declared(1, 0)))
+        layout = schedule(config.cluster, Inventory.declared(1, 0)).layout
         assert streaming_chains(config, layout) == ()
 
     @pytest.mark.parametrize(
@@ -138,26 +137,26 @@ class TestPlacement:
     )
     def test_who_may_stream_follows_from_the_algorithm(self, algorithm: Any, chains: Any) -> None:
         config = build(EACH, **algorithm)
-        layout = layout_of(schedule(config.cluster, Inventory.emulated(1, DEVICES)))
+        layout = schedule(config.cluster, Inventory.emulated(1, DEVICES)).layout
         assert streaming_chains(config, layout) == chains
 
     def test_models_that_are_trained_meanwhile_do_not(self) -> None:
         config = build(EACH)
         ahead = config.model_copy(update={"runner": config.runner.model_copy(update={"max_staleness": 1})})
-        layout = layout_of(schedule(config.cluster, Inventory.emulated(1, DEVICES)))
+        layout = schedule(config.cluster, Inventory.emulated(1, DEVICES)).layout
         assert streaming_chains(ahead, layout) == ()
 
     def test_it_is_not_known_yet_what_a_step_with_partial_rollouts_trains_on(self) -> None:
         config = build(EACH, rollout_is={})
         partial = config.rollout.model_copy(update={"partial_rollout": PartialRollout()})
-        layout = layout_of(schedule(config.cluster, Inventory.emulated(1, DEVICES)))
+        layout = schedule(config.cluster, Inventory.emulated(1, DEVICES)).layout
         assert streaming_chains(config, layout)
         assert streaming_chains(config.model_copy(update={"rollout": partial}), layout) == ()
 
     def test_a_full_kl_needs_the_states_of_a_reference_that_streams(self) -> None:
         algorithm = {"use_kl_in_reward": True, "use_kl_loss": False, "kl_penalty": "full"}
         config = build({"actor": "0", "critic": "1", "reference,rollout,reward": "2"}, **algorithm)
-        layout = layout_of(schedule(config.cluster, Inventory.emulated(1, DEVICES)))
+        layout = schedule(config.cluster, Inventory.emulated(1, DEVICES)).layout
         assert streaming_chains(config, layout) == (("critic",),)
 
     @pytest.mark.parametrize(
@@ -166,12 +165,12 @@ class TestPlacement:
     )
     def test_parts_are_a_forward_pass_or_a_quarter_of_the_batch(self, keys: Any, rows: int) -> None:
         config = build(APART, **keys)
-        layout = layout_of(schedule(config.cluster, Inventory.emulated(1, DEVICES)))
+        layout = schedule(config.cluster, Inventory.emulated(1, DEVICES)).layout
         assert part_rows(config, layout, ["actor", "critic"]) == rows
 
     def test_all_ranks_get_rows(self) -> None:
         config = build({"actor,critic,reference": "0-1", "rollout,reward": "3"}, logprob_forward_micro_batch_size=2)
-        layout = layout_of(schedule(config.cluster, Inventory.emulated(1, DEVICES)))
+        layout = schedule(config.cluster, Inventory.emulated(1, DEVICES)).layout
         assert part_rows(config, layout, ["actor", "critic"]) == 4
 
 
