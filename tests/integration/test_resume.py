@@ -13,7 +13,12 @@ import pytest
 from rl_platform.metrics import read_metrics
 
 STEPS = 8
-INTERVALS = (f"runner.max_steps={STEPS}", "runner.save_interval=2", "runner.val_check_interval=4")
+INTERVALS = (
+    f"runner.max_steps={STEPS}",
+    "runner.save_interval=2",
+    "runner.val_check_interval=4",
+    "runner.keep_checkpoints=10",
+)
 RUNS = {
     "reasoning": (
         "reasoning.yaml",
@@ -35,24 +40,33 @@ RUNS = {
         "env.max_episode_steps=20",  # so that episodes end, and not at the end of a rollout
     ),
 }
+pytestmark = pytest.mark.usefixtures("scored")  # the reward of dynamic sampling
 
 
-SCORE = """
-def score(response, answer, metadata):
-    return float(len(response.encode()) % 3 == 0)
-"""
-
-
-@pytest.fixture(params=RUNS)
-def arguments(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
-    (folder / "length_score.py").write_text(SCORE)
-    monkeypatch.syspath_prepend(folder)
-    return (*RUNS[request.param], *INTERVALS)
+@pytest.fixture(scope="module")
+def finished() -> dict[str, Path]:
+    """The output folders of whole runs, by the name of the run."""
+    return {}
 
 
 @pytest.fixture
-def assert_equal(final_state, logged, differences) -> Callable[[str, str], None]:
-    def check(first: str, second: str) -> None:
+def whole(command, finished: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """whole("CartPole"): the output folder of a run that was never stopped; the tests of this file share it."""
+
+    def run(name: str) -> Path:
+        if name not in finished:
+            output_dir = tmp_path_factory.mktemp("whole") / "out"
+            ended = command(*RUNS[name], *INTERVALS, f"runner.output_dir={output_dir}")
+            assert ended.code == 0, ended.err
+            finished[name] = output_dir
+        return finished[name]
+
+    return run
+
+
+@pytest.fixture
+def assert_equal(final_state, logged, differences) -> Callable[..., None]:
+    def check(first: str | Path, second: str | Path) -> None:
         states = [final_state(output_dir, STEPS) for output_dir in (first, second)]
         assert "run" in states[0]
         assert differences(*states) == []
@@ -78,17 +92,20 @@ def kill_after_a_checkpoint(start):
     return run
 
 
-def test_stopped_by_max_steps(command, arguments: tuple[str, ...], assert_equal):
-    assert command(*arguments, "runner.output_dir=whole").code == 0
-    assert command(*arguments, "runner.output_dir=parts", f"runner.max_steps={STEPS // 2}").code == 0
-    ended = command(*arguments, "runner.output_dir=parts")
+@pytest.mark.parametrize("name", RUNS)
+def test_stopped_by_max_steps(command, whole: Callable[[str], Path], name: str, assert_equal):
+    """Two runs of one seed are equal, too, or this one could not end as the whole one."""
+    parts = (*RUNS[name], *INTERVALS, "runner.output_dir=parts")
+    assert command(*parts, f"runner.max_steps={STEPS // 2}").code == 0
+    ended = command(*parts)
     assert ended.code == 0
     assert f"resumed from step {STEPS // 2}" in ended.out
-    assert_equal("whole", "parts")
+    assert_equal(whole(name), "parts")
 
 
-def test_stopped_by_sigkill(command, kill_after_a_checkpoint, arguments: tuple[str, ...], assert_equal):
-    arguments = (*arguments, "actor.optim.lr_schedule=cosine")
+@pytest.mark.parametrize("name", RUNS)
+def test_stopped_by_sigkill(command, kill_after_a_checkpoint, name: str, assert_equal):
+    arguments = (*RUNS[name], *INTERVALS, "actor.optim.lr_schedule=cosine")
     assert command(*arguments, "runner.output_dir=whole").code == 0
     kill_after_a_checkpoint(*arguments, "runner.output_dir=killed")
     ended = command(*arguments, "runner.output_dir=killed")
@@ -109,22 +126,18 @@ def test_a_rollout_collected_ahead_survives_sigkill(command, kill_after_a_checkp
         assert ages == [(0, 0)] + [(1, 1)] * (STEPS - 1)
 
 
-def test_two_runs_of_one_seed_are_equal_and_of_two_seeds_are_not(
-    command, arguments: tuple[str, ...], assert_equal, final_state, differences
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_of_another_seed_learns_something_else(
+    command, whole: Callable[[str], Path], name: str, final_state, differences
 ):
-    assert command(*arguments, "runner.output_dir=first").code == 0
-    assert command(*arguments, "runner.output_dir=second").code == 0
-    assert_equal("first", "second")
-    assert command(*arguments, "runner.output_dir=other", "runner.seed=2").code == 0
-    actors = [final_state(output_dir, STEPS)["actor"] for output_dir in ("first", "other")]
+    assert command(*RUNS[name], *INTERVALS, "runner.max_steps=2", "runner.seed=2").code == 0
+    actors = [final_state(output_dir, 2)["actor"] for output_dir in (whole(name), "out")]
     assert differences(*actors)
 
 
-def test_surplus_groups_are_part_of_a_checkpoint(command, folder: Path, monkeypatch: pytest.MonkeyPatch, final_state):
-    (folder / "length_score.py").write_text(SCORE)
-    monkeypatch.syspath_prepend(folder)
-    assert command(*RUNS["dynamic sampling"], *INTERVALS, "runner.output_dir=whole").code == 0
-    steps = [row for row in read_metrics(Path("whole")) if "dynamic_sampling/kept" in row]
+def test_surplus_groups_are_part_of_a_checkpoint(whole: Callable[[str], Path], final_state):
+    output_dir = whole("dynamic sampling")
+    steps = [row for row in read_metrics(output_dir) if "dynamic_sampling/kept" in row]
     assert len(steps) == STEPS
     carried = 0.0
     for row in steps:  # issued = trained + surplus
@@ -134,25 +147,23 @@ def test_surplus_groups_are_part_of_a_checkpoint(command, folder: Path, monkeypa
     halfway = steps[STEPS // 2 - 1]["dynamic_sampling/surplus"]
     assert halfway > 0, "without surplus at the point of resumption nothing would be proven"
     assert max(row["dynamic_sampling/rounds"] for row in steps) > 1
-    assert len(final_state("whole", STEPS)["run"]["task"]["dynamic_sampling"]["carried"]) == carried
+    assert len(final_state(output_dir, STEPS)["run"]["task"]["dynamic_sampling"]["carried"]) == carried
 
 
-def test_an_older_checkpoint_at_an_explicit_path(command, assert_equal):
-    arguments = (*RUNS["CartPole"], *INTERVALS, "runner.keep_checkpoints=10")
-    assert command(*arguments, "runner.output_dir=whole").code == 0
-    shutil.copytree("whole", "back")
-    ended = command(*arguments, "runner.output_dir=back", "runner.resume=back/checkpoints/step-00000004")
+def test_an_older_checkpoint_at_an_explicit_path(command, whole: Callable[[str], Path], assert_equal):
+    shutil.copytree(whole("CartPole"), "back")
+    back = ("runner.output_dir=back", "runner.resume=back/checkpoints/step-00000004")
+    ended = command(*RUNS["CartPole"], *INTERVALS, *back)
     assert ended.code == 0
     assert "resumed from step 4" in ended.out
-    assert_equal("whole", "back")
+    assert_equal(whole("CartPole"), "back")
 
 
-def test_worker_processes_may_come_and_go(command, assert_equal):
-    arguments = (*RUNS["HalfCheetah"], *INTERVALS)
-    assert command(*arguments, "runner.output_dir=whole").code == 0
-    assert command(*arguments, "runner.output_dir=parts", "runner.max_steps=4", "env.num_workers=2").code == 0
-    assert command(*arguments, "runner.output_dir=parts").code == 0
-    assert_equal("whole", "parts")
+def test_worker_processes_may_come_and_go(command, whole: Callable[[str], Path], assert_equal):
+    parts = (*RUNS["HalfCheetah"], *INTERVALS, "runner.output_dir=parts")
+    assert command(*parts, "runner.max_steps=4", "env.num_workers=2").code == 0
+    assert command(*parts).code == 0
+    assert_equal(whole("HalfCheetah"), "parts")
 
 
 def test_env_ranks_may_come_and_go(command, assert_equal):
