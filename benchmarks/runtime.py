@@ -19,8 +19,8 @@ import _common as common
 from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.spaces import EnvDescription, make_env, read_spaces
 from rl_platform.envs.reasoning.tasks import build_questions
+from rl_platform.placement.offload_order import OffloadOrder
 from rl_platform.placement.scheduler import Placement
-from rl_platform.placement.turns import Turns
 from rl_platform.runners.embodied import EmbodiedTask
 from rl_platform.runners.ppo import Task
 from rl_platform.runners.reasoning import ReasoningTask
@@ -32,7 +32,7 @@ TARGET = 0.909  # of the local runtime's speed: a tenth more per step
 def build(config: Config, runtime: Any, reporter: Any, folder: Path, placement: Placement) -> Task:
     if config.runner.task_type == "reasoning":
         questions = build_questions(config.data, config.runner.seed)
-        return ReasoningTask(config, runtime, reporter, folder, questions, Turns(placement.layout))
+        return ReasoningTask(config, runtime, reporter, folder, questions, OffloadOrder(placement.layout))
     env = make_env(EnvDescription.of(config.env))
     spaces = read_spaces(env, config.env.id)
     env.close()

@@ -156,9 +156,9 @@ def print_plan(
         from rl_platform.planner.plan_text import plan_text
 
     if form != "search":
-        from rl_platform.launch.layouts import layout_problems, shape_problems
+        from rl_platform.launch.sharding import shape_problems, sharding_problems
 
-        if problems := [*layout_problems(loaded.config, placement), *shape_problems(loaded.config, placement)]:
+        if problems := [*sharding_problems(loaded.config, placement), *shape_problems(loaded.config, placement)]:
             raise ConfigError(problems)
     print(plan_text(form, (loaded, placement, inventory), calibrate, load), end="")
 

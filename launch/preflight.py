@@ -21,9 +21,9 @@ from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch.cluster import uses_ray
 from rl_platform.launch.extras import required
-from rl_platform.launch.layouts import check_layouts, device_problems, layout_problems
 from rl_platform.launch.output import output_problems
 from rl_platform.launch.ranks import rank_problems
+from rl_platform.launch.sharding import check_sharding, device_problems, sharding_problems
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.policy_shape import PolicyShape
 from rl_platform.placement.scheduler import Placement
@@ -49,7 +49,7 @@ def check_cheap(config: Config, placement: Placement) -> None:
 
 
 def _engines(config: Config, placement: Placement) -> Iterator[Problem]:
-    yield from layout_problems(config, placement)
+    yield from sharding_problems(config, placement)
     yield from device_problems(config, placement)
     if config.rollout.backend == "sglang":
         yield from _sglang()
@@ -127,7 +127,7 @@ def check_models(config: Config, placement: Placement, inventory: Inventory) -> 
     """
     from rl_platform.models.tokenizer import load_tokenizer, stop_tokens
 
-    check_layouts(config, placement)
+    check_sharding(config, placement)
     if config.rollout.stop:
         stop_tokens(load_tokenizer(config.actor.model), config.rollout.stop)
     sizes = {

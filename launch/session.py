@@ -19,7 +19,6 @@ from rl_platform.errors import ConfigError, Problem
 from rl_platform.garbage import collect_as_usual
 from rl_platform.interrupts import shutting_down
 from rl_platform.launch.cluster import cluster_for, runtime_for
-from rl_platform.launch.layouts import check_kernels
 from rl_platform.launch.output import OutputFolder, output_folder
 from rl_platform.launch.preflight import (
     check_cheap,
@@ -30,12 +29,13 @@ from rl_platform.launch.preflight import (
     check_tool,
     policy_bytes,
 )
+from rl_platform.launch.sharding import check_kernels
 from rl_platform.launch.view import terminal_view
 from rl_platform.metrics import Reporter, Reporters, RunInfo, RunLog
 from rl_platform.models.embodied_policy import policy_card, policy_problems
 from rl_platform.placement.engine_memory import engine_memory, with_engine_memory
 from rl_platform.placement.inventory import Inventory
-from rl_platform.placement.occupancy import step_turns
+from rl_platform.placement.occupancy import offload_order
 from rl_platform.placement.plan import render
 from rl_platform.placement.scheduler import Placement
 from rl_platform.runners.ppo import Task, train
@@ -157,7 +157,7 @@ def task_of(
         if (memory := engine_memory(config, placement, inventory)) is not None:
             reporter.note(str(memory))
             config = with_engine_memory(config, memory)
-        return ReasoningTask(config, runtime, reporter, folder, world, step_turns(config, placement, inventory))
+        return ReasoningTask(config, runtime, reporter, folder, world, offload_order(config, placement, inventory))
     from rl_platform.runners.embodied import EmbodiedTask
 
     actor = "actor_critic" if "actor_critic" in placement.components else "actor"

@@ -22,8 +22,8 @@ from rl_platform.config.schema.algorithm import POLICY_LOSSES
 from rl_platform.errors import ConfigError, PlatformError, WorkerError
 from rl_platform.launch.check import invariance, updates
 from rl_platform.launch.check.property import Outcome, Property
-from rl_platform.launch.check.report import print_outcomes
 from rl_platform.launch.check.samples import Case
+from rl_platform.launch.check.table import print_outcomes
 from rl_platform.launch.panels import print_lines
 from rl_platform.launch.preflight import check_estimator, check_policy_loss
 from rl_platform.launch.session import card

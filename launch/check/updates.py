@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rl_platform.config.schema import Config
-from rl_platform.launch.check.models import Small, rollout, small, small_learners
+from rl_platform.launch.check.learners import Small, rollout, small, small_learners
 from rl_platform.launch.check.property import Difference, Property, compare
 from rl_platform.launch.check.samples import Case, widened
 from rl_platform.records import RolloutBatch

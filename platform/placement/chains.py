@@ -26,4 +26,4 @@ def chains(components: Iterable[str], config: Config, layout: Layout) -> tuple[t
 
 def _linked(name: str, other: str, config: Config, layout: Layout) -> bool:
     compared = config.algorithm.full_kl_in_reward and {name, other} == {"reference", "actor"}
-    return compared or other in layout.turns[name]
+    return compared or other in layout.sharing[name]

@@ -15,9 +15,9 @@ from rl_platform.placement.hardware import GIB, device_of
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.memory import PROCESS_ON_GPU, MemoryModel, running_sequences
 from rl_platform.placement.model_shape import shapes
-from rl_platform.placement.occupancy import NEARLY_FULL, Occupant, chosen_turns, occupancy_of
+from rl_platform.placement.occupancy import NEARLY_FULL, Occupant, chosen_order, occupancy_of
+from rl_platform.placement.offload_order import OffloadOrder
 from rl_platform.placement.scheduler import Placement
-from rl_platform.placement.turns import Turns
 
 MARGIN = 1.1  # the estimate knows nothing of pages that are not full
 
@@ -53,13 +53,13 @@ def engine_memory(config: Config, placement: Placement, inventory: Inventory) ->
         return None
     layout = placement.layout
     part, memory = layout.parts["rollout"], MemoryModel(config, found, layout, on_gpu=True)
-    turns = chosen_turns(config, placement, inventory, found, device)
+    order = chosen_order(config, placement, inventory, found, device)
     crowds = {
         tuple(occupants)
         for occupants in occupancy_of(config, placement).values()
         if any(one.component == "rollout" for one in occupants)
     }
-    room = min(_room(crowd, memory, turns, device.memory, part.per_rank) for crowd in crowds)
+    room = min(_room(crowd, memory, order, device.memory, part.per_rank) for crowd in crowds)
     whole, wanted = memory.rank("rollout"), running_sequences(config, part.ranks)
     weights, each = whole.weights // part.per_rank, whole.kv_cache // part.per_rank // wanted
     taken = min(int(MARGIN * (weights + each * wanted)), room)
@@ -77,13 +77,13 @@ def with_engine_memory(config: Config, found: EngineMemory | None) -> Config:
     return config.model_copy(update={"rollout": rollout})
 
 
-def _room(crowd: Sequence[Occupant], memory: MemoryModel, turns: Turns, capacity: int, per_rank: int) -> int:
+def _room(crowd: Sequence[Occupant], memory: MemoryModel, order: OffloadOrder, capacity: int, per_rank: int) -> int:
     """Bytes of one GPU that these leave to each rollout engine on it, beside its process and its activations."""
     others = [one.counted for one in crowd if one.component != "rollout"]
-    usage = memory.usage(others, turns)
+    usage = memory.usage(others, order)
     used = usage.peak
-    if "rollout" in turns.leaving:  # it is there while others work too, but without this memory
-        held = next(turn.held for turn in turns.step if turn.phase == "generate")
+    if "rollout" in order.leaving:  # it is there while others work too, but without this memory
+        held = next(moves.held for moves in order.phases if moves.phase == "generate")
         used = usage.processes + sum(one.held(held.get(name, "all")) for name, one in usage.components.items())
     engines = sum(len(one.ranks) for one in crowd if one.component == "rollout")
     own = PROCESS_ON_GPU + memory.rank("rollout").activations // per_rank

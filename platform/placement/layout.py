@@ -27,10 +27,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Layout:
-    """`turns`: for every component those that wait while it computes. `one_process`: everything is threads of one."""
+    """What every component has.
+
+    sharing: for every component, the others that compute on its devices, so only one works at a time.
+    one_process: all ranks are threads of one process.
+    """
 
     parts: Mapping[str, Part]
-    turns: Mapping[str, frozenset[str]]
+    sharing: Mapping[str, frozenset[str]]
     one_process: bool
 
     @property
@@ -41,7 +45,7 @@ class Layout:
     def together(self, first: str, second: str) -> bool:
         """Whether two components of one rank each live in one process and on one device."""
         one, other = self.parts[first], self.parts[second]
-        if one.ranks != 1 or other.ranks != 1 or second not in self.turns[first]:
+        if one.ranks != 1 or other.ranks != 1 or second not in self.sharing[first]:
             return False
         return self.one_process or one.key == other.key
 
@@ -49,7 +53,7 @@ class Layout:
 def layout_of_split(keys: Sequence[tuple[tuple[str, ...], range]], per_node: int) -> Layout:
     """The layout of keys on disjoint ranges of devices with one rank each. `per_node` 0: the devices are nodes."""
     parts: dict[str, Part] = {}
-    turns: dict[str, frozenset[str]] = {}
+    sharing: dict[str, frozenset[str]] = {}
     for components, devices in keys:
         size = max(per_node, 1)
         nodes = frozenset(range(devices.start // size, (devices.stop - 1) // size + 1))
@@ -57,8 +61,8 @@ def layout_of_split(keys: Sequence[tuple[tuple[str, ...], range]], per_node: int
         for name in components:
             parts[name] = part
             meeting = frozenset(components) - {name, *ON_CPU}
-            turns[name] = frozenset() if name in ON_CPU else meeting
+            sharing[name] = frozenset() if name in ON_CPU else meeting
     learners = [part for name, part in parts.items() if name in LEARNERS]
     alone = all(part.ranks == 1 for part in learners)
     used = {device for _, devices in keys for device in devices} if alone and len(keys) < 8 else {0, 1}
-    return Layout(parts, turns, alone and len(used) == 1)
+    return Layout(parts, sharing, alone and len(used) == 1)

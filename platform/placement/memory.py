@@ -4,8 +4,8 @@ Counted: parameters, gradients and optimizer state of learners (float32, sharded
 Megatron's layout shares them; with adapters only those have gradients and optimizer state; a reference has parameters
 alone), what a micro-batch leaves for the backward pass, the generator's key-value cache, and what a process takes by
 itself. Not counted: environments, verifiers, fragmentation. Components that share a GPU take turns, so of the passing
-parts the largest counts. Their lasting parts add up, but for components that leave for host memory (`turns`): then the
-fullest phase counts.
+parts the largest counts. Their lasting parts add up. If components leave for host memory (`OffloadOrder`), the fullest phase
+counts.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from rl_platform.placement.hardware import GIB
 from rl_platform.placement.layout import Layout
 from rl_platform.placement.megatron_memory import ADAM_STATES, layout_of_learner, state_bytes
 from rl_platform.placement.model_shape import FLOAT, ModelShape, Shape
+from rl_platform.placement.offload_order import PHASES, Held, Move, OffloadOrder
 from rl_platform.placement.policy_shape import PolicyShape
-from rl_platform.placement.turns import PHASES, Held, Move, Turns
 
 LOGIT_CHUNK = 1024  # positions whose logits exist together: models.language.TOKENS_PER_CHUNK
 LOGIT_COPIES = 3  # logits, their exponentials and a gradient
@@ -81,9 +81,9 @@ class MemoryModel:
         """One rank; nothing for a component that holds no model or whose model is not known."""
         return self._ranks.get(component, Memory())
 
-    def usage(self, occupants: Iterable[tuple[str, float, int]], turns: Turns | None = None) -> Usage:
+    def usage(self, occupants: Iterable[tuple[str, float, int]], order: OffloadOrder | None = None) -> Usage:
         """One device that holds these (component, ranks, ranks' processes): a fraction of a rank that spans several
-        devices counts as that. `turns` None: nobody leaves."""
+        devices counts as that. `order` None: no component leaves."""
         found: dict[str, Memory] = {}
         processes: dict[str, int] = {}
         for name, ranks, hosts in occupants:
@@ -92,7 +92,7 @@ class MemoryModel:
             processes[key] = max(processes.get(key, 0), hosts)
         count = min(sum(processes.values()), 1) if self.layout.one_process else sum(processes.values())
         overhead = count * (PROCESS_ON_GPU if self.on_gpu else PROCESS_IN_MEMORY)
-        peak = _peak(found) if turns is None or not turns.leaving & found.keys() else _peak_in_turns(found, turns)
+        peak = _peak(found) if order is None or not order.leaving & found.keys() else _peak_with_order(found, order)
         return Usage(found, overhead, overhead + peak)
 
     def moved(self, moves: Iterable[Move]) -> int:
@@ -207,12 +207,12 @@ def _peak(found: Mapping[str, Memory]) -> int:
     return lasting + max((memory.passing for memory in found.values()), default=0)
 
 
-def _peak_in_turns(found: Mapping[str, Memory], turns: Turns) -> int:
+def _peak_with_order(found: Mapping[str, Memory], order: OffloadOrder) -> int:
     """Of the phases of a step: who holds what in it, and what its own component needs besides."""
     peaks = []
-    for turn in turns.step:
-        lasting = sum(memory.held(turn.held.get(name, "all")) for name, memory in found.items())
-        working = PHASES[turn.phase] if turn.phase != "sync weights" else ()
+    for moves in order.phases:
+        lasting = sum(memory.held(moves.held.get(name, "all")) for name, memory in found.items())
+        working = PHASES[moves.phase] if moves.phase != "sync weights" else ()
         peaks.append(lasting + max((found[name].passing for name in working if name in found), default=0))
     return max(peaks)
 

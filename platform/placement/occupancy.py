@@ -10,8 +10,8 @@ from rl_platform.placement.hardware import Device, device_of
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.memory import MemoryModel
 from rl_platform.placement.model_shape import Shape, shapes
+from rl_platform.placement.offload_order import OffloadOrder, asked_to_leave, order_with
 from rl_platform.placement.scheduler import Placement
-from rl_platform.placement.turns import Turns, asked_to_leave, turns_with
 
 NEARLY_FULL = 0.9  # of a device's memory: what the estimate does not know needs the rest
 SEVERAL_GPUS = ("sglang",)  # rollout backends whose ranks use more than one GPU
@@ -53,25 +53,25 @@ def occupancy_of(config: Config, placement: Placement) -> dict[tuple[int, int | 
     }
 
 
-def step_turns(config: Config, placement: Placement, inventory: Inventory) -> Turns:
+def offload_order(config: Config, placement: Placement, inventory: Inventory) -> OffloadOrder:
     """Who leaves when in a run of this config. Models that cannot be counted leave only where the config says so."""
-    return chosen_turns(config, placement, inventory, shapes(config)[0], device_of(inventory))
+    return chosen_order(config, placement, inventory, shapes(config)[0], device_of(inventory))
 
 
-def chosen_turns(
+def chosen_order(
     config: Config, placement: Placement, inventory: Inventory, found: Mapping[str, Shape], device: Device
-) -> Turns:
+) -> OffloadOrder:
     """Components leave whose `offload` is true, and those with auto on a GPU that cannot hold all of its own."""
     layout = placement.layout
     asked, auto = asked_to_leave(config, layout, True), asked_to_leave(config, layout, "auto")
-    turns = turns_with(config, layout, asked)
+    order = order_with(config, layout, asked)
     if not auto or device.memory is None or device.kind == "cpu":  # there the device's memory is the host's
-        return turns
+        return order
     memory = MemoryModel(config, found, layout, on_gpu=True)
     crowds = {
         tuple(occupant.counted for occupant in occupants)
         for (_, local), occupants in occupancy_of(config, placement).items()
         if local is not None
     }
-    full = [crowd for crowd in crowds if memory.usage(crowd, turns).peak > NEARLY_FULL * device.memory]
-    return turns_with(config, layout, asked | (auto & {name for crowd in full for name, _, _ in crowd}))
+    full = [crowd for crowd in crowds if memory.usage(crowd, order).peak > NEARLY_FULL * device.memory]
+    return order_with(config, layout, asked | (auto & {name for crowd in full for name, _, _ in crowd}))

@@ -85,13 +85,13 @@ class Placement:
             per_rank = max(len(slot.accelerators) for slot in slots)
             parts[name] = Part(len(slots), len(devices) or len(nodes), nodes, per_rank, keys[name])
         computing = [name for name in parts if name not in ON_CPU]
-        turns = {
+        sharing = {
             name: frozenset(other for other in computing if other != name and self._meet(name, other))
             if name in computing
             else frozenset()
             for name in parts
         }
-        return Layout(parts, turns, self.fits_one_process)
+        return Layout(parts, sharing, self.fits_one_process)
 
     def _meet(self, first: str, second: str) -> bool:
         """Whether two components compute on one GPU, or on the CPU of one node."""

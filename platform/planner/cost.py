@@ -26,7 +26,7 @@ from rl_platform.placement.memory import (
     trained_parameters,
 )
 from rl_platform.placement.model_shape import FLOAT, ModelShape, Shape
-from rl_platform.placement.turns import Turn, Turns
+from rl_platform.placement.offload_order import OffloadOrder, PhaseMoves
 
 TRAINING_SHARE = 0.4  # of the peak arithmetic that forward and backward passes reach
 STREAM_SHARE = 0.7  # of the peak bandwidth that reading weights and caches reaches
@@ -81,17 +81,17 @@ def waves(config: Config, layout: Layout) -> int:
 class Swap:
     """Who leaves and comes at the beginning of a phase, and the seconds that takes."""
 
-    turn: Turn
+    moves: PhaseMoves
     seconds: float
 
 
-def swaps(turns: Turns, memory: MemoryModel, device: Device) -> dict[str, Swap]:
+def swaps(order: OffloadOrder, memory: MemoryModel, device: Device) -> dict[str, Swap]:
     """By phase, those in which anybody leaves or comes; every rank has a link to host memory of its own."""
     rate = min(HOST_LINK, device.hbm * STREAM_SHARE)
     return {
-        turn.phase: Swap(turn, memory.moved((*turn.leaves, *turn.comes)) / rate)
-        for turn in turns.step
-        if turn.leaves or turn.comes
+        moves.phase: Swap(moves, memory.moved((*moves.leaves, *moves.comes)) / rate)
+        for moves in order.phases
+        if moves.leaves or moves.comes
     }
 
 

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from rl_platform.config.schema import Config
+from rl_platform.placement.early_evaluation import streaming_chains
 from rl_platform.placement.hardware import ASSUMED, GIB, Device, device_of
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import Layout
 from rl_platform.placement.memory import MemoryModel, Usage
 from rl_platform.placement.model_shape import Shape, shapes
-from rl_platform.placement.occupancy import NEARLY_FULL, SEVERAL_GPUS, chosen_turns, occupancy_of
+from rl_platform.placement.occupancy import NEARLY_FULL, SEVERAL_GPUS, chosen_order, occupancy_of
+from rl_platform.placement.offload_order import OffloadOrder
 from rl_platform.placement.plan import number_ranges
 from rl_platform.placement.scheduler import Placement
-from rl_platform.placement.streaming import streaming_chains
-from rl_platform.placement.turns import Turns
 from rl_platform.planner.batches import Division, divisions
 from rl_platform.planner.cost import Correction, CostModel, swaps, waves
 from rl_platform.planner.step_timeline import Span, step_seconds, timeline
@@ -52,7 +52,7 @@ class Report:
     devices: tuple[DeviceUse, ...]
     spans: tuple[Span, ...]
     divisions: tuple[Division, ...]
-    turns: Turns
+    order: OffloadOrder
     streams: frozenset[str]
 
     @property
@@ -76,8 +76,8 @@ def plan_report(
     """The report on `placement`, which was computed from `inventory`. `calibration`: of `calibration.corrections`."""
     found, unknown = shapes(config)
     device, layout = device_of(inventory), placement.layout
-    turns = chosen_turns(config, placement, inventory, found, device)
-    streams = frozenset(name for chain in streaming_chains(config, layout, turns.leaving) for name in chain)
+    order = chosen_order(config, placement, inventory, found, device)
+    streams = frozenset(name for chain in streaming_chains(config, layout, order.leaving) for name in chain)
     memory = MemoryModel(config, found, layout, on_gpu=True)
     phases = CostModel(config, found, device, calibration).phases(layout)
     full_kl = config.algorithm.full_kl_in_reward
@@ -90,10 +90,10 @@ def plan_report(
         layout=layout,
         shapes=found,
         unknown=unknown,
-        devices=tuple(_devices(config, found, placement, inventory, layout, turns)),
-        spans=timeline(phases, layout, streams, waves(config, layout), swaps(turns, memory, device), full_kl),
+        devices=tuple(_devices(config, found, placement, inventory, layout, order)),
+        spans=timeline(phases, layout, streams, waves(config, layout), swaps(order, memory, device), full_kl),
         divisions=divisions(config, layout),
-        turns=turns,
+        order=order,
         streams=streams,
     )
 
@@ -104,7 +104,7 @@ def _devices(
     placement: Placement,
     inventory: Inventory,
     layout: Layout,
-    turns: Turns,
+    order: OffloadOrder,
 ) -> Iterator[DeviceUse]:
     """Every GPU in order, then every node with ranks that have none. GPUs that hold alike are estimated once."""
     occupancy = occupancy_of(config, placement)
@@ -115,7 +115,7 @@ def _devices(
         occupants = occupancy.get((node, local), ())
         kind = (number is None, tuple(occupant.counted for occupant in occupants))
         if kind not in known_usages:
-            known_usages[kind] = models[number is not None and not inventory.stands_in].usage(kind[1], turns)
+            known_usages[kind] = models[number is not None and not inventory.stands_in].usage(kind[1], order)
         return DeviceUse(node, local, number, {one.component: one.ranks for one in occupants}, known_usages[kind])
 
     number = 0
@@ -158,8 +158,8 @@ def _offload_warnings(report: Report) -> Iterator[str]:
     for name, asked in report.config.offload_keys.items():
         if name not in report.layout.parts or asked is not True:
             continue
-        if name not in report.turns.leaving:
-            alone = not report.layout.turns[name]
+        if name not in report.order.leaving:
+            alone = not report.layout.sharing[name]
             reason = "nobody else uses its devices" if alone else "it generates with the actor's own weights"
             yield f"{name}.offload: {reason}, so it stays"
         elif report.device.kind == "cpu":

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rl_platform.errors import ConfigError
+from rl_platform.placement.early_evaluation import part_rows
 from rl_platform.placement.engine_memory import engine_memory
 from rl_platform.placement.hardware import GIB
 from rl_platform.placement.memory import Memory
 from rl_platform.placement.plan import render
-from rl_platform.placement.streaming import part_rows
 from rl_platform.planner.report import DeviceUse, Report, names_of
 from rl_platform.planner.step_timeline import duration, gantt
 
@@ -50,7 +50,7 @@ def _memory(report: Report) -> Iterator[str]:
         capacity = report.capacity(use)
         share = f"  {use.usage.peak / capacity:.0%}" if capacity else ""
         yield f"  {label:{margin}}  {'at most':12}{'':{13 * len(_COLUMNS)}}{_gib(use.usage.peak):>9}{share}"
-    stay = "stay" if not report.turns.leaving else "leave as shown below"
+    stay = "stay" if not report.order.leaving else "leave as shown below"
     yield f"  weights and optimizer {stay}; of gradients, activations and caches only one component's exist at a time"
     yield from _engine(report)
     for name, shape in report.shapes.items():
@@ -108,7 +108,7 @@ def _turns(report: Report) -> Iterator[str]:
     """For every group of GPUs that hold alike: who leaves and comes, phase by phase."""
     alike: dict[frozenset[str], list[DeviceUse]] = {}
     for use in report.devices:
-        if leaving := frozenset(report.turns.leaving & use.ranks.keys()):
+        if leaving := frozenset(report.order.leaving & use.ranks.keys()):
             alike.setdefault(leaving, []).append(use)
     if not alike:
         return
@@ -116,13 +116,13 @@ def _turns(report: Report) -> Iterator[str]:
     margin = max(len(names_of(uses, report.inventory)) for uses in alike.values())
     for leaving, uses in alike.items():
         label = names_of(uses, report.inventory)
-        for turn in report.turns.step:
+        for moved in report.order.phases:
             out, back = (
-                [str(move) for move in moves if move.component in leaving] for moves in (turn.leaves, turn.comes)
+                [str(move) for move in moves if move.component in leaving] for moves in (moved.leaves, moved.comes)
             )
             parts = [f"{word}: {', '.join(moves)}" for word, moves in (("out", out), ("in", back)) if moves]
             if parts:
-                yield f"  {label:{margin}}  {turn.phase:12}  {'; '.join(parts)}"
+                yield f"  {label:{margin}}  {moved.phase:12}  {'; '.join(parts)}"
                 label = ""
 
 

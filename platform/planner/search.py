@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError, Problem
+from rl_platform.placement.early_evaluation import streaming_chains
 from rl_platform.placement.hardware import GIB, Device, device_of
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import LEARNERS, Layout, layout_of_split
@@ -21,9 +22,8 @@ from rl_platform.placement.megatron_memory import layout_of_learner
 from rl_platform.placement.memory import MemoryModel
 from rl_platform.placement.model_shape import shapes
 from rl_platform.placement.occupancy import NEARLY_FULL
+from rl_platform.placement.offload_order import OffloadOrder, asked_to_leave, order_with
 from rl_platform.placement.plan import number_ranges
-from rl_platform.placement.streaming import streaming_chains
-from rl_platform.placement.turns import Turns, asked_to_leave, turns_with
 from rl_platform.planner.cost import Correction, CostModel, swaps, waves
 from rl_platform.planner.step_timeline import Span, duration, step_seconds, timeline
 
@@ -86,12 +86,12 @@ def search(config: Config, inventory: Inventory, calibration: Mapping[str, Corre
             continue
         layout = layout_of_split(keys, per_node)
         memory = MemoryModel(config, found, layout, on_gpu=per_node > 0)
-        turns, peak = _turns(config, layout, memory, keys, device)
+        order, peak = _order(config, layout, memory, keys, device)
         if device.memory is not None and peak > device.memory:
             peaks.append(peak)
         else:
-            streams = {name for chain in streaming_chains(config, layout, turns.leaving) for name in chain}
-            moves = swaps(turns, memory, device)
+            streams = {name for chain in streaming_chains(config, layout, order.leaving) for name in chain}
+            moves = swaps(order, memory, device)
             full_kl = config.algorithm.full_kl_in_reward
             spans = timeline(model.phases(layout), layout, streams, waves(config, layout), moves, full_kl)
             fitting.append(Candidate(keys, spans, peak))
@@ -162,18 +162,18 @@ def _sizes(available: int) -> list[int]:
     return sorted(sizes)
 
 
-def _turns(config: Config, layout: Layout, memory: MemoryModel, keys: Keys, device: Device) -> tuple[Turns, int]:
+def _order(config: Config, layout: Layout, memory: MemoryModel, keys: Keys, device: Device) -> tuple[OffloadOrder, int]:
     """Who leaves its devices, also those with `offload: auto` where not all fit; the bytes of the fullest device."""
 
-    def peak(turns: Turns, names: tuple[str, ...]) -> int:
-        return memory.usage([(name, 1.0, 1) for name in names], turns).peak
+    def peak(order: OffloadOrder, names: tuple[str, ...]) -> int:
+        return memory.usage([(name, 1.0, 1) for name in names], order).peak
 
     asked, auto = asked_to_leave(config, layout, True), asked_to_leave(config, layout, "auto")
-    turns = turns_with(config, layout, asked)
+    order = order_with(config, layout, asked)
     if auto and device.memory is not None and device.kind != "cpu":
-        full = {name for names, _ in keys if peak(turns, names) > NEARLY_FULL * (device.memory or 0) for name in names}
-        turns = turns_with(config, layout, asked | auto & full)
-    return turns, max(peak(turns, names) for names, _ in keys)
+        full = {name for names, _ in keys if peak(order, names) > NEARLY_FULL * (device.memory or 0) for name in names}
+        order = order_with(config, layout, asked | auto & full)
+    return order, max(peak(order, names) for names, _ in keys)
 
 
 def search_text(found: Found, inventory: Inventory, present: Sequence[Span], source: str = "") -> str:

@@ -66,7 +66,7 @@ def timeline(
             if phase not in phases:
                 continue
             name, cost = phases[phase]
-            meets = layout.turns[name] | linked.get(name, set())
+            meets = layout.sharing[name] | linked.get(name, set())
             start = max(ready, free.get(name, 0.0))
             span = _span(phase, name, start, cost, (swaps or {}).get(phase))
             if stage is EVALUATION and name in streams and waves > 1:
@@ -86,7 +86,7 @@ def _span(phase: str, name: str, start: float, cost: Cost, swap: Swap | None) ->
     if swap is None:
         return Span(phase, name, start, start + cost.seconds, cost.bound)
     bound = "offload" if swap.seconds > cost.seconds else cost.bound
-    leaves, comes = (tuple(map(str, moves)) for moves in (swap.turn.leaves, swap.turn.comes))
+    leaves, comes = (tuple(map(str, moves)) for moves in (swap.moves.leaves, swap.moves.comes))
     return Span(phase, name, start, start + swap.seconds + cost.seconds, bound, leaves=leaves, comes=comes)
 
 

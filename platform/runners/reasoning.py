@@ -21,7 +21,7 @@ from rl_platform.envs.reasoning.prompts import PromptLoader, build_prompts
 from rl_platform.envs.reasoning.question import Split
 from rl_platform.metrics import Reporter
 from rl_platform.models.tokenizer import load_tokenizer
-from rl_platform.placement.turns import Turns
+from rl_platform.placement.offload_order import OffloadOrder
 from rl_platform.records import Prompt, RolloutBatch, Trajectory
 from rl_platform.runners.conversations import conversation_metrics
 from rl_platform.runners.partial_rollouts import PartialRollouts, restore
@@ -57,7 +57,7 @@ class ReasoningTask:
         reporter: Reporter,
         output_dir: Path,
         questions: Split,
-        turns: Turns,
+        turns: OffloadOrder,
     ) -> None:
         config = with_turns(config, turns)
         self.config, self.runtime, self.reporter, self.output_dir = config, runtime, reporter, output_dir

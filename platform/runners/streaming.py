@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from rl_platform.config.schema import Config
-from rl_platform.placement.streaming import part_rows, streaming_chains
-from rl_platform.placement.turns import Turns
+from rl_platform.placement.early_evaluation import part_rows, streaming_chains
+from rl_platform.placement.offload_order import OffloadOrder
 from rl_platform.records import Prompt, RolloutBatch, Trajectory
 from rl_platform.runtime.group import WorkerGroup
 
@@ -86,7 +86,7 @@ def _evaluated(chain: Sequence[WorkerGroup], batch: RolloutBatch) -> Fields:
 
 
 def streaming_of(
-    config: Config, turns: Turns, groups: Mapping[str, WorkerGroup], batch_of: BatchOf
+    config: Config, turns: OffloadOrder, groups: Mapping[str, WorkerGroup], batch_of: BatchOf
 ) -> Streaming | None:
     """None where everything is evaluated after the generation."""
     chains = streaming_chains(config, turns.layout, turns.leaving)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rl_platform.config.schema import Config
-from rl_platform.placement.turns import CAN_LEAVE, Turns
+from rl_platform.placement.offload_order import CAN_LEAVE, OffloadOrder
 from rl_platform.runtime.group import WorkerGroup
 
 
 class TakingTurns:
     """`groups`: the components, by name. Who is needed comes back by itself; the others must leave before."""
 
-    def __init__(self, turns: Turns, groups: Mapping[str, WorkerGroup]) -> None:
+    def __init__(self, turns: OffloadOrder, groups: Mapping[str, WorkerGroup]) -> None:
         self.turns, self.groups = turns, groups
 
     def before(self, phase: str) -> None:
@@ -22,7 +22,7 @@ class TakingTurns:
             handle.wait()
 
 
-def with_turns(config: Config, turns: Turns) -> Config:
+def with_turns(config: Config, turns: OffloadOrder) -> Config:
     """The config whose components know whether they leave: `offload` is true or false, and no longer auto."""
     sections = {name: getattr(config, name) for name in CAN_LEAVE}
     return config.model_copy(

@@ -12,8 +12,8 @@ import pytest
 from rl_platform.config.schema import Config
 from rl_platform.errors import Diverged
 from rl_platform.placement.inventory import Inventory
+from rl_platform.placement.offload_order import order_with
 from rl_platform.placement.scheduler import schedule
-from rl_platform.placement.turns import turns_with
 from rl_platform.runners.phases import Phase, Phases
 from rl_platform.runners.turns import TakingTurns
 
@@ -73,7 +73,7 @@ def build(placement: Mapping[str, str], **algorithm: Any) -> Config:
 def phases(placement: Mapping[str, str], reporter: Any, **algorithm: Any) -> Phases:
     config = build(placement, **algorithm)
     layout = schedule(config.cluster, Inventory.emulated(1, 4)).layout
-    return Phases(config, TakingTurns(turns_with(config, layout, frozenset()), {}), reporter)
+    return Phases(config, TakingTurns(order_with(config, layout, frozenset()), {}), reporter)
 
 
 def training(critic: Call, actor: Call) -> list[Phase]:

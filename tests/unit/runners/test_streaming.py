@@ -21,10 +21,10 @@ from rl_platform.engines.rollout.base import Completion
 from rl_platform.engines.rollout.torch import TorchRolloutEngine
 from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.errors import WorkerError
+from rl_platform.placement.early_evaluation import part_rows, streaming_chains
 from rl_platform.placement.inventory import Inventory
-from rl_platform.placement.occupancy import step_turns
+from rl_platform.placement.occupancy import offload_order
 from rl_platform.placement.scheduler import schedule
-from rl_platform.placement.streaming import part_rows, streaming_chains
 from rl_platform.records import Prompt, RolloutBatch, Trajectory
 from rl_platform.runners.ppo import PPO
 from rl_platform.runners.reasoning import ReasoningTask
@@ -79,7 +79,7 @@ def task_of(config: Config) -> Iterator[ReasoningTask]:
     """A task in this process, whatever its placement."""
     placement = schedule(config.cluster, Inventory.emulated(1, DEVICES))
     with LocalRuntime(placement, 60, config.runner.seed) as runtime:
-        turns = step_turns(config, placement, Inventory.emulated(1, DEVICES))
+        turns = offload_order(config, placement, Inventory.emulated(1, DEVICES))
         questions = build_questions(config.data, config.runner.seed)
         task = ReasoningTask(config, runtime, Reporter(), None, questions, turns)  # type: ignore[arg-type]
         task.sync_weights(0)

@@ -12,7 +12,7 @@ from rl_platform.placement.model_shape import ModelShape, shapes
 from rl_platform.placement.scheduler import Placement
 
 
-def layout_problems(config: Config, placement: Placement) -> Iterator[Problem]:
+def sharding_problems(config: Config, placement: Placement) -> Iterator[Problem]:
     """What is wrong with the numbers of ranks and the processes of the models, on whatever machine."""
     for role in _placed(placement):
         section, ranks = config.section(role), placement.world_size(role)
@@ -79,7 +79,7 @@ def device_problems(config: Config, placement: Placement) -> Iterator[Problem]:
             yield Problem(key, obstacle, value="transformer_engine", hint=f"{key}=torch")
 
 
-def check_layouts(config: Config, placement: Placement) -> None:
+def check_sharding(config: Config, placement: Placement) -> None:
     """Raises ConfigError for a model that cannot be shared as its layout says. Reads the models' configs only."""
     from rl_platform.engines.training.fsdp_problems import fsdp_problems
     from rl_platform.models.pretrained import load_config

@@ -8,7 +8,7 @@ import pytest
 
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch.command import load
-from rl_platform.launch.layouts import check_layouts, layout_problems
+from rl_platform.launch.sharding import check_sharding, sharding_problems
 
 pytestmark = pytest.mark.usefixtures("folder")
 FOUR = "cluster.component_placement={'actor,critic': 'all:0-3', 'rollout,reward': all}"
@@ -18,7 +18,7 @@ HEADS = "actor.model.random_init.num_heads={}", "actor.model.random_init.num_kv_
 def unfit(*overrides: str) -> dict[str, Problem]:
     config, placement, _ = load("reasoning.yaml", list(overrides))
     try:
-        check_layouts(config.config, placement)
+        check_sharding(config.config, placement)
     except ConfigError as error:
         return {problem.key: problem for problem in error.problems}
     return {}
@@ -26,7 +26,7 @@ def unfit(*overrides: str) -> dict[str, Problem]:
 
 def test_ranks_form_whole_groups() -> None:
     config, placement, _ = load("reasoning.yaml", [FOUR, "actor.parallel.context=3", "critic.parallel.context=2"])
-    (problem,) = layout_problems(config.config, placement)
+    (problem,) = sharding_problems(config.config, placement)
     assert problem.key == "actor.parallel.context"
     assert "4 ranks of actor cannot form groups of 3" in problem.message
 

@@ -31,7 +31,7 @@ def streaming_chains(config: Config, layout: Layout, leaving: Collection[str] = 
     names = [
         name
         for name in evaluating
-        if name in layout.parts and "rollout" not in layout.turns[name] and name not in leaving
+        if name in layout.parts and "rollout" not in layout.sharing[name] and name not in leaving
     ]
     if algorithm.full_kl_in_reward and "reference" not in names and "actor" in names:
         names.remove("actor")  # it compares to the reference's hidden states, which come later

@@ -1,8 +1,9 @@
-"""Who leaves shared devices for host memory, and when: the order of a step, and the memory estimate where nobody said.
+"""The order in which components leave shared devices for host memory and come back within a step.
 
-A component that leaves is on its devices from its first to its last use in a step, and others find the room it gives
-up: every component comes and goes once per step. Gradients and optimizer state come for the update alone; the actor's
-weights stay from the log-probs on, also while the critic is trained, until the rollout has them.
+A component that leaves is on its devices from its first to its last use in a step; others use its memory in between.
+So every component leaves and comes once per step. Gradients and optimizer state come for the update alone. The actor's
+weights stay from the log-probs until the rollout has them, also while the critic is trained. `occupancy` decides by the
+memory estimate which components leave where `offload` is auto.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from rl_platform.placement.layout import Layout
 
 Held = Literal["nothing", "weights", "all"]
 
-PHASES: Mapping[str, tuple[str, ...]] = {  # in the order of a step: who works in it
+PHASES: Mapping[str, tuple[str, ...]] = {  # in the order of a step, with the components that work in it
     "sync weights": ("actor", "rollout"),
     "generate": ("rollout",),
     "reference": ("reference",),
@@ -26,7 +27,7 @@ PHASES: Mapping[str, tuple[str, ...]] = {  # in the order of a step: who works i
     "train critic": ("critic",),
     "train actor": ("actor",),
 }
-_STAYS: Mapping[str, Mapping[str, Held]] = {  # what a component that leaves has on its devices; else nothing
+_STAYS: Mapping[str, Mapping[str, Held]] = {  # on the devices of a component that leaves; in other phases nothing
     "rollout": {"sync weights": "all", "generate": "all"},
     "reference": {"reference": "all"},
     "critic": {"values": "weights", "train critic": "all"},
@@ -49,22 +50,22 @@ _PARTS: Mapping[Held, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Move:
-    """A component that leaves before a phase or comes back for it: what it had on its devices, and what it has then."""
+    """A component that leaves before a phase or comes back for it, and what it holds before and after."""
 
     component: str
     before: Held
     after: Held
 
     def __str__(self) -> str:
-        """`critic (weights, optimizer)`: what is moved."""
+        """The component and the moved parts, as `critic (weights, optimizer)`."""
         less, more = sorted((self.before, self.after), key=_ORDER.index)
         parts = ("weights",) if self.component in ("rollout", "reference") else _PARTS[more]
         return f"{self.component} ({', '.join(part for part in parts if part not in _PARTS[less])})"
 
 
 @dataclass(frozen=True)
-class Turn:
-    """One phase of a step that goes on and on: who leaves before it, who comes for it, what each component holds."""
+class PhaseMoves:
+    """One phase of a step: components that leave before it, that come for it, and what each component holds in it."""
 
     phase: str
     leaves: tuple[Move, ...]
@@ -73,9 +74,12 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Turns:
-    """`leaving`: components that give up their devices; `recompute`: the actor computes log-probs before the update;
-    `lends_weights`: the actor's weights are the rollout's as well, so they stay."""
+class OffloadOrder:
+    """The moves of a step.
+
+    leaving: components that leave their devices. recompute: the actor computes log-probs before the update.
+    lends_weights: the rollout generates with the actor's own tensors, so these stay.
+    """
 
     layout: Layout
     leaving: frozenset[str] = frozenset()
@@ -83,33 +87,33 @@ class Turns:
     lends_weights: bool = False
 
     def leaves_before(self, phase: str) -> tuple[tuple[str, bool], ...]:
-        """(component, whether its weights leave too) of all that must not be on the devices that `phase` uses."""
+        """Returns (component, whether its weights leave too) for all that must not be on the devices of `phase`."""
         workers = PHASES[phase]
-        found = []
+        leaving = []
         for name in CAN_LEAVE:
-            meets = name in workers or any(worker in self.layout.turns.get(name, ()) for worker in workers)
+            meets = name in workers or any(worker in self.layout.sharing.get(name, ()) for worker in workers)
             if name in self.leaving and meets and (held := self._may_hold(name, phase)) != "all":
-                found.append((name, held == "nothing"))
-        return tuple(found)
+                leaving.append((name, held == "nothing"))
+        return tuple(leaving)
 
     @cached_property
-    def step(self) -> tuple[Turn, ...]:
-        """The phases of a step, in the middle of a run."""
+    def phases(self) -> tuple[PhaseMoves, ...]:
+        """The phases of a step, in the middle of a run: the first step of a run moves less."""
         held: dict[str, Held] = {
             name: "nothing" if name in self.leaving else "all" for name in CAN_LEAVE if name in self.layout.parts
         }
-        turns: list[Turn] = []
-        for _ in range(2):  # the first step has nobody to send away
-            turns = [self._turn(phase, held) for phase in self._phases]
-        return tuple(turns)
+        phases: list[PhaseMoves] = []
+        for _ in range(2):  # in the first step nothing has to leave
+            phases = [self._moves(phase, held) for phase in self._names]
+        return tuple(phases)
 
     @property
-    def _phases(self) -> tuple[str, ...]:
+    def _names(self) -> tuple[str, ...]:
         there = (phase for phase, workers in PHASES.items() if set(workers) <= self.layout.parts.keys())
         return tuple(phase for phase in there if self.recompute or phase != "log-probs")
 
-    def _turn(self, phase: str, held: dict[str, Held]) -> Turn:
-        """What happens in a phase to those who hold this; `held` becomes what they hold in it."""
+    def _moves(self, phase: str, held: dict[str, Held]) -> PhaseMoves:
+        """Returns the moves of a phase and updates `held`, what each component holds, to this phase."""
         leaves = []
         for name, weights in self.leaves_before(phase):
             kept: Held = "nothing" if weights else "weights"
@@ -122,7 +126,7 @@ class Turns:
             if name in self.leaving and _ORDER.index(held[name]) < _ORDER.index(wanted):
                 comes.append(Move(name, held[name], wanted))
                 held[name] = wanted
-        return Turn(phase, tuple(leaves), tuple(comes), dict(held))
+        return PhaseMoves(phase, tuple(leaves), tuple(comes), dict(held))
 
     def _may_hold(self, name: str, phase: str) -> Held:
         stays = _STAYS[name].get(phase, "nothing")
@@ -132,30 +136,30 @@ class Turns:
 
 
 def lends_weights(layout: Layout) -> bool:
-    """Whether the rollout may generate with the very tensors that the actor trains: in one process, of one rank."""
+    """Whether the rollout may generate with the tensors that the actor trains: one rank, in one process."""
     if "actor" not in layout.parts:
         return False
     actor, rollout = layout.parts["actor"], layout.parts["rollout"]
     return actor.ranks == 1 and (layout.one_process or actor.key == rollout.key)
 
 
-def turns_with(config: Config, layout: Layout, leaving: frozenset[str]) -> Turns:
-    """The turns of a config when these components leave."""
+def order_with(config: Config, layout: Layout, leaving: frozenset[str]) -> OffloadOrder:
+    """Returns the order of a config in which these components leave."""
     recompute = config.algorithm.old_log_probs == "recompute"
-    return Turns(layout, leaving, recompute, lends_weights(layout))
+    return OffloadOrder(layout, leaving, recompute, lends_weights(layout))
 
 
 def asked_to_leave(config: Config, layout: Layout, answer: bool | Literal["auto"]) -> frozenset[str]:
-    """The components whose `offload` is `answer` and for which it means something: others use their devices."""
+    """Returns the components whose `offload` is `answer` and whose devices other components use too."""
     if config.runner.task_type == "embodied" or config.runner.max_staleness:
-        return frozenset()  # one ahead: generation and training are at the same time, nobody can leave
+        return frozenset()  # generation and training run at the same time, so none can leave
     full_kl = config.algorithm.full_kl_in_reward or config.algorithm.full_kl_in_loss
     return frozenset(
         name
         for name, asked in config.offload_keys.items()
         if name in layout.parts
         and asked == answer
-        and layout.turns[name]
+        and layout.sharing[name]
         and not (name == "rollout" and lends_weights(layout))
         and not (name == "reference" and full_kl)  # its output matrix is read in every update of the actor
     )

@@ -11,9 +11,9 @@ from rl_platform.config.schema import Config
 from rl_platform.placement.inventory import Inventory, inventory_for
 from rl_platform.placement.memory import MemoryModel
 from rl_platform.placement.model_shape import shapes
-from rl_platform.placement.occupancy import step_turns
+from rl_platform.placement.occupancy import offload_order
+from rl_platform.placement.offload_order import CAN_LEAVE, OffloadOrder, order_with
 from rl_platform.placement.scheduler import schedule
-from rl_platform.placement.turns import CAN_LEAVE, Turns, turns_with
 from rl_platform.planner.report_json import as_tree
 from rl_platform.planner.report_text import report_text
 from rl_platform.planner.search import search
@@ -24,18 +24,18 @@ KL = "algorithm.use_kl_loss=true"
 EVERYBODY = tuple(f"{name}.offload=true" for name in CAN_LEAVE)
 
 
-def turns_of(config: Config) -> Turns:
+def order_of(config: Config) -> OffloadOrder:
     inventory = inventory_for(config.cluster)
-    return step_turns(config, schedule(config.cluster, inventory), inventory)
+    return offload_order(config, schedule(config.cluster, inventory), inventory)
 
 
-def moves(turns: Turns) -> list[tuple[str, list[str], list[str]]]:
-    return [(turn.phase, [*map(str, turn.leaves)], [*map(str, turn.comes)]) for turn in turns.step]
+def moves_of(order: OffloadOrder) -> list[tuple[str, list[str], list[str]]]:
+    return [(moves.phase, [*map(str, moves.leaves)], [*map(str, moves.comes)]) for moves in order.phases]
 
 
 def test_everybody_comes_and_goes_once_per_step(plans: Any) -> None:
-    turns = turns_of(plans.config(KL, *EVERYBODY, placement=ALL))
-    assert moves(turns) == [
+    order = order_of(plans.config(KL, *EVERYBODY, placement=ALL))
+    assert moves_of(order) == [
         ("sync weights", ["actor (gradients, optimizer)"], ["rollout (weights)"]),
         ("generate", ["actor (weights)"], []),
         ("reference", ["rollout (weights)"], ["reference (weights)"]),
@@ -47,18 +47,18 @@ def test_everybody_comes_and_goes_once_per_step(plans: Any) -> None:
 
 
 def test_weights_that_are_the_generators_too_stay(plans: Any) -> None:
-    turns = turns_of(plans.config(KL, *EVERYBODY, gpus=1, placement=ALL))
-    assert turns.lends_weights
-    assert turns.leaving == {"actor", "critic", "reference"}
-    assert all(turn.held["actor"] != "nothing" for turn in turns.step)
-    assert ("generate", False) not in [(name, weights) for name, weights in turns.leaves_before("generate")]
-    assert dict(turns.leaves_before("generate"))["actor"] is False
-    assert dict(turns.leaves_before("generate"))["critic"] is True
+    order = order_of(plans.config(KL, *EVERYBODY, gpus=1, placement=ALL))
+    assert order.lends_weights
+    assert order.leaving == {"actor", "critic", "reference"}
+    assert all(moves.held["actor"] != "nothing" for moves in order.phases)
+    assert ("generate", False) not in [(name, weights) for name, weights in order.leaves_before("generate")]
+    assert dict(order.leaves_before("generate"))["actor"] is False
+    assert dict(order.leaves_before("generate"))["critic"] is True
 
 
 def test_only_those_who_meet_make_room(plans: Any) -> None:
-    turns = turns_of(plans.config(KL, *EVERYBODY, placement=PARTLY))
-    phases = {phase: (leaves, comes) for phase, leaves, comes in moves(turns)}
+    order = order_of(plans.config(KL, *EVERYBODY, placement=PARTLY))
+    phases = {phase: (leaves, comes) for phase, leaves, comes in moves_of(order)}
     assert phases["generate"] == ([], [])  # on GPUs of its own, with the reference
     assert phases["train critic"][0] == []
     assert phases["train actor"][0] == ["critic (weights, gradients, optimizer)"]
@@ -66,9 +66,9 @@ def test_only_those_who_meet_make_room(plans: Any) -> None:
 
 
 def test_without_log_probs_the_actor_comes_for_its_update(plans: Any) -> None:
-    turns = turns_of(plans.config(KL, "algorithm.old_log_probs=rollout", *EVERYBODY, placement=ALL))
-    assert [phase for phase, *_ in moves(turns)].count("log-probs") == 0
-    assert {phase: comes for phase, _, comes in moves(turns)}["train actor"] == [
+    order = order_of(plans.config(KL, "algorithm.old_log_probs=rollout", *EVERYBODY, placement=ALL))
+    assert [phase for phase, *_ in moves_of(order)].count("log-probs") == 0
+    assert {phase: comes for phase, _, comes in moves_of(order)}["train actor"] == [
         "actor (weights, gradients, optimizer)"
     ]
 
@@ -77,7 +77,7 @@ def test_without_log_probs_the_actor_comes_for_its_update(plans: Any) -> None:
     "overrides", [("runner.max_staleness=1", "algorithm.rollout_is={}"), ()], ids=["ahead", "fits"]
 )
 def test_nobody_leaves_without_need(plans: Any, overrides: tuple[str, ...]) -> None:
-    assert turns_of(plans.config(*overrides)).leaving == frozenset()
+    assert order_of(plans.config(*overrides)).leaving == frozenset()
 
 
 def crowded(plans: Any, folder: Path, *overrides: str, **options: Any) -> Config:
@@ -90,8 +90,8 @@ def crowded(plans: Any, folder: Path, *overrides: str, **options: Any) -> Config
 def test_auto_leaves_where_the_estimate_says_that_not_all_fit(plans: Any, tmp_path: Path) -> None:
     auto = plans.report(crowded(plans, tmp_path))
     stay = plans.report(crowded(plans, tmp_path, *(f"{name}.offload=false" for name in CAN_LEAVE)))
-    assert auto.turns.leaving == set(CAN_LEAVE)
-    assert stay.turns.leaving == frozenset()
+    assert auto.order.leaving == set(CAN_LEAVE)
+    assert stay.order.leaving == frozenset()
     (full,), (eased,) = ({use.usage.peak for use in report.devices if use.ranks} for report in (stay, auto))
     assert eased < auto.device.memory < full
     assert any("cannot hold" in warning for warning in stay.warnings)
@@ -99,11 +99,11 @@ def test_auto_leaves_where_the_estimate_says_that_not_all_fit(plans: Any, tmp_pa
 
 
 def test_auto_knows_nothing_of_a_gpu_without_a_name_or_of_a_cpu(plans: Any, tmp_path: Path) -> None:
-    assert turns_of(crowded(plans, tmp_path, gpu="")).leaving == frozenset()
+    assert order_of(crowded(plans, tmp_path, gpu="")).leaving == frozenset()
     config = crowded(plans, tmp_path)
     laptop = Inventory.declared(1, 0)
     assert (
-        step_turns(config, schedule(config.cluster.model_copy(update={"num_nodes": 1}), laptop), laptop).leaving
+        offload_order(config, schedule(config.cluster.model_copy(update={"num_nodes": 1}), laptop), laptop).leaving
         == set()
     )
 
@@ -114,7 +114,7 @@ def test_the_peak_is_that_of_the_fullest_phase(plans: Any) -> None:
     memory = MemoryModel(config, shapes(config)[0], layout, on_gpu=True)
     names = ("actor", "critic", "reference", "rollout")
     actor, critic, reference, rollout = (memory.rank(name) for name in names)
-    usage = memory.usage([(name, 1.0, 1) for name in names], turns_with(config, layout, frozenset(names)))
+    usage = memory.usage([(name, 1.0, 1) for name in names], order_with(config, layout, frozenset(names)))
     phases = [
         actor.weights + rollout.weights,
         rollout.total,
@@ -125,7 +125,7 @@ def test_the_peak_is_that_of_the_fullest_phase(plans: Any) -> None:
         actor.total,
     ]
     assert usage.peak == usage.processes + max(phases)
-    alone = memory.usage([(name, 1.0, 1) for name in names], turns_with(config, layout, frozenset({"critic"})))
+    alone = memory.usage([(name, 1.0, 1) for name in names], order_with(config, layout, frozenset({"critic"})))
     assert alone.peak == alone.processes + actor.lasting + reference.lasting + rollout.lasting + max(
         critic.total, critic.weights + critic.passing, actor.passing, reference.passing, rollout.passing
     )

@@ -8,7 +8,7 @@ import pytest
 
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch.command import load
-from rl_platform.launch.layouts import check_kernels, check_layouts, device_problems, layout_problems
+from rl_platform.launch.sharding import check_kernels, check_sharding, device_problems, sharding_problems
 
 pytestmark = pytest.mark.usefixtures("folder")
 MEGATRON = ("actor.training_backend=megatron", "critic.training_backend=megatron")
@@ -23,7 +23,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def problems(*overrides: str) -> dict[str, Problem]:
     config, placement, _ = load("reasoning.yaml", [*MEGATRON, *overrides])
-    found = [*layout_problems(config.config, placement), *device_problems(config.config, placement)]
+    found = [*sharding_problems(config.config, placement), *device_problems(config.config, placement)]
     return {problem.key: problem for problem in found}
 
 
@@ -77,7 +77,7 @@ def test_a_reference_of_another_model_is_asked_whether_it_fits():
     ):
         config, placement, _ = load("reasoning.yaml", [*MEGATRON, ALL, "algorithm.use_kl_loss=true", *overrides])
         with pytest.raises(ConfigError) as caught:
-            check_layouts(config.config, placement)
+            check_sharding(config.config, placement)
         assert [problem.key for problem in caught.value.problems] == keys
 
 
@@ -158,13 +158,13 @@ def test_every_model_is_asked_whether_it_fits():
         "reasoning.yaml", [*MEGATRON, FOUR, "actor.parallel.tensor=4", "critic.parallel.pipeline=4"]
     )
     with pytest.raises(ConfigError) as caught:
-        check_layouts(config.config, placement)
+        check_sharding(config.config, placement)
     assert [problem.key for problem in caught.value.problems] == ["actor.parallel.tensor", "critic.parallel.pipeline"]
 
 
 def test_plain_torch_takes_any_model():
     config, placement, _ = load("reasoning.yaml", [FOUR])
-    check_layouts(config.config, placement)
+    check_sharding(config.config, placement)
 
 
 def test_the_command_says_it(folder: Path, command):
