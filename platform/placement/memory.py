@@ -4,8 +4,8 @@ Counted: parameters, gradients and optimizer state of learners (float32, sharded
 Megatron's layout shares them; with adapters only those have gradients and optimizer state; a reference has parameters
 alone), what a micro-batch leaves for the backward pass, the generator's key-value cache, and what a process takes by
 itself. Not counted: environments, verifiers, fragmentation. Components that share a GPU take turns, so of the passing
-parts the largest counts. Their lasting parts add up. If components leave for host memory (`OffloadOrder`), the fullest phase
-counts.
+parts the largest counts. Their lasting parts add up. If components leave for host memory (`OffloadOrder`), the
+fullest phase counts.
 """
 
 from __future__ import annotations
