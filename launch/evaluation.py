@@ -170,21 +170,21 @@ def _episodes(task: EmbodiedTask, env: Env, place: Path, video: bool, reporter: 
     whole = " ".join([env.id, *(str(env.kwargs[key]) for key in ("env_name",) if key in env.kwargs)])
     for actions in ("deterministic", "sampled"):
         file = place.with_name(f"{place.name}-{actions}.mp4") if video else None
-        found = task.evaluate(0, str(file) if file else None, actions == "deterministic")
-        if found["note"]:
-            reporter.note(f"{found['note']}. Going on without")
+        results = task.evaluate(0, str(file) if file else None, actions == "deterministic")
+        if results["note"]:
+            reporter.note(f"{results['note']}. Going on without")
             file, video = None, False
-        rows.append(_row(whole, actions, env.evaluation.episodes, found) | {"video": str(file) if file else None})
+        rows.append(_row(whole, actions, env.evaluation.episodes, results) | {"video": str(file) if file else None})
         for index, one in enumerate(env.tasks):
-            own = [at for at, number in enumerate(found["numbers"]) if number % len(env.tasks) == index]
-            part = {name: [found[name][at] for at in own] for name in ("returns", "lengths", "successes")}
+            own = [at for at, number in enumerate(results["numbers"]) if number % len(env.tasks) == index]
+            part = {name: [results[name][at] for at in own] for name in ("returns", "lengths", "successes")}
             rows.append(_row(one.name, actions, env.evaluation.episodes // len(env.tasks), part) | {"video": None})
     return rows
 
 
-def _row(task: str, actions: str, episodes: int, found: Mapping[str, Any]) -> Row:
-    """Of `episodes` episodes, those that are not in `found` being invalid."""
-    returns, lengths, successes = found["returns"], found["lengths"], found["successes"]
+def _row(task: str, actions: str, episodes: int, results: Mapping[str, Any]) -> Row:
+    """Of `episodes` episodes, those that are not in `results` being invalid."""
+    returns, lengths, successes = results["returns"], results["lengths"], results["successes"]
     return {
         "task": task,
         "actions": actions,

@@ -142,8 +142,8 @@ def _config_of(checkpoint: Checkpoint) -> str:
     folder = checkpoint.path.resolve().parent.parent
     try:
         later = ((int(match[1]), path) for path in folder.iterdir() if (match := _EARLIER.fullmatch(path.name)))
-        found = sorted((step, path) for step, path in later if step >= checkpoint.step)
-        return (found[0][1] if found else folder / RUN_MARK).read_text(encoding="utf-8")
+        candidates = sorted((step, path) for step, path in later if step >= checkpoint.step)
+        return (candidates[0][1] if candidates else folder / RUN_MARK).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return ""
 
@@ -159,13 +159,13 @@ def differences(earlier: str, now: str) -> list[str]:
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, dict) and value:
-            found |= _flat(value, f"{prefix}{key}.")
+            values |= _flat(value, f"{prefix}{key}.")
         else:
-            found[f"{prefix}{key}"] = value
-    return found
+            values[f"{prefix}{key}"] = value
+    return values
 
 
 def _shown(values: dict[str, Any], key: str) -> str:

@@ -69,7 +69,7 @@ def _sglang() -> Iterator[Problem]:
 def _processes(config: Config, placement: Placement) -> Iterator[Problem]:
     cluster = config.cluster
     used = max((local for host in placement.hosts for local in host.accelerators), default=-1)
-    found = torch.cuda.device_count()
+    visible = torch.cuda.device_count()
     if cluster.runtime == "local" and not placement.fits_one_process:
         message = f"local is one process, but {placement.one_process_obstacle}"
         yield Problem("cluster.runtime", message, value="local", allowed="auto, ray", hint="cluster.runtime=auto")
@@ -77,9 +77,9 @@ def _processes(config: Config, placement: Placement) -> Iterator[Problem]:
         message = "without a Ray cluster to join there is this machine only"
         hint = "cluster.address: auto on a machine of a running Ray cluster; --plan shows any number"
         yield Problem("cluster.num_nodes", message, value=str(cluster.num_nodes), allowed="1", hint=hint)
-    elif cluster.address is None and used >= found:
+    elif cluster.address is None and used >= visible:
         key = "cluster.gpus_per_node" if config.cluster.gpus_per_node is not None else "cluster.component_placement"
-        message = f"GPU {used} is used, but torch sees {found or 'none'} on this machine"
+        message = f"GPU {used} is used, but torch sees {visible or 'none'} on this machine"
         hint = "cluster.gpus_per_node=0 runs on the CPU, null uses what is there; --plan shows any number"
         if cluster.inventory is not None:
             key, hint = "cluster.inventory", "replace it to run here, as cluster={component_placement: {...}}"
@@ -193,7 +193,7 @@ def policy_bytes(config: Config, spaces: EnvSpaces) -> int:
     from rl_platform.placement.model_shape import shapes
 
     if config.actor.model.type == "vla":  # its language model is read from a folder
-        shape = next((found for found in shapes(config)[0].values() if isinstance(found, PolicyShape)), None)
+        shape = next((each for each in shapes(config)[0].values() if isinstance(each, PolicyShape)), None)
         trained = 0 if shape is None else shape.trained_parameters(config.actor.lora)
     else:
         with torch.device("meta"):

@@ -74,10 +74,10 @@ def find_run(name: str) -> SavedRun:
 
 
 def _latest() -> Path:
-    found = list(RUNS.glob("*/checkpoints/step-*/manifest.json"))
-    if not found:
+    manifests = list(RUNS.glob("*/checkpoints/step-*/manifest.json"))
+    if not manifests:
         raise _problem(LATEST, f"no run in {RUNS.absolute()} has a checkpoint", hint="name a run's folder")
-    return max(found, key=lambda path: path.stat().st_mtime).parent.absolute()
+    return max(manifests, key=lambda path: path.stat().st_mtime).parent.absolute()
 
 
 def _named(path: Path, name: str) -> Path:

@@ -168,10 +168,10 @@ def spaces_of(config: Config) -> EnvSpaces:
     """What the environment looks like; an id that does not exist ends here, and a policy that does not fit it."""
     description = EnvDescription.of(config.env)
     spaces, *others = (_spaces_of(description.of_task(number)) for number in range(max(len(config.env.tasks), 1)))
-    for number, found in enumerate(others, start=1):
-        if found != spaces:
+    for number, other in enumerate(others, start=1):
+        if other != spaces:
             message = f"task {config.env.tasks[number].name} has other spaces than {config.env.tasks[0].name}"
-            raise ConfigError([Problem(f"env.tasks[{number}].kwargs", message, value=str(found), allowed=str(spaces))])
+            raise ConfigError([Problem(f"env.tasks[{number}].kwargs", message, value=str(other), allowed=str(spaces))])
     if problems := policy_problems(config.actor.model, spaces):
         raise ConfigError(problems)
     return spaces

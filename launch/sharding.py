@@ -1,4 +1,4 @@
-"""Whether models in a training engine fit their ranks and their layout; checked before anything starts."""
+"""Whether the models can be sharded over their ranks as configured; checked before anything starts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rl_platform.placement.scheduler import Placement
 
 
 def sharding_problems(config: Config, placement: Placement) -> Iterator[Problem]:
-    """What is wrong with the numbers of ranks and the processes of the models, on whatever machine."""
+    """Yields problems of the models' numbers of ranks and processes, whatever the machine."""
     for role in _placed(placement):
         section, ranks = config.section(role), placement.world_size(role)
         if section.training_backend == "fsdp" and ranks % section.parallel.context:
@@ -31,7 +31,7 @@ def sharding_problems(config: Config, placement: Placement) -> Iterator[Problem]
                 hint += ", and so does expert times pipeline"
             yield Problem(f"{role}.parallel", message, value=_show(config, role), hint=hint)
         elif role != "reference":
-            yield from _uneven_turns(config, role, ranks // (parallel.tensor * parallel.pipeline))
+            yield from _uneven_micro_batches(config, role, ranks // (parallel.tensor * parallel.pipeline))
     for role in roles[1:]:
         first = next(other for other in roles if other == role or _share_hosts(placement, other, role))
         if _layout(config, first) != _layout(config, role):
@@ -41,10 +41,10 @@ def sharding_problems(config: Config, placement: Placement) -> Iterator[Problem]
 
 
 def shape_problems(config: Config, placement: Placement) -> Iterator[Problem]:
-    """Which models have no equal shares in their layout, of those whose shape is known without loading anything."""
-    found, _ = shapes(config)
+    """Yields problems of models without equal shares in their layout. Covers shapes that are known without loading."""
+    known, _ = shapes(config)
     for role in _by_megatron(config, placement):
-        shape = found.get(role)
+        shape = known.get(role)
         if isinstance(shape, ModelShape) and not (role == "reference" and _as_the_actor(config)):
             yield from _megatron(role).uneven(
                 config.section(role).parallel,
@@ -58,7 +58,7 @@ def shape_problems(config: Config, placement: Placement) -> Iterator[Problem]:
 
 
 def device_problems(config: Config, placement: Placement) -> Iterator[Problem]:
-    """What is wrong with the devices of the models, and what this machine lacks."""
+    """Yields problems of the models' devices, and libraries that this machine lacks."""
     import torch
 
     from rl_platform.models.lora import not_installed
@@ -92,7 +92,7 @@ def check_sharding(config: Config, placement: Placement) -> None:
         if not by_megatron and section.parallel.context == 1 and section.lora is None:
             continue
         if role == "reference" and _as_the_actor(config):
-            continue  # what would not fit does not fit the actor
+            continue  # the actor has the same problems
         own = getattr(config, role).model
         model, key = (config.actor.model, "actor.model") if own is None else (own, f"{role}.model")
         tokenizer = load_tokenizer(model, key)
@@ -104,8 +104,10 @@ def check_sharding(config: Config, placement: Placement) -> None:
 
 
 def check_kernels(config: Config, placement: Placement) -> None:
-    """Raises ConfigError for fused layers that are asked for, installed and not usable: built for another torch, say.
-    On a cluster to join only its machines know."""
+    """Raises ConfigError for fused layers that are configured and installed but cannot be imported.
+
+    They may be built for another torch. A cluster to join may have other machines, so nothing is checked there.
+    """
     asked = [role for role in _placed(placement) if config.section(role).kernels == "transformer_engine"]
     if not asked or config.cluster.address is not None:
         return
@@ -124,7 +126,7 @@ def _megatron(role: str) -> ModuleType:
 
 
 def _kernels_key(role: str) -> str:
-    """A reference has the actor's."""
+    """The key of a role's kernels; a reference uses the actor's."""
     return f"{'actor' if role == 'reference' else role}.kernels"
 
 
@@ -138,8 +140,9 @@ def _by_megatron(config: Config, placement: Placement) -> list[str]:
 
 def _as_the_actor(config: Config) -> bool:
     """Whether the reference is the actor's model on its backend in its layout."""
-    found = [(each.model, each.training_backend, each.parallel) for each in (config.reference_section, config.actor)]
-    return found[0] == found[1]
+    reference, actor = config.reference_section, config.actor
+    same_backend = (reference.training_backend, reference.parallel) == (actor.training_backend, actor.parallel)
+    return same_backend and reference.model == actor.model
 
 
 def _no_fused_layers(megatron: ModuleType, on_cpu: bool) -> str | None:
@@ -148,9 +151,11 @@ def _no_fused_layers(megatron: ModuleType, on_cpu: bool) -> str | None:
     return None if megatron.transformer_engine_installed() else "Transformer Engine is not installed"
 
 
-def _uneven_turns(config: Config, role: str, copies: int) -> Iterator[Problem]:
-    """Interleaved stages take as many micro-batches at a time as there are of them. Where tokens limit a micro-batch
-    their number is not known here: the trainer fills up."""
+def _uneven_micro_batches(config: Config, role: str, copies: int) -> Iterator[Problem]:
+    """Yields a problem if a rank's micro-batches are no multiple of its interleaved stages.
+
+    If tokens limit a micro-batch, their number is not known here; the trainer adds empty ones.
+    """
     section = config.section(role)
     stages, rows = section.parallel.pipeline, section.micro_batch_size
     if section.parallel.virtual_pipeline == 1 or rows is None or section.max_tokens_per_micro_batch is not None:

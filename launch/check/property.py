@@ -62,12 +62,12 @@ class Outcome:
         return bool(self.error) or (self.difference is not None and not self.difference.holds)
 
     def __str__(self) -> str:
-        found = self.difference
-        if found is None:
+        difference = self.difference
+        if difference is None:
             return f"{self.name}: {self.error or self.not_asked}"
         return (
-            f"{self.name}: {found.what}: {found.left:.6g} and {found.right:.6g}, "
-            f"difference {found.apart:.2g}, {found.allowed:g} allowed"
+            f"{self.name}: {difference.what}: {difference.left:.6g} and {difference.right:.6g}, "
+            f"difference {difference.apart:.2g}, {difference.allowed:g} allowed"
         )
 
 

@@ -167,8 +167,8 @@ def estimated(batch: RolloutBatch, algorithm: Algorithm) -> RolloutBatch:
         batch = replace(batch, log_probs=batch.rollout_log_probs)
     if algorithm.use_kl_in_reward:
         batch, _ = penalized(batch, algorithm, algorithm.kl_ctrl.kl_coef)
-    found, returns = advantages(batch, algorithm)
-    batch = replace(batch, advantages=found, returns=returns)
+    estimates, returns = advantages(batch, algorithm)
+    batch = replace(batch, advantages=estimates, returns=returns)
     if algorithm.rollout_is is not None:
         assert batch.log_probs is not None
         weights, _ = mismatch_weights(batch.log_probs, batch.rollout_log_probs, batch.mask, algorithm.rollout_is)

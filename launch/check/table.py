@@ -45,8 +45,8 @@ def _verdict(outcome: Outcome) -> str:
 def _line(outcome: Outcome, verdict: str) -> str:
     if outcome.not_asked:
         return f"not asked of this config ({outcome.not_asked})"
-    found = outcome.difference
-    size = "" if found is None else f", largest difference {_size(outcome)} ({found.allowed:g} allowed)"
+    difference = outcome.difference
+    size = "" if difference is None else f", largest difference {_size(outcome)} ({difference.allowed:g} allowed)"
     return f"{verdict}{size}: {outcome.compared}"
 
 

@@ -86,10 +86,10 @@ def _default_metrics(runs: Sequence[Path], rows: Sequence[Sequence[dict[str, flo
     present = {key for run in rows for row in run for key in row}
     headlines = [headline_of_run(run, {key for row in own for key in row}) for run, own in zip(runs, rows, strict=True)]
     wanted = [name for one in headlines for name in (one.objective, one.validation, *one.rates.values())]
-    found = [name for name in dict.fromkeys(wanted) if name in present]
-    if not found:
+    reported = [name for name in dict.fromkeys(wanted) if name in present]
+    if not reported:
         raise DataError(f"name a --metric; the runs have: {', '.join(sorted(present - {'step'})) or 'no steps yet'}")
-    return found
+    return reported
 
 
 def _draw(axes: Any, name: str, curves: Sequence[Curve], x_label: str) -> None:

@@ -16,12 +16,12 @@ from rl_platform.placement.layout import Layout
 def chains(components: Iterable[str], config: Config, layout: Layout) -> tuple[tuple[str, ...], ...]:
     """The components in chains. Those of one chain share devices or need one another's results, and work in this order;
     chains work side by side."""
-    found: list[tuple[str, ...]] = []
+    separate: list[tuple[str, ...]] = []
     for name in components:
-        linked = [chain for chain in found if any(_linked(name, other, config, layout) for other in chain)]
-        found = [chain for chain in found if chain not in linked]
-        found.append((*(other for chain in linked for other in chain), name))
-    return tuple(found)
+        linked = [chain for chain in separate if any(_linked(name, other, config, layout) for other in chain)]
+        separate = [chain for chain in separate if chain not in linked]
+        separate.append((*(other for chain in linked for other in chain), name))
+    return tuple(separate)
 
 
 def _linked(name: str, other: str, config: Config, layout: Layout) -> bool:

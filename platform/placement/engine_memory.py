@@ -46,14 +46,14 @@ def engine_memory(config: Config, placement: Placement, inventory: Inventory) ->
     Raises ConfigError if beside the others not one sequence finds room.
     """
     rollout, device = config.rollout, device_of(inventory)
-    found = shapes(config)[0]
-    if rollout.gpu_memory_utilization is not None or rollout.backend != "sglang" or "rollout" not in found:
+    known_shapes = shapes(config)[0]
+    if rollout.gpu_memory_utilization is not None or rollout.backend != "sglang" or "rollout" not in known_shapes:
         return None
     if device.memory is None or not placement.accelerators["rollout"]:
         return None
     layout = placement.layout
-    part, memory = layout.parts["rollout"], MemoryModel(config, found, layout, on_gpu=True)
-    order = chosen_order(config, placement, inventory, found, device)
+    part, memory = layout.parts["rollout"], MemoryModel(config, known_shapes, layout, on_gpu=True)
+    order = chosen_order(config, placement, inventory, known_shapes, device)
     crowds = {
         tuple(occupants)
         for occupants in occupancy_of(config, placement).values()
@@ -69,11 +69,11 @@ def engine_memory(config: Config, placement: Placement, inventory: Inventory) ->
     return EngineMemory(taken / device.memory, weights, taken - weights, sequences, wanted)
 
 
-def with_engine_memory(config: Config, found: EngineMemory | None) -> Config:
+def with_engine_memory(config: Config, derived: EngineMemory | None) -> Config:
     """The config with the share that was derived."""
-    if found is None:
+    if derived is None:
         return config
-    rollout = config.rollout.model_copy(update={"gpu_memory_utilization": found.share})
+    rollout = config.rollout.model_copy(update={"gpu_memory_utilization": derived.share})
     return config.model_copy(update={"rollout": rollout})
 
 

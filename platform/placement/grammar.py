@@ -109,10 +109,10 @@ def parse_nodes(value: object, path: str) -> tuple[tuple[range, ...], list[Probl
     """The node ranks of a node group, as `0-1,3`, and everything wrong with them."""
     text = Text(value, path, _ALLOWED_NODES)
     spans = [(text.span(start, end), start) for start, end in text.split(",", 0, len(text.text))]
-    found = [(span, start) for span, start in spans if span is not None]
+    readable = [(span, start) for span, start in spans if span is not None]
     if not text.problems:
-        text.check_ascending(found, "node")
-    return (() if text.problems else tuple(span for span, _ in found)), text.problems
+        text.check_ascending(readable, "node")
+    return (() if text.problems else tuple(span for span, _ in readable)), text.problems
 
 
 def uneven(resources: range | None, ranks: range | None) -> tuple[str, str] | None:
@@ -160,8 +160,8 @@ def _entry(path: str, components: tuple[str, ...], value: object, problems: list
         if "placement" not in value:
             return None
         path, value = f"{path}.placement", value["placement"]
-    segments, found = parse(value, path)
-    problems += found
+    segments, segment_problems = parse(value, path)
+    problems += segment_problems
     if len(problems) > before or not components:
         return None
     return Entry(components, segments, node_group, path, str(value))

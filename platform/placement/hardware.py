@@ -99,10 +99,10 @@ def _driver() -> tuple[str, int | None]:
         return "", None
     command = [tool, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=DRIVER_TIMEOUT_S, check=False)
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=DRIVER_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return "", None
-    name, _, mebibytes = found.stdout.strip().partition("\n")[0].partition(",")
+    name, _, mebibytes = answer.stdout.strip().partition("\n")[0].partition(",")
     return name.strip(), int(mebibytes) * 2**20 if mebibytes.strip().isdigit() else None
 
 

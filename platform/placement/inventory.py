@@ -81,9 +81,9 @@ class Inventory:
     @classmethod
     def emulated(cls, num_nodes: int, devices_per_node: int) -> Inventory:
         """Machines whose CPU workers stand for accelerators, so that a placement for a cluster runs without one."""
-        found = cls.detected(num_nodes)
+        detected = cls.detected(num_nodes)
         nodes = tuple(
-            replace(node, accelerators=devices_per_node, device_ids=(), emulated=True) for node in found.nodes
+            replace(node, accelerators=devices_per_node, device_ids=(), emulated=True) for node in detected.nodes
         )
         return cls(nodes, f"no real GPUs: {devices_per_node} CPU workers per node by cluster.devices_per_node")
 
@@ -119,8 +119,8 @@ class Inventory:
         counts: dict[int, int] = {}
         for position, group in enumerate(groups):
             path = f"{_GROUPS}[{position}]"
-            spans, found = parse_nodes(group.node_ranks, f"{path}.node_ranks")
-            problems += found
+            spans, span_problems = parse_nodes(group.node_ranks, f"{path}.node_ranks")
+            problems += span_problems
             if spans and spans[-1][-1] >= len(nodes):
                 message, value = f"node {spans[-1][-1]} does not exist", f'"{group.node_ranks}"'
                 allowed = "node 0, the only one" if len(nodes) == 1 else f"nodes 0-{len(nodes) - 1}"
@@ -145,8 +145,8 @@ def inventory_for(cluster: Cluster) -> Inventory:
     """The inventory a config speaks of without a running cluster: declared by `inventory` or `gpus_per_node`, or like
     this machine. What its node groups say is not in it yet."""
     if (declared := cluster.inventory) is not None:
-        found = Inventory.declared(declared.nodes, declared.gpus_per_node)
-        return replace(found, origin="declared by cluster.inventory", gpu=declared.gpu or "")
+        inventory = Inventory.declared(declared.nodes, declared.gpus_per_node)
+        return replace(inventory, origin="declared by cluster.inventory", gpu=declared.gpu or "")
     if cluster.devices_per_node is not None:
         return Inventory.emulated(cluster.num_nodes, cluster.devices_per_node)
     if cluster.gpus_per_node is not None:

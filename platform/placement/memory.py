@@ -84,16 +84,16 @@ class MemoryModel:
     def usage(self, occupants: Iterable[tuple[str, float, int]], order: OffloadOrder | None = None) -> Usage:
         """One device that holds these (component, ranks, ranks' processes): a fraction of a rank that spans several
         devices counts as that. `order` None: no component leaves."""
-        found: dict[str, Memory] = {}
+        parts: dict[str, Memory] = {}
         processes: dict[str, int] = {}
         for name, ranks, hosts in occupants:
-            found[name] = self.rank(name) * ranks
+            parts[name] = self.rank(name) * ranks
             key = self.layout.parts[name].key
             processes[key] = max(processes.get(key, 0), hosts)
         count = min(sum(processes.values()), 1) if self.layout.one_process else sum(processes.values())
         overhead = count * (PROCESS_ON_GPU if self.on_gpu else PROCESS_IN_MEMORY)
-        peak = _peak(found) if order is None or not order.leaving & found.keys() else _peak_with_order(found, order)
-        return Usage(found, overhead, overhead + peak)
+        peak = _peak(parts) if order is None or not order.leaving & parts.keys() else _peak_with_order(parts, order)
+        return Usage(parts, overhead, overhead + peak)
 
     def moved(self, moves: Iterable[Move]) -> int:
         """Bytes that one rank of each of these components sends to host memory or fetches from there."""
@@ -202,18 +202,18 @@ class MemoryModel:
         return 0 if shape.value_head else positions * shape.vocabulary * FLOAT * LOGIT_COPIES
 
 
-def _peak(found: Mapping[str, Memory]) -> int:
-    lasting = sum(memory.lasting for memory in found.values())
-    return lasting + max((memory.passing for memory in found.values()), default=0)
+def _peak(parts: Mapping[str, Memory]) -> int:
+    lasting = sum(memory.lasting for memory in parts.values())
+    return lasting + max((memory.passing for memory in parts.values()), default=0)
 
 
-def _peak_with_order(found: Mapping[str, Memory], order: OffloadOrder) -> int:
+def _peak_with_order(parts: Mapping[str, Memory], order: OffloadOrder) -> int:
     """Of the phases of a step: who holds what in it, and what its own component needs besides."""
     peaks = []
     for moves in order.phases:
-        lasting = sum(memory.held(moves.held.get(name, "all")) for name, memory in found.items())
+        lasting = sum(memory.held(moves.held.get(name, "all")) for name, memory in parts.items())
         working = PHASES[moves.phase] if moves.phase != "sync weights" else ()
-        peaks.append(lasting + max((found[name].passing for name in working if name in found), default=0))
+        peaks.append(lasting + max((parts[name].passing for name in working if name in parts), default=0))
     return max(peaks)
 
 

@@ -140,15 +140,15 @@ def shapes(config: Config) -> tuple[dict[str, Shape], dict[str, str]]:
         sections["reference"] = config.reference.model or actor
     if config.reward.type == "model" and config.reward.model is not None:
         sections["reward"] = Model(path=config.reward.model.path)
-    found: dict[str, Shape] = {}
+    known: dict[str, Shape] = {}
     reasons: dict[str, str] = {}
     for name, model in sections.items():
         shape = language_shape(model)
         if isinstance(shape, str):
             reasons[name] = shape
         else:
-            found[name] = _with_value_head(shape) if name in ("critic", "reward") else shape
-    return found, reasons
+            known[name] = _with_value_head(shape) if name in ("critic", "reward") else shape
+    return known, reasons
 
 
 def _policy_shape(config: Config) -> PolicyShape | str:

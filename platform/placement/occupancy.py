@@ -59,7 +59,7 @@ def offload_order(config: Config, placement: Placement, inventory: Inventory) ->
 
 
 def chosen_order(
-    config: Config, placement: Placement, inventory: Inventory, found: Mapping[str, Shape], device: Device
+    config: Config, placement: Placement, inventory: Inventory, known_shapes: Mapping[str, Shape], device: Device
 ) -> OffloadOrder:
     """Components leave whose `offload` is true, and those with auto on a GPU that cannot hold all of its own."""
     layout = placement.layout
@@ -67,7 +67,7 @@ def chosen_order(
     order = order_with(config, layout, asked)
     if not auto or device.memory is None or device.kind == "cpu":  # there the device's memory is the host's
         return order
-    memory = MemoryModel(config, found, layout, on_gpu=True)
+    memory = MemoryModel(config, known_shapes, layout, on_gpu=True)
     crowds = {
         tuple(occupant.counted for occupant in occupants)
         for (_, local), occupants in occupancy_of(config, placement).items()

@@ -141,8 +141,8 @@ def schedule(cluster: Cluster, inventory: Inventory) -> Placement:
     used = Inventory(inventory.nodes[: cluster.num_nodes], inventory.origin)
     if len(used.nodes) < cluster.num_nodes:
         problems.append(_too_few_nodes(cluster.num_nodes, len(used.nodes)))
-    used, found = used.with_groups(cluster.node_groups)
-    problems += found
+    used, group_problems = used.with_groups(cluster.node_groups)
+    problems += group_problems
     if (total := used.accelerators) > MAX_ACCELERATORS:
         allowed = f"at most {MAX_ACCELERATORS} {used.noun}s on all nodes together"
         raise PlacementError([*problems, Problem("cluster", f"{total} {used.noun}s are too many", allowed=allowed)])
@@ -232,8 +232,8 @@ def _unknown_group(entry: Entry, inventory: Inventory, declared: Collection[str]
     return Problem(path, f"there is no node group {name!r}", value=name, allowed=", ".join(known), hint=hint)
 
 
-def _too_few_nodes(wanted: int, found: int) -> Problem:
-    allowed = f"at most {found}" if found else "a cluster with at least one node"
+def _too_few_nodes(wanted: int, nodes: int) -> Problem:
+    allowed = f"at most {nodes}" if nodes else "a cluster with at least one node"
     return Problem("cluster.num_nodes", "the cluster has fewer nodes", value=str(wanted), allowed=allowed)
 
 

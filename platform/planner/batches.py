@@ -51,7 +51,7 @@ class Division:
 
 def divisions(config: Config, layout: Layout) -> tuple[Division, ...]:
     """Every batch of a step and the component whose ranks share it."""
-    found: list[Division] = []
+    shared: list[Division] = []
     if config.runner.task_type == "embodied":
         wanted = [("env.num_envs", config.env.num_envs, "env")]
     else:
@@ -63,5 +63,5 @@ def divisions(config: Config, layout: Layout) -> tuple[Division, ...]:
     for key, rows, name in wanted:
         if name in layout.parts:
             ranks = layout.parts[name].ranks
-            found.append(Division(key, rows, name, ranks, ranks // copies(config, name, ranks)))
-    return tuple(found)
+            shared.append(Division(key, rows, name, ranks, ranks // copies(config, name, ranks)))
+    return tuple(shared)

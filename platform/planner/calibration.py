@@ -47,7 +47,7 @@ def read_measured(file: Path) -> Measured:
         name: [step[f"time/{name}"] for step in steps if isinstance(step.get(f"time/{name}"), int | float)]
         for name in sorted(names)
     }
-    return Measured(file, len(steps), {name: statistics.median(found) for name, found in values.items() if found})
+    return Measured(file, len(steps), {name: statistics.median(seconds) for name, seconds in values.items() if seconds})
 
 
 def _is_step(line: Any) -> bool:
@@ -62,11 +62,11 @@ def corrections(measured: Measured, earlier: Report, device: Device) -> dict[str
         message = f"the run was timed on {earlier.device.kind}, the plan is for {device.kind}"
         hint = "a run on the same kind of device, or no calibration"
         raise ConfigError([Problem(OPTION, message, value=str(measured.file), hint=hint)])
-    found = {
+    factors = {
         span.phase: Correction(measured.seconds[span.phase] / span.seconds, span.bound)
         for span in earlier.spans
         if not span.note and measured.seconds.get(span.phase, 0.0) > 0 and span.seconds > 0
     }
-    if not found:
+    if not factors:
         raise ConfigError([Problem(OPTION, "none of its phases is one of a plan", value=str(measured.file))])
-    return found
+    return factors

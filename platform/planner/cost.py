@@ -122,15 +122,15 @@ class CostModel:
         evaluated = (("reference", reference), ("log-probs", policy), ("values", "critic"))
         wanted += [(phase, name, self._evaluate(name)) for phase, name in evaluated]
         wanted += [("train critic", "critic", self._train("critic")), ("train actor", policy, self._train(policy))]
-        found: dict[str, tuple[str, Cost]] = {}
+        costs: dict[str, tuple[str, Cost]] = {}
         for phase, name, estimate in wanted:
             if name in layout.parts and name in self.shapes:
                 bounds = estimate(layout)
                 if phase in self.calibration:
                     bounds = self.calibration[phase].apply(bounds)
                 slowest = max(bounds, key=lambda bound: bounds[bound])
-                found[phase] = (name, Cost(bounds[slowest], slowest))
-        return found
+                costs[phase] = (name, Cost(bounds[slowest], slowest))
+        return costs
 
     def _sync(self, layout: Layout) -> Bounds:
         """All parameters from the learner's ranks to the generator's: over the network if these are on several nodes,

@@ -74,12 +74,12 @@ def plan_report(
     config: Config, placement: Placement, inventory: Inventory, calibration: Mapping[str, Correction] | None = None
 ) -> Report:
     """The report on `placement`, which was computed from `inventory`. `calibration`: of `calibration.corrections`."""
-    found, unknown = shapes(config)
+    known_shapes, unknown = shapes(config)
     device, layout = device_of(inventory), placement.layout
-    order = chosen_order(config, placement, inventory, found, device)
+    order = chosen_order(config, placement, inventory, known_shapes, device)
     streams = frozenset(name for chain in streaming_chains(config, layout, order.leaving) for name in chain)
-    memory = MemoryModel(config, found, layout, on_gpu=True)
-    phases = CostModel(config, found, device, calibration).phases(layout)
+    memory = MemoryModel(config, known_shapes, layout, on_gpu=True)
+    phases = CostModel(config, known_shapes, device, calibration).phases(layout)
     full_kl = config.algorithm.full_kl_in_reward
     unknown = {name: reason for name, reason in unknown.items() if name in layout.parts}
     return Report(
@@ -88,9 +88,9 @@ def plan_report(
         inventory=inventory,
         device=device,
         layout=layout,
-        shapes=found,
+        shapes=known_shapes,
         unknown=unknown,
-        devices=tuple(_devices(config, found, placement, inventory, layout, order)),
+        devices=tuple(_devices(config, known_shapes, placement, inventory, layout, order)),
         spans=timeline(phases, layout, streams, waves(config, layout), swaps(order, memory, device), full_kl),
         divisions=divisions(config, layout),
         order=order,
@@ -100,7 +100,7 @@ def plan_report(
 
 def _devices(
     config: Config,
-    found: Mapping[str, Shape],
+    known_shapes: Mapping[str, Shape],
     placement: Placement,
     inventory: Inventory,
     layout: Layout,
@@ -108,7 +108,7 @@ def _devices(
 ) -> Iterator[DeviceUse]:
     """Every GPU in order, then every node with ranks that have none. GPUs that hold alike are estimated once."""
     occupancy = occupancy_of(config, placement)
-    models = {on_gpu: MemoryModel(config, found, layout, on_gpu=on_gpu) for on_gpu in (True, False)}
+    models = {on_gpu: MemoryModel(config, known_shapes, layout, on_gpu=on_gpu) for on_gpu in (True, False)}
     known_usages: dict[object, Usage] = {}
 
     def use(node: int, local: int | None, number: int | None) -> DeviceUse:

@@ -61,12 +61,12 @@ def _memory(report: Report) -> Iterator[str]:
 
 def _engine(report: Report) -> Iterator[str]:
     try:
-        found = engine_memory(report.config, report.placement, report.inventory)
+        memory = engine_memory(report.config, report.placement, report.inventory)
     except ConfigError as error:
         yield f"  rollout: {error.problems[0].message}"
     else:
-        if found is not None:
-            yield f"  {found}"
+        if memory is not None:
+            yield f"  {memory}"
 
 
 def _limits(report: Report) -> str:

@@ -60,7 +60,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """Candidates that fit, best first; how many do not, and the smallest peak among those (bytes)."""
 
     candidates: tuple[Candidate, ...]
@@ -70,14 +70,14 @@ class Found:
     available: int
 
 
-def search(config: Config, inventory: Inventory, calibration: Mapping[str, Correction] | None = None) -> Found:
+def search(config: Config, inventory: Inventory, calibration: Mapping[str, Correction] | None = None) -> SearchResult:
     """All candidates on the devices of `inventory`. Raises ConfigError when a model cannot be counted or none fits."""
-    found, unknown = shapes(config)
+    known_shapes, unknown = shapes(config)
     if unknown:
         problems = [Problem(f"{name}.model", f"nothing can be predicted: {why}") for name, why in unknown.items()]
         raise ConfigError([problem for problem in problems if problem.key != "rollout.model"])
     device, per_node = device_of(inventory), max(node.accelerators for node in inventory.nodes)
-    model = CostModel(config, found, device, calibration)
+    model = CostModel(config, known_shapes, device, calibration)
     available = inventory.accelerators or len(inventory.nodes)
     fitting: list[Candidate] = []
     peaks: list[int] = []
@@ -85,7 +85,7 @@ def search(config: Config, inventory: Inventory, calibration: Mapping[str, Corre
         if not _hold_whole_copies(config, keys):
             continue
         layout = layout_of_split(keys, per_node)
-        memory = MemoryModel(config, found, layout, on_gpu=per_node > 0)
+        memory = MemoryModel(config, known_shapes, layout, on_gpu=per_node > 0)
         order, peak = _order(config, layout, memory, keys, device)
         if device.memory is not None and peak > device.memory:
             peaks.append(peak)
@@ -104,7 +104,7 @@ def search(config: Config, inventory: Inventory, calibration: Mapping[str, Corre
         hint = "more GPUs, smaller micro-batches (actor.micro_batch_size), or fewer rollout.max_running_requests"
         raise ConfigError([Problem("cluster.component_placement", message, hint=hint)])
     ranked = tuple(sorted(fitting, key=lambda candidate: candidate.order))
-    return Found(ranked, len(peaks), min(peaks, default=0), device, available)
+    return SearchResult(ranked, len(peaks), min(peaks, default=0), device, available)
 
 
 def _groupings(config: Config) -> tuple[tuple[tuple[str, ...], ...], ...]:
@@ -176,32 +176,32 @@ def _order(config: Config, layout: Layout, memory: MemoryModel, keys: Keys, devi
     return order, max(peak(order, names) for names, _ in keys)
 
 
-def search_text(found: Found, inventory: Inventory, present: Sequence[Span], source: str = "") -> str:
+def search_text(result: SearchResult, inventory: Inventory, present: Sequence[Span], source: str = "") -> str:
     """The best split of every grouping with its reasons, the present placement beside them, and the YAML of the best.
 
     `present`: the spans of the config's own placement. `source`: what the predictions were corrected by.
     """
-    noun = found.device.kind if found.device.known else inventory.noun
-    if found.device.kind == "cpu":
+    noun = result.device.kind if result.device.known else inventory.noun
+    if result.device.kind == "cpu":
         noun = inventory.noun if inventory.stands_in else "node"
-    cluster = f"{found.available} {noun}{'s' if found.available > 1 else ''}"
+    cluster = f"{result.available} {noun}{'s' if result.available > 1 else ''}"
     basis = f"corrected by {source}" if source else "not measured: --calibrate FILE corrects it by an earlier run"
     lines = [f"Placements on {cluster} by predicted seconds per step ({basis})", ""]
-    best_of = {tuple(names for names, _ in candidate.keys): candidate for candidate in reversed(found.candidates)}
+    best_of = {tuple(names for names, _ in candidate.keys): candidate for candidate in reversed(result.candidates)}
     shown = sorted(best_of.values(), key=lambda candidate: candidate.order)
     for place, candidate in enumerate(shown, 1):
         text = ", ".join(f"{key}: {value}" for key, value in candidate.component_placement.items())
-        lines += [f"{place:3}  {duration(candidate.seconds):>8}  {text}", f"{'':15}{_why(candidate, found)}"]
+        lines += [f"{place:3}  {duration(candidate.seconds):>8}  {text}", f"{'':15}{_why(candidate, result)}"]
     if present:
         lines += ["", f"{duration(step_seconds(present)):>13}  the placement of the config"]
-    lines += ["", *_remarks(found, len(shown))]
-    best = found.candidates[0].component_placement
+    lines += ["", *_remarks(result, len(shown))]
+    best = result.candidates[0].component_placement
     rows = [f'    {key}: "{value}"' for key, value in best.items()]
     lines += ["To use the first:", "cluster:", f"  num_nodes: {len(inventory.nodes)}", "  component_placement:", *rows]
     return "\n".join(lines) + "\n"
 
 
-def _why(candidate: Candidate, found: Found) -> str:
+def _why(candidate: Candidate, result: SearchResult) -> str:
     """What its time goes to and how full its fullest device is."""
     counted = [span for span in candidate.spans if not span.note]
     longest = max(counted, key=lambda span: span.seconds)
@@ -212,22 +212,22 @@ def _why(candidate: Candidate, found: Found) -> str:
     ]
     parts = [f"{longest.phase} takes {longest.seconds / candidate.seconds:.0%} ({longest.bound})"]
     parts += [f"beside it {', '.join(beside)}"] if beside else []
-    limit = f" of {found.device.memory / GIB:.0f}" if found.device.memory else ""
+    limit = f" of {result.device.memory / GIB:.0f}" if result.device.memory else ""
     parts += [f"at most {candidate.peak / GIB:.1f}{limit} GiB"]
-    if candidate.devices < found.available:
-        parts += [f"{found.available - candidate.devices} idle"]
+    if candidate.devices < result.available:
+        parts += [f"{result.available - candidate.devices} idle"]
     return "; ".join(parts)
 
 
-def _remarks(found: Found, shown: int) -> list[str]:
-    more = len(found.candidates) - shown
+def _remarks(result: SearchResult, shown: int) -> list[str]:
+    more = len(result.candidates) - shown
     others = f"{more} other split{'s fit' if more > 1 else ' fits'} as well"
     lines = [f"Of each grouping the best split is shown; {others}."] if more > 0 else []
-    if found.too_large:
+    if result.too_large:
         lines.append(
-            f"{found.too_large} do not fit into {(found.device.memory or 0) / GIB:.1f} GiB; "
-            f"the leanest of them needs {found.smallest_peak / GIB:.1f}."
+            f"{result.too_large} do not fit into {(result.device.memory or 0) / GIB:.1f} GiB; "
+            f"the leanest of them needs {result.smallest_peak / GIB:.1f}."
         )
-    if not found.device.known:
+    if not result.device.known:
         lines.append("The kind of GPU is not known: memory has no limit here, and speeds are an h100's.")
     return [*lines, ""] if lines else []

@@ -14,12 +14,12 @@ from rl_platform.errors import ConfigError
 from rl_platform.placement.inventory import inventory_for
 from rl_platform.placement.scheduler import schedule
 from rl_platform.planner.report import plan_report
-from rl_platform.planner.search import Found, search, search_text
+from rl_platform.planner.search import SearchResult, search, search_text
 
 ROOT = Path(__file__).parents[3]
 
 
-def found_for(config: Config) -> Found:
+def found_for(config: Config) -> SearchResult:
     return search(config, inventory_for(config.cluster))
 
 
