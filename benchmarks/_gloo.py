@@ -17,10 +17,10 @@ class Broadcast:
     """
 
     def __init__(self, state: Mapping[str, Any]) -> None:
-        from rl_platform.runtime.process_group import Meeting, join_group
+        from rl_platform.runtime.process_group import Rendezvous, join_group
         from rl_platform.runtime.weights.base import BUCKET, shapes_of
 
-        meeting = Meeting("127.0.0.1", 2)
+        meeting = Rendezvous("127.0.0.1", 2)
         context = multiprocessing.get_context("spawn")
         self._line, theirs = context.Pipe()
         self._process = context.Process(target=_receive, args=(theirs, meeting.port, shapes_of(state)))

@@ -109,9 +109,9 @@ def engine_process(connection: Connection) -> None:
 def host_process(connection: Connection) -> None:
     """Reads what it is shown, as a host of the runtime does."""
     from rl_platform.runtime.weights.base import read
-    from rl_platform.runtime.weights.memory import Reader
+    from rl_platform.runtime.weights.memory import MemoryReader
 
-    reader, state = Reader(), {}
+    reader, state = MemoryReader(), {}
     serve(connection, lambda manifest: state.update(read(token(), manifest, reader).state), lambda: state)
 
 
@@ -157,9 +157,9 @@ def through_shared_memory(state: dict[str, Any], engine: Beside) -> Callable[[],
 
 def to_neighbour(state: dict[str, Any], host: Beside) -> Callable[[], None]:
     from rl_platform.runtime.weights.base import show
-    from rl_platform.runtime.weights.memory import Writer
+    from rl_platform.runtime.weights.memory import MemoryWriter
 
-    writer = Writer()
+    writer = MemoryWriter()
     return lambda: host.ask(show(state, writer))
 
 

@@ -14,7 +14,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from rl_platform.engines.rollout.sglang.shared_weights import load
 from rl_platform.runtime.weights.group import WeightGroup
-from rl_platform.runtime.weights.memory import Reader, node_name
+from rl_platform.runtime.weights.memory import MemoryReader, node_name
 
 
 class Copies:
@@ -55,7 +55,7 @@ def read_from_group(group: WeightGroup, line: Connection) -> None:
 
 def read_shared_memory(line: Connection) -> None:
     """Reads what it is told to and keeps the last, in a tensor; says its node and the values it has now."""
-    reader, kept = Reader(), torch.zeros(0)
+    reader, kept = MemoryReader(), torch.zeros(0)
     while True:
         place = line.recv()
         if place is not None:

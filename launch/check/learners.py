@@ -32,8 +32,8 @@ from rl_platform.placement.scheduler import schedule
 from rl_platform.records import RolloutBatch
 from rl_platform.runners.ppo import PPO, Learners
 from rl_platform.runtime import ComponentSpec
-from rl_platform.runtime.group import WorkerGroup
 from rl_platform.runtime.local import LocalRuntime
+from rl_platform.runtime.worker_group import WorkerGroup
 
 MOST_EPOCHS = 2
 DEADLINE_S = 60.0

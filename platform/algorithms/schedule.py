@@ -19,7 +19,7 @@ Orders = Callable[[int], torch.Generator | None]
 
 
 @dataclass
-class Kept:
+class ShuffleBuffers:
     """What shuffling one batch leaves to the next: up to two copies with their mini-batches, unless they are large, and
     the thread that fills them, which begins with its first task."""
 
@@ -34,11 +34,11 @@ class MiniBatches:
     mini-batch is valid until the next epoch has begun.
     """
 
-    def __init__(self, batch: RolloutBatch, size: int, kept: Kept | None = None) -> None:
+    def __init__(self, batch: RolloutBatch, size: int, kept: ShuffleBuffers | None = None) -> None:
         """`kept`: by whoever shuffles many batches, one after the other. Raises ConfigError if `size` does not divide
         the rows: a smaller last one would weigh its rows more."""
         self._batch, self._size = batch, size
-        self._kept = Kept() if kept is None else kept
+        self._kept = ShuffleBuffers() if kept is None else kept
         for copy, parts in self._kept.copies[:1]:
             if len(parts[0]) != size or not _alike(copy, batch):
                 self._kept.copies.clear()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_platform.algorithms.metrics import Metrics
-from rl_platform.algorithms.schedule import Kept, MiniBatches
+from rl_platform.algorithms.schedule import MiniBatches, ShuffleBuffers
 from rl_platform.checkpoint.files import Written
 from rl_platform.components.base import ComponentContext
 from rl_platform.components.evaluator import Evaluator
@@ -47,7 +47,7 @@ class Learner(Evaluator):
         self.mini_batch_rows = config.data.mini_batch_size // config.sequence_length
         self.target_kl = config.algorithm.target_kl if kind == "actor" else None
         self.failures = 0
-        self.kept = Kept()
+        self.kept = ShuffleBuffers()
 
     def update(self, batch: RolloutBatch, step: int) -> dict[str, float]:
         """All epochs of PPO step `step` (from 0) over the batch; metrics are means over its optimizer steps."""

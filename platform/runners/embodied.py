@@ -22,7 +22,7 @@ from rl_platform.runners.ppo import Learners, sync_metrics
 from rl_platform.runners.recovery import Recovery, Simulation
 from rl_platform.runners.rollouts import Collected
 from rl_platform.runtime import ComponentSpec, Runtime
-from rl_platform.runtime.group import Handle, WorkerGroup
+from rl_platform.runtime.worker_group import Handle, WorkerGroup
 
 
 class EmbodiedTask:

@@ -17,7 +17,7 @@ from rl_platform.metrics import Reporter
 from rl_platform.records import Prompt, Trajectory
 from rl_platform.runners.recovery import Recovery
 from rl_platform.runtime import Runtime
-from rl_platform.runtime.group import WorkerGroup
+from rl_platform.runtime.worker_group import WorkerGroup
 
 CHANNEL_CAPACITY = 1024
 Group = list[Trajectory]  # all responses to one prompt, in the order of their numbers

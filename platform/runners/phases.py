@@ -15,7 +15,7 @@ from rl_platform.config.schema import Config
 from rl_platform.metrics import Reporter
 from rl_platform.placement.chains import chains
 from rl_platform.runners.turns import TakingTurns
-from rl_platform.runtime.group import Handle
+from rl_platform.runtime.worker_group import Handle
 from rl_platform.tracing import recorder
 
 Found = dict[str, Any]

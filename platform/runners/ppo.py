@@ -33,7 +33,7 @@ from rl_platform.runners.state import RunState
 from rl_platform.runners.timings import ComponentTimings
 from rl_platform.runners.turns import TakingTurns
 from rl_platform.runtime.cpu import compute_alone
-from rl_platform.runtime.group import Handle, WorkerGroup
+from rl_platform.runtime.worker_group import Handle, WorkerGroup
 
 Metrics = dict[str, float]
 # Above these NeMo-RL's own tests and guide call a run unhealthy.

@@ -40,8 +40,8 @@ from rl_platform.runners.trajectories import (
 )
 from rl_platform.runners.turns import TakingTurns, with_turns
 from rl_platform.runtime import ComponentSpec, Runtime
-from rl_platform.runtime.group import WorkerGroup
-from rl_platform.runtime.weights.base import wherever
+from rl_platform.runtime.weights.base import merge_published
+from rl_platform.runtime.worker_group import WorkerGroup
 
 CHANNEL_CAPACITY = 1024
 GATHER_S = 0.05  # how long scored responses may wait for others: every message costs the engine's process a moment
@@ -98,7 +98,7 @@ class ReasoningTask:
     def sync_weights(self, version: int) -> dict[str, float]:
         self.turns.before("sync weights")
         weights = self.groups["actor"].publish(version, copy=self.config.runner.max_staleness > 0).wait()
-        return sync_metrics(self.recovery.sync(wherever(weights)))
+        return sync_metrics(self.recovery.sync(merge_published(weights)))
 
     def collect(self, step: int) -> Collected:
         metrics: dict[str, float] = {}

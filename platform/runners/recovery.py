@@ -10,7 +10,7 @@ from rl_platform.errors import WorkerDied, WorkerError
 from rl_platform.records import Weights, WeightsReceived
 from rl_platform.runtime import Runtime
 from rl_platform.runtime.channel import Channel
-from rl_platform.runtime.group import Handle, WorkerGroup
+from rl_platform.runtime.worker_group import Handle, WorkerGroup
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import Model, Trainable
 from rl_platform.errors import CheckpointError
 from rl_platform.metrics import Reporter
-from rl_platform.runtime.group import WorkerGroup
+from rl_platform.runtime.worker_group import WorkerGroup
 
 FINISHED = "finished"  # file in the output folder: everything that follows the last step is done too
 

@@ -18,7 +18,7 @@ from rl_platform.config.schema import Config
 from rl_platform.placement.early_evaluation import part_rows, streaming_chains
 from rl_platform.placement.offload_order import OffloadOrder
 from rl_platform.records import Prompt, RolloutBatch, Trajectory
-from rl_platform.runtime.group import WorkerGroup
+from rl_platform.runtime.worker_group import WorkerGroup
 
 Fields = dict[str, Tensor]
 BatchOf = Callable[[Sequence[Trajectory]], RolloutBatch]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rl_platform.config.schema import Config
-from rl_platform.runtime.group import WorkerGroup
+from rl_platform.runtime.worker_group import WorkerGroup
 
 
 class ComponentTimings:

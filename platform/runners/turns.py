@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from rl_platform.config.schema import Config
 from rl_platform.placement.offload_order import CAN_LEAVE, OffloadOrder
-from rl_platform.runtime.group import WorkerGroup
+from rl_platform.runtime.worker_group import WorkerGroup
 
 
 class TakingTurns:

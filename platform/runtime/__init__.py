@@ -11,8 +11,8 @@ from typing import Any, Protocol, Self
 
 from rl_platform.errors import PlatformError, WorkerDied
 from rl_platform.runtime.channel import Channel
-from rl_platform.runtime.group import WorkerGroup
 from rl_platform.runtime.host import ComponentSpec, PlacedHost
+from rl_platform.runtime.worker_group import WorkerGroup
 from rl_platform.tracing import Span
 
 __all__ = ["ComponentSpec", "Placement", "Runtime"]

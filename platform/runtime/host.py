@@ -98,7 +98,7 @@ def label(component: str, rank: int) -> str:
 
 
 @dataclass
-class _Call:
+class _QueuedCall:
     future: Future[Any]
     method: str
     function: Callable[[], Any]
@@ -119,7 +119,7 @@ class RankThread:
         self._context = context
         self._on_failure = on_failure
         self._component: Any = None
-        self._calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[_QueuedCall] = queue.SimpleQueue()
         self._admission = threading.Lock()
         self._retired = False
         self._current: tuple[str, float] | None = None
@@ -163,14 +163,14 @@ class RankThread:
         """Takes no more calls and fails the queued ones; the future is done when the running call has ended."""
         with self._admission:
             self._retired = self._context.progress.stopped = True
-            idle = _Call(Future(), "retire", lambda: None, control=True)
+            idle = _QueuedCall(Future(), "retire", lambda: None, control=True)
             self._calls.put(idle)
         return idle.future
 
     def close(self) -> Future[None]:
         """After `retire`: calls the component's `close`, if it has one, and ends the thread."""
         function = getattr(self._component, "close", lambda: None)
-        call = _Call(Future(), "close", function, control=True, last=True)
+        call = _QueuedCall(Future(), "close", function, control=True, last=True)
         self._calls.put(call)
         return call.future
 
@@ -183,7 +183,7 @@ class RankThread:
         self._component = self._spec.cls(self._context, **self._spec.kwargs)
 
     def _enqueue(self, method: str, function: Callable[[], Any]) -> Future[Any]:
-        call = _Call(Future(), method, function)
+        call = _QueuedCall(Future(), method, function)
         with self._admission:
             if self._retired:
                 raise WorkerDied(f"{self.label} was shut down and takes no call of {method}")
@@ -202,7 +202,7 @@ class RankThread:
                 self._execute(call)
             del call  # an idle thread must not keep the last call's arguments alive
 
-    def _execute(self, call: _Call) -> None:
+    def _execute(self, call: _QueuedCall) -> None:
         start = time.monotonic()
         self._current = (call.method, start)
         self._context.progress.done = self._context.progress.total = 0

@@ -15,7 +15,6 @@ from typing import Any
 from rl_platform.errors import PlatformError, WorkerDied
 from rl_platform.runtime import ComponentSpec, Placement
 from rl_platform.runtime.channel import Channel
-from rl_platform.runtime.group import Handle, WorkerGroup
 from rl_platform.runtime.host import Host, RankThread
 from rl_platform.runtime.lifecycle import (
     RUNNER,
@@ -28,6 +27,7 @@ from rl_platform.runtime.lifecycle import (
     stop_ranks,
 )
 from rl_platform.runtime.waits import waiting_on
+from rl_platform.runtime.worker_group import Handle, WorkerGroup
 from rl_platform.tracing import Span
 
 logger = logging.getLogger(__name__)

@@ -6,10 +6,10 @@ import socket
 from datetime import timedelta
 from typing import Any
 
-MEET_S = 120.0  # a rank may still be importing libraries when the first one waits
+RENDEZVOUS_S = 120.0  # a rank may still be importing libraries when the first one waits
 
 
-class Meeting:
+class Rendezvous:
     """Where the ranks of one group meet; made in rank 0's process, which keeps the store."""
 
     def __init__(self, address: str, world_size: int) -> None:
@@ -21,21 +21,21 @@ class Meeting:
             listening.getsockname()[1],
             world_size,
             is_master=True,
-            timeout=timedelta(seconds=MEET_S),
+            timeout=timedelta(seconds=RENDEZVOUS_S),
             wait_for_workers=False,
             master_listen_fd=listening.detach(),
         )
         self.port: int = self.store.port
 
 
-def join_group(meeting: Meeting | tuple[str, int], rank: int, world_size: int, timeout_s: float, cuda: bool) -> None:
+def join_group(meeting: Rendezvous | tuple[str, int], rank: int, world_size: int, timeout_s: float, cuda: bool) -> None:
     """Joins the default process group of this process; returns when all ranks have. `timeout_s`: of a collective."""
     import torch.distributed as dist
 
-    store = meeting.store if isinstance(meeting, Meeting) else None
+    store = meeting.store if isinstance(meeting, Rendezvous) else None
     if store is None:
         address, port = meeting  # type: ignore[misc]
-        store = dist.TCPStore(address, port, world_size, is_master=False, timeout=timedelta(seconds=MEET_S))
+        store = dist.TCPStore(address, port, world_size, is_master=False, timeout=timedelta(seconds=RENDEZVOUS_S))
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if cuda else "gloo",
         store=store,

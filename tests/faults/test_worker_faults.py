@@ -30,9 +30,9 @@ from rl_platform.engines.training.state_files import read_whole
 from rl_platform.records import RolloutBatch, Weights, WeightsReceived
 from rl_platform.runners import embodied, reasoning
 from rl_platform.runtime.host import ComponentContext, Progress
+from rl_platform.runtime.ray.channel_proxy import ChannelProxy
 from rl_platform.runtime.ray.remote import RemoteRuntime
-from rl_platform.runtime.ray.remote_channel import RemoteChannel
-from rl_platform.runtime.ray.remote_worker import RemoteWorker
+from rl_platform.runtime.ray.worker_proxy import WorkerProxy
 from rl_platform.runtime.weights import group as weight_group
 from rl_platform.runtime.weights.base import checksum
 from rl_platform.runtime.weights.group import WeightsOffer
@@ -138,7 +138,7 @@ def metrics(name: str) -> list[float]:
     return [row[name] for row in rows if name in row]
 
 
-def killed(worker: RemoteWorker) -> float:
+def killed(worker: WorkerProxy) -> float:
     """Kills the process in which this rank is; the time."""
     process = psutil.Process(worker._host.pid)
     assert "HostActor" in " ".join(process.cmdline())
@@ -147,23 +147,23 @@ def killed(worker: RemoteWorker) -> float:
 
 
 def test_a_rollout_that_is_killed_while_it_generates(command, address, undisturbed, trained, monkeypatch, caplog):
-    calls: list[tuple[RemoteWorker, tuple[Any, ...]]] = []
+    calls: list[tuple[WorkerProxy, tuple[Any, ...]]] = []
     kills: list[float] = []
-    submit, get_many = RemoteWorker.submit, RemoteChannel.get_many
+    submit, get_many = WorkerProxy.submit, ChannelProxy.get_many
 
-    def noted(self: RemoteWorker, method: str, args: tuple[Any, ...], kwargs: Any) -> Any:
+    def noted(self: WorkerProxy, method: str, args: tuple[Any, ...], kwargs: Any) -> Any:
         if method == "generate":
             calls.append((self, args))
         return submit(self, method, args, kwargs)
 
-    def one_by_one(self: RemoteChannel, max_items: int, *others: Any, linger: float = 0.0) -> list[Any]:
+    def one_by_one(self: ChannelProxy, max_items: int, *others: Any, linger: float = 0.0) -> list[Any]:
         items = get_many(self, 1, *others)
         if items[0].weights_version == 1 and not kills:
             kills.append(killed(next(worker for worker, _ in reversed(calls) if worker.label == "rollout[1]")))
         return items
 
-    monkeypatch.setattr(RemoteWorker, "submit", noted)
-    monkeypatch.setattr(RemoteChannel, "get_many", one_by_one)
+    monkeypatch.setattr(WorkerProxy, "submit", noted)
+    monkeypatch.setattr(ChannelProxy, "get_many", one_by_one)
     ended = command(*RUN, *APART, f"cluster.address={address}")
     assert ended.code == 0, ended.err
     assert len(kills) == 1
@@ -181,15 +181,15 @@ def test_a_rollout_that_is_killed_while_it_generates(command, address, undisturb
 
 def test_rollouts_that_are_killed_again_and_again(command, address, monkeypatch, folder):
     kills: list[tuple[str, float]] = []
-    submit = RemoteWorker.submit
+    submit = WorkerProxy.submit
 
-    def fatal(self: RemoteWorker, method: str, args: tuple[Any, ...], kwargs: Any) -> Any:
+    def fatal(self: WorkerProxy, method: str, args: tuple[Any, ...], kwargs: Any) -> Any:
         future = submit(self, method, args, kwargs)
         if method == "generate":
             kills.append((self.label, killed(self)))
         return future
 
-    monkeypatch.setattr(RemoteWorker, "submit", fatal)
+    monkeypatch.setattr(WorkerProxy, "submit", fatal)
     ended = command(*RUN, *APART, f"cluster.address={address}", "cluster.restarts=1")
     assert time.time() - kills[0][1] < GIVEN_UP_S
     assert ended.code == 75, ended.err

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rl_platform.runtime.host import PlacedHost
-from rl_platform.runtime.ray.remote_channel import Link
-from rl_platform.runtime.ray.remote_worker import Send
+from rl_platform.runtime.ray.channel_proxy import Link
+from rl_platform.runtime.ray.worker_proxy import Send
 
 
 @dataclass(frozen=True)
-class Greeting:
+class ProcessInfo:
     """What a process says of itself when it has come up."""
 
     pid: int

@@ -18,7 +18,6 @@ from typing import Any
 from rl_platform.errors import Deadline, PlacementError, PlatformError, Problem, WorkerDied
 from rl_platform.placement.layout import LEARNERS
 from rl_platform.runtime import ComponentSpec, Placement
-from rl_platform.runtime.group import WorkerGroup
 from rl_platform.runtime.host import PlacedHost
 from rl_platform.runtime.lifecycle import (
     RUNNER,
@@ -29,21 +28,22 @@ from rl_platform.runtime.lifecycle import (
     raise_first,
     stop_after,
 )
+from rl_platform.runtime.ray.channel_proxy import ChannelAddress, ChannelProxy
 from rl_platform.runtime.ray.fingerprint import code_fingerprint
-from rl_platform.runtime.ray.fleet import Fleet, Greeting
-from rl_platform.runtime.ray.process import Member, Names
-from rl_platform.runtime.ray.remote_channel import Address, RemoteChannel
-from rl_platform.runtime.ray.remote_worker import (
+from rl_platform.runtime.ray.fleet import Fleet, ProcessInfo
+from rl_platform.runtime.ray.host_process import Member, NamedReferences
+from rl_platform.runtime.ray.reservation import HostView
+from rl_platform.runtime.ray.restarts import Restarts
+from rl_platform.runtime.ray.serialization import pack_error, unpack_error
+from rl_platform.runtime.ray.worker_proxy import (
     DEATH_NOTICE_S,
-    RemoteHost,
-    RemoteWorker,
-    SharedArguments,
+    ArgumentPacker,
+    HostProxy,
+    WorkerProxy,
     relay,
 )
-from rl_platform.runtime.ray.reservation import Seat
-from rl_platform.runtime.ray.restarts import Restarts
-from rl_platform.runtime.ray.wire import pack_error, unpack_error
 from rl_platform.runtime.waits import waiting_on
+from rl_platform.runtime.worker_group import WorkerGroup
 from rl_platform.tracing import Span
 
 START_S = 300.0  # for a process to come up and import its libraries
@@ -61,11 +61,11 @@ class RemoteRuntime(ShutsDown):
         self._placement, self._seed, self._fleet = placement, seed, fleet
         self._deadline_s = min(deadline_s, threading.TIMEOUT_MAX)
         self._members = [member for host in placement.hosts for member in host.members]
-        self._names = Names(RUNNER, fleet.link, self._status)
+        self._names = NamedReferences(RUNNER, fleet.link, self._status)
         self._numbers = itertools.count()
-        self._channels: dict[str, RemoteChannel] = {}
-        self._hosts: dict[str, RemoteHost] = {}
-        self._workers: dict[Member, RemoteWorker] = {}
+        self._channels: dict[str, ChannelProxy] = {}
+        self._hosts: dict[str, HostProxy] = {}
+        self._workers: dict[Member, WorkerProxy] = {}
         self._told: list[Future[Any]] = []
         self._restarts = Restarts(restarts)
         self._started = self._stopped = False
@@ -84,14 +84,14 @@ class RemoteRuntime(ShutsDown):
         try:
             sends = self._fleet.start(self._placement.hosts)
             for placed in self._placement.hosts:
-                self._hosts[placed.name] = RemoteHost(placed.name, placed, sends[placed.name], self._on_death)
-            packed = SharedArguments(self._names)
+                self._hosts[placed.name] = HostProxy(placed.name, placed, sends[placed.name], self._on_death)
+            packed = ArgumentPacker(self._names)
             self._workers = {
-                member: RemoteWorker(host, member, self._names, packed, self._on_failure, self._peers_of(member[0]))
+                member: WorkerProxy(host, member, self._names, packed, self._on_failure, self._peers_of(member[0]))
                 for host in self._hosts.values()
                 for member in host.members
             }
-            self._packed = SharedArguments(self._names)((), {"components": dict(components)})
+            self._packed = ArgumentPacker(self._names)((), {"components": dict(components)})
             self._greet(self._hosts)
             self._build(self._hosts.values())
             self._form_groups()
@@ -113,7 +113,7 @@ class RemoteRuntime(ShutsDown):
 
     def channel(
         self, name: str, capacity: int, producers: Iterable[str] = (), consumers: Iterable[str] = ()
-    ) -> RemoteChannel:
+    ) -> ChannelProxy:
         """A new channel of `capacity` items. A closed channel's name may be used again.
 
         It lives with its first consumer, else its first producer, else in the first host: between components of one
@@ -128,8 +128,8 @@ class RemoteRuntime(ShutsDown):
         if before is not None and not before.closed:
             raise ValueError(f"channel '{name}' exists already and is open: close it first or choose another name")
         home = self._home(sides[1], sides[0])
-        address = Address(next(self._numbers), name, home, capacity, self._deadline_s, sides[0], sides[1])
-        channel = self._channels[name] = RemoteChannel(address, self._names.exchange)
+        address = ChannelAddress(next(self._numbers), name, home, capacity, self._deadline_s, sides[0], sides[1])
+        channel = self._channels[name] = ChannelProxy(address, self._names.registry)
         return channel
 
     def fail(self, error: PlatformError) -> None:
@@ -172,17 +172,17 @@ class RemoteRuntime(ShutsDown):
             host.send("rehome", self._homes())  # for messages only: nobody waits for it
         return list(dict.fromkeys(members))
 
-    def _replace(self, lost: RemoteHost) -> RemoteHost:
+    def _replace(self, lost: HostProxy) -> HostProxy:
         """A process in place of one that died, on its way up."""
         name = self._restarts.spend(lost)
-        host = RemoteHost(name, lost.placed, self._fleet.launch(lost.placed.name, name), self._on_death)
+        host = HostProxy(name, lost.placed, self._fleet.launch(lost.placed.name, name), self._on_death)
         self._hosts = {other.name: other for old in self._hosts.values() for other in [host if old is lost else old]}
         self._channels = {key: channel for key, channel in self._channels.items() if channel.address.home != lost.name}
         for member in lost.members:
             self._workers[member].move(host)
         return host
 
-    def _prepare(self, host: RemoteHost) -> None:
+    def _prepare(self, host: HostProxy) -> None:
         """Until a process that was started again takes calls, or has died too."""
         try:
             self._greet([host.name])
@@ -192,7 +192,7 @@ class RemoteRuntime(ShutsDown):
             host.died(error)
         self._watch_over([host])
 
-    def _watch_over(self, hosts: Iterable[RemoteHost]) -> None:
+    def _watch_over(self, hosts: Iterable[HostProxy]) -> None:
         for host in hosts:
             if host.death is None:
                 host.watch()
@@ -226,7 +226,7 @@ class RemoteRuntime(ShutsDown):
         raise_first(failures)
 
     def _greet(self, hosts: Iterable[str]) -> None:
-        greetings: dict[str, Greeting] = self._all("greet", dict.fromkeys(hosts, ()), START_S)
+        greetings: dict[str, ProcessInfo] = self._all("greet", dict.fromkeys(hosts, ()), START_S)
         for name, found in greetings.items():
             self._hosts[name].pid = found.pid
         own = code_fingerprint()
@@ -238,11 +238,11 @@ class RemoteRuntime(ShutsDown):
         if problems:
             raise PlacementError(problems)
 
-    def _build(self, hosts: Iterable[RemoteHost]) -> None:
+    def _build(self, hosts: Iterable[HostProxy]) -> None:
         world_sizes = {name: self._placement.world_size(name) for name, _ in self._members}
         given = self._packed, world_sizes, self._seed, self._homes()
         self._all(
-            "build", {host.name: (replace(Seat.of(host.placed), name=host.name), *given) for host in hosts}, START_S
+            "build", {host.name: (replace(HostView.of(host.placed), name=host.name), *given) for host in hosts}, START_S
         )
 
     def _homes(self) -> dict[str, str]:
@@ -315,7 +315,7 @@ class RemoteRuntime(ShutsDown):
             if host.death is None:
                 self._told.append(host.send("fail", name, data, number))
 
-    def _on_death(self, host: RemoteHost, error: WorkerDied) -> None:
+    def _on_death(self, host: HostProxy, error: WorkerDied) -> None:
         for name in host.labels if self._restarts.possible(host) else [None]:  # None: the run ends, all may know
             self._on_failure(name, error)
 

@@ -15,13 +15,13 @@ Bundle = Mapping[str, float]  # resources by Ray's names
 
 
 @dataclass(frozen=True)
-class Place:
+class NodeResources:
     """What is wanted of a node, or what a node has."""
 
     resources: Bundle
     labels: Mapping[str, str]
 
-    def fits(self, node: Place) -> bool:
+    def fits(self, node: NodeResources) -> bool:
         has_gpus = self.resources.get("GPU", 0.0) <= node.resources.get("GPU", 0.0)
         return has_gpus and self.labels.items() <= node.labels.items()
 
@@ -31,7 +31,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Seat:
+class HostView:
     """A host as its own process sees it: it numbers the accelerators that it sees from 0."""
 
     name: str
@@ -40,7 +40,7 @@ class Seat:
     members: tuple[tuple[str, int], ...]
 
     @classmethod
-    def of(cls, placed: PlacedHost) -> Seat:
+    def of(cls, placed: PlacedHost) -> HostView:
         return cls(placed.name, placed.node, tuple(range(len(placed.accelerators))), tuple(placed.members))
 
 
@@ -62,10 +62,10 @@ def bundle_for(hosts: Sequence[PlacedHost]) -> Bundle:
     return {"CPU": NODE_SHARE} | ({"GPU": float(len(owned))} if owned else {})
 
 
-def place_for(hosts: Sequence[PlacedHost]) -> Place:
+def resources_for(hosts: Sequence[PlacedHost]) -> NodeResources:
     """What the hosts of one node want of it; its labels are theirs, and placements of threads have none."""
     labels = {key: value for placed in hosts for key, value in getattr(placed, "ray_labels", {}).items()}
-    return Place(bundle_for(hosts), labels)
+    return NodeResources(bundle_for(hosts), labels)
 
 
 def threads_for(placed: PlacedHost, hosts: Sequence[PlacedHost], cores: int) -> int:
@@ -74,7 +74,7 @@ def threads_for(placed: PlacedHost, hosts: Sequence[PlacedHost], cores: int) -> 
     return max(1, cores * owned[placed.name] // sum(owned.values()))
 
 
-def fits(wanted: Sequence[Place], nodes: Sequence[Place]) -> bool:
+def fits(wanted: Sequence[NodeResources], nodes: Sequence[NodeResources]) -> bool:
     """Whether each wanted place can be a node of its own when nobody else uses the cluster."""
     taken: dict[int, int] = {}  # node -> who has it
 
@@ -91,14 +91,14 @@ def fits(wanted: Sequence[Place], nodes: Sequence[Place]) -> bool:
     return all(seat(index, set()) for index in range(len(wanted)))
 
 
-def too_large(bundles: Sequence[Place], nodes: Sequence[Place]) -> PlacementError:
+def too_large(bundles: Sequence[NodeResources], nodes: Sequence[NodeResources]) -> PlacementError:
     """Of a placement that `fits` refuses."""
     message = f"needs {listed(bundles)}, but the Ray cluster has {listed(nodes)}"
     hint = "other resources, or cluster.address of a larger cluster"
     return PlacementError([Problem("cluster.component_placement", message, hint=hint)])
 
 
-def listed(nodes: Sequence[Place]) -> str:
+def listed(nodes: Sequence[NodeResources]) -> str:
     """`2 nodes with 8, 4 (pool=cpu) GPUs`."""
     counts = ", ".join(str(node) for node in nodes)
     return f"{len(nodes)} node{'s' if len(nodes) != 1 else ''} with {counts or 'no'} GPUs"

@@ -10,8 +10,8 @@ import logging
 from collections import Counter
 
 from rl_platform.errors import WorkerDied
-from rl_platform.runtime.ray.process import Member
-from rl_platform.runtime.ray.remote_worker import RemoteHost
+from rl_platform.runtime.ray.host_process import Member
+from rl_platform.runtime.ray.worker_proxy import HostProxy
 
 logger = logging.getLogger(__name__)
 
@@ -30,12 +30,12 @@ class Restarts:
         """Processes that were started again so far, of all hosts."""
         return self._used.total()
 
-    def possible(self, host: RemoteHost) -> bool:
+    def possible(self, host: HostProxy) -> bool:
         """Whether a process may be started in its place."""
         restartable = all(component in RESTARTABLE for component, _ in host.members)
         return restartable and self._used[host.members] < self.allowed
 
-    def check(self, host: RemoteHost) -> None:
+    def check(self, host: HostProxy) -> None:
         """Raises the death of a host if it died and no process may be started in its place."""
         if host.death is None or self.possible(host):
             return
@@ -44,7 +44,7 @@ class Restarts:
             raise WorkerDied(f"{host.death}; {again}")
         raise host.death
 
-    def spend(self, host: RemoteHost) -> str:
+    def spend(self, host: HostProxy) -> str:
         """Counts a restart of a host that died and warns of it; the name of its next process. Raises as `check`."""
         self.check(host)
         self._used[host.members] += 1

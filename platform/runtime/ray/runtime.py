@@ -1,6 +1,6 @@
 """The Ray runtime: every host of the placement is a Ray actor on its node, inside one placement group.
 
-Ray starts the processes, says when one died, carries calls (ray_link.py) and holds large data in shared memory;
+Ray starts the processes, says when one died, carries calls (transport.py) and holds large data in shared memory;
 everything else is in modules that do not know Ray. Actors are never restarted by Ray, which would bring them back with
 the state of their constructor and say nothing: `launch` makes a new one. Ray itself is started or joined by
 `launch/cluster.py`.
@@ -30,17 +30,17 @@ from rl_platform.placement.inventory import VISIBLE_DEVICES
 from rl_platform.runtime import Placement
 from rl_platform.runtime.host import PlacedHost
 from rl_platform.runtime.lifecycle import RUNNER, SHUTDOWN_S
-from rl_platform.runtime.process_group import Meeting, join_group, leave_group
+from rl_platform.runtime.process_group import Rendezvous, join_group, leave_group
 from rl_platform.runtime.ray import reservation
+from rl_platform.runtime.ray.channel_proxy import ChannelAddress
 from rl_platform.runtime.ray.fingerprint import code_fingerprint
-from rl_platform.runtime.ray.fleet import Greeting
-from rl_platform.runtime.ray.link import RayLink, typed
-from rl_platform.runtime.ray.process import HostProcess, Record, prepare_process
+from rl_platform.runtime.ray.fleet import ProcessInfo
+from rl_platform.runtime.ray.host_process import HostProcess, Record, prepare_process
+from rl_platform.runtime.ray.loss_watch import LauncherWatch, watch_head
 from rl_platform.runtime.ray.remote import RemoteRuntime
-from rl_platform.runtime.ray.remote_channel import Address
-from rl_platform.runtime.ray.remote_worker import Send, answered
-from rl_platform.runtime.ray.watch import LauncherWatch, watch_head
-from rl_platform.runtime.ray.wire import PLAIN, Answer, Packed, pack_error, unpack, unpack_error
+from rl_platform.runtime.ray.serialization import NO_REFERENCES, Answer, Packed, pack_error, unpack, unpack_error
+from rl_platform.runtime.ray.transport import RayTransport, typed
+from rl_platform.runtime.ray.worker_proxy import Send, answered
 from rl_platform.runtime.waits import waiting_on
 from rl_platform.runtime.weights.base import WeightsToken
 from rl_platform.tracing import recorder
@@ -59,7 +59,7 @@ class RayRuntime(RemoteRuntime):
     def __init__(
         self, placement: Placement, deadline_s: float, seed: int, trace: bool = False, restarts: int = 0
     ) -> None:
-        super().__init__(placement, deadline_s, seed, RayFleet(min(deadline_s, RESERVE_S), trace), restarts)
+        super().__init__(placement, deadline_s, seed, RayActors(min(deadline_s, RESERVE_S), trace), restarts)
         self._watch = LauncherWatch()
 
     def shutdown(self, timeout: float = SHUTDOWN_S) -> None:
@@ -91,11 +91,11 @@ class HostActor:
     ) -> None:
         self._records = prepare_process(environment, threads, paths, trace)
         watch_head()
-        self._link = RayLink(namespace)
+        self._link = RayTransport(namespace)
         self._waiting = ThreadPoolExecutor(WAITING_CALLS, thread_name_prefix="call")
         self._listener = self._link.listen(name, self._take)
         self._process: HostProcess
-        self._meeting: Meeting | None = None
+        self._meeting: Rendezvous | None = None
 
     async def ping(self) -> None:
         return None
@@ -107,11 +107,11 @@ class HostActor:
         os.environ[VISIBLE_DEVICES] = accelerators
 
     async def greet(self) -> Answer:
-        return await self._answer(lambda: Greeting(os.getpid(), self._link.address(), code_fingerprint()))
+        return await self._answer(lambda: ProcessInfo(os.getpid(), self._link.address(), code_fingerprint()))
 
     async def build(
         self,
-        seat: reservation.Seat,
+        seat: reservation.HostView,
         packed: Packed,
         world_sizes: Mapping[str, int],
         seed: int,
@@ -119,7 +119,7 @@ class HostActor:
     ) -> Answer:
         def build() -> None:
             self._homes = homes
-            _, kwargs = unpack(packed, PLAIN, copy=True)
+            _, kwargs = unpack(packed, NO_REFERENCES, copy=True)
             link, components = self._link, kwargs["components"]
             self._process = HostProcess(seat, components, world_sizes, seed, link, self._elsewhere)
 
@@ -127,7 +127,7 @@ class HostActor:
 
     async def meet(self, world_size: int) -> Answer:
         def meet() -> tuple[str, int]:
-            self._meeting = Meeting(self._link.address(), world_size)
+            self._meeting = Rendezvous(self._link.address(), world_size)
             return self._link.address(), self._meeting.port
 
         return await self._answer(meet)
@@ -141,18 +141,18 @@ class HostActor:
     async def call(self, member: tuple[str, int], number: int, method: str, arguments: Packed) -> Answer:
         return await asyncio.wrap_future(self._take("call", member, number, method, arguments))
 
-    async def channel(self, address: Address, operation: str, arguments: tuple[Any, ...], who: str) -> Answer:
+    async def channel(self, address: ChannelAddress, operation: str, arguments: tuple[Any, ...], who: str) -> Answer:
         return await asyncio.wrap_future(self._take("channel", address, operation, arguments, who))
 
     async def fetch(self, number: int | None) -> Answer:
-        """The answer to a call that came through a line."""
-        lost = None, pack_error(WorkerDied("it lives, but its line to another process broke"))
+        """The answer to a call that came through a socket."""
+        lost = None, pack_error(WorkerDied("it lives, but its connection to another process broke"))
         return self._listener.fetch(number) or lost
 
     async def fail(self, label: str | None, error: bytes, *before: int) -> Answer:
         if not hasattr(self, "_process"):
             return [], None
-        return await self._answer(lambda: self._exchange.fail(label, unpack_error(error), *before))
+        return await self._answer(lambda: self._registry.fail(label, unpack_error(error), *before))
 
     async def export(self, token: WeightsToken, *how: Any) -> Answer:
         return await asyncio.wrap_future(self._take("export", token, *how))
@@ -181,8 +181,8 @@ class HostActor:
         return await self._answer(shutdown)
 
     @property
-    def _exchange(self) -> Any:
-        return self._process.names.exchange
+    def _registry(self) -> Any:
+        return self._process.names.registry
 
     def _take(self, method: str, *arguments: Any) -> Future[Answer]:
         """One of the frequent calls, whichever way it came."""
@@ -193,12 +193,12 @@ class HostActor:
         address, operation, given, who = arguments
         done: Future[Answer] = Future()
         try:
-            at_once = self._exchange.serve_at_once(address, operation, given)
+            at_once = self._registry.serve_at_once(address, operation, given)
         except PlatformError as error:
             done.set_result((None, pack_error(error)))
             return done
         if at_once is None:
-            return self._waiting.submit(_answer_of, partial(self._exchange.serve, address, operation, given, who))
+            return self._waiting.submit(_answer_of, partial(self._registry.serve, address, operation, given, who))
         done.set_result((at_once, None))
         return done
 
@@ -220,11 +220,11 @@ class HostActor:
         return [self._records.popleft() for _ in range(len(self._records))]
 
 
-class RayFleet:
+class RayActors:
     """The actors of one run. `patience`: seconds to wait for what other runs hold; `trace`: see `RayRuntime`."""
 
     def __init__(self, patience: float, trace: bool) -> None:
-        self.link = RayLink(f"rl-platform-{uuid.uuid4().hex[:12]}")
+        self.link = RayTransport(f"rl-platform-{uuid.uuid4().hex[:12]}")
         self._patience, self._trace = patience, trace
         self._group: PlacementGroup | None = None
         self._actors: dict[str, Any] = {}
@@ -233,7 +233,7 @@ class RayFleet:
 
     def start(self, hosts: Sequence[PlacedHost]) -> Mapping[str, Send]:
         parts = reservation.by_node(hosts)
-        wanted = [reservation.place_for(part) for part in parts]
+        wanted = [reservation.resources_for(part) for part in parts]
         bundles, labels = ([getattr(place, name) for place in wanted] for name in ("resources", "labels"))
         strategy = "STRICT_SPREAD" if len(parts) > 1 else "STRICT_PACK"
         self._group = placement_group(bundles, strategy, bundle_label_selector=labels if any(labels) else None)
@@ -246,7 +246,7 @@ class RayFleet:
 
     def _start_node(self, hosts: Sequence[PlacedHost], bundle: int) -> None:
         """The hosts of one node share its cores; the first one stands for all accelerators that the run has there."""
-        gpus = reservation.place_for(hosts).resources.get("GPU", 0.0)
+        gpus = reservation.resources_for(hosts).resources.get("GPU", 0.0)
         for placed in hosts:
             environment = dict(reservation.environment_of(placed))
             own = {name: value for name, value in environment.items() if name != VISIBLE_DEVICES}
@@ -302,10 +302,14 @@ class RayFleet:
             self.link.send(host, actor, method, arguments, partial(answered, future, partial(typed, host)))
         return future
 
-    def _reserve(self, wanted: Sequence[reservation.Place]) -> None:
+    def _reserve(self, wanted: Sequence[reservation.NodeResources]) -> None:
         """Waits for the placement group: one that cannot be met would stay pending for ever."""
         assert self._group is not None
-        nodes = [reservation.Place(node["Resources"], node.get("Labels", {})) for node in ray.nodes() if node["Alive"]]
+        nodes = [
+            reservation.NodeResources(node["Resources"], node.get("Labels", {}))
+            for node in ray.nodes()
+            if node["Alive"]
+        ]
         if not reservation.fits(wanted, nodes):
             self.stop(0)
             raise reservation.too_large(wanted, nodes)

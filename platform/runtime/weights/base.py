@@ -28,8 +28,8 @@ from torch import Tensor
 from rl_platform.errors import WorkerError
 from rl_platform.records import Weights
 from rl_platform.runtime.cpu import in_threads, memory_threads
-from rl_platform.runtime.ray.parcels import Store
-from rl_platform.runtime.weights.memory import Place, Reader, Writer
+from rl_platform.runtime.ray.payloads import Store
+from rl_platform.runtime.weights.memory import BlockAddress, MemoryReader, MemoryWriter
 
 BUCKET = 32 * 2**20  # bytes: an object of the store costs as much as copying ten million of them
 ROW = 4096  # bytes that are summed up together
@@ -61,7 +61,7 @@ class WeightsToken:
         return next((token for token in (self, *self.copies) if token.host == host and token.held), None)
 
 
-def wherever(published: Sequence[Any]) -> Any:
+def merge_published(published: Sequence[Any]) -> Any:
     """What all ranks of a learner published, as one: those who share a process with any of them read it there."""
     first = published[0]
     copies = tuple(token for token in published[1:] if token.held) if isinstance(first, WeightsToken) else ()
@@ -83,7 +83,7 @@ class TensorShape:
 
 
 @dataclass(frozen=True)
-class Piece:
+class TensorSlice:
     """Bytes `start` to `stop` of a tensor."""
 
     name: str
@@ -95,13 +95,13 @@ class Piece:
 class Bucket:
     """Pieces that lie together in the object store, in this order."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TensorSlice, ...]
     checksum: bytes
     reference: Any
 
 
 @dataclass(frozen=True)
-class Manifest:
+class StoreManifest:
     """One publication: which tensors, and where in the object store their bytes are."""
 
     tensors: tuple[TensorShape, ...]
@@ -109,23 +109,23 @@ class Manifest:
 
 
 @dataclass(frozen=True)
-class Shown:
+class MemoryManifest:
     """One publication in memory of this node, the tensors as `_places` has them; a checksum for every `share` bytes."""
 
     tensors: tuple[TensorShape, ...]
-    memory: Place
+    memory: BlockAddress
     share: int
     checksums: tuple[bytes, ...]
 
 
-def publish(state: Mapping[str, Tensor], store: Store, before: Manifest | None) -> Manifest:
+def publish(state: Mapping[str, Tensor], store: Store, before: StoreManifest | None) -> StoreManifest:
     """Puts the state into the object store. `before`: a publication whose buckets serve again where they are equal."""
     return _put(((tensor, state[tensor.name]) for tensor in shapes_of(state)), store, before)
 
 
 def publish_gathered(
-    gathered: Iterable[tuple[Sequence[str], Tensor]], store: Store, before: Manifest | None
-) -> Manifest:
+    gathered: Iterable[tuple[Sequence[str], Tensor]], store: Store, before: StoreManifest | None
+) -> StoreManifest:
     """The same of tensors that are there one after the other: there is room for one of them and a bucket."""
 
     def named() -> Iterator[tuple[TensorShape, Tensor]]:
@@ -138,7 +138,7 @@ def publish_gathered(
     return _put(named(), store, before)
 
 
-def _put(named: Iterable[tuple[TensorShape, Tensor]], store: Store, before: Manifest | None) -> Manifest:
+def _put(named: Iterable[tuple[TensorShape, Tensor]], store: Store, before: StoreManifest | None) -> StoreManifest:
     tensors: list[TensorShape] = []
 
     def flat() -> Iterator[tuple[str, np.ndarray]]:
@@ -154,10 +154,10 @@ def _put(named: Iterable[tuple[TensorShape, Tensor]], store: Store, before: Mani
         if old is None or old.checksum != found:
             old = Bucket(pieces, found, store.store([pickle.PickleBuffer(part) for part in parts]))
         buckets.append(old)
-    return Manifest(tuple(tensors), tuple(buckets))
+    return StoreManifest(tuple(tensors), tuple(buckets))
 
 
-def receive(token: WeightsToken, manifest: Manifest, store: Store, own: Mapping[str, Tensor] | None) -> Weights:
+def receive(token: WeightsToken, manifest: StoreManifest, store: Store, own: Mapping[str, Tensor] | None) -> Weights:
     """The weights in tensors of the receiver's own. `own`: those of an earlier version on the CPU, to be written over.
 
     Raises WorkerError unless all of it arrived as it was sent; `own` is no version at all then.
@@ -177,7 +177,7 @@ def receive(token: WeightsToken, manifest: Manifest, store: Store, own: Mapping[
     return Weights(token.version, state, token.delta, bytes=size, buckets=count)
 
 
-def show(state: Mapping[str, Tensor], writer: Writer) -> Shown:
+def show(state: Mapping[str, Tensor], writer: MemoryWriter) -> MemoryManifest:
     """Copies the state into memory that processes of this node read: until two publications later, or as long as they
     use it."""
     tensors = shapes_of(state)
@@ -195,10 +195,10 @@ def show(state: Mapping[str, Tensor], writer: Writer) -> Shown:
 
         buckets = enumerate(_buckets(((name, _bytes_of(state[name])) for name in places), share))
         checksums = in_threads(copied, ((number * share, parts) for number, (_, parts) in buckets))
-    return Shown(tensors, block.place, share, tuple(checksums))
+    return MemoryManifest(tensors, block.place, share, tuple(checksums))
 
 
-def read(token: WeightsToken, shown: Shown, reader: Reader) -> Weights:
+def read(token: WeightsToken, shown: MemoryManifest, reader: MemoryReader) -> Weights:
     """The weights where they lie in this node's memory, which is kept as long as one of their tensors lives.
 
     Raises OSError if this process cannot reach it, WorkerError if they are not what was published.
@@ -253,16 +253,16 @@ def empty(tensors: Sequence[TensorShape], device: torch.device | str = "cpu") ->
 
 def _buckets(
     tensors: Iterable[tuple[str, np.ndarray]], room: int
-) -> Iterator[tuple[tuple[Piece, ...], list[np.ndarray]]]:
+) -> Iterator[tuple[tuple[TensorSlice, ...], list[np.ndarray]]]:
     """The bytes of named tensors in order, `room` in each bucket; a tensor is asked for when its turn comes."""
-    pieces: list[Piece] = []
+    pieces: list[TensorSlice] = []
     parts: list[np.ndarray] = []
     size = 0
     for name, flat in tensors:
         start = 0
         while start < flat.size:
             stop = min(flat.size, start + room - size)
-            pieces.append(Piece(name, start, stop))
+            pieces.append(TensorSlice(name, start, stop))
             parts.append(flat[start:stop])
             start, size = stop, size + stop - start
             if size == room:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rl_platform.errors import WorkerError
 from rl_platform.records import Weights
-from rl_platform.runtime.process_group import MEET_S, Meeting
+from rl_platform.runtime.process_group import RENDEZVOUS_S, Rendezvous
 from rl_platform.runtime.weights.base import TensorShape, checksum, shapes_of
 
 SEND_S = 120.0  # longest time for one tensor
@@ -88,9 +88,9 @@ def described(state: Mapping[str, Tensor]) -> dict[str, Any]:
 
 def call_together(
     receiver: str, address: str, world_size: int, device: torch.device | str, checked: bool = False
-) -> tuple[Meeting, WeightGroup]:
+) -> tuple[Rendezvous, WeightGroup]:
     """A new group for tensors on a kind of `device`, and the store where its processes meet, which lives as long."""
-    meeting = Meeting(address, world_size)
+    meeting = Rendezvous(address, world_size)
     backend = "gloo" if torch.device(device).type == CPU else "nccl"
     name = f"weights-{uuid.uuid4().hex}"
     return meeting, WeightGroup(receiver, name, address, meeting.port, world_size, backend, checked)
@@ -195,7 +195,7 @@ class WeightReceiver:
                 target = own[tensor.name].detach()
                 straight = target.dtype == tensor.dtype and target.is_contiguous()
                 arrived = target if straight else torch.empty(tensor.shape, dtype=tensor.dtype, device=self._device)
-                dist.broadcast(arrived, 0, membership.joined())  # kept nowhere else: its end is that of its lines
+                dist.broadcast(arrived, 0, membership.joined())  # no other reference: its connections close with it
                 checksums.append(checksum(arrived))
                 if not straight:
                     target.copy_(arrived)
@@ -209,7 +209,7 @@ def join(group: WeightGroup, rank: int) -> Any:
     """torch has no public way to a group beside the default one; SGLang makes its end of it in this same way."""
     from torch.distributed import distributed_c10d as c10d
 
-    wait = timedelta(seconds=MEET_S)
+    wait = timedelta(seconds=RENDEZVOUS_S)
     store = dist.TCPStore(group.address, group.port, group.world_size, is_master=False, timeout=wait)
     joined, _ = c10d._new_process_group_helper(
         group.world_size,

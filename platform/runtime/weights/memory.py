@@ -24,7 +24,9 @@ from pathlib import Path
 
 import numpy as np
 
-KEPT = 2  # blocks of a writer that stay mapped although nothing of them is in use: mapping takes longer than copying
+MAPPED_BLOCKS = (
+    2  # blocks of a writer that stay mapped although nothing of them is in use: mapping takes longer than copying
+)
 
 
 @functools.cache
@@ -40,7 +42,7 @@ def node_name() -> str:
 
 
 @dataclass(frozen=True)
-class Place:
+class BlockAddress:
     """Where a block is: `path` in /proc, while it has this `name`."""
 
     path: str
@@ -49,7 +51,7 @@ class Place:
     size: int
 
 
-class Block:
+class MemoryBlock:
     """`size` bytes, `memory` [size] uint8, undefined at first."""
 
     def __init__(self, writer: str, size: int) -> None:
@@ -58,7 +60,7 @@ class Block:
         weakref.finalize(self, os.close, self._descriptor).atexit = False
         os.ftruncate(self._descriptor, max(size, 1))
         self.memory = np.frombuffer(mmap.mmap(self._descriptor, max(size, 1)), np.uint8, size)
-        self.place = Place(f"/proc/{os.getpid()}/fd/{self._descriptor}", name, writer, size)
+        self.place = BlockAddress(f"/proc/{os.getpid()}/fd/{self._descriptor}", name, writer, size)
 
     def claim(self) -> bool:
         """Whether nobody reads it; then nobody can, until `show`."""
@@ -72,20 +74,20 @@ class Block:
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
 
-class Writer:
+class MemoryWriter:
     """The blocks of one who writes again and again: two, if each is read until the next one is there."""
 
     def __init__(self) -> None:
         self._name = uuid.uuid4().hex
-        self._blocks: list[Block] = []
+        self._blocks: list[MemoryBlock] = []
 
     @contextmanager
-    def block(self, size: int) -> Iterator[Block]:
+    def block(self, size: int) -> Iterator[MemoryBlock]:
         """Memory that nobody reads; never that of the last time, which somebody may be about to read."""
         free = [block for block in self._blocks[:-1] if block.claim()]
         block = next((block for block in free if block.place.size == size), None)
         if block is None:
-            block = Block(self._name, size)
+            block = MemoryBlock(self._name, size)
             block.claim()
         self._blocks = [*(other for other in self._blocks if other not in free), block]
         try:
@@ -94,14 +96,14 @@ class Writer:
             block.show()
 
 
-class Reader:
+class MemoryReader:
     """What this process reads of others."""
 
     def __init__(self) -> None:
-        self._mapped: dict[str, tuple[Place, mmap.mmap]] = {}
+        self._mapped: dict[str, tuple[BlockAddress, mmap.mmap]] = {}
         self._mapping = threading.Lock()
 
-    def read(self, place: Place, anew: bool = False) -> np.ndarray:
+    def read(self, place: BlockAddress, anew: bool = False) -> np.ndarray:
         """[size] uint8, as it lies there. It stays as it is while an array or tensor over it lives.
 
         Who writes to it changes pages of this process's own, which stay in place of what the writer puts there later:
@@ -120,18 +122,18 @@ class Reader:
         weakref.finalize(memory, os.close, descriptor).atexit = False
         return memory
 
-    def _opened(self, place: Place) -> int:
+    def _opened(self, place: BlockAddress) -> int:
         descriptor = os.open(place.path, os.O_RDONLY)
         if place.name not in os.readlink(f"/proc/self/fd/{descriptor}"):
             os.close(descriptor)
             raise FileNotFoundError(f"{place.path} is not {place.name}")
         return descriptor
 
-    def _map(self, place: Place) -> mmap.mmap:
+    def _map(self, place: BlockAddress) -> mmap.mmap:
         with self._mapping:
             if place.name not in self._mapped:
                 same = [known.name for known, _ in self._mapped.values() if known.writer == place.writer]
-                for name in same[: len(same) + 1 - KEPT]:
+                for name in same[: len(same) + 1 - MAPPED_BLOCKS]:
                     del self._mapped[name]  # its memory goes when nothing of it is in use
                 descriptor = self._opened(place)  # one of its own: a mapping keeps it open, and with it a lock on it
                 try:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_platform.algorithms import schedule
-from rl_platform.algorithms.schedule import Kept, MiniBatches, mini_batches
+from rl_platform.algorithms.schedule import MiniBatches, ShuffleBuffers, mini_batches
 from rl_platform.errors import ConfigError
 from rl_platform.records import RolloutBatch
 
@@ -97,7 +97,7 @@ def test_the_rows_being_trained_on_stay_while_the_next_epoch_is_written() -> Non
 
 def test_epochs_may_be_left_early() -> None:
     """Nothing is written after that, and the next batch is shuffled as if it were the first."""
-    kept, batch = Kept(), _batch(64)
+    kept, batch = ShuffleBuffers(), _batch(64)
     epochs = MiniBatches(batch, 16, kept).epochs(1000, lambda epoch: torch.Generator().manual_seed(epoch))
     assert len(next(epochs)) == 4
     epochs.close()
@@ -109,7 +109,7 @@ def test_epochs_may_be_left_early() -> None:
 
 
 def test_copies_serve_the_next_batch_if_it_is_alike() -> None:
-    kept, seen = Kept(), [_batch(1)]
+    kept, seen = ShuffleBuffers(), [_batch(1)]
     for batch, size, again in (
         (_batch(64), 16, False),
         (replace(_batch(64), group_ids=torch.arange(64) + 100), 16, True),
@@ -128,7 +128,7 @@ def test_copies_serve_the_next_batch_if_it_is_alike() -> None:
 
 
 def test_copies_of_large_batches_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = Kept()
+    kept = ShuffleBuffers()
     for limit, count in ((2**24, 2), (100, 0)):
         monkeypatch.setattr(schedule, "KEPT", limit)
         for _ in MiniBatches(_batch(64), 16, kept).epochs(3, lambda epoch: torch.Generator().manual_seed(epoch)):

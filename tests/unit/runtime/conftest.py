@@ -80,19 +80,19 @@ def ray_channel(ray_cluster: None, placed: Callable[..., Placed]) -> Iterator[Ca
     import cloudpickle
 
     from rl_platform.runtime import ComponentSpec
-    from rl_platform.runtime.ray.remote_channel import Address, RemoteChannel
+    from rl_platform.runtime.ray.channel_proxy import ChannelAddress, ChannelProxy
     from rl_platform.runtime.ray.runtime import RayRuntime
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     numbers = itertools.count(1_000_000)
     with RayRuntime(placed([("reward", 0)]), 20.0, 7) as runtime:
         runtime.start({"reward": ComponentSpec(Idle)})
-        exchange = runtime._names.exchange
+        registry = runtime._names.registry
 
         def make(capacity: int = 16, deadline_s: float = 5.0, producers: Any = (), consumers: Any = ()) -> Any:
-            where = Address(
+            where = ChannelAddress(
                 next(numbers), "rollouts", "host0", capacity, deadline_s, tuple(producers), tuple(consumers)
             )
-            return RemoteChannel(where, exchange)
+            return ChannelProxy(where, registry)
 
         yield make

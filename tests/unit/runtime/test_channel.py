@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from rl_platform.errors import ChannelClosed, DataError, Deadline, PlatformError, WorkerDied
 from rl_platform.runtime.channel import Channel
-from rl_platform.runtime.ray.remote_channel import Address, Exchange
-from rl_platform.runtime.ray.wire import PLAIN
+from rl_platform.runtime.ray.channel_proxy import ChannelAddress, ChannelRegistry
+from rl_platform.runtime.ray.serialization import NO_REFERENCES
 from rl_platform.runtime.waits import waiting_on
 
 Make = Callable[..., Any]
@@ -366,11 +366,12 @@ def test_senseless_numbers_are_refused(call):
 
 
 def test_a_failure_that_is_told_late_closes_no_channel_that_was_made_after_it() -> None:
-    exchange = Exchange("host0", Any, PLAIN, str)  # type: ignore[arg-type]
+    registry = ChannelRegistry("host0", Any, NO_REFERENCES, str)  # type: ignore[arg-type]
     earlier, later = (
-        exchange.home(Address(number, f"channel {number}", "host0", 4, 1.0, ("rollout[0]",), ())) for number in (6, 8)
+        registry.home(ChannelAddress(number, f"channel {number}", "host0", 4, 1.0, ("rollout[0]",), ()))
+        for number in (6, 8)
     )
-    exchange.fail("rollout[0]", WorkerDied("gone"), before=7)
+    registry.fail("rollout[0]", WorkerDied("gone"), before=7)
     assert (earlier.closed, later.closed) == (True, False)
-    exchange.fail("rollout[0]", WorkerDied("gone"))
+    registry.fail("rollout[0]", WorkerDied("gone"))
     assert later.closed

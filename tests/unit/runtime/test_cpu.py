@@ -9,7 +9,7 @@ PROGRAM = """
 import os, threading
 import torch
 from rl_platform.runtime import ComponentSpec
-from rl_platform.runtime.group import Handle
+from rl_platform.runtime.worker_group import Handle
 from rl_platform.runtime.host import ComponentContext, RankThread
 
 torch.set_num_threads(4)
@@ -66,7 +66,7 @@ def test_only_the_thread_that_asks_computes_alone() -> None:
 MKL = """
 import ctypes, os, sys
 import torch
-from rl_platform.runtime.ray.process import prepare_process
+from rl_platform.runtime.ray.host_process import prepare_process
 
 library = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so"))
 prepare_process({}, int(sys.argv[1]), [os.getcwd()], False)

@@ -26,7 +26,7 @@ from rl_platform.records import Weights
 from rl_platform.runtime import ComponentSpec, Runtime
 from rl_platform.runtime.ray import remote
 from rl_platform.runtime.ray.fingerprint import code_fingerprint
-from rl_platform.runtime.weights.base import wherever
+from rl_platform.runtime.weights.base import merge_published
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -161,7 +161,7 @@ def start(placed: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
 PAIR = [("actor", 0), ("critic", 0)], [("rollout", 0)]
 
 
-@pytest.fixture(scope="module", params=["by lines", "through Ray"])
+@pytest.fixture(scope="module", params=["by sockets", "through Ray"])
 def pair(
     request: pytest.FixtureRequest, ray_cluster: None, placed: Callable[..., Any]
 ) -> Iterator[tuple[Any, dict[str, Any]]]:
@@ -171,15 +171,15 @@ def pair(
 
     with RayRuntime(placed(*PAIR), 20.0, 7) as runtime:
         if request.param == "through Ray":
-            runtime._fleet.link._lines.update(host0=None, host1=None)
+            runtime._fleet.link._clients.update(host0=None, host1=None)
         groups = runtime.start({name: ComponentSpec(Worker) for name in ("actor", "critic", "rollout")})
         yield runtime, groups
-        assert has_line(runtime, "host1") == (request.param == "by lines")
+        assert has_socket(runtime, "host1") == (request.param == "by sockets")
 
 
-def has_line(runtime: Any, host: str) -> bool:
+def has_socket(runtime: Any, host: str) -> bool:
     """Whether calls to this host have travelled through a socket."""
-    return runtime._fleet.link._lines.get(host) is not None
+    return runtime._fleet.link._clients.get(host) is not None
 
 
 def sockets(runtime: Any) -> list[str]:
@@ -331,7 +331,7 @@ def test_weights_are_the_very_tensors_in_their_process_and_a_verified_copy_elsew
 def test_a_rollout_beside_any_rank_of_the_learner_reads_that_ranks_weights(start):
     _, groups = start([("actor", 0)], [("actor", 1), ("critic", 0)], [("rollout", 0)])
     for version, held in ((1, False), (2, True)):
-        published = wherever(groups["actor"].publish(version).wait())
+        published = merge_published(groups["actor"].publish(version).wait())
         assert groups["critic"].receive(published).wait() == [(version, float(version), held)]
         assert groups["rollout"].receive(published).wait() == [(version, float(version), False)]
 
@@ -369,9 +369,9 @@ def test_a_process_that_dies_while_nobody_calls_it_is_noticed(start):
 def test_a_line_that_breaks_between_living_processes_fails_the_call_and_nobody_waits(start):
     runtime, groups = start([("actor", 0)])
     waiting = groups["actor"].consume(runtime.channel("never", 4, ["runner"], ["actor"]))
-    broken = socket.socket(fileno=os.dup(runtime._fleet.link._lines["host0"]._connection.fileno()))
+    broken = socket.socket(fileno=os.dup(runtime._fleet.link._clients["host0"]._connection.fileno()))
     broken.shutdown(socket.SHUT_RDWR)
-    with pytest.raises(WorkerDied, match="it lives, but its line to another process broke"):
+    with pytest.raises(WorkerDied, match="it lives, but its connection to another process broke"):
         waiting.wait(NOTICED_S)
     broken.close()
 
@@ -401,7 +401,7 @@ def test_a_process_without_a_learner_is_started_again_and_a_learner_ends_everyth
     assert (settled, runtime.restarts, runtime.restartable("rollout")) == ([0], 1, False)
     assert groups["rollout"].noted().wait() == [[]]
     assert groups["rollout"].about().wait()[0][0] != pid
-    assert has_line(runtime, "host1 (restart 1)")
+    assert has_socket(runtime, "host1 (restart 1)")
     assert groups["rollout"].receive(published).wait() == [(1, 1.0, False)]
     with pytest.raises(WorkerDied):
         with_it.put("into a queue that is gone")

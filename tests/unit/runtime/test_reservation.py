@@ -7,11 +7,11 @@ import pytest
 from rl_platform.config.schema.cluster import Cluster, NodeGroup
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import schedule
-from rl_platform.runtime.ray.reservation import Place, by_node, fits, listed, place_for, threads_for
+from rl_platform.runtime.ray.reservation import NodeResources, by_node, fits, listed, resources_for, threads_for
 
 
-def place(gpus: int, **labels: str) -> Place:
-    return Place({"GPU": float(gpus)}, labels)
+def place(gpus: int, **labels: str) -> NodeResources:
+    return NodeResources({"GPU": float(gpus)}, labels)
 
 
 CPU, GPU = {"pool": "cpu"}, {"pool": "gpu"}
@@ -31,12 +31,14 @@ CPU, GPU = {"pool": "cpu"}, {"pool": "gpu"}
         ([place(1), place(0, **CPU), place(1)], [place(1, **CPU), place(1), place(0)], False),
     ],
 )
-def test_each_place_is_a_node_of_its_own(wanted: list[Place], there: list[Place], possible: bool) -> None:
+def test_each_place_is_a_node_of_its_own(
+    wanted: list[NodeResources], there: list[NodeResources], possible: bool
+) -> None:
     assert fits(wanted, there) is possible
 
 
 def test_places_are_listed_with_their_gpus_and_labels() -> None:
-    nodes = [place(8), Place({"CPU": 4.0}, {"pool": "cpu", "ray.io/node-id": "1f"})]
+    nodes = [place(8), NodeResources({"CPU": 4.0}, {"pool": "cpu", "ray.io/node-id": "1f"})]
     assert listed(nodes) == "2 nodes with 8, 0 (pool=cpu) GPUs"
 
 
@@ -54,8 +56,8 @@ def test_hosts_want_the_labels_of_their_node_group() -> None:
         ["actor,critic,rollout[0]", "actor,critic,rollout[1]"],
         ["reward[0]", "reward[1]"],
     ]
-    assert [place_for(part).labels for part in parts] == [{}, CPU]
-    assert [place_for(part).resources.get("GPU") for part in parts] == [2.0, None]
+    assert [resources_for(part).labels for part in parts] == [{}, CPU]
+    assert [resources_for(part).resources.get("GPU") for part in parts] == [2.0, None]
 
 
 def test_a_host_that_owns_two_cpu_workers_has_twice_the_threads() -> None:

@@ -15,27 +15,27 @@ import pytest
 import torch
 from weight_readers import read_shared_memory
 
-from rl_platform.runtime.weights.memory import KEPT, Place, Reader, Writer, node_name
+from rl_platform.runtime.weights.memory import MAPPED_BLOCKS, BlockAddress, MemoryReader, MemoryWriter, node_name
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is shared by Linux's memfd")
 SIZE = 10_000
 
 
-def written(writer: Writer, value: int, size: int = SIZE) -> Place:
+def written(writer: MemoryWriter, value: int, size: int = SIZE) -> BlockAddress:
     with writer.block(size) as block:
         block.memory[:] = value
     return block.place
 
 
 @pytest.fixture
-def another() -> Iterator[tuple[Callable[[Place | None], tuple[str, list[int]]], int]]:
+def another() -> Iterator[tuple[Callable[[BlockAddress | None], tuple[str, list[int]]], int]]:
     """A process that reads: how to ask it, and its id."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=read_shared_memory, args=(theirs,), daemon=True)
     process.start()
 
-    def ask(place: Place | None) -> tuple[str, list[int]]:
+    def ask(place: BlockAddress | None) -> tuple[str, list[int]]:
         ours.send(place)
         assert ours.poll(60), "it answers"
         return ours.recv()
@@ -48,7 +48,7 @@ def another() -> Iterator[tuple[Callable[[Place | None], tuple[str, list[int]]],
 
 def test_another_process_reads_it_where_it_is_and_keeps_it_as_it_was(another) -> None:
     ask, _ = another
-    writer = Writer()
+    writer = MemoryWriter()
     first = written(writer, 1)
     assert ask(first) == (node_name(), [1])
     places = [written(writer, value) for value in (2, 3, 4)]
@@ -60,7 +60,7 @@ def test_another_process_reads_it_where_it_is_and_keeps_it_as_it_was(another) ->
 
 
 def test_two_blocks_are_enough_for_who_takes_one_after_the_other() -> None:
-    writer, reader = Writer(), Reader()
+    writer, reader = MemoryWriter(), MemoryReader()
     seen = set()
     for value in range(10):
         place = written(writer, value)
@@ -71,7 +71,7 @@ def test_two_blocks_are_enough_for_who_takes_one_after_the_other() -> None:
 
 
 def test_what_was_written_last_is_not_written_over_before_anybody_had_a_chance_to_read_it() -> None:
-    writer, reader = Writer(), Reader()
+    writer, reader = MemoryWriter(), MemoryReader()
     place = written(writer, 1)
     written(writer, 2)
     assert (reader.read(place) == 1).all()
@@ -79,7 +79,7 @@ def test_what_was_written_last_is_not_written_over_before_anybody_had_a_chance_t
 
 def test_a_killed_process_lets_go(another) -> None:
     ask, pid = another
-    writer = Writer()
+    writer = MemoryWriter()
     first = written(writer, 1)
     ask(first)
     assert first not in [written(writer, value) for value in (2, 3, 4)]
@@ -89,9 +89,9 @@ def test_a_killed_process_lets_go(another) -> None:
 
 
 def test_who_writes_to_what_it_read_changes_its_own_copy() -> None:
-    writer, reader = Writer(), Reader()
+    writer, reader = MemoryWriter(), MemoryReader()
     place = written(writer, 1)
-    mine, other = reader.read(place), Reader().read(place)
+    mine, other = reader.read(place), MemoryReader().read(place)
     mine[:5000] = 9
     assert (other == 1).all()
     assert (mine[5000:] == 1).all()
@@ -99,7 +99,7 @@ def test_who_writes_to_what_it_read_changes_its_own_copy() -> None:
 
 @pytest.mark.parametrize("holder", [lambda memory: memory[10:20], torch.from_numpy, lambda m: torch.from_numpy(m)[1:]])
 def test_a_part_of_it_holds_it_all(holder: Callable[[np.ndarray], object]) -> None:
-    writer, reader = Writer(), Reader()
+    writer, reader = MemoryWriter(), MemoryReader()
     place = written(writer, 1)
     part = holder(reader.read(place))
     assert place not in [written(writer, value) for value in (2, 3, 4)]
@@ -108,7 +108,7 @@ def test_a_part_of_it_holds_it_all(holder: Callable[[np.ndarray], object]) -> No
 
 
 def test_blocks_of_another_size_go_when_nobody_reads_them() -> None:
-    writer, reader = Writer(), Reader()
+    writer, reader = MemoryWriter(), MemoryReader()
     small = [written(writer, 1, 100) for _ in range(2)]
     held = reader.read(small[1])
     written(writer, 2)
@@ -116,21 +116,21 @@ def test_blocks_of_another_size_go_when_nobody_reads_them() -> None:
     with pytest.raises(FileNotFoundError):
         reader.read(small[0])
     assert (held == 1).all()
-    assert (Reader().read(small[1]) == 1).all(), "it is there as long as it is in use"
+    assert (MemoryReader().read(small[1]) == 1).all(), "it is there as long as it is in use"
 
 
 def test_a_reader_keeps_no_more_mapped_than_the_last_ones() -> None:
-    writer, reader = Writer(), Reader()
+    writer, reader = MemoryWriter(), MemoryReader()
     for size in range(100, 110):
         assert (reader.read(written(writer, size, size)) == size).all()
-    assert len(reader._mapped) == KEPT
-    other = Writer()
+    assert len(reader._mapped) == MAPPED_BLOCKS
+    other = MemoryWriter()
     reader.read(written(other, 7))
-    assert len(reader._mapped) == KEPT + 1, "those of another writer are not counted"
+    assert len(reader._mapped) == MAPPED_BLOCKS + 1, "those of another writer are not counted"
 
 
 def test_nothing_is_taken_for_something_else() -> None:
-    writer, other = Writer(), Writer()
+    writer, other = MemoryWriter(), MemoryWriter()
     place, others = written(writer, 1), written(other, 2)
     for wrong in (
         replace(place, path=others.path),  # a descriptor that was used again
@@ -138,11 +138,11 @@ def test_nothing_is_taken_for_something_else() -> None:
         replace(place, path="/proc/999999999/fd/3"),
     ):
         with pytest.raises(FileNotFoundError):
-            Reader().read(wrong)
+            MemoryReader().read(wrong)
 
 
 def test_what_is_being_written_cannot_be_read() -> None:
-    writer, reader = Writer(), Reader()
+    writer, reader = MemoryWriter(), MemoryReader()
     for _ in range(2):
         written(writer, 1)
     with writer.block(SIZE) as block, pytest.raises(BlockingIOError):
@@ -151,14 +151,14 @@ def test_what_is_being_written_cannot_be_read() -> None:
 
 
 def test_no_bytes_are_a_block_too() -> None:
-    writer = Writer()
-    assert Reader().read(written(writer, 0, 0)).size == 0
+    writer = MemoryWriter()
+    assert MemoryReader().read(written(writer, 0, 0)).size == 0
 
 
 def test_threads_read_side_by_side() -> None:
-    writers, reader = [Writer() for _ in range(4)], Reader()
+    writers, reader = [MemoryWriter() for _ in range(4)], MemoryReader()
 
-    def work(writer: Writer) -> bool:
+    def work(writer: MemoryWriter) -> bool:
         return all((reader.read(written(writer, value, 100 + value)) == value).all() for value in range(200))
 
     with ThreadPoolExecutor(4) as pool:

@@ -31,7 +31,7 @@ STATE = {"head": HEAD, "half": torch.ones(5, dtype=torch.bfloat16), "turned": HE
 
 @pytest.fixture
 def other() -> Any:
-    """The group, and the line to the process that is its other rank."""
+    """The group, and the connection to the process that is its other rank."""
     meeting, group = call_together("rollout[0]", "127.0.0.1", 2, CPU)
     context = multiprocessing.get_context("spawn")
     line, theirs = context.Pipe()

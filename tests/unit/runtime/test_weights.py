@@ -18,8 +18,8 @@ from rl_platform.config.schema import Config
 from rl_platform.errors import WorkerError
 from rl_platform.records import Weights
 from rl_platform.runtime import ComponentSpec
-from rl_platform.runtime.ray import process
-from rl_platform.runtime.ray.process import Names
+from rl_platform.runtime.ray import host_process
+from rl_platform.runtime.ray.host_process import NamedReferences
 from rl_platform.runtime.weights import base as weights_module
 from rl_platform.runtime.weights.base import (
     BUCKET,
@@ -28,14 +28,14 @@ from rl_platform.runtime.weights.base import (
     _checksum,
     _sums,
     checksum,
+    merge_published,
     publish,
     publish_gathered,
     read,
     receive,
     show,
-    wherever,
 )
-from rl_platform.runtime.weights.memory import Reader, Writer
+from rl_platform.runtime.weights.memory import MemoryReader, MemoryWriter
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -196,9 +196,9 @@ class TestNear:
     """Memory of the publisher's node."""
 
     def test_all_of_a_state_is_read_where_it_lies(self) -> None:
-        state, writer = model(), Writer()
+        state, writer = model(), MemoryWriter()
         manifest = show(state, writer)
-        found = read(TOKEN, manifest, Reader())
+        found = read(TOKEN, manifest, MemoryReader())
         assert_equal(found.state, state)
         assert found.state["tied"].data_ptr() == found.state["head"].data_ptr()
         assert all(tensor.data_ptr() % tensor.itemsize == 0 for tensor in found.state.values())
@@ -208,7 +208,7 @@ class TestNear:
         assert 1 <= found.buckets <= 5, "as many as there are threads to copy them, if they are large"
 
     def test_it_stays_while_one_of_its_tensors_is_in_use(self) -> None:
-        state, writer, reader = {"a": torch.ones(50), "b": torch.ones(7)}, Writer(), Reader()
+        state, writer, reader = {"a": torch.ones(50), "b": torch.ones(7)}, MemoryWriter(), MemoryReader()
         kept = read(TOKEN, show(state, writer), reader).state["b"]
         for _ in range(4):
             state["a"] += 1
@@ -218,7 +218,7 @@ class TestNear:
         assert kept.tolist() == [1.0] * 7
 
     def test_who_writes_to_what_it_has_gets_the_next_ones_all_the_same(self) -> None:
-        state, writer, reader = {"a": torch.zeros(50_000)}, Writer(), Reader()
+        state, writer, reader = {"a": torch.zeros(50_000)}, MemoryWriter(), MemoryReader()
         for _ in range(5):
             state["a"] += 1
             found = read(TOKEN, show(state, writer), reader).state
@@ -227,11 +227,11 @@ class TestNear:
 
     @pytest.mark.parametrize("place", [0, BUCKET + 1000, 3 * BUCKET + 20])
     def test_a_flipped_bit_is_found(self, place: int) -> None:
-        state, writer = model(), Writer()
+        state, writer = model(), MemoryWriter()
         manifest = show(state, writer)
         writer._blocks[-1].memory[place] ^= 1
         with pytest.raises(WorkerError, match=r"weights version 3 of actor\[0\] arrived damaged"):
-            read(TOKEN, manifest, Reader())
+            read(TOKEN, manifest, MemoryReader())
 
 
 class TestGathered:
@@ -248,7 +248,7 @@ class TestGathered:
                 yield [name], tensor
             gone.append(True)
 
-        names = Names("host0", store, lambda name: name, receives)
+        names = NamedReferences("host0", store, lambda name: name, receives)
         token = names.token(Weights(3, {}, offered=offered, gathered=gathered, stores=stores))
         assert gone, "all ranks go through all of them"
         keeps = receives or (offered and stores)
@@ -312,10 +312,10 @@ class Reads:
         pass
 
     def far(self) -> None:
-        process.node_name = lambda: "another"
+        host_process.node_name = lambda: "another"
 
     def apart(self) -> None:
-        process.read = refuse
+        host_process.read = refuse
 
     def receive(self, weights: Weights) -> tuple[bool, float]:
         (tensor,) = {in_memfd(tensor) for tensor in weights.state.values()}
@@ -323,7 +323,7 @@ class Reads:
 
 
 def refuse(*_: Any) -> Any:
-    process.read = read  # it is not asked again
+    host_process.read = read  # it is not asked again
     raise PermissionError("Permission denied")
 
 
@@ -408,7 +408,7 @@ def test_sharded_weights_arrive_whole(start, layout: tuple[str, int, int]) -> No
         "rollout": ComponentSpec(Whole),
     }
     groups = start(components, [("actor", 0)], [("actor", 1)], [("rollout", 0)])
-    published = wherever(groups["actor"].publish(1).wait())
+    published = merge_published(groups["actor"].publish(1).wait())
     (found,) = groups["rollout"].receive(published).wait()
     context = ComponentContext(name="actor", rank=0, world_size=1, node=0, accelerators=(), seed=5)
     expected = LanguageActor(context, config("fsdp")).publish(1).state
@@ -425,7 +425,7 @@ def test_a_rank_beside_a_rollout_keeps_the_weights_for_it(start) -> None:
     groups = start(components, [("actor", 0)], [("actor", 1), ("rollout", 0)], [("rollout", 1)])
     held = []
     for version in (1, 2):
-        published = wherever(groups["actor"].publish(version).wait())
+        published = merge_published(groups["actor"].publish(version).wait())
         held.append(groups["actor"].beside().wait())
         beside, apart = groups["rollout"].receive(published).wait()
         assert beside.keys() == apart.keys()

@@ -18,13 +18,13 @@ from pathlib import Path
 import torch
 
 from rl_platform.engines.rollout.base import Completion, Request
-from rl_platform.engines.rollout.sglang.process import Call, EngineProcess
+from rl_platform.engines.rollout.sglang.engine_process import EngineCall, EngineProcess
 from rl_platform.engines.rollout.sglang.program import PROGRAM, VERSION, EngineSetup, Shape, engine_environment
 from rl_platform.engines.rollout.sglang.shared_weights import SharedWeights, write_folder
 from rl_platform.engines.rollout.sglang.start_failures import recognised
 from rl_platform.errors import ConfigError, Deadline, WorkerDied, WorkerError
 from rl_platform.records import SamplingParams, Weights
-from rl_platform.runtime.process_group import Meeting
+from rl_platform.runtime.process_group import Rendezvous
 from rl_platform.runtime.weights.group import WeightGroup, WeightsOffer, call_together
 
 logger = logging.getLogger(__name__)
@@ -51,8 +51,8 @@ class HostedEngine:
         self._environment = found | dict(environment)
         self._shared = SharedWeights()
         self._weights: Weights | WeightsOffer | None = None
-        self._group: tuple[Meeting, WeightGroup] | None = None
-        self._generation: Call | None = None
+        self._group: tuple[Rendezvous, WeightGroup] | None = None
+        self._generation: EngineCall | None = None
         self.restarts, self._asleep = 0, False
         self._process = self._start()
 

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from rl_platform.engines.rollout.base import Completion, Request
-from rl_platform.engines.rollout.sglang.process import ANSWER, FAILED, ITEM
+from rl_platform.engines.rollout.sglang.engine_process import ANSWER, FAILED, ITEM
 from rl_platform.records import SamplingParams
 
 PROGRAM = "from rl_platform.engines.rollout.sglang.program import main; main()"

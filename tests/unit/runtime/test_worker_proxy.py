@@ -6,9 +6,9 @@ import threading
 from concurrent.futures import Future
 from typing import Any
 
-from rl_platform.runtime.ray.process import Outcome
-from rl_platform.runtime.ray.remote_worker import RemoteWorker
-from rl_platform.runtime.ray.wire import pack
+from rl_platform.runtime.ray.host_process import CallResult
+from rl_platform.runtime.ray.serialization import pack
+from rl_platform.runtime.ray.worker_proxy import WorkerProxy
 
 
 class Host:
@@ -17,20 +17,20 @@ class Host:
     death = None
 
     def __init__(self) -> None:
-        self.calls: list[Future[Outcome]] = []
+        self.calls: list[Future[CallResult]] = []
 
-    def send(self, *_: Any) -> Future[Outcome]:
+    def send(self, *_: Any) -> Future[CallResult]:
         self.calls.append(Future())
         return self.calls[-1]
 
     def answer(self, number: int, seconds: float) -> None:
         timings = {"step": (number + 1, seconds)}
-        self.calls[number].set_result(Outcome(pack(number, None), None, timings))  # type: ignore[arg-type]
+        self.calls[number].set_result(CallResult(pack(number, None), None, timings))  # type: ignore[arg-type]
 
 
-def worker_of(host: Host) -> RemoteWorker:
+def worker_of(host: Host) -> WorkerProxy:
     parts: list[Any] = [host, ("actor", 0), None, lambda *_: None, lambda *_: None, lambda _: None]
-    return RemoteWorker(*parts)
+    return WorkerProxy(*parts)
 
 
 def test_timings_are_those_of_the_latest_call_in_whatever_order_results_arrive() -> None:
@@ -61,7 +61,7 @@ def test_an_answer_arrives_while_another_call_is_still_being_sent() -> None:
     first = worker.submit("step", (), {})
     plain = host.send
 
-    def held(*arguments: Any) -> Future[Outcome]:
+    def held(*arguments: Any) -> Future[CallResult]:
         sending.set()
         sent.wait()
         return plain(*arguments)

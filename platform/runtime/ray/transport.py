@@ -1,7 +1,7 @@
-"""Calls to the actors of one run: frequent ones through a line where the actor is on this node, else Ray's.
+"""Calls to the actors of one run: frequent ones through a Unix-domain socket on the same node, the others through Ray.
 
-Ray knows which processes live: when a line ends, the actor is asked through Ray what became of the call, and how that
-fails is the news.
+Ray detects dead processes: when a connection ends, the call is looked up through Ray, and the error of that look-up is
+reported.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from rl_platform.errors import Deadline, PlatformError, WorkerDied, WorkerError
-from rl_platform.runtime.ray.line import Elsewhere, Line, Listener, line_name
-from rl_platform.runtime.ray.wire import Answer, value_of
+from rl_platform.runtime.ray.serialization import Answer, value_of
+from rl_platform.runtime.ray.unix_socket import FetchThroughRay, SocketAnswer, SocketClient, SocketServer, socket_name
 
 GRACE_S = 10.0  # how long a busy process may take to answer that it is alive
 FREQUENT = frozenset({"call", "channel", "export"})  # of an actor's methods those that `take` knows
 
 
-class RayLink:
+class RayTransport:
     """Calls between the actors of one run, by name; large messages in Ray's object store."""
 
     def __init__(self, namespace: str) -> None:
         self.namespace = namespace
         self._actors: dict[str, Any] = {}
-        self._lines: dict[str, Line | None] = {}
+        self._clients: dict[str, SocketClient | None] = {}
         self._connecting = threading.Lock()
 
-    def listen(self, host: str, take: Callable[..., Future[Answer]]) -> Listener:
+    def listen(self, host: str, take: Callable[..., Future[Answer]]) -> SocketServer:
         """This process, which is `host`, takes the frequent calls of others on its node."""
-        return Listener(self._line_name(host), take, ray.ObjectRef)
+        return SocketServer(self._socket_name(host), take, ray.ObjectRef)
 
     def send(
         self, host: str, actor: Any, method: str, arguments: tuple[Any, ...], then: Callable[[Future[Answer]], None]
     ) -> None:
         """Does not wait. `then` gets the answer; the future raises what Ray does."""
-        asked = self._by_line(host, method, arguments)
+        asked = self._over_socket(host, method, arguments)
         if asked is None:
             getattr(actor, method).remote(*arguments).future().add_done_callback(then)
         else:
@@ -51,10 +51,10 @@ class RayLink:
             if host not in self._actors:
                 self._actors[host] = ray.get_actor(host, self.namespace)
             actor = self._actors[host]
-            asked = self._by_line(host, method, arguments)
+            asked = self._over_socket(host, method, arguments)
             if asked is not None:
                 answer = self._wait(actor, host, lambda timeout: asked.result(timeout), limit)
-                if not isinstance(answer, Elsewhere):
+                if not isinstance(answer, FetchThroughRay):
                     return value_of(answer)
                 method, arguments = "fetch", (answer.number,)
             reference = getattr(actor, method).remote(*arguments)
@@ -76,22 +76,22 @@ class RayLink:
         except RayError as error:
             raise WorkerDied(f"a message is lost with the process that sent it: {reason(error)}") from error
 
-    def _by_line(self, host: str, method: str, arguments: tuple[Any, ...]) -> Future[Answer | Elsewhere] | None:
+    def _over_socket(self, host: str, method: str, arguments: tuple[Any, ...]) -> Future[SocketAnswer] | None:
         """None: the call must go through Ray."""
         if method not in FREQUENT:
             return None
         with self._connecting:
-            if host not in self._lines:
-                self._lines[host] = Line.to(self._line_name(host), ray.ObjectRef)
-            line = self._lines[host]
-        return None if line is None else line.ask(method, arguments)
+            if host not in self._clients:
+                self._clients[host] = SocketClient.to(self._socket_name(host), ray.ObjectRef)
+            client = self._clients[host]
+        return None if client is None else client.ask(method, arguments)
 
-    def _line_name(self, host: str) -> str:
-        return line_name(self.namespace, ray.get_runtime_context().get_node_id(), host)
+    def _socket_name(self, host: str) -> str:
+        return socket_name(self.namespace, ray.get_runtime_context().get_node_id(), host)
 
-    def _arrived(self, actor: Any, then: Callable[[Future[Answer]], None], asked: Future[Answer | Elsewhere]) -> None:
+    def _arrived(self, actor: Any, then: Callable[[Future[Answer]], None], asked: Future[SocketAnswer]) -> None:
         answer = asked.result()
-        if not isinstance(answer, Elsewhere):
+        if not isinstance(answer, FetchThroughRay):
             then(asked)
             return
         try:

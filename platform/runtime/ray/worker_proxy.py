@@ -14,14 +14,14 @@ from typing import Any
 
 from rl_platform.errors import PlatformError, WorkerDied, WorkerError
 from rl_platform.runtime.host import FailureHook, PlacedHost, Progress, label
-from rl_platform.runtime.ray.process import Names, Outcome, Record
-from rl_platform.runtime.ray.wire import SHARED, Answer, pack, unpack, unpack_error
+from rl_platform.runtime.ray.host_process import CallResult, NamedReferences, Record
+from rl_platform.runtime.ray.serialization import SHARED, Answer, pack, unpack, unpack_error
 
 Send = Callable[..., "Future[Any]"]
 DEATH_NOTICE_S = 5.0  # how long after a rank's own error the death of another process may become known
 
 
-class RemoteHost:
+class HostProxy:
     """One host's process as the runner knows it; `name` is the process's.
 
     `send(method, *arguments)` raises WorkerDied in its future.
@@ -63,15 +63,15 @@ class RemoteHost:
         return Progress(*self._states.get(name, ("", (0, 0, "")))[1])
 
 
-class RemoteWorker:
+class WorkerProxy:
     """A rank in another process. `peers_died`: set when any process of the run is known to be gone."""
 
     def __init__(
         self,
-        host: RemoteHost,
+        host: HostProxy,
         member: tuple[str, int],
-        names: Names,
-        packed: SharedArguments,
+        names: NamedReferences,
+        packed: ArgumentPacker,
         on_failure: FailureHook,
         lost_peer: Callable[[float], WorkerDied | None],
     ) -> None:
@@ -98,7 +98,7 @@ class RemoteWorker:
         sent.add_done_callback(lambda done: self._finish(host, number, done, future))
         return future
 
-    def move(self, host: RemoteHost) -> None:
+    def move(self, host: HostProxy) -> None:
         """Calls go to the process that was started in place of the one that died."""
         with self._order, self._telling:
             self._host, self._count, self._told_by = host, 0, -1
@@ -112,7 +112,7 @@ class RemoteWorker:
     def progress(self) -> Progress:
         return self._host.progress(self.label)
 
-    def _finish(self, host: RemoteHost, number: int, done: Future[Outcome], future: Future[Any]) -> None:
+    def _finish(self, host: HostProxy, number: int, done: Future[CallResult], future: Future[Any]) -> None:
         try:
             error = done.exception()
             if error is not None:
@@ -166,10 +166,10 @@ def answered(future: Future[Any], typed: Callable[[BaseException], PlatformError
         future.set_exception(unpack_error(failure))
 
 
-class SharedArguments:
+class ArgumentPacker:
     """Packs a call's arguments, once for all ranks of a group; large ones are put where every process can read them."""
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: NamedReferences) -> None:
         self._names = names
         self._last: tuple[Any, Any, Any] = (None, None, None)
 

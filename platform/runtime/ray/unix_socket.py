@@ -1,11 +1,12 @@
-"""Calls between two processes of one node through a Unix-domain socket: a fifth of the time that Ray's calls take.
+"""Calls between two processes of one node through a Unix-domain socket, in a fifth of the time of Ray's calls.
 
-Carries small messages without references to the object store; `ask` says what must travel another way. A call counts
-as made once it is written; its answer comes through the line or, if it is large or holds references, is kept for the
-caller to fetch. That the other process died is not decided here: a line that ends only says that no answer will come.
+Carries small messages without references to the object store; `ask` returns None for all others. A call counts as made
+once it is written. Its answer comes through the socket. An answer that is large or holds references is stored until the
+caller fetches it through Ray. Not covered: whether the other process died. A closed connection only means that no
+answer will come.
 
-The sockets have abstract names (Linux): nothing lies on disk, and the kernel forgets them with their process. Who
-connects must be of the same user, on both ends.
+The sockets have abstract names (Linux), so there is no file on disk, and the kernel removes the name with its process.
+Both ends refuse processes of other users.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
-from rl_platform.runtime.ray.wire import SHARED, Answer, Packed
+from rl_platform.runtime.ray.serialization import SHARED, Answer, Packed
 
 logger = logging.getLogger(__name__)
 
@@ -37,30 +38,34 @@ WAITING = 128  # connections that nobody has accepted yet
 
 
 @dataclass(frozen=True)
-class Elsewhere:
-    """Instead of an answer: it did not come through the line. `number`: that `Listener.fetch` knows it by, if any."""
+class FetchThroughRay:
+    """Stands for an answer that did not come through the socket. `number`: the key of `SocketServer.fetch`, if there is
+    one."""
 
     number: int | None
 
 
-def line_name(run: str, node: str, host: str) -> str:
+SocketAnswer = Answer | FetchThroughRay
+
+
+def socket_name(run: str, node: str, host: str) -> str:
     """The same for all processes of a run on one node. Socket names are short: 107 bytes."""
     return f"\0{run}-{hashlib.sha256(f'{node} {host}'.encode()).hexdigest()[:16]}"
 
 
-class Line:
-    """The caller's end, for all its threads. `reference`: the class of what does not travel through a line."""
+class SocketClient:
+    """The caller's end, shared by its threads. Objects of class `reference` are not sent through the socket."""
 
     def __init__(self, connection: Connection, reference: type) -> None:
         self._connection, self._reference = connection, reference
         self._numbers = itertools.count()
         self._sending = threading.Lock()
-        self._asked: dict[int, Future[Answer | Elsewhere]] = {}
+        self._pending: dict[int, Future[SocketAnswer]] = {}
         self._ended = False
-        threading.Thread(target=self._hear, name="line", daemon=True).start()
+        threading.Thread(target=self._read_messages, name="socket client", daemon=True).start()
 
     @classmethod
-    def to(cls, name: str, reference: type) -> Line | None:
+    def to(cls, name: str, reference: type) -> SocketClient | None:
         """A line to the process that listens there; None: there is none."""
         if sys.platform != "linux":
             return None
@@ -72,12 +77,12 @@ class Line:
             return None
         return cls(Connection(end.detach()), reference) if _same_user(end) else None
 
-    def ask(self, method: str, arguments: tuple[Any, ...]) -> Future[Answer | Elsewhere] | None:
-        """The answer, or Elsewhere; the future never raises. None: nothing was sent, the call must travel another way.
+    def ask(self, method: str, arguments: tuple[Any, ...]) -> Future[SocketAnswer] | None:
+        """The answer, or FetchThroughRay; the future never raises. None: nothing was sent, use Ray.
 
         Callbacks of the future run where answers arrive, and must not wait.
         """
-        future: Future[Answer | Elsewhere] = Future()
+        future: Future[SocketAnswer] = Future()
         number = next(self._numbers)
         data = _packed((number, method, arguments), self._reference)
         if data is None:
@@ -85,19 +90,19 @@ class Line:
         with self._sending:
             if self._ended:
                 return None
-            self._asked[number] = future
+            self._pending[number] = future
             try:
                 self._connection.send_bytes(data)
             except OSError:
-                del self._asked[number]
+                del self._pending[number]
                 return None
         return future
 
-    def _hear(self) -> None:
+    def _read_messages(self) -> None:
         try:
             while True:
                 number, answer = pickle.loads(self._connection.recv_bytes())
-                self._asked.pop(number).set_result(answer)
+                self._pending.pop(number).set_result(answer)
         except (EOFError, OSError):
             pass
         except Exception:
@@ -105,29 +110,29 @@ class Line:
         with self._sending:
             self._ended = True
             self._connection.close()
-        for future in self._asked.values():
-            future.set_result(Elsewhere(None))
+        for future in self._pending.values():
+            future.set_result(FetchThroughRay(None))
 
 
-class Listener:
+class SocketServer:
     """The end that is called. `take(method, *arguments)` answers in a future that never raises, and does not wait."""
 
     def __init__(self, name: str, take: Callable[..., Future[Answer]], reference: type) -> None:
         self._take, self._reference = take, reference
         self._numbers = itertools.count()
-        self._kept: dict[int, Answer] = {}
+        self._unsent: dict[int, Answer] = {}
         if sys.platform != "linux":
             return
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(name)
         self._socket.listen(WAITING)
         self._open = {self._socket.fileno()}
-        os.register_at_fork(after_in_child=self._forget)  # a child that lives longer would hold the line open
-        threading.Thread(target=self._accept, name="listener", daemon=True).start()
+        os.register_at_fork(after_in_child=self._forget)  # a child that lives longer would keep the socket open
+        threading.Thread(target=self._accept, name="socket server", daemon=True).start()
 
     def fetch(self, number: int | None) -> Answer | None:
-        """An answer that did not go through the line; None if there is none of this number."""
-        return None if number is None else self._kept.pop(number, None)
+        """An answer that was not sent through the socket; None if there is none of this number."""
+        return None if number is None else self._unsent.pop(number, None)
 
     def _accept(self) -> None:
         with self._socket:  # who connects after a failure is refused, and does not wait for an answer
@@ -136,9 +141,11 @@ class Listener:
                 if _same_user(end):
                     self._open.add(end.fileno())
                     connection = Connection(end.detach())
-                    threading.Thread(target=self._hear, args=(connection,), name="listener", daemon=True).start()
+                    threading.Thread(
+                        target=self._read_messages, args=(connection,), name="socket server", daemon=True
+                    ).start()
 
-    def _hear(self, connection: Connection) -> None:
+    def _read_messages(self, connection: Connection) -> None:
         sending = threading.Lock()
         try:
             while True:
@@ -156,9 +163,9 @@ class Listener:
     def _answer(self, connection: Connection, sending: threading.Lock, number: int, done: Future[Answer]) -> None:
         data = _packed((number, done.result()), self._reference)
         if data is None:
-            kept = next(self._numbers)
-            self._kept[kept] = done.result()
-            data = pickle.dumps((number, Elsewhere(kept)))
+            key = next(self._numbers)
+            self._unsent[key] = done.result()
+            data = pickle.dumps((number, FetchThroughRay(key)))
         with sending, suppress(OSError):  # nobody waits for it any more
             connection.send_bytes(data)
 
@@ -167,8 +174,8 @@ class Listener:
             os.close(descriptor)
 
 
-class _Elsewhere(Exception):
-    """The message must travel another way."""
+class _NotSendable(Exception):
+    """The message must go through Ray."""
 
 
 def _packed(message: Any, reference: type) -> bytes | None:
@@ -178,18 +185,18 @@ def _packed(message: Any, reference: type) -> bytes | None:
     pickler.dispatch_table = copyreg.dispatch_table | {reference: _refuse, Packed: _if_small}
     try:
         pickler.dump(message)
-    except _Elsewhere:
+    except _NotSendable:
         return None
     return stream.getvalue()
 
 
 def _refuse(_: Any) -> Any:
-    raise _Elsewhere
+    raise _NotSendable
 
 
 def _if_small(packed: Packed) -> Any:
     if packed.size >= SHARED:
-        raise _Elsewhere
+        raise _NotSendable
     return Packed, (packed.data, packed.buffers)
 
 

@@ -33,7 +33,7 @@ if os.fork() == 0:
 LOG_LINES = 30  # of the end of the log, shown when the engine does not start
 
 
-class Call:
+class EngineCall:
     """One call and what comes back for it."""
 
     def __init__(self, number: int, operation: str) -> None:
@@ -91,7 +91,7 @@ class EngineProcess:
         self._connection = Connection(ours.detach())
         self._lock = threading.Lock()
         self._numbers = itertools.count()
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, EngineCall] = {}
         self._dead = False
         self._reader = threading.Thread(target=self._read, name="engine", daemon=True)
         self.started = self._register("start")
@@ -99,7 +99,7 @@ class EngineProcess:
             self._connection.send(setup)
         self._reader.start()
 
-    def call(self, operation: str, *arguments: Any) -> Call:
+    def call(self, operation: str, *arguments: Any) -> EngineCall:
         """Starts a call; returns at once."""
         call = self._register(operation)
         with self._lock, suppress(OSError):
@@ -126,9 +126,9 @@ class EngineProcess:
         text = self.log.read_bytes()[self._log_begins :] if self.log.exists() else b""
         return "\n".join(text.decode(errors="replace").splitlines()[-lines:])
 
-    def _register(self, operation: str) -> Call:
+    def _register(self, operation: str) -> EngineCall:
         with self._lock:
-            call = Call(next(self._numbers), operation)
+            call = EngineCall(next(self._numbers), operation)
             if self._dead:
                 call.arrived.put((DIED, self._obituary()))
             else:

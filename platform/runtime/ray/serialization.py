@@ -25,7 +25,7 @@ IN_BAND = 4096  # bytes: smaller buffers are copied into the pickle, which is ch
 SHARED = 96 * 1024  # bytes: larger messages are put into the object store, which Ray does by itself from 100 KiB on
 
 Answer = tuple[Any, bytes | None]  # of a call to another process: a value, or a packed error
-Place = Callable[[pickle.PickleBuffer], bool]  # whether the buffer goes into the pickle itself
+NodeResources = Callable[[pickle.PickleBuffer], bool]  # whether the buffer goes into the pickle itself
 
 _READER = threading.local()
 
@@ -54,7 +54,7 @@ class References(Protocol):
     def resolve(self, token: Any) -> Any: ...
 
 
-class Plain:
+class NoReferences:
     """Nothing travels by name."""
 
     def token(self, value: Any) -> None:
@@ -64,7 +64,7 @@ class Plain:
         raise WorkerError(f"a reference among plain values: {token}")
 
 
-PLAIN = Plain()
+NO_REFERENCES = NoReferences()
 
 
 def pack(value: Any, references: References) -> Packed:

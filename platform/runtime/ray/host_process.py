@@ -29,12 +29,12 @@ from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.cpu import keep_freed_memory
 from rl_platform.runtime.host import ComponentSpec, Host, PlacedHost
 from rl_platform.runtime.lifecycle import RUNNER, raise_first, stop_ranks
-from rl_platform.runtime.ray.remote_channel import Address, Exchange, Link, RemoteChannel
-from rl_platform.runtime.ray.wire import Answer, Packed, pack, pack_error, unpack
+from rl_platform.runtime.ray.channel_proxy import ChannelAddress, ChannelProxy, ChannelRegistry, Link
+from rl_platform.runtime.ray.serialization import Answer, Packed, pack, pack_error, unpack
 from rl_platform.runtime.waits import caller
 from rl_platform.runtime.weights.base import (
-    Manifest,
-    Shown,
+    MemoryManifest,
+    StoreManifest,
     WeightsToken,
     publish,
     publish_gathered,
@@ -43,7 +43,7 @@ from rl_platform.runtime.weights.base import (
     show,
 )
 from rl_platform.runtime.weights.group import WeightGroup, WeightSender, WeightsOffer, described
-from rl_platform.runtime.weights.memory import Reader, Writer, node_name
+from rl_platform.runtime.weights.memory import MemoryReader, MemoryWriter, node_name
 from rl_platform.tracing import recorder
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ EXPORT_S = 600.0  # longest wait for a rank to hand out its weights
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CallResult:
     """How a call ended: its packed result or its packed error, and the rank's timings so far."""
 
     result: Packed | None
@@ -63,22 +63,22 @@ class Outcome:
     timings: Timings
 
 
-class Names:
+class NamedReferences:
     """What travels by name: channels and published weights. `here`: this host, or `runner`, which hosts nothing.
     `receives`: somebody here may want to read what is published here."""
 
     def __init__(self, here: str, link: Link, status: Callable[[str], str], receives: bool = False) -> None:
         self.here, self.link, self.receives = here, link, receives
-        self._stored: dict[str, tuple[int, Manifest]] = {}
-        self.exchange = Exchange(here, link, self, status)
+        self._stored: dict[str, tuple[int, StoreManifest]] = {}
+        self.registry = ChannelRegistry(here, link, self, status)
         self._published: dict[str, tuple[int, Any]] = {}
         self._count = 0
         self._received: dict[tuple[str, str], dict[str, torch.Tensor]] = {}
-        self._reader = Reader()
+        self._reader = MemoryReader()
         self._closed: set[str] = set()  # hosts whose memory this process may not read
 
     def token(self, value: Any) -> Any | None:
-        if isinstance(value, Channel | RemoteChannel):
+        if isinstance(value, Channel | ChannelProxy):
             return getattr(value, "address", None)
         if isinstance(value, WeightsToken):
             return value
@@ -107,14 +107,14 @@ class Names:
         manifest = publish_gathered(gathered(), self.link, before)
         self._stored[caller()] = (self._count, manifest)
 
-    def stored(self, token: WeightsToken) -> Manifest | None:
+    def stored(self, token: WeightsToken) -> StoreManifest | None:
         """Where weights are that were put into the object store when they were published."""
         number, manifest = self._stored.get(token.label, (0, None))
         return manifest if number == token.number else None
 
     def resolve(self, token: Any) -> Any:
-        if isinstance(token, Address):
-            return self.exchange.channel(token)
+        if isinstance(token, ChannelAddress):
+            return self.registry.channel(token)
         if (here := token.at(self.here)) is not None:
             return self.published(here)
         if self.here == RUNNER:
@@ -133,7 +133,7 @@ class Names:
         it is written over by the next one."""
         near = token.node == node_name() != "" and not token.delta and token.host not in self._closed
         manifest = self._exported(token, near)
-        if isinstance(manifest, Shown):
+        if isinstance(manifest, MemoryManifest):
             try:
                 return read(token, manifest, self._reader)
             except OSError as error:
@@ -158,7 +158,7 @@ class Names:
         return WeightsOffer(token.version, token.tensors or (), token.device, self.link.address(), fetch, send)
 
 
-class KeptRecords(logging.Handler):
+class RecordBuffer(logging.Handler):
     """Keeps warnings and errors until the runner fetches them."""
 
     def __init__(self, kept: deque[Record]) -> None:
@@ -184,7 +184,7 @@ def prepare_process(environment: Mapping[str, str], threads: int, paths: Sequenc
     if Path(paths[0]).is_dir():
         os.chdir(paths[0])
     records: deque[Record] = deque(maxlen=1000)
-    logging.getLogger("rl_platform").addHandler(KeptRecords(records))
+    logging.getLogger("rl_platform").addHandler(RecordBuffer(records))
     return records
 
 
@@ -202,14 +202,14 @@ class HostProcess:
     ) -> None:
         self._elsewhere = status
         receives = any(hasattr(specs[component].cls, "receive") for component, _ in placed.members)
-        self.names = Names(placed.name, link, self.status, receives)
+        self.names = NamedReferences(placed.name, link, self.status, receives)
         self.host = Host(placed, specs, world_sizes, seed, self._on_failure)
         self._labels = {rank.label: rank for rank in self.host.ranks.values()}
         self._order = threading.Lock()
         self._next: dict[Member, int] = defaultdict(int)
         self._early: dict[Member, dict[int, Callable[[], None]]] = defaultdict(dict)
         self._exports: dict[int, dict[bool, Future[Any]]] = {}  # of the last publication that was asked for
-        self._writers: dict[str, Writer] = defaultdict(Writer)
+        self._writers: dict[str, MemoryWriter] = defaultdict(MemoryWriter)
         self._sender = WeightSender()
 
     def construct(self) -> None:
@@ -238,22 +238,22 @@ class HostProcess:
         def run(component: Any) -> Packed:
             args, kwargs = unpack(arguments, self.names, copy=True)
             result = getattr(component, method)(*args, **kwargs)
-            self.names.exchange.flush(rank.label)  # before the caller learns that the items are there
+            self.names.registry.flush(rank.label)  # before the caller learns that the items are there
             return pack(result, self.names)
 
         def finish(done: Future[Packed]) -> None:
             error = done.exception()
             packed = None if error is not None else done.result()
-            answer.set_result((Outcome(packed, None if error is None else pack_error(error), rank.timings()), None))
+            answer.set_result((CallResult(packed, None if error is None else pack_error(error), rank.timings()), None))
 
         try:
             rank.run(method, run).add_done_callback(finish)
         except WorkerDied as error:
-            answer.set_result((Outcome(None, pack_error(error), rank.timings()), None))
+            answer.set_result((CallResult(None, pack_error(error), rank.timings()), None))
 
     def export(
         self, token: WeightsToken, group: WeightGroup | None = None, near: bool = False
-    ) -> Manifest | Shown | list[bytes]:
+    ) -> StoreManifest | MemoryManifest | list[bytes]:
         """Where the weights are: in memory of this node for those who are `near`, else in the object store; put there
         once, in turn with the rank's other calls. With a group they are sent to that instead: the checksums, if it
         wants any."""
@@ -273,10 +273,10 @@ class HostProcess:
             found = exports[near]
         return found.result()
 
-    def _show(self, token: WeightsToken) -> Shown:
+    def _show(self, token: WeightsToken) -> MemoryManifest:
         return show(self.names.published(token).state, self._writers[token.label])
 
-    def _publish(self, last: Future[Manifest] | None, token: WeightsToken) -> Manifest:
+    def _publish(self, last: Future[StoreManifest] | None, token: WeightsToken) -> StoreManifest:
         before = last.result() if last is not None and last.exception() is None else None
         return publish(self.names.published(token).state, self.names.link, before)
 
@@ -298,8 +298,8 @@ class HostProcess:
 
     def shutdown(self, timeout: float) -> list[PlatformError]:
         """Closes channels and components, each within `timeout` seconds; what went wrong."""
-        failures = self.names.exchange.fail(None, None)
+        failures = self.names.registry.fail(None, None)
         return failures + stop_ranks(list(self.host.ranks.values()), timeout)
 
     def _on_failure(self, name: str, error: PlatformError) -> None:
-        raise_first(self.names.exchange.fail(name, error))
+        raise_first(self.names.registry.fail(name, error))

@@ -28,7 +28,7 @@ INTERRUPT_S = 2.0  # an interruption that code in between has lost is repeated
 LEAVE_S = 8.0  # for the launcher to end after the loss
 
 
-class Interrupted(KeyboardInterrupt):
+class RayLostInterrupt(KeyboardInterrupt):
     """Ends whatever the main thread waits for, as Ctrl-C does."""
 
 
@@ -72,7 +72,7 @@ class LauncherWatch:
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         if not self._over.is_set():
-            raise Interrupted
+            raise RayLostInterrupt
 
     def _end(self, reason: str) -> None:
         self.lost = RayLost(reason)

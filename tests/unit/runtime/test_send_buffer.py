@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from rl_platform.errors import ChannelClosed, Deadline
-from rl_platform.runtime.ray import outbox as outbox_module
-from rl_platform.runtime.ray.outbox import Outbox, Put
-from rl_platform.runtime.ray.parcels import BUNDLE, Parcel, Stored, opened, parcel, stored
-from rl_platform.runtime.ray.wire import PLAIN, Packed, pack_error
+from rl_platform.runtime.ray import send_buffer as send_buffer_module
+from rl_platform.runtime.ray.payloads import BUNDLE, Payload, StoredItem, store_large, to_payload, unpack_items
+from rl_platform.runtime.ray.send_buffer import PutRequest, SendBuffer
+from rl_platform.runtime.ray.serialization import NO_REFERENCES, Packed, pack_error
 
 
 class Home:
@@ -27,9 +27,9 @@ class Home:
         self.free = threading.Event()
         self.free.set()
 
-    def send(self, puts: Sequence[Put]) -> tuple[list[bytes | None], int]:
+    def send(self, puts: Sequence[PutRequest]) -> tuple[list[bytes | None], int]:
         assert self.free.wait(10)
-        self.calls.append([form for put in puts for form in put.forms])
+        self.calls.append([content for put in puts for content in put.contents])
         return [None if self.error is None else pack_error(self.error) for _ in puts], self.room
 
     @property
@@ -37,8 +37,8 @@ class Home:
         return [item for call in self.calls for item in call]
 
 
-def put(number: Any, who: str = "rollout[0]", timeout: float | None = None) -> Put:
-    return Put([number], 1, None, timeout, who)
+def put(number: Any, who: str = "rollout[0]", timeout: float | None = None) -> PutRequest:
+    return PutRequest([number], 1, None, timeout, who)
 
 
 @pytest.fixture
@@ -49,86 +49,86 @@ def home() -> Iterator[Home]:
 
 
 def test_with_room_a_put_returns_before_the_answer_and_flush_after_it(home: Home) -> None:
-    outbox = Outbox(home.send)
-    outbox.put(put(0))  # tells of the room
+    send_buffer = SendBuffer(home.send)
+    send_buffer.put(put(0))  # tells of the room
     home.free.clear()
     for number in range(1, 21):
-        outbox.put(put(number))
+        send_buffer.put(put(number))
     assert home.items == [0]
     threading.Timer(0.1, home.free.set).start()
-    outbox.flush("rollout[0]")
+    send_buffer.flush("rollout[0]")
     assert home.items == list(range(21))
     assert len(home.calls) <= 4, "what came during a call did not travel together"
 
 
 @pytest.mark.parametrize(("room", "timeout"), [(1, None), (100, 5.0)], ids=["no room", "a deadline of its own"])
 def test_otherwise_a_put_waits_for_the_answer(home: Home, room: int, timeout: float | None) -> None:
-    home.room, outbox = room, Outbox(home.send)
+    home.room, send_buffer = room, SendBuffer(home.send)
     for number in range(5):
-        outbox.put(put(number, timeout=timeout))
+        send_buffer.put(put(number, timeout=timeout))
         assert home.items == list(range(number + 1))
     home.error = Deadline("full")
     with pytest.raises(Deadline, match="full"):
-        outbox.put(put(5, timeout=timeout))
-    outbox.flush()
+        send_buffer.put(put(5, timeout=timeout))
+    send_buffer.flush()
 
 
 def test_no_more_than_half_the_room_is_sent_ahead(home: Home) -> None:
-    home.room, outbox = 10, Outbox(home.send)
-    outbox.put(put(0))
+    home.room, send_buffer = 10, SendBuffer(home.send)
+    send_buffer.put(put(0))
     home.free.clear()
     for number in range(1, 6):
-        outbox.put(put(number))
-    waiting = threading.Thread(target=outbox.put, args=(put(6),))
+        send_buffer.put(put(number))
+    waiting = threading.Thread(target=send_buffer.put, args=(put(6),))
     waiting.start()
     waiting.join(0.1)
     assert waiting.is_alive()
     home.free.set()
     waiting.join(5)
-    outbox.flush()
+    send_buffer.flush()
     assert home.items == list(range(7))
 
 
 def test_what_went_wrong_ahead_is_raised_once_for_its_user_only(home: Home) -> None:
-    outbox = Outbox(home.send)
-    outbox.put(put(0))
+    send_buffer = SendBuffer(home.send)
+    send_buffer.put(put(0))
     home.error = ChannelClosed("closed")
-    outbox.put(put(1))
+    send_buffer.put(put(1))
     with pytest.raises(ChannelClosed):
-        outbox.flush("rollout[0]")
-    outbox.flush("rollout[0]")
+        send_buffer.flush("rollout[0]")
+    send_buffer.flush("rollout[0]")
     home.error = None
-    outbox.put(put(2, "rollout[1]"))
+    send_buffer.put(put(2, "rollout[1]"))
     home.error = ChannelClosed("closed again")
-    outbox.put(put(3, "rollout[1]-sink_0"))
-    outbox.flush("rollout[10]")
+    send_buffer.put(put(3, "rollout[1]-sink_0"))
+    send_buffer.flush("rollout[10]")
     with pytest.raises(ChannelClosed, match="again"):
-        outbox.flush("rollout[1]")  # and threads named after it
+        send_buffer.flush("rollout[1]")  # and threads named after it
 
 
 def test_after_distrust_the_next_put_waits(home: Home) -> None:
-    outbox = Outbox(home.send)
-    outbox.put(put(0))
-    outbox.distrust()
+    send_buffer = SendBuffer(home.send)
+    send_buffer.put(put(0))
+    send_buffer.assume_full()
     home.error = ChannelClosed("closed")
     with pytest.raises(ChannelClosed):
-        outbox.put(put(1))
+        send_buffer.put(put(1))
 
 
 def test_threads_that_put_in_a_loop_travel_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox_module, "LINGER_S", 0.5)  # a busy machine may let a thread wait before it comes back
+    monkeypatch.setattr(send_buffer_module, "LINGER_S", 0.5)  # threads may be delayed on a busy machine
 
     class Slow(Home):
-        def send(self, puts: Sequence[Put]) -> tuple[list[bytes | None], int]:
+        def send(self, puts: Sequence[PutRequest]) -> tuple[list[bytes | None], int]:
             time.sleep(0.005)
             return super().send(puts)
 
     home = Slow(room=0)  # everybody waits
-    outbox = Outbox(home.send)
+    send_buffer = SendBuffer(home.send)
 
     def produce(rank: int) -> None:
         for number in range(25):
-            outbox.put(put((rank, number), f"rollout[{rank}]"))
+            send_buffer.put(put((rank, number), f"rollout[{rank}]"))
 
     threads = [threading.Thread(target=produce, args=(rank,)) for rank in range(4)]
     for thread in threads:
@@ -156,36 +156,36 @@ class Memory:
         return [self.objects[reference] for reference in references]
 
 
-def forms(items: Sequence[Any]) -> list[Any]:
-    return [parcel(item, PLAIN).form for item in items]
+def contents(items: Sequence[Any]) -> list[Any]:
+    return [to_payload(item, NO_REFERENCES).content for item in items]
 
 
 class TestParcels:
     def test_large_items_of_a_call_are_one_object_which_is_read_once(self) -> None:
         items: list[Any] = [np.full(2**18, number) for number in range(3)] + ["small", 5]
         memory = Memory()
-        sent = stored(forms(items), memory)
+        sent = store_large(contents(items), memory)
         assert len(memory.objects) == 1
-        assert [type(form) for form in sent] == [Stored] * 3 + [bytes] * 2
-        found = opened([Parcel(form) for form in sent] + ["no parcel"], PLAIN, memory)
+        assert [type(content) for content in sent] == [StoredItem] * 3 + [bytes] * 2
+        found = unpack_items([Payload(content) for content in sent] + ["no payload"], NO_REFERENCES, memory)
         assert memory.loads == 1
         assert all(np.array_equal(a, b) for a, b in zip(found[:3], items[:3], strict=True))
-        assert found[3:] == ["small", 5, "no parcel"]
+        assert found[3:] == ["small", 5, "no payload"]
 
     def test_an_object_takes_no_more_items_once_it_is_full(self) -> None:
         memory = Memory()
-        sent = stored(forms([np.zeros(BUNDLE // 8 // 2) for _ in range(5)]), memory)
-        assert [(form.reference, form.index) for form in sent] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)]
+        sent = store_large(contents([np.zeros(BUNDLE // 8 // 2) for _ in range(5)]), memory)
+        assert [(content.reference, content.index) for content in sent] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)]
 
     def test_a_few_kilobytes_travel_in_the_call(self) -> None:
         memory = Memory()
-        (sent,) = stored(forms([np.arange(1000)]), memory)
+        (sent,) = store_large(contents([np.arange(1000)]), memory)
         assert isinstance(sent, Packed)
         assert not memory.objects
-        assert np.array_equal(opened([Parcel(sent)], PLAIN, memory)[0], np.arange(1000))
+        assert np.array_equal(unpack_items([Payload(sent)], NO_REFERENCES, memory)[0], np.arange(1000))
 
     def test_long_texts_are_large_items_too(self) -> None:
         memory = Memory()
-        sent = stored(forms(["x" * 10**6]), memory)
+        sent = store_large(contents(["x" * 10**6]), memory)
         assert len(memory.objects) == 1
-        assert opened([Parcel(sent[0])], PLAIN, memory) == ["x" * 10**6]
+        assert unpack_items([Payload(sent[0])], NO_REFERENCES, memory) == ["x" * 10**6]

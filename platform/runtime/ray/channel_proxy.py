@@ -1,6 +1,6 @@
 """Channels between processes: the queue lives in one of them, its home; the others reach it by calls.
 
-In its home a channel passes references as in one process. From and to other processes items travel as parcels, batch
+In its home a channel passes references as in one process. From and to other processes items travel serialised, batch
 by batch; large ones do not pass through the home, only references to them do. A home that dies takes the queue with it:
 everyone who calls it gets WorkerDied. How calls reach another process is the runtime's part (`Link`).
 """
@@ -17,9 +17,9 @@ from weakref import WeakValueDictionary
 
 from rl_platform.errors import Deadline, PlatformError, WorkerDied, WorkerError
 from rl_platform.runtime.channel import Channel, ChannelStats
-from rl_platform.runtime.ray.outbox import Outbox, Put
-from rl_platform.runtime.ray.parcels import Parcel, Store, opened, parcel, stored, together
-from rl_platform.runtime.ray.wire import References, pack_error, unpack_error
+from rl_platform.runtime.ray.payloads import Payload, Store, batch_contents, store_large, to_payload, unpack_items
+from rl_platform.runtime.ray.send_buffer import PutRequest, SendBuffer
+from rl_platform.runtime.ray.serialization import References, pack_error, unpack_error
 from rl_platform.runtime.waits import caller, waits_on
 
 
@@ -34,7 +34,7 @@ class Link(Store, Protocol):
 
 
 @dataclass(frozen=True)
-class Address:
+class ChannelAddress:
     """Which channel is meant and where it lives, with all that its home needs to make it at the first use."""
 
     number: int
@@ -46,25 +46,25 @@ class Address:
     consumers: tuple[str, ...]
 
 
-class Exchange:
+class ChannelRegistry:
     """The channels of one process: those that live here, and ways to the others. `here`: this host, or `runner`."""
 
     def __init__(self, here: str, link: Link, references: References, status: Callable[[str], str]) -> None:
         self.here, self.link, self.references = here, link, references
         self._status = status
         self._lock = threading.Lock()
-        self._homes: dict[str, HomeChannel] = {}
-        self._outboxes: WeakValueDictionary[int, Outbox] = WeakValueDictionary()
+        self._homes: dict[str, ServedChannel] = {}
+        self._send_buffers: WeakValueDictionary[int, SendBuffer] = WeakValueDictionary()
 
-    def channel(self, address: Address) -> Channel[Any] | RemoteChannel:
+    def channel(self, address: ChannelAddress) -> Channel[Any] | ChannelProxy:
         """The queue itself if it lives here, otherwise a way to it."""
-        return self.home(address) if address.home == self.here else RemoteChannel(address, self)
+        return self.home(address) if address.home == self.here else ChannelProxy(address, self)
 
-    def home(self, address: Address) -> HomeChannel:
+    def home(self, address: ChannelAddress) -> ServedChannel:
         with self._lock:
             found = self._homes.get(address.name)
             if found is None or found.address.number < address.number:  # a name serves again once its channel is closed
-                found = self._homes[address.name] = HomeChannel(address, self, self._status)
+                found = self._homes[address.name] = ServedChannel(address, self, self._status)
             elif found.address.number > address.number:
                 raise WorkerDied(f"channel '{address.name}' was closed and is gone")
             return found
@@ -85,7 +85,7 @@ class Exchange:
                     found.append(failure)
         return found
 
-    def serve(self, address: Address, operation: str, arguments: tuple[Any, ...], who: str) -> Any:
+    def serve(self, address: ChannelAddress, operation: str, arguments: tuple[Any, ...], who: str) -> Any:
         """A call of another process, in a thread that bears the caller's name while it waits."""
         thread = threading.current_thread()
         own, thread.name = thread.name, who
@@ -94,7 +94,7 @@ class Exchange:
         finally:
             thread.name = own
 
-    def serve_at_once(self, address: Address, operation: str, arguments: tuple[Any, ...]) -> Any | None:
+    def serve_at_once(self, address: ChannelAddress, operation: str, arguments: tuple[Any, ...]) -> Any | None:
         """As `serve`, if it needs no waiting and no work worth a thread; else nothing is done and None comes back."""
         home = self.home(address)
         if operation == "put":
@@ -104,84 +104,86 @@ class Exchange:
             return []
         return home.get_at_once(*arguments) if operation == "get_many" else None
 
-    def outbox(self, channel: RemoteChannel) -> Outbox:
+    def send_buffer(self, channel: ChannelProxy) -> SendBuffer:
         """Where all threads of this process put what goes to a channel elsewhere."""
         with self._lock:
-            outbox = self._outboxes.get(channel.address.number)
-            if outbox is None:
-                outbox = self._outboxes[channel.address.number] = Outbox(channel.send)
-            return outbox
+            send_buffer = self._send_buffers.get(channel.address.number)
+            if send_buffer is None:
+                send_buffer = self._send_buffers[channel.address.number] = SendBuffer(channel.send)
+            return send_buffer
 
-    def known_outbox(self, address: Address) -> Outbox | None:
+    def existing_send_buffer(self, address: ChannelAddress) -> SendBuffer | None:
         """That of a channel on which somebody here has put."""
         with self._lock:
-            return self._outboxes.get(address.number)
+            return self._send_buffers.get(address.number)
 
     def flush(self, who: str) -> None:
         """Returns when all that this user put is in its channels. Raises what kept it out."""
         with self._lock:
-            outboxes = list(self._outboxes.values())
-        for outbox in outboxes:
-            outbox.flush(who)
+            outboxes = list(self._send_buffers.values())
+        for send_buffer in outboxes:
+            send_buffer.flush(who)
 
-    def forms(self, items: Iterable[Any]) -> list[Any]:
+    def contents(self, items: Iterable[Any]) -> list[Any]:
         """How each item travels to its channel."""
-        return [parcel(item, self.references).form for item in items]
+        return [to_payload(item, self.references).content for item in items]
 
-    def together(self, items: Sequence[Any]) -> list[Any]:
-        """How items travel to one who gets them; those that are parcels already go on as they came."""
-        return together(items, self.references)
+    def batch_contents(self, items: Sequence[Any]) -> list[Any]:
+        """How items travel to one who gets them; those that are serialised already are passed on."""
+        return batch_contents(items, self.references)
 
-    def stored(self, forms: Sequence[Any]) -> list[Any]:
-        return stored(forms, self.link)
+    def store_large(self, contents: Sequence[Any]) -> list[Any]:
+        return store_large(contents, self.link)
 
-    def opened(self, items: Sequence[Any]) -> list[Any]:
-        return opened(items, self.references, self.link)
+    def unpack_items(self, items: Sequence[Any]) -> list[Any]:
+        return unpack_items(items, self.references, self.link)
 
 
-class HomeChannel(Channel[Any]):
-    """The queue. Items that were put from elsewhere are parcels until they are got."""
+class ServedChannel(Channel[Any]):
+    """The queue. Items that were put from elsewhere stay serialised until they are got."""
 
-    def __init__(self, address: Address, exchange: Exchange, status: Callable[[str], str]) -> None:
+    def __init__(self, address: ChannelAddress, registry: ChannelRegistry, status: Callable[[str], str]) -> None:
         super().__init__(
             address.name, address.capacity, address.deadline_s, address.producers, address.consumers, status
         )
-        self.address, self._exchange = address, exchange
+        self.address, self._registry = address, registry
 
     def get_many(
         self, max_items: int, key: Hashable = None, timeout: float | None = None, linger: float = 0.0
     ) -> list[Any]:
-        return self._exchange.opened(super().get_many(max_items, key, timeout, linger))
+        return self._registry.unpack_items(super().get_many(max_items, key, timeout, linger))
 
     def get_batch(self, weight: float, timeout: float | None = None, key: Hashable = None) -> list[Any]:
-        return self._exchange.opened(super().get_batch(weight, timeout, key))
+        return self._registry.unpack_items(super().get_batch(weight, timeout, key))
 
     def __iter__(self) -> Iterator[Any]:
         for item in super().__iter__():
-            yield self._exchange.opened([item])[0]
+            yield self._registry.unpack_items([item])[0]
 
-    # For other processes: parcels in, parcels out.
+    # For other processes: serialised items in and out.
 
-    def serve_put(self, puts: Sequence[Put]) -> tuple[list[bytes | None], int]:
+    def serve_put(self, puts: Sequence[PutRequest]) -> tuple[list[bytes | None], int]:
         """What went wrong with each, and the room left. After one that waited in vain, none waits as long again."""
         errors: list[bytes | None] = []
         late = False
         for put in puts:
             threading.current_thread().name = put.who
             try:
-                self.put_many([Parcel(form) for form in put.forms], put.weight, put.key, 0.0 if late else put.timeout)
+                self.put_many(
+                    [Payload(content) for content in put.contents], put.weight, put.key, 0.0 if late else put.timeout
+                )
                 errors.append(None)
             except PlatformError as error:
                 late = late or isinstance(error, Deadline)
                 errors.append(pack_error(error))
         return errors, 0 if self.closed else self.capacity - self._depth
 
-    def put_at_once(self, puts: Sequence[Put]) -> tuple[list[bytes | None], int] | None:
+    def put_at_once(self, puts: Sequence[PutRequest]) -> tuple[list[bytes | None], int] | None:
         with self._lock:
-            fits = not self._closed and self._depth + sum(len(put.forms) for put in puts) <= self.capacity
+            fits = not self._closed and self._depth + sum(len(put.contents) for put in puts) <= self.capacity
             for put in puts if fits else ():
                 stream = self._streams.get(put.key) or self._open(put.key)
-                self._add(stream, [(Parcel(form), put.weight) for form in put.forms])
+                self._add(stream, [(Payload(content), put.weight) for content in put.contents])
             return ([None] * len(puts), self.capacity - self._depth) if fits else None
 
     def get_at_once(self, max_items: int, key: Hashable, _: float | None, linger: float) -> list[Any] | None:
@@ -191,11 +193,11 @@ class HomeChannel(Channel[Any]):
                 return None
             if linger > 0 and len(stream.items) < max_items:
                 return None
-            if not all(isinstance(item, Parcel) for item, _ in itertools.islice(stream.items, max_items)):
+            if not all(isinstance(item, Payload) for item, _ in itertools.islice(stream.items, max_items)):
                 return None
             taken = self._take(stream, max_items)
             self._forget(key, stream)
-        return self._exchange.stored([item.form for item, _ in taken])
+        return self._registry.store_large([item.content for item, _ in taken])
 
     def serve_get_many(self, max_items: int, key: Hashable, timeout: float | None, linger: float) -> list[Any]:
         return self._forms(super().get_many(max_items, key, timeout, linger))
@@ -223,26 +225,26 @@ class HomeChannel(Channel[Any]):
 
     def _forms(self, items: list[Any]) -> list[Any]:
         try:
-            return self._exchange.stored(self._exchange.together(items))
+            return self._registry.store_large(self._registry.batch_contents(items))
         except Exception as error:  # they are out of the queue and will reach nobody
             lost = WorkerError(f"channel '{self.name}': an item cannot travel to another process: {error}")
             self.close(lost)
             raise lost from error
 
 
-class RemoteChannel:
+class ChannelProxy:
     """A channel that lives in another process; methods and meanings of `Channel`.
 
-    A put to a channel with plenty of room returns before its items arrive; see `Outbox`. They are there when this
+    A put to a channel with plenty of room returns before its items arrive; see `SendBuffer`. They are there when this
     thread gets, when this process asks for anything else or closes, and when the call of the rank ends.
     """
 
-    def __init__(self, address: Address, exchange: Exchange) -> None:
-        self.address, self._exchange = address, exchange
+    def __init__(self, address: ChannelAddress, registry: ChannelRegistry) -> None:
+        self.address, self._registry = address, registry
         self.name, self.capacity = address.name, address.capacity
         self.producers, self.consumers = address.producers, address.consumers
         self._closed = False
-        self._outbox: Outbox | None = None
+        self._send_buffer: SendBuffer | None = None
 
     def put(self, item: Any, weight: float = 1, key: Hashable = None, timeout: float | None = None) -> None:
         self.put_many((item,), weight, key, timeout)
@@ -252,11 +254,11 @@ class RemoteChannel:
     ) -> None:
         if weight < 0:
             raise ValueError(f"channel '{self.name}': weight {weight} must not be negative")
-        forms = self._exchange.forms(items)
-        if forms:
-            self._outbox = self._outbox or self._exchange.outbox(self)
+        contents = self._registry.contents(items)
+        if contents:
+            self._send_buffer = self._send_buffer or self._registry.send_buffer(self)
             with waits_on(self.name):
-                self._outbox.put(Put(forms, weight, key, timeout, caller()))
+                self._send_buffer.put(PutRequest(contents, weight, key, timeout, caller()))
 
     def get(self, key: Hashable = None, timeout: float | None = None) -> Any:
         return self.get_many(1, key, timeout)[0]
@@ -283,8 +285,8 @@ class RemoteChannel:
         finally:
             self._call("close", None if error is None else pack_error(error))
             self._closed = True
-            if (outbox := self._exchange.known_outbox(self.address)) is not None:
-                outbox.distrust()
+            if (send_buffer := self._registry.existing_send_buffer(self.address)) is not None:
+                send_buffer.assume_full()
 
     @property
     def closed(self) -> bool:
@@ -298,13 +300,13 @@ class RemoteChannel:
     def check_integrity(self) -> None:
         self._ask("check_integrity")
 
-    def _opened(self, forms: list[Any]) -> list[Any]:
-        return self._exchange.opened([Parcel(form) for form in forms])
+    def _opened(self, contents: list[Any]) -> list[Any]:
+        return self._registry.unpack_items([Payload(content) for content in contents])
 
-    def send(self, puts: Sequence[Put]) -> tuple[Sequence[bytes | None], int]:
+    def send(self, puts: Sequence[PutRequest]) -> tuple[Sequence[bytes | None], int]:
         limit = max(self.address.deadline_s if put.timeout is None else put.timeout for put in puts)
-        forms = iter(self._exchange.stored([form for put in puts for form in put.forms]))
-        sent = [replace(put, forms=list(itertools.islice(forms, len(put.forms)))) for put in puts]
+        contents = iter(self._registry.store_large([content for put in puts for content in put.contents]))
+        sent = [replace(put, contents=list(itertools.islice(contents, len(put.contents)))) for put in puts]
         answer: tuple[Sequence[bytes | None], int] = self._call("put", sent, timeout=limit)
         return answer
 
@@ -314,12 +316,12 @@ class RemoteChannel:
         return self._call(operation, *arguments, timeout=timeout)
 
     def _flush(self, who: str = "") -> None:
-        if (outbox := self._exchange.known_outbox(self.address)) is not None:
+        if (send_buffer := self._registry.existing_send_buffer(self.address)) is not None:
             with waits_on(self.name):
-                outbox.flush(who)
+                send_buffer.flush(who)
 
     def _call(self, operation: str, *arguments: Any, timeout: float | None = None) -> Any:
         limit = self.address.deadline_s if timeout is None else timeout
         home = self.address.home
         with waits_on(self.name):
-            return self._exchange.link.ask(home, "channel", self.address, operation, arguments, caller(), limit=limit)
+            return self._registry.link.ask(home, "channel", self.address, operation, arguments, caller(), limit=limit)

@@ -4,7 +4,7 @@ While one call is on its way, the puts that come meanwhile gather for the next, 
 served last: who puts in a loop is about to come back, and the threads would otherwise travel in two groups by turns.
 
 A put waits until its items are in the channel, or raises its own error. Where the channel had plenty of room when it
-was last heard of, a put without a deadline of its own returns before: a thread of the outbox sends it, and `flush`, or
+was last heard of, a put without a deadline of its own returns before: a thread of the buffer sends it, and `flush`, or
 the next put of the same user, raises what went wrong. Whoever flushes before anybody can ask sees no difference.
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rl_platform.runtime.ray.wire import Packed, unpack_error
+from rl_platform.runtime.ray.serialization import Packed, unpack_error
 
 LINGER_S = 0.5e-3  # a tenth of what a call with large items takes
 AHEAD = 16 * 2**20  # bytes on their way that nobody waits for
@@ -24,10 +24,10 @@ IDLE_S = 1.0
 
 
 @dataclass(frozen=True)
-class Put:
+class PutRequest:
     """Items as they travel, all of one weight and key; `who` waits at most `timeout` seconds for room."""
 
-    forms: Sequence[Any]
+    contents: Sequence[Any]
     weight: float
     key: Hashable
     timeout: float | None
@@ -36,18 +36,18 @@ class Put:
     @property
     def size(self) -> int:
         """Bytes of the large items."""
-        return sum(form.size for form in self.forms if isinstance(form, Packed))
+        return sum(content.size for content in self.contents if isinstance(content, Packed))
 
 
-class Outbox:
+class SendBuffer:
     """`send` delivers puts in order; it answers what went wrong with each, packed, and how many more items had room
     then. It raises if they may be lost."""
 
-    def __init__(self, send: Callable[[Sequence[Put]], tuple[Sequence[bytes | None], int]]) -> None:
+    def __init__(self, send: Callable[[Sequence[PutRequest]], tuple[Sequence[bytes | None], int]]) -> None:
         self._send = send
         lock = threading.Lock()
         self._changed, self._arrived = threading.Condition(lock), threading.Condition(lock)
-        self._gathered: list[Put] = []
+        self._gathered: list[PutRequest] = []
         self._sending = False
         self._users = 1  # who put at the time of the last call
         self._room = 0
@@ -58,14 +58,14 @@ class Outbox:
         self._failures: dict[str, BaseException] = {}
         self._sender: threading.Thread | None = None
 
-    def put(self, put: Put) -> None:
+    def put(self, put: PutRequest) -> None:
         """Raises what kept its items, or earlier ones of this user, out of the channel."""
         with self._changed:
             self._raise_failure(put.who)
             size = put.size
-            fits = self._items + len(put.forms) <= self._room // 2 and self._bytes + size <= AHEAD
+            fits = self._items + len(put.contents) <= self._room // 2 and self._bytes + size <= AHEAD
             self._gathered.append(put)
-            self._items, self._bytes = self._items + len(put.forms), self._bytes + size
+            self._items, self._bytes = self._items + len(put.contents), self._bytes + size
             self._arrived.notify()
             if fits and put.timeout is None:
                 self._leave(put)
@@ -86,7 +86,7 @@ class Outbox:
             for name in [name for name in self._failures if name.startswith(who)]:
                 self._raise_failure(name)
 
-    def distrust(self) -> None:
+    def assume_full(self) -> None:
         """What is known of the channel's room holds no more: the next put waits."""
         with self._changed:
             self._room = 0
@@ -97,11 +97,11 @@ class Outbox:
         if who in self._failures:
             raise self._failures.pop(who)
 
-    def _leave(self, put: Put) -> None:
+    def _leave(self, put: PutRequest) -> None:
         self._ahead.add(id(put))
         self._unsettled[put.who] += 1
         if self._sender is None:
-            self._sender = threading.Thread(target=self._serve, name="outbox", daemon=True)
+            self._sender = threading.Thread(target=self._serve, name="send buffer", daemon=True)
             self._sender.start()
         elif not self._sending:
             self._changed.notify_all()
@@ -126,7 +126,7 @@ class Outbox:
             errors = [error] * len(puts)
         self._changed.acquire()
         for put, error in zip(puts, errors, strict=True):
-            self._items, self._bytes = self._items - len(put.forms), self._bytes - put.size
+            self._items, self._bytes = self._items - len(put.contents), self._bytes - put.size
             if id(put) in self._ahead:
                 self._settle(put, error)
             else:
@@ -135,7 +135,7 @@ class Outbox:
         self._users = self._count_users([*puts, *self._gathered])
         self._changed.notify_all()
 
-    def _settle(self, put: Put, error: BaseException | None) -> None:
+    def _settle(self, put: PutRequest, error: BaseException | None) -> None:
         self._ahead.discard(id(put))
         self._unsettled[put.who] -= 1
         if not self._unsettled[put.who]:
@@ -143,5 +143,5 @@ class Outbox:
         if error is not None:
             self._failures.setdefault(put.who, error)
 
-    def _count_users(self, puts: Sequence[Put]) -> int:
+    def _count_users(self, puts: Sequence[PutRequest]) -> int:
         return len({put.who for put in puts})

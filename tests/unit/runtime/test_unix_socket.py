@@ -1,4 +1,4 @@
-"""Lines between two processes of a node: what travels through them, what does not, and how they end."""
+"""Sockets between two processes of a node: which messages they carry, which they refuse, and how they end."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from rl_platform.runtime.ray import line
-from rl_platform.runtime.ray.line import Elsewhere, Line, Listener, line_name
-from rl_platform.runtime.ray.wire import PLAIN, SHARED, Packed, pack
+from rl_platform.runtime.ray import unix_socket
+from rl_platform.runtime.ray.serialization import NO_REFERENCES, SHARED, Packed, pack
+from rl_platform.runtime.ray.unix_socket import FetchThroughRay, SocketClient, SocketServer, socket_name
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="abstract socket names")
 WITHIN_S = 10.0
@@ -46,7 +46,7 @@ class Taken:
 
 @pytest.fixture
 def name() -> str:
-    return line_name(f"test-{os.getpid()}-{next(RUNS)}", "node", "host0")
+    return socket_name(f"test-{os.getpid()}-{next(RUNS)}", "node", "host0")
 
 
 def echo(method: str, *arguments: Any) -> Future[Any]:
@@ -55,7 +55,7 @@ def echo(method: str, *arguments: Any) -> Future[Any]:
     return answer
 
 
-def asked(caller: Line, *arguments: Any) -> Future[Any]:
+def asked(caller: SocketClient, *arguments: Any) -> Future[Any]:
     future = caller.ask("call", arguments)
     assert future is not None
     return future
@@ -63,8 +63,8 @@ def asked(caller: Line, *arguments: Any) -> Future[Any]:
 
 def test_calls_arrive_in_order_and_every_one_gets_its_own_answer_in_whatever_order(name: str) -> None:
     taken = Taken()
-    listener = Listener(name, taken, Reference)
-    caller = Line.to(name, Reference)
+    listener = SocketServer(name, taken, Reference)
+    caller = SocketClient.to(name, Reference)
     assert caller is not None
     futures = [asked(caller, number) for number in range(100)]
     calls = [taken.next() for _ in range(100)]
@@ -75,9 +75,9 @@ def test_calls_arrive_in_order_and_every_one_gets_its_own_answer_in_whatever_ord
     assert listener.fetch(0) is None
 
 
-def test_threads_share_a_line_and_several_callers_a_listener(name: str) -> None:
-    Listener(name, echo, Reference)
-    callers = [Line.to(name, Reference) for _ in range(2)]
+def test_threads_share_a_client_and_several_clients_a_server(name: str) -> None:
+    SocketServer(name, echo, Reference)
+    callers = [SocketClient.to(name, Reference) for _ in range(2)]
     text = "x" * 50_000  # several writes
 
     def talk(number: int) -> bool:
@@ -95,7 +95,7 @@ def test_threads_share_a_line_and_several_callers_a_listener(name: str) -> None:
 @pytest.mark.parametrize(
     ("value", "travels"),
     [
-        (pack(bytes(SHARED // 2), PLAIN), True),
+        (pack(bytes(SHARED // 2), NO_REFERENCES), True),
         (Packed(b"", [bytearray(SHARED - 1)]), True),
         (Packed(b"", [bytearray(SHARED)]), False),
         ([{"deep": (Reference(),)}], False),
@@ -104,8 +104,8 @@ def test_threads_share_a_line_and_several_callers_a_listener(name: str) -> None:
 )
 def test_large_messages_and_references_travel_another_way(name: str, value: Any, travels: bool) -> None:
     taken = Taken()
-    listener = Listener(name, taken, Reference)
-    caller = Line.to(name, Reference)
+    listener = SocketServer(name, taken, Reference)
+    caller = SocketClient.to(name, Reference)
     assert caller is not None
     assert (caller.ask("call", (value,)) is not None) == travels
     future = asked(caller, "short")
@@ -116,31 +116,32 @@ def test_large_messages_and_references_travel_another_way(name: str, value: Any,
     if travels:
         assert answer[0] == value
     else:
-        assert isinstance(answer, Elsewhere)
+        assert isinstance(answer, FetchThroughRay)
         assert listener.fetch(answer.number) == (value, None)
         assert listener.fetch(answer.number) is None, "it was fetched"
 
 
 def test_who_is_of_another_user_is_refused_by_both_ends(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    Listener(name, echo, Reference)
+    SocketServer(name, echo, Reference)
     user = os.getuid()
-    monkeypatch.setattr(line.os, "getuid", lambda: user + (threading.current_thread().name == "listener"))
-    caller = Line.to(name, Reference)
+    monkeypatch.setattr(unix_socket.os, "getuid", lambda: user + (threading.current_thread().name == "socket server"))
+    caller = SocketClient.to(name, Reference)
     assert caller is not None
     refused = caller.ask("call", ())
-    assert refused is None or refused.result(WITHIN_S) == Elsewhere(None)
-    monkeypatch.setattr(line.os, "getuid", lambda: user + (threading.current_thread().name != "listener"))
-    assert Line.to(name, Reference) is None
+    assert refused is None or refused.result(WITHIN_S) == FetchThroughRay(None)
+    monkeypatch.setattr(unix_socket.os, "getuid", lambda: user + (threading.current_thread().name != "socket server"))
+    assert SocketClient.to(name, Reference) is None
 
 
-def test_where_nobody_listens_there_is_no_line(name: str) -> None:
-    assert Line.to(name, Reference) is None
+def test_without_a_server_there_is_no_client(name: str) -> None:
+    assert SocketClient.to(name, Reference) is None
 
 
 PROCESS = """
 import os, sys
 from concurrent.futures import Future
-from rl_platform.runtime.ray.line import Listener
+from rl_platform.runtime.ray import unix_socket
+from rl_platform.runtime.ray.unix_socket import SocketServer
 
 forked = []
 def take(method, *arguments):
@@ -152,42 +153,42 @@ def take(method, *arguments):
     print(method, flush=True)
     return Future()
 
-listener = Listener("\\0" + sys.argv[1], take, set)
+listener = SocketServer("\\0" + sys.argv[1], take, set)
 print("listens", flush=True)
 os.read(0, 1)
 """
 
 
-def test_a_line_ends_with_the_process_even_if_a_child_of_it_lives_on_and_leaves_nothing(name: str) -> None:
+def test_a_connection_ends_with_the_process_even_if_a_child_of_it_lives_on_and_leaves_nothing(name: str) -> None:
     command = [sys.executable, "-c", PROCESS, name[1:]]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "listens\n"
-        caller = Line.to(name, Reference)
+        caller = SocketClient.to(name, Reference)
         assert caller is not None
         waiting = [asked(caller), asked(caller)]
         assert process.stdout.readline() == "call\n"
         process.kill()
-        assert [future.result(WITHIN_S) for future in waiting] == [Elsewhere(None)] * 2
+        assert [future.result(WITHIN_S) for future in waiting] == [FetchThroughRay(None)] * 2
         assert caller.ask("call", ()) is None
         end = time.monotonic() + WITHIN_S
         while name[1:] in Path("/proc/net/unix").read_text():  # the child closes one after the other
             assert time.monotonic() < end, "the socket is still there"
             time.sleep(0.01)
-        assert Line.to(name, Reference) is None
+        assert SocketClient.to(name, Reference) is None
     finally:
         process.kill()
         process.communicate()  # ends the child too
 
 
-def test_a_call_that_cannot_be_read_ends_the_line_and_nobody_waits_for_ever(
+def test_a_call_that_cannot_be_read_ends_the_connection_and_nobody_waits_for_ever(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    Listener(name, echo, Reference)
-    caller = Line.to(name, Reference)
+    SocketServer(name, echo, Reference)
+    caller = SocketClient.to(name, Reference)
     assert caller is not None
-    assert asked(caller, Unreadable()).result(WITHIN_S) == Elsewhere(None)
+    assert asked(caller, Unreadable()).result(WITHIN_S) == FetchThroughRay(None)
     assert "cannot be taken" in caplog.text
 
 

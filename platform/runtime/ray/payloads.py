@@ -1,0 +1,108 @@
+"""Items of a channel on their way to another process: small ones inside the call, large ones through the object store.
+
+All large items of one call are stored as one object, as an object costs more than a megabyte in it. Only references
+go through the queue, and every process of a node reads the same memory: received items must not be written to, and
+one that is kept keeps the memory of those it was stored with.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rl_platform.runtime.ray.serialization import IN_BAND, SHARED, Packed, References, pack, unpack
+
+BUNDLE = 8 * 2**20  # bytes: an object that holds as much takes no more items
+
+
+class Store(Protocol):
+    """Memory that all processes can read."""
+
+    def store(self, value: Any) -> Any:
+        """Puts a message there; the reference to send instead."""
+
+    def load(self, references: Sequence[Any]) -> list[Any]:
+        """The messages, in shared memory where possible. Raises WorkerDied if one is lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredItem:
+    """Where an item lies: the object's reference and the item's number in it."""
+
+    reference: Any
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class ItemBatch:
+    """Small items, pickled as one list: a third of the work."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """An item on its way to another process: pickled (bytes or Packed), or a reference to where that is stored. A
+    receiver may also get several items as one `ItemBatch`."""
+
+    content: bytes | Packed | StoredItem | ItemBatch
+
+
+def to_payload(item: Any, references: References) -> Payload:
+    """Raises what pickling raises for an item that cannot travel."""
+    packed = pack(item, references)
+    return Payload(packed if packed.buffers or packed.size >= IN_BAND else packed.data)
+
+
+def batch_contents(items: Sequence[Any], references: References) -> list[Any]:
+    """The forms of items that one receiver takes. Raises what pickling raises for one that cannot travel."""
+    first = next((to_payload(item, references) for item in items if not isinstance(item, Payload)), None)
+    if first is not None and isinstance(first.content, bytes) and not any(isinstance(item, Payload) for item in items):
+        packed = pack(list(items), references)  # the others are probably as small as the first
+        if not packed.buffers:
+            return [ItemBatch(packed.data)]
+    return [(item if isinstance(item, Payload) else to_payload(item, references)).content for item in items]
+
+
+def store_large(contents: Sequence[Any], store: Store) -> list[Any]:
+    """The same forms, with the large ones in the object store if they are worth it together."""
+    large = [index for index, content in enumerate(contents) if isinstance(content, Packed)]
+    if sum(contents[index].size for index in large) < SHARED:
+        return [_sendable(content) for content in contents]
+    found, bundle, size = list(contents), [], 0
+    for index in large:
+        bundle.append(index)
+        size += contents[index].size
+        if size >= BUNDLE or index == large[-1]:
+            reference = store.store([_sendable(contents[member]) for member in bundle])
+            for number, member in enumerate(bundle):
+                found[member] = StoredItem(reference, number)
+            bundle, size = [], 0
+    return found
+
+
+def unpack_items(items: Sequence[Any], references: References, store: Store) -> list[Any]:
+    """The items themselves: payloads are unpacked, each stored object is read once, other items pass."""
+    contents = [item.content if isinstance(item, Payload) else None for item in items]
+    needed = list(dict.fromkeys(content.reference for content in contents if isinstance(content, StoredItem)))
+    objects = dict(zip(needed, store.load(needed), strict=True)) if needed else {}
+
+    def items_of(content: bytes | Packed | StoredItem | ItemBatch) -> list[Any]:
+        if isinstance(content, ItemBatch):
+            return list(unpack(Packed(content.data, ()), references, copy=False))
+        if isinstance(content, StoredItem):
+            content = objects[content.reference][content.index]
+        return [unpack(Packed(content, ()) if isinstance(content, bytes) else content, references, copy=False)]
+
+    found = [[item] if content is None else items_of(content) for item, content in zip(items, contents, strict=True)]
+    return [item for part in found for item in part]
+
+
+def _sendable(content: Any) -> Any:
+    """Large parts are passed on from where they are, uncopied."""
+    if not isinstance(content, Packed):
+        return content
+    data = content.data if len(content.data) < IN_BAND else pickle.PickleBuffer(content.data)
+    return Packed(data, [pickle.PickleBuffer(buffer) for buffer in content.buffers])
