@@ -31,7 +31,7 @@ from rl_platform.records import RolloutBatch, Weights, WeightsReceived
 from rl_platform.runners import embodied, reasoning
 from rl_platform.runtime.host import ComponentContext, Progress
 from rl_platform.runtime.ray.channel_proxy import ChannelProxy
-from rl_platform.runtime.ray.remote import RemoteRuntime
+from rl_platform.runtime.ray.runtime import RayRuntime
 from rl_platform.runtime.ray.worker_proxy import WorkerProxy
 from rl_platform.runtime.weights import group as weight_group
 from rl_platform.runtime.weights.base import checksum
@@ -363,14 +363,14 @@ def test_a_rollout_and_a_reward_that_are_killed_while_the_run_starts(
 ):
     monkeypatch.setattr(reasoning, "LanguageRollout", DiesInConstruction)
     monkeypatch.setattr(reasoning, "Reward", DyingReward)
-    build, kills = RemoteRuntime._build, []
+    build, kills = RayRuntime._build, []
 
-    def fatal(self: RemoteRuntime, hosts: Any) -> None:
+    def fatal(self: RayRuntime, hosts: Any) -> None:
         if not kills:
             kills.append(killed(self._workers["rollout", 0]))  # it has come up, and knows of no component yet
         build(self, hosts)
 
-    monkeypatch.setattr(RemoteRuntime, "_build", fatal)
+    monkeypatch.setattr(RayRuntime, "_build", fatal)
     ended = command(*RUN, *APART, f"cluster.address={address}")
     assert ended.code == 0, ended.err
     assert Path("killed").exists()

@@ -2,7 +2,7 @@
 
 In its home a channel passes references as in one process. From and to other processes items travel serialised, batch
 by batch; large ones do not pass through the home, only references to them do. A home that dies takes the queue with it:
-everyone who calls it gets WorkerDied. How calls reach another process is the runtime's part (`Link`).
+everyone who calls it gets WorkerDied. `RayTransport` carries the calls.
 """
 
 from __future__ import annotations
@@ -12,25 +12,18 @@ import math
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from rl_platform.errors import Deadline, PlatformError, WorkerDied, WorkerError
 from rl_platform.runtime.channel import Channel, ChannelStats
-from rl_platform.runtime.ray.payloads import Payload, Store, batch_contents, store_large, to_payload, unpack_items
+from rl_platform.runtime.ray.payloads import Payload, batch_contents, store_large, to_payload, unpack_items
 from rl_platform.runtime.ray.send_buffer import PutRequest, SendBuffer
 from rl_platform.runtime.ray.serialization import References, pack_error, unpack_error
 from rl_platform.runtime.waits import caller, waits_on
 
-
-class Link(Store, Protocol):
-    """Calls to other processes and the object store they share."""
-
-    def ask(self, host: str, method: str, *arguments: Any, limit: float) -> Any:
-        """What the host answers. Raises its error, WorkerDied if it is gone, Deadline if it has hung for `limit` s."""
-
-    def address(self) -> str:
-        """Of this process's node, for the others."""
+if TYPE_CHECKING:
+    from rl_platform.runtime.ray.transport import RayTransport
 
 
 @dataclass(frozen=True)
@@ -49,8 +42,10 @@ class ChannelAddress:
 class ChannelRegistry:
     """The channels of one process: those that live here, and ways to the others. `here`: this host, or `runner`."""
 
-    def __init__(self, here: str, link: Link, references: References, status: Callable[[str], str]) -> None:
-        self.here, self.link, self.references = here, link, references
+    def __init__(
+        self, here: str, transport: RayTransport, references: References, status: Callable[[str], str]
+    ) -> None:
+        self.here, self.transport, self.references = here, transport, references
         self._status = status
         self._lock = threading.Lock()
         self._homes: dict[str, ServedChannel] = {}
@@ -133,10 +128,10 @@ class ChannelRegistry:
         return batch_contents(items, self.references)
 
     def store_large(self, contents: Sequence[Any]) -> list[Any]:
-        return store_large(contents, self.link)
+        return store_large(contents, self.transport)
 
     def unpack_items(self, items: Sequence[Any]) -> list[Any]:
-        return unpack_items(items, self.references, self.link)
+        return unpack_items(items, self.references, self.transport)
 
 
 class ServedChannel(Channel[Any]):
@@ -324,4 +319,6 @@ class ChannelProxy:
         limit = self.address.deadline_s if timeout is None else timeout
         home = self.address.home
         with waits_on(self.name):
-            return self._registry.link.ask(home, "channel", self.address, operation, arguments, caller(), limit=limit)
+            return self._registry.transport.ask(
+                home, "channel", self.address, operation, arguments, caller(), limit=limit
+            )

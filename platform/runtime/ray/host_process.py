@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -29,7 +29,7 @@ from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.cpu import keep_freed_memory
 from rl_platform.runtime.host import ComponentSpec, Host, PlacedHost
 from rl_platform.runtime.lifecycle import RUNNER, raise_first, stop_ranks
-from rl_platform.runtime.ray.channel_proxy import ChannelAddress, ChannelProxy, ChannelRegistry, Link
+from rl_platform.runtime.ray.channel_proxy import ChannelAddress, ChannelProxy, ChannelRegistry
 from rl_platform.runtime.ray.serialization import Answer, Packed, pack, pack_error, unpack
 from rl_platform.runtime.waits import caller
 from rl_platform.runtime.weights.base import (
@@ -46,12 +46,24 @@ from rl_platform.runtime.weights.group import WeightGroup, WeightSender, Weights
 from rl_platform.runtime.weights.memory import MemoryReader, MemoryWriter, node_name
 from rl_platform.tracing import recorder
 
+if TYPE_CHECKING:
+    from rl_platform.runtime.ray.transport import RayTransport
+
 logger = logging.getLogger(__name__)
 
 Member = tuple[str, int]
 Timings = dict[str, tuple[int, float]]
 Record = tuple[str, int, str]  # logger, level, message
 EXPORT_S = 600.0  # longest wait for a rank to hand out its weights
+
+
+@dataclass(frozen=True)
+class ProcessInfo:
+    """What a process reports when it has started."""
+
+    pid: int
+    address: str
+    code: str
 
 
 @dataclass(frozen=True)
@@ -67,10 +79,12 @@ class NamedReferences:
     """What travels by name: channels and published weights. `here`: this host, or `runner`, which hosts nothing.
     `receives`: somebody here may want to read what is published here."""
 
-    def __init__(self, here: str, link: Link, status: Callable[[str], str], receives: bool = False) -> None:
-        self.here, self.link, self.receives = here, link, receives
+    def __init__(
+        self, here: str, transport: RayTransport, status: Callable[[str], str], receives: bool = False
+    ) -> None:
+        self.here, self.transport, self.receives = here, transport, receives
         self._stored: dict[str, tuple[int, StoreManifest]] = {}
-        self.registry = ChannelRegistry(here, link, self, status)
+        self.registry = ChannelRegistry(here, transport, self, status)
         self._published: dict[str, tuple[int, Any]] = {}
         self._count = 0
         self._received: dict[tuple[str, str], dict[str, torch.Tensor]] = {}
@@ -104,7 +118,7 @@ class NamedReferences:
         _, before = self._stored.pop(caller(), (0, None))
         if not value.delta:
             before = None  # frees the room of the earlier ones
-        manifest = publish_gathered(gathered(), self.link, before)
+        manifest = publish_gathered(gathered(), self.transport, before)
         self._stored[caller()] = (self._count, manifest)
 
     def stored(self, token: WeightsToken) -> StoreManifest | None:
@@ -143,19 +157,19 @@ class NamedReferences:
                 self._closed.add(token.host)
                 manifest = self._exported(token, near=False)
         whose = caller(), token.label
-        found = receive(token, manifest, self.link, self._received.get(whose) if token.delta else None)
+        found = receive(token, manifest, self.transport, self._received.get(whose) if token.delta else None)
         if token.delta:
             self._received[whose] = dict(found.state)
         return found
 
     def _exported(self, token: WeightsToken, near: bool) -> Any:
-        return self.link.ask(token.host, "export", token, None, near, limit=EXPORT_S)
+        return self.transport.ask(token.host, "export", token, None, near, limit=EXPORT_S)
 
     def offered(self, token: WeightsToken) -> WeightsOffer:
         """The weights that another process published, to be fetched or sent."""
         fetch = partial(self.fetched, token)
-        send = partial(self.link.ask, token.host, "export", token, limit=EXPORT_S)
-        return WeightsOffer(token.version, token.tensors or (), token.device, self.link.address(), fetch, send)
+        send = partial(self.transport.ask, token.host, "export", token, limit=EXPORT_S)
+        return WeightsOffer(token.version, token.tensors or (), token.device, self.transport.address(), fetch, send)
 
 
 class RecordBuffer(logging.Handler):
@@ -189,7 +203,7 @@ def prepare_process(environment: Mapping[str, str], threads: int, paths: Sequenc
 
 
 class HostProcess:
-    """The ranks of one host. `link`: ways to other hosts; `status`: what a rank elsewhere does now."""
+    """The ranks of one host. `transport`: calls to other hosts; `status`: what a rank elsewhere does now."""
 
     def __init__(
         self,
@@ -197,12 +211,12 @@ class HostProcess:
         specs: Mapping[str, ComponentSpec],
         world_sizes: Mapping[str, int],
         seed: int,
-        link: Link,
+        transport: RayTransport,
         status: Callable[[str], str],
     ) -> None:
-        self._elsewhere = status
+        self._remote_status = status
         receives = any(hasattr(specs[component].cls, "receive") for component, _ in placed.members)
-        self.names = NamedReferences(placed.name, link, self.status, receives)
+        self.names = NamedReferences(placed.name, transport, self.status, receives)
         self.host = Host(placed, specs, world_sizes, seed, self._on_failure)
         self._labels = {rank.label: rank for rank in self.host.ranks.values()}
         self._order = threading.Lock()
@@ -278,7 +292,7 @@ class HostProcess:
 
     def _publish(self, last: Future[StoreManifest] | None, token: WeightsToken) -> StoreManifest:
         before = last.result() if last is not None and last.exception() is None else None
-        return publish(self.names.published(token).state, self.names.link, before)
+        return publish(self.names.published(token).state, self.names.transport, before)
 
     def _send(self, token: WeightsToken, group: WeightGroup, _: Any) -> list[bytes]:
         return self._sender.send(self.names.published(token).state, token.tensors or (), group)
@@ -286,7 +300,7 @@ class HostProcess:
     def status(self, name: str) -> str:
         """What a rank does now, here or elsewhere."""
         rank = self._labels.get(name)
-        return rank.doing() if rank is not None else self._elsewhere(name)
+        return rank.doing() if rank is not None else self._remote_status(name)
 
     def pulse(self) -> dict[str, tuple[str, tuple[int, int, str]]]:
         """What each rank does and how far it is: (done, total, unit)."""

@@ -10,21 +10,14 @@ from __future__ import annotations
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rl_platform.runtime.ray.serialization import IN_BAND, SHARED, Packed, References, pack, unpack
 
+if TYPE_CHECKING:
+    from rl_platform.runtime.ray.transport import RayTransport
+
 BUNDLE = 8 * 2**20  # bytes: an object that holds as much takes no more items
-
-
-class Store(Protocol):
-    """Memory that all processes can read."""
-
-    def store(self, value: Any) -> Any:
-        """Puts a message there; the reference to send instead."""
-
-    def load(self, references: Sequence[Any]) -> list[Any]:
-        """The messages, in shared memory where possible. Raises WorkerDied if one is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +59,7 @@ def batch_contents(items: Sequence[Any], references: References) -> list[Any]:
     return [(item if isinstance(item, Payload) else to_payload(item, references)).content for item in items]
 
 
-def store_large(contents: Sequence[Any], store: Store) -> list[Any]:
+def store_large(contents: Sequence[Any], store: RayTransport) -> list[Any]:
     """The same forms, with the large ones in the object store if they are worth it together."""
     large = [index for index, content in enumerate(contents) if isinstance(content, Packed)]
     if sum(contents[index].size for index in large) < SHARED:
@@ -83,7 +76,7 @@ def store_large(contents: Sequence[Any], store: Store) -> list[Any]:
     return found
 
 
-def unpack_items(items: Sequence[Any], references: References, store: Store) -> list[Any]:
+def unpack_items(items: Sequence[Any], references: References, store: RayTransport) -> list[Any]:
     """The items themselves: payloads are unpacked, each stored object is read once, other items pass."""
     contents = [item.content if isinstance(item, Payload) else None for item in items]
     needed = list(dict.fromkeys(content.reference for content in contents if isinstance(content, StoredItem)))

@@ -1,79 +1,234 @@
-"""The Ray runtime: every host of the placement is a Ray actor on its node, inside one placement group.
+"""The Ray runtime: every host of the placement is a Ray actor. Starts them together, connects their ranks by channels,
+ends them all.
 
-Ray starts the processes, says when one died, carries calls (transport.py) and holds large data in shared memory;
-everything else is in modules that do not know Ray. Actors are never restarted by Ray, which would bring them back with
-the state of their constructor and say nothing: `launch` makes a new one. Ray itself is started or joined by
-`launch/cluster.py`.
+`RayActors` starts the processes, `RayTransport` carries calls, `Restarts` decides which processes are started again
+when they die. Not covered: what the ranks of such a process were doing and the weights they had, which the callers
+give again; and starting or joining Ray, see `launch/cluster.py`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import os
-import sys
+import concurrent.futures
+import itertools
 import threading
-import uuid
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
-import ray
-import torch
-from ray.exceptions import RayActorError
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-from rl_platform.errors import Deadline, PlatformError, WorkerDied
-from rl_platform.placement.inventory import VISIBLE_DEVICES
-from rl_platform.runtime import Placement
+from rl_platform.errors import Deadline, PlacementError, PlatformError, Problem, WorkerDied
+from rl_platform.placement.layout import LEARNERS
+from rl_platform.runtime import ComponentSpec, Placement
 from rl_platform.runtime.host import PlacedHost
-from rl_platform.runtime.lifecycle import RUNNER, SHUTDOWN_S
-from rl_platform.runtime.process_group import Rendezvous, join_group, leave_group
-from rl_platform.runtime.ray import reservation
-from rl_platform.runtime.ray.channel_proxy import ChannelAddress
+from rl_platform.runtime.lifecycle import (
+    RUNNER,
+    SHUTDOWN_S,
+    ShutsDown,
+    check_components,
+    labels_of,
+    raise_first,
+    stop_after,
+)
+from rl_platform.runtime.ray.actors import RayActors
+from rl_platform.runtime.ray.channel_proxy import ChannelAddress, ChannelProxy
 from rl_platform.runtime.ray.fingerprint import code_fingerprint
-from rl_platform.runtime.ray.fleet import ProcessInfo
-from rl_platform.runtime.ray.host_process import HostProcess, Record, prepare_process
-from rl_platform.runtime.ray.loss_watch import LauncherWatch, watch_head
-from rl_platform.runtime.ray.remote import RemoteRuntime
-from rl_platform.runtime.ray.serialization import NO_REFERENCES, Answer, Packed, pack_error, unpack, unpack_error
-from rl_platform.runtime.ray.transport import RayTransport, typed
-from rl_platform.runtime.ray.worker_proxy import Send, answered
+from rl_platform.runtime.ray.host_process import Member, NamedReferences, ProcessInfo
+from rl_platform.runtime.ray.loss_watch import LauncherWatch
+from rl_platform.runtime.ray.reservation import HostView
+from rl_platform.runtime.ray.restarts import Restarts
+from rl_platform.runtime.ray.serialization import pack_error, unpack_error
+from rl_platform.runtime.ray.worker_proxy import (
+    DEATH_NOTICE_S,
+    ArgumentPacker,
+    HostProxy,
+    WorkerProxy,
+    relay,
+)
 from rl_platform.runtime.waits import waiting_on
-from rl_platform.runtime.weights.base import WeightsToken
-from rl_platform.tracing import recorder
+from rl_platform.runtime.worker_group import WorkerGroup
+from rl_platform.tracing import Span
 
+START_S = 300.0  # for a process to come up and import its libraries
+NOTICE_S = 3.0  # for processes to hear that the run failed
+LOOK_S = 0.05
 RESERVE_S = 60.0  # how long to wait for resources that others hold
-PULSE_S = 0.5
-WAITING_CALLS = 512  # threads, made as needed, of calls that wait in one process for a channel
 
 
-class RayRuntime(RemoteRuntime):
-    """Runs a placement as Ray actors. Ray is initialised already; several runs on one cluster do not meet.
+class RayRuntime(ShutsDown):
+    """Runs a placement's hosts as Ray actors; a context manager that shuts down at its end.
 
-    `trace`: hosts record spans for the timeline until they are asked for them. `restarts`: see `Restarts`.
+    Ray is initialised already. Several runs on one cluster do not meet. deadline_s: the longest wait for a call or a
+    channel, in seconds; seed: the run's; trace: hosts record spans for the timeline until `spans`; restarts: see
+    `Restarts`.
     """
 
     def __init__(
         self, placement: Placement, deadline_s: float, seed: int, trace: bool = False, restarts: int = 0
     ) -> None:
-        super().__init__(placement, deadline_s, seed, RayActors(min(deadline_s, RESERVE_S), trace), restarts)
+        self._placement, self._seed = placement, seed
+        self._actors = RayActors(min(deadline_s, RESERVE_S), trace)
+        self._deadline_s = min(deadline_s, threading.TIMEOUT_MAX)
+        self._members = [member for host in placement.hosts for member in host.members]
+        self._names = NamedReferences(RUNNER, self._actors.transport, self._status)
+        self._numbers = itertools.count()
+        self._channels: dict[str, ChannelProxy] = {}
+        self._hosts: dict[str, HostProxy] = {}
+        self._workers: dict[Member, WorkerProxy] = {}
+        self._told: list[Future[Any]] = []
+        self._restarts = Restarts(restarts)
+        self._started = self._stopped = False
         self._watch = LauncherWatch()
 
-    def shutdown(self, timeout: float = SHUTDOWN_S) -> None:
-        """See `RemoteRuntime`; without Ray nothing is left to be asked or ended."""
+    def start(self, components: Mapping[str, ComponentSpec]) -> dict[str, WorkerGroup]:
+        """Starts all processes and constructs every rank, hosts side by side, the ranks of a host in order.
+
+        A process without a learner that dies meanwhile is started again (`Restarts`). Raises PlacementError if the
+        processes cannot be placed or `components` and the placement name different ones, and what a constructor raised,
+        typed as a call's error; whatever was started is ended then.
+        """
+        if self._started:
+            raise RuntimeError("a runtime starts its components once: make a new one")
+        check_components({name for name, _ in self._members}, components)
+        self._started = True
         try:
-            if self._watch.lost is None:
-                super().shutdown(timeout)
+            sends = self._actors.start(self._placement.hosts)
+            for placed in self._placement.hosts:
+                self._hosts[placed.name] = HostProxy(placed.name, placed, sends[placed.name], self._on_death)
+            packed = ArgumentPacker(self._names)
+            self._workers = {
+                member: WorkerProxy(host, member, self._names, packed, self._on_failure, self._peers_of(member[0]))
+                for host in self._hosts.values()
+                for member in host.members
+            }
+            self._packed = ArgumentPacker(self._names)((), {"components": dict(components)})
+            self._greet(self._hosts)
+            self._build(self._hosts.values())
+            self._form_groups()
+            self._all("construct", dict.fromkeys(self._hosts, ()), START_S)
+            self._watch_over(self._hosts.values())
+            self._start_again()
+        except BaseException as error:
+            stop_after(error, self.fail, self.shutdown)
+            raise
+        return {
+            name: WorkerGroup(
+                name,
+                spec.cls,
+                {rank: self._workers[name, rank] for rank in range(self._placement.world_size(name))},
+                self._deadline_s,
+            )
+            for name, spec in components.items()
+        }
+
+    def channel(
+        self, name: str, capacity: int, producers: Iterable[str] = (), consumers: Iterable[str] = ()
+    ) -> ChannelProxy:
+        """A new channel of `capacity` items. A closed channel's name may be used again.
+
+        It lives with its first consumer, else its first producer, else in the first host: between components of one
+        host it passes references. Names are those of `LocalRuntime.channel`, and so are the errors.
+        """
+        if self._stopped:
+            raise WorkerDied(f"channel '{name}' was asked for after the runtime was shut down")
+        if capacity < 1:
+            raise ValueError(f"channel '{name}': capacity {capacity} must be at least 1")
+        sides = [labels_of(name, names, self._members) for names in (producers, consumers)]
+        before = self._channels.get(name)
+        if before is not None and not before.closed:
+            raise ValueError(f"channel '{name}' exists already and is open: close it first or choose another name")
+        home = self._home(sides[1], sides[0])
+        address = ChannelAddress(next(self._numbers), name, home, capacity, self._deadline_s, sides[0], sides[1])
+        channel = self._channels[name] = ChannelProxy(address, self._names.registry)
+        return channel
+
+    def fail(self, error: PlatformError) -> None:
+        """Closes every channel with `error`, so that nobody waits for data that will not come."""
+        alive = [host for host in self._hosts.values() if host.death is None]
+        answers = [host.send("fail", None, pack_error(error)) for host in alive]
+        raise_first([failure for found in _answers(answers, NOTICE_S) for failure in found])
+
+    @property
+    def restarts(self) -> int:
+        return self._restarts.count
+
+    def restartable(self, component: str) -> bool:
+        hosts = [host for host in self._hosts.values() if any(name == component for name, _ in host.members)]
+        return any(self._restarts.possible(host) for host in hosts)
+
+    def restart(self, error: WorkerDied, settle: Callable[[], None]) -> list[Member]:
+        """Starts the processes that died, after `settle()`; returns their ranks, as their constructors left them.
+
+        Raises `error` if no process of this run died, and the death of a process that is not started again.
+        """
+        if self._stopped or self._lost_peer(DEATH_NOTICE_S) is None:
+            raise error
+        for host in self._hosts.values():
+            self._restarts.check(host)
+        settle()
+        return self._start_again()
+
+    def _start_again(self) -> list[Member]:
+        """Starts the processes that died; returns their ranks. Raises the death of one that is not started again."""
+        members: list[Member] = []
+        while lost := [host for host in self._hosts.values() if host.death is not None]:
+            told, self._told = self._told, []
+            concurrent.futures.wait(told, NOTICE_S)  # that a rank failed closes channels: none that come from now on
+            started = [self._replace(host) for host in lost]
+            with ThreadPoolExecutor(len(started)) as pool:
+                list(pool.map(self._prepare, started))
+            members += [member for host in lost for member in host.members]
+        for host in self._hosts.values() if members else ():
+            host.send("rehome", self._homes())  # for messages only: nobody waits for it
+        return list(dict.fromkeys(members))
+
+    def _replace(self, lost: HostProxy) -> HostProxy:
+        """A process in place of one that died, on its way up."""
+        name = self._restarts.spend(lost)
+        host = HostProxy(name, lost.placed, self._actors.launch(lost.placed.name, name), self._on_death)
+        self._hosts = {other.name: other for old in self._hosts.values() for other in [host if old is lost else old]}
+        self._channels = {key: channel for key, channel in self._channels.items() if channel.address.home != lost.name}
+        for member in lost.members:
+            self._workers[member].move(host)
+        return host
+
+    def _prepare(self, host: HostProxy) -> None:
+        """Until a process that was started again takes calls, or has died too."""
+        try:
+            self._greet([host.name])
+            self._build([host])
+            self._all("construct", {host.name: ()}, START_S)
+        except WorkerDied as error:
+            host.died(error)
+        self._watch_over([host])
+
+    def _watch_over(self, hosts: Iterable[HostProxy]) -> None:
+        for host in hosts:
+            if host.death is None:
+                host.watch()
+
+    def spans(self) -> list[Span]:
+        """What the hosts recorded for the timeline; they record no more then."""
+        alive = [] if self._stopped else [host for host in self._hosts.values() if host.death is None]
+        return [span for found in _answers([host.send("spans") for host in alive], NOTICE_S) for span in found]
+
+    def shutdown(self, timeout: float = SHUTDOWN_S) -> None:
+        """Closes channels and components, then ends every process; at most about 2 * `timeout` seconds.
+
+        Raises the first error of a `close`, or Deadline naming ranks that were still busy when their process was ended.
+        Does nothing if Ray itself is gone: its processes cannot be reached then.
+        """
+        try:
+            if self._watch.lost is None and not self._stopped:
+                self._stop(timeout)
         finally:
             self._watch.stop()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Raises RayLost, whatever its consequences were, if Ray itself is gone: its processes cannot be asked then."""
+        """Raises RayLost, whatever its consequences were, if Ray itself is gone."""
         try:
             if self._watch.lost is None:
                 super().__exit__(kind, error, trace)
@@ -82,246 +237,142 @@ class RayRuntime(RemoteRuntime):
             if self._watch.lost is not None:
                 raise self._watch.lost from error
 
-
-class HostActor:
-    """The process of one host: passes calls on to `HostProcess` and answers when they are done."""
-
-    def __init__(
-        self, name: str, namespace: str, environment: Mapping[str, str], threads: int, paths: Sequence[str], trace: bool
-    ) -> None:
-        self._records = prepare_process(environment, threads, paths, trace)
-        watch_head()
-        self._link = RayTransport(namespace)
-        self._waiting = ThreadPoolExecutor(WAITING_CALLS, thread_name_prefix="call")
-        self._listener = self._link.listen(name, self._take)
-        self._process: HostProcess
-        self._meeting: Rendezvous | None = None
-
-    async def ping(self) -> None:
-        return None
-
-    async def accelerators(self) -> list[str]:
-        return [str(name) for name in ray.get_gpu_ids()]
-
-    async def see(self, accelerators: str) -> None:
-        os.environ[VISIBLE_DEVICES] = accelerators
-
-    async def greet(self) -> Answer:
-        return await self._answer(lambda: ProcessInfo(os.getpid(), self._link.address(), code_fingerprint()))
-
-    async def build(
-        self,
-        seat: reservation.HostView,
-        packed: Packed,
-        world_sizes: Mapping[str, int],
-        seed: int,
-        homes: Mapping[str, str],
-    ) -> Answer:
-        def build() -> None:
-            self._homes = homes
-            _, kwargs = unpack(packed, NO_REFERENCES, copy=True)
-            link, components = self._link, kwargs["components"]
-            self._process = HostProcess(seat, components, world_sizes, seed, link, self._elsewhere)
-
-        return await self._answer(build)
-
-    async def meet(self, world_size: int) -> Answer:
-        def meet() -> tuple[str, int]:
-            self._meeting = Rendezvous(self._link.address(), world_size)
-            return self._link.address(), self._meeting.port
-
-        return await self._answer(meet)
-
-    async def join(self, meeting: tuple[str, int], rank: int, size: int, timeout_s: float, cuda: bool) -> Answer:
-        return await self._answer(partial(join_group, self._meeting or meeting, rank, size, timeout_s, cuda))
-
-    async def construct(self) -> Answer:
-        return await self._answer(self._process.construct)
-
-    async def call(self, member: tuple[str, int], number: int, method: str, arguments: Packed) -> Answer:
-        return await asyncio.wrap_future(self._take("call", member, number, method, arguments))
-
-    async def channel(self, address: ChannelAddress, operation: str, arguments: tuple[Any, ...], who: str) -> Answer:
-        return await asyncio.wrap_future(self._take("channel", address, operation, arguments, who))
-
-    async def fetch(self, number: int | None) -> Answer:
-        """The answer to a call that came through a socket."""
-        lost = None, pack_error(WorkerDied("it lives, but its connection to another process broke"))
-        return self._listener.fetch(number) or lost
-
-    async def fail(self, label: str | None, error: bytes, *before: int) -> Answer:
-        if not hasattr(self, "_process"):
-            return [], None
-        return await self._answer(lambda: self._registry.fail(label, unpack_error(error), *before))
-
-    async def export(self, token: WeightsToken, *how: Any) -> Answer:
-        return await asyncio.wrap_future(self._take("export", token, *how))
-
-    async def rehome(self, homes: Mapping[str, str]) -> Answer:
-        self._homes = homes
-        return None, None
-
-    async def doing(self, name: str) -> Answer:
-        return self._process.status(name), None
-
-    async def spans(self) -> Answer:
-        recorder.on = False
-        return recorder.drain(), None
-
-    async def pulse(self) -> Answer:
-        await asyncio.sleep(PULSE_S)
-        return (self._process.pulse(), self._fetched()), None
-
-    async def shutdown(self, timeout: float) -> Answer:
-        def shutdown() -> tuple[list[bytes], list[Record]]:
-            failures = self._process.shutdown(timeout) if hasattr(self, "_process") else []
-            leave_group()
-            return [pack_error(failure) for failure in failures], self._fetched()
-
-        return await self._answer(shutdown)
-
-    @property
-    def _registry(self) -> Any:
-        return self._process.names.registry
-
-    def _take(self, method: str, *arguments: Any) -> Future[Answer]:
-        """One of the frequent calls, whichever way it came."""
-        if method == "call":
-            return self._process.call(*arguments)
-        if method == "export":
-            return self._waiting.submit(_answer_of, partial(self._process.export, *arguments))
-        address, operation, given, who = arguments
-        done: Future[Answer] = Future()
+    def _stop(self, timeout: float) -> None:
+        self._stopped = True
+        hosts = [host for host in self._hosts.values() if host.death is None]
+        for host in self._hosts.values():
+            host.stopping = True
+        failures: list[PlatformError] = []
         try:
-            at_once = self._registry.serve_at_once(address, operation, given)
-        except PlatformError as error:
-            done.set_result((None, pack_error(error)))
-            return done
-        if at_once is None:
-            return self._waiting.submit(_answer_of, partial(self._registry.serve, address, operation, given, who))
-        done.set_result((at_once, None))
-        return done
+            asked = {host: host.send("shutdown", timeout) for host in hosts}
+            for found, records in _answers(list(asked.values()), 2 * timeout + NOTICE_S):
+                failures += [failure for data in found for failure in _platform_errors(unpack_error(data))]
+                relay(records)
+            late = [name for host, answer in asked.items() if not answer.done() for name in host.labels]
+            failures += [Deadline(f"{name} did not stop in time; its process was ended") for name in late]
+        finally:
+            self._actors.stop(timeout)
+        raise_first(failures)
 
-    async def _answer(self, function: Callable[[], Any]) -> Answer:
-        """Runs in a thread, as it may wait."""
-        return await asyncio.get_running_loop().run_in_executor(self._waiting, _answer_of, function)
-
-    def _elsewhere(self, name: str) -> str:
-        """For the message of a missed deadline: what the runner or a rank of another host does."""
-        if name == RUNNER:  # it waits here in a thread that bears its name
-            waiting = [waiting_on(thread.ident) for thread in threading.enumerate() if thread.name == RUNNER]
-            return f"waiting on {waiting[0]}" if any(waiting) else "busy"
-        try:
-            return str(self._link.ask(self._homes[name], "doing", name, limit=1.0))
-        except PlatformError:
-            return "dead"
-
-    def _fetched(self) -> list[Record]:
-        return [self._records.popleft() for _ in range(len(self._records))]
-
-
-class RayActors:
-    """The actors of one run. `patience`: seconds to wait for what other runs hold; `trace`: see `RayRuntime`."""
-
-    def __init__(self, patience: float, trace: bool) -> None:
-        self.link = RayTransport(f"rl-platform-{uuid.uuid4().hex[:12]}")
-        self._patience, self._trace = patience, trace
-        self._group: PlacementGroup | None = None
-        self._actors: dict[str, Any] = {}
-        self._recipes: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {}  # by host: of its actor
-        self._visible: dict[str, str] = {}
-
-    def start(self, hosts: Sequence[PlacedHost]) -> Mapping[str, Send]:
-        parts = reservation.by_node(hosts)
-        wanted = [reservation.resources_for(part) for part in parts]
-        bundles, labels = ([getattr(place, name) for place in wanted] for name in ("resources", "labels"))
-        strategy = "STRICT_SPREAD" if len(parts) > 1 else "STRICT_PACK"
-        self._group = placement_group(bundles, strategy, bundle_label_selector=labels if any(labels) else None)
-        self._reserve(wanted)
-        for index, part in enumerate(parts):
-            self._start_node(part, index)
-        for part in parts:
-            self._show_accelerators(part)
-        return {name: partial(self._send, name) for name in self._actors}
-
-    def _start_node(self, hosts: Sequence[PlacedHost], bundle: int) -> None:
-        """The hosts of one node share its cores; the first one stands for all accelerators that the run has there."""
-        gpus = reservation.resources_for(hosts).resources.get("GPU", 0.0)
-        for placed in hosts:
-            environment = dict(reservation.environment_of(placed))
-            own = {name: value for name, value in environment.items() if name != VISIBLE_DEVICES}
-            options = {
-                "namespace": self.link.namespace,
-                "num_cpus": 0,
-                "num_gpus": gpus if placed is hosts[0] else 0,
-                "max_restarts": 0,
-                "scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, bundle),
-                "runtime_env": {"env_vars": own} if own else None,  # before the process starts, for its loader
-            }
-            paths = [os.getcwd(), *sys.path]
-            threads = reservation.threads_for(placed, hosts, torch.get_num_threads())
-            self._recipes[placed.name] = options, (self.link.namespace, environment, threads, paths, self._trace)
-            self.launch(placed.name, placed.name)
-
-    def launch(self, host: str, name: str) -> Send:
-        options, arguments = self._recipes[host]
-        actor = self._actors[name] = ray.remote(HostActor).options(**options | {"name": name}).remote(name, *arguments)
-        if host in self._visible:
-            actor.see.remote(self._visible[host])  # before the calls that follow
-        return partial(self._send, name)
-
-    def _show_accelerators(self, hosts: Sequence[PlacedHost]) -> None:
-        """The plan counts accelerators, Ray says which of the node's are this run's."""
-        used = sorted({local for placed in hosts for local in placed.accelerators})
-        if not used:
-            return
-        try:
-            names = dict(zip(used, ray.get(self._actors[hosts[0].name].accelerators.remote()), strict=True))
-        except RayActorError as error:
-            raise typed(hosts[0].name, error) from error
-        for placed in hosts:
-            if placed.accelerators:
-                self._visible[placed.name] = shown = ",".join(names[local] for local in placed.accelerators)
-                self._actors[placed.name].see.remote(shown)  # before the calls that follow
-
-    def stop(self, timeout: float) -> None:
-        for actor in self._actors.values():
-            ray.kill(actor)
-        self._actors = {}
-        if self._group is not None:
-            remove_placement_group(self._group)
-            self._group = None
-
-    def _send(self, host: str, method: str, *arguments: Any) -> Future[Any]:
-        """Never blocks and never raises: the future does."""
-        future: Future[Any] = Future()
-        actor = self._actors.get(host)
-        if actor is None:
-            future.set_exception(WorkerDied(f"the process of {host} was ended"))
-        else:
-            self.link.send(host, actor, method, arguments, partial(answered, future, partial(typed, host)))
-        return future
-
-    def _reserve(self, wanted: Sequence[reservation.NodeResources]) -> None:
-        """Waits for the placement group: one that cannot be met would stay pending for ever."""
-        assert self._group is not None
-        nodes = [
-            reservation.NodeResources(node["Resources"], node.get("Labels", {}))
-            for node in ray.nodes()
-            if node["Alive"]
+    def _greet(self, hosts: Iterable[str]) -> None:
+        greetings: dict[str, ProcessInfo] = self._all("greet", dict.fromkeys(hosts, ()), START_S)
+        for name, found in greetings.items():
+            self._hosts[name].pid = found.pid
+        own = code_fingerprint()
+        problems = [
+            Problem("cluster.address", f"{name} at {found.address} runs other code", value=found.code, allowed=own)
+            for name, found in greetings.items()
+            if found.code != own
         ]
-        if not reservation.fits(wanted, nodes):
-            self.stop(0)
-            raise reservation.too_large(wanted, nodes)
-        if not self._group.wait(self._patience):
-            self.stop(0)
-            free = f"{ray.available_resources().get('GPU', 0):g} GPUs of the cluster are free"
-            needed = f"the placement needs {reservation.listed(wanted)}"
-            raise Deadline(f"{needed}, which others still hold after {self._patience:g} s: {free}")
+        if problems:
+            raise PlacementError(problems)
+
+    def _build(self, hosts: Iterable[HostProxy]) -> None:
+        world_sizes = {name: self._placement.world_size(name) for name, _ in self._members}
+        given = self._packed, world_sizes, self._seed, self._homes()
+        self._all(
+            "build", {host.name: (replace(HostView.of(host.placed), name=host.name), *given) for host in hosts}, START_S
+        )
+
+    def _homes(self) -> dict[str, str]:
+        """The process of every rank."""
+        return {name: host.name for host in self._hosts.values() for name in host.labels}
+
+    def _form_groups(self) -> None:
+        """A process group for every set of hosts whose learners have several ranks."""
+        groups: dict[tuple[str, ...], list[PlacedHost]] = {}
+        for placed in self._placement.hosts:
+            names = tuple(name for name, _ in placed.members)
+            if set(names) & set(LEARNERS):
+                groups.setdefault(names, []).append(placed)
+        for hosts in groups.values():
+            if len(hosts) > 1:
+                self._form_group(hosts)
+
+    def _form_group(self, hosts: Sequence[PlacedHost]) -> None:
+        first, size = hosts[0].name, len(hosts)
+        meeting = self._all("meet", {first: (size,)}, START_S)[first]
+        cuda = bool(hosts[0].accelerators)
+        self._all(
+            "join",
+            {placed.name: (meeting, rank, size, self._deadline_s, cuda) for rank, placed in enumerate(hosts)},
+            START_S,
+        )
+
+    def _all(self, method: str, arguments: Mapping[str, tuple[Any, ...]], timeout: float) -> dict[str, Any]:
+        """The answers of these hosts by name, except those that died and may be started again.
+
+        Raises the first error of the others, or Deadline naming who did not answer.
+        """
+        alive = {name: values for name, values in arguments.items() if self._hosts[name].death is None}
+        asked = {name: self._hosts[name].send(method, *values) for name, values in alive.items()}
+        until = time.monotonic() + timeout
+        while asked:
+            left = max(0.0, until - time.monotonic())
+            concurrent.futures.wait(asked.values(), left, concurrent.futures.FIRST_EXCEPTION)
+            failed = {name: future.exception() for name, future in asked.items() if future.done()}
+            failed = {name: error for name, error in failed.items() if error is not None}
+            for name, error in failed.items():
+                if not (isinstance(error, WorkerDied) and self._restarts.possible(self._hosts[name])):
+                    raise error
+                self._hosts[name].died(error)
+                del asked[name]
+            if not failed:
+                break
+        late = [name for name, future in asked.items() if not future.done()]
+        if late:
+            raise Deadline(f"{', '.join(late)} did not answer to {method} within {timeout:g} s")
+        return {name: future.result() for name, future in asked.items()}
+
+    def _home(self, *sides: Sequence[str]) -> str:
+        for labels in sides:
+            for host in self._hosts.values():
+                if set(host.labels) & set(labels):
+                    return host.name
+        return next(iter(self._hosts))
+
+    def _status(self, name: str) -> str:
+        if name == RUNNER:
+            waiting = waiting_on(threading.main_thread().ident)
+            return f"waiting on {waiting}" if waiting else "busy"
+        return next((host.doing(name) for host in self._hosts.values() if name in host.labels), "not started")
+
+    def _on_failure(self, name: str | None, error: PlatformError) -> None:
+        """Tells all processes; waits for none, as this runs where answers arrive."""
+        data, number = pack_error(error), next(self._numbers)
+        for host in self._hosts.values():
+            if host.death is None:
+                self._told.append(host.send("fail", name, data, number))
+
+    def _on_death(self, host: HostProxy, error: WorkerDied) -> None:
+        for name in host.labels if self._restarts.possible(host) else [None]:  # None: the run ends, all may know
+            self._on_failure(name, error)
+
+    def _peers_of(self, component: str) -> Callable[[float], WorkerDied | None]:
+        """How ranks of this component learn that one they compute with has died."""
+        together = component in LEARNERS and self._placement.world_size(component) > 1
+        return self._lost_peer if together else lambda patience: None
+
+    def _lost_peer(self, patience: float) -> WorkerDied | None:
+        """The death of a process of this run, if one becomes known within `patience` seconds."""
+        until = time.monotonic() + patience
+        while True:
+            found = next((host.death for host in self._hosts.values() if host.death is not None), None)
+            if found is not None or time.monotonic() >= until:
+                return found
+            time.sleep(LOOK_S)
 
 
-def _answer_of(function: Callable[[], Any]) -> Answer:
-    try:
-        return function(), None
-    except Exception as error:
-        return None, pack_error(error)
+def _answers(asked: Sequence[Future[Any]], timeout: float) -> list[Any]:
+    """What those who answered in time said; a process that is gone says nothing."""
+    until = time.monotonic() + timeout
+    concurrent.futures.wait(asked, max(0.0, until - time.monotonic()))
+    done = [future for future in asked if future.done()]
+    for future in done:
+        if (error := future.exception()) is not None and not isinstance(error, WorkerDied):
+            raise error
+    return [future.result() for future in done if future.exception() is None]
+
+
+def _platform_errors(error: BaseException) -> list[PlatformError]:
+    return [error] if isinstance(error, PlatformError) else []

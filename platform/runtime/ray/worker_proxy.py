@@ -178,7 +178,7 @@ class ArgumentPacker:
         if args is not last_args or kwargs is not last_kwargs:
             packed = pack((args, dict(kwargs)), self._names)
             if packed.size >= SHARED:
-                packed = self._names.link.store(packed)
+                packed = self._names.transport.store(packed)
             self._last = args, kwargs, packed
         return packed
 

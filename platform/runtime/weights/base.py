@@ -18,7 +18,7 @@ import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,8 +28,10 @@ from torch import Tensor
 from rl_platform.errors import WorkerError
 from rl_platform.records import Weights
 from rl_platform.runtime.cpu import in_threads, memory_threads
-from rl_platform.runtime.ray.payloads import Store
 from rl_platform.runtime.weights.memory import BlockAddress, MemoryReader, MemoryWriter
+
+if TYPE_CHECKING:
+    from rl_platform.runtime.ray.transport import RayTransport
 
 BUCKET = 32 * 2**20  # bytes: an object of the store costs as much as copying ten million of them
 ROW = 4096  # bytes that are summed up together
@@ -118,13 +120,13 @@ class MemoryManifest:
     checksums: tuple[bytes, ...]
 
 
-def publish(state: Mapping[str, Tensor], store: Store, before: StoreManifest | None) -> StoreManifest:
+def publish(state: Mapping[str, Tensor], store: RayTransport, before: StoreManifest | None) -> StoreManifest:
     """Puts the state into the object store. `before`: a publication whose buckets serve again where they are equal."""
     return _put(((tensor, state[tensor.name]) for tensor in shapes_of(state)), store, before)
 
 
 def publish_gathered(
-    gathered: Iterable[tuple[Sequence[str], Tensor]], store: Store, before: StoreManifest | None
+    gathered: Iterable[tuple[Sequence[str], Tensor]], store: RayTransport, before: StoreManifest | None
 ) -> StoreManifest:
     """The same of tensors that are there one after the other: there is room for one of them and a bucket."""
 
@@ -138,7 +140,9 @@ def publish_gathered(
     return _put(named(), store, before)
 
 
-def _put(named: Iterable[tuple[TensorShape, Tensor]], store: Store, before: StoreManifest | None) -> StoreManifest:
+def _put(
+    named: Iterable[tuple[TensorShape, Tensor]], store: RayTransport, before: StoreManifest | None
+) -> StoreManifest:
     tensors: list[TensorShape] = []
 
     def flat() -> Iterator[tuple[str, np.ndarray]]:
@@ -157,7 +161,9 @@ def _put(named: Iterable[tuple[TensorShape, Tensor]], store: Store, before: Stor
     return StoreManifest(tuple(tensors), tuple(buckets))
 
 
-def receive(token: WeightsToken, manifest: StoreManifest, store: Store, own: Mapping[str, Tensor] | None) -> Weights:
+def receive(
+    token: WeightsToken, manifest: StoreManifest, store: RayTransport, own: Mapping[str, Tensor] | None
+) -> Weights:
     """The weights in tensors of the receiver's own. `own`: those of an earlier version on the CPU, to be written over.
 
     Raises WorkerError unless all of it arrived as it was sent; `own` is no version at all then.

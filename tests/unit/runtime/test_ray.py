@@ -24,7 +24,7 @@ from rl_platform.components.base import ComponentContext
 from rl_platform.errors import ChannelClosed, DataError, Deadline, PlacementError, WorkerDied, WorkerError
 from rl_platform.records import Weights
 from rl_platform.runtime import ComponentSpec, Runtime
-from rl_platform.runtime.ray import remote
+from rl_platform.runtime.ray import runtime as ray_runtime
 from rl_platform.runtime.ray.fingerprint import code_fingerprint
 from rl_platform.runtime.weights.base import merge_published
 
@@ -171,7 +171,7 @@ def pair(
 
     with RayRuntime(placed(*PAIR), 20.0, 7) as runtime:
         if request.param == "through Ray":
-            runtime._fleet.link._clients.update(host0=None, host1=None)
+            runtime._actors.transport._clients.update(host0=None, host1=None)
         groups = runtime.start({name: ComponentSpec(Worker) for name in ("actor", "critic", "rollout")})
         yield runtime, groups
         assert has_socket(runtime, "host1") == (request.param == "by sockets")
@@ -179,11 +179,13 @@ def pair(
 
 def has_socket(runtime: Any, host: str) -> bool:
     """Whether calls to this host have travelled through a socket."""
-    return runtime._fleet.link._clients.get(host) is not None
+    return runtime._actors.transport._clients.get(host) is not None
 
 
 def sockets(runtime: Any) -> list[str]:
-    return [line for line in Path("/proc/net/unix").read_text().splitlines() if runtime._fleet.link.namespace in line]
+    return [
+        line for line in Path("/proc/net/unix").read_text().splitlines() if runtime._actors.transport.namespace in line
+    ]
 
 
 def test_components_of_a_host_share_a_process_and_calls_keep_their_order(pair):
@@ -369,7 +371,7 @@ def test_a_process_that_dies_while_nobody_calls_it_is_noticed(start):
 def test_a_line_that_breaks_between_living_processes_fails_the_call_and_nobody_waits(start):
     runtime, groups = start([("actor", 0)])
     waiting = groups["actor"].consume(runtime.channel("never", 4, ["runner"], ["actor"]))
-    broken = socket.socket(fileno=os.dup(runtime._fleet.link._clients["host0"]._connection.fileno()))
+    broken = socket.socket(fileno=os.dup(runtime._actors.transport._clients["host0"]._connection.fileno()))
     broken.shutdown(socket.SHUT_RDWR)
     with pytest.raises(WorkerDied, match="it lives, but its connection to another process broke"):
         waiting.wait(NOTICED_S)
@@ -445,7 +447,7 @@ def test_a_process_sees_the_accelerators_that_ray_gave_the_run_and_the_variables
 
 def test_a_process_that_runs_other_code_is_refused_and_both_are_named(start, monkeypatch):
     theirs = code_fingerprint()
-    monkeypatch.setattr(remote, "code_fingerprint", lambda: "rl-platform 0.0 (another)")
+    monkeypatch.setattr(ray_runtime, "code_fingerprint", lambda: "rl-platform 0.0 (another)")
     with pytest.raises(PlacementError, match=r"host0 at [\d.:a-f]+ runs other code") as refused:
         start([("actor", 0)])
     (problem,) = refused.value.problems

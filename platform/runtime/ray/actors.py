@@ -1,0 +1,129 @@
+"""The Ray actors of one run: one for every host of the placement, on its node, inside one placement group.
+
+Ray never restarts them: it would bring an actor back with the state of its constructor and report nothing. `launch`
+creates a new one instead.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+import ray
+import torch
+from ray.exceptions import RayActorError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from rl_platform.errors import Deadline, WorkerDied
+from rl_platform.placement.inventory import VISIBLE_DEVICES
+from rl_platform.runtime.host import PlacedHost
+from rl_platform.runtime.ray import reservation
+from rl_platform.runtime.ray.host_actor import HostActor
+from rl_platform.runtime.ray.transport import RayTransport, typed
+from rl_platform.runtime.ray.worker_proxy import Send, answered
+
+
+class RayActors:
+    """The actors of one run. `patience`: seconds to wait for what other runs hold; `trace`: see `RayRuntime`."""
+
+    def __init__(self, patience: float, trace: bool) -> None:
+        self.transport = RayTransport(f"rl-platform-{uuid.uuid4().hex[:12]}")
+        self._patience, self._trace = patience, trace
+        self._group: PlacementGroup | None = None
+        self._actors: dict[str, Any] = {}
+        self._recipes: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {}  # by host: of its actor
+        self._visible: dict[str, str] = {}
+
+    def start(self, hosts: Sequence[PlacedHost]) -> Mapping[str, Send]:
+        parts = reservation.by_node(hosts)
+        wanted = [reservation.resources_for(part) for part in parts]
+        bundles, labels = ([getattr(place, name) for place in wanted] for name in ("resources", "labels"))
+        strategy = "STRICT_SPREAD" if len(parts) > 1 else "STRICT_PACK"
+        self._group = placement_group(bundles, strategy, bundle_label_selector=labels if any(labels) else None)
+        self._reserve(wanted)
+        for index, part in enumerate(parts):
+            self._start_node(part, index)
+        for part in parts:
+            self._show_accelerators(part)
+        return {name: partial(self._send, name) for name in self._actors}
+
+    def _start_node(self, hosts: Sequence[PlacedHost], bundle: int) -> None:
+        """The hosts of one node share its cores; the first one stands for all accelerators that the run has there."""
+        gpus = reservation.resources_for(hosts).resources.get("GPU", 0.0)
+        for placed in hosts:
+            environment = dict(reservation.environment_of(placed))
+            own = {name: value for name, value in environment.items() if name != VISIBLE_DEVICES}
+            options = {
+                "namespace": self.transport.namespace,
+                "num_cpus": 0,
+                "num_gpus": gpus if placed is hosts[0] else 0,
+                "max_restarts": 0,
+                "scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, bundle),
+                "runtime_env": {"env_vars": own} if own else None,  # before the process starts, for its loader
+            }
+            paths = [os.getcwd(), *sys.path]
+            threads = reservation.threads_for(placed, hosts, torch.get_num_threads())
+            self._recipes[placed.name] = options, (self.transport.namespace, environment, threads, paths, self._trace)
+            self.launch(placed.name, placed.name)
+
+    def launch(self, host: str, name: str) -> Send:
+        options, arguments = self._recipes[host]
+        actor = self._actors[name] = ray.remote(HostActor).options(**options | {"name": name}).remote(name, *arguments)
+        if host in self._visible:
+            actor.see.remote(self._visible[host])  # before the calls that follow
+        return partial(self._send, name)
+
+    def _show_accelerators(self, hosts: Sequence[PlacedHost]) -> None:
+        """The plan counts accelerators, Ray says which of the node's are this run's."""
+        used = sorted({local for placed in hosts for local in placed.accelerators})
+        if not used:
+            return
+        try:
+            names = dict(zip(used, ray.get(self._actors[hosts[0].name].accelerators.remote()), strict=True))
+        except RayActorError as error:
+            raise typed(hosts[0].name, error) from error
+        for placed in hosts:
+            if placed.accelerators:
+                self._visible[placed.name] = shown = ",".join(names[local] for local in placed.accelerators)
+                self._actors[placed.name].see.remote(shown)  # before the calls that follow
+
+    def stop(self, timeout: float) -> None:
+        for actor in self._actors.values():
+            ray.kill(actor)
+        self._actors = {}
+        if self._group is not None:
+            remove_placement_group(self._group)
+            self._group = None
+
+    def _send(self, host: str, method: str, *arguments: Any) -> Future[Any]:
+        """Never blocks and never raises: the future does."""
+        future: Future[Any] = Future()
+        actor = self._actors.get(host)
+        if actor is None:
+            future.set_exception(WorkerDied(f"the process of {host} was ended"))
+        else:
+            self.transport.send(host, actor, method, arguments, partial(answered, future, partial(typed, host)))
+        return future
+
+    def _reserve(self, wanted: Sequence[reservation.NodeResources]) -> None:
+        """Waits for the placement group: one that cannot be met would stay pending for ever."""
+        assert self._group is not None
+        nodes = [
+            reservation.NodeResources(node["Resources"], node.get("Labels", {}))
+            for node in ray.nodes()
+            if node["Alive"]
+        ]
+        if not reservation.fits(wanted, nodes):
+            self.stop(0)
+            raise reservation.too_large(wanted, nodes)
+        if not self._group.wait(self._patience):
+            self.stop(0)
+            free = f"{ray.available_resources().get('GPU', 0):g} GPUs of the cluster are free"
+            needed = f"the placement needs {reservation.listed(wanted)}"
+            raise Deadline(f"{needed}, which others still hold after {self._patience:g} s: {free}")
