@@ -12,7 +12,7 @@ TIMEOUT_S = 120.0
 class Broadcast:
     """The two ranks of a process group on this machine. `send` returns when the other one has all of the state.
 
-    The buckets are those of `runtime/weights/base.py`: packed here, broadcast one after the other, and copied into the
+    The buckets are those of `runtime/weights/store.py`: packed here, broadcast one after the other, and copied into the
     other's tensors. `checked`: each carries its checksum, which is taken on both sides.
     """
 
@@ -33,7 +33,7 @@ class Broadcast:
         import torch
         import torch.distributed as dist
 
-        from rl_platform.runtime.weights.base import _checksum, shapes_of
+        from rl_platform.runtime.weights.base import checksum_of, shapes_of
 
         self._line.send(checked)
         packed = torch.empty(self._bucket, dtype=torch.uint8)
@@ -44,7 +44,7 @@ class Broadcast:
                 start += part.size
             dist.broadcast(packed[:start], 0)
             if checked:
-                dist.broadcast(torch.frombuffer(bytearray(_checksum(parts)), dtype=torch.uint8), 0)
+                dist.broadcast(torch.frombuffer(bytearray(checksum_of(parts)), dtype=torch.uint8), 0)
         self._line.recv()
 
     def total(self) -> float:
@@ -63,10 +63,10 @@ class Broadcast:
 
 def _parts(state: Any, tensors: Any) -> Any:
     """The buckets of distinct tensors, as `publish` cuts them."""
-    from rl_platform.runtime.weights.base import BUCKET, _buckets, _bytes_of
+    from rl_platform.runtime.weights.base import BUCKET, bytes_of, in_buckets
 
-    flat = ((tensor.name, _bytes_of(state[tensor.name])) for tensor in tensors if tensor.same_as is None)
-    return _buckets(flat, BUCKET)
+    flat = ((tensor.name, bytes_of(state[tensor.name])) for tensor in tensors if tensor.same_as is None)
+    return in_buckets(flat, BUCKET)
 
 
 def _receive(line: Any, port: int, tensors: Any) -> None:
@@ -75,7 +75,7 @@ def _receive(line: Any, port: int, tensors: Any) -> None:
     import torch.distributed as dist
 
     from rl_platform.runtime.process_group import join_group, leave_group
-    from rl_platform.runtime.weights.base import BUCKET, _checksum, empty
+    from rl_platform.runtime.weights.base import BUCKET, checksum_of, empty
 
     join_group(("127.0.0.1", port), 1, 2, TIMEOUT_S, cuda=False)
     state = empty(tensors)
@@ -97,6 +97,6 @@ def _receive(line: Any, port: int, tensors: Any) -> None:
                 start += part.size
             if checked:
                 dist.broadcast(checksum, 0)
-                if _checksum(parts) != checksum.numpy().tobytes():
+                if checksum_of(parts) != checksum.numpy().tobytes():
                     raise SystemExit("a bucket arrived damaged")
         line.send(None)

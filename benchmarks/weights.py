@@ -66,7 +66,7 @@ class Receiver:
         self.state: Any = None
 
     def receive(self, manifest: Any) -> None:
-        from rl_platform.runtime.weights.base import receive
+        from rl_platform.runtime.weights.store import receive
 
         self.state = receive(token(), manifest, RayStore(), self.state).state
 
@@ -108,11 +108,10 @@ def engine_process(connection: Connection) -> None:
 
 def host_process(connection: Connection) -> None:
     """Reads what it is shown, as a host of the runtime does."""
-    from rl_platform.runtime.weights.base import read
     from rl_platform.runtime.weights.memory import MemoryReader
 
     reader, state = MemoryReader(), {}
-    serve(connection, lambda manifest: state.update(read(token(), manifest, reader).state), lambda: state)
+    serve(connection, lambda manifest: state.update(read_from_memory(token(), manifest, reader).state), lambda: state)
 
 
 def serve(connection: Connection, take: Callable[[Any], None], state: Callable[[], Any]) -> None:
@@ -156,11 +155,10 @@ def through_shared_memory(state: dict[str, Any], engine: Beside) -> Callable[[],
 
 
 def to_neighbour(state: dict[str, Any], host: Beside) -> Callable[[], None]:
-    from rl_platform.runtime.weights.base import show
     from rl_platform.runtime.weights.memory import MemoryWriter
 
     writer = MemoryWriter()
-    return lambda: host.ask(show(state, writer))
+    return lambda: host.ask(copy_to_memory(state, writer))
 
 
 def into_sglang(engine: Any, state: dict[str, Any]) -> Callable[[], None]:
@@ -214,7 +212,7 @@ def main() -> None:
     from rl_platform.models.language import LanguageModel
     from rl_platform.models.pretrained import model_folder
     from rl_platform.runtime.cpu import keep_freed_memory
-    from rl_platform.runtime.weights.base import publish
+    from rl_platform.runtime.weights.store import publish
 
     keep_freed_memory()
     if options.threads:

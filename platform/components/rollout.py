@@ -45,11 +45,9 @@ class LanguageRollout:
     def receive(self, weights: Weights | WeightsOffer) -> WeightsReceived:
         """Generate with these weights from now on."""
         self.loaded = None
-        if isinstance(weights, WeightsOffer) and not self.engine.takes(weights):
-            weights = weights.fetch()
-        self.engine.receive(weights)
-        self.loaded = weights.version
-        return WeightsReceived(weights.version, weights.bytes, weights.buckets)
+        received = self.engine.receive(weights)
+        self.loaded = received.version
+        return received
 
     def offload(self, weights: bool) -> None:
         """Leave the device until the next use: there is nothing but weights between generations."""

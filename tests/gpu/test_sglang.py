@@ -91,8 +91,9 @@ def test_weights_from_another_gpu_by_nccl(start: Start, plain: Any, shared: Modu
 
     own = place_of(torch.device("cuda", 0))
     offer = WeightsOffer(0, tensors, own, "127.0.0.1", fetch=lambda: pytest.fail("fetched"), send=send)
-    assert engine.takes(offer), "both sides are on GPUs of their own"
-    assert not engine.takes(replace(offer, device=place_of(torch.device("cuda", 1))))
+    device = torch.device("cuda", 1)
+    assert offer.reaches([device]), "both sides are on GPUs of their own"
+    assert not replace(offer, device=place_of(device)).reaches([device])
     engine.receive(offer)
     assert_generates_with(engine, plain, shared)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from rl_platform.records import SamplingParams, Weights
+from rl_platform.records import SamplingParams, Weights, WeightsReceived
 from rl_platform.runtime.weights.group import WeightsOffer
 
 
@@ -45,11 +45,11 @@ class RolloutEngine(Protocol):
     def version(self) -> int:
         """Of the weights that it generates with; -1 before the first `receive`."""
 
-    def takes(self, offer: WeightsOffer) -> bool:
-        """Whether `receive` wants the offer itself; else it gets the weights, fetched into this process."""
+    def receive(self, weights: Weights | WeightsOffer) -> WeightsReceived:
+        """Generates with these weights from now on; an offer that does not reach the engine's devices is fetched.
 
-    def receive(self, weights: Weights | WeightsOffer) -> None:
-        """Generate with these weights from now on. What is being generated begins again: no response mixes two sets."""
+        Responses in work begin again, so none mixes two sets of weights.
+        """
 
     def generate(
         self, requests: Sequence[Request], sampling: SamplingParams, on_finished: Callable[[Completion], None]

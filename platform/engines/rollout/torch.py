@@ -26,9 +26,9 @@ from rl_platform.engines.rollout.decoder import decoder_for
 from rl_platform.engines.rollout.kv_cache import KVCache
 from rl_platform.engines.swap import Swap
 from rl_platform.models.language import LanguageModel
-from rl_platform.records import SamplingParams, Weights
+from rl_platform.records import SamplingParams, Weights, WeightsReceived
 from rl_platform.runtime.weights.base import empty
-from rl_platform.runtime.weights.group import WeightReceiver, WeightsOffer
+from rl_platform.runtime.weights.group import WeightReceiver, WeightsOffer, reachable
 
 
 class TorchRolloutEngine:
@@ -81,13 +81,12 @@ class TorchRolloutEngine:
             for linear in self._decoder.linears:
                 linear.repack()
 
-    def takes(self, offer: WeightsOffer) -> bool:
-        return offer.reaches([self.device])
-
-    def receive(self, weights: Weights | WeightsOffer) -> None:
+    def receive(self, weights: Weights | WeightsOffer) -> WeightsReceived:
+        weights = reachable(weights, [self.device])
         with self._turn, self._lock:
             self._receive(weights)
             self._again = True
+        return WeightsReceived(weights.version, weights.bytes, weights.buckets)
 
     def abort(self) -> None:
         self._aborted = True

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor
 from rl_platform.errors import WorkerError
 from rl_platform.records import Weights
 from rl_platform.runtime.process_group import RENDEZVOUS_S, Rendezvous
-from rl_platform.runtime.weights.base import TensorShape, checksum, shapes_of
+from rl_platform.runtime.weights.base import TensorShape, WeightsToken, checksum, shapes_of
 
 SEND_S = 120.0  # longest time for one tensor
 CPU = "cpu"
@@ -74,6 +75,12 @@ class WeightsOffer:
         """Whether a group can bring them there: gloo's processes are on CPUs, NCCL's on a GPU of its own each."""
         places = {place_of(device) for device in devices}
         return places == {CPU} if self.device == CPU else not places & {CPU, self.device}
+
+
+def reachable(weights: Weights | WeightsOffer, devices: Iterable[torch.device]) -> Weights | WeightsOffer:
+    """Weights that are offered by a group which does not reach these devices are fetched; all others are returned."""
+    fetched = isinstance(weights, WeightsOffer) and not weights.reaches(devices)
+    return weights.fetch() if fetched else weights
 
 
 def place_of(device: torch.device) -> str:
@@ -203,6 +210,27 @@ class WeightReceiver:
         except BaseException as error:
             membership.leave()
             arriving.set_exception(error)
+
+
+class GroupTransfer:
+    """The sender's side: `WeightSender`. The receiver's side is an offer, and `WeightReceiver`.
+
+    address: of this process, for groups that are opened here. fetch: a copy of the weights by another transfer.
+    """
+
+    def __init__(self, address: Callable[[], str], fetch: Callable[[WeightsToken], Weights]) -> None:
+        self._address, self._fetch = address, fetch
+        self._sender = WeightSender()
+
+    def publish(self, token: WeightsToken, state: Mapping[str, Tensor], request: WeightGroup) -> list[bytes]:
+        return self._sender.send(state, token.tensors or (), request)
+
+    def receive(self, token: WeightsToken, ask: Callable[[Any], Any]) -> WeightsOffer | None:
+        """What a rollout needs to open a group; None if the weights are not offered to one."""
+        if token.tensors is None:
+            return None
+        fetch = partial(self._fetch, token)
+        return WeightsOffer(token.version, token.tensors, token.device, self._address(), fetch, ask)
 
 
 def join(group: WeightGroup, rank: int) -> Any:

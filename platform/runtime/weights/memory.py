@@ -1,4 +1,4 @@
-"""Memory that one process writes and others on its node read where it lies.
+"""Published weights in memory that one process writes and others on its node read where it lies.
 
 It is anonymous (memfd): nothing lies on disk or in /dev/shm, and it is gone with the last process that has it. A reader
 opens it through /proc, so it must see the writer's process and be its user. Who uses what it read has a lock on the
@@ -11,18 +11,39 @@ from __future__ import annotations
 
 import fcntl
 import functools
+import logging
 import mmap
 import os
 import sys
 import threading
 import uuid
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
+
+from rl_platform.records import Weights
+from rl_platform.runtime.cpu import in_threads, memory_threads
+from rl_platform.runtime.weights.base import (
+    BUCKET,
+    TensorShape,
+    WeightsToken,
+    bytes_of,
+    checksum_of,
+    copy_checked,
+    damaged,
+    in_buckets,
+    shapes_of,
+)
+
+logger = logging.getLogger(__name__)
 
 MAPPED_BLOCKS = (
     2  # blocks of a writer that stay mapped although nothing of them is in use: mapping takes longer than copying
@@ -142,3 +163,87 @@ class MemoryReader:
                     os.close(descriptor)
                 self._mapped[place.name] = place, memory
             return self._mapped[place.name][1]
+
+
+@dataclass(frozen=True)
+class MemoryManifest:
+    """One publication in memory of this node, the tensors as `_places` has them; a checksum for every `share` bytes."""
+
+    tensors: tuple[TensorShape, ...]
+    memory: BlockAddress
+    share: int
+    checksums: tuple[bytes, ...]
+
+
+class MemoryTransfer:
+    """Both sides of the transfer in one process."""
+
+    def __init__(self) -> None:
+        self._writers: dict[str, MemoryWriter] = {}  # by rank
+        self._reader = MemoryReader()
+        self._unreadable: set[str] = set()  # hosts whose memory this process may not read
+
+    def publish(self, token: WeightsToken, state: Mapping[str, Tensor], request: None = None) -> MemoryManifest:
+        return copy_to_memory(state, self._writers.setdefault(token.label, MemoryWriter()))
+
+    def receive(self, token: WeightsToken, ask: Callable[[Any], Any]) -> Weights | None:
+        """The weights where they lie. None for another node, with `delta`, and if the memory cannot be read."""
+        if not token.node == node_name() != "" or token.delta or token.host in self._unreadable:
+            return None
+        manifest = ask(None)
+        try:
+            return read_from_memory(token, manifest, self._reader)
+        except OSError as error:
+            logger.warning("weights of %s take a slower way than memory, which cannot be read: %s", token.label, error)
+            self._unreadable.add(token.host)
+            return None
+
+
+def copy_to_memory(state: Mapping[str, Tensor], writer: MemoryWriter) -> MemoryManifest:
+    """Copies the state into memory that processes of this node read: until two publications later, or as long as they
+    use it."""
+    tensors = shapes_of(state)
+    places = places_of(tensors)
+    size = sum(place.stop - place.start for place in places.values())
+    share = BUCKET  # of tensors on a GPU, which are copied twice
+    if all(tensor.device.type == "cpu" for tensor in state.values()):
+        share = max(BUCKET, -(-size // memory_threads()))
+    with writer.block(size) as block:
+
+        def copied(work: tuple[int, list[np.ndarray]]) -> bytes:
+            start, parts = work
+            ends = accumulate((part.size for part in parts), initial=start)
+            return copy_checked(parts, [block.memory[begin:end] for begin, end in pairwise(ends)])
+
+        buckets = enumerate(in_buckets(((name, bytes_of(state[name])) for name in places), share))
+        checksums = in_threads(copied, ((number * share, parts) for number, (_, parts) in buckets))
+    return MemoryManifest(tensors, block.place, share, tuple(checksums))
+
+
+def read_from_memory(token: WeightsToken, shown: MemoryManifest, reader: MemoryReader) -> Weights:
+    """The weights where they lie in this node's memory, which is kept as long as one of their tensors lives.
+
+    Raises OSError if this process cannot reach it, WorkerError if they are not what was published.
+    """
+    for anew in (False, True):  # it is none of the publisher's faults if somebody here wrote to earlier weights
+        memory = reader.read(shown.memory, anew)
+        shares = [memory[start : start + shown.share] for start in range(0, memory.size, shown.share)]
+        if tuple(in_threads(lambda share: checksum_of([share]), shares)) == shown.checksums:
+            break
+    else:
+        raise damaged(token)
+    whole, places, state = torch.from_numpy(memory), places_of(shown.tensors), dict[str, Tensor]()
+    for tensor in shown.tensors:
+        place = places[tensor.same_as or tensor.name]
+        known = state.get(str(tensor.same_as))
+        state[tensor.name] = whole[place].view(tensor.dtype).view(tensor.shape) if known is None else known
+    return Weights(token.version, state, bytes=memory.size, buckets=len(shares))
+
+
+def places_of(tensors: Sequence[TensorShape]) -> dict[str, slice]:
+    """Where the bytes of distinct tensors are in one piece of memory, without gaps: each begins at a multiple of the
+    size of its items, as those of the larger ones come first."""
+    distinct = [tensor for tensor in tensors if tensor.same_as is None]
+    ordered = sorted(distinct, key=lambda tensor: -tensor.dtype.itemsize)
+    ends = accumulate((tensor.nbytes for tensor in ordered), initial=0)
+    return {tensor.name: slice(start, stop) for tensor, (start, stop) in zip(ordered, pairwise(ends), strict=True)}

@@ -18,24 +18,11 @@ from rl_platform.config.schema import Config
 from rl_platform.errors import WorkerError
 from rl_platform.records import Weights
 from rl_platform.runtime import ComponentSpec
-from rl_platform.runtime.ray import host_process
-from rl_platform.runtime.ray.host_process import NamedReferences
-from rl_platform.runtime.weights import base as weights_module
-from rl_platform.runtime.weights.base import (
-    BUCKET,
-    ROW,
-    WeightsToken,
-    _checksum,
-    _sums,
-    checksum,
-    merge_published,
-    publish,
-    publish_gathered,
-    read,
-    receive,
-    show,
-)
-from rl_platform.runtime.weights.memory import MemoryReader, MemoryWriter
+from rl_platform.runtime.weights import base, memory
+from rl_platform.runtime.weights.base import BUCKET, ROW, WeightsToken, _sums, checksum, checksum_of, merge_published
+from rl_platform.runtime.weights.memory import MemoryReader, MemoryWriter, copy_to_memory, read_from_memory
+from rl_platform.runtime.weights.publications import Publications
+from rl_platform.runtime.weights.store import publish, publish_gathered, receive
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -90,7 +77,7 @@ def in_memfd(tensor: torch.Tensor) -> bool:
 
 def of_sums(tensor: torch.Tensor) -> bytes:
     """The checksum of a tensor on a GPU, which is computed in the same way on a CPU."""
-    return _checksum(_sums(tensor))
+    return checksum_of(_sums(tensor))
 
 
 class TestChecksums:
@@ -197,8 +184,8 @@ class TestNear:
 
     def test_all_of_a_state_is_read_where_it_lies(self) -> None:
         state, writer = model(), MemoryWriter()
-        manifest = show(state, writer)
-        found = read(TOKEN, manifest, MemoryReader())
+        manifest = copy_to_memory(state, writer)
+        found = read_from_memory(TOKEN, manifest, MemoryReader())
         assert_equal(found.state, state)
         assert found.state["tied"].data_ptr() == found.state["head"].data_ptr()
         assert all(tensor.data_ptr() % tensor.itemsize == 0 for tensor in found.state.values())
@@ -209,11 +196,11 @@ class TestNear:
 
     def test_it_stays_while_one_of_its_tensors_is_in_use(self) -> None:
         state, writer, reader = {"a": torch.ones(50), "b": torch.ones(7)}, MemoryWriter(), MemoryReader()
-        kept = read(TOKEN, show(state, writer), reader).state["b"]
+        kept = read_from_memory(TOKEN, copy_to_memory(state, writer), reader).state["b"]
         for _ in range(4):
             state["a"] += 1
             state["b"] += 1
-            found = read(TOKEN, show(state, writer), reader).state
+            found = read_from_memory(TOKEN, copy_to_memory(state, writer), reader).state
             assert_equal(found, state)
         assert kept.tolist() == [1.0] * 7
 
@@ -221,17 +208,17 @@ class TestNear:
         state, writer, reader = {"a": torch.zeros(50_000)}, MemoryWriter(), MemoryReader()
         for _ in range(5):
             state["a"] += 1
-            found = read(TOKEN, show(state, writer), reader).state
+            found = read_from_memory(TOKEN, copy_to_memory(state, writer), reader).state
             assert_equal(found, state)
             found["a"][::7] = -1.0
 
     @pytest.mark.parametrize("place", [0, BUCKET + 1000, 3 * BUCKET + 20])
     def test_a_flipped_bit_is_found(self, place: int) -> None:
         state, writer = model(), MemoryWriter()
-        manifest = show(state, writer)
+        manifest = copy_to_memory(state, writer)
         writer._blocks[-1].memory[place] ^= 1
         with pytest.raises(WorkerError, match=r"weights version 3 of actor\[0\] arrived damaged"):
-            read(TOKEN, manifest, MemoryReader())
+            read_from_memory(TOKEN, manifest, MemoryReader())
 
 
 class TestGathered:
@@ -248,22 +235,22 @@ class TestGathered:
                 yield [name], tensor
             gone.append(True)
 
-        names = NamedReferences("host0", store, lambda name: name, receives)
-        token = names.token(Weights(3, {}, offered=offered, gathered=gathered, stores=stores))
+        here = Publications("host0", store, receives)
+        token = here.publish(Weights(3, {}, offered=offered, gathered=gathered, stores=stores))
         assert gone, "all ranks go through all of them"
         keeps = receives or (offered and stores)
         assert token.held == (token.at("host0") is not None) == keeps
         assert (token.tensors is not None) == (offered and keeps)
         assert bool(store.objects) == (stores and not keeps)
-        assert (names.stored(token) is not None) == (stores and not keeps)
+        assert (here.store.gathered(token) is not None) == (stores and not keeps)
         if keeps:
-            assert_equal(names.published(token).state, state)
+            assert_equal(here.published(token).state, state)
         elif stores:
-            manifest = names.stored(token)
+            manifest = here.store.gathered(token)
             assert_equal(receive(token, manifest, store, None).state, state)
-            later = names.token(Weights(4, {}, gathered=gathered))
-            assert names.stored(token) is None, "replaced"
-            assert names.stored(later) is not None
+            later = here.publish(Weights(4, {}, gathered=gathered))
+            assert here.store.gathered(token) is None, "replaced"
+            assert here.store.gathered(later) is not None
 
 
 def config(backend: str, tensor: int = 1, pipeline: int = 1) -> Config:
@@ -312,10 +299,10 @@ class Reads:
         pass
 
     def far(self) -> None:
-        host_process.node_name = lambda: "another"
+        memory.node_name = lambda: "another"
 
     def apart(self) -> None:
-        host_process.read = refuse
+        memory.read_from_memory = refuse
 
     def receive(self, weights: Weights) -> tuple[bool, float]:
         (tensor,) = {in_memfd(tensor) for tensor in weights.state.values()}
@@ -323,7 +310,7 @@ class Reads:
 
 
 def refuse(*_: Any) -> Any:
-    host_process.read = read  # it is not asked again
+    memory.read_from_memory = read_from_memory  # it is not asked again
     raise PermissionError("Permission denied")
 
 
@@ -384,7 +371,7 @@ class Watched(LanguageActor):
     """Knows how many bytes of the tensors that were put together were alive in its process at a time, at most."""
 
     def publish(self, version: int, copy: bool = False) -> Weights:
-        weights_module.BUCKET = SMALL
+        base.BUCKET = SMALL
         self.most = 0
         return super().publish(version, copy)
 

@@ -23,9 +23,9 @@ from rl_platform.engines.rollout.sglang.program import PROGRAM, VERSION, EngineS
 from rl_platform.engines.rollout.sglang.shared_weights import SharedWeights, write_folder
 from rl_platform.engines.rollout.sglang.start_failures import recognised
 from rl_platform.errors import ConfigError, Deadline, WorkerDied, WorkerError
-from rl_platform.records import SamplingParams, Weights
+from rl_platform.records import SamplingParams, Weights, WeightsReceived
 from rl_platform.runtime.process_group import Rendezvous
-from rl_platform.runtime.weights.group import WeightGroup, WeightsOffer, call_together
+from rl_platform.runtime.weights.group import WeightGroup, WeightsOffer, call_together, reachable
 
 logger = logging.getLogger(__name__)
 
@@ -66,17 +66,14 @@ class HostedEngine:
         pid: int = self._process.started.value
         return pid
 
-    def takes(self, offer: WeightsOffer) -> bool:
-        return offer.reaches(
-            [torch.device("cuda", number) for number in self._setup.accelerators] or [torch.device("cpu")]
-        )
-
-    def receive(self, weights: Weights | WeightsOffer) -> None:
-        self._weights = weights
+    def receive(self, weights: Weights | WeightsOffer) -> WeightsReceived:
+        devices = [torch.device("cuda", number) for number in self._setup.accelerators] or [torch.device("cpu")]
+        self._weights = weights = reachable(weights, devices)
         try:
             self._load()
         except WorkerDied as death:
             self._restart(death)
+        return WeightsReceived(weights.version, weights.bytes, weights.buckets)
 
     def generate(
         self, requests: Sequence[Request], sampling: SamplingParams, on_finished: Callable[[Completion], None]

@@ -1,0 +1,109 @@
+"""The weights that one process published, and those of other processes that it receives.
+
+Within the process weights are passed by reference. Another process gets them by the first transfer that reaches it. The
+sender's part of a transfer runs between two calls of the rank that published.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from rl_platform.errors import WorkerError
+from rl_platform.records import Weights
+from rl_platform.runtime.lifecycle import RUNNER
+from rl_platform.runtime.waits import caller
+from rl_platform.runtime.weights.base import WeightsToken, WeightTransfer
+from rl_platform.runtime.weights.group import GroupTransfer, WeightsOffer, described
+from rl_platform.runtime.weights.memory import MemoryTransfer, node_name
+from rl_platform.runtime.weights.store import StoreTransfer
+
+if TYPE_CHECKING:
+    from rl_platform.runtime.ray.transport import RayTransport
+
+EXPORT_S = 600.0  # longest wait for a rank to hand out its weights
+RunInTurn = Callable[[str, Callable[[], Any]], "Future[Any]"]  # (rank, function): between two calls of the rank
+
+
+class Publications:
+    """`host`: the name of this process, or `runner`, which passes tokens on unread. `receives`: a component of this
+    process may read what is published here."""
+
+    def __init__(self, host: str, transport: RayTransport, receives: bool = False) -> None:
+        self._host, self._transport, self._receives = host, transport, receives
+        self.store = StoreTransfer(transport)
+        self._transfers: Mapping[str, WeightTransfer[Weights | WeightsOffer]] = {  # the first one that reaches is taken
+            "group": GroupTransfer(lambda: transport.address(), self.copy),
+            "memory": MemoryTransfer(),
+            "store": self.store,
+        }
+        self._published: dict[str, tuple[int, Weights]] = {}  # by rank: the number of its last publication
+        self._count = 0
+        self._exports: tuple[int, dict[str, Future[Any]]] = 0, {}  # of the last publication that was requested
+        self._exporting = threading.Lock()
+
+    def publish(self, weights: Weights) -> WeightsToken:
+        """The token that is sent instead of the weights. All ranks that share the parameters call it together."""
+        self._count += 1
+        token = WeightsToken(self._host, caller(), self._count, weights.version, weights.delta, node=node_name())
+        if weights.gathered is not None:
+            if not (self._receives or (weights.offered and weights.stores)):
+                if weights.stores:
+                    self.store.publish_gathered(token, weights.gathered())
+                else:
+                    deque(weights.gathered(), maxlen=0)  # ranks that do not store help to gather
+                return replace(token, held=False)
+            state = {name: tensor for names, tensor in weights.gathered() for name in names}
+            weights = replace(weights, state=state, gathered=None)
+        self._published[caller()] = (self._count, weights)
+        return replace(token, **described(weights.state)) if weights.offered else token
+
+    def resolve(self, token: WeightsToken) -> Any:
+        """The weights themselves if they are in this process, else what the first transfer gives."""
+        if (here := token.at(self._host)) is not None:
+            return self.published(here)
+        return token if self._host == RUNNER else self._receive(token, *self._transfers)
+
+    def published(self, token: WeightsToken) -> Weights:
+        """Weights of this process. Raises WorkerError if others were published since."""
+        number, weights = self._published.get(token.label, (0, None))
+        if weights is None or number != token.number:
+            raise WorkerError(f"weights version {token.version} of {token.label} were replaced before they were read")
+        return weights
+
+    def copy(self, token: WeightsToken) -> Weights:
+        """Weights of another process, in main memory."""
+        weights = self._receive(token, "memory", "store")
+        assert isinstance(weights, Weights)
+        return weights
+
+    def export(self, token: WeightsToken, transfer: str, request: Any, run_in_turn: RunInTurn) -> Any:
+        """The sender's part of a transfer. Receivers without a request of their own share one answer."""
+        if transfer == "store" and (manifest := self.store.gathered(token)) is not None:
+            return manifest
+        publish = partial(self._publish, token, transfer, request)
+        if request is not None:
+            return run_in_turn(token.label, publish).result()
+        with self._exporting:
+            if self._exports[0] != token.number:
+                self._exports = token.number, {}
+            answers = self._exports[1]
+            if transfer not in answers:
+                answers[transfer] = run_in_turn(token.label, publish)
+            answer = answers[transfer]
+        return answer.result()
+
+    def _publish(self, token: WeightsToken, transfer: str, request: Any) -> Any:
+        return self._transfers[transfer].publish(token, self.published(token).state, request)
+
+    def _receive(self, token: WeightsToken, *transfers: str) -> Weights | WeightsOffer:
+        received = (self._transfers[name].receive(token, partial(self._ask, token, name)) for name in transfers)
+        return next(weights for weights in received if weights is not None)
+
+    def _ask(self, token: WeightsToken, transfer: str, request: Any) -> Any:
+        return self._transport.ask(token.host, "export", token, transfer, request, limit=EXPORT_S)
