@@ -108,7 +108,7 @@ def engine_process(connection: Connection) -> None:
 
 def host_process(connection: Connection) -> None:
     """Reads what it is shown, as a host of the runtime does."""
-    from rl_platform.runtime.weights.memory import MemoryReader
+    from rl_platform.runtime.weights.memory import MemoryReader, read_from_memory
 
     reader, state = MemoryReader(), {}
     serve(connection, lambda manifest: state.update(read_from_memory(token(), manifest, reader).state), lambda: state)
@@ -155,7 +155,7 @@ def through_shared_memory(state: dict[str, Any], engine: Beside) -> Callable[[],
 
 
 def to_neighbour(state: dict[str, Any], host: Beside) -> Callable[[], None]:
-    from rl_platform.runtime.weights.memory import MemoryWriter
+    from rl_platform.runtime.weights.memory import MemoryWriter, copy_to_memory
 
     writer = MemoryWriter()
     return lambda: host.ask(copy_to_memory(state, writer))
