@@ -187,8 +187,10 @@ class MemoryTransfer:
         return copy_to_memory(state, self._writers.setdefault(token.label, MemoryWriter()))
 
     def receive(self, token: WeightsToken, ask: Callable[[Any], Any]) -> Weights | None:
-        """The weights where they lie. None for another node, with `delta`, and if the memory cannot be read."""
-        if not token.node == node_name() != "" or token.delta or token.host in self._unreadable:
+        """The weights where they lie. None if the sender has no copy, is on another node or its memory cannot be read,
+        and with `delta`."""
+        near = token.node == node_name() != "" and token.host not in self._unreadable
+        if not near or not token.held or token.delta:
             return None
         manifest = ask(None)
         try:
