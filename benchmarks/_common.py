@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rl_platform.accel.crowded_cores import wait_passively_when_crowded
+from rl_platform.acceleration import wait_passively_when_crowded
 from rl_platform.config import load_config
 from rl_platform.config.schema import Config
 from rl_platform.launch.cluster import runtime_for

@@ -17,8 +17,7 @@ def measure_rates(turns: Turns, settings: argparse.Namespace) -> None:
     from rl_platform.accel.packed_linear import PackedLinear
 
     layer = torch.nn.Linear(576, 3072, bias=False)  # stays in the cache
-    product, states, memory = PackedLinear(layer), torch.randn(settings.count, 576), torch.ones(2**26)
-    product.repack()
+    product, states, memory = PackedLinear([layer]), torch.randn(settings.count, 576), torch.ones(2**26)
 
     def fastest(call: Callable[[], Any], repeats: int) -> float:
         found = []

@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
-from rl_platform.accel.crowded_cores import wait_passively_when_crowded
+from rl_platform.acceleration import wait_passively_when_crowded
 from rl_platform.checkpoint.store import Checkpoint, UnknownFormat
 from rl_platform.config import LoadedConfig
 from rl_platform.config.schema import Config

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from rl_platform.accel.crowded_cores import wait_passively_when_crowded
+from rl_platform.acceleration import wait_passively_when_crowded
 from rl_platform.algorithms.card import algorithm_card
 from rl_platform.config import LoadedConfig
 from rl_platform.config.schema import Config

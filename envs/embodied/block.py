@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rl_platform.accel.step_loops import finish_step
+from rl_platform import acceleration
 from rl_platform.envs.embodied import env_state
 from rl_platform.envs.embodied.adapter import reset_env
 from rl_platform.envs.embodied.buffers import Buffers
@@ -94,12 +94,14 @@ class EnvBlock:
         self._lengths = np.zeros(last - first, np.int64)
         self._success = SuccessCount(buffers.success_once[rows], buffers.success_at_end[rows])
         ends = self._terminated, self._truncated, self._invalid
-        # what `finish_step` writes
+        # arrays that `finish_step` of accel/step_loops.py writes
         self._stepped = self._finals, self._observations, self._rewards, *ends, self._returns, self._lengths
         self._none_idle, self._some_ended = bytes(last - first), False
-        if self._native is not None:  # compiled before the first step, whose time may be limited
+        loops = acceleration.step_loops() if self.native else None
+        self._finish = None if loops is None else loops.finish_step()
+        if self._finish is not None:  # compiled before the first step, whose time may be limited
             given = np.zeros((0, spaces.observation_size)), np.zeros(0), *[np.zeros(0, bool)] * 4
-            finish_step()(*given, *(array[:0] for array in self._stepped))
+            self._finish(*given, *(array[:0] for array in self._stepped))
         # views with the environments' own shape, so that writing flattens
         self._shaped_observations = self._observations.reshape(-1, *spaces.observation_shape)
         self._shaped_finals = self._finals.reshape(-1, *spaces.observation_shape)
@@ -132,16 +134,24 @@ class EnvBlock:
         except Exception as error:
             failed = getattr(error, "ids", (0,))[0]  # MuJoCo's batch knows which
             raise EnvFailure(self._first + int(failed), "step", traceback.format_exc()) from error
-        self._some_ended = finish_step()(*given, native.diverged, self._idle, *self._stepped) > 0
+        if self._finish is not None:
+            self._some_ended = self._finish(*given, native.diverged, self._idle, *self._stepped) > 0
+        else:
+            self._finals[:], self._rewards[:], self._terminated[:], self._truncated[:] = given
+            self._finish_step(native.diverged)
 
     def _step_each(self) -> None:
         """In worker processes too, which do without a compiler."""
         began = time.monotonic()
         self._call_each()
         recorder.add("work", "physics", began)
+        self._finish_step(None)
+
+    def _finish_step(self, diverged: np.ndarray | None) -> None:
+        """Turns what the environments returned into the step's results. diverged [N] bool: of native environments."""
         if self._idle.any():
             self._leave_idle()
-        self._invalidate()
+        self._invalidate(diverged)
         self._returns += self._rewards
         self._lengths += ~self._idle
         self._observations[:] = self._finals
@@ -191,7 +201,7 @@ class EnvBlock:
     def _find_physics_failures(self) -> None:
         self._physics_failures = [counters for env in self._envs if (counters := _physics_failures(env)) is not None]
 
-    def _invalidate(self) -> None:
+    def _invalidate(self, diverged: np.ndarray | None) -> None:
         """End the episodes whose last step gave a number that is not finite, or whose physics had to start over."""
         invalid = self._invalid
         invalid[:] = False
@@ -199,7 +209,9 @@ class EnvBlock:
         finals = self._finals.reshape(-1)[: 0 if self._spaces.images else None]  # pixels always are
         if not math.isfinite(finals @ finals + self._rewards @ self._rewards):
             invalid |= ~(np.isfinite(self._finals).all(axis=1) & np.isfinite(self._rewards))
-        if self._physics_failures:
+        if diverged is not None:
+            invalid |= diverged
+        elif self._physics_failures:
             invalid |= np.concatenate(self._physics_failures).reshape(len(invalid), -1).any(axis=1)
         if invalid.any():
             self._finals[invalid] = self._observations[invalid]

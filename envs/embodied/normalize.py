@@ -1,20 +1,18 @@
 """Running normalisation of observations and rewards, in float64, of all environments at once.
 
-It happens after every step, with few numbers: compiled loops take a tenth of the time of array operations. Normalising
-observations never changes the statistics, only `update` does: evaluation and the last observations of episodes are
-normalised with the statistics as they stand. States are plain numbers and lists.
+Normalising observations never changes the statistics, only `update` does: evaluation and the last observations of
+episodes are normalised with the statistics as they stand. States are plain numbers and lists.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from functools import cache
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from rl_platform.accel.compiling import IN_ORDER, compiled_loops
+from rl_platform import acceleration
 
 _EPSILON = 1e-8
 _NOTHING = np.empty((0, 0), np.float32)
@@ -27,6 +25,8 @@ class RunningMoments:
         self.count = 0
         self.mean = np.zeros(shape)
         self.variance = np.ones(shape)
+        loops = acceleration.normalizing_loops()
+        self._update = update_moments if loops is None else loops.update_moments()
 
     def update(self, batch: np.ndarray) -> None:
         """batch [N,*shape]. Merges its moments with those so far (Chan, Golub, LeVeque 1979)."""
@@ -35,7 +35,7 @@ class RunningMoments:
     def update_and_normalize(self, batch: np.ndarray, clip: float, normalized: np.ndarray) -> None:
         """`update`, and after it the first K rows of the batch normalised into `normalized` [K,D] float32."""
         rows = batch.reshape(len(batch), -1)
-        _update()(rows, self.mean.reshape(-1), self.variance.reshape(-1), self.count, clip, normalized)
+        self._update(rows, self.mean.reshape(-1), self.variance.reshape(-1), self.count, clip, normalized)
         self.count += len(batch)
 
     def state_dict(self) -> dict[str, Any]:
@@ -53,6 +53,8 @@ class ObservationNormalizer:
     def __init__(self, observation_shape: tuple[int, ...], clip: float) -> None:
         self._moments = RunningMoments(observation_shape)
         self._clip = clip
+        loops = acceleration.normalizing_loops()
+        self._normalize = normalize_rows if loops is None else loops.normalize_rows()
 
     def update(self, observations: np.ndarray) -> None:
         """Count observations [N,D] in."""
@@ -67,7 +69,7 @@ class ObservationNormalizer:
     def __call__(self, observations: np.ndarray) -> np.ndarray:
         """observations [N,D] -> float32 of the same shape."""
         normalized = np.empty(observations.shape, np.float32)
-        _normalize()(observations, self._moments.mean, self._moments.variance, self._clip, normalized)
+        self._normalize(observations, self._moments.mean, self._moments.variance, self._clip, normalized)
         return normalized
 
     def state_dict(self) -> dict[str, Any]:
@@ -88,6 +90,8 @@ class RewardNormalizer:
         self._returns = np.zeros(num_envs)
         self._gamma = gamma
         self._clip = clip
+        loops = acceleration.normalizing_loops()
+        self._normalize = normalize_rewards if loops is None else loops.normalize_rewards()
 
     def __call__(self, rewards: np.ndarray, ended: np.ndarray, rows: slice | np.ndarray = slice(None)) -> np.ndarray:
         """Count one step of N environments in and normalise it: rewards [N], ended [N] bool -> [N] float32.
@@ -95,11 +99,10 @@ class RewardNormalizer:
         `rows`: which of all environments these are.
         """
         moments, returns, normalized = self._moments, self._returns[rows], np.empty(len(rewards), np.float32)
-        _reward()(
-            rewards, ended, self._gamma, self._clip, returns, moments.mean, moments.variance, moments.count, normalized
-        )
+        statistics = moments.mean, moments.variance, moments.count
+        self._normalize(rewards, ended, self._gamma, self._clip, returns, *statistics, normalized)
         moments.count += len(rewards)
-        if not isinstance(rows, slice):  # of a slice it was no copy
+        if not isinstance(rows, slice):  # a slice is a view, which is up to date
             self._returns[rows] = returns
         return normalized
 
@@ -111,72 +114,51 @@ class RewardNormalizer:
         self._returns = np.asarray(state["returns"], np.float64)
 
 
-@cache
-def _update() -> Callable[..., None]:
-    """(batch [N,D], mean and variance [D] of `count` rows, count, clip, out: the first K rows normalised [K,D]):
-    mean and variance are updated in place before that."""
-    return compiled_loops(_update_moments, IN_ORDER)
-
-
-@cache
-def _normalize() -> Callable[..., None]:
-    """(rows [N,D], mean [D], variance [D], clip, out: [N,D] float32)."""
-    return compiled_loops(_normalize_rows, IN_ORDER)
-
-
-@cache
-def _reward() -> Callable[..., None]:
-    """(rewards and ended [N], gamma, clip, discounted returns [N], mean and variance [] of `count` returns, count,
-    out: [N] float32); returns, mean and variance are updated in place."""
-    return compiled_loops(_normalize_rewards, IN_ORDER)
-
-
-def _update_moments(batch: Any, mean: Any, variance: Any, count: Any, clip: Any, normalized: Any) -> None:
-    rows, width = batch.shape
-    total = count + rows
-    own_mean, squares = np.zeros(width), np.zeros(width)
-    for row in range(rows):
-        for column in range(width):
-            own_mean[column] += batch[row, column]
-    own_mean /= rows
-    for row in range(rows):
-        for column in range(width):
-            distance = batch[row, column] - own_mean[column]
-            squares[column] += distance * distance
-    for column in range(width):
-        delta = own_mean[column] - mean[column]
-        # M2 = M2_a + M2_b + delta^2 n_a n_b / n;  variance = M2 / n
-        between = delta * delta * (count * (rows / total))
-        variance[column] = (variance[column] * count + squares[column] + between) / total
-        mean[column] += delta * (rows / total)
-    scale = 1.0 / np.sqrt(variance + _EPSILON)
-    for row in range(len(normalized)):
-        for column in range(width):
-            normalized[row, column] = min(max((batch[row, column] - mean[column]) * scale[column], -clip), clip)
-
-
-def _normalize_rows(rows: Any, mean: Any, variance: Any, clip: Any, normalized: Any) -> None:
-    scale = 1.0 / np.sqrt(variance + _EPSILON)
-    for row in range(rows.shape[0]):
-        for column in range(rows.shape[1]):
-            normalized[row, column] = min(max((rows[row, column] - mean[column]) * scale[column], -clip), clip)
-
-
-def _normalize_rewards(
-    rewards: Any, ended: Any, gamma: Any, clip: Any, returns: Any, mean: Any, variance: Any, count: Any, normalized: Any
+def update_moments(
+    batch: np.ndarray, mean: np.ndarray, variance: np.ndarray, count: int, clip: float, normalized: np.ndarray
 ) -> None:
-    rows, own_mean, squares = len(rewards), 0.0, 0.0
-    for row in range(rows):
-        returns[row] = returns[row] * gamma + rewards[row]  # R_t = gamma R_{t-1} + r_t, from 0 in every episode
-        own_mean += returns[row]
-    own_mean /= rows
-    for row in range(rows):
-        squares += (returns[row] - own_mean) ** 2
-    total, delta = count + rows, own_mean - mean[()]  # the moments merge as in `_update_moments`
-    variance[()] = (variance[()] * count + squares + delta * delta * (count * (rows / total))) / total
-    mean[()] += delta * (rows / total)
-    scale = 1.0 / np.sqrt(variance[()] + _EPSILON)
-    for row in range(rows):
-        normalized[row] = min(max(rewards[row] * scale, -clip), clip)
-        if ended[row]:
-            returns[row] = 0.0
+    """Merges the moments of batch [N,D] into mean and variance [D] of `count` rows, in place. Then writes the first K
+    rows, normalised, into `normalized` [K,D]."""
+    rows, own_mean = len(batch), batch.mean(axis=0, dtype=np.float64)
+    squares = np.square(batch - own_mean).sum(axis=0)
+    _merge(mean, variance, count, rows, own_mean, squares)
+    if len(normalized):
+        normalize_rows(batch[: len(normalized)], mean, variance, clip, normalized)
+
+
+def normalize_rows(
+    rows: np.ndarray, mean: np.ndarray, variance: np.ndarray, clip: float, normalized: np.ndarray
+) -> None:
+    """Writes (rows - mean) / sqrt(variance), clipped to +-clip, into `normalized` [N,D] float32; mean, variance [D]."""
+    normalized[:] = np.clip((rows - mean) * (1.0 / np.sqrt(variance + _EPSILON)), -clip, clip)
+
+
+def normalize_rewards(
+    rewards: np.ndarray,
+    ended: np.ndarray,
+    gamma: float,
+    clip: float,
+    returns: np.ndarray,
+    mean: np.ndarray,
+    variance: np.ndarray,
+    count: int,
+    normalized: np.ndarray,
+) -> None:
+    """Counts discounted returns [N] in and writes rewards / sqrt(variance), clipped, into `normalized` [N] float32.
+
+    `returns`, `mean` [] and `variance` [] of `count` returns are updated in place.
+    """
+    # R_t = gamma R_{t-1} + r_t, from 0 in every episode
+    returns[:] = returns * gamma + rewards
+    own_mean = returns.mean()
+    _merge(mean, variance, count, len(returns), own_mean, np.square(returns - own_mean).sum())
+    normalized[:] = np.clip(rewards * (1.0 / np.sqrt(variance + _EPSILON)), -clip, clip)
+    returns[ended] = 0.0
+
+
+def _merge(mean: np.ndarray, variance: np.ndarray, count: int, rows: int, own_mean: Any, squares: Any) -> None:
+    """Merges `rows` numbers with their mean and sum of squared distances into mean and variance of `count` others."""
+    total, delta = count + rows, own_mean - mean
+    # M2 = M2_a + M2_b + delta^2 n_a n_b / n;  variance = M2 / n
+    variance[...] = (variance * count + squares + delta * delta * (count * (rows / total))) / total
+    mean += delta * (rows / total)

@@ -20,7 +20,8 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from rl_platform.runtime.cpu import has_team, release_team, run_by_team
+from rl_platform.accel.openmp_team import has_team, run_by_team
+from rl_platform.runtime.cpu import release_team
 
 PERIOD_S = 1.0
 CROWDED = 0.3  # seconds that threads waited for a core, all together, per second; up to 0.05 on a quiet machine

@@ -23,9 +23,9 @@ from numba.extending import intrinsic
 from torch import Tensor
 
 from rl_platform.accel.compiling import ANY_ORDER
+from rl_platform.accel.openmp_team import run_by_team
 from rl_platform.engines.rollout.attention import Row
 from rl_platform.engines.rollout.kv_cache import KVCache
-from rl_platform.runtime.cpu import run_by_team
 
 FLOAT, SIZE = np.float32, 4  # bytes
 LINE = 16  # floats that a core fetches together

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from rl_platform.accel.compiled_training import CompiledEngine
+from rl_platform import acceleration
 from rl_platform.algorithms.action_levels import ActionLevels
 from rl_platform.algorithms.losses import ModelOutputs, actor_critic_loss, actor_loss
 from rl_platform.components.base import ComponentContext
@@ -108,7 +108,7 @@ class EmbodiedActor(Learner):
             model = EmbodiedActorCritic(policy)
         loss = partial(actor_critic_loss, algorithm=config.algorithm)
         super().__init__(context, config, config.actor, model, loss, "actor", config.algorithm.ppo_epochs)
-        if isinstance(self.engine, CompiledEngine) and self.engine.fastest_alone(config.data.mini_batch_size):
+        if acceleration.fastest_alone(self.engine, config.data.mini_batch_size):
             compute_alone()
 
     def evaluate(self, batch: RolloutBatch) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rl_platform.accel.compiled_policy import CompiledPolicy, acts_compiled
+from rl_platform import acceleration
 from rl_platform.components.actor import embodied_policy
 from rl_platform.components.base import ComponentContext
 from rl_platform.config.schema import Config
@@ -74,8 +74,8 @@ class PolicyRollout:
         self.places: list[int] = []  # of the parameters in memory, as they were received last
         if self.device.type == "cpu":
             compute_alone()  # a few rows: a team would cost more than it saves, and the simulation needs the cores
-        self.compiles = acts_compiled(self.policy, self.device)
-        self.compiled: CompiledPolicy | None = None
+        self.compiled_class = acceleration.policy_class(self.policy, self.device)
+        self.compiled = None if self.compiled_class is None else self.compiled_class(self.policy)
         context.shared[context.label] = self
 
     def receive(self, weights: Weights) -> WeightsReceived:
@@ -87,7 +87,7 @@ class PolicyRollout:
             self.places = []  # a part of them may be loaded before one turns out to be missing
             self.policy.load_state_dict(state, assign=True)
             self.places = places
-        self.compiled = CompiledPolicy(self.policy) if self.compiles else None
+        self.compiled = None if self.compiled_class is None else self.compiled_class(self.policy)
         self.version = weights.version
         return WeightsReceived(weights.version, weights.bytes, weights.buckets)
 

@@ -78,27 +78,10 @@ def release_team() -> None:
     threads but compute in turns, so one team at a time is enough.
     """
     with suppress(OSError, AttributeError):
-        _libgomp().omp_pause_resource_all(_PAUSE_SOFT)
-
-
-def has_team() -> bool:
-    """Whether `run_by_team` can be called."""
-    try:
-        return hasattr(_libgomp(), "GOMP_parallel")
-    except OSError:
-        return False
-
-
-def run_by_team(function: int, argument: int, threads: int) -> None:
-    """Has each of `threads` OpenMP threads, the calling one included, call the compiled function at an address.
-
-    With torch's number of threads these are the threads of torch's operations, so that no others compete for the
-    cores. `argument` is the pointer that the function gets. Call it only if `has_team()`.
-    """
-    _libgomp().GOMP_parallel(ctypes.c_void_p(function), ctypes.c_void_p(argument), threads, 0)
+        libgomp().omp_pause_resource_all(_PAUSE_SOFT)
 
 
 @cache
-def _libgomp() -> ctypes.CDLL:
+def libgomp() -> ctypes.CDLL:
     """By name, as torch brings its own. Raises OSError, which is not kept, while it is not loaded."""
     return ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rl_platform.accel.step_loops import diverged
+from rl_platform import acceleration
 from rl_platform.envs.embodied.mujoco.tasks import find_task
 from rl_platform.envs.embodied.spaces import time_limit
 from rl_platform.tracing import recorder
@@ -57,7 +57,9 @@ class NativeEnvs:
         self._rngs: list[np.random.Generator | None] = [None] * num_envs
         self._positions = np.zeros(num_envs)  # whose change a step rewards
         self.diverged = np.zeros(num_envs, bool)
-        # these compile
+        loops = acceleration.step_loops()
+        self._divergence = find_diverged if loops is None else loops.diverged()
+        # the first calls compile
         self._find_diverged(np.zeros(num_envs, np.int64))
         self._task.observe(self._physics.now)
         self._task.outcome(np.zeros(num_envs), self._physics.now, np.zeros((num_envs, inner.model.nu), np.float32))
@@ -116,7 +118,7 @@ class NativeEnvs:
     def _find_diverged(self, lengths: np.ndarray) -> None:
         now = self._physics.now
         numbers = now.qpos, now.qvel, now.time, self._physics.warnings
-        diverged()(*numbers, lengths, self._task.dt, self._largest, self.diverged)
+        self._divergence(*numbers, lengths, self._task.dt, self._largest, self.diverged)
 
     def save(self, index: int) -> bytes:
         """State of one environment: its physics and its randomness."""
@@ -134,6 +136,25 @@ class NativeEnvs:
 
     def close(self) -> None:
         self._physics.close()
+
+
+def find_diverged(
+    qpos: np.ndarray,
+    qvel: np.ndarray,
+    time: np.ndarray,
+    warnings: np.ndarray,
+    lengths: np.ndarray,
+    dt: float,
+    largest: float,
+    diverged: np.ndarray,
+) -> None:
+    """Writes into `diverged` [N] whether MuJoCo gave up a state or a number of qpos [N,nq], qvel [N,nv] is too large.
+
+    A simulation that started over lost its `time` [N]. warnings [N,3]: MuJoCo's counters. lengths [N]: steps before.
+    """
+    diverged[:] = ~(time >= (lengths + 0.5) * dt) | (warnings != 0).any(axis=1)
+    for numbers in (qpos, qvel):
+        diverged |= ~(np.abs(numbers) < largest).all(axis=1)
 
 
 def is_native(env: Env[Any, Any]) -> bool:

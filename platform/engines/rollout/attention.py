@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rl_platform import acceleration
 from rl_platform.engines.rollout.kv_cache import KVCache, Page, Pool
-from rl_platform.runtime.cpu import has_team
 
 
 @dataclass(frozen=True)
@@ -186,13 +186,11 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, 
 
 
 def decode_attention(cache: KVCache) -> tuple[Any, Any]:
-    """(Readers, DecodeAttention) or what does the same with a compiled loop, which is faster where there is one."""
-    if cache.tails.device.type == "cpu" and cache.tails.dtype == torch.float32 and has_team():
-        # here, as GPUs never need numba
-        from rl_platform.accel.decode_kernel import CompiledDecodeAttention, PageTable
-
-        return PageTable, CompiledDecodeAttention
-    return Readers, DecodeAttention
+    """Returns (Readers, DecodeAttention), or their compiled equivalents, which are faster."""
+    compiled = None
+    if cache.tails.device.type == "cpu" and cache.tails.dtype == torch.float32:
+        compiled = acceleration.decode_attention()
+    return compiled or (Readers, DecodeAttention)
 
 
 class StepAttention:

@@ -7,17 +7,40 @@ way the weights are the model's, and on a CPU every matrix is packed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_platform.accel.packed_linear import PackedLinear
 from rl_platform.models.language import LanguageModel
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
+
+
+class JoinedLinear:
+    """Linear layers of one input as one function; their outputs stand side by side.
+
+    `packed`: the same product with a copy of the weights in a faster layout (accel/packed_linear.py), which `pack`
+    renews after every change of the weights. Without it the layers compute one by one.
+    """
+
+    def __init__(self, *layers: nn.Linear) -> None:
+        self.layers = layers
+        self.packed: Callable[[Tensor], Tensor] | None = None
+
+    def pack(self, packed: Callable[[Sequence[nn.Linear]], Callable[[Tensor], Tensor]]) -> None:
+        """Replaces the copy by `packed(layers)`."""
+        self.packed = None  # frees the old copy before the new one is made
+        self.packed = packed(self.layers)
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """[..., inputs] -> [..., sum of the outputs]."""
+        if self.packed is not None:
+            return self.packed(states)
+        parts = [F.linear(states, layer.weight, layer.bias) for layer in self.layers]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
 
 class TransformersDecoder:
@@ -28,7 +51,7 @@ class TransformersDecoder:
         self.linears = []
         for module in model.modules():
             if type(module) is nn.Linear:
-                self.linears.append(PackedLinear(module))
+                self.linears.append(JoinedLinear(module))
                 module.forward = self.linears[-1]  # type: ignore[method-assign,assignment]
 
     def hidden(self, tokens: Tensor, positions: Tensor, attention: Any) -> Tensor:
@@ -46,7 +69,7 @@ class FusedDecoder:
     def __init__(self, model: LanguageModel) -> None:
         self.backbone: Any = model.backbone
         self.layers = [_Layer(layer, number) for number, layer in enumerate(self.backbone.layers)]
-        self.head = PackedLinear(model.head)
+        self.head = JoinedLinear(model.head)
         self.linears = [linear for layer in self.layers for linear in layer.linears] + [self.head]
 
     def hidden(self, tokens: Tensor, positions: Tensor, attention: Any) -> Tensor:
@@ -73,10 +96,10 @@ class _Layer:
         self.norm, self.mlp_norm = _norm(layer.input_layernorm), _norm(layer.post_attention_layernorm)
         norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
         self.head_norms = [_norm(norm) for norm in norms if norm is not None]
-        self.qkv = PackedLinear(attention.q_proj, attention.k_proj, attention.v_proj)
-        self.output = PackedLinear(attention.o_proj)
-        self.gate_up = PackedLinear(mlp.gate_proj, mlp.up_proj)
-        self.down = PackedLinear(mlp.down_proj)
+        self.qkv = JoinedLinear(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.output = JoinedLinear(attention.o_proj)
+        self.gate_up = JoinedLinear(mlp.gate_proj, mlp.up_proj)
+        self.down = JoinedLinear(mlp.down_proj)
         self.linears = [self.qkv, self.output, self.gate_up, self.down]
 
     def __call__(self, states: Tensor, cos: Tensor, sin: Tensor, attention: Any) -> Tensor:

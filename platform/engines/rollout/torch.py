@@ -4,8 +4,8 @@ A forward pass takes one token of every running sequence and a bounded number of
 prompts come in parts while others are decoded; a sequence that finishes leaves at once and a waiting one enters. Keys
 and values lie in pages (`kv_cache`), what prompts have in common is computed and stored once (`prefill`), the layers of
 well-known architectures are computed with few operations (`decoder`), on a CPU running sequences attend in one compiled
-loop (`decode_kernel`). Weights on the same device and of the same type are references to the trainer's, not copies; on
-a CPU the matrices are repacked after each update (`packed_linear`).
+loop (`accel/decode_kernel`). Weights on the same device and of the same type are references to the trainer's, not
+copies; on a CPU the matrices are repacked after each update (`accel/packed_linear`).
 
 Does not cover tensor parallelism.
 """
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_platform.accel.packed_linear import can_pack
+from rl_platform import acceleration
 from rl_platform.engines.rollout.base import Completion, Request
 from rl_platform.engines.rollout.batch import ContinuousBatch
 from rl_platform.engines.rollout.decoder import decoder_for
@@ -69,7 +69,7 @@ class TorchRolloutEngine:
         """The weights leave the device until they are used. Only where they are not the trainer's."""
         self._swap.leave()
         for linear in self._decoder.linears:
-            linear.drop()
+            linear.packed = None
 
     def _onload(self) -> None:
         if self._swap.away:
@@ -77,9 +77,10 @@ class TorchRolloutEngine:
             self._repack()
 
     def _repack(self) -> None:
-        if can_pack(self.device, self.model.head.weight.dtype):
+        packed = acceleration.packed_linear_class(self.device, self.model.head.weight.dtype)
+        if packed is not None:
             for linear in self._decoder.linears:
-                linear.repack()
+                linear.pack(packed)
 
     def receive(self, weights: Weights | WeightsOffer) -> WeightsReceived:
         weights = reachable(weights, [self.device])

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from rl_platform.accel.compiled_training import CompiledEngine, compiles
+from rl_platform import acceleration
 from rl_platform.config.schema.models import Trainable
 from rl_platform.engines.training.base import TrainingEngine
 from rl_platform.engines.training.fsdp import FSDPEngine
@@ -35,8 +35,8 @@ def training_engine(
         engine: TrainingEngine = MegatronEngine(
             model, section.optim, parallel=section.parallel, kernels=section.kernels, **options
         )
-    elif _plain(section) and compiles(model, device, dtype):
-        engine = CompiledEngine(model, section.optim, **options)
+    elif _plain(section) and (compiled := acceleration.training_engine_class(model, device, dtype)) is not None:
+        engine = compiled(model, section.optim, **options)
     else:
         context, cpu_offload = section.parallel.context, section.cpu_offload
         engine = FSDPEngine(model, section.optim, context=context, cpu_offload=cpu_offload, **options)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rl_platform.accel.crowded_cores import wait_passively_when_crowded
+from rl_platform.acceleration import wait_passively_when_crowded
 from rl_platform.errors import PlatformError, WorkerDied
 from rl_platform.garbage import collect_as_usual, collect_rarely
 from rl_platform.records import Weights

@@ -7,14 +7,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rl_platform.accel.step_loops import run_observation, run_outcome
+from rl_platform import acceleration
 from rl_platform.envs.embodied.mujoco.tasks.base import NoisyStart, Quantities, StepOutcome, join, never, squares
 
 
 class Runner(NoisyStart):
     """reward = forward weight * speed - control weight * |action|^2, and a reward for being healthy where there is one:
-    strictly within `bounds`. Episodes end by their time limit, or when not healthy. Compiled, as simulating a runner
-    takes little longer than an array operation."""
+    strictly within `bounds`. Episodes end by their time limit, or when not healthy."""
 
     hidden: ClassVar[int] = 1  # leading positions that `exclude_current_positions_from_observation` leaves out
     largest_speed: ClassVar[float] = np.inf  # that is observed
@@ -27,6 +26,9 @@ class Runner(NoisyStart):
         self.bounds = np.tile([[-np.inf], [np.inf]], self.model.nq + self.model.nv)  # of positions and velocities
         self.healthy_reward: float = getattr(env, "_healthy_reward", 0.0)
         self.terminates = bool(getattr(env, "_terminate_when_unhealthy", False))
+        loops = acceleration.step_loops()
+        self._write_observation = write_observation if loops is None else loops.run_observation()
+        self._write_outcome = write_outcome if loops is None else loops.run_outcome()
         control = np.float32(self.control_weight)  # Gymnasium multiplies in the precision of the actions
         self.weights = float(self.forward_weight), control, float(self.healthy_reward)
 
@@ -35,13 +37,13 @@ class Runner(NoisyStart):
 
     def observe(self, now: Quantities) -> np.ndarray:
         observations = np.empty((len(now.qpos), self.model.nq - self.skipped + self.model.nv))
-        run_observation()(now.qpos, now.qvel, self.skipped, self.largest_speed, observations)
+        self._write_observation(now.qpos, now.qvel, self.skipped, self.largest_speed, observations)
         return observations
 
     def outcome(self, positions: np.ndarray, now: Quantities, actions: np.ndarray) -> StepOutcome:
         rewards, ends = np.empty(len(positions)), np.empty(len(positions), bool)
         state, told = (now.qpos, now.qvel), (self.terminates, rewards, ends)
-        run_outcome()(positions, self.dt, actions, *state, *self.bounds, *self.weights, *told)
+        self._write_outcome(positions, self.dt, actions, *state, *self.bounds, *self.weights, *told)
         return rewards, ends
 
 
@@ -121,3 +123,44 @@ class Ant(ContactRunner):
     def costs(self, now: Quantities, actions: np.ndarray) -> np.ndarray:
         contact = self.contact_weight * squares(np.clip(now.cfrc_ext, *self.force_range))
         return self.control_weight * squares(actions) + contact
+
+
+def write_observation(
+    qpos: np.ndarray, qvel: np.ndarray, skipped: int, largest: float, observations: np.ndarray
+) -> None:
+    """Writes qpos [N,nq] without its first `skipped` columns, and qvel [N,nv] clipped to +-largest, side by side."""
+    shown = qpos.shape[1] - skipped
+    observations[:, :shown] = qpos[:, skipped:]
+    np.clip(qvel, -largest, largest, out=observations[:, shown:])
+
+
+def write_outcome(
+    positions: np.ndarray,
+    dt: float,
+    actions: np.ndarray,
+    qpos: np.ndarray,
+    qvel: np.ndarray,
+    low: np.ndarray,
+    high: np.ndarray,
+    forward: float,
+    control: np.float32,
+    reward: float,
+    terminates: bool,
+    rewards: np.ndarray,
+    ends: np.ndarray,
+) -> None:
+    """Writes rewards and ends [N] of a step, and brings `positions` [N] up to date.
+
+    forward, control: weights of speed and of squared actions [N,A] float32. reward: of the healthy, whose qpos
+    [N,nq] and qvel [N,nv] are strictly between `low` and `high` [nq+nv]; a number without bounds may be anything.
+    """
+    healthy = np.ones(len(qpos), bool)
+    for state, lower, upper in zip(
+        (qpos, qvel), np.split(low, [qpos.shape[1]]), np.split(high, [qpos.shape[1]]), strict=True
+    ):
+        above, below = (lower < state) | (lower == -np.inf), (state < upper) | (upper == np.inf)
+        healthy &= (above & below).all(axis=1)
+    speeds = (qpos[:, 0] - positions) / dt
+    positions[:] = qpos[:, 0]
+    rewards[:] = forward * speeds + reward * healthy - control * squares(actions)
+    ends[:] = ~healthy & terminates

@@ -1,0 +1,141 @@
+"""The only module of the core that imports `accel/`, and the switch `runner.accelerate`.
+
+Each function returns an accelerated implementation, or None. None means that acceleration is off, that the folder
+`accel/` was removed, or that the implementation does not cover the arguments. The caller then uses its plain
+implementation. Callers resolve once, when they construct an object, and never in an inner loop.
+
+The switch is an environment variable, so every process that a run starts inherits it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib.util import find_spec
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from rl_platform.accel.compiled_policy import CompiledPolicy
+    from rl_platform.accel.compiled_training import CompiledEngine
+    from rl_platform.accel.packed_linear import PackedLinear
+
+VARIABLE = "RL_PLATFORM_ACCELERATE"
+
+
+@contextmanager
+def accelerating(mode: str) -> Iterator[None]:
+    """Applies `runner.accelerate` to this process and to processes that start within the block."""
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = mode
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = before
+
+
+def environment() -> dict[str, str]:
+    """The variable of the switch, for processes that do not inherit the environment of this one."""
+    return {VARIABLE: os.environ[VARIABLE]} if VARIABLE in os.environ else {}
+
+
+def enabled() -> bool:
+    return _present() and os.environ.get(VARIABLE) != "off"
+
+
+@cache
+def _present() -> bool:
+    spec = find_spec("rl_platform.accel")
+    return spec is not None and spec.origin is not None  # an empty folder is a namespace without an origin
+
+
+def gae_function(values: torch.Tensor) -> Callable[..., tuple[torch.Tensor, torch.Tensor]] | None:
+    """`algorithms.gae.gae` as a compiled loop, for tensors of the device and type of `values`."""
+    if not enabled():
+        return None
+    from rl_platform.accel.compiled_gae import compiled_gae, compiles
+
+    return compiled_gae if compiles(values) else None
+
+
+def training_engine_class(model: nn.Module, device: torch.device, dtype: torch.dtype) -> type[CompiledEngine] | None:
+    """`FSDPEngine` with a compiled optimizer step, for small Gaussian policies on one CPU."""
+    if not enabled():
+        return None
+    from rl_platform.accel.compiled_training import CompiledEngine, compiles
+
+    return CompiledEngine if compiles(model, device, dtype) else None
+
+
+def fastest_alone(engine: object, rows: int) -> bool:
+    """Whether one thread steps through mini-batches of `rows` faster than several: of the compiled engine only."""
+    if not enabled():
+        return False
+    from rl_platform.accel.compiled_training import CompiledEngine
+
+    return isinstance(engine, CompiledEngine) and engine.fastest_alone(rows)
+
+
+def policy_class(policy: nn.Module, device: torch.device) -> type[CompiledPolicy] | None:
+    """`ActorCriticPolicy.act` as compiled loops, for small policies on a CPU."""
+    if not enabled():
+        return None
+    from rl_platform.accel.compiled_policy import CompiledPolicy, acts_compiled
+
+    return CompiledPolicy if acts_compiled(policy, device) else None
+
+
+def decode_attention() -> tuple[Any, Any] | None:
+    """`Readers` and `DecodeAttention` of engines/rollout/attention.py as one compiled loop: float32, on a CPU."""
+    if not enabled():
+        return None
+    from rl_platform.accel.openmp_team import has_team
+
+    if not has_team():
+        return None
+    from rl_platform.accel.decode_kernel import CompiledDecodeAttention, PageTable  # imports numba, which takes 0.3 s
+
+    return PageTable, CompiledDecodeAttention
+
+
+def packed_linear_class(device: torch.device, dtype: torch.dtype) -> type[PackedLinear] | None:
+    """Linear layers in oneDNN's blocked layout."""
+    if not enabled():
+        return None
+    from rl_platform.accel.packed_linear import PackedLinear, can_pack
+
+    return PackedLinear if can_pack(device, dtype) else None
+
+
+def step_loops() -> ModuleType | None:
+    """accel/step_loops.py: array operations after the physics of a step, as compiled loops."""
+    if not enabled():
+        return None
+    from rl_platform.accel import step_loops as loops
+
+    return loops
+
+
+def normalizing_loops() -> ModuleType | None:
+    """accel/normalizing_loops.py: the running statistics of envs/embodied/normalize.py, as compiled loops."""
+    if not enabled():
+        return None
+    from rl_platform.accel import normalizing_loops as loops
+
+    return loops
+
+
+def wait_passively_when_crowded() -> None:
+    """Starts the thread of accel/crowded_cores.py, once per process."""
+    if enabled():
+        from rl_platform.accel.crowded_cores import wait_passively_when_crowded as start
+
+        start()
