@@ -8,20 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rl_platform.accel.compiled_gae import compiled_gae, compiles
-from rl_platform.algorithms.recurrence import (
-    CHUNK,
-    bit_mask,
-    chunked_scan,
-    keep,
-    keep_,
-    reverse_scan,
-    triangles,
-)
+from rl_platform import acceleration
 
-LONG_ROW = 128  # positions from which chunks are faster than steps
 COMPILE_FROM = 2**22  # positions of a batch from which compiling a loop is won back, within a hundred batches or so
-BLOCK = 2**18  # positions of the rows computed together: what a block needs stays in the cache
 
 
 @torch.no_grad()
@@ -47,16 +36,10 @@ def gae(
     state that follows (0 if the episode terminated); None: one episode per row, worth 0 after its end. Values outside
     `mask`, and end values where nothing ends, may be anything.
     """
-    # Every path scans TD errors in float64. Scanned in float32, or as returns from which V is subtracted at the end, an
-    # advantage is rounded at the size of V at each step, which for |V| of 10^4 can be its standard deviation.
-    if ends is not None and end_values is not None:
-        scan = compiled_gae if compiles(values) else _stepwise  # an embodied run compiles other loops anyway
-        return scan(rewards, values, mask, gamma, lam, ends, end_values)
-    if mask.shape[1] < LONG_ROW:
-        return _stepwise(rewards, values, mask, gamma, lam)
-    if mask.numel() >= COMPILE_FROM and compiles(values):
-        return compiled_gae(rewards, values, mask, gamma, lam)
-    return _in_chunks(rewards, values, mask, gamma, lam)
+    compiled = None
+    if ends is not None or mask.numel() >= COMPILE_FROM:  # an embodied run, which has ends, compiles other loops anyway
+        compiled = acceleration.gae_function(values)
+    return (compiled or _plain_gae)(rewards, values, mask, gamma, lam, ends, end_values)
 
 
 def decoupled_gae(
@@ -84,78 +67,30 @@ def length_adaptive_lambda(mask: Tensor, alpha: float) -> Tensor:
     return (1.0 - 1.0 / (alpha * mask.sum(dim=1)).clamp(min=1.0)).clamp(0.0, 1.0)
 
 
-def _stepwise(
+def _plain_gae(
     rewards: Tensor,
     values: Tensor,
     mask: Tensor,
     gamma: float,
     lam: float | Tensor,
-    ends: Tensor | None = None,
-    end_values: Tensor | None = None,
+    ends: Tensor | None,
+    end_values: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    dtype, bits = values.dtype, bit_mask(mask, torch.float64)
-    rewards, values = keep(rewards.double(), bits), keep(values.double(), bits)
-    factors = torch.where(mask, gamma * _column(lam, values.device), 1.0)
-    if ends is None or end_values is None:
-        following = _shifted(_carried(values, mask))
-    else:  # at an end the end value follows, whether the position is active or not
-        reached = torch.where(ends, end_values.double(), 0.0)
-        following = torch.where(ends, reached, _shifted(_carried(torch.where(mask, values, reached), mask | ends)))
-        factors = torch.where(ends, 0.0, factors)
-    # delta_t = r_t + gamma v_next - V_t;  g_t = delta_t + gamma lam g_{t+1}, carried on where masked
-    errors = keep(rewards + (gamma * following - values), bits)
-    estimated = keep(reverse_scan(errors, factors).contiguous(), bits)
-    return estimated.to(dtype), (estimated + values).to(dtype)
-
-
-def _in_chunks(
-    rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float | Tensor
-) -> tuple[Tensor, Tensor]:
-    """Active positions are moved together, so that a row has one factor throughout; a block of rows at a time."""
-    estimated, returns = torch.empty_like(values), torch.empty_like(values)
-    weight = _column(lam, values.device)
-    shared = weight.dim() == 0  # by all rows
-    factor = gamma * (weight if shared else weight[:, 0])
-    widest = _slots(mask.shape[1])
-    levels = triangles(factor, widest, torch.float64) if shared else []
-    rows = max(1, BLOCK // mask.shape[1])
-    for start in range(0, len(mask), rows):
-        block = slice(start, start + rows)
-        if not shared:
-            levels = triangles(factor[block], widest, torch.float64)
-        bits = bit_mask(mask[block], torch.float64)
-        reward, value = keep(rewards[block].double(), bits), keep(values[block].double(), bits)
-        slots = mask[block].cumsum(dim=1)  # of an active position: its place among them, from 1
-        packed = value.new_zeros(2, len(slots), _slots(int(slots[:, -1].max())))
-        for row, given in zip(packed, (reward, value), strict=True):
-            row.scatter_add_(1, slots, given)  # a masked position shares the slot of the active one before it, adds 0
-        errors, worth = packed  # delta_t = r_t + gamma V_{t+1} - V_t over the active positions alone
-        errors.sub_(worth)
-        errors[:, :-1].add_(worth[:, 1:], alpha=gamma)
-        found = keep_(torch.gather(chunked_scan(errors, levels), 1, slots), bits)
-        estimated[block] = found
-        returns[block] = found.add_(value)
-    return estimated, returns
-
-
-def _slots(active: int) -> int:
-    """Whole chunks for so many active positions of a row; slot 0 and the one behind the last stay empty."""
-    return -(-(active + 2) // CHUNK) * CHUNK
-
-
-def _column(lam: float | Tensor, device: torch.device) -> Tensor:
-    """float64: a scalar, or [B,1] for one number per row."""
-    tensor = torch.as_tensor(lam, dtype=torch.float64, device=device)
-    return tensor[:, None] if tensor.dim() else tensor
-
-
-def _carried(x: Tensor, known: Tensor) -> Tensor:
-    """[B,T] x at the first position from here on that is `known`, 0 where there is none."""
-    positions = torch.arange(x.shape[1], device=x.device)
-    first = torch.where(known, positions, x.shape[1]).flip(1).cummin(dim=1).values.flip(1)
-    return torch.cat((x, torch.zeros_like(x[:, :1])), dim=1).gather(1, first)
-
-
-def _shifted(x: Tensor) -> Tensor:
-    """x_{t+1} of [B,T], 0 at the end."""
-    return torch.cat((x[:, 1:], torch.zeros_like(x[:, :1])), dim=1)
+    """`gae` position by position. float64: in float32 an advantage is rounded at the size of V, such as 10^4."""
+    advantages, returns = torch.empty_like(values), torch.empty_like(values)
+    lam = torch.as_tensor(lam, dtype=torch.float64, device=values.device)
+    next_value = next_advantage = values.new_zeros(len(values), dtype=torch.float64)
+    for t in reversed(range(values.shape[1])):
+        if ends is not None and end_values is not None:
+            next_value = torch.where(ends[:, t], end_values[:, t].double(), next_value)
+            next_advantage = next_advantage.masked_fill(ends[:, t], 0.0)
+        active, value = mask[:, t], values[:, t].double()
+        # delta_t = r_t + gamma V_{t+1} - V_t
+        error = rewards[:, t].double() + gamma * next_value - value
+        # A_t = delta_t + gamma lambda A_{t+1}
+        advantage = error + gamma * lam * next_advantage
+        # G_t = A_t + V_t
+        advantages[:, t], returns[:, t] = advantage, advantage + value
+        next_value = torch.where(active, value, next_value)
+        next_advantage = torch.where(active, advantage, next_advantage)
+    return advantages.masked_fill_(~mask, 0.0), returns.masked_fill_(~mask, 0.0)

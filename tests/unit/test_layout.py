@@ -21,6 +21,7 @@ SOURCES = {"platform": "rl_platform", "envs": "rl_platform.envs", "launch": "rl_
 # From the bottom up; a module imports its own level and those below.
 LEVELS = (
     {
+        "acceleration",
         "errors",
         "interrupts",
         "standard_streams",

@@ -57,7 +57,7 @@ PROPERTIES = {
         "unit/algorithms/test_advantages.py::test_lambda_1_gives_return_minus_value_and_lambda_0_one_step_errors",
     ],
     "decoupled lambdas that are equal are plain gae": [
-        "unit/algorithms/test_gae_chunks.py::test_decoupled_with_equal_lambdas_is_one_pass",
+        "unit/algorithms/test_gae.py::test_decoupled_with_equal_lambdas_is_one_pass",
         "unit/algorithms/test_advantages.py::test_equal_lambdas_per_row_equal_one_lambda",
     ],
     "shuffled rows give shuffled results": [

@@ -28,7 +28,7 @@ def page(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     size, compiled = request.param
     monkeypatch.setattr("rl_platform.engines.rollout.kv_cache.PAGE", size)
     if not compiled:
-        monkeypatch.setattr("rl_platform.engines.rollout.attention.has_team", lambda: False)
+        monkeypatch.setattr("rl_platform.acceleration.decode_attention", lambda: None)
 
 
 def causal_lm(kind: str = "llama", tied: bool = True) -> Any:

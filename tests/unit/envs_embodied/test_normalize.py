@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 import numpy as np
+import pytest
 
+from rl_platform.acceleration import accelerating
 from rl_platform.envs.embodied.normalize import ObservationNormalizer, RewardNormalizer, RunningMoments
+
+
+@pytest.fixture(autouse=True, params=["auto", "off"])
+def accelerate(request: pytest.FixtureRequest) -> Iterator[None]:
+    with accelerating(request.param):
+        yield
 
 
 def test_moments_of_batches_are_those_of_the_whole() -> None:

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rl_platform.engines.rollout import attention
+from rl_platform.accel.openmp_team import has_team
 from rl_platform.engines.rollout.attention import DecodeAttention, Readers, decode_attention
 from rl_platform.engines.rollout.kv_cache import PAGE, KVCache
-from rl_platform.runtime.cpu import has_team, release_team
+from rl_platform.runtime.cpu import release_team
 
 pytestmark = pytest.mark.skipif(not has_team(), reason="torch computes without libgomp here")
 LAYERS, LAYER, SCALING = 3, 1, 0.3
@@ -130,7 +130,7 @@ def test_only_float32_on_a_cpu_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     half = KVCache(1, 1, 1, 16, dtype=torch.bfloat16, device=torch.device("cpu"))
     other = KVCache(1, 1, 1, 16, dtype=torch.float32, device=torch.device("meta"))
     assert decode_attention(half) == decode_attention(other) == (Readers, DecodeAttention)
-    monkeypatch.setattr(attention, "has_team", lambda: False)
+    monkeypatch.setattr("rl_platform.accel.openmp_team.has_team", lambda: False)
     assert decode_attention(cache) == (Readers, DecodeAttention)
 
 

@@ -1,41 +1,16 @@
-"""GAE of long rows, in chunks and compiled: equal to the definition, whatever the mask and the lambda."""
+"""The plain GAE equals its definition for every mask and lambda; lambdas that adapt to the length; large values."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from rl_platform.accel.compiled_gae import compiled_gae
 from rl_platform.algorithms import gae as module
-from rl_platform.algorithms.gae import decoupled_gae, gae, length_adaptive_lambda
-from rl_platform.algorithms.recurrence import (
-    CHUNK,
-    bit_mask,
-    chunked_scan,
-    keep,
-    triangles,
-)
+from rl_platform.algorithms.gae import _plain_gae, decoupled_gae, gae, length_adaptive_lambda
 
 NAN = float("nan")
-
-
-@pytest.fixture(params=["chunks", "compiled"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """How rows are scanned here: the size of the batch decides elsewhere."""
-    calls: list[str] = []
-
-    def counted(*arguments: object) -> tuple[Tensor, Tensor]:
-        calls.append("compiled")
-        return compiled_gae(*arguments)
-
-    monkeypatch.setattr(module, "compiled_gae", counted)
-    monkeypatch.setattr(module, "COMPILE_FROM", 0 if request.param == "compiled" else 2**40)
-    yield request.param
-    assert bool(calls) == (request.param == "compiled")
 
 
 def near(actual: Tensor, expected: Tensor) -> None:
@@ -67,8 +42,8 @@ def long_case(rows: int, length: int, density: float, seed: int = 0) -> tuple[Te
 @pytest.mark.parametrize("lam", [0.0, 0.5, 0.95, 1.0])
 @pytest.mark.parametrize("density", [0.05, 0.7, 2.0])
 @pytest.mark.parametrize("per_row", [False, True])
-def test_long_rows_equal_the_loop(lam: float, density: float, per_row: bool, way: str) -> None:
-    rewards, values, mask = long_case(3, 8192, density)
+def test_long_rows_equal_the_loop(lam: float, density: float, per_row: bool) -> None:
+    rewards, values, mask = long_case(3, 2048, density)
     mask[1, 100:] = False  # rows of very different lengths
     weights = torch.tensor([lam, 0.3, 1.0]) if per_row else lam
     expected = loop(rewards, values, mask, 1.0, weights.double() if isinstance(weights, Tensor) else weights)
@@ -78,8 +53,8 @@ def test_long_rows_equal_the_loop(lam: float, density: float, per_row: bool, way
         assert not actual[~mask].any()
 
 
-@pytest.mark.parametrize("length", [module.LONG_ROW, 300, 1023, 1025])
-def test_lengths_around_the_chunks(length: int, way: str) -> None:
+@pytest.mark.parametrize("length", [1, 2, 300])
+def test_every_length_equals_the_loop(length: int) -> None:
     rewards, values, mask = long_case(5, length, 2.0)
     for actual, golden in zip(
         gae(rewards, values, mask, 0.99, 0.9), loop(rewards, values, mask, 0.99, 0.9), strict=True
@@ -87,27 +62,7 @@ def test_lengths_around_the_chunks(length: int, way: str) -> None:
         near(actual, golden)
 
 
-def test_blocks_of_rows_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    rewards, values, mask = long_case(7, 400, 0.8)
-    lam = torch.linspace(0, 1, 7)
-    whole = gae(rewards, values, mask, 0.9, lam)
-    monkeypatch.setattr(module, "BLOCK", 800)  # two rows
-    for together, apart in zip(whole, gae(rewards, values, mask, 0.9, lam), strict=True):
-        torch.testing.assert_close(together, apart, rtol=1e-6, atol=1e-6)
-
-
-def test_large_batches_are_compiled_where_that_is_possible(monkeypatch: pytest.MonkeyPatch) -> None:
-    rewards, values, mask = long_case(33, 2**17, 0.5)
-    assert mask.numel() >= module.COMPILE_FROM
-    compiled = gae(rewards, values, mask, 1.0, 0.95)
-    monkeypatch.setattr(module, "compiles", lambda values: False)
-    for one, other in zip(compiled, gae(rewards, values, mask, 1.0, 0.95), strict=True):
-        near(one, other.double())
-    half = gae(rewards[:, :4096].bfloat16(), values[:, :4096].bfloat16(), mask[:, :4096], 1.0, 0.95)
-    assert {tensor.dtype for tensor in half} == {torch.bfloat16}
-
-
-def test_padding_and_observations_change_nothing_in_long_rows(way: str) -> None:
+def test_padding_and_observations_change_nothing_in_long_rows() -> None:
     rewards, values, mask = long_case(4, 512, 0.8)
     plain = gae(rewards, values, mask, 0.99, 0.95)
     gap = torch.full((4, 37), NAN)
@@ -118,33 +73,12 @@ def test_padding_and_observations_change_nothing_in_long_rows(way: str) -> None:
         torch.testing.assert_close(padded[wide_mask], narrow[mask], rtol=1e-6, atol=1e-6)
 
 
-def test_rows_without_an_active_position_give_zeros(way: str) -> None:
+def test_rows_without_an_active_position_give_zeros() -> None:
     rewards, values, mask = long_case(3, 512, 0.8)
     mask[1] = False
     for result in gae(torch.where(mask, rewards, NAN), values, mask, 1.0, 0.95):
         assert torch.isfinite(result).all()
         assert not result[1].any()
-
-
-@pytest.mark.parametrize("length", [1, CHUNK, CHUNK + 1, CHUNK**2, CHUNK**2 + 1])
-def test_chunked_recurrence(length: int) -> None:
-    terms, factor = (
-        torch.randn(2, length, generator=torch.Generator().manual_seed(0)),
-        torch.tensor([0.9, 1.0]).double(),
-    )
-    expected, carried = torch.zeros(2, length, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
-    for t in reversed(range(length)):
-        carried = terms[:, t] + factor * carried
-        expected[:, t] = carried
-    near(chunked_scan(terms, triangles(factor, length, terms.dtype)), expected)
-    near(chunked_scan(terms[:1], triangles(factor[0], length, terms.dtype)), expected[:1])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_keep_drops_whatever_is_masked(dtype: torch.dtype) -> None:
-    x = torch.tensor([1.5, NAN, -2.0, float("-inf"), -0.0], dtype=dtype)
-    kept = keep(x, bit_mask(torch.tensor([True, False, True, False, False]), dtype))
-    assert kept.tolist() == [1.5, 0.0, -2.0, 0.0, 0.0]
 
 
 ROWS = torch.tensor([[1] * 8, [1] * 4 + [0] * 4], dtype=torch.bool)
@@ -206,26 +140,7 @@ def test_decoupled_with_equal_lambdas_is_one_pass(monkeypatch: pytest.MonkeyPatc
     assert len(passes) == 3
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (3, 64), (130, 7)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_episodes_within_rows_compiled_are_those_step_by_step(shape: tuple[int, int], dtype: torch.dtype) -> None:
-    numbers = torch.Generator().manual_seed(0)
-    rewards, values, end_values = (torch.randn(shape, generator=numbers, dtype=dtype) for _ in range(3))
-    mask, ends = (torch.rand(shape, generator=numbers) < share for share in (0.8, 0.3))
-    rewards[~mask] = values[~mask] = end_values[~ends] = NAN
-    arguments = rewards, values, mask, 0.9, 0.8, ends, end_values
-    expected = module._stepwise(*arguments)
-    turned = [x.t().contiguous().t() if isinstance(x, Tensor) else x for x in arguments]
-    for found in (compiled_gae(*arguments), compiled_gae(*turned), gae(*arguments)):
-        for mine, other in zip(found, expected, strict=True):
-            near(mine, other)
-            assert mine.dtype == dtype
-            assert not mine[~mask].any()
-
-
 # Large values ---------------------------------------------------------------------------------------------------------
-
-PATHS = {"stepwise": module._stepwise, "chunks": module._in_chunks, "compiled": compiled_gae}
 
 
 def exact(rewards, values, mask, gamma, lam, ends=None, end_values=None) -> Tensor:
@@ -250,22 +165,19 @@ def exact(rewards, values, mask, gamma, lam, ends=None, end_values=None) -> Tens
 @pytest.mark.parametrize(("gamma", "lam"), [(1.0, 0.95), (0.99, 0.95), (1.0, 0.0), (0.999, 0.5)])
 @pytest.mark.parametrize("spread", [0.01, 1.0, 1e4])
 @pytest.mark.parametrize("episodes", [False, True])
-@pytest.mark.parametrize("path", PATHS)
 def test_values_of_ten_thousand_do_not_drown_the_advantages(
-    path: str, episodes: bool, spread: float, gamma: float, lam: float
+    episodes: bool, spread: float, gamma: float, lam: float
 ) -> None:
     generator = torch.Generator().manual_seed(1)
     rewards, noise, reached = torch.randn(3, 16, 300, generator=generator)
     values, mask = 1e4 + spread * noise, torch.rand(16, 300, generator=generator) < 0.8
     arguments = [rewards, values, mask, gamma, lam]
-    if episodes and path == "chunks":
-        pytest.skip("rows of several episodes are scanned step by step or compiled")
     if episodes:
         ends = torch.rand(16, 300, generator=generator) < 0.05
         ends[:, -1] = True
         arguments += [ends, 1e4 + spread * reached]
     expected = exact(*arguments)
-    estimated, returns = PATHS[path](*arguments)
+    estimated, returns = _plain_gae(*arguments, *(() if episodes else (None, None)))
     error = (estimated - expected).abs()[mask].max() / expected[mask].std()
     assert error < 1e-5
     assert torch.equal(returns[~mask], torch.zeros(int((~mask).sum())))
