@@ -59,11 +59,29 @@ actor:
 ```
 """
 
+# What messages say in words, short enough for a table; the first that fits comes first.
+_SHORT = {
+    "a whole number": "integer",
+    "a number": "number",
+    "true or false": "boolean",
+    "text, not empty": "text",
+    "a mapping": "mapping",
+    "a list, each item ": "list of ",
+    "a list of 2, each ": "2 x ",
+    "a list of: ": "list of: ",
+    ", or null": " or null",
+    " and below ": ", < ",
+    " and at most ": ", <= ",
+    ", at least ": " >= ",
+    ", above ": " > ",
+}
+_REPEATED = 3  # rows that two sections have in common, from which on the second refers to the first
+
 
 def render() -> str:
     """The whole page."""
     parts = [_HEAD]
-    shown: dict[type[Section], str] = {}
+    shown: dict[type[Section], str] = {}  # the sections that have a table, and where it is
     for name, field in Config.model_fields.items():
         section = section_of(field.annotation)
         if section is not None:
@@ -81,8 +99,11 @@ def _section(path: str, section: type[Section], shown: dict[type[Section], str])
     rows = [f"## `{path}`" if "." not in path else f"### `{path}`", "", _first_line(section), ""]
     rows += ["| key | allowed | default | meaning |", "|---|---|---|---|"]
     inner: list[str] = []
+    other, common = _common(path, section, shown)
     for name, field in section.model_fields.items():
         below = section_of(field.annotation)
+        if name in common:
+            continue
         if below is None:
             rows.append(_row(name, field))
             continue
@@ -92,7 +113,26 @@ def _section(path: str, section: type[Section], shown: dict[type[Section], str])
         )
         if below not in shown:
             inner += _section(f"{path}.{name}", below, shown)
+    if common:
+        rows += ["", f"As in `{other}`: {', '.join(f'`{name}`' for name in common)}."]
     return [*rows, "", *inner]
+
+
+def _common(path: str, section: type[Section], shown: dict[type[Section], str]) -> tuple[str, list[str]]:
+    """Returns the section in `shown` that shares most keys with `section`, and these keys; ("", []) for few of them."""
+    best: tuple[str, list[str]] = ("", [])
+    for other, where in shown.items():
+        if other is section or where.count(".") != path.count("."):
+            continue
+        same = [
+            name
+            for name, field in section.model_fields.items()
+            if name in other.model_fields
+            and section_of(field.annotation) is None
+            and _row(name, field) == _row(name, other.model_fields[name])
+        ]
+        best = max(best, (where, same), key=lambda pair: len(pair[1]))
+    return best if len(best[1]) >= _REPEATED else ("", [])
 
 
 def _first_line(section: type[Section]) -> str:
@@ -108,7 +148,10 @@ def _row(name: str, field: FieldInfo) -> str:
         value = field.get_default(call_default_factory=True)
         default = f"`{json.dumps(value) if not isinstance(value, str) or not value else value}`"
     meaning = (field.description or "").replace("|", "\\|")
-    return f"| `{name}` | {allowed(field)} | {default} | {meaning} |"
+    accepted = allowed(field)
+    for words, short in _SHORT.items():
+        accepted = accepted.replace(words, short)
+    return f"| `{name}` | {accepted} | {default} | {meaning} |"
 
 
 def _names() -> list[str]:
