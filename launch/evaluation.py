@@ -24,7 +24,9 @@ from rl_platform.config.schema.cluster import Cluster
 from rl_platform.config.schema.env import Env
 from rl_platform.config.schema.models import Critic, Parallel
 from rl_platform.config.source import COMMAND_LINE
+from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.envs.embodied.success import success_rates
+from rl_platform.envs.reasoning.question import Split
 from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.garbage import collect_as_usual
@@ -42,7 +44,7 @@ from rl_platform.runners.reasoning import ReasoningTask, validation_metric
 from rl_platform.runners.state import fingerprint
 from rl_platform.runtime.cpu import keep_freed_memory
 
-Row = dict[str, Any]
+Row = dict[str, object]
 
 
 def evaluate_checkpoint(run: SavedRun, loaded: LoadedConfig, overrides: Sequence[str]) -> list[Row]:
@@ -55,7 +57,7 @@ def evaluate_checkpoint(run: SavedRun, loaded: LoadedConfig, overrides: Sequence
     video = config.env.evaluation.video or not _decided(overrides)
     placement = schedule(config.cluster, inventory := inventory_for(config.cluster))
     if config.runner.task_type == "embodied":
-        world: Any = spaces_of(config)
+        world: EnvSpaces | Split = spaces_of(config)
     else:
         world = build_questions(config.data, config.runner.seed)
         check_reward(config)
@@ -254,7 +256,7 @@ def _mean(values: Sequence[float]) -> float | None:
     return float(sum(values)) / len(values) if values else None
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
+def table(rows: Sequence[Mapping[str, object]]) -> str:
     """Rows with equal keys as aligned text; lists and files are left to the JSON, `mean` and `std` share a column."""
     hidden = {"returns", "lengths", "video", "answers"}
     partners = {"return_mean": "return_std", "accuracy": "standard_error", "score": "standard_error"}
@@ -275,7 +277,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(line.rstrip() for line in aligned)
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     if value is None:
         return "–"
     return number(value) if isinstance(value, float) else str(value)

@@ -12,7 +12,6 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -158,8 +157,8 @@ def differences(earlier: str, now: str) -> list[str]:
     return [f"{key} {_shown(before, key)} -> {_shown(after, key)}" for key in keys if before.get(key) != after.get(key)]
 
 
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    values: dict[str, Any] = {}
+def _flat(tree: dict[str, object], prefix: str = "") -> dict[str, object]:
+    values: dict[str, object] = {}
     for key, value in tree.items():
         if isinstance(value, dict) and value:
             values |= _flat(value, f"{prefix}{key}.")
@@ -168,7 +167,7 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return values
 
 
-def _shown(values: dict[str, Any], key: str) -> str:
+def _shown(values: dict[str, object], key: str) -> str:
     if key not in values:
         return "(not set)"
     return yaml.safe_dump(values[key], default_flow_style=True, width=10**6).removesuffix("\n...\n").rstrip()

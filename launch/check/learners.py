@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -74,20 +73,20 @@ def small_learners(case: Case, config: Config) -> Iterator[Small]:
         yield Small(groups, PPO(config, learners, Reporters([])))
 
 
-def small(case: Case, micro_batch_size: int | None = None, **algorithm: Any) -> Config:
+def small(case: Case, micro_batch_size: int | None = None, **algorithm: object) -> Config:
     """Returns the config with a small model. `algorithm`: keys to be changed.
 
     Adam divides a gradient by its own size, so the rounding of a gradient near 0 would become a whole step. With an
     `eps` of 1 the steps are as large as the gradients.
     """
     config = case.config
-    keys: dict[str, Any] = {
+    keys: dict[str, object] = {
         "ppo_epochs": min(config.algorithm.ppo_epochs, MOST_EPOCHS),
         "critic_ppo_epochs": min(config.algorithm.critic_epochs, MOST_EPOCHS),
         "logprob_forward_micro_batch_size": None,
     }
     names = _names(config)
-    learner: dict[str, Any] = {
+    learner: dict[str, object] = {
         "micro_batch_size": micro_batch_size,
         "max_tokens_per_micro_batch": None,
         "training_backend": "fsdp",

@@ -9,11 +9,14 @@ from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rl_platform.errors import ConfigError, DataError, Problem
 from rl_platform.launch.headline import headline_of_run
 from rl_platform.metrics import read_metrics
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 AXES = {
     "step": ("", "PPO step"),
@@ -92,11 +95,11 @@ def _default_metrics(runs: Sequence[Path], rows: Sequence[Sequence[dict[str, flo
     return reported
 
 
-def _draw(axes: Any, name: str, curves: Sequence[Curve], x_label: str) -> None:
+def _draw(axes: Axes, name: str, curves: Sequence[Curve], x_label: str) -> None:
     several = len(curves) > 1
     for index, curve in enumerate(curves):
         label = "runs" if several and index == 0 else None
-        style: dict[str, Any] = {"linewidth": 1, "alpha": 0.35} if several else {"linewidth": 2}
+        style: dict[str, float] = {"linewidth": 1, "alpha": 0.35} if several else {"linewidth": 2}
         axes.plot(
             *zip(*curve, strict=True), color="tab:blue", label=label, marker="." if len(curve) < 15 else "", **style
         )

@@ -9,11 +9,10 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
-from typing import Any
 
 from rl_platform.errors import ConfigError, DataError, Problem
+from rl_platform.launch.tools.work_shares import Event
 
-Event = dict[str, Any]
 WAIT_COLOR, PHASE_COLOR = "#d0d4da", "#8a929e"
 MOST_NAMED = 7  # methods with a colour of their own; C7 is grey
 WIDE_ENOUGH = 0.06  # of the width, for a phase to carry its name

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TypedDict
 
 from rl_platform.tracing import covered
 
-Event = Mapping[str, Any]
+
+class Event(TypedDict):
+    """A span of trace.json. ts, dur: begin and length in microseconds; cat: step, phase, call, wait or work."""
+
+    name: str
+    cat: str
+    ts: float
+    dur: float
+
+
 REST = "rest"
 
 

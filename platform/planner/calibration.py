@@ -10,7 +10,6 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.placement.hardware import Device
@@ -50,7 +49,7 @@ def read_measured(file: Path) -> Measured:
     return Measured(file, len(steps), {name: statistics.median(seconds) for name, seconds in values.items() if seconds})
 
 
-def _is_step(line: Any) -> bool:
+def _is_step(line: object) -> bool:
     if not isinstance(line, dict) or "time/step" not in line:
         return False
     return isinstance(step := line.get("step"), int | float) and step > 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Any
 
 from rl_platform.planner.report import DeviceUse, Report
 
@@ -24,10 +23,10 @@ def _lines(value: object) -> str:
     return json.dumps(value)
 
 
-def as_tree(report: Report) -> dict[str, Any]:
+def as_tree(report: Report) -> dict[str, object]:
     """The object as plain values."""
     inventory, device = report.inventory, report.device
-    memory: dict[int, dict[str, Any]] = {}  # by identity: GPUs that hold alike share their estimate
+    memory: dict[int, dict[str, object]] = {}  # by identity: GPUs that hold alike share their estimate
     return {
         "version": VERSION,
         "cluster": {
@@ -70,7 +69,7 @@ def as_tree(report: Report) -> dict[str, Any]:
     }
 
 
-def _device(use: DeviceUse, report: Report, known: dict[int, dict[str, Any]]) -> dict[str, Any]:
+def _device(use: DeviceUse, report: Report, known: dict[int, dict[str, object]]) -> dict[str, object]:
     usage = use.usage
     if id(usage) not in known:
         components = {name: asdict(memory) for name, memory in usage.components.items()}
