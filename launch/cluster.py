@@ -1,9 +1,9 @@
-"""Which runtime a run gets, and the Ray cluster under it: one of its own on this machine, or one that is running.
+"""Selects the runtime of a run and starts or joins the Ray cluster under it.
 
-A cluster of its own has its files in a temporary folder, no dashboard and a bounded object store, and ends with the
-run: no process is left. Its ports are bound to the loopback interface. Its token is new for each run and lies, like all
-its files, in a folder that only the user can enter. Runs that join one cluster do not meet: each has names and a
-placement group of its own.
+A cluster that the run starts keeps its files in a temporary folder, has no dashboard and a bounded object store, and
+ends with the run without leaving a process. Its ports are bound to the loopback interface. Its token is new for each
+run. Only the user can enter the folder of its files. Runs on one cluster are separate: each has its own names and its
+own placement group.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from rl_platform.placement.scheduler import Placement
 from rl_platform.runtime import Runtime
 from rl_platform.runtime.local import LocalRuntime
 
-STORE_SHARE = 8  # the object store gets one part in this many of the free memory
+STORE_SHARE = 8  # the object store gets this fraction (1 / n) of the free memory
 KNOCK_S = 5.0
 _GUARD = """
 import psutil, shutil, sys, time
@@ -54,8 +54,8 @@ SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"
 OWN_SETTINGS = {  # read by Ray's processes when they start
     "RAY_enable_metrics_collection": "0",  # nobody would look at them
     "RAY_task_events_report_interval_ms": "0",
-    "RAY_worker_niceness": "0",  # 15 by default: the processes that compute would come after all others
-    "MALLOC_ARENA_MAX": "1",  # `keep_freed_memory` comes too late for it: Ray's threads have made theirs
+    "RAY_worker_niceness": "0",  # 15 by default: computing processes would have the lowest priority
+    "MALLOC_ARENA_MAX": "1",  # `keep_freed_memory` is too late: Ray's threads have created theirs
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's only switch for loopback addresses, read when Ray is imported
     "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
 }
@@ -65,9 +65,9 @@ OWN_SETTINGS = {  # read by Ray's processes when they start
 def runtime_for(
     config: Config, placement: Placement, cluster_is_up: Callable[[], None] | None = None
 ) -> Iterator[Runtime]:
-    """The runtime of a run, over when the block ends. Raises WorkerDied if Ray does not come up.
+    """Returns the runtime of a run; it ends with the block. Raises WorkerDied if Ray does not start.
 
-    `cluster_is_up`: of an enclosing `cluster_for`; without it the cluster is this block's too.
+    `cluster_is_up`: the function of an enclosing `cluster_for`. Without it this block starts and ends the cluster.
     """
     with ExitStack() as stack:
         (cluster_is_up or stack.enter_context(cluster_for(config.cluster, placement)))()
@@ -84,9 +84,9 @@ def runtime_for(
 
 @contextmanager
 def cluster_for(cluster: Cluster, placement: Placement) -> Iterator[Callable[[], None]]:
-    """Ray comes up, if the placement needs it, while the block goes on; the function waits until it is there.
+    """Starts Ray in the background if the placement needs it, and returns a function that waits until it runs.
 
-    The function raises what kept Ray from coming up. The block's end is Ray's.
+    That function raises the error that kept Ray from starting. Ray ends with the block.
     """
     if not uses_ray(cluster, placement):
         yield lambda: None
@@ -102,7 +102,7 @@ def cluster_for(cluster: Cluster, placement: Placement) -> Iterator[Callable[[],
 
 
 def uses_ray(cluster: Cluster, placement: Placement) -> bool:
-    """Whether hosts are processes: if the config says so, joins a cluster or has a placement that needs it."""
+    """Whether hosts are processes: the config selects ray or a cluster to join, or the placement needs processes."""
     if cluster.runtime == "auto":
         return cluster.address is not None or not placement.fits_one_process
     return cluster.runtime == "ray"
@@ -110,7 +110,7 @@ def uses_ray(cluster: Cluster, placement: Placement) -> bool:
 
 @contextmanager
 def ray_cluster(cluster: Cluster, processes: int = 1) -> Iterator[None]:
-    """Ray, connected: joined at `cluster.address`, or started for this block and so many processes."""
+    """Connects to Ray: joins it at `cluster.address`, or starts it for this block and this number of processes."""
     settings = dict(SETTINGS)
     if cluster.address is None:
         threads = max(1, torch.get_num_threads() // processes)  # else 1; see `prepare_process`
@@ -150,11 +150,11 @@ def _started(processes: int) -> Iterator[None]:
         try:
             _connect(
                 address="local",
-                num_cpus=min(processes, os.cpu_count() or 1),  # so many processes start at once, ahead of the hosts
+                num_cpus=min(processes, os.cpu_count() or 1),  # processes that start at once, before the hosts
                 num_gpus=torch.cuda.device_count(),
                 include_dashboard=False,
                 object_store_memory=_store_bytes(),
-                _temp_dir=os.path.join(folder, "ray"),  # Ray opens its own folders to everybody: they need a closed one
+                _temp_dir=os.path.join(folder, "ray"),  # in a private folder: Ray's are open to all users
             )
         except Exception as error:
             raise WorkerDied(f"Ray did not start on this machine: {' '.join(str(error).split())}") from error
@@ -163,7 +163,7 @@ def _started(processes: int) -> Iterator[None]:
 
 
 def _end_processes(before: Collection[psutil.Process]) -> None:
-    """Ends Ray and all processes that were not there before, whatever state they are in."""
+    """Ends Ray and all processes that started since, whatever state they are in."""
     started = [process for process in _descendants() if process not in before]
     _disconnect()
     _, left = psutil.wait_procs(started, 0 if _is_lost() else ENDING_S)
@@ -177,7 +177,7 @@ def _end_processes(before: Collection[psutil.Process]) -> None:
 
 @contextmanager
 def _token(folder: str) -> Iterator[None]:
-    """Only processes that can read a new file in `folder` can join the Ray that starts in this block."""
+    """Gives the Ray that starts in this block a new token, in a file in `folder`: processes must read it to join."""
     path = os.path.join(folder, "token")
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(secrets.token_hex(32))
@@ -191,10 +191,10 @@ def _token(folder: str) -> Iterator[None]:
 
 
 def _read_token() -> None:
-    """Ray reads mode and token once per process; a process may have several runs."""
+    """Makes Ray read mode and token again: it reads them once per process, and a process may have several runs."""
     from ray._raylet import AuthenticationTokenLoader, Config
 
-    Config.initialize("")  # first: threads of Ray may read a token while the mode asks for one
+    Config.initialize("")  # first: threads of Ray may read a token while the mode requires one
     AuthenticationTokenLoader.instance().reset_cache()
 
 
@@ -219,7 +219,7 @@ def _set_environment(values: Mapping[str, str | None]) -> None:
 
 @contextmanager
 def _guarded(folder: str, processes: Sequence[psutil.Process]) -> Iterator[None]:
-    """Should the launcher be killed, another process ends what Ray leaves running, and removes its files."""
+    """Starts a process that ends Ray's processes and removes its files if the launcher is killed."""
     facts = [f"{process.pid}:{process.create_time()}" for process in processes if process.is_running()]
     command = [sys.executable, "-c", _GUARD, folder, *facts]
     guard = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
@@ -231,14 +231,14 @@ def _guarded(folder: str, processes: Sequence[psutil.Process]) -> Iterator[None]
 
 
 def _knock(address: str) -> None:
-    """Ray would try for minutes to reach an address where nobody is. Raises OSError."""
+    """Raises OSError if nothing listens at the address. Ray would try for minutes."""
     host, colon, port = address.rpartition(":")
     if colon:
         socket.create_connection((host, int(port)), timeout=KNOCK_S).close()
 
 
 def _connect(**options: Any) -> None:
-    """Ray's processes inherit the blocked signals of this thread: Ctrl-C is left to the command, which still saves."""
+    """Connects with Ctrl-C blocked. Ray's processes inherit that, so only the command handles it and saves."""
     import ray
 
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_FROM_CHILDREN)
@@ -249,7 +249,7 @@ def _connect(**options: Any) -> None:
 
 
 def _disconnect() -> None:
-    """Ray would wait for processes that are gone."""
+    """Disconnects without waiting: Ray would wait for processes that have ended."""
     import ray
 
     if not _is_lost():

@@ -1,7 +1,7 @@
-"""`platform-launch CONFIG [key=value ...]`: what the command line may say, and what is done about it.
+"""`platform-launch CONFIG [key=value ...]`: parses the command line and calls the part that does it.
 
-Config and placement are checked without torch or any other heavy library: a typo is answered in a moment. Signals and
-exit codes are in `cli`.
+Config and placement are checked without torch or another heavy library, so a typo is reported at once. Signals and exit
+codes are in `cli`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @dataclass(frozen=True)
 class Arguments:
-    """What stands on the command line."""
+    """The parsed command line."""
 
     config: str
     overrides: list[str]
@@ -107,14 +107,14 @@ def parse(
 
 
 def execute(words: Sequence[str]) -> None:
-    """Does what the command line `words` asks for. Raises errors as they are: `cli` explains them."""
+    """Runs the command line `words`. Errors are raised as they are; `cli` prints them."""
     arguments = app([_with_form(word) for word in words], standalone_mode=False)
     if isinstance(arguments, Arguments):  # --help gives a number
         launch(arguments)
 
 
 def launch(arguments: Arguments) -> None:
-    """What the command line asks for. Runs outside typer, which would turn Ctrl-C into a success."""
+    """Runs the parsed command line, outside typer, which would turn Ctrl-C into a success."""
     if arguments.evaluate:
         evaluate_run(arguments.config, arguments.overrides)
         return
@@ -164,7 +164,7 @@ def print_plan(
 
 
 def evaluate_run(name: str, overrides: Sequence[str]) -> None:
-    """`--eval`: evaluate a checkpoint, found by `name`, with the config that it was written with."""
+    """`--eval`: evaluates a checkpoint with the config that it was written with. `name`: of `find_run`."""
     run = find_run(name)
     loaded = run.load(overrides)
     from rl_platform.launch.evaluation import evaluate_checkpoint  # loads torch
@@ -173,7 +173,7 @@ def evaluate_run(name: str, overrides: Sequence[str]) -> None:
 
 
 def load(path: str, overrides: Sequence[str]) -> tuple[LoadedConfig, Placement, Inventory]:
-    """A valid config and who sits where. Raises ConfigError with the problems of both at once."""
+    """Returns a valid config, its placement and inventory. Raises ConfigError with the problems of all at once."""
     inventory: Inventory | None = None
 
     def check_cluster(cluster: Cluster) -> list[Problem]:
@@ -206,5 +206,5 @@ def _located(problem: Problem, loaded: LoadedConfig) -> Problem:
 
 
 def _with_form(word: str) -> str:
-    """`--plan` alone means `--plan=text`: an option whose value may be missing would take CONFIG for it."""
+    """Returns `--plan=text` for `--plan`: an option with an optional value would take CONFIG as that value."""
     return "--plan=text" if word == "--plan" else word

@@ -1,7 +1,7 @@
-"""How good a saved policy is: evaluation from fixed seeds, a table of it, the same as JSON, and videos.
+"""Evaluates a saved policy from fixed seeds: a table, the same numbers as JSON, and videos.
 
-Twice over the same episodes or questions: with the most likely action or token, and with sampled ones. All of it runs
-in one process on this machine, on its first GPU if it has any. Nothing of the run is changed, which may be going on.
+Each episode or question is done twice: with the most likely action or token, and with sampled ones. Everything runs in
+one process on this machine, on its first GPU if it has one. The run may still be going on; its files stay as they are.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ Row = dict[str, object]
 
 
 def evaluate_checkpoint(run: SavedRun, loaded: LoadedConfig, overrides: Sequence[str]) -> list[Row]:
-    """Evaluate, print the table and write it into the run's folder `evaluation`; returns its rows.
+    """Evaluates, prints the table and writes it into the run's folder `evaluation`; returns its rows.
 
-    Raises ConfigError for a checkpoint that this version or config does not fit, CheckpointError for a damaged one.
+    Raises ConfigError for a checkpoint of another version or model, CheckpointError for a damaged one.
     """
     checkpoint = _open(run, loaded.config)
     config = one_process(loaded.config)
@@ -109,7 +109,7 @@ def _open(run: SavedRun, config: Config) -> Checkpoint:
         checkpoint = Checkpoint.open(run.checkpoint)
     except UnknownFormat as error:
         raise ConfigError([Problem("--eval", str(error), COMMAND_LINE, value=str(run.checkpoint))]) from error
-    # of an embodied run the environment may be another one, as long as the policy fits
+    # in an embodied run the environment may differ, as long as the policy fits it
     theirs, ours = (
         [line for line in text.splitlines() if not line.startswith("env.")]
         for text in (checkpoint.fingerprint, fingerprint(config))
@@ -125,12 +125,12 @@ def _open(run: SavedRun, config: Config) -> Checkpoint:
 
 
 def _decided(overrides: Sequence[str]) -> bool:
-    """Whether the command line says if there are to be videos; the config says it of training."""
+    """Whether the command line selects or excludes videos; the config does so for training."""
     return any(override.partition("=")[0].strip() == "env.evaluation.video" for override in overrides)
 
 
 def one_process(config: Config) -> Config:
-    """The config without what only training needs, on one device of this machine."""
+    """Returns the config without the parts that only training needs, placed on one device of this machine."""
     embodied = config.runner.task_type == "embodied"
     names = "actor_critic,env,rollout" if embodied else "actor,rollout,reward"
     actor = config.actor.model_copy(update={"parallel": Parallel(), "cpu_offload": False, "offload": False})
@@ -156,7 +156,7 @@ def one_process(config: Config) -> Config:
 
 
 def _output(run: SavedRun) -> Path:
-    """What the files of this evaluation are called, less their ends."""
+    """Returns the path of the files of this evaluation, without their suffixes."""
     folder = run.folder / "evaluation"
     try:
         folder.mkdir(exist_ok=True)
@@ -167,7 +167,7 @@ def _output(run: SavedRun) -> Path:
 
 
 def _episodes(task: EmbodiedTask, env: Env, place: Path, video: bool, reporter: Reporter) -> list[Row]:
-    """One row for each way to act, of several tasks each one's beneath it."""
+    """Returns one row for likely and one for sampled actions, each followed by the rows of several tasks."""
     rows = []
     whole = " ".join([env.id, *(str(env.kwargs[key]) for key in ("env_name",) if key in env.kwargs)])
     for actions in ("deterministic", "sampled"):
@@ -185,7 +185,7 @@ def _episodes(task: EmbodiedTask, env: Env, place: Path, video: bool, reporter: 
 
 
 def _row(task: str, actions: str, episodes: int, results: Mapping[str, Any]) -> Row:
-    """Of `episodes` episodes, those that are not in `results` being invalid."""
+    """Returns the row of a task. Of `episodes` episodes, those without a result count as invalid."""
     returns, lengths, successes = results["returns"], results["lengths"], results["successes"]
     return {
         "task": task,
@@ -201,7 +201,7 @@ def _row(task: str, actions: str, episodes: int, results: Mapping[str, Any]) -> 
 
 
 def _answers(task: ReasoningTask, config: Config, place: Path) -> list[Row]:
-    """One row for each way to answer; the answers themselves go into files of their own."""
+    """Returns one row for greedy and one for sampled answers, and writes the answers into files."""
     settings, rows = config.rollout, []
     metric = validation_metric(config).removeprefix("val/")
     verdict = "correct" if metric == "accuracy" else "score"
@@ -257,7 +257,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def table(rows: Sequence[Mapping[str, object]]) -> str:
-    """Rows with equal keys as aligned text; lists and files are left to the JSON, `mean` and `std` share a column."""
+    """Returns rows with equal keys as aligned text, without lists and files. `mean` and `std` share a column."""
     hidden = {"returns", "lengths", "video", "answers"}
     partners = {"return_mean": "return_std", "accuracy": "standard_error", "score": "standard_error"}
     names = [name for name in rows[0] if name not in hidden and name not in partners.values()]

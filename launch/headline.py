@@ -1,6 +1,6 @@
-"""The few numbers of a run that a person watches: which ones per task, their history, and how they are written.
+"""The few numbers of a run that a view shows: their names for each task, their history and their format.
 
-Not covered: where they are shown (`view`, `plain`, `plot`).
+Not covered: the views themselves (`view`, `plain`, `plot`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from rl_platform.metrics import RunInfo, iter_metrics
 
 @dataclass(frozen=True)
 class Headline:
-    """What matters for a task: names of the metrics to raise and to validate by, and short labels for the rest.
+    """The metrics of a task: objective, validation, and the others with short labels.
 
-    rates: the same as success rates, shown beside them where a run has them.
+    rates: success rates, shown beside them if a run reports them.
     """
 
     objective: str
@@ -77,21 +77,21 @@ OWN_REWARD = replace(
         for label, name in HEADLINES["reasoning"].numbers.items()
     },
 )
-"""Of reasoning runs whose reward is not one of the verifiers, which say right or wrong."""
+"""For reasoning runs with another reward than the verifiers, which return right or wrong."""
 
 CURVE_POINTS = 256
 RECENT_STEPS = 10
 
 
 def headline_of(config: Mapping[str, Any]) -> Headline:
-    """The headline of a run by its config: section, key, value."""
+    """Returns the headline of a run from its config (section, key, value)."""
     task = str(config["runner"]["task_type"])
     own = task == "reasoning" and (config.get("reward") or {}).get("type", "task") not in BUILT_IN
     return OWN_REWARD if own else HEADLINES[task]
 
 
 def headline_of_run(run: Path, metrics: Container[str]) -> Headline:
-    """The headline of a finished run, by the `config.yaml` in its folder; without one, by the names of its metrics.
+    """Returns the headline of a finished run from its `config.yaml`, or else from the names of its metrics.
 
     run: its folder or a file in it.
     """
@@ -105,7 +105,7 @@ def headline_of_run(run: Path, metrics: Container[str]) -> Headline:
 
 
 class Curve:
-    """The values of a metric in bounded memory: first, best, last, and means of equally many neighbours."""
+    """The values of a metric in bounded memory: first, best, last, and means over windows of equal length."""
 
     def __init__(self) -> None:
         self.first: tuple[int, float] | None = None
@@ -130,13 +130,13 @@ class Curve:
 
     @property
     def points(self) -> list[tuple[int, float]]:
-        """(last step, mean) of the neighbours, at most CURVE_POINTS; each value itself while there are fewer."""
+        """Returns (last step, mean) of at most CURVE_POINTS windows; the values themselves while there are fewer."""
         rest = [(self.last[0], self._sum / self._count)] if self._count else []
         return self._points + rest
 
 
 class History:
-    """What the views show of all steps so far, those before a resume included, in memory that does not grow."""
+    """The numbers of all steps so far that views show, with the steps before a resume, in bounded memory."""
 
     def __init__(self, headline: Headline, max_steps: int) -> None:
         self.headline, self.max_steps = headline, max_steps
@@ -173,30 +173,30 @@ class History:
 
     @property
     def numbers(self) -> dict[str, str]:
-        """Labels and metrics to show: those of the headline, and its rates that have been reported."""
+        """Returns labels and metrics to show: those of the headline, and its rates that were reported."""
         seen = {label: name for label, name in self.headline.rates.items() if name in self._current}
         return {**self.headline.numbers, **seen}
 
     def series(self, metric: str) -> list[tuple[int, float]]:
-        """(step, value) where a metric with a curve was reported and finite; means of neighbours in a long run."""
+        """Returns (step, value) where a metric was reported and finite; means over windows in a long run."""
         return self._curves[metric].points
 
     def current(self, metric: str) -> float:
-        """The value of a shown metric that was last reported, NaN if there is none."""
+        """Returns the last reported value of a shown metric, NaN if there is none."""
         return self._current.get(metric, math.nan)
 
     @property
     def seconds_per_step(self) -> float:
-        """Median of the last ten steps, NaN before the first."""
+        """Returns the median of the last ten steps, NaN before the first."""
         return median(self._recent) if self._recent else math.nan
 
     @property
     def eta(self) -> float:
-        """Seconds left, NaN if not known."""
+        """Returns the seconds left, NaN if not known."""
         return self.seconds_per_step * max(self.max_steps - self.step, 0)
 
     def summary(self, info: RunInfo) -> list[tuple[str, str]]:
-        """How the run went and where its outputs lie, as (label, text) lines."""
+        """Returns a summary of the run with the path of its outputs, as (label, text) lines."""
         lines = [("steps", f"{self.step}/{self.max_steps}")]
         if self.seconds:
             lines.append(("time", duration(self.seconds)))

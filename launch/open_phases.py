@@ -1,4 +1,4 @@
-"""The phases that a run is in now, with their progress: what the views show of a step that is not finished."""
+"""The open phases of a run with their progress, which views show during a step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rl_platform.launch.headline import duration, number
 
 @dataclass(eq=False)  # compared by identity: two ranks may run the same phase
 class OpenPhase:
-    """`began` is a time of the clock; `total` 0: not known."""
+    """A phase that has not ended. began: time of the clock. total: 0 if not known."""
 
     name: str
     began: float
@@ -25,7 +25,7 @@ class OpenPhase:
 
 
 class OpenPhases:
-    """Phases of all threads. Safe from several threads."""
+    """The open phases of all threads. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -41,20 +41,20 @@ class OpenPhases:
             self._open.remove(phase)
 
     def progress(self, done: int, total: int, unit: str, **numbers: float) -> None:
-        """The progress of the calling thread's innermost phase."""
+        """Sets the progress of the calling thread's innermost phase."""
         own = [phase for phase in list(self._open) if phase.thread == threading.get_ident()]
         for phase in own[-1:]:
             phase.done, phase.total, phase.unit, phase.numbers = done, total, unit, numbers
 
     def by_thread(self) -> list[list[OpenPhase]]:
-        """Per thread its phases, each of which is within the one before."""
+        """Returns the nested phases of each thread, outermost first."""
         threads: dict[int, list[OpenPhase]] = {}
         for phase in list(self._open):
             threads.setdefault(phase.thread, []).append(phase)
         return list(threads.values())
 
     def lines(self) -> list[str]:
-        """Per thread a line such as `validate: 3 of 10 episodes, 31 s`."""
+        """Returns a line per thread, such as `validate: 3 of 10 episodes, 31 s`."""
         return [self._line(phases) for phases in self.by_thread()]
 
     def _line(self, phases: list[OpenPhase]) -> str:
@@ -65,7 +65,7 @@ class OpenPhases:
 
 
 def nested_name(phases: list[OpenPhase]) -> str:
-    """The name of the innermost phase, after that of the outermost."""
+    """Returns the name of the outermost phase, followed by that of the innermost."""
     return phases[0].name if len(phases) == 1 else f"{phases[0].name} › {phases[-1].name}"
 
 

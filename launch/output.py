@@ -1,4 +1,4 @@
-"""The run's output folder: whether a run may use it, its lock, its config files, what is left of a failed start.
+"""The run's output folder: checks, its lock, its config files, and cleaning up after a failed start.
 
 Not covered: metrics and checkpoints, which are written by `rl_platform.metrics` and `rl_platform.checkpoint.store`.
 """
@@ -21,21 +21,27 @@ from rl_platform.config.source import CoreLoader
 from rl_platform.errors import ConfigError, DataError, Problem, WorkerError
 from rl_platform.launch.run_lock import LOCK, locked
 
-RUN_MARK = "config.yaml"  # a folder that holds this file holds a run
-EMPTY = {LOCK, "lost+found"}  # entries of a folder that counts as empty; lost+found: of a file system's root
+RUN_MARK = "config.yaml"  # marks the folder of a run
+EMPTY = {LOCK, "lost+found"}  # an empty folder may have these; lost+found: in the root of a file system
 STARTED = {RUN_MARK, "metrics.jsonl", "samples.jsonl", "trace.json", "wandb_id", "tensorboard", "wandb", "checkpoints"}
-DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE}  # of writes, which name no file
+DISK_ERRORS = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EIO,
+    errno.ESTALE,
+}  # errors of writes, which carry no file name
 _EARLIER = re.compile(r"config-step-(\d+)\.yaml")
-SILENT_KEYS = {"runner.resume"}  # the step that a run is resumed from is shown anyway
+SILENT_KEYS = {"runner.resume"}  # the view shows the step that a run is resumed from
 
 
 def output_path(config: Config) -> Path:
-    """The run's folder, absolute."""
+    """Returns the absolute path of the run's folder."""
     return Path(config.runner.output_dir).expanduser().absolute()
 
 
 def output_problems(config: Config) -> Iterator[Problem]:
-    """Why the run cannot write to its folder."""
+    """Yields the reasons why a run cannot write to its folder."""
     folder, key = output_path(config), "runner.output_dir"
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not existing.is_dir():
@@ -52,7 +58,7 @@ def output_problems(config: Config) -> Iterator[Problem]:
 
 
 class OutputFolder:
-    """The folder of a run that holds its lock. new: there was no run in it."""
+    """The locked folder of a run. new: it held no run before."""
 
     def __init__(self, path: Path, new: bool) -> None:
         self.path, self.new = path, new
@@ -60,7 +66,7 @@ class OutputFolder:
         self._found = path.stat()
 
     def keep(self) -> None:
-        """What the run has written stays, however it ends. Raises DataError if the folder is not there any more."""
+        """Keeps the files of the run, however it ends. Raises DataError if the folder has been removed."""
         self.kept = True
         try:
             moved = not os.path.samestat(self.path.stat(), self._found)
@@ -73,9 +79,9 @@ class OutputFolder:
             )
 
     def write_config(self, text: str, resumed: Checkpoint | None) -> list[str]:
-        """Writes config.yaml. `resumed`: the checkpoint that the run goes on from.
+        """Writes config.yaml. `resumed`: the checkpoint that the run continues from.
 
-        The config of the steps before stays as config-step-N.yaml if it differs. Returns the differences as notes.
+        If the config of the earlier steps differs, it is kept as config-step-N.yaml. Returns the differences as notes.
         """
         notes: list[str] = []
         before = "" if resumed is None else _config_of(resumed)
@@ -88,7 +94,7 @@ class OutputFolder:
         return notes
 
     def discard(self) -> None:
-        """Removes what a launch wrote that failed before its first step; nothing if anything else is in the folder."""
+        """Removes the files of a launch that failed before its first step, unless the folder holds other files."""
         entries = {entry.name for entry in self.path.iterdir()}
         checkpoints = self.path / "checkpoints"
         if entries - STARTED - EMPTY or (checkpoints.is_dir() and any(checkpoints.iterdir())):
@@ -100,10 +106,10 @@ class OutputFolder:
 
 @contextmanager
 def output_folder(config: Config, resolved_yaml: str) -> Iterator[OutputFolder]:
-    """The run's folder, locked. After a failure before the first step, what this launch wrote there is removed.
+    """Locks the run's folder during the block. A failure before the first step removes the files of this launch.
 
-    Raises ConfigError if the folder cannot be made, FolderInUse if another run writes there, DataError if the block
-    fails because the disk does.
+    Raises ConfigError if the folder cannot be made, FolderInUse if another run writes there, DataError if the disk
+    fails.
     """
     path = output_path(config)
     made = not path.exists()
@@ -137,7 +143,7 @@ def output_folder(config: Config, resolved_yaml: str) -> Iterator[OutputFolder]:
 
 
 def _config_of(checkpoint: Checkpoint) -> str:
-    """The config that the checkpoint was written with; empty if it cannot be read."""
+    """Returns the config that a checkpoint was written with; empty if it cannot be read."""
     folder = checkpoint.path.resolve().parent.parent
     try:
         later = ((int(match[1]), path) for path in folder.iterdir() if (match := _EARLIER.fullmatch(path.name)))
@@ -148,7 +154,7 @@ def _config_of(checkpoint: Checkpoint) -> str:
 
 
 def differences(earlier: str, now: str) -> list[str]:
-    """`KEY BEFORE -> AFTER` for every key in which two resolved configs differ; nothing if `earlier` is no config."""
+    """Returns `KEY BEFORE -> AFTER` for every key in which two configs differ, nothing if `earlier` is none."""
     try:
         before, after = (_flat(yaml.load(text, CoreLoader)) for text in (earlier, now))
     except (yaml.YAMLError, AttributeError):
@@ -191,7 +197,7 @@ def _cannot_be_made(path: Path, error: OSError) -> ConfigError:
 
 
 def _disk_failure(folder: Path, error: BaseException) -> DataError | None:
-    """What to raise instead of `error` if the disk of the folder caused it."""
+    """Returns the error to raise instead of `error` if the disk of the folder caused it."""
     cause = error.__cause__ if isinstance(error, WorkerError) else error
     if not isinstance(cause, OSError):
         return None

@@ -1,4 +1,4 @@
-"""What is printed once: the algorithm card and the placement at the start, the summary at the end."""
+"""Panels that are printed once: algorithm card and placement at the start, the summary at the end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rl_platform.metrics import RunInfo
 
 
 def print_start(console: Console, info: RunInfo) -> None:
-    """What will be computed, and where."""
+    """Prints the algorithm card and the placement."""
     if info.card:
         print_lines(console, f"{info.experiment}: algorithm", info.card)
     if info.placement:
@@ -23,7 +23,7 @@ def print_start(console: Console, info: RunInfo) -> None:
 
 
 def print_lines(console: Console, title: str, lines: Sequence[tuple[str, str]]) -> None:
-    """(label, text) lines as a panel; without a terminal as `label: text`, so that logs can be searched."""
+    """Prints (label, text) lines as a panel; without a terminal as `label: text`, so that logs can be searched."""
     if not console.is_terminal:
         for label, text in lines:
             console.print(Text(f"{label}: {text}"), soft_wrap=True)
@@ -37,7 +37,7 @@ def print_lines(console: Console, title: str, lines: Sequence[tuple[str, str]]) 
 
 
 def print_grid(console: Console, title: str, grid: str) -> None:
-    """Preformatted text as a panel; lines that do not fit are cropped, never wrapped."""
+    """Prints preformatted text as a panel; lines that do not fit are cropped, never wrapped."""
     text = Text(grid.rstrip("\n"), no_wrap=True, overflow="ellipsis")
     if console.is_terminal:
         console.print(Panel(text, title=Text(title), title_align="left", border_style="dim", expand=False))

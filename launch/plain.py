@@ -19,7 +19,7 @@ QUIET_SECONDS = 25.0
 
 
 class PlainView:
-    """A reporter that prints lines. A thread prints how far the run is when there was no line for `QUIET_SECONDS`."""
+    """A reporter that prints lines. After `QUIET_SECONDS` without a line a thread prints the progress."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self.console = console
@@ -65,7 +65,7 @@ class PlainView:
         self._print("  ".join(cells))
 
     def samples(self, step: int, samples: Sequence[Sample]) -> None:
-        """Not printed: they are in samples.jsonl."""
+        """Prints nothing: samples.jsonl holds them."""
 
     def sync(self) -> None:
         pass
@@ -89,10 +89,10 @@ class PlainView:
         while not self._closed.wait(max(QUIET_SECONDS - (self._clock() - self._said), 0.01)):
             try:
                 self.beat()
-            except (OSError, ValueError):  # nobody reads the output any more: the training goes on
+            except (OSError, ValueError):  # the reader of the output has gone: the training continues
                 return
 
     def _print(self, text: str) -> None:
         self._said = self._clock()
-        self.console.file.write(text + "\n")  # as it is: rich would lay it out for a fifth of a millisecond
+        self.console.file.write(text + "\n")  # directly: rich takes 0.2 ms for its layout
         self.console.file.flush()

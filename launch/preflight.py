@@ -1,9 +1,8 @@
-"""What is checked before anything starts: engines and devices that exist here, the output folder, models, memory, the
-environment, the reward.
+"""Checks before anything starts: engines, devices, output folder, models, memory, environment, reward.
 
-Cheap checks come first and are told together; the expensive ones, which read model configs, build an environment or
-start a scoring process, are not reached by a config that fails the cheap ones. Not covered: what the run reads and
-keeps, its questions or the spaces of its environment.
+Cheap checks come first and report all their problems together. Expensive checks run only after these have passed: they
+read model configs, build an environment or start a scoring process. Not covered: data that the run itself reads,
+such as its questions.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ BYTES_FROZEN = 4
 
 
 def check_cheap(config: Config, placement: Placement) -> None:
-    """Raises ConfigError for what this version or this machine cannot run, though the config is valid."""
+    """Raises ConfigError for a valid config that this version or this machine cannot run."""
     problems = [
         *_engines(config, placement),
         *_processes(config, placement),
@@ -107,7 +106,7 @@ def _weight_sync(config: Config, placement: Placement) -> Iterator[Problem]:
 
 
 def _group_problems(placement: Placement) -> Iterator[Problem]:
-    """Places between which no process group takes weights."""
+    """Yields a problem if no process group can connect actor and rollout."""
     first = placement.components["actor"][0]
     sender = {(first.node, local) for local in first.accelerators}
     receivers = placement.accelerators["rollout"]
@@ -121,9 +120,9 @@ def _group_problems(placement: Placement) -> Iterator[Problem]:
 
 
 def check_models(config: Config, placement: Placement, inventory: Inventory) -> int:
-    """Raises ConfigError when a language model cannot be loaded or all cannot fit into this machine's memory.
+    """Returns the bytes of a checkpoint. Raises ConfigError if a model cannot be loaded or memory is too small.
 
-    Counts weights, gradients and optimizer state; activations and caches come on top. Returns a checkpoint's bytes.
+    Counts weights, gradients and optimizer state, without activations and caches.
     """
     from rl_platform.models.tokenizer import load_tokenizer, stop_tokens
 
@@ -153,7 +152,7 @@ def _check_memory(config: Config, needs: dict[str, int], inventory: Inventory) -
 
 
 def _parameters(config: Config, name: str) -> tuple[int, int]:
-    """Frozen and trained parameters of a component's language model, which is built without memory for them."""
+    """Returns the numbers of frozen and trained parameters of a component's language model, built without memory."""
     from rl_platform.models.lora import adapter_parameters
     from rl_platform.models.pretrained import empty_causal_lm, load_config
     from rl_platform.models.tokenizer import load_tokenizer
@@ -165,7 +164,7 @@ def _parameters(config: Config, name: str) -> tuple[int, int]:
     model_config = load_config(section, tokenizer.vocab_size, tokenizer.eos_token_ids[0], key)
     network = empty_causal_lm(model_config, section.path or "random_init", f"{key}.path")
     head = 0
-    if name == "critic":  # a scalar head stands in place of the vocabulary's, and is trained beside adapters too
+    if name == "critic":  # a scalar head replaces the vocabulary's; it is trained beside adapters too
         network, head = network.base_model, model_config.hidden_size + 1
     count = sum(parameter.numel() for parameter in network.parameters())
     if name == "reference":
@@ -175,7 +174,7 @@ def _parameters(config: Config, name: str) -> tuple[int, int]:
 
 
 def _reward_bytes(section: RewardModel) -> int:
-    """Of the weights of a reward model, which is built without memory for them."""
+    """Returns the bytes of a reward model's weights, built without memory."""
     from accelerate import init_empty_weights
     from transformers import AutoModelForSequenceClassification
 
@@ -188,7 +187,7 @@ def _reward_bytes(section: RewardModel) -> int:
 
 
 def policy_bytes(config: Config, spaces: EnvSpaces) -> int:
-    """About the bytes of an embodied run's checkpoint: trained parameters, their moments, current observations."""
+    """Estimates the bytes of an embodied run's checkpoint: trained parameters, their moments, observations."""
     from rl_platform.components.actor import embodied_policy
     from rl_platform.placement.model_shape import shapes
 
@@ -202,8 +201,8 @@ def policy_bytes(config: Config, spaces: EnvSpaces) -> int:
 
 
 def check_reward(config: Config) -> None:
-    """Raises ConfigError or WorkerError when the user's reward function cannot be imported or the reward model is none,
-    Unreachable when the reward server does not answer. The weights of a reward model are read by its component alone.
+    """Raises ConfigError or WorkerError if the user's reward function cannot be imported or the reward model is
+    invalid, Unreachable if the reward server does not answer. Does not read the weights of a reward model.
     """
     from rl_platform.components.reward import http_scorer, verifier_spec
     from rl_platform.envs.reasoning.scoring import ScoringPool

@@ -1,4 +1,4 @@
-"""Whether the ranks that a placement gives a component can share its work; checked before anything starts."""
+"""Checks, before anything starts, that the ranks of a component can share its work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rl_platform.placement.scheduler import Placement
 
 
 def rank_problems(config: Config, placement: Placement) -> Iterator[Problem]:
-    """What is wrong with the number of env ranks, and with ranks that own GPUs they cannot use."""
+    """Yields problems of the number of env ranks, and of ranks that own GPUs they cannot use."""
     if config.runner.task_type == "embodied":
         yield from _env_ranks(config, placement.world_size("env"))
     for name in (*LEARNERS, "rollout"):

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Holder:
-    """The process that holds a lock. boot: of its machine, since when no other process can have the same lock."""
+    """The process that holds a lock. boot: identifies the start of its machine; a lock does not outlive it."""
 
     host: str
     boot: str
@@ -74,7 +74,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _acquired(path: Path) -> int:
-    """A descriptor with the lock. No other descriptor of the file may be closed before: the kernel's lock would end."""
+    """Returns a descriptor with the lock. Closing another descriptor of the file would release the kernel's lock."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -86,7 +86,7 @@ def _acquired(path: Path) -> int:
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # the holder before has removed this file
+        os.close(descriptor)  # the previous holder has removed this file
 
 
 def _lock(descriptor: int, path: Path) -> None:
@@ -116,7 +116,7 @@ def _refusal(path: Path, holder: Holder | None) -> str:
 
 
 def _holder(descriptor: int) -> Holder | None:
-    """The process that the file names; None for an empty file, or one that a power loss has torn."""
+    """Returns the process that the file names; None for an empty file or one damaged by a power loss."""
     try:
         return Holder(**json.loads(os.pread(descriptor, 4096, 0)))
     except (ValueError, TypeError):
@@ -124,7 +124,7 @@ def _holder(descriptor: int) -> Holder | None:
 
 
 def _is_touched(path: Path, seconds: float) -> bool:
-    """Whether the file is touched or removed within so many seconds. It is not opened: see `_acquired`."""
+    """Whether the file is touched or removed within this number of seconds. It is not opened: see `_acquired`."""
     until = time.monotonic() + seconds
     before = path.stat().st_mtime_ns
     while time.monotonic() < until:
@@ -132,7 +132,7 @@ def _is_touched(path: Path, seconds: float) -> bool:
         try:
             if path.stat().st_mtime_ns != before:
                 return True
-        except FileNotFoundError:  # its run has ended well
+        except FileNotFoundError:  # its run has ended without an error
             return False
     return False
 
@@ -152,7 +152,7 @@ def _names(path: Path, descriptor: int) -> bool:
 
 
 def _boot() -> str:
-    """Of this machine since it was started: where it is equal, the kernel's locks are the same ones."""
+    """Returns the identifier of the start of this machine: kernel locks hold until the next one."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""Which checkpoint `--eval` means, and the config it was written with. Without torch: a typo is answered at once."""
+"""Finds the checkpoint of `--eval` and its config. Imports no torch, so a typo is reported at once."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rl_platform.config.source import COMMAND_LINE
 from rl_platform.errors import ConfigError, Problem
 
 LATEST = "latest"
-RUNS = Path("runs")  # where `latest` looks: runner.output_dir is inside unless somebody names another place
-KEYS = {  # what can be different in an evaluation; the rest of a config belongs to the model or to its training
+RUNS = Path("runs")  # searched for `latest`; the default of runner.output_dir is inside
+KEYS = {  # may differ in an evaluation; other keys belong to the model or its training
     "embodied": (
         "env.evaluation.episodes",
         "env.evaluation.seed",
@@ -44,8 +44,8 @@ class SavedRun:
     checkpoint: Path
 
     def load(self, overrides: Sequence[str]) -> LoadedConfig:
-        """The run's config with `key=value` overrides. Raises ConfigError, also for keys that change no evaluation."""
-        # the place that the run was resumed from may be gone
+        """Returns the config with overrides. Raises ConfigError, also for keys that change no evaluation."""
+        # the folder that the run was resumed from may have been removed
         loaded = load_config(self.folder / "config.yaml", ["runner.resume=auto", *overrides])
         allowed = KEYS[loaded.config.runner.task_type]
         keys = [override.partition("=")[0].strip() for override in overrides]
@@ -61,7 +61,7 @@ class SavedRun:
 
 
 def find_run(name: str) -> SavedRun:
-    """`name`: a run's folder (its newest checkpoint), a checkpoint, or `latest`: the newest one of all in runs/.
+    """Returns a run by `name`: its folder (newest checkpoint), a checkpoint, or `latest` (newest one in runs/).
 
     Raises ConfigError if there is none.
     """

@@ -46,7 +46,7 @@ from rl_platform.tracing import Timeline
 
 
 def run(loaded: LoadedConfig, config_path: str, placement: Placement, inventory: Inventory) -> None:
-    """Start or continue the run and stay until it ends. Errors are PlatformErrors with an exit code."""
+    """Starts or continues a run and returns when it ends. Raises PlatformErrors with an exit code."""
     config = loaded.config
     check_cheap(config, placement)
     check_kernels(config, placement)
@@ -97,7 +97,7 @@ def run(loaded: LoadedConfig, config_path: str, placement: Placement, inventory:
                 try:
                     train(config, task, reporter, state)
                 finally:
-                    timeline.write()  # while there are processes that can be asked
+                    timeline.write()  # while the processes still run
         except BaseException as error:
             error.add_note(state.outlook())
             raise
@@ -105,7 +105,7 @@ def run(loaded: LoadedConfig, config_path: str, placement: Placement, inventory:
 
 
 def card(config: Config) -> list[tuple[str, str]]:
-    """The algorithm card of a config."""
+    """Returns the algorithm card of a config."""
     rows = config.transitions
     if config.runner.task_type == "reasoning":
         rows = config.data.train_batch_size * config.algorithm.group_size
@@ -150,7 +150,7 @@ def task_of(
     placement: Placement,
     inventory: Inventory,
 ) -> Task:
-    """The task of a config, its components started. `world`: spaces of the environment, or the questions."""
+    """Starts the components of a config and returns its task. `world`: spaces of the environment, or the questions."""
     if isinstance(world, Split):
         from rl_platform.runners.reasoning import ReasoningTask
 
@@ -165,7 +165,7 @@ def task_of(
 
 
 def spaces_of(config: Config) -> EnvSpaces:
-    """What the environment looks like; an id that does not exist ends here, and a policy that does not fit it."""
+    """Returns the spaces of the environment. Raises ConfigError for an unknown id or a policy that does not fit."""
     description = EnvDescription.of(config.env)
     spaces, *others = (_spaces_of(description.of_task(number)) for number in range(max(len(config.env.tasks), 1)))
     for number, other in enumerate(others, start=1):
@@ -205,7 +205,7 @@ def _say_finished(state: RunState, folder: Path) -> None:
 
 @contextmanager
 def _reporting(config: Config, output: OutputFolder) -> Iterator[tuple[Reporters, Timeline]]:
-    """The run's reporters; warnings of the platform's own modules become notes."""
+    """Yields the run's reporters. Warnings of the platform's own modules become notes."""
     timeline = Timeline(output.path / "trace.json", config.runner.trace_steps)
     log = RunLog(output.path, config.runner.logger_backends)
     reporter = _RunReporters([log, timeline, terminal_view()], output)
@@ -220,7 +220,7 @@ def _reporting(config: Config, output: OutputFolder) -> Iterator[tuple[Reporters
 
 
 class _RunReporters(Reporters):
-    """Keeps the output folder from the first step on."""
+    """Reporters of a run, which keep its output folder from the first step on."""
 
     def __init__(self, sinks: Sequence[Reporter], output: OutputFolder) -> None:
         super().__init__(sinks)
@@ -232,7 +232,7 @@ class _RunReporters(Reporters):
 
 
 class _Notes(logging.Handler):
-    """Passes log records on as notes of the run."""
+    """Reports log records as notes of the run."""
 
     def __init__(self, reporter: Reporter) -> None:
         super().__init__(logging.WARNING)

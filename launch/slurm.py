@@ -1,7 +1,7 @@
 """`platform-launch --slurm`: a batch script that starts Ray on the nodes of a Slurm job and the run on the first one.
 
-The script is plain bash to be read and edited; nothing of it is needed to run under Ray by hand. Container plug-ins and
-environment modules are the cluster's own: `setup` is the place for them.
+The script is plain bash that users may read and edit. Running under Ray by hand does not need it. Container plug-ins
+and environment modules differ between clusters: `setup` loads them.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class SlurmOptions:
 
 
 def sbatch_script(config: Config, config_path: str, overrides: Sequence[str], options: SlurmOptions) -> str:
-    """The script for `cluster.num_nodes` whole nodes (`cpus-per-task` asks for parts of them). Raises ConfigError for
-    options that sbatch would not read as one word."""
+    """Returns the script for `cluster.num_nodes` whole nodes (`cpus-per-task`: for parts of them). Raises ConfigError
+    for options that sbatch would not read as one word."""
     cluster = config.cluster
     words = [f"job-name={re.sub(r'[^A-Za-z0-9._-]', '_', config.runner.experiment_name)}", f"nodes={cluster.num_nodes}"]
     words += ["ntasks-per-node=1", f"signal=B:TERM@{GRACE_S}"]
@@ -109,7 +109,7 @@ def sbatch_script(config: Config, config_path: str, overrides: Sequence[str], op
 
 
 def write_script(config: Config, script: str) -> Path:
-    """The script in the working folder, named after the run."""
+    """Writes the script into the working folder, named after the run, and returns its path."""
     name = re.sub(r"[^A-Za-z0-9._-]", "_", config.runner.experiment_name)
     path = Path(f"{name}.sbatch")
     path.write_text(script, encoding="utf-8")
@@ -117,8 +117,8 @@ def write_script(config: Config, script: str) -> Path:
 
 
 def submit(path: Path) -> str:
-    """What sbatch says of the job it made of the script. Raises ConfigError where there is no sbatch, PlatformError
-    when it refuses."""
+    """Submits the script and returns the output of sbatch. Raises ConfigError without sbatch, PlatformError if it
+    refuses."""
     if shutil.which("sbatch") is None:
         hint = f"on a machine of the cluster: sbatch {path}"
         raise ConfigError([Problem("--submit", "there is no sbatch on this machine", hint=hint)])

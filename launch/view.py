@@ -1,7 +1,7 @@
 """The live terminal view of a run: step and phase with their progress, key numbers, sparklines, a sample.
 
 It redraws at most four times a second from a thread of its own and only when something changed. Notes, warnings and
-whatever else is printed appear above it. Not covered: terminals that cannot redraw and log files (`plain`).
+other output appear above it. Not covered: terminals that cannot redraw and log files (`plain`).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _CELL = 20  # least width of a key number: label and value
 
 
 def terminal_view(console: Console | None = None) -> Reporter:
-    """The live view on a terminal, plain lines elsewhere."""
+    """Returns the live view on a terminal, else plain lines."""
     console = console or Console()
     return LiveView(console) if console.is_terminal and not console.is_dumb_terminal else PlainView(console)
 
 
 class LiveView:
-    """A reporter that draws. Calls only note what happened; drawing is left to the thread."""
+    """A reporter that draws. Calls store the news; a thread draws."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -45,7 +45,7 @@ class LiveView:
         self._stop = threading.Event()
 
     def prepare(self, info: RunInfo, history: History) -> None:
-        """Keeps the run and its history, draws nothing yet."""
+        """Stores the run and its history without drawing."""
         self._info, self._history = info, history
 
     def start(self, info: RunInfo) -> None:
@@ -170,7 +170,7 @@ class LiveView:
 
 
 def _phase_line(phases: list[OpenPhase], width: int) -> Text:
-    """How far the innermost of these phases is, each of which is within the one before."""
+    """Returns the progress of the innermost of these nested phases."""
     phase = phases[-1]
     count = f"{phase.done}{f'/{phase.total}' if phase.total else ''} {phase.unit}  " if phase.unit else ""
     extra = "".join(f"  {number(value)} {name}" for name, value in (phase.numbers or {}).items())
@@ -179,7 +179,7 @@ def _phase_line(phases: list[OpenPhase], width: int) -> Text:
 
 
 def _progress(label: str, done: int, total: int, status: str, width: int, style: str) -> Text:
-    """`label ━━━━──── status`; the bar takes what is left and disappears when that is little or the total unknown."""
+    """Returns `label ━━━━──── status`. The bar fills the rest of the line; without room or a total there is none."""
     text = Text(f"{label:<{_LABEL}}" if len(label) < _LABEL else f"{label} ", "bold")
     room = min(width - len(text) - len(status) - 2, 40)
     if total and room >= 5:

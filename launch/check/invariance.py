@@ -26,7 +26,7 @@ from rl_platform.launch.check.samples import (
 from rl_platform.records import RolloutBatch
 
 PADDING = 37
-HIDDEN_SIZE = 64  # in the cost of a row, by which rows are balanced
+HIDDEN_SIZE = 64  # for the cost of a row, by which rows are balanced
 LOSS_SCALE = 0.1  # the terms of a loss are around 1, and may cancel
 _ESTIMATES = ("advantages", "returns", "loss_weights")
 
@@ -98,7 +98,7 @@ def balancing(case: Case) -> Iterator[Difference]:
 
 
 def _plans(batch: RolloutBatch, rows: int, world_size: int) -> list[list[Sequence[int]]]:
-    """The micro-batches of every rank, as the training engine deals them out."""
+    """Returns the micro-batches of every rank, as the training engine shares them."""
     return [shares(batch, MicroBatches(rows), rank, world_size, HIDDEN_SIZE) for rank in range(world_size)]
 
 
@@ -107,7 +107,7 @@ def _of_parts(case: Case, loss: LossFunction, parts: Sequence[Sequence[int]]) ->
 
 
 def _wider(case: Case, what: str, columns: Tensor, width: int, fill: float) -> Iterator[Difference]:
-    """Estimates and losses of the rollout at `columns` of a wider one, beside those of the rollout as it is."""
+    """Compares estimates and losses of the rollout with those of a wider one that holds it at `columns`."""
     wider = estimated(widened(case.rollout, columns, width, fill), case.algorithm)
     narrow = {name: _columns(getattr(wider, name), columns) for name in _ESTIMATES}
     yield from _same_estimates(what, replace(case.batch, **narrow), case.batch)

@@ -1,7 +1,7 @@
 """The config's own learners and PPO step around a model of a few thousand random parameters.
 
-What stays: the section `algorithm`, clipping and decay of the optimisers, temperature, activation. What is replaced:
-models (so nothing is loaded), batch sizes, learning rates, precision (float32), placement (this process, without GPU).
+Kept: the section `algorithm`, clipping and decay of the optimisers, temperature, activation. Replaced: models, so that
+nothing is loaded, batch sizes, learning rates, precision (float32), placement (this process, without GPU).
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class Small:
     ppo: PPO
 
     def update(self, batch: RolloutBatch) -> dict[str, float]:
-        """The metrics of one PPO step on a batch."""
+        """Takes one PPO step on a batch and returns its metrics."""
         return self.ppo.update(batch, 0)
 
     def parameters(self, name: str) -> Tensor:
-        """All parameters of a learner, one after the other; a copy."""
+        """Returns a copy of all parameters of a learner as one vector."""
         state = self.groups[name].publish(0).wait()[0].state
         return torch.cat([tensor.flatten() for tensor in state.values()]).clone()
 
@@ -139,7 +139,7 @@ def _names(config: Config) -> list[str]:
 def _model(case: Case) -> Model:
     model = case.config.actor.model
     if case.embodied:
-        # the laws are about transitions: whether a policy remembers those before makes no difference to them
+        # the properties are about single transitions, so a recurrent policy is replaced too
         return model.model_copy(update={"hidden_sizes": [8, 8], "dtype": "float32", "type": "mlp"})
     return _language_model(16)
 

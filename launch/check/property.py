@@ -1,4 +1,4 @@
-"""What a property is: something that holds whatever the numbers, shown by two ways that must lead to the same ones."""
+"""A property: two ways to compute the same numbers, which must agree for all inputs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rl_platform.config.schema import Config
 from rl_platform.launch.check.samples import Case
 
 ALLOWED = 1e-5  # float32 sums in another order
-SMALLEST_SCALE = 1e-3  # numbers that are all smaller are compared as if the largest were this
+SMALLEST_SCALE = 1e-3  # the least scale of a comparison: smaller numbers are compared as if the largest were this
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Two numbers that should be one: `left` and `right` where they are furthest apart, and how far.
+    """The largest difference between two results: the numbers `left` and `right` at that position.
 
-    apart: |left - right| over the largest magnitude on either side, infinite if one is NaN; allowed: how far it may be.
+    apart: |left - right| over the largest magnitude of both results, infinite if one is NaN. allowed: its limit.
     """
 
     what: str
@@ -36,9 +36,9 @@ class Difference:
 
 @dataclass(frozen=True)
 class Property:
-    """name: in plain words; compared: what is put beside what; differences: all comparisons on a case.
+    """A property of a config. compared: both sides in words. differences: yields all comparisons on a case.
 
-    not_asked: why a config is not asked for it, None if it is.
+    not_asked: returns the reason why the property does not apply to a config, None if it applies.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Property:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a property: the difference that says most, the error it ended with, or why it was not asked."""
+    """The result of a property: its largest difference, an error, or the reason why it does not apply."""
 
     name: str
     compared: str
@@ -74,7 +74,7 @@ class Outcome:
 def compare(
     what: str, left: Tensor | float, right: Tensor | float, allowed: float = ALLOWED, scale: float = SMALLEST_SCALE
 ) -> Difference:
-    """The largest difference between two tensors of one shape, relative to their largest number or `scale`."""
+    """Returns the largest difference between two tensors of one shape, relative to their largest number or `scale`."""
     left, right = (torch.as_tensor(side).detach().double() for side in (left, right))
     if left.shape != right.shape:
         return Difference(f"{what}, shapes {list(left.shape)} and {list(right.shape)}", math.nan, math.nan, math.inf, 0)

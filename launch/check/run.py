@@ -1,6 +1,6 @@
 """`platform-launch --check`: tries the invariances of a config and of a user's own functions. Starts nothing else.
 
-That the built-in functions compute their formulas is the matter of the unit tests.
+The unit tests check that the built-in functions compute their formulas.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def check(loaded: LoadedConfig) -> None:
 
 
 def outcomes_of(config: Config, properties: Sequence[Property] = PROPERTIES) -> list[Outcome]:
-    """Every property tried on a valid config, on numbers that follow from `runner.seed`."""
+    """Tries every property on a valid config, with numbers that follow from `runner.seed`."""
     case = Case(config, config.runner.seed)
     with _one_thread():
         return [_tried(each, case) for each in properties]
@@ -67,7 +67,7 @@ def _tried(each: Property, case: Case) -> Outcome:
         return Outcome(each.name, each.compared, not_asked=reason)
     try:
         differences = list(each.differences(case))
-    except Exception as error:  # of a function of the user's, say: one property less, the others are still tried
+    except Exception as error:  # such as one of a user's function: the other properties are still tried
         return Outcome(each.name, each.compared, error=_raised(error))
     assert differences, f"{each.name} compared nothing"
     most = max(differences, key=lambda difference: (not difference.holds, difference.apart))
@@ -101,7 +101,7 @@ def _explanation(config: Config, failed: Sequence[Outcome]) -> str:
 
 @contextmanager
 def _own_folder(config: Config) -> Iterator[Config]:
-    """The config with a temporary output folder, which stays if mini-batches without a finite gradient are in it."""
+    """Yields the config with a temporary output folder, kept if it holds mini-batches without a finite gradient."""
     folder = mkdtemp(prefix="rl-check-")
     try:
         yield config.model_copy(update={"runner": config.runner.model_copy(update={"output_dir": folder})})
@@ -112,7 +112,7 @@ def _own_folder(config: Config) -> Iterator[Config]:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """The tensors are tiny, and sums of several threads depend on how many there are."""
+    """Computes with one thread: the tensors are tiny, and the rounding of sums depends on the number of threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,6 +1,6 @@
-"""What the properties are tried on: one small random rollout in the shape that the config's task gives, and its losses.
+"""The input of the properties: one small random rollout in the shape of the config's task, and its losses.
 
-Everything follows from `runner.seed`. No model and no environment is asked; the same numbers stand for their answers.
+All numbers follow from `runner.seed`. Random numbers replace the outputs of models and environments.
 """
 
 from __future__ import annotations
@@ -58,22 +58,22 @@ class Case:
 
     @cached_property
     def rollout(self) -> RolloutBatch:
-        """[B,T] before the estimator, with everything it reads: embodied, a row per environment; else, per response."""
+        """[B,T] the rollout before the estimator. A row per environment if embodied, else per response."""
         return random_steps(self.config, self.seed) if self.embodied else random_responses(self.config, self.seed)
 
     @cached_property
     def batch(self) -> RolloutBatch:
-        """What mini-batches are made of: the rollout with advantages and returns; embodied, a row per transition."""
+        """The rollout with advantages and returns, of which mini-batches are made. A row per transition if embodied."""
         return estimated(self.rollout, self.algorithm)
 
     @cached_property
     def outputs(self) -> ModelOutputs:
-        """What a model that has moved on since the rollout gives for `batch`; all it may be asked for."""
+        """Outputs for `batch` of a model that was updated since the rollout."""
         return moved_outputs(self.batch, self.seed)
 
     @property
     def rows(self) -> int:
-        """Of `batch`, that mini-batches are made of."""
+        """Rows of `batch`."""
         return ENVIRONMENTS * CHOICES if self.embodied else len(self.rollout)
 
     @property
@@ -88,7 +88,7 @@ class Case:
 
 
 def random_responses(config: Config, seed: int) -> RolloutBatch:
-    """Rows of a prompt, a response with observations inside it, and padding; the last one does not count."""
+    """Returns rows of a prompt, a response with observations inside it, and padding; the last row does not count."""
     numbers, size = generator(seed, "check", "responses"), min(config.algorithm.group_size, LARGEST_GROUP)
     groups = -(-ROWS // size)
     rows, width = groups * size, LONGEST_PROMPT + LONGEST_RESPONSE
@@ -115,7 +115,7 @@ def random_responses(config: Config, seed: int) -> RolloutBatch:
 
 
 def random_steps(config: Config, seed: int) -> RolloutBatch:
-    """Rows of choices in environments, with ends of episodes, some of them cut off and worth something."""
+    """Returns rows of choices in environments, with ends of episodes, some of them truncated with a value."""
     numbers, shape = generator(seed, "check", "steps"), (ENVIRONMENTS, CHOICES)
     levels = action_levels(config, SPACES)
     recording = ChunkRecording(ENVIRONMENTS, CHOICES * levels.num_actions, SPACES, levels)
@@ -123,7 +123,7 @@ def random_steps(config: Config, seed: int) -> RolloutBatch:
         array[:] = torch.randn(array.shape, generator=numbers).numpy()
     ends = torch.rand(shape, generator=numbers) < 0.2
     left = torch.where(ends, torch.randint(levels.num_actions, shape, generator=numbers), levels.num_actions - 1)
-    executed = torch.arange(levels.num_actions) <= left[..., None]  # an end leaves the rest of its chunk undone
+    executed = torch.arange(levels.num_actions) <= left[..., None]  # actions of a chunk after an end are not executed
     rewards = torch.randn(executed.shape, generator=numbers)
     recording.executed[:], recording.rewards[:] = executed.numpy(), torch.where(executed, rewards, 0.0).numpy()
     recording.ends[:] = ends.numpy()
@@ -133,14 +133,14 @@ def random_steps(config: Config, seed: int) -> RolloutBatch:
     assert batch.bootstrapped is not None
     following = torch.randn(batch.bootstrapped.shape, generator=numbers)
     batch = replace(batch, end_values=torch.where(batch.bootstrapped, following, 0.0))
-    if levels.single:  # as `Recording` has it
+    if levels.single:  # the shape of `Recording`
         batch.inputs["actions"] = batch.inputs["actions"][:, :, 0]
         del batch.inputs["executed"]
     return _with_models(batch, config, numbers)
 
 
 def _with_models(batch: RolloutBatch, config: Config, numbers: torch.Generator) -> RolloutBatch:
-    """The batch with numbers in place of what its models say."""
+    """Returns the batch with random numbers for the outputs of its models."""
     shape, algorithm = batch.action_mask.shape, config.algorithm
     log_probs = -torch.rand(shape, generator=numbers) - 0.1
 
@@ -162,7 +162,7 @@ def _with_models(batch: RolloutBatch, config: Config, numbers: torch.Generator) 
 
 
 def estimated(batch: RolloutBatch, algorithm: Algorithm) -> RolloutBatch:
-    """KL penalty, estimator and mismatch weights, as a step of a run applies them; without PF-PPO."""
+    """Applies KL penalty, estimator and mismatch weights, as a step of a run does; without PF-PPO."""
     if algorithm.old_log_probs == "rollout":
         batch = replace(batch, log_probs=batch.rollout_log_probs)
     if algorithm.use_kl_in_reward:
@@ -177,7 +177,7 @@ def estimated(batch: RolloutBatch, algorithm: Algorithm) -> RolloutBatch:
 
 
 def moved_outputs(batch: RolloutBatch, seed: int) -> ModelOutputs:
-    """Outputs [B,T] for a batch, near its old ones."""
+    """Returns outputs [B,T] for a batch, near its old ones."""
     assert batch.log_probs is not None
     numbers, shape = generator(seed, "check", "outputs"), batch.action_mask.shape
     noise = [MOVED * torch.randn(shape, generator=numbers) for _ in range(2)]
@@ -197,9 +197,9 @@ def loss_and_gradients(
     algorithm: Algorithm,
     horizon: float,
 ) -> dict[str, Tensor]:
-    """`loss`, and the gradient [B,T] in every output it depends on, of one mini-batch computed in parts of its rows.
+    """Returns `loss` and its gradients [B,T] in the outputs, of one mini-batch computed in parts of its rows.
 
-    A part without rows is what a rank without work computes: a row that is masked out.
+    For a part without rows, as on a rank without work, a masked row is computed.
     """
     leaves = {
         name: tensor.detach().clone().requires_grad_() for name, tensor in vars(outputs).items() if tensor is not None
@@ -219,7 +219,7 @@ def loss_and_gradients(
 
 
 def widened(batch: RolloutBatch, columns: Tensor, width: int, fill: float) -> RolloutBatch:
-    """The batch with its columns at `columns` [T] of `width`; no action in the others, and `fill` where floats are."""
+    """Returns the batch with its columns at `columns` [T] of `width`; others have no action and floats `fill`."""
     changed = {
         field.name: None if (tensor := getattr(batch, field.name)) is None else wide(tensor, columns, width, fill)
         for field in dataclasses.fields(batch)
@@ -230,13 +230,13 @@ def widened(batch: RolloutBatch, columns: Tensor, width: int, fill: float) -> Ro
 
 
 def wide_outputs(outputs: ModelOutputs, columns: Tensor, width: int, fill: float) -> ModelOutputs:
-    """`outputs` for a batch that was `widened` alike."""
+    """Returns `outputs` for a batch that was `widened` with the same columns."""
     present: Mapping[str, Tensor] = {name: tensor for name, tensor in vars(outputs).items() if tensor is not None}
     return ModelOutputs(**{name: wide(tensor, columns, width, fill) for name, tensor in present.items()})
 
 
 def wide(tensor: Tensor, columns: Tensor, width: int, fill: float) -> Tensor:
-    """[B,T,...] -> [B,width,...]; what has one number per row stays as it is."""
+    """Returns [B,T,...] as [B,width,...]; tensors [B] stay as they are."""
     if tensor.dim() < 2:
         return tensor
     value = fill if tensor.is_floating_point() else 0

@@ -1,4 +1,4 @@
-"""What came of each property, as a table on a terminal and as one line each elsewhere."""
+"""Prints the outcomes of the properties: a table on a terminal, else one line each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STYLES = {"passed": "green", "failed": "bold red", "not asked": "dim"}
 
 
 def print_outcomes(console: Console, outcomes: Sequence[Outcome], seed: int, seconds: float) -> None:
-    """One line per property, and how many passed."""
+    """Prints one line per property and the number that passed."""
     verdicts = [_verdict(outcome) for outcome in outcomes]
     counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in _STYLES)
     summary = f"{counts}; seed {seed}, {seconds:.1f} s"

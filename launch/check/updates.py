@@ -35,7 +35,7 @@ def parameters(case: Case) -> Iterator[Difference]:
 
 
 def first_step(case: Case) -> Iterator[Difference]:
-    """Measured in the first optimizer step of a rollout, on what the loss is given."""
+    """Compares the inputs of the loss in the first optimizer step with the log-probs before it."""
     keys = {"ppo_epochs": 1, "policy_training_start_step": 0, "target_kl": None}
     config = small(case, micro_batch_size=3, logprob_forward_micro_batch_size=case.rows, **keys)
     config = config.model_copy(update={"data": config.data.model_copy(update={"mini_batch_size": case.rows})})
@@ -54,7 +54,7 @@ def first_step(case: Case) -> Iterator[Difference]:
 def _changes(
     case: Case, micro_batch_size: int | None, batch: RolloutBatch
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """By how much a PPO step that trains everyone changes the parameters of each learner, and its metrics."""
+    """Returns the change of each learner's parameters by a PPO step that trains all, and its metrics."""
     with small_learners(case, small(case, micro_batch_size, policy_training_start_step=0)) as learners:
         before = _parameters(learners)
         metrics = learners.update(batch)
@@ -66,7 +66,7 @@ def _parameters(learners: Small) -> dict[str, Tensor]:
 
 
 def _log_probs(case: Case) -> tuple[Tensor, Tensor]:
-    """In micro-batches, as an update computes them, and at once, as they may be measured before it."""
+    """Returns log-probs in micro-batches, as in an update, and of all rows at once, as before it."""
     configs = (small(case, micro_batch_size=3), small(case))
     results = []
     for config in configs:
@@ -76,7 +76,7 @@ def _log_probs(case: Case) -> tuple[Tensor, Tensor]:
 
 
 def _exact_bound(config: Config) -> bool:
-    """Whether a ratio of 1 lies on a bound, on one side of which rounding puts it."""
+    """Whether a ratio of 1 lies on a bound, so that rounding decides whether it is clipped."""
     return min(config.algorithm.clip_ratio_low, config.algorithm.clip_ratio_high) == 0
 
 

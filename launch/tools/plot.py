@@ -58,7 +58,7 @@ def plot(
 
 
 def read_curve(rows: Sequence[dict[str, float]], metric: str, x: str) -> Curve:
-    """The finite values of `metric`, over the step or over what has been summed up by then."""
+    """Returns the finite values of `metric` over the step, or over the sum of another metric up to it."""
     summed = AXES[x][0]
     if not summed:
         positions = [row["step"] for row in rows]
@@ -72,7 +72,7 @@ def read_curve(rows: Sequence[dict[str, float]], metric: str, x: str) -> Curve:
 
 
 def median_curve(curves: Sequence[Curve]) -> Curve:
-    """The median of all curves, each linear between its points, where all of them have values."""
+    """Returns the median of all curves, interpolated linearly, where all of them have values."""
     begin, end = max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves)
     positions = sorted({x for curve in curves for x, _ in curve if begin <= x <= end})
     return [(x, median(_at(curve, x) for curve in curves)) for x in positions]
@@ -85,7 +85,7 @@ def _at(curve: Curve, x: float) -> float:
 
 
 def _default_metrics(runs: Sequence[Path], rows: Sequence[Sequence[dict[str, float]]]) -> list[str]:
-    """Objective, validation and success rates of the runs' tasks, where they were reported."""
+    """Returns objective, validation and success rates of the runs' tasks, if they were reported."""
     present = {key for run in rows for row in run for key in row}
     headlines = [headline_of_run(run, {key for row in own for key in row}) for run, own in zip(runs, rows, strict=True)]
     wanted = [name for one in headlines for name in (one.objective, one.validation, *one.rates.values())]
