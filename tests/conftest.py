@@ -163,6 +163,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def scored(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A reward that a random model earns now and then: without any there is nothing to learn and to compare."""
+    function = "def score(response, answer, metadata):\n    return float(len(response.encode()) % 3 == 0)\n"
+    (folder / "length_score.py").write_text(function)
+    monkeypatch.syspath_prepend(folder)
+    return "reward.type=length_score:score"
+
+
+@pytest.fixture
 def command(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
     """command("embodied.yaml", "runner.max_steps=2"): `platform-launch` in this process, which saves its start."""
     from rl_platform.launch.cli import main

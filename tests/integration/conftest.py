@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -39,12 +42,41 @@ def no_process_group() -> Iterator[None]:
 
 
 @pytest.fixture
-def scored(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A reward that a random model earns now and then: without any there is nothing to learn and to compare."""
-    function = "def score(response, answer, metadata):\n    return float(len(response.encode()) % 3 == 0)\n"
-    (folder / "length_score.py").write_text(function)
-    monkeypatch.syspath_prepend(folder)
-    return "reward.type=length_score:score"
+def killed(start) -> Callable[..., Checkpoint]:
+    """killed("reasoning.yaml", folder="out"): SIGKILL as soon as the run has a checkpoint, which is returned.
+
+    `at="step-00000002"` waits for that one. No process of the run is left.
+    """
+
+    def run(*arguments: str, folder: str = "out", at: str = "step-*") -> Checkpoint:
+        process: subprocess.Popen[str] = start(*arguments, f"runner.output_dir={folder}")
+        until = time.monotonic() + 240
+        while not (checkpoints := sorted(Path(folder, "checkpoints").glob(at))):
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < until
+            time.sleep(0.002)
+        started = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        assert process.wait() == -9
+        assert not psutil.wait_procs(started, timeout=10)[1]
+        return Checkpoint.open(checkpoints[-1])
+
+    return run
+
+
+@pytest.fixture
+def assert_ends_the_same_if_stopped(command, final_state, logged, differences) -> Callable[..., None]:
+    """assert_ends_the_same_if_stopped("embodied.yaml"): four steps, and two and two, bit for bit."""
+
+    def check(*arguments: str) -> None:
+        arguments = (*arguments, "runner.save_interval=2", "runner.val_check_interval=2")
+        assert command(*arguments, "runner.output_dir=whole").code == 0
+        assert command(*arguments, "runner.output_dir=parts", "runner.max_steps=2").code == 0
+        assert "resumed from step 2" in command(*arguments, "runner.output_dir=parts").out
+        assert differences(final_state("whole", 4), final_state("parts", 4)) == []
+        assert differences(logged("whole"), logged("parts")) == []
+
+    return check
 
 
 @pytest.fixture
@@ -130,10 +162,10 @@ def differences():
         if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
             return [] if first.dtype == second.dtype and torch.equal(first, second) else [path]
         if isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys():
-            return [found for key in first for found in compare(first[key], second[key], f"{path}/{key}")]
+            return [place for key in first for place in compare(first[key], second[key], f"{path}/{key}")]
         if isinstance(first, list | tuple) and isinstance(second, list | tuple) and len(first) == len(second):
             pairs = enumerate(zip(first, second, strict=True))
-            return [found for index, (a, b) in pairs for found in compare(a, b, f"{path}/{index}")]
+            return [place for index, (a, b) in pairs for place in compare(a, b, f"{path}/{index}")]
         return [] if type(first) is type(second) and first == second else [path]
 
     return compare

@@ -56,14 +56,8 @@ def test_every_key_has_an_effect(changed: tuple[str, ...], before: tuple[str, ..
     assert differences(learned(*changed), learned(*before))
 
 
-def test_a_run_that_was_stopped(command, final_state, logged, differences) -> None:
-    arguments = ("embodied.yaml", CHUNKS, *CHEETAH, *FINE, "runner.save_interval=2", "runner.val_check_interval=2")
-    assert command(*arguments, "runner.output_dir=whole").code == 0
-    assert command(*arguments, "runner.output_dir=parts", "runner.max_steps=2").code == 0
-    ended = command(*arguments, "runner.output_dir=parts")
-    assert "resumed from step 2" in ended.out
-    assert differences(final_state("whole", 4), final_state("parts", 4)) == []
-    assert differences(logged("whole"), logged("parts")) == []
+def test_a_run_that_was_stopped(assert_ends_the_same_if_stopped) -> None:
+    assert_ends_the_same_if_stopped("embodied.yaml", CHUNKS, *CHEETAH, *FINE)
 
 
 def test_micro_batches_and_workers_change_nothing(learned) -> None:

@@ -5,28 +5,15 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import pytest
 import torch
 
 OFFLOAD = ("actor.cpu_offload=true", "critic.cpu_offload=true")
-SCORE = """
-def score(response, answer, metadata):
-    return float(len(response.encode()) % 3 == 0)
-"""
 
 
-@pytest.fixture(autouse=True)
-def length_score(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "length_score.py").write_text(SCORE)
-    monkeypatch.syspath_prepend(folder)
-
-
-def test_the_same_run(command, final_state, folder: Path) -> None:
+def test_the_same_run(command, final_state, folder: Path, scored: str) -> None:
     def run(name: str, *overrides: str) -> None:
         kept = ("runner.max_steps=3", "runner.save_interval=1", "runner.keep_checkpoints=3")
-        ended = command(
-            "reasoning.yaml", "reward.type=length_score:score", *kept, f"runner.output_dir={name}", *overrides
-        )
+        ended = command("reasoning.yaml", scored, *kept, f"runner.output_dir={name}", *overrides)
         assert ended.code == 0, ended.err
 
     run("plain")

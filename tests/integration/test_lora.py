@@ -13,21 +13,10 @@ from rl_platform.checkpoint.store import Checkpoint
 SMALL = "{rank: 4, alpha: 8, target_modules: [q_proj, v_proj, down_proj]}"
 LORA = (f"actor.lora={SMALL}", f"critic.lora={SMALL}", "actor.optim.lr=1e-2", "critic.optim.lr=1e-2")
 KL = ("algorithm.use_kl_in_reward=true", "algorithm.kl_ctrl.kl_coef=0.1")
-SCORED = ("reward.type=length_score:score",)
-SCORE = """
-def score(response, answer, metadata):
-    return float(len(response.encode()) % 3 == 0)
-"""
 
 
-@pytest.fixture(autouse=True)
-def length_score(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (folder / "length_score.py").write_text(SCORE)
-    monkeypatch.syspath_prepend(folder)
-
-
-def test_a_run_with_adapters(command, final_state, logged, folder: Path) -> None:
-    ended = command("reasoning.yaml", *SCORED, *LORA, *KL, "runner.max_steps=3")
+def test_a_run_with_adapters(command, final_state, logged, folder: Path, scored: str) -> None:
+    ended = command("reasoning.yaml", scored, *LORA, *KL, "runner.max_steps=3")
     assert ended.code == 0, ended.err
     saved = final_state("out", 3)
     for role in ("actor", "critic"):
@@ -46,25 +35,21 @@ def test_a_run_with_adapters(command, final_state, logged, folder: Path) -> None
     assert {name.split(".")[-2] for name in moved} == {"q_proj", "v_proj", "down_proj"}
 
 
-def test_a_kl_over_the_whole_vocabulary(command, logged) -> None:
+def test_a_kl_over_the_whole_vocabulary(command, logged, scored: str) -> None:
     full = ("algorithm.use_kl_in_reward=true", "algorithm.kl_penalty=full", "algorithm.use_kl_loss=true")
     both = ("algorithm.kl_loss_type=full", "algorithm.allow_both_kl=true", "runner.max_steps=3")
-    ended = command("reasoning.yaml", *SCORED, *LORA, *full, *both)
+    ended = command("reasoning.yaml", scored, *LORA, *full, *both)
     assert ended.code == 0, ended.err
     found = [row["reward/kl"] for row in logged("out") if "reward/kl" in row]
     assert found[0] == pytest.approx(0.0, abs=1e-6)
     assert min(found[1:]) > 1e-6
 
 
-def test_resumed_bit_for_bit(command, final_state, differences, folder: Path) -> None:
+def test_resumed_bit_for_bit(command, final_state, differences, folder: Path, scored: str) -> None:
     kept = ("runner.save_interval=1", "runner.keep_checkpoints=9")
-    assert command("reasoning.yaml", *SCORED, *LORA, *KL, *kept, "runner.max_steps=4").code == 0
-    assert (
-        command("reasoning.yaml", *SCORED, *LORA, *KL, *kept, "runner.max_steps=2", "runner.output_dir=cut").code == 0
-    )
-    assert (
-        command("reasoning.yaml", *SCORED, *LORA, *KL, *kept, "runner.max_steps=4", "runner.output_dir=cut").code == 0
-    )
+    assert command("reasoning.yaml", scored, *LORA, *KL, *kept, "runner.max_steps=4").code == 0
+    assert command("reasoning.yaml", scored, *LORA, *KL, *kept, "runner.max_steps=2", "runner.output_dir=cut").code == 0
+    assert command("reasoning.yaml", scored, *LORA, *KL, *kept, "runner.max_steps=4", "runner.output_dir=cut").code == 0
     assert differences(final_state("out", 4), final_state("cut", 4)) == []
 
 

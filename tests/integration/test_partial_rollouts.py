@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import time
-from pathlib import Path
-
 import pytest
 
 from rl_platform.metrics import read_metrics
@@ -23,7 +19,7 @@ PARTIAL = (
 )
 
 
-def test_a_run_trains_on_responses_of_several_versions_and_leaves_none(command, final_state) -> None:
+def test_a_run_trains_on_responses_of_several_versions_and_its_checkpoints_need_the_key(command, final_state) -> None:
     ended = command(*PARTIAL)
     assert ended.code == 0, ended.err
     assert "partial rollouts: 12 prompts in work, 8 trained on per step" in ended.out
@@ -40,30 +36,19 @@ def test_a_run_trains_on_responses_of_several_versions_and_leaves_none(command, 
     halfway = final_state("out", 3)["run"]["task"]["partial_rollouts"]["open"]
     assert len(halfway) == 4
     assert any(one["token_ids"] for group in halfway for one in group)
+    back = "runner.resume=out/checkpoints/step-00000003"
+    ended = command(*PARTIAL, back, "rollout.partial_rollout=null", "runner.output_dir=other")
+    assert ended.code == 65
+    assert "4 prompts whose responses are not trained on yet: resume with rollout.partial_rollout" in ended.err
 
 
 @pytest.mark.parametrize("more", [(), ("runner.max_staleness=1",)], ids=["", "one ahead"])
-def test_killed_and_resumed_it_ends_in_the_same_state(command, start, final_state, logged, differences, more) -> None:
+def test_killed_and_resumed_it_ends_in_the_same_state(command, killed, final_state, logged, differences, more) -> None:
     arguments = (*PARTIAL, *more)
     assert command(*arguments, "runner.output_dir=whole").code == 0
-    process: subprocess.Popen[str] = start(*arguments, "runner.output_dir=killed")
-    until = time.monotonic() + 120
-    while not list(Path("killed/checkpoints").glob("step-00000002")):
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < until
-        time.sleep(0.002)
-    process.kill()
-    process.wait()
+    killed(*arguments, folder="killed", at="step-00000002")
     ended = command(*arguments, "runner.output_dir=killed")
     assert ended.code == 0, ended.err
     assert "resumed from step" in ended.out
     assert differences(*(final_state(folder, STEPS) for folder in ("whole", "killed"))) == []
     assert differences(*(logged(folder) for folder in ("whole", "killed"))) == []
-
-
-def test_without_the_key_a_checkpoint_with_open_prompts_is_refused(command) -> None:
-    assert command(*PARTIAL).code == 0
-    back = "runner.resume=out/checkpoints/step-00000003"
-    ended = command(*PARTIAL, back, "rollout.partial_rollout=null", "runner.output_dir=other")
-    assert ended.code == 65
-    assert "4 prompts whose responses are not trained on yet: resume with rollout.partial_rollout" in ended.err

@@ -35,14 +35,8 @@ def test_every_key_has_an_effect(learned, differences) -> None:
         assert differences(base["actor"]["model"], learned(*without, changed)["actor"]["model"]), changed
 
 
-def test_a_run_that_was_stopped(command, final_state, logged, differences) -> None:
-    arguments = (*GRU, SHORT, "runner.save_interval=2", "runner.val_check_interval=2")
-    assert command(*arguments, "runner.output_dir=whole").code == 0
-    assert command(*arguments, "runner.output_dir=parts", "runner.max_steps=2").code == 0
-    ended = command(*arguments, "runner.output_dir=parts")
-    assert "resumed from step 2" in ended.out
-    assert differences(final_state("whole", 4), final_state("parts", 4)) == []
-    assert differences(logged("whole"), logged("parts")) == []
+def test_a_run_that_was_stopped(assert_ends_the_same_if_stopped) -> None:
+    assert_ends_the_same_if_stopped(*GRU, SHORT)
 
 
 @pytest.mark.parametrize(

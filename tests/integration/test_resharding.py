@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-import time
-from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
-
-from rl_platform.checkpoint.store import Checkpoint
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="Megatron would compute on the GPU of this machine"),
     pytest.mark.filterwarnings("ignore"),  # of Megatron, about kernels that are not installed
 ]
 RELEASE = pytest.mark.release
-STEPS, ENDED_S = 3, 10.0
+STEPS = 3
 ONE_RANK: dict[str, list[str]] = {
     "fsdp": [],
     "megatron": ["actor.training_backend=megatron", "critic.training_backend=megatron"],
@@ -39,26 +33,6 @@ STAGES, EXPERTS = two_ranks("{pipeline: 2}"), two_ranks("{expert: 2}")
 MIXTURE = ["actor.model={path: ./experts, tokenizer: bytes}"]
 
 
-@pytest.fixture
-def kill_after_a_checkpoint(start):
-    """kill_after_a_checkpoint(*arguments): SIGKILL as soon as there is one; returns once no process of it is left."""
-
-    def run(*arguments: str) -> Checkpoint:
-        process: subprocess.Popen[str] = start(*arguments)
-        until = time.monotonic() + 240
-        while not (found := sorted(Path("out/checkpoints").glob("step-*"))):
-            assert process.poll() is None, process.communicate()[1]
-            assert time.monotonic() < until
-            time.sleep(0.002)
-        started = psutil.Process(process.pid).children(recursive=True)
-        process.kill()
-        assert process.wait() == -9
-        assert not psutil.wait_procs(started, ENDED_S)[1]
-        return Checkpoint.open(found[-1])
-
-    return run
-
-
 @pytest.mark.parametrize(
     ("backend", "before", "after", "model"),
     [
@@ -71,13 +45,13 @@ def kill_after_a_checkpoint(start):
 )
 @pytest.mark.usefixtures("experts")
 def test_a_killed_run_goes_on_with_other_ranks(
-    command, kill_after_a_checkpoint, final_state, scored: str, backend: str, before: Any, after: Any, model: list[str]
+    command, killed, final_state, scored: str, backend: str, before: Any, after: Any, model: list[str]
 ) -> None:
     rest = [scored, f"runner.max_steps={STEPS}", "runner.save_interval=1", *model]
     whole = command("reasoning.yaml", *ONE_RANK[backend], *rest, "runner.output_dir=whole")
     assert whole.code == 0, whole.err
-    killed = kill_after_a_checkpoint("reasoning.yaml", *before[backend], *rest)
-    shards = [file.name for file in killed.file("critic").glob("*.distcp")]
+    checkpoint = killed("reasoning.yaml", *before[backend], *rest)
+    shards = [file.name for file in checkpoint.file("critic").glob("*.distcp")]
     assert sorted(shards) == [f"__{rank}_0.distcp" for rank in range(1 if before is ONE_RANK else 2)]
     ended = command("reasoning.yaml", *after[backend], *rest)
     assert ended.code == 0, ended.err

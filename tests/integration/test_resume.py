@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -75,23 +73,6 @@ def assert_equal(final_state, logged, differences) -> Callable[..., None]:
     return check
 
 
-@pytest.fixture
-def kill_after_a_checkpoint(start):
-    """SIGKILL as soon as there is a checkpoint, wherever the run is then."""
-
-    def run(*arguments: str) -> None:
-        process: subprocess.Popen[str] = start(*arguments)
-        until = time.monotonic() + 120
-        while not list(Path("killed/checkpoints").glob("step-*")):
-            assert process.poll() is None, process.communicate()[1]
-            assert time.monotonic() < until
-            time.sleep(0.002)
-        process.kill()
-        assert process.wait() == -9
-
-    return run
-
-
 @pytest.mark.parametrize("name", RUNS)
 def test_stopped_by_max_steps(command, whole: Callable[[str], Path], name: str, assert_equal):
     """Two runs of one seed are equal, too, or this one could not end as the whole one."""
@@ -104,10 +85,10 @@ def test_stopped_by_max_steps(command, whole: Callable[[str], Path], name: str, 
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_stopped_by_sigkill(command, kill_after_a_checkpoint, name: str, assert_equal):
+def test_stopped_by_sigkill(command, killed, name: str, assert_equal):
     arguments = (*RUNS[name], *INTERVALS, "actor.optim.lr_schedule=cosine")
     assert command(*arguments, "runner.output_dir=whole").code == 0
-    kill_after_a_checkpoint(*arguments, "runner.output_dir=killed")
+    killed(*arguments, folder="killed")
     ended = command(*arguments, "runner.output_dir=killed")
     assert ended.code == 0
     assert "resumed from step" in ended.out
@@ -115,10 +96,10 @@ def test_stopped_by_sigkill(command, kill_after_a_checkpoint, name: str, assert_
 
 
 @pytest.mark.parametrize("task", ["reasoning.yaml", "embodied.yaml"])
-def test_a_rollout_collected_ahead_survives_sigkill(command, kill_after_a_checkpoint, assert_equal, task: str):
+def test_a_rollout_collected_ahead_survives_sigkill(command, killed, assert_equal, task: str):
     arguments = (task, *INTERVALS, "runner.max_staleness=1", "algorithm.rollout_is={}")
     assert command(*arguments, "runner.output_dir=whole").code == 0
-    kill_after_a_checkpoint(*arguments, "runner.output_dir=killed")
+    killed(*arguments, folder="killed")
     assert command(*arguments, "runner.output_dir=killed").code == 0
     assert_equal("whole", "killed")
     if task == "reasoning.yaml":
