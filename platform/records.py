@@ -11,10 +11,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int, Shaped
 
 
 @dataclass(frozen=True)
@@ -130,49 +133,49 @@ class RolloutBatch:
     """
 
     inputs: dict[str, Tensor]
-    action_mask: Tensor
-    sample_mask: Tensor
-    group_ids: Tensor
-    rewards: Tensor
-    rollout_log_probs: Tensor
-    ends: Tensor | None = None
-    bootstrapped: Tensor | None = None
-    end_observations: Tensor | None = None
-    end_values: Tensor | None = None
-    log_probs: Tensor | None = None
-    reference_log_probs: Tensor | None = None
-    reference_states: Tensor | None = None
-    full_kl: Tensor | None = None
-    values: Tensor | None = None
-    advantages: Tensor | None = None
-    returns: Tensor | None = None
-    correct: Tensor | None = None
-    versions: Tensor | None = None
-    compared: Tensor | None = None
-    kl_penalties: Tensor | None = None
-    loss_weights: Tensor | None = None
-    value_mask: Tensor | None = None
-    entropy_units: Tensor | None = None
+    action_mask: Bool[Tensor, "batch seq"]
+    sample_mask: Bool[Tensor, " batch"]
+    group_ids: Int[Tensor, " batch"]
+    rewards: Float[Tensor, "batch seq"]
+    rollout_log_probs: Float[Tensor, "batch seq"]
+    ends: Bool[Tensor, "batch seq"] | None = None
+    bootstrapped: Bool[Tensor, "batch seq"] | None = None
+    end_observations: Shaped[Tensor, "batch choices ..."] | None = None
+    end_values: Float[Tensor, "batch seq"] | None = None
+    log_probs: Float[Tensor, "batch seq"] | None = None
+    reference_log_probs: Float[Tensor, "batch seq"] | None = None
+    reference_states: Float[Tensor, "batch seq hidden"] | None = None
+    full_kl: Float[Tensor, "batch seq"] | None = None
+    values: Float[Tensor, "batch seq"] | None = None
+    advantages: Float[Tensor, "batch seq"] | None = None
+    returns: Float[Tensor, "batch seq"] | None = None
+    correct: Bool[Tensor, " batch"] | None = None
+    versions: Int[Tensor, " batch"] | None = None
+    compared: Bool[Tensor, " batch"] | None = None
+    kl_penalties: Float[Tensor, "batch seq"] | None = None
+    loss_weights: Float[Tensor, "batch seq"] | None = None
+    value_mask: Bool[Tensor, "batch seq"] | None = None
+    entropy_units: Float[Tensor, "batch seq"] | None = None
 
     def __len__(self) -> int:
         return self.action_mask.shape[0]
 
     @property
-    def mask(self) -> Tensor:
+    def mask(self) -> Bool[Tensor, "batch seq"]:
         """[B,T] bool: action positions of rows that count."""
         return self.action_mask & self.sample_mask[:, None]
 
     @property
-    def baseline_mask(self) -> Tensor:
+    def baseline_mask(self) -> Bool[Tensor, "batch seq"]:
         """[B,T] bool: action positions of rows that a group's statistics are made of."""
         return self.mask if self.compared is None else self.action_mask & self.compared[:, None]
 
     @property
-    def value_positions(self) -> Tensor:
+    def value_positions(self) -> Bool[Tensor, "batch seq"]:
         """[B,T] bool: positions of rows that count at which rewards, values and returns stand."""
         return self.mask if self.value_mask is None else self.value_mask & self.sample_mask[:, None]
 
-    def select(self, rows: Tensor) -> RolloutBatch:
+    def select(self, rows: Int[Tensor, " selected"]) -> RolloutBatch:
         """The given rows (int64 indices), in that order, every field together."""
         return self._map(lambda tensor: tensor.index_select(0, rows))
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,11 @@ from types import ModuleType
 
 import pytest
 from forked import Forked
+
+if CHECKS_SHAPES := all(importlib.util.find_spec(name) for name in ("jaxtyping", "beartype")):
+    from shapes import check_shapes, unchecked_shapes
+
+    check_shapes()  # without the two packages tests run as well, but for unit/test_shapes.py
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell; runs started here inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -151,6 +157,13 @@ class Ended:
 
 Command = Callable[..., Ended]
 Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def any_shapes() -> Iterator[None]:
+    """The test passes tensors that the signatures forbid."""
+    with unchecked_shapes() if CHECKS_SHAPES else nullcontext():
+        yield
 
 
 @pytest.fixture

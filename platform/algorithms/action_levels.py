@@ -9,6 +9,7 @@ so that those positions alone are its time steps.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ from torch.nn import functional as F
 from rl_platform.algorithms.aggregation import Denominators
 from rl_platform.config.schema.algorithm import ActionLevel, Algorithm, RewardLevel
 from rl_platform.records import RolloutBatch
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Shaped
 
 
 @dataclass(frozen=True)
@@ -49,28 +53,30 @@ class ActionLevels:
         """R, the rewards and values per row; at most P."""
         return self._count(self.rewards)
 
-    def of_components(self, x: Tensor, executed: Tensor) -> Tensor:
+    def of_components(
+        self, x: Float[Tensor, "rows actions components"], executed: Bool[Tensor, "rows actions"]
+    ) -> Float[Tensor, "rows positions"]:
         """Log-probs or entropies x [M,K,D] of components -> [M,P] at the level of log-probs, added up."""
         x = torch.where(executed[..., None], x, 0.0)
         return _added_up(x.flatten(1), self.positions)
 
-    def placed_rewards(self, rewards: Tensor) -> Tensor:
+    def placed_rewards(self, rewards: Float[Tensor, "*rows actions"]) -> Float[Tensor, "*rows positions"]:
         """Rewards [...,K] of actions, 0 of those not executed -> [...,P], without discount inside a position."""
         return self._placed(_added_up(rewards, self.values))
 
-    def placed_values(self, values: Tensor) -> Tensor:
+    def placed_values(self, values: Float[Tensor, "*rows values"]) -> Float[Tensor, "*rows positions"]:
         """Values [...,R] -> [...,P], 0 elsewhere, differentiable."""
         return self._placed(values)
 
-    def mask(self, executed: Tensor) -> Tensor:
+    def mask(self, executed: Bool[Tensor, "*rows actions"]) -> Bool[Tensor, "*rows positions"]:
         """[...,P] bool: positions with an executed action."""
         return self._active(executed, self.log_probs)
 
-    def value_mask(self, executed: Tensor) -> Tensor | None:
+    def value_mask(self, executed: Bool[Tensor, "*rows actions"]) -> Bool[Tensor, "*rows positions"] | None:
         """[...,P] bool: where an executed reward and its value stand; None: at every position of `mask`."""
         return None if self.values == self.positions else self._placed(self._active(executed, self.rewards))
 
-    def entropy_units(self, executed: Tensor) -> Tensor | None:
+    def entropy_units(self, executed: Bool[Tensor, "*rows actions"]) -> Float[Tensor, "*rows positions"] | None:
         """[...,P]: how many executed chunks, actions or components (the entropy's level) are counted at a position;
         None: one at each of `mask`."""
         units = self._active(executed, self.entropy).float()
@@ -84,22 +90,22 @@ class ActionLevels:
         counts = {"chunk_level": 1, "action_level": self.num_actions}
         return counts.get(level, self.num_actions * self.num_components)
 
-    def _active(self, executed: Tensor, level: ActionLevel) -> Tensor:
+    def _active(self, executed: Bool[Tensor, "*rows actions"], level: ActionLevel) -> Bool[Tensor, "*rows units"]:
         if level == "chunk_level":
             return executed.any(dim=-1, keepdim=True)
         return executed if level == "action_level" else executed.repeat_interleave(self.num_components, dim=-1)
 
-    def _placed(self, x: Tensor) -> Tensor:
+    def _placed(self, x: Shaped[Tensor, "*rows units"]) -> Shaped[Tensor, "*rows positions"]:
         """[...,n] -> [...,P], each at the first of its P / n positions."""
         return F.pad(x[..., None], (0, self.positions // x.shape[-1] - 1)).flatten(-2)
 
 
-def _added_up(x: Tensor, count: int) -> Tensor:
+def _added_up(x: Float[Tensor, "*rows units"], count: int) -> Float[Tensor, "*rows sums"]:
     """[...,n] -> [...,count], the sums of n / count neighbours."""
     return x.reshape(*x.shape[:-1], count, -1).sum(-1)
 
 
-def to_log_prob_level(advantages: Tensor, batch: RolloutBatch) -> Tensor:
+def to_log_prob_level(advantages: Float[Tensor, "batch seq"], batch: RolloutBatch) -> Float[Tensor, "batch seq"]:
     """[B,T]: the advantage of a chunk or action at each of its positions, 0 outside `batch.mask`."""
     if batch.value_mask is None:
         return advantages

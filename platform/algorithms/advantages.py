@@ -6,6 +6,8 @@ forward: a position that the policy did not choose costs no discount and contrib
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor
 
 from rl_platform.algorithms.action_levels import to_log_prob_level
@@ -18,8 +20,13 @@ from rl_platform.config.estimators import estimator_of
 from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.records import RolloutBatch
 
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
-def advantages(batch: RolloutBatch, algorithm: Algorithm) -> tuple[Tensor, Tensor | None]:
+
+def advantages(
+    batch: RolloutBatch, algorithm: Algorithm
+) -> tuple[Float[Tensor, "batch seq"], Float[Tensor, "batch seq"] | None]:
     """Advantages and returns [B,T] of the batch, exactly 0 outside `batch.mask`; returns None: there is no critic.
 
     Advantages are whitened over all active positions of the batch where the estimator says so, else where
@@ -46,7 +53,7 @@ def estimator(adv_type: str) -> Estimate:
     return FUNCTIONS.get(adv_type) or load_estimator(adv_type)
 
 
-def _gae(batch: RolloutBatch, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
+def _gae(batch: RolloutBatch, algorithm: Algorithm) -> tuple[Float[Tensor, "batch seq"], Float[Tensor, "batch seq"]]:
     assert batch.values is not None, "gae needs batch.values"
     mask = batch.value_positions
     lam_policy: float | Tensor = _or(algorithm.gae_lambda_policy, algorithm.gae_lambda)
@@ -60,14 +67,14 @@ def _gae(batch: RolloutBatch, algorithm: Algorithm) -> tuple[Tensor, Tensor]:
     return decoupled_gae(rewards, batch.values, mask, algorithm.gamma, lam_policy, lam_value, *boundaries)
 
 
-def _grpo(batch: RolloutBatch, algorithm: Algorithm) -> tuple[Tensor, None]:
+def _grpo(batch: RolloutBatch, algorithm: Algorithm) -> tuple[Float[Tensor, "batch seq"], None]:
     arguments = batch.rewards, batch.mask, batch.group_ids
     if algorithm.grpo_leave_one_out:
         return leave_one_out(*arguments, batch.baseline_mask), None
     return grpo(*arguments, algorithm.grpo_std_normalization, batch.baseline_mask), None
 
 
-def _reinforce_plus_plus(batch: RolloutBatch, algorithm: Algorithm) -> tuple[Tensor, None]:
+def _reinforce_plus_plus(batch: RolloutBatch, algorithm: Algorithm) -> tuple[Float[Tensor, "batch seq"], None]:
     if algorithm.reinforce_kl_credit == "local" and batch.kl_penalties is not None:
         return local_penalties(batch.rewards, batch.kl_penalties, batch.mask, algorithm.gamma), None
     return reward_to_go(batch.rewards, batch.mask, algorithm.gamma), None

@@ -8,11 +8,15 @@ gradients over ranks undo that themselves.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from rl_platform.config.schema.algorithm import LossAggregation
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Shaped
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,14 @@ class Denominators:
     entropy: Denominators | None = None
 
     @classmethod
-    def of(cls, mask: Tensor, horizon: float, correct: Tensor | None = None, *, nominal: bool = False) -> Denominators:
+    def of(
+        cls,
+        mask: Bool[Tensor, "batch seq"],
+        horizon: float,
+        correct: Bool[Tensor, " batch"] | None = None,
+        *,
+        nominal: bool = False,
+    ) -> Denominators:
         """Counted on the mask [B,T] bool of a whole mini-batch, and on its `correct` [B] bool where rows are judged.
 
         `nominal`: rows without an active position count as sequences too.
@@ -48,13 +59,13 @@ class Denominators:
 
 
 def aggregate(
-    per_token_loss: Tensor,
-    mask: Tensor | None,
+    per_token_loss: Float[Tensor, "batch seq"],
+    mask: Bool[Tensor, "batch seq"] | None,
     denominators: Denominators,
     mode: LossAggregation,
-    sequence_lengths: Tensor | None = None,
+    sequence_lengths: Shaped[Tensor, " batch"] | None = None,
     zero_outside: bool = False,
-) -> Tensor:
+) -> Float[Tensor, ""]:
     """The part of the mini-batch's loss that lies in these positions [B,T], as scalar with gradient.
 
     `mask` None: every position counts. `sequence_lengths` [B]: active positions of each whole row, where the rows here
@@ -78,6 +89,6 @@ def aggregate(
             return loss.sum()
 
 
-def select(x: Tensor, mask: Tensor | None) -> Tensor:
+def select(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"] | None) -> Float[Tensor, "*shape"]:
     """`x` with 0 outside `mask`, whatever stood there; gradients are 0 there too. None: `x` itself."""
     return x if mask is None else torch.where(mask, x, 0.0)

@@ -7,10 +7,15 @@ compare the others to, though they are not trained on themselves. Whitening over
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from rl_platform.algorithms.gae import gae
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
 
 STD_EPSILON = 1e-6  # added to the deviation, as in GRPO (Shao et al. 2024)
 NO_SPREAD = 1e-12  # scores of a group this close are equal: what is left of their differences is rounding
@@ -18,8 +23,12 @@ NO_SPREAD = 1e-12  # scores of a group this close are equal: what is left of the
 
 @torch.no_grad()
 def grpo(
-    rewards: Tensor, mask: Tensor, group_ids: Tensor, std_normalization: bool = True, baseline: Tensor | None = None
-) -> Tensor:
+    rewards: Float[Tensor, "batch seq"],
+    mask: Bool[Tensor, "batch seq"],
+    group_ids: Int[Tensor, " batch"],
+    std_normalization: bool = True,
+    baseline: Bool[Tensor, "batch seq"] | None = None,
+) -> Float[Tensor, "batch seq"]:
     """(S - mean of the group) / (unbiased deviation of the group + 1e-6) on the active positions; [B,T] like `rewards`.
 
     S is the sum of a row's rewards; `group_ids` [B]. GRPO (Shao et al. 2024), without the division Dr. GRPO (Liu et al.
@@ -33,14 +42,24 @@ def grpo(
 
 
 @torch.no_grad()
-def rloo(rewards: Tensor, mask: Tensor, group_ids: Tensor, baseline: Tensor | None = None) -> Tensor:
+def rloo(
+    rewards: Float[Tensor, "batch seq"],
+    mask: Bool[Tensor, "batch seq"],
+    group_ids: Int[Tensor, " batch"],
+    baseline: Bool[Tensor, "batch seq"] | None = None,
+) -> Float[Tensor, "batch seq"]:
     """S - mean of the other samples of the group = n / (n - 1) (S - mean), as `grpo` (Ahmadian et al. 2024)."""
     group = _Groups.of(rewards, mask if baseline is None else baseline, group_ids)
     return _on_actions(group.centred * group.sizes / (group.sizes - 1).clamp(min=1), mask, rewards)
 
 
 @torch.no_grad()
-def leave_one_out(rewards: Tensor, mask: Tensor, group_ids: Tensor, baseline: Tensor | None = None) -> Tensor:
+def leave_one_out(
+    rewards: Float[Tensor, "batch seq"],
+    mask: Bool[Tensor, "batch seq"],
+    group_ids: Int[Tensor, " batch"],
+    baseline: Bool[Tensor, "batch seq"] | None = None,
+) -> Float[Tensor, "batch seq"]:
     """(S - mean of the others) / (unbiased deviation of the others + 1e-6), otherwise as `grpo`.
 
     NeMo-RL's default for grpo. A sample whose others are all equal is not divided: their deviation is 0 or what
@@ -53,18 +72,25 @@ def leave_one_out(rewards: Tensor, mask: Tensor, group_ids: Tensor, baseline: Te
 
 
 @torch.no_grad()
-def group_baseline(rewards: Tensor, mask: Tensor, group_ids: Tensor, baseline: Tensor | None = None) -> Tensor:
+def group_baseline(
+    rewards: Float[Tensor, "batch seq"],
+    mask: Bool[Tensor, "batch seq"],
+    group_ids: Int[Tensor, " batch"],
+    baseline: Bool[Tensor, "batch seq"] | None = None,
+) -> Float[Tensor, "batch seq"]:
     """S - mean of the group: REINFORCE++-baseline (Hu 2025) before its whitening."""
     return grpo(rewards, mask, group_ids, std_normalization=False, baseline=baseline)
 
 
 @torch.no_grad()
-def raw(rewards: Tensor, mask: Tensor) -> Tensor:
+def raw(rewards: Float[Tensor, "batch seq"], mask: Bool[Tensor, "batch seq"]) -> Float[Tensor, "batch seq"]:
     """S itself on the active positions [B,T]."""
     return _on_actions(outcome_scores(rewards, mask), mask, rewards)
 
 
-def reward_to_go(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
+def reward_to_go(
+    rewards: Float[Tensor, "batch seq"], mask: Bool[Tensor, "batch seq"], gamma: float
+) -> Float[Tensor, "batch seq"]:
     """G_t = r_t + gamma G_next over active positions [B,T]: REINFORCE++ (Hu 2025) before its whitening.
 
     What stands before an observation keeps the reward behind it. The returns of GAE with lambda 1 and values 0.
@@ -72,7 +98,12 @@ def reward_to_go(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
     return gae(rewards, torch.zeros_like(rewards), mask, gamma, 1.0)[1]
 
 
-def local_penalties(rewards: Tensor, penalties: Tensor, mask: Tensor, gamma: float) -> Tensor:
+def local_penalties(
+    rewards: Float[Tensor, "batch seq"],
+    penalties: Float[Tensor, "batch seq"],
+    mask: Bool[Tensor, "batch seq"],
+    gamma: float,
+) -> Float[Tensor, "batch seq"]:
     """`reward_to_go` of the task's rewards alone, minus each position's own penalty [B,T] that `rewards` contain.
 
     So NeMo-RL places a KL penalty in REINFORCE++: a token answers for its own drift, not for that of later tokens.
@@ -80,7 +111,7 @@ def local_penalties(rewards: Tensor, penalties: Tensor, mask: Tensor, gamma: flo
     return torch.where(mask, reward_to_go(rewards + penalties, mask, gamma) - penalties, 0.0)
 
 
-def outcome_scores(rewards: Tensor, mask: Tensor) -> Tensor:
+def outcome_scores(rewards: Float[Tensor, "batch seq"], mask: Bool[Tensor, "batch seq"]) -> Float[Tensor, " batch"]:
     """[B] float64: S = sum of r_t over the active positions."""
     return torch.where(mask, rewards, 0.0).sum(dim=1, dtype=torch.float64)
 
@@ -90,10 +121,14 @@ class _Groups:
     varied [B]: the row counts, and its group has a spread."""
 
     @classmethod
-    def of(cls, rewards: Tensor, mask: Tensor, group_ids: Tensor) -> _Groups:
+    def of(
+        cls, rewards: Float[Tensor, "batch seq"], mask: Bool[Tensor, "batch seq"], group_ids: Int[Tensor, " batch"]
+    ) -> _Groups:
         return cls(outcome_scores(rewards, mask), mask.any(dim=1), group_ids)
 
-    def __init__(self, scores: Tensor, counted: Tensor, group_ids: Tensor) -> None:
+    def __init__(
+        self, scores: Float[Tensor, " batch"], counted: Bool[Tensor, " batch"], group_ids: Int[Tensor, " batch"]
+    ) -> None:
         self.scores, self._counted = scores, counted
         ids, self._group = torch.unique(group_ids, return_inverse=True)
         self._number = len(ids)
@@ -103,12 +138,12 @@ class _Groups:
         self.varied = counted & (spread > NO_SPREAD)
         self.centred = torch.where(self.varied, centred, 0.0)
 
-    def sums(self, x: Tensor) -> Tensor:
+    def sums(self, x: Float[Tensor, " batch"]) -> Float[Tensor, " batch"]:
         """[B]: the sum of `x` over the rows of the same group that count."""
         total = x.new_zeros(self._number)
         return total.index_add_(0, self._group, torch.where(self._counted, x, 0.0))[self._group]
 
-    def of_the_others(self) -> tuple[Tensor, Tensor]:
+    def of_the_others(self) -> tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]:
         """Mean and unbiased deviation [B] of the other rows of a row's group; deviation 0 where those do not differ.
 
         In two passes over a table of groups [N,G], as [N,G,G]: differences of sums would leave rounding errors.
@@ -130,11 +165,13 @@ class _Groups:
         deviations = torch.where(spread > NO_SPREAD, (squares / (number - 1).clamp(min=1)).sqrt(), 0.0)
         return means.squeeze(2)[where], deviations.squeeze(2)[where]
 
-    def _extremum(self, x: Tensor, kind: str) -> Tensor:
+    def _extremum(self, x: Float[Tensor, " batch"], kind: str) -> Float[Tensor, " batch"]:
         start = -torch.inf if kind == "amax" else torch.inf
         found = x.new_full((self._number,), start)
         return found.scatter_reduce_(0, self._group, torch.where(self._counted, x, start), kind)[self._group]
 
 
-def _on_actions(per_row: Tensor, mask: Tensor, like: Tensor) -> Tensor:
+def _on_actions(
+    per_row: Float[Tensor, " batch"], mask: Bool[Tensor, "batch seq"], like: Float[Tensor, "batch seq"]
+) -> Float[Tensor, "batch seq"]:
     return torch.where(mask, per_row.to(like.dtype)[:, None], 0.0)

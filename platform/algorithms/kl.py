@@ -8,6 +8,8 @@ with a '+' and the score-function form of `kl_loss_estimate`.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
@@ -15,18 +17,21 @@ from rl_platform.algorithms.aggregation import select
 from rl_platform.config.schema.algorithm import KLControl, KLGradient, KLLossEstimator
 from rl_platform.errors import CheckpointError
 
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+
 EXPONENT_LIMIT = 20.0  # |d| beyond this would overflow or drown everything else
 ADAPTIVE_LIMIT = 0.2  # the relative error the adaptive controller reacts to at most
 
 
 def kl_estimate(
-    log_probs: Tensor,
-    reference_log_probs: Tensor,
-    mask: Tensor | None,
+    log_probs: Float[Tensor, "*shape"],
+    reference_log_probs: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"] | None,
     estimator: KLLossEstimator,
     output_clip: float | None = None,
-) -> Tensor:
-    """Per-position KL estimate [B,T] with gradient to `log_probs`, 0 outside `mask` [B,T] bool (None: all positions).
+) -> Float[Tensor, "*shape"]:
+    """KL estimate of each element, with gradient to `log_probs`, 0 outside `mask` bool (None: all positions).
 
     An estimator with a '+' has the value of the one without and the gradient of k2.
 
@@ -49,22 +54,24 @@ def kl_estimate(
     return _with_gradient_of_k2(estimate, difference) if estimator.endswith("+") else estimate
 
 
-def _with_gradient_of_k2(estimate: Tensor, difference: Tensor) -> Tensor:
+def _with_gradient_of_k2(
+    estimate: Float[Tensor, "*shape"], difference: Float[Tensor, "*shape"]
+) -> Float[Tensor, "*shape"]:
     """stop(K) + k2 - stop(k2), in an order in which the value is K exactly."""
     k2 = 0.5 * difference.square()
     return estimate.detach() + (k2 - k2.detach())
 
 
 def kl_loss_estimate(
-    log_probs: Tensor,
-    old_log_probs: Tensor,
-    reference_log_probs: Tensor,
-    mask: Tensor | None,
+    log_probs: Float[Tensor, "*shape"],
+    old_log_probs: Float[Tensor, "*shape"],
+    reference_log_probs: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"] | None,
     estimator: KLLossEstimator,
     gradient: KLGradient,
     output_clip: float | None = None,
-) -> Tensor:
-    """Per-position KL term of a loss [B,T], 0 outside `mask` [B,T] bool (None: all positions).
+) -> Float[Tensor, "*shape"]:
+    """KL term of a loss for each element, 0 outside `mask` bool (None: all positions).
 
     path: the estimator as it stands. k2: its value with the gradient of k2. score: rho K with rho = pi / pi_old, the
     policy gradient of the expected K, off-policy too; in the first update rho is 1 and the form is
@@ -82,7 +89,9 @@ def kl_loss_estimate(
             return log_ratio.clamp(-EXPONENT_LIMIT, EXPONENT_LIMIT).exp() * kl
 
 
-def full_kl(logits: Tensor, reference_logits: Tensor) -> Tensor:
+def full_kl(
+    logits: Float[Tensor, "tokens vocab"], reference_logits: Float[Tensor, "tokens vocab"]
+) -> Float[Tensor, " tokens"]:
     """KL(pi || pi_ref) = sum_v pi(v) (log pi(v) - log pi_ref(v)) [K] from logits [K,V], with gradient to `logits`.
 
     Both are divided by the same temperature beforehand. In logit v the gradient is
@@ -92,7 +101,7 @@ def full_kl(logits: Tensor, reference_logits: Tensor) -> Tensor:
     return (log_probs.exp() * (log_probs - reference)).sum(dim=-1)
 
 
-def sequence_mean_kl(kl: Tensor, mask: Tensor) -> float:
+def sequence_mean_kl(kl: Float[Tensor, "batch seq"], mask: Bool[Tensor, "batch seq"]) -> float:
     """Mean over the rows with an action of each row's mean K, for the adaptive controller. `kl`, `mask` [B,T]."""
     lengths = mask.sum(dim=1)
     row_means = torch.where(mask, kl, 0.0).sum(dim=1) / lengths.clamp(min=1)

@@ -9,6 +9,7 @@ gradients.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -21,6 +22,9 @@ from rl_platform.algorithms.policy_losses import LOG_RATIO_LIMIT, policy_loss_fu
 from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.records import RolloutBatch
 
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+
 
 @dataclass(frozen=True)
 class ModelOutputs:
@@ -30,15 +34,19 @@ class ModelOutputs:
     full_kl: of that distribution to the reference's. states [B,T,H]: what a reference hands over for the full KL.
     """
 
-    log_probs: Tensor | None = None
-    entropy: Tensor | None = None
-    values: Tensor | None = None
-    full_kl: Tensor | None = None
-    states: Tensor | None = None
+    log_probs: Float[Tensor, "batch seq"] | None = None
+    entropy: Float[Tensor, "batch seq"] | None = None
+    values: Float[Tensor, "batch seq"] | None = None
+    full_kl: Float[Tensor, "batch seq"] | None = None
+    states: Float[Tensor, "batch seq hidden"] | None = None
 
 
 @torch.no_grad()
-def drift_metrics(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor | None) -> Metrics:
+def drift_metrics(
+    log_probs: Float[Tensor, "batch seq"],
+    old_log_probs: Float[Tensor, "batch seq"],
+    mask: Bool[Tensor, "batch seq"] | None,
+) -> Metrics:
     """`actor/approx_kl_k3`, the mean of rho - 1 - log rho >= 0 over active positions: how far the policy has moved.
 
     An estimate of KL(pi_old || pi) with little variance (Schulman, "Approximating KL divergence", 2020).
@@ -49,13 +57,13 @@ def drift_metrics(log_probs: Tensor, old_log_probs: Tensor, mask: Tensor | None)
 
 
 def value_loss(
-    values: Tensor,
-    old_values: Tensor,
-    returns: Tensor,
-    mask: Tensor | None,
+    values: Float[Tensor, "batch seq"],
+    old_values: Float[Tensor, "batch seq"],
+    returns: Float[Tensor, "batch seq"],
+    mask: Bool[Tensor, "batch seq"] | None,
     clip: float | None = None,
     huber_delta: float | None = None,
-) -> tuple[Tensor, Metrics]:
+) -> tuple[Float[Tensor, "batch seq"], Metrics]:
     """max(phi(V - R), phi(V_clipped - R)) per position [B,T], V_clipped = V_old + clip(V - V_old, -clip, clip).
 
     phi(e) = e^2 / 2, or with `huber_delta` e^2 / 2 up to delta and delta (|e| - delta / 2) beyond.
@@ -84,7 +92,7 @@ def value_loss(
 
 def actor_loss(
     outputs: ModelOutputs, batch: RolloutBatch, denominators: Denominators, algorithm: Algorithm
-) -> tuple[Tensor, Metrics]:
+) -> tuple[Float[Tensor, ""], Metrics]:
     """Policy loss - entropy_bonus * entropy + kl_loss_coef * KL + positive_nll_coef * NLL of correct rows, of a
     micro-batch: its part of the mini-batch's loss.
 
@@ -97,14 +105,14 @@ def actor_loss(
 
 def critic_loss(
     outputs: ModelOutputs, batch: RolloutBatch, denominators: Denominators, algorithm: Algorithm
-) -> tuple[Tensor, Metrics]:
+) -> tuple[Float[Tensor, ""], Metrics]:
     """value_loss_scale * value loss of a micro-batch. `batch` needs values and returns, `outputs` values."""
     return _critic_loss(outputs, batch, _mask(batch, denominators), denominators, algorithm)
 
 
 def actor_critic_loss(
     outputs: ModelOutputs, batch: RolloutBatch, denominators: Denominators, algorithm: Algorithm
-) -> tuple[Tensor, Metrics]:
+) -> tuple[Float[Tensor, ""], Metrics]:
     """`actor_loss` + `critic_loss`, for a model with policy and value heads and one backward."""
     mask = _mask(batch, denominators)
     actor, actor_metrics = _actor_loss(outputs, batch, mask, denominators, algorithm)
@@ -112,14 +120,18 @@ def actor_critic_loss(
     return actor + critic, actor_metrics.merge(critic_metrics)
 
 
-def _mask(batch: RolloutBatch, denominators: Denominators) -> Tensor | None:
+def _mask(batch: RolloutBatch, denominators: Denominators) -> Bool[Tensor, "batch seq"] | None:
     """[B,T] bool; None where there is nothing to guard."""
     return None if denominators.full else batch.mask
 
 
 def _actor_loss(
-    outputs: ModelOutputs, batch: RolloutBatch, mask: Tensor | None, denominators: Denominators, algorithm: Algorithm
-) -> tuple[Tensor, Metrics]:
+    outputs: ModelOutputs,
+    batch: RolloutBatch,
+    mask: Bool[Tensor, "batch seq"] | None,
+    denominators: Denominators,
+    algorithm: Algorithm,
+) -> tuple[Float[Tensor, ""], Metrics]:
     assert outputs.log_probs is not None
     assert batch.advantages is not None
     old_log_probs = _old_log_probs(outputs, batch, algorithm)
@@ -155,7 +167,7 @@ def _actor_loss(
     return loss, metrics.merge(_loss_metrics(terms, per_token, mask, denominators))
 
 
-def _old_log_probs(outputs: ModelOutputs, batch: RolloutBatch, algorithm: Algorithm) -> Tensor:
+def _old_log_probs(outputs: ModelOutputs, batch: RolloutBatch, algorithm: Algorithm) -> Float[Tensor, "batch seq"]:
     """[B,T]: what the ratio divides by. `current` is right while no step has changed the model since the rollout."""
     if algorithm.old_log_probs == "current":
         assert outputs.log_probs is not None
@@ -164,7 +176,9 @@ def _old_log_probs(outputs: ModelOutputs, batch: RolloutBatch, algorithm: Algori
     return batch.log_probs
 
 
-def _kl_term(outputs: ModelOutputs, batch: RolloutBatch, mask: Tensor | None, algorithm: Algorithm) -> Tensor:
+def _kl_term(
+    outputs: ModelOutputs, batch: RolloutBatch, mask: Bool[Tensor, "batch seq"] | None, algorithm: Algorithm
+) -> Float[Tensor, "batch seq"]:
     """[B,T], 0 outside `mask`."""
     if algorithm.kl_loss_type == "full":
         assert outputs.full_kl is not None
@@ -183,8 +197,12 @@ def _kl_term(outputs: ModelOutputs, batch: RolloutBatch, mask: Tensor | None, al
 
 
 def _critic_loss(
-    outputs: ModelOutputs, batch: RolloutBatch, mask: Tensor | None, denominators: Denominators, algorithm: Algorithm
-) -> tuple[Tensor, Metrics]:
+    outputs: ModelOutputs,
+    batch: RolloutBatch,
+    mask: Bool[Tensor, "batch seq"] | None,
+    denominators: Denominators,
+    algorithm: Algorithm,
+) -> tuple[Float[Tensor, ""], Metrics]:
     assert outputs.values is not None
     assert batch.values is not None
     assert batch.returns is not None
@@ -199,7 +217,12 @@ def _critic_loss(
     return loss, metrics.merge(_loss_metrics({"critic/loss": loss}, per_token, mask, denominators))
 
 
-def _loss_metrics(terms: dict[str, Tensor], like: Tensor, mask: Tensor | None, denominators: Denominators) -> Metrics:
+def _loss_metrics(
+    terms: dict[str, Float[Tensor, ""]],
+    like: Float[Tensor, "batch seq"],
+    mask: Bool[Tensor, "batch seq"] | None,
+    denominators: Denominators,
+) -> Metrics:
     """Parts of mini-batch losses, counted as the share of the mini-batch they cover: the mean is over mini-batches."""
     share = active_positions(like, mask) / max(denominators.tokens, 1.0)
     return Metrics(means=over(share, {name: term.detach() for name, term in terms.items()}))

@@ -10,11 +10,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int, Shaped
 
 Names = tuple[str, ...]
 Key = TypeVar("Key")
@@ -25,8 +28,8 @@ Value = TypeVar("Value")
 class Sums:
     """`total` [K] of K metrics, and the `count` all of them are divided by in the end."""
 
-    total: Tensor | np.ndarray
-    count: Tensor | float
+    total: Shaped[Tensor, " metrics"] | np.ndarray
+    count: Shaped[Tensor, ""] | float
 
     def __add__(self, other: Sums) -> Sums:
         return Sums(self.total + other.total, self.count + other.count)
@@ -37,8 +40,8 @@ class Metrics:
     """means: the names of K metrics -> their sums. minima, maxima: name -> scalar tensor, or a number."""
 
     means: dict[Names, Sums] = field(default_factory=dict)
-    minima: dict[str, Tensor | float] = field(default_factory=dict)
-    maxima: dict[str, Tensor | float] = field(default_factory=dict)
+    minima: dict[str, Float[Tensor, ""] | float] = field(default_factory=dict)
+    maxima: dict[str, Float[Tensor, ""] | float] = field(default_factory=dict)
 
     def merge(self, other: Metrics) -> Metrics:
         """Both together: sums and counts add up, extrema are compared."""
@@ -121,11 +124,13 @@ def _larger(one: Tensor | float, other: Tensor | float) -> Tensor | float:
     return torch.maximum(torch.as_tensor(one), torch.as_tensor(other))
 
 
-def over(count: Tensor | float, totals: dict[str, Tensor]) -> dict[Names, Sums]:
+def over(count: Shaped[Tensor, ""] | float, totals: dict[str, Shaped[Tensor, ""]]) -> dict[Names, Sums]:
     """Some scalars of one type, to be divided by `count` in the end."""
     return {tuple(totals): Sums(torch.stack(list(totals.values())), count)}
 
 
-def active_positions(like: Tensor, mask: Tensor | None) -> Tensor | float:
+def active_positions(
+    like: Float[Tensor, "batch seq"], mask: Bool[Tensor, "batch seq"] | None
+) -> Int[Tensor, ""] | float:
     """How many positions of a tensor [B,T] count; `mask` None: all."""
     return float(like.numel()) if mask is None else torch.count_nonzero(mask)

@@ -9,6 +9,7 @@ current policy are the business of policy_losses.py.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,13 +18,19 @@ from rl_platform.algorithms.aggregation import select
 from rl_platform.algorithms.statistics import active_numbers, masked_mean
 from rl_platform.config.schema.algorithm import Rejection, RolloutIS
 
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+
 EXPONENT_LIMIT = 20.0
 
 
 @torch.no_grad()
 def mismatch_weights(
-    log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor, correction: RolloutIS
-) -> tuple[Tensor, dict[str, float]]:
+    log_probs: Float[Tensor, "batch seq"],
+    rollout_log_probs: Float[Tensor, "batch seq"],
+    mask: Bool[Tensor, "batch seq"],
+    correction: RolloutIS,
+) -> tuple[Float[Tensor, "batch seq"], dict[str, float]]:
     """Constants [B,T] to multiply the policy loss with, 0 outside `mask` [B,T] bool, and the metrics `is/*`.
 
     Truncated importance sampling, IcePop, geometric sequence mask, and rejection by an estimate of the KL. A
@@ -43,7 +50,9 @@ def mismatch_weights(
     return weights, _weight_metrics(weights, mask, outside, broken, rejected)
 
 
-def _weights(u: Tensor, lengths: Tensor, correction: RolloutIS) -> tuple[Tensor, Tensor]:
+def _weights(
+    u: Float[Tensor, "batch seq"], lengths: Int[Tensor, "batch 1"], correction: RolloutIS
+) -> tuple[Float[Tensor, "batch seq"], Bool[Tensor, "batch seq"]]:
     """Weights [B,T], and where what the bounds apply to lies outside of them. NaN lies outside and has weight 0."""
     if correction.mode is None:
         return (~u.isnan()).to(u.dtype), torch.zeros_like(u, dtype=torch.bool)
@@ -60,7 +69,9 @@ def _weights(u: Tensor, lengths: Tensor, correction: RolloutIS) -> tuple[Tensor,
     return weights.masked_fill(outside, 0.0), outside
 
 
-def _rejected(u: Tensor, lengths: Tensor, rejection: Rejection) -> Tensor:
+def _rejected(
+    u: Float[Tensor, "batch seq"], lengths: Int[Tensor, "batch 1"], rejection: Rejection
+) -> Bool[Tensor, "batch _"]:
     """[B,T] or [B,1] bool; a statistic that is not finite is rejected."""
     match rejection.stat:
         case "k1":
@@ -74,17 +85,21 @@ def _rejected(u: Tensor, lengths: Tensor, rejection: Rejection) -> Tensor:
     return ~(statistic <= rejection.threshold)
 
 
-def _exp(x: Tensor) -> Tensor:
+def _exp(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     return x.clamp(-EXPONENT_LIMIT, EXPONENT_LIMIT).exp()
 
 
-def _k3(u: Tensor) -> Tensor:
+def _k3(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     u = u.clamp(max=EXPONENT_LIMIT)
     return torch.expm1(u) - u
 
 
 def _weight_metrics(
-    weights: Tensor, mask: Tensor, outside: Tensor, broken: Tensor, rejected: Tensor
+    weights: Float[Tensor, "batch seq"],
+    mask: Bool[Tensor, "batch seq"],
+    outside: Bool[Tensor, "batch seq"],
+    broken: Bool[Tensor, "batch seq"],
+    rejected: Bool[Tensor, "batch seq"],
 ) -> dict[str, float]:
     """Of the weights as applied; ess: the effective sample size (sum w)^2 / sum w^2, as share of the tokens."""
     count = int(mask.sum())
@@ -105,7 +120,11 @@ def _weight_metrics(
 
 
 @torch.no_grad()
-def mismatch_metrics(log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor) -> dict[str, float]:
+def mismatch_metrics(
+    log_probs: Float[Tensor, "batch seq"],
+    rollout_log_probs: Float[Tensor, "batch seq"],
+    mask: Bool[Tensor, "batch seq"],
+) -> dict[str, float]:
     """How far the two engines disagree, over all active positions [B,T].
 
     prob_error = mean exp|u| (1 is perfect; above 1.05 look into it), abs_logp = mean |u|, kl = mean(-u) and
@@ -120,7 +139,11 @@ def mismatch_metrics(log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor)
 
 
 @torch.no_grad()
-def token_mismatch_metrics(log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor) -> dict[str, float]:
+def token_mismatch_metrics(
+    log_probs: Float[Tensor, "batch seq"],
+    rollout_log_probs: Float[Tensor, "batch seq"],
+    mask: Bool[Tensor, "batch seq"],
+) -> dict[str, float]:
     """More about the same where a row [B,T] is a sequence of tokens; nothing if no position is active.
 
     prob_diff_mean, _max: of |p_training - p_rollout|; prob_diff_pearson: correlation of the two (left out where one

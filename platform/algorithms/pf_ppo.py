@@ -7,6 +7,7 @@ were taken, so that neither depends on the choice.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,15 +16,20 @@ from rl_platform.config.schema.algorithm import PFPPO
 from rl_platform.errors import DataError
 from rl_platform.records import RolloutBatch
 
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+
 SMALLEST_WEIGHT = 1e-8  # so that rewards that are all 0 give a uniform choice
 
 
-def row_scores(rewards: Tensor, mask: Tensor) -> Tensor:
+def row_scores(rewards: Float[Tensor, "batch seq"], mask: Bool[Tensor, "batch seq"]) -> Float[Tensor, " batch"]:
     """[B] float64: the rewards [B,T] of each row added up over `mask`. Call it before a KL penalty enters them."""
     return torch.where(mask, rewards, 0.0).sum(dim=1, dtype=torch.float64)
 
 
-def row_probabilities(scores: Tensor, counted: Tensor, options: PFPPO) -> Tensor:
+def row_probabilities(
+    scores: Float[Tensor, " batch"], counted: Bool[Tensor, " batch"], options: PFPPO
+) -> Float[Tensor, " batch"]:
     """[B] float64, with sum 1: how likely each row is drawn; 0 for rows that are not `counted` [B] bool.
 
     In proportion to 1e-8 plus: |s|^power (`pow`); 1 for the highest and the lowest score, else 0 (`max_min`); 0.4 for
@@ -48,7 +54,7 @@ def row_probabilities(scores: Tensor, counted: Tensor, options: PFPPO) -> Tensor
 
 
 def apply_pf_ppo(
-    batch: RolloutBatch, scores: Tensor, options: PFPPO, generator: torch.Generator
+    batch: RolloutBatch, scores: Float[Tensor, " batch"], options: PFPPO, generator: torch.Generator
 ) -> tuple[RolloutBatch, dict[str, float]]:
     """The batch that is trained on, and `pf_ppo/effective_rows`, 1 / sum(p^2): how many rows share the weight.
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from difflib import get_close_matches
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,6 +23,9 @@ from rl_platform.algorithms.metrics import Metrics, active_positions, over
 from rl_platform.config.schema.algorithm import Algorithm, PositiveNLLNorm
 from rl_platform.user_function import load_function, misfit
 
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+
 KEY = "algorithm.policy_loss"
 LOG_RATIO_LIMIT = 20.0
 SMALLEST_RATIO, LARGEST_RATIO = math.exp(-LOG_RATIO_LIMIT), math.exp(LOG_RATIO_LIMIT)
@@ -31,8 +34,12 @@ PolicyLoss = Callable[[Tensor, Tensor, Tensor, Tensor | None, Algorithm], tuple[
 
 
 def ppo_clip(
-    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor | None, algorithm: Algorithm
-) -> tuple[Tensor, Metrics]:
+    log_probs: Float[Tensor, "batch seq"],
+    old_log_probs: Float[Tensor, "batch seq"],
+    advantages: Float[Tensor, "batch seq"],
+    mask: Bool[Tensor, "batch seq"] | None,
+    algorithm: Algorithm,
+) -> tuple[Float[Tensor, "batch seq"], Metrics]:
     """`clipped_surrogate` of the ratio of every position."""
     log_ratio = select(log_probs.detach() - old_log_probs, mask)
     loss, gradient, metrics = clipped_surrogate(log_ratio, advantages, mask, algorithm)
@@ -40,8 +47,12 @@ def ppo_clip(
 
 
 def gspo(
-    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor | None, algorithm: Algorithm
-) -> tuple[Tensor, Metrics]:
+    log_probs: Float[Tensor, "batch seq"],
+    old_log_probs: Float[Tensor, "batch seq"],
+    advantages: Float[Tensor, "batch seq"],
+    mask: Bool[Tensor, "batch seq"] | None,
+    algorithm: Algorithm,
+) -> tuple[Float[Tensor, "batch seq"], Metrics]:
     """`clipped_surrogate` with one ratio per row, exp(mean over its active positions of log_probs - old_log_probs).
 
     The sequence ratio of GSPO (Zheng et al. 2025), the same at every position of the row: rows must be whole.
@@ -54,8 +65,12 @@ def gspo(
 
 
 def cispo(
-    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor | None, algorithm: Algorithm
-) -> tuple[Tensor, Metrics]:
+    log_probs: Float[Tensor, "batch seq"],
+    old_log_probs: Float[Tensor, "batch seq"],
+    advantages: Float[Tensor, "batch seq"],
+    mask: Bool[Tensor, "batch seq"] | None,
+    algorithm: Algorithm,
+) -> tuple[Float[Tensor, "batch seq"], Metrics]:
     """-stop(clip(rho, 1 - clip_ratio_low, 1 + clip_ratio_high)) A log_probs: clipping bounds a weight.
 
     No position loses its gradient. MiniMax-M1 (2025). `actor/clip_frac` counts positions whose weight is bounded,
@@ -72,8 +87,12 @@ def cispo(
 
 
 def reinforce(
-    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor | None, algorithm: Algorithm
-) -> tuple[Tensor, Metrics]:
+    log_probs: Float[Tensor, "batch seq"],
+    old_log_probs: Float[Tensor, "batch seq"],
+    advantages: Float[Tensor, "batch seq"],
+    mask: Bool[Tensor, "batch seq"] | None,
+    algorithm: Algorithm,
+) -> tuple[Float[Tensor, "batch seq"], Metrics]:
     """-A log_probs (Williams 1992). The old log-probs serve the metrics only."""
     with torch.no_grad():
         log_ratio = select(log_probs - old_log_probs, mask)
@@ -105,8 +124,12 @@ def _user_policy_loss(name: str) -> PolicyLoss:
     function = load_function(KEY, name, signature)
 
     def loss(
-        log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, mask: Tensor | None, algorithm: Algorithm
-    ) -> tuple[Tensor, Metrics]:
+        log_probs: Float[Tensor, "batch seq"],
+        old_log_probs: Float[Tensor, "batch seq"],
+        advantages: Float[Tensor, "batch seq"],
+        mask: Bool[Tensor, "batch seq"] | None,
+        algorithm: Algorithm,
+    ) -> tuple[Float[Tensor, "batch seq"], Metrics]:
         tensors = (select(x, mask) for x in (log_probs, old_log_probs, advantages))
         found = function(*tensors, mask, algorithm)
         if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Metrics)):
@@ -120,12 +143,12 @@ def _user_policy_loss(name: str) -> PolicyLoss:
 
 
 def positive_nll(
-    log_probs: Tensor,
-    correct: Tensor,
-    mask: Tensor | None,
+    log_probs: Float[Tensor, "batch seq"],
+    correct: Bool[Tensor, " batch"],
+    mask: Bool[Tensor, "batch seq"] | None,
     denominators: Denominators,
     norm: PositiveNLLNorm = "correct_tokens",
-) -> Tensor:
+) -> Float[Tensor, ""]:
     """-log_probs [B,T] of the `correct` [B] rows over all active positions of correct rows of the mini-batch; scalar.
 
     The positive-example loss of VAPO (Yue et al. 2025, eq. 10). No correct row: 0 that still has a graph. `norm`
@@ -138,8 +161,11 @@ def positive_nll(
 
 @torch.no_grad()
 def clipped_surrogate(
-    log_ratio: Tensor, advantages: Tensor, mask: Tensor | None, algorithm: Algorithm
-) -> tuple[Tensor, Tensor, Metrics]:
+    log_ratio: Float[Tensor, "batch seq"],
+    advantages: Float[Tensor, "batch seq"],
+    mask: Bool[Tensor, "batch seq"] | None,
+    algorithm: Algorithm,
+) -> tuple[Float[Tensor, "batch seq"], Float[Tensor, "batch seq"], Metrics]:
     """Clipped surrogate with asymmetric and dual clip, per position [B,T]: the loss, its derivative with respect to
     `log_ratio`, metrics. `log_ratio` is 0 outside `mask`, and so are both; `mask` None: all positions.
 
@@ -168,7 +194,9 @@ def clipped_surrogate(
     return loss, gradient, _metrics(log_ratio, ratio, clipped, mask)
 
 
-def _with_gradient(variable: Tensor, loss: Tensor, gradient: Tensor) -> Tensor:
+def _with_gradient(
+    variable: Float[Tensor, "batch seq"], loss: Float[Tensor, "batch seq"], gradient: Float[Tensor, "batch seq"]
+) -> Float[Tensor, "batch seq"]:
     """`loss` as a function of `variable`; all of one shape, the derivative of each element by its own is given."""
     result: Tensor = _KnownGradient.apply(variable, loss, gradient)  # type: ignore[no-untyped-call]
     return result
@@ -176,7 +204,12 @@ def _with_gradient(variable: Tensor, loss: Tensor, gradient: Tensor) -> Tensor:
 
 class _KnownGradient(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, variable: Tensor, loss: Tensor, gradient: Tensor) -> Tensor:
+    def forward(
+        ctx: Any,
+        variable: Float[Tensor, "batch seq"],
+        loss: Float[Tensor, "batch seq"],
+        gradient: Float[Tensor, "batch seq"],
+    ) -> Float[Tensor, "batch seq"]:
         ctx.save_for_backward(gradient)
         return loss
 
@@ -187,13 +220,18 @@ class _KnownGradient(torch.autograd.Function):
         return incoming[0] * gradient, None, None
 
 
-def _clip_counts(high: Tensor, low: Tensor) -> dict[str, Tensor]:
+def _clip_counts(high: Bool[Tensor, "batch seq"], low: Bool[Tensor, "batch seq"]) -> dict[str, Int[Tensor, ""]]:
     """Of flags [B,T] that are False outside the mask, and never both True."""
     above, below = torch.count_nonzero(high), torch.count_nonzero(low)
     return {"actor/clip_frac": above + below, "actor/clip_frac_high": above, "actor/clip_frac_low": below}
 
 
-def _metrics(log_ratio: Tensor, ratio: Tensor, clipped: dict[str, Tensor], mask: Tensor | None) -> Metrics:
+def _metrics(
+    log_ratio: Float[Tensor, "batch seq"],
+    ratio: Float[Tensor, "batch seq"],
+    clipped: dict[str, Int[Tensor, ""]],
+    mask: Bool[Tensor, "batch seq"] | None,
+) -> Metrics:
     """`log_ratio` is 0 outside `mask`; `clipped`: numbers of positions."""
     ratio = ratio.clamp(SMALLEST_RATIO, LARGEST_RATIO)
     active = select(ratio, mask)

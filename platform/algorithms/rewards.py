@@ -7,6 +7,7 @@ does not pass here.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,9 +17,14 @@ from rl_platform.algorithms.kl import kl_estimate
 from rl_platform.config.schema.algorithm import Algorithm, KLPenalty
 from rl_platform.records import RolloutBatch
 
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Shaped
+
 
 @torch.no_grad()
-def place_outcome_rewards(scores: Tensor, action_mask: Tensor) -> Tensor:
+def place_outcome_rewards(
+    scores: Shaped[Tensor, " batch"], action_mask: Bool[Tensor, "batch seq"]
+) -> Float[Tensor, "batch seq"]:
     """[B] scores -> [B,T] rewards: each score on the last position with `action_mask` [B,T] set, 0 elsewhere.
 
     The last action, not the last token: a trajectory that ends with an observation or with padding keeps its reward.
@@ -30,7 +36,9 @@ def place_outcome_rewards(scores: Tensor, action_mask: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def place_process_rewards(addressed: Tensor, action_mask: Tensor) -> tuple[Tensor, int]:
+def place_process_rewards(
+    addressed: Float[Tensor, "batch seq"], action_mask: Bool[Tensor, "batch seq"]
+) -> tuple[Float[Tensor, "batch seq"], int]:
     """[B,T] rewards of single steps, each on an action, and how many had to be moved there.
 
     `addressed` [B,T]: what is not on a position of `action_mask` [B,T] goes to the nearest action before it, or to the
@@ -46,15 +54,15 @@ def place_process_rewards(addressed: Tensor, action_mask: Tensor) -> tuple[Tenso
 
 @torch.no_grad()
 def penalize_kl(
-    rewards: Tensor,
-    log_probs: Tensor,
-    reference_log_probs: Tensor,
-    mask: Tensor,
+    rewards: Float[Tensor, "batch seq"],
+    log_probs: Float[Tensor, "batch seq"],
+    reference_log_probs: Float[Tensor, "batch seq"],
+    mask: Bool[Tensor, "batch seq"],
     coefficient: float,
     estimator: KLPenalty,
-    full_kl: Tensor | None = None,
+    full_kl: Float[Tensor, "batch seq"] | None = None,
     output_clip: float | None = 10.0,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Float[Tensor, "batch seq"], Float[Tensor, "batch seq"]]:
     """rewards_t - coefficient * K_t on the positions of `mask`; all tensors [B,T].
 
     `log_probs` are those of the policy before the update; `full_kl` [B,T] is K for the estimator full; `output_clip`
@@ -69,7 +77,9 @@ def penalize_kl(
     return rewards - coefficient * kl, kl
 
 
-def penalized(batch: RolloutBatch, algorithm: Algorithm, coefficient: float) -> tuple[RolloutBatch, Tensor]:
+def penalized(
+    batch: RolloutBatch, algorithm: Algorithm, coefficient: float
+) -> tuple[RolloutBatch, Float[Tensor, "batch seq"]]:
     """The batch with the penalty of `use_kl_in_reward` subtracted from its rewards, and K [B,T].
 
     Rows that do not count but that others are compared to pay as the others do.

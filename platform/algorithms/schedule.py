@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,6 +13,9 @@ from torch import Tensor
 
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.records import RolloutBatch
+
+if TYPE_CHECKING:
+    from jaxtyping import Int, Shaped
 
 KEPT = 2**24  # bytes of a batch whose copies stay for the next one
 Orders = Callable[[int], torch.Generator | None]
@@ -92,7 +96,7 @@ def _alike(one: RolloutBatch, other: RolloutBatch) -> bool:
     return first == second
 
 
-def _take(source: Tensor, order: Tensor, target: Tensor) -> None:
+def _take(source: Shaped[Tensor, "rows ..."], order: Int[Tensor, " rows"], target: Shaped[Tensor, "rows ..."]) -> None:
     """The rows of `source` in another order."""
     if source.device.type != "cpu":
         torch.index_select(source, 0, order, out=target)

@@ -8,25 +8,29 @@ Statistics per group of samples and reductions across processes are not here: ca
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
 
 WHITEN_EPSILON = 1e-8  # added to the variance, as NeMo-RL and verl do
 SMALLEST_VARIANCE = 1e-8  # below it the returns are constant and explained variance has no meaning
 
 
-def masked_sum(x: Tensor, mask: Tensor) -> Tensor:
+def masked_sum(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> Float[Tensor, ""]:
     """Sum of `x` where the bool `mask` of the same shape is set, as float64 scalar."""
     return torch.where(mask, x, 0.0).sum(dtype=torch.float64)
 
 
-def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
+def masked_mean(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> Float[Tensor, ""]:
     """Mean of `x` where `mask` is set; 0 if it is set nowhere. Scalar of the dtype of `x`."""
     return _mean(x, mask, mask.sum())
 
 
-def masked_var(x: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:
+def masked_var(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], unbiased: bool = True) -> Float[Tensor, ""]:
     """Variance of `x` where `mask` is set: sum((x - mean)^2) / (n - 1), or / n when not `unbiased`.
 
     0 for fewer than two positions. Scalar of the dtype of `x`.
@@ -35,16 +39,20 @@ def masked_var(x: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:
     return _variance(x - _mean(x, mask, count), mask, count, unbiased)
 
 
-def _mean(x: Tensor, mask: Tensor, count: Tensor) -> Tensor:
+def _mean(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], count: Int[Tensor, ""]) -> Float[Tensor, ""]:
     return (masked_sum(x, mask) / count.clamp(min=1)).to(x.dtype)
 
 
-def _variance(centred: Tensor, mask: Tensor, count: Tensor, unbiased: bool) -> Tensor:
+def _variance(
+    centred: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], count: Int[Tensor, ""], unbiased: bool
+) -> Float[Tensor, ""]:
     found = masked_sum(centred.square(), mask) / (count - int(unbiased)).clamp(min=1)
     return torch.where(count < 2, 0.0, found).to(centred.dtype)
 
 
-def whiten(x: Tensor, mask: Tensor, unbiased: bool = True, shift_mean: bool = True) -> Tensor:
+def whiten(
+    x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], unbiased: bool = True, shift_mean: bool = True
+) -> Float[Tensor, "*shape"]:
     """(x - mean) / sqrt(var + 1e-8) over the positions of `mask`, 0 elsewhere.
 
     `shift_mean=False` keeps the mean where it was and scales around it.
@@ -56,7 +64,7 @@ def whiten(x: Tensor, mask: Tensor, unbiased: bool = True, shift_mean: bool = Tr
     return torch.where(mask, whitened if shift_mean else whitened + mean, 0.0)
 
 
-def whiten_rows(x: Tensor, mask: Tensor) -> Tensor:
+def whiten_rows(x: Float[Tensor, "batch seq"], mask: Bool[Tensor, "batch seq"]) -> Float[Tensor, "batch seq"]:
     """As `whiten`, with mean and unbiased variance of the means of the rows: a long row counts as much as a short one.
 
     `x` [B,T] is meant to be the same at every active position of a row; rows without any take no part.
@@ -68,7 +76,9 @@ def whiten_rows(x: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, (x - masked_mean(rows, counted)) * scale, 0.0)
 
 
-def explained_variance(returns: Tensor, values: Tensor, mask: Tensor) -> tuple[float, bool]:
+def explained_variance(
+    returns: Float[Tensor, "*shape"], values: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]
+) -> tuple[float, bool]:
     """1 - Var(returns - values) / Var(returns) over `mask`, and whether it means anything.
 
     (0.0, False) when the returns hardly vary: dividing by a variance near 0 would report nonsense.
@@ -80,11 +90,11 @@ def explained_variance(returns: Tensor, values: Tensor, mask: Tensor) -> tuple[f
     return 1.0 - variance(active(returns - values), unbiased=False) / whole, True
 
 
-def active_numbers(mask: Tensor) -> Callable[[Tensor], Tensor]:
+def active_numbers(mask: Bool[Tensor, ...]) -> Callable[[Tensor], Tensor]:
     """Gives the numbers of a tensor where `mask` is set, one after the other."""
     return torch.flatten if bool(mask.all()) else lambda x: x[mask]
 
 
-def variance(numbers: Tensor, unbiased: bool = True) -> float:
+def variance(numbers: Float[Tensor, " n"], unbiased: bool = True) -> float:
     """Variance of [N]; 0 for fewer than two."""
     return float(numbers.double().var(correction=int(unbiased))) if len(numbers) > 1 else 0.0

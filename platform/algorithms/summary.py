@@ -7,6 +7,7 @@ need more than the batch (truncation, prompt lengths, throughput) belong to the 
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,6 +15,9 @@ from torch import Tensor
 from rl_platform.algorithms.mismatch import mismatch_metrics, token_mismatch_metrics
 from rl_platform.algorithms.statistics import active_numbers, explained_variance, variance
 from rl_platform.records import RolloutBatch
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 
 @torch.no_grad()
@@ -50,7 +54,7 @@ def rollout_metrics(batch: RolloutBatch) -> dict[str, float]:
     return result
 
 
-def _spread(name: str, numbers: Tensor, separator: str = "_") -> dict[str, float]:
+def _spread(name: str, numbers: Float[Tensor, " n"], separator: str = "_") -> dict[str, float]:
     """Mean, min and max of [N]; nothing if there are none."""
     if not len(numbers):
         return {}

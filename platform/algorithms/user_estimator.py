@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,6 +12,9 @@ from rl_platform.algorithms.validation import first_not_finite
 from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.records import RolloutBatch
 from rl_platform.user_function import load_function, misfit
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
 
 Estimate = Callable[[RolloutBatch, Algorithm], tuple[Tensor, Tensor | None]]
 KEY = "algorithm.adv_type"
@@ -34,7 +38,7 @@ def load_estimator(name: str) -> Estimate:
     return checked
 
 
-def _check(name: str, what: str, found: object, mask: Tensor) -> Tensor:
+def _check(name: str, what: str, found: object, mask: Bool[Tensor, "batch seq"]) -> Float[Tensor, "batch seq"]:
     """`found` as float32, 0 outside `mask`. Raises ConfigError if it is not finite numbers in the shape of `mask`."""
     if found is None:
         raise misfit(KEY, name, "returned no returns, but a critic is trained on them", SIGNATURE)

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from rl_platform.errors import DataError, Diverged
 from rl_platform.records import RolloutBatch
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
 
 PER_POSITION = (
     "ends", "bootstrapped", "end_values", "rewards", "rollout_log_probs", "log_probs", "reference_log_probs", "full_kl",
@@ -58,7 +62,7 @@ def check_batch(batch: RolloutBatch, tolerated: tuple[str, ...] = ()) -> None:
             check_finite(name, tensor, batch.ends if name == "end_values" and batch.ends is not None else mask)
 
 
-def check_finite(name: str, tensor: Tensor, mask: Tensor) -> None:
+def check_finite(name: str, tensor: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> None:
     """Raises Diverged for the first number of `tensor` [B,T] that is not finite where `mask` [B,T] is set."""
     if math.isfinite(tensor.sum().item()):  # NaN and infinity survive a sum
         return
@@ -70,7 +74,7 @@ def check_finite(name: str, tensor: Tensor, mask: Tensor) -> None:
         )
 
 
-def first_not_finite(x: Tensor, mask: Tensor) -> tuple[int, ...] | None:
+def first_not_finite(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> tuple[int, ...] | None:
     """The first index of [B,T] where `mask` is set and `x` is NaN or infinite."""
     wrong = mask & ~torch.isfinite(x)
     return tuple(wrong.nonzero()[0].tolist()) if bool(wrong.any()) else None

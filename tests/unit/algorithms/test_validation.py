@@ -20,6 +20,8 @@ from rl_platform.algorithms.validation import (
 from rl_platform.errors import DataError, Diverged
 from rl_platform.records import _TENSOR_FIELDS, RolloutBatch
 
+pytestmark = pytest.mark.usefixtures("any_shapes")
+
 ROWS, WIDTH = 4, 6
 MASKS = ("ends", "bootstrapped", "value_mask")
 
