@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -33,8 +32,11 @@ class LanguageCritic(Learner):
         """The batch's `values` [B,T] under the critic as it is now, and `end_values` [B,T] where it is bootstrapped."""
         if batch.bootstrapped is None:
             return {"values": present(self.outputs(batch).values)}
-        asked = F.pad(batch.action_mask, (0, 1)) | F.pad(batch.bootstrapped, (1, 0))  # also of the state that follows
-        values = present(self.outputs(replace(batch, action_mask=asked)).values)
+        # one position more: the value of the state that follows the last token
+        mask = F.pad(batch.action_mask, (0, 1)) | F.pad(batch.bootstrapped, (1, 0))
+        unused = torch.zeros(mask.shape)
+        extended = RolloutBatch(batch.inputs, mask, batch.sample_mask, batch.group_ids, unused, unused)
+        values = present(self.outputs(extended).values)
         return {
             "values": torch.where(batch.action_mask, values[:, :-1], 0.0),
             "end_values": torch.where(batch.bootstrapped, values[:, 1:], 0.0),
