@@ -29,7 +29,7 @@ from rl_platform.launch.cluster import runtime_for
 from rl_platform.metrics import Reporter, Reporters, RunInfo, RunLog, Sample
 from rl_platform.placement.inventory import inventory_for
 from rl_platform.placement.scheduler import Placement, schedule
-from rl_platform.runners.ppo import Task, train
+from rl_platform.runners.ppo import Runner, train
 from rl_platform.runners.state import RunState
 from rl_platform.runtime import Runtime
 from rl_platform.runtime.cpu import keep_freed_memory
@@ -38,7 +38,7 @@ from rl_platform.tracing import covered, recorder
 LONG_RUN = 1_000_000  # steps or episodes: every race ends before
 JOIN_S = 60.0
 WORK = "perf/work_seconds"
-Build = Callable[[Config, Runtime, Reporter, Path, Placement], Task]
+Build = Callable[[Config, Runtime, Reporter, Path, Placement], Runner]
 
 
 class Lap(NamedTuple):

@@ -53,13 +53,15 @@ MOST_PROCESSES = 16  # of Stable-Baselines3: one per environment, and each takes
 
 def ours(turns: Turns, settings: argparse.Namespace) -> None:
     from rl_platform.envs.embodied.spaces import EnvDescription, make_env, read_spaces
-    from rl_platform.runners.embodied import EmbodiedTask
+    from rl_platform.runners.embodied import EmbodiedRunner
 
-    def build(config: Config, runtime: Runtime, reporter: Reporter, folder: Path, placement: Placement) -> EmbodiedTask:
+    def build(
+        config: Config, runtime: Runtime, reporter: Reporter, folder: Path, placement: Placement
+    ) -> EmbodiedRunner:
         env = make_env(EnvDescription.of(config.env))
         spaces = read_spaces(env, config.env.id)
         env.close()
-        return EmbodiedTask(config, runtime, reporter, folder, spaces, "actor_critic")
+        return EmbodiedRunner(config, runtime, reporter, folder, spaces, "actor_critic")
 
     train_ours(turns, str(CONFIG), [*settings.changes, "env.evaluation={episodes: 1}"], build)
 

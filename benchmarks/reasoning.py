@@ -89,13 +89,13 @@ def overrides(settings: argparse.Namespace) -> list[str]:
 def ours(turns: Turns, settings: argparse.Namespace) -> None:
     from rl_platform.envs.reasoning.tasks import build_questions
     from rl_platform.placement.offload_order import OffloadOrder
-    from rl_platform.runners.reasoning import ReasoningTask
+    from rl_platform.runners.reasoning import ReasoningRunner
 
     def build(
         config: Config, runtime: Runtime, reporter: Reporter, folder: Path, placement: Placement
-    ) -> ReasoningTask:
+    ) -> ReasoningRunner:
         questions = build_questions(config.data, config.runner.seed)
-        return ReasoningTask(config, runtime, reporter, folder, questions, OffloadOrder(placement.layout))
+        return ReasoningRunner(config, runtime, reporter, folder, questions, OffloadOrder(placement.layout))
 
     train_ours(turns, str(CONFIG), overrides(settings), build)
 

@@ -39,8 +39,8 @@ from rl_platform.launch.session import spaces_of, task_of
 from rl_platform.metrics import Reporter, Reporters
 from rl_platform.placement.inventory import inventory_for
 from rl_platform.placement.scheduler import schedule
-from rl_platform.runners.embodied import EmbodiedTask
-from rl_platform.runners.reasoning import ReasoningTask, validation_metric
+from rl_platform.runners.embodied import EmbodiedRunner
+from rl_platform.runners.reasoning import ReasoningRunner, validation_metric
 from rl_platform.runners.state import fingerprint
 from rl_platform.runtime.cpu import keep_freed_memory
 
@@ -73,26 +73,26 @@ def evaluate_checkpoint(run: SavedRun, loaded: LoadedConfig, overrides: Sequence
             runtime = stack.enter_context(runtime_for(config, placement))
             task = task_of(config, runtime, reporter, run.folder, world, placement, inventory)
             task.learned_parts()["actor"].load_state(str(checkpoint.file("actor"))).wait()
-            if isinstance(task, EmbodiedTask):
+            if isinstance(task, EmbodiedRunner):
                 task.groups["env"].use_normalizer(checkpoint.load("env")).wait()
             task.sync_weights(0)
         collect_as_usual()
         with reporter.phase("evaluate"):
-            if isinstance(task, EmbodiedTask):
+            if isinstance(task, EmbodiedRunner):
                 videos = ", and draws a video of each" if video else ""
                 reporter.note(
                     f"{config.env.evaluation.episodes} episodes with likely, then with sampled actions{videos}"
                 )
                 rows = _episodes(task, config.env, place, video, reporter)
             else:
-                assert isinstance(task, ReasoningTask)
+                assert isinstance(task, ReasoningRunner)
                 rows = _answers(task, config, place)
     content = {
         "checkpoint": str(run.checkpoint),
         "step": checkpoint.step,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "overrides": list(overrides),
-        "seed": config.env.evaluation.seed if isinstance(task, EmbodiedTask) else config.runner.seed,
+        "seed": config.env.evaluation.seed if isinstance(task, EmbodiedRunner) else config.runner.seed,
         "rows": rows,
     }
     place.with_suffix(".json").write_text(json.dumps(content, indent=1), encoding="utf-8")
@@ -166,7 +166,7 @@ def _output(run: SavedRun) -> Path:
     return folder / run.checkpoint.name
 
 
-def _episodes(task: EmbodiedTask, env: Env, place: Path, video: bool, reporter: Reporter) -> list[Row]:
+def _episodes(task: EmbodiedRunner, env: Env, place: Path, video: bool, reporter: Reporter) -> list[Row]:
     """Returns one row for likely and one for sampled actions, each followed by the rows of several tasks."""
     rows = []
     whole = " ".join([env.id, *(str(env.kwargs[key]) for key in ("env_name",) if key in env.kwargs)])
@@ -200,7 +200,7 @@ def _row(task: str, actions: str, episodes: int, results: Mapping[str, Any]) -> 
     }
 
 
-def _answers(task: ReasoningTask, config: Config, place: Path) -> list[Row]:
+def _answers(task: ReasoningRunner, config: Config, place: Path) -> list[Row]:
     """Returns one row for greedy and one for sampled answers, and writes the answers into files."""
     settings, rows = config.rollout, []
     metric = validation_metric(config).removeprefix("val/")

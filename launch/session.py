@@ -38,7 +38,7 @@ from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.occupancy import offload_order
 from rl_platform.placement.plan import render
 from rl_platform.placement.scheduler import Placement
-from rl_platform.runners.ppo import Task, train
+from rl_platform.runners.ppo import Runner, train
 from rl_platform.runners.state import RunState
 from rl_platform.runtime import Runtime
 from rl_platform.runtime.cpu import keep_freed_memory
@@ -149,19 +149,19 @@ def task_of(
     world: EnvSpaces | Split,
     placement: Placement,
     inventory: Inventory,
-) -> Task:
-    """Starts the components of a config and returns its task. `world`: spaces of the environment, or the questions."""
+) -> Runner:
+    """Starts the components of a config and returns its runner. `world`: spaces of the environment, or the questions."""
     if isinstance(world, Split):
-        from rl_platform.runners.reasoning import ReasoningTask
+        from rl_platform.runners.reasoning import ReasoningRunner
 
         if (memory := engine_memory(config, placement, inventory)) is not None:
             reporter.note(str(memory))
             config = with_engine_memory(config, memory)
-        return ReasoningTask(config, runtime, reporter, folder, world, offload_order(config, placement, inventory))
-    from rl_platform.runners.embodied import EmbodiedTask
+        return ReasoningRunner(config, runtime, reporter, folder, world, offload_order(config, placement, inventory))
+    from rl_platform.runners.embodied import EmbodiedRunner
 
     actor = "actor_critic" if "actor_critic" in placement.components else "actor"
-    return EmbodiedTask(config, runtime, reporter, folder, world, actor)
+    return EmbodiedRunner(config, runtime, reporter, folder, world, actor)
 
 
 def spaces_of(config: Config) -> EnvSpaces:

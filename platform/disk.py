@@ -1,13 +1,18 @@
-"""Writes that survive a power loss."""
+"""Writes that survive a power loss, and reads of files that users name.
+
+Devices and FIFOs are not read: reading them may block or never end.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 
-def sync(file: Any) -> None:
+def sync(file: IO[Any]) -> None:
     """Returns when everything written to the open file is on the disk. Raises OSError if it does not get there."""
     file.flush()
     os.fsync(file.fileno())
@@ -20,3 +25,25 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def read_regular(path: str | Path, most: int | None = None) -> bytes:
+    """Returns the contents of a regular file.
+
+    Raises OSError if the file cannot be read or reading would block (some files in /proc), and ValueError for devices,
+    FIFOs and files of more than `most` bytes.
+    """
+    kind = os.stat(path).st_mode
+    if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):  # opening a FIFO may block for ever
+        raise ValueError("it is no regular file")
+    with open(path, "rb", opener=_open_without_waiting) as file:
+        raw: bytes | None = file.read(-1 if most is None else most + 1)
+    if raw is None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    if most is not None and len(raw) > most:
+        raise ValueError(f"it is larger than {most} bytes")
+    return raw
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)

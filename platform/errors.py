@@ -19,8 +19,8 @@ class PlatformError(Exception):
 class Problem:
     """One thing wrong with a config or placement.
 
-    `key` is the dotted path, `where` is `file:line` or "command line"; `value` is what stands there, `allowed` what
-    may stand there, `hint` the nearest name or the next action. Empty strings are left out of the message.
+    key: dotted path; where: `file:line` or "command line"; value: the given one; allowed: the possible ones; hint: the
+    nearest name or the next action. Empty strings are left out of the message.
     """
 
     key: str
@@ -58,7 +58,7 @@ class ConfigError(PlatformError):
 
 
 class PlacementError(ConfigError):
-    """A placement that cannot be read or cannot be met by the cluster."""
+    """A placement that cannot be parsed, or that the cluster cannot satisfy."""
 
 
 class DataError(PlatformError):
@@ -72,7 +72,7 @@ class CheckpointError(DataError):
 
 
 class Diverged(PlatformError):
-    """Training produced non-finite losses or gradients again and again."""
+    """Training repeatedly produced losses or gradients that are not finite."""
 
     exit_code = 70
 
@@ -96,7 +96,7 @@ class WorkerDied(PlatformError):
 
 
 class RayLost(WorkerDied):
-    """Ray's own processes are gone. Nothing can be asked of Ray any more, so the command exits at once."""
+    """Ray's own processes are gone. Calls to Ray would hang, so the command exits at once."""
 
 
 class Unreachable(PlatformError):
@@ -106,7 +106,7 @@ class Unreachable(PlatformError):
 
 
 class Deadline(PlatformError):
-    """Someone waited longer than allowed; the message says who, on what, since when."""
+    """A wait took longer than allowed. The message names the waiting rank, what it waits for, and since when."""
 
     exit_code = 75
 

@@ -1,9 +1,9 @@
-"""What a run reports and where it goes: metrics.jsonl, samples.jsonl, TensorBoard, Weights & Biases.
+"""Reports of a run: metrics.jsonl, samples.jsonl, TensorBoard, Weights & Biases.
 
-Runners talk to one `Reporter`. `Reporters` is the one they hold: it times phases, derives rates and passes everything
-on to its sinks, which implement the same protocol. Metric names: reward/, adv/, actor/, critic/, len/, episode/, env/,
-val/, time/ (seconds), perf/. A count (`perf/tokens`, `perf/env_steps`) also gives its rate (`perf/tokens_per_sec`),
-of the training step alone.
+Runners call one `Reporter`. Theirs is `Reporters`, which times phases, derives rates and passes every call to its
+sinks; sinks implement the same protocol. Metric names: reward/, adv/, actor/, critic/, len/, episode/, env/, val/,
+time/ (seconds), perf/. A count (`perf/tokens`, `perf/env_steps`) also gives its rate (`perf/tokens_per_sec`), of the
+training step alone.
 
 Not covered: computing the metrics, and the terminal (`rl_platform.launch.view`).
 """
@@ -22,10 +22,14 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rl_platform.errors import ConfigError, DataError, Problem
 from rl_platform.step_lines import StepLines, read_lines
+
+if TYPE_CHECKING:
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from torch.utils.tensorboard import SummaryWriter
 
 log = logging.getLogger(__name__)
 
@@ -41,9 +45,9 @@ NOT_TRAINING = ("load", "validate", "checkpoint", "export")
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What a run is, told once. `resumed_step`: None for a fresh run, else the step of the checkpoint it goes on from.
+    """Description of a run for its reporters. resumed_step: step of the checkpoint, None for a fresh run.
 
-    card: what is computed, as (label, text) lines; placement: components and GPUs as a text grid; config: resolved.
+    card: the algorithm as (label, text) lines; placement: components and GPUs as a text grid; config: resolved.
     """
 
     experiment: str
@@ -58,35 +62,35 @@ class RunInfo:
 
 
 class Reporter(Protocol):
-    """What runners call. Safe from several threads; a call never waits for a terminal or a network."""
+    """The interface for runners. Thread-safe; a call never waits for a terminal or a network."""
 
     def start(self, info: RunInfo) -> None:
-        """Once, before the first step."""
+        """Called once, before the first step."""
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """`with reporter.phase("generate"):` says what the run does; its seconds become `time/generate`."""
+        """`with reporter.phase("generate"):` names the current phase; its seconds become `time/generate`."""
 
     def progress(self, done: int, total: int, unit: str, **numbers: float) -> None:
-        """How far the current phase is, with a few numbers of interest; `total` 0: not known."""
+        """Progress of the current phase, with a few numbers of interest; `total` 0: unknown."""
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """All metrics of a finished step, once per step and before its checkpoint is saved; validation included."""
 
     def samples(self, step: int, samples: Sequence[Sample]) -> None:
-        """Some generated texts of the step."""
+        """Generated texts of the step."""
 
     def sync(self) -> None:
         """Returns when the steps so far would survive a power loss. Called before a checkpoint counts."""
 
     def note(self, text: str) -> None:
-        """A sentence the user should see: a warning, a checkpoint saved, a worker restarted."""
+        """Shows a sentence to the user: a warning, a saved checkpoint, a restarted worker."""
 
     def close(self) -> None:
-        """Once, after the last step or on the way out of an error."""
+        """Called once, after the last step or after an error."""
 
 
 class Reporters:
-    """The reporter runners hold: passes every call on to `sinks`, in order; adds timings and rates to the metrics."""
+    """Passes every call to `sinks`, in order, and adds timings and rates to the metrics."""
 
     def __init__(self, sinks: Sequence[Reporter]) -> None:
         self.sinks = list(sinks)
@@ -155,7 +159,7 @@ class Reporters:
 
 class RunLog:
     """Files of a run: `metrics.jsonl` (one line per step, strict JSON, non-finite numbers as null), `samples.jsonl`,
-    and what `backends` asks for: TensorBoard events under `tensorboard/`, Weights & Biases.
+    and those of `backends`: TensorBoard events under `tensorboard/`, Weights & Biases.
 
     On resume, lines of steps after the resumed one are cut, so that the file equals that of a run never interrupted
     (less `time/` and rates). `metrics.jsonl` has a line for every step: its lines are on the disk before a checkpoint
@@ -170,10 +174,10 @@ class RunLog:
             raise ConfigError(
                 [Problem("runner.logger_backends", "wandb is not installed", value="wandb", hint="pip install wandb")]
             )
-        self._metrics: Any = None
-        self._samples: Any = None
+        self._metrics: StepLines | None = None
+        self._samples: StepLines | None = None
         self._failed: set[str] = set()
-        self._tensorboard: Any = None
+        self._tensorboard: SummaryWriter | None = None
         self._wandb: Any = None
 
     def start(self, info: RunInfo) -> None:
@@ -184,7 +188,7 @@ class RunLog:
         if "tensorboard" in self.backends:
             from torch.utils.tensorboard import SummaryWriter  # takes a second to import
 
-            # its thread writes within a second what it was given; waiting for that would cost each step a third of a ms
+            # its thread writes within a second; waiting for it would cost a third of a millisecond per step
             folder = str(self.output_dir / "tensorboard")
 
             def start() -> None:
@@ -197,7 +201,8 @@ class RunLog:
     def _open_samples(self, resumed_step: int | None) -> None:
         self._samples = StepLines(self.output_dir / "samples.jsonl", resumed_step, contiguous=False)
 
-    def _write_sample(self, line: Mapping[str, Any]) -> None:
+    def _write_sample(self, line: Mapping[str, object]) -> None:
+        assert self._samples is not None
         self._samples.write(line)
 
     def _diagnose(self, name: str, write: Callable[[], object]) -> None:
@@ -218,6 +223,7 @@ class RunLog:
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        assert self._metrics is not None
         self._metrics.write({"step": step, **finite})
         if self._tensorboard is not None:
             writer = self._tensorboard.file_writer
@@ -232,8 +238,10 @@ class RunLog:
             self._diagnose("samples.jsonl", partial(self._write_sample, line))
 
     def sync(self) -> None:
+        assert self._metrics is not None
         self._metrics.sync()
-        self._diagnose("samples.jsonl", lambda: self._samples.sync())
+        if self._samples is not None:
+            self._diagnose("samples.jsonl", self._samples.sync)
 
     def note(self, text: str) -> None:
         pass
@@ -268,8 +276,8 @@ def iter_metrics(path: str | Path) -> Iterator[dict[str, float]]:
         raise DataError(f"{path}: {error.strerror}; name the output folder of a run or its metrics.jsonl") from error
 
 
-def _summary(metrics: Mapping[str, float]) -> Any:
-    """All numbers of a step as one TensorBoard event: one for each would be as many waits for the writer's thread."""
+def _summary(metrics: Mapping[str, float]) -> Summary:
+    """All numbers of a step as one TensorBoard event, so that there is one wait for the writer's thread."""
     from tensorboard.compat.proto.summary_pb2 import Summary
 
     return Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()])

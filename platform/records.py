@@ -20,9 +20,13 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int, Shaped
 
 
+StateDict = dict[str, Any]
+"""The state of an object in a checkpoint: plain values and tensors, by name."""
+
+
 @dataclass(frozen=True)
 class Prompt:
-    """One task instance. `index` is its position in the data, `answer` what the verifier compares to."""
+    """One task instance. index: position in the data; answer: what the verifier compares a response to."""
 
     index: int
     text: str
@@ -43,11 +47,11 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class Conversation:
-    """What a response of several turns has besides its tokens.
+    """The turns of a response that has several.
 
-    turns: the policy's own, as text; observed: per token of the response, whether it was answered by the tool or the
-    environment (its log-prob is 0, and nothing is trained on it); observations: how many such answers there are;
-    failed: one did not come, so the response has no reward.
+    turns: texts of the policy. observed: per token of the response, whether the tool or the environment wrote it (its
+    log-prob is 0, and it is not trained on). observations: number of these texts. failed: the tool failed, so the
+    response has no reward.
     """
 
     turns: tuple[str, ...]
@@ -58,15 +62,15 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One sampled response, of one turn, or of several with what was answered between them.
+    """One sampled response, of one turn, or of several turns with observations between them.
 
     token_ids: response tokens including EOS if it was sampled; log_probs: the engine's log-probability of each of them
-    (of the temperature-scaled, unfiltered distribution); finish_reason: "stop" (EOS), "length", or "abort" of one that
-    is not complete and goes on in the next step; weights_version: of the policy that generated it; reward, metric and
-    step_rewards (where in token_ids a step ends, and its reward) are set by the reward component, `valid` is False when
-    scoring failed. conversation: only of several turns; the version is then that of the first turn, and the last token
-    is always a sampled one. segments: (version, tokens) of the stretches, in their order, of a response that several
-    versions generated; the version is then that of the first. Empty: all of it is of `weights_version`.
+    (of the temperature-scaled, unfiltered distribution); finish_reason: "stop" (EOS), "length", or "abort" if it is
+    incomplete and continues in the next step; weights_version: of the policy that generated it. The reward component
+    sets reward, metric and step_rewards (position in token_ids where a step ends, reward); `valid` is False if scoring
+    failed. conversation: only of several turns; weights_version is that of the first turn, and the last token is a
+    sampled one. segments: (version, tokens) in order, of a response that several versions generated; weights_version is
+    that of the first. Empty: all tokens are of `weights_version`.
     """
 
     prompt: Prompt
@@ -94,68 +98,59 @@ class Trajectory:
             return (True,) * len(self.token_ids)
         return tuple(not observed for observed in self.conversation.observed)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Plain values, the prompt by its index: for checkpoints."""
         turns = None if self.conversation is None else vars(self.conversation)
         return {**vars(self), "prompt": self.prompt.index, "conversation": turns}
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any], prompts: Mapping[int, Prompt]) -> Trajectory:
-        """What `state_dict` was taken of. `prompts` by their index."""
-        turns = state.get("conversation")  # checkpoints of before had none
+    def from_state(cls, state: StateDict, prompts: Mapping[int, Prompt]) -> Trajectory:
+        """The trajectory of a `state_dict`. `prompts` by their index."""
+        turns = state.get("conversation")  # older checkpoints have none
         conversation = None if turns is None else Conversation(**turns)
         return cls(**{**state, "prompt": prompts[state["prompt"]], "conversation": conversation})
 
 
 @dataclass
 class RolloutBatch:
-    """Everything the PPO step knows about one rollout. Tensors are float32 unless said otherwise.
+    """One rollout, or a part of one: B rows of T positions. The numbers are float32.
 
-    inputs: what the model reads, keyed by name, first dimension B: {"tokens": [B,T] int64, "lengths": [B] int64} for
-    reasoning; {"observations", "actions": [B,C,...]} for embodied, C choices of the policy (C = T but for action
-    chunks, which have "executed" [B,C,K] bool too: the actions that count; recurrent policies have "episode_starts"
-    [B,T] bool and "hidden_states" [B,S,H], before the first step of each of S sequences that a row consists of;
-    policies with an instruction for each of several tasks have "tasks" [B,C] int64).
-    action_mask [B,T] bool: positions sampled by the policy. sample_mask [B] bool: rows that count.
-    group_ids [B] int64: prompt identity. rewards [B,T]: per position, already placed.
-    rollout_log_probs [B,T]: as reported by the rollout engine. log_probs [B,T]: of the training engine before the
-    update. values [B,T]: V of the state before the action. ends [B,T] bool: the episode (or the rollout) ends after
-    this position; bootstrapped [B,T] bool: such an end after which a value counts; end_observations [B,C,...]: what
-    was seen after it; end_values [B,T]: the value of that state, 0 elsewhere. All four None: one episode per row;
-    without `ends` but with the two others: one episode per row, that may have been cut.
-    value_mask [B,T] bool: positions at which rewards, values and returns stand; None: all. entropy_units [B,T]: what
-    the entropy of a position counts for in the mean over entropies; None: 1 (see algorithms/action_levels.py).
-    correct [B] bool: the task's own metric says that the row solved it. versions [B] int64: of the weights behind the
-    row. compared [B] bool: rows whose score others of their group are compared to; None: those that count.
-    kl_penalties [B,T]: what was subtracted from the rewards. loss_weights [B,T]: constants on the policy loss, finite
-    everywhere; None: all 1. reference_states [B,T,H], full_kl [B,T]: hidden states of the reference that predict each
-    token, and the KL of the whole distributions before the update; only with an estimator `full`.
+    `inputs` are what the model reads, by name, with first dimension B:
+
+    * reasoning: "tokens" [B,T] int64 and "lengths" [B] int64;
+    * embodied: "observations" and "actions" [B,C,...] of the policy's C choices (C = T except for action chunks);
+      "executed" [B,C,K] bool, the actions of a chunk that count; "episode_starts" [B,T] bool and "hidden_states"
+      [B,S,H] of recurrent policies, before the first step of each of S sequences; "tasks" [B,C] int64, where a policy
+      reads one of several instructions.
+
+    A field that is None does not exist (yet). Without `ends` a row is one episode; with `bootstrapped` and `end_values`
+    it may have been cut.
     """
 
     inputs: dict[str, Tensor]
-    action_mask: Bool[Tensor, "batch seq"]
-    sample_mask: Bool[Tensor, " batch"]
-    group_ids: Int[Tensor, " batch"]
-    rewards: Float[Tensor, "batch seq"]
-    rollout_log_probs: Float[Tensor, "batch seq"]
-    ends: Bool[Tensor, "batch seq"] | None = None
-    bootstrapped: Bool[Tensor, "batch seq"] | None = None
-    end_observations: Shaped[Tensor, "batch choices ..."] | None = None
-    end_values: Float[Tensor, "batch seq"] | None = None
-    log_probs: Float[Tensor, "batch seq"] | None = None
-    reference_log_probs: Float[Tensor, "batch seq"] | None = None
-    reference_states: Float[Tensor, "batch seq hidden"] | None = None
-    full_kl: Float[Tensor, "batch seq"] | None = None
-    values: Float[Tensor, "batch seq"] | None = None
-    advantages: Float[Tensor, "batch seq"] | None = None
-    returns: Float[Tensor, "batch seq"] | None = None
-    correct: Bool[Tensor, " batch"] | None = None
-    versions: Int[Tensor, " batch"] | None = None
-    compared: Bool[Tensor, " batch"] | None = None
-    kl_penalties: Float[Tensor, "batch seq"] | None = None
-    loss_weights: Float[Tensor, "batch seq"] | None = None
-    value_mask: Bool[Tensor, "batch seq"] | None = None
-    entropy_units: Float[Tensor, "batch seq"] | None = None
+    action_mask: Bool[Tensor, "batch seq"]  # positions that the policy chose
+    sample_mask: Bool[Tensor, " batch"]  # rows that count
+    group_ids: Int[Tensor, " batch"]  # identity of the prompt
+    rewards: Float[Tensor, "batch seq"]  # r_t
+    rollout_log_probs: Float[Tensor, "batch seq"]  # log pi_rollout, as the rollout engine reports them
+    ends: Bool[Tensor, "batch seq"] | None = None  # the episode, or the rollout, ends after this position
+    bootstrapped: Bool[Tensor, "batch seq"] | None = None  # ends after which the value of the next state counts
+    end_observations: Shaped[Tensor, "batch choices ..."] | None = None  # of the state after an end
+    end_values: Float[Tensor, "batch seq"] | None = None  # V of the state after an end, 0 elsewhere
+    log_probs: Float[Tensor, "batch seq"] | None = None  # log pi_old, of the training engine before the update
+    reference_log_probs: Float[Tensor, "batch seq"] | None = None  # log pi_ref
+    reference_states: Float[Tensor, "batch seq hidden"] | None = None  # hidden states, for an estimator `full`
+    full_kl: Float[Tensor, "batch seq"] | None = None  # KL(pi || pi_ref) of whole distributions, before the update
+    values: Float[Tensor, "batch seq"] | None = None  # V_t, of the state before the action
+    advantages: Float[Tensor, "batch seq"] | None = None  # A_t
+    returns: Float[Tensor, "batch seq"] | None = None  # R_t
+    correct: Bool[Tensor, " batch"] | None = None  # the task's own metric counts the row as solved
+    versions: Int[Tensor, " batch"] | None = None  # of the weights that generated the row
+    compared: Bool[Tensor, " batch"] | None = None  # rows in the statistics of a group; None: those that count
+    kl_penalties: Float[Tensor, "batch seq"] | None = None  # subtracted from the rewards
+    loss_weights: Float[Tensor, "batch seq"] | None = None  # factors of the policy loss, finite; None: all 1
+    value_mask: Bool[Tensor, "batch seq"] | None = None  # positions of rewards, values and returns; None: all
+    entropy_units: Float[Tensor, "batch seq"] | None = None  # weight of an entropy (action_levels.py); None: 1
 
     def __len__(self) -> int:
         return self.action_mask.shape[0]
@@ -167,12 +162,12 @@ class RolloutBatch:
 
     @property
     def baseline_mask(self) -> Bool[Tensor, "batch seq"]:
-        """[B,T] bool: action positions of rows that a group's statistics are made of."""
+        """[B,T] bool: action positions of rows in the statistics of a group."""
         return self.mask if self.compared is None else self.action_mask & self.compared[:, None]
 
     @property
     def value_positions(self) -> Bool[Tensor, "batch seq"]:
-        """[B,T] bool: positions of rows that count at which rewards, values and returns stand."""
+        """[B,T] bool: positions of rewards, values and returns, in rows that count."""
         return self.mask if self.value_mask is None else self.value_mask & self.sample_mask[:, None]
 
     def select(self, rows: Int[Tensor, " selected"]) -> RolloutBatch:
@@ -180,7 +175,7 @@ class RolloutBatch:
         return self._map(lambda tensor: tensor.index_select(0, rows))
 
     def empty_like(self) -> RolloutBatch:
-        """A batch of the same fields, whose numbers are still to be written."""
+        """A batch of the same fields with uninitialised numbers."""
         return self._map(torch.empty_like)
 
     def split(self, size: int) -> list[RolloutBatch]:
@@ -206,13 +201,13 @@ class RolloutBatch:
 
     def flatten(self) -> RolloutBatch:
         """One row per choice of the policy, or per sequence of a recurrent one: B*C rows of T/C positions, row-major,
-        without what only the estimator reads."""
+        without the fields that only the estimator reads."""
         choices = self.inputs.get("hidden_states", self.inputs["observations"]).shape[1]
         kept = dataclasses.replace(self, ends=None, bootstrapped=None, end_observations=None, end_values=None)
         return kept._map(lambda tensor: _flatten(tensor, choices))
 
     def tensors(self) -> list[Tensor]:
-        """All there are, in the order of the fields."""
+        """All tensors, in the order of the fields."""
         fields = (getattr(self, name) for name in _TENSOR_FIELDS)
         return [*self.inputs.values(), *(tensor for tensor in fields if tensor is not None)]
 
@@ -236,10 +231,10 @@ def _flatten(tensor: Tensor, choices: int) -> Tensor:
 class Weights:
     """Published parameters: `state` maps names to tensors, by reference inside one process. Versions count updates.
 
-    delta: another process gets only what it has not (`rollout.sync`). offered: it may ask for them by a process group
-    (`rollout.weight_transfer`). bytes, buckets: what came from another process; 0 by reference.
-    gathered: of a learner whose ranks share the parameters, instead of a state: puts them together one after the other,
-    as (names, tensor), on all ranks at the same time. stores: the rank that passes them on.
+    delta: another process receives only the buckets that changed (`rollout.sync`). offered: it may receive them by a
+    process group (`rollout.weight_transfer`). bytes, buckets: received from another process; 0 by reference. gathered:
+    of a learner with sharded parameters, instead of `state`: yields (names, tensor), gathered on all ranks at the same
+    time. stores: this rank passes them on.
     """
 
     version: int
@@ -254,7 +249,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class WeightsReceived:
-    """What a rollout rank says after it took over weights: their version, and what came from another process."""
+    """Receipt of a rollout rank for weights: their version, bytes and buckets from another process."""
 
     version: int
     bytes: int

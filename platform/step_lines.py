@@ -35,7 +35,7 @@ class StepLines:
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - closed by `close`
         sync_folder(path.parent)
 
-    def write(self, record: Mapping[str, Any]) -> None:
+    def write(self, record: Mapping[str, object]) -> None:
         """Appends one line, which other processes can read when this returns."""
         self._file.write(json.dumps(record, allow_nan=False) + "\n")
         self._file.flush()

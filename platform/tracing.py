@@ -1,9 +1,9 @@
-"""Where the time of the first steps went: spans of work and of waiting, written as `trace.json`.
+"""A timeline of the first steps: spans of work and of waiting, written as `trace.json`.
 
 The file is in the trace event format that chrome://tracing and ui.perfetto.dev open: a group of lanes per host, a lane
 per component rank, and one for the runner with the phases of each step. Calls of components, waits on channels and the
-work of an embodied run (physics, inference, optimizer steps) are recorded where they happen, in the process where they
-happen; recording costs nothing while it is off.
+work of an embodied run (physics, inference, optimizer steps) are recorded in their own process. While recording is off
+it costs nothing.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Span:
 
 
 class Recorder:
-    """The spans of this process. Any thread may add to it; `settle` tells where the calling thread belongs."""
+    """The spans of this process. Any thread may add spans; `settle` sets the host and lane of the calling thread."""
 
     def __init__(self) -> None:
         self.on = False
-        # plain tuples until they are asked for: quick to make, and no work for the garbage collector
+        # plain tuples: quick to create, and the garbage collector does not track them
         self._spans: list[tuple[str, str, str, str, float, float]] = []
         self._here = threading.local()
 
@@ -55,7 +55,7 @@ class Recorder:
         self._spans.append((host, lane or own, kind, name, _EPOCH + began, time.monotonic() - began))
 
     def drain(self) -> list[Span]:
-        """What was recorded since the last call."""
+        """The spans since the last call."""
         spans, self._spans = self._spans, []
         return [Span(*span) for span in spans]
 
@@ -65,7 +65,7 @@ recorder = Recorder()
 
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:
-    """How long at least one of the spans (begin, length) was open, in their unit."""
+    """Total time in which at least one of the spans (begin, length) was open, in their unit."""
     total, until = 0.0, float("-inf")
     for begin, length in sorted(spans):
         end = begin + length
@@ -77,7 +77,7 @@ def covered(spans: Iterable[tuple[float, float]]) -> float:
 class Timeline:
     """The sink of a run's reporter that writes `trace.json` when `steps` steps are done, or at the end of the run.
 
-    `sources` give the spans of other processes; a runtime that has some adds a function to it.
+    `sources` return spans; a runtime with other processes adds one for them.
     """
 
     def __init__(self, path: Path, steps: int) -> None:

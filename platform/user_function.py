@@ -16,16 +16,16 @@ from rl_platform.errors import ConfigError, Problem
 
 
 def import_user_module(name: str) -> ModuleType:
-    """Imports a module from the installed ones or from the folder of the start. Raises what the import raises."""
+    """Imports an installed module or one of the working folder. Raises the errors of the import."""
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.append(os.getcwd())  # sys.path of a console script starts with the script's own folder
     return importlib.import_module(name)
 
 
 def load_function(key: str, name: str, signature: str) -> Callable[..., Any]:
-    """The function behind `name`, looked for in the folder of the start as well.
+    """The function behind `name`, from the installed modules or the working folder.
 
-    Raises ConfigError about `key` if it cannot be imported or is none; `signature` says what it should be.
+    Raises ConfigError about `key` if it cannot be imported or is no function; the message shows `signature`.
     """
     module_name, _, function_name = name.partition(":")
     try:
@@ -39,5 +39,5 @@ def load_function(key: str, name: str, signature: str) -> Callable[..., Any]:
 
 
 def misfit(key: str, name: str, message: str, allowed: str, hint: str = "") -> ConfigError:
-    """The error about a function that cannot stand where `key` names it."""
+    """The error about a function that does not fit `key`."""
     return ConfigError([Problem(key, message, value=name, allowed=allowed, hint=hint)])

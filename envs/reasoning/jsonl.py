@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from rl_platform.config.schema.data import Data, Task
+from rl_platform.disk import read_regular
 from rl_platform.envs.reasoning.question import Question, Split
 from rl_platform.errors import ConfigError, DataError, Problem
-from rl_platform.regular_file import read_regular
 
 
 def jsonl_questions(data: Data, task: Task) -> Split:

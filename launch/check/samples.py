@@ -21,7 +21,7 @@ from rl_platform.algorithms.metrics import Metrics
 from rl_platform.algorithms.mismatch import mismatch_weights
 from rl_platform.algorithms.rewards import penalized, place_outcome_rewards
 from rl_platform.components.actor import action_levels
-from rl_platform.components.chunk_recording import ChunkRecording
+from rl_platform.components.recording import ChunkRecording
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces

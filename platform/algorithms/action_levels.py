@@ -1,9 +1,9 @@
-"""Levels of an action chunk: where its rewards, values, log-probs and entropies stand, and what they are divided by.
+"""Levels of an action chunk: the positions of its rewards, values, log-probs and entropies, and their denominators.
 
 A row is one choice of an embodied policy: a chunk of K actions of D components each, executed one after another until
-an episode ends. Its positions are those of the log-probs, P = 1, K or K D of them in the order of execution. Whatever
-is of a whole chunk or action stands at the first position of it, and a mask says where. GAE carries its masks forward,
-so that those positions alone are its time steps.
+an episode ends. Its positions are those of the log-probs, P = 1, K or K D of them in the order of execution. A number
+of a whole chunk or action is at its first position, and a mask marks these positions. They alone are the time steps of
+GAE, which skips the others.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ActionLevels:
-    """K `num_actions` of a chunk, D `num_components` of an action (1 of a discrete one), and what there is one of per
-    chunk, action or component. `executed` [...,K] bool in the methods: the actions that count; others add nothing."""
+    """K `num_actions` of a chunk, D `num_components` of an action (1 of a discrete one), and the level of each
+    quantity: one number per chunk, action or component.
+
+    `executed` [...,K] bool in the methods: the actions that count; others add nothing.
+    """
 
     num_actions: int
     num_components: int
@@ -109,7 +112,7 @@ def to_log_prob_level(advantages: Float[Tensor, "batch seq"], batch: RolloutBatc
     """[B,T]: the advantage of a chunk or action at each of its positions, 0 outside `batch.mask`."""
     if batch.value_mask is None:
         return advantages
-    # the first position of a chunk or action that was executed has a value: it is the last one at or before any other
+    # the first position of an executed chunk or action has the value: the last such position at or before each other
     places = torch.arange(advantages.shape[1], device=advantages.device)
     source = torch.where(batch.value_mask, places, 0).cummax(dim=1).values
     return torch.where(batch.mask, advantages.gather(1, source), 0.0)
@@ -118,10 +121,10 @@ def to_log_prob_level(advantages: Float[Tensor, "batch seq"], batch: RolloutBatc
 def denominators_of(batch: RolloutBatch, horizon: float, *, nominal: bool = False) -> Denominators:
     """`Denominators.of` a whole mini-batch, for policy and KL terms; with others for values and entropy where levels
     differ."""
-    found = Denominators.of(batch.mask, horizon, batch.correct, nominal=nominal)
+    denominators = Denominators.of(batch.mask, horizon, batch.correct, nominal=nominal)
     if batch.value_mask is not None:
-        found = replace(found, values=Denominators.of(batch.value_positions, horizon, nominal=nominal))
+        denominators = replace(denominators, values=Denominators.of(batch.value_positions, horizon, nominal=nominal))
     if batch.entropy_units is not None:
         units = float((batch.entropy_units * batch.sample_mask[:, None]).sum())
-        found = replace(found, entropy=replace(found, tokens=units))
-    return found
+        denominators = replace(denominators, entropy=replace(denominators, tokens=units))
+    return denominators

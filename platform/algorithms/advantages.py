@@ -1,7 +1,7 @@
 """Advantage estimators: from the rewards of one whole rollout batch to advantages and returns, without gradient.
 
-They run once per rollout batch, before the first update, and their results are frozen for all epochs. Masks are carried
-forward: a position that the policy did not choose costs no discount and contributes no temporal-difference error.
+They run once per rollout batch, before the first update, and their results stay the same in all epochs. A position that
+the policy did not choose costs no discount and contributes no temporal-difference error.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _gae(batch: RolloutBatch, algorithm: Algorithm) -> tuple[Float[Tensor, "batc
     lam_value = _or(algorithm.gae_lambda_value, algorithm.gae_lambda)
     boundaries, rewards = (batch.ends, batch.end_values), batch.rewards
     if batch.ends is None and batch.end_values is not None:
-        # the error of the last position is r + gamma V_end - V: what follows the end of a row is part of its reward
+        # delta_T = r_T + gamma V_end - V_T: the value after the end of a row is added to its last reward
         rewards = rewards + algorithm.gamma * batch.end_values
     return decoupled_gae(rewards, batch.values, mask, algorithm.gamma, lam_policy, lam_value, *boundaries)
 

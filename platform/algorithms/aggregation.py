@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Denominators:
-    """What the losses of one mini-batch are divided by.
+    """The denominators of the losses of one mini-batch.
 
     tokens: active positions; sequences: rows with at least one, or all rows (`nominal`); horizon: constant H of
     seq-mean-token-sum-norm, never the padded width; full: every position is active, so there is nothing to guard and a
     third of the small operations can be left out; correct_tokens: active positions of correct rows. A rank that sees a
-    part of the mini-batch only adds up `tokens`, `sequences` and `correct_tokens` over the ranks. values, entropy: what
-    value loss and entropy are divided by where they are of another level than the log-probs (action_levels.py).
+    part of the mini-batch only adds up `tokens`, `sequences` and `correct_tokens` over the ranks. values, entropy: the
+    denominators of value loss and entropy where their level is not that of the log-probs (action_levels.py).
     """
 
     tokens: float
@@ -75,20 +75,20 @@ def aggregate(
     loss = per_token_loss if zero_outside else select(per_token_loss, mask)
     tokens, sequences = max(denominators.tokens, 1.0), max(denominators.sequences, 1.0)
     match mode:
-        case "token-mean":
+        case "token-mean":  # sum_i sum_t L_it / sum_i |o_i|  (DAPO)
             return loss.sum() / tokens
-        case "seq-mean-token-sum":
+        case "seq-mean-token-sum":  # 1/N sum_i sum_t L_it
             return loss.sum() / sequences
-        case "seq-mean-token-mean":
+        case "seq-mean-token-mean":  # 1/N sum_i 1/|o_i| sum_t L_it  (GRPO)
             if sequence_lengths is None:
                 sequence_lengths = loss.new_tensor(loss.shape[1]) if mask is None else mask.sum(dim=1)
             return (loss.sum(dim=1) / sequence_lengths.clamp(min=1)).sum() / sequences
-        case "seq-mean-token-sum-norm":
+        case "seq-mean-token-sum-norm":  # 1/(N H) sum_i sum_t L_it  (Dr. GRPO)
             return loss.sum() / (sequences * denominators.horizon)
         case "token-sum":
             return loss.sum()
 
 
 def select(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"] | None) -> Float[Tensor, "*shape"]:
-    """`x` with 0 outside `mask`, whatever stood there; gradients are 0 there too. None: `x` itself."""
+    """`x` with 0 outside `mask`, NaN or not; gradients are 0 there too. None: `x` itself."""
     return x if mask is None else torch.where(mask, x, 0.0)

@@ -132,7 +132,7 @@ def _lambdas(algorithm: Algorithm) -> str:
 
 def _action_chunks(algorithm: Algorithm, num_actions: int) -> list[tuple[str, str]]:
     """Nothing where each transition is one action with one log-prob, and bootstraps as usual."""
-    found = []
+    rows = []
     if num_actions > 1 or {algorithm.logprob_type, algorithm.entropy_type} != {"chunk_level"}:
         unit = {
             "chunk_level": "chunk" if num_actions > 1 else "action",
@@ -145,12 +145,12 @@ def _action_chunks(algorithm: Algorithm, num_actions: int) -> list[tuple[str, st
             f"{num_actions} executed per choice; one reward, value and advantage per {rewards}{added}, gamma per "
             f"{rewards}; one ratio per {unit[algorithm.logprob_type]}; entropy per {unit[algorithm.entropy_type]}"
         )
-        found.append(("actions", text))
+        rows.append(("actions", text))
     if algorithm.bootstrap_type != "standard":
         always = algorithm.bootstrap_type == "always"
         text = f"the value of an episode's last state {'always counts' if always else 'never counts, truncated or not'}"
-        found.append(("ends of episodes", text))
-    return found
+        rows.append(("ends of episodes", text))
+    return rows
 
 
 def _policy_loss(algorithm: Algorithm) -> str:
@@ -248,7 +248,7 @@ def _at_most(estimator: str, output_clip: float | None) -> str:
 
 def _rows(algorithm: Algorithm) -> list[tuple[str, str]]:
     """Nothing where each row of the rollout is trained on alike."""
-    found = []
+    rows = []
     if (sampling := algorithm.dynamic_sampling) is not None:
         then = {
             "error": "then the run ends",
@@ -261,10 +261,10 @@ def _rows(algorithm: Algorithm) -> list[tuple[str, str]]:
             f"up to {sampling.max_rounds} rounds of {prompts}, {then[sampling.on_exhausted]}; "
             f"surplus groups are {'first in the next step' if sampling.surplus == 'carry' else 'dropped'}"
         )
-        found.append(("dynamic sampling", text))
+        rows.append(("dynamic sampling", text))
     if algorithm.use_pf_ppo:
-        found.append(("PF-PPO", _pf_ppo(algorithm.pf_ppo)))
-    return found
+        rows.append(("PF-PPO", _pf_ppo(algorithm.pf_ppo)))
+    return rows
 
 
 def _pf_ppo(options: PFPPO) -> str:

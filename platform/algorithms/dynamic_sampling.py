@@ -1,7 +1,7 @@
 """Dynamic sampling (DAPO, Yu et al. 2025): groups whose samples all score the same are replaced by other prompts.
 
-A group is all samples of one prompt, and is kept or rejected whole: a filter per sample would delete lone successes.
-Generating is the caller's business.
+A group is all samples of one prompt. It is kept or rejected as a whole, as a filter per sample would delete lone
+successes. The caller generates.
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from rl_platform.config.schema.algorithm import DynamicSampling
 from rl_platform.errors import CheckpointError, DataError
-from rl_platform.records import Prompt, Trajectory
+from rl_platform.records import Prompt, StateDict, Trajectory
 
 Group = list[Trajectory]
 
@@ -48,14 +47,14 @@ class _Counts:
     def metrics(self, surplus: int) -> dict[str, float]:
         numbers = {"rounds": self.rounds, "generated": self.generated, "kept": self.kept, "surplus": surplus}
         numbers |= {"all_correct": self.all_correct, "all_wrong": self.all_wrong}
-        found = {f"dynamic_sampling/{name}": float(number) for name, number in numbers.items()}
+        result = {f"dynamic_sampling/{name}": float(number) for name, number in numbers.items()}
         if self.metric:
-            found["dynamic_sampling/metric_mean"] = sum(self.metric) / len(self.metric)
-        return found
+            result["dynamic_sampling/metric_mean"] = sum(self.metric) / len(self.metric)
+        return result
 
 
 class DynamicSampler:
-    """Fills steps of `groups` groups of `group_size`; what a step leaves over waits in `carried` for the next one.
+    """Fills steps of `groups` groups of `group_size`; the surplus of a step is `carried` to the next one.
 
     A step trains a whole number of mini-batches of `mini_batch_size` rows, also when it could not be filled.
     """
@@ -85,7 +84,7 @@ class DynamicSampler:
         return [trajectory for group in taken for trajectory in group], counts.metrics(len(surplus))
 
     def _keeps(self, group: Group, counts: _Counts) -> bool:
-        """By the raw metric; responses without a score say nothing."""
+        """By the raw metric; responses without a score do not count."""
         metrics = [trajectory.metric for trajectory in group if trajectory.valid]
         keeps = samples_differ(metrics, self.options.tolerance)
         counts.generated += 1
@@ -99,7 +98,7 @@ class DynamicSampler:
     def _take(
         self, step: int, ready: list[Group], rejected: list[Group], counts: _Counts
     ) -> tuple[list[Group], list[Group]]:
-        """What is trained on, and what is left over."""
+        """The groups to train on, and the surplus."""
         count = self.groups
         if len(ready) < count:
             match self.options.on_exhausted:
@@ -127,11 +126,11 @@ class DynamicSampler:
             "algorithm.group_size or max_rounds, or another algorithm.dynamic_sampling.on_exhausted"
         )
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """The carried groups as plain values; prompts by their index."""
         return {"carried": [[trajectory.state_dict() for trajectory in group] for group in self.carried]}
 
-    def load_state_dict(self, state: Mapping[str, Any], prompts: Mapping[int, Prompt]) -> None:
+    def load_state_dict(self, state: StateDict, prompts: Mapping[int, Prompt]) -> None:
         """Goes on with the groups of `state`. Raises CheckpointError if they are of another group size."""
         carried = [[Trajectory.from_state(plain, prompts) for plain in group] for group in state["carried"]]
         for group in carried:

@@ -1,8 +1,9 @@
 """Estimators without a critic: from the outcome score of each response, alone or against its group, to advantages.
 
-A group is the samples of one prompt, told by its id. Statistics are in float64; rows without an active position in
-`mask` [B,T] take no part, but for those that `baseline` [B,T] names: responses whose score is known and serves to
-compare the others to, though they are not trained on themselves. Whitening over the batch is not here.
+A group is the samples of one prompt, with its id. S is the score of a row, mu and sigma are mean and standard deviation
+of the scores of its group, n is the size of the group. Statistics are in float64. Rows without an active position in
+`mask` [B,T] take no part, except those in `baseline` [B,T]: their score is known, so the others are compared to it, and
+they are not trained on. Whitening over the batch is not here.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
 STD_EPSILON = 1e-6  # added to the deviation, as in GRPO (Shao et al. 2024)
-NO_SPREAD = 1e-12  # scores of a group this close are equal: what is left of their differences is rounding
+NO_SPREAD = 1e-12  # scores of a group that differ by less are equal up to rounding
 
 
 @torch.no_grad()
@@ -36,7 +37,8 @@ def grpo(
     """
     group = _Groups.of(rewards, mask if baseline is None else baseline, group_ids)
     if not std_normalization:
-        return _on_actions(group.centred, mask, rewards)
+        return _on_actions(group.centred, mask, rewards)  # A = S - mu
+    # A = (S - mu) / (sigma + eps)
     variance = group.sums(group.centred.square()) / (group.sizes - 1).clamp(min=1)
     return _on_actions(group.centred / (variance.sqrt() + STD_EPSILON), mask, rewards)
 
@@ -50,6 +52,7 @@ def rloo(
 ) -> Float[Tensor, "batch seq"]:
     """S - mean of the other samples of the group = n / (n - 1) (S - mean), as `grpo` (Ahmadian et al. 2024)."""
     group = _Groups.of(rewards, mask if baseline is None else baseline, group_ids)
+    # A = S - 1/(n-1) sum_{j != i} S_j = n/(n-1) (S - mu)
     return _on_actions(group.centred * group.sizes / (group.sizes - 1).clamp(min=1), mask, rewards)
 
 
@@ -62,8 +65,8 @@ def leave_one_out(
 ) -> Float[Tensor, "batch seq"]:
     """(S - mean of the others) / (unbiased deviation of the others + 1e-6), otherwise as `grpo`.
 
-    NeMo-RL's default for grpo. A sample whose others are all equal is not divided: their deviation is 0 or what
-    rounding left of it, and the advantage would be in the thousands. So a lone success is not amplified.
+    NeMo-RL's default for grpo. If the others are all equal, their deviation is 0 or a rounding error, and the advantage
+    would be in the thousands. A lone success in a group is therefore not divided by the standard deviation.
     """
     group = _Groups.of(rewards, mask if baseline is None else baseline, group_ids)
     means, deviations = group.of_the_others()
@@ -93,7 +96,7 @@ def reward_to_go(
 ) -> Float[Tensor, "batch seq"]:
     """G_t = r_t + gamma G_next over active positions [B,T]: REINFORCE++ (Hu 2025) before its whitening.
 
-    What stands before an observation keeps the reward behind it. The returns of GAE with lambda 1 and values 0.
+    Positions before an observation get the rewards after it. Equal to the returns of GAE with lambda 1 and values 0.
     """
     return gae(rewards, torch.zeros_like(rewards), mask, gamma, 1.0)[1]
 
@@ -106,8 +109,9 @@ def local_penalties(
 ) -> Float[Tensor, "batch seq"]:
     """`reward_to_go` of the task's rewards alone, minus each position's own penalty [B,T] that `rewards` contain.
 
-    So NeMo-RL places a KL penalty in REINFORCE++: a token answers for its own drift, not for that of later tokens.
+    The KL penalty of REINFORCE++ in NeMo-RL: a token pays for its own drift, not for that of later tokens.
     """
+    # A_t = sum_{s >= t} gamma^(s-t) r_s - beta K_t
     return torch.where(mask, reward_to_go(rewards + penalties, mask, gamma) - penalties, 0.0)
 
 
@@ -167,8 +171,8 @@ class _Groups:
 
     def _extremum(self, x: Float[Tensor, " batch"], kind: str) -> Float[Tensor, " batch"]:
         start = -torch.inf if kind == "amax" else torch.inf
-        found = x.new_full((self._number,), start)
-        return found.scatter_reduce_(0, self._group, torch.where(self._counted, x, start), kind)[self._group]
+        extrema = x.new_full((self._number,), start)
+        return extrema.scatter_reduce_(0, self._group, torch.where(self._counted, x, start), kind)[self._group]
 
 
 def _on_actions(

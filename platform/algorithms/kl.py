@@ -20,7 +20,7 @@ from rl_platform.errors import CheckpointError
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-EXPONENT_LIMIT = 20.0  # |d| beyond this would overflow or drown everything else
+EXPONENT_LIMIT = 20.0  # exp of a larger |d| would overflow or dominate every sum
 ADAPTIVE_LIMIT = 0.2  # the relative error the adaptive controller reacts to at most
 
 
@@ -35,19 +35,19 @@ def kl_estimate(
 
     An estimator with a '+' has the value of the one without and the gradient of k2.
 
-    `output_clip` bounds k3 from above. Its gradient is zero beyond: right for rewards and metrics, wrong for a loss,
-    where the tokens that drifted most would no longer be held back.
+    `output_clip` bounds k3 from above. The gradient is zero beyond the bound. That is right for rewards and metrics and
+    wrong for a loss: it would no longer hold back the tokens that drifted most.
     """
     difference = select(log_probs - reference_log_probs, mask)
     match estimator:
-        case "k1" | "kl" | "k1+" | "kl+":
+        case "k1" | "kl" | "k1+" | "kl+":  # d
             estimate = difference
-        case "abs" | "abs+":
+        case "abs" | "abs+":  # |d|
             estimate = difference.abs()
-        case "k2" | "mse":
+        case "k2" | "mse":  # d^2 / 2
             estimate = 0.5 * difference.square()
         case "k3" | "low_var_kl" | "k3+" | "low_var_kl+":
-            # expm1 keeps the digits that exp(-d) - 1 loses near d = 0; below -20 the exponential is cut.
+            # exp(-d) - 1 + d; expm1 keeps the digits that exp(-d) - 1 loses near d = 0, the clamp avoids an overflow
             opposite = (-difference).clamp(max=EXPONENT_LIMIT)
             estimate = torch.expm1(opposite) - opposite
             estimate = estimate if output_clip is None else estimate.clamp(max=output_clip)
@@ -76,7 +76,7 @@ def kl_loss_estimate(
     path: the estimator as it stands. k2: its value with the gradient of k2. score: rho K with rho = pi / pi_old, the
     policy gradient of the expected K, off-policy too; in the first update rho is 1 and the form is
     exp(log pi - stop(log pi)) K. `old_log_probs` are those of the weights that the batch was sampled with.
-    `output_clip`: see `kl_estimate`, where it says what speaks against it.
+    `output_clip`: see `kl_estimate`, which says why a loss is better without.
     """
     kl = kl_estimate(log_probs, reference_log_probs, mask, estimator, output_clip)
     match gradient:
@@ -90,13 +90,14 @@ def kl_loss_estimate(
 
 
 def full_kl(
-    logits: Float[Tensor, "tokens vocab"], reference_logits: Float[Tensor, "tokens vocab"]
-) -> Float[Tensor, " tokens"]:
-    """KL(pi || pi_ref) = sum_v pi(v) (log pi(v) - log pi_ref(v)) [K] from logits [K,V], with gradient to `logits`.
+    logits: Float[Tensor, "*tokens vocab"], reference_logits: Float[Tensor, "*tokens vocab"]
+) -> Float[Tensor, "*tokens"]:
+    """KL(pi || pi_ref) = sum_v pi(v) (log pi(v) - log pi_ref(v)) [...] from logits [...,V], with gradient to `logits`.
 
     Both are divided by the same temperature beforehand. In logit v the gradient is
     pi(v) (log pi(v) - log pi_ref(v) - KL).
     """
+    # KL = sum_v pi(v) (log pi(v) - log pi_ref(v))
     log_probs, reference = logits.log_softmax(dim=-1), reference_logits.log_softmax(dim=-1)
     return (log_probs.exp() * (log_probs - reference)).sum(dim=-1)
 
@@ -137,6 +138,7 @@ class AdaptiveKLController:
 
     def update(self, kl: float, trajectories: int) -> None:
         """`kl` from `sequence_mean_kl`; `trajectories` counts samples, not prompts."""
+        # beta <- beta (1 + clip(KL / target - 1, -0.2, 0.2) n / horizon)
         error = min(max(kl / self.target - 1.0, -ADAPTIVE_LIMIT), ADAPTIVE_LIMIT)
         self.coefficient *= 1.0 + error * trajectories / self.horizon
 

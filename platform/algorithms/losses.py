@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelOutputs:
-    """What a training forward gives for a micro-batch, each [B,T] with gradient; None: the model was not asked for it.
+    """Outputs of a training forward for a micro-batch, each [B,T] with gradient; None: not computed.
 
     log_probs: of the chosen action or token; entropy: of the distribution it came from; values: of the state before;
-    full_kl: of that distribution to the reference's. states [B,T,H]: what a reference hands over for the full KL.
+    full_kl: of that distribution to the reference's. states [B,T,H]: hidden states of a reference, for the full KL.
     """
 
     log_probs: Float[Tensor, "batch seq"] | None = None
@@ -51,6 +51,7 @@ def drift_metrics(
 
     An estimate of KL(pi_old || pi) with little variance (Schulman, "Approximating KL divergence", 2020).
     """
+    # k3 = rho - 1 - log rho, rho = pi / pi_old
     log_ratio = select(log_probs - old_log_probs, mask).clamp(max=LOG_RATIO_LIMIT)
     drift = torch.expm1(log_ratio) - log_ratio
     return Metrics(means=over(active_positions(log_ratio, mask), {"actor/approx_kl_k3": drift.sum()}))
@@ -77,15 +78,17 @@ def value_loss(
     if clip is not None:
         with torch.no_grad():
             old_values = select(old_values, mask)
+            # V_clipped = clip(V, V_old - eps, V_old + eps)
             clipped_values = values.clamp(old_values - clip, old_values + clip)
             clipped_error = clipped_values - returns
-            clipped = clipped_error.abs() > error.abs()  # phi grows with |e|, so the larger |e| is the larger loss
+            # max(phi(V - R), phi(V_clipped - R)): phi grows with |e|, so the larger |e| has the larger loss
+            clipped = clipped_error.abs() > error.abs()
             flags = {"critic/clip_frac": clipped, "critic/out_of_range_frac": clipped_values != values}
             means |= over(count, {name: torch.count_nonzero(flag) for name, flag in flags.items()})
         error = torch.where(clipped, clipped_error, error)
-    if huber_delta is None:
+    if huber_delta is None:  # phi(e) = e^2 / 2
         loss = 0.5 * error.square()
-    else:
+    else:  # phi(e) = e^2 / 2 where |e| <= delta, else delta (|e| - delta / 2)
         loss = F.huber_loss(error, torch.zeros_like(error), reduction="none", delta=huber_delta)
     return loss, Metrics(means=means)
 
@@ -121,7 +124,7 @@ def actor_critic_loss(
 
 
 def _mask(batch: RolloutBatch, denominators: Denominators) -> Bool[Tensor, "batch seq"] | None:
-    """[B,T] bool; None where there is nothing to guard."""
+    """[B,T] bool; None: every position is active."""
     return None if denominators.full else batch.mask
 
 
@@ -153,22 +156,22 @@ def _actor_loss(
             None if batch.entropy_units is None else batch.entropy_units.sum(dim=1),
         )
         terms["actor/entropy"] = entropy
-        loss = loss - bonus * entropy if bonus else loss
+        loss = loss - bonus * entropy if bonus else loss  # L - c_H H(pi)
     if algorithm.use_kl_loss:
         kl = _kl_term(outputs, batch, mask, algorithm)
         terms["actor/kl_loss"] = aggregate(kl, mask, denominators, algorithm.loss_agg_func)
-        loss = loss + algorithm.kl_loss_coef * terms["actor/kl_loss"]
+        loss = loss + algorithm.kl_loss_coef * terms["actor/kl_loss"]  # + beta KL(pi || pi_ref)
     if algorithm.positive_nll_coef:
         assert batch.correct is not None
         nll = positive_nll(outputs.log_probs, batch.correct, mask, denominators, algorithm.positive_nll_norm)
         terms["actor/positive_nll"] = nll
-        loss = loss + algorithm.positive_nll_coef * terms["actor/positive_nll"]
+        loss = loss + algorithm.positive_nll_coef * terms["actor/positive_nll"]  # + mu L_NLL (VAPO, eq. 10)
     terms["actor/loss"] = loss
     return loss, metrics.merge(_loss_metrics(terms, per_token, mask, denominators))
 
 
 def _old_log_probs(outputs: ModelOutputs, batch: RolloutBatch, algorithm: Algorithm) -> Float[Tensor, "batch seq"]:
-    """[B,T]: what the ratio divides by. `current` is right while no step has changed the model since the rollout."""
+    """[B,T] log pi_old. `current` is right as long as no step has changed the model since the rollout."""
     if algorithm.old_log_probs == "current":
         assert outputs.log_probs is not None
         return outputs.log_probs.detach()
@@ -223,6 +226,6 @@ def _loss_metrics(
     mask: Bool[Tensor, "batch seq"] | None,
     denominators: Denominators,
 ) -> Metrics:
-    """Parts of mini-batch losses, counted as the share of the mini-batch they cover: the mean is over mini-batches."""
+    """Parts of mini-batch losses, weighted by their share of the mini-batch, so that the mean is over mini-batches."""
     share = active_positions(like, mask) / max(denominators.tokens, 1.0)
     return Metrics(means=over(share, {name: term.detach() for name, term in terms.items()}))

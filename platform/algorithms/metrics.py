@@ -1,7 +1,7 @@
 """Metrics of the losses as partial sums and extrema, so that merging micro-batches, mini-batches and ranks is exact.
 
-Metrics that share a count live in one vector: an embodied mini-batch takes about a millisecond and is run tens of
-thousands of times. Nothing waits for a device before `finalize`. Names and log writers are not here.
+Metrics that share a count are one vector, as an embodied run has tens of thousands of mini-batches of about a
+millisecond. Nothing waits for a device before `finalize`. Names and log writers are not here.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ class Metrics:
     def together(cls, parts: Sequence[Metrics]) -> Metrics:
         """All of them merged, in one pass."""
         return cls(
-            {names: _sum_of(found) for names, found in _by_key(part.means for part in parts).items()},
-            {name: _extreme(found, min, _smaller) for name, found in _by_key(part.minima for part in parts).items()},
-            {name: _extreme(found, max, _larger) for name, found in _by_key(part.maxima for part in parts).items()},
+            {names: _sum_of(sums) for names, sums in _by_key(part.means for part in parts).items()},
+            {name: _extreme(values, min, _smaller) for name, values in _by_key(part.minima for part in parts).items()},
+            {name: _extreme(values, max, _larger) for name, values in _by_key(part.maxima for part in parts).items()},
         )
 
     def mean(self, name: str) -> float | None:
-        """One of the means; None if it was measured on nothing. Waits for the device."""
+        """One of the means; None if no position contributed to it. Waits for the device."""
         return self._means().get(name)
 
     def finalize(self) -> dict[str, float]:
-        """Numbers for the log. What was measured on nothing (count 0, infinite extremum) is left out."""
+        """Numbers for the log, without metrics that no position contributed to (count 0, infinite extremum)."""
         result = self._means()
         for extrema, nothing in ((self.minima, float("inf")), (self.maxima, float("-inf"))):
             values = {name: float(value) for name, value in extrema.items()}
@@ -73,7 +73,7 @@ class Metrics:
         return result
 
     def _means(self) -> dict[str, float]:
-        """A name may stand in several vectors: not all mini-batches are computed in the same way."""
+        """A name may be in several vectors, as not all mini-batches are computed in the same way."""
         totals: dict[str, float] = {}
         counts: dict[str, float] = {}
         for names, sums in self.means.items():
@@ -93,11 +93,11 @@ def _merge(
 
 
 def _by_key(parts: Iterable[dict[Key, Value]]) -> dict[Key, list[Value]]:
-    found: dict[Key, list[Value]] = defaultdict(list)
+    values: dict[Key, list[Value]] = defaultdict(list)
     for part in parts:
         for key, value in part.items():
-            found[key].append(value)
-    return found
+            values[key].append(value)
+    return values
 
 
 def _sum_of(parts: Sequence[Sums]) -> Sums:
@@ -107,9 +107,9 @@ def _sum_of(parts: Sequence[Sums]) -> Sums:
 
 
 def _extreme(
-    found: Sequence[Tensor | float], of_numbers: Callable[[Iterable[float]], float], of_two: Callable[..., Any]
+    values: Sequence[Tensor | float], of_numbers: Callable[[Iterable[float]], float], of_two: Callable[..., Any]
 ) -> Tensor | float:
-    return of_numbers(found) if set(map(type, found)) == {float} else reduce(of_two, found)  # type: ignore[arg-type]
+    return of_numbers(values) if set(map(type, values)) == {float} else reduce(of_two, values)  # type: ignore[arg-type]
 
 
 def _smaller(one: Tensor | float, other: Tensor | float) -> Tensor | float:

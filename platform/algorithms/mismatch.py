@@ -1,9 +1,9 @@
-"""Rollout and training engine give the same token slightly different log-probs: weights that correct for it, and how
-large it is.
+"""The difference between rollout engine and training engine, which give the same token slightly different log-probs:
+importance weights that correct for it, and metrics of its size.
 
-Always u = log_probs - rollout_log_probs, training minus rollout, on the active positions: tokens were sampled from the
-rollout's distribution, exp(u) is their importance ratio. Computed once per rollout batch, before it is split; old and
-current policy are the business of policy_losses.py.
+Always u = log pi_train - log pi_rollout on the active positions: tokens were sampled from the rollout's distribution,
+so exp(u) is their importance ratio. Computed once per rollout batch, before it is split. The ratio of current and old
+policy is in policy_losses.py.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def mismatch_weights(
     """Constants [B,T] to multiply the policy loss with, 0 outside `mask` [B,T] bool, and the metrics `is/*`.
 
     Truncated importance sampling, IcePop, geometric sequence mask, and rejection by an estimate of the KL. A
-    weight that is not finite is 0 and counted. Whoever gets weight 0 still counts in the denominators of the loss.
+    weight that is not finite is 0 and counted. Positions with weight 0 still count in the denominators of the loss.
     """
     u = select(log_probs.float() - rollout_log_probs.float(), mask)
     broken = ~u.isfinite()
@@ -53,18 +53,18 @@ def mismatch_weights(
 def _weights(
     u: Float[Tensor, "batch seq"], lengths: Int[Tensor, "batch 1"], correction: RolloutIS
 ) -> tuple[Float[Tensor, "batch seq"], Bool[Tensor, "batch seq"]]:
-    """Weights [B,T], and where what the bounds apply to lies outside of them. NaN lies outside and has weight 0."""
+    """Weights [B,T], and the positions outside the bounds. NaN is outside and has weight 0."""
     if correction.mode is None:
         return (~u.isnan()).to(u.dtype), torch.zeros_like(u, dtype=torch.bool)
     by_sequence = correction.level == "sequence" and correction.mode != "sequence_mask"
-    # w_t = exp(u_t), or exp(sum u) for the whole sequence: the product of its ratios
+    # w_t = exp(u_t); of a sequence, w = prod_t exp(u_t) = exp(sum_t u_t)
     weights = _exp(u.sum(dim=1, keepdim=True).expand_as(u) if by_sequence else u)
     bounded = weights
-    if correction.mode == "sequence_mask":  # g = exp(mean u)
+    if correction.mode == "sequence_mask":  # g = exp(1/|o| sum_t u_t), the geometric mean of the ratios
         bounded = _exp(u.sum(dim=1, keepdim=True) / lengths).expand_as(u)
     low, high = correction.low, math.inf if correction.high is None else correction.high
     outside = ~((bounded >= low) & (bounded <= high))
-    if correction.mode == "truncate":
+    if correction.mode == "truncate":  # truncated importance sampling: min(w, high), IcePop below: w inside, else 0
         return weights.clamp(low, high).nan_to_num(0.0), outside
     return weights.masked_fill(outside, 0.0), outside
 
@@ -144,7 +144,7 @@ def token_mismatch_metrics(
     rollout_log_probs: Float[Tensor, "batch seq"],
     mask: Bool[Tensor, "batch seq"],
 ) -> dict[str, float]:
-    """More about the same where a row [B,T] is a sequence of tokens; nothing if no position is active.
+    """More metrics where a row [B,T] is a sequence of tokens; empty if no position is active.
 
     prob_diff_mean, _max: of |p_training - p_rollout|; prob_diff_pearson: correlation of the two (left out where one
     does not vary); chi2_token, chi2_seq: mean w^2 - 1 of the tokens' ratios and of the sequences' products;

@@ -1,7 +1,6 @@
-"""PF-PPO (policy filtration, Shen and Zhang 2024): train more on the rows whose reward says most.
+"""PF-PPO (policy filtration, Shen and Zhang 2024): rows with informative rewards are trained on more.
 
-Applied once per rollout, after advantages and returns are known (and whitened) on the whole batch and after its metrics
-were taken, so that neither depends on the choice.
+Applied once per rollout, after advantages, returns and metrics of the whole batch, so that none depends on the choice.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from rl_platform.records import RolloutBatch
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-SMALLEST_WEIGHT = 1e-8  # so that rewards that are all 0 give a uniform choice
+SMALLEST_WEIGHT = 1e-8  # rewards that are all 0 give a uniform choice
 
 
 def row_scores(rewards: Float[Tensor, "batch seq"], mask: Bool[Tensor, "batch seq"]) -> Float[Tensor, " batch"]:
@@ -39,7 +38,7 @@ def row_probabilities(
     scores = scores.double()
     highest = scores == scores[counted].max()
     match options.method:
-        case "pow":
+        case "pow":  # |s|^k
             weights = scores.abs() ** options.power
         case "max_min":
             weights = (highest | (scores == scores[counted].min())).double()
@@ -50,6 +49,7 @@ def row_probabilities(
         row = int(unusable.nonzero()[0])
         raise DataError(f"the reward of row {row}, {float(scores[row])}, gives no finite weight for PF-PPO")
     weights = torch.where(counted, weights + SMALLEST_WEIGHT, 0.0)
+    # p_i = w_i / sum_j w_j
     return weights / weights.sum()
 
 
@@ -60,7 +60,7 @@ def apply_pf_ppo(
 
     resample: as many rows as before, drawn with replacement by `generator`, every field of a row together. weight: the
     same rows, `loss_weights` multiplied by weights of mean 1 over the rows that count. They act on the policy loss
-    alone: the critic goes on to fit what the policy really gets.
+    alone: the critic still fits the returns of the policy.
     """
     counted = batch.mask.any(dim=1)
     probabilities = row_probabilities(scores, counted, options)

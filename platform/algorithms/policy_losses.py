@@ -1,8 +1,8 @@
-"""Policy losses: what the actor minimises at each position, by the name of `algorithm.policy_loss`.
+"""Policy losses: the loss of the actor at each position, by the name of `algorithm.policy_loss`.
 
 Every function takes (log_probs, old_log_probs, advantages, mask, algorithm), tensors [B,T], `mask` bool or None where
 every position counts, and gives a loss per position [B,T] with its metrics. Gradient flows to `log_probs` only;
-positions outside the mask may hold anything: loss and gradient are 0 there. How positions become one number is in
+positions outside the mask may hold anything: loss and gradient are 0 there. Aggregation to one number is in
 aggregation.py.
 """
 
@@ -59,6 +59,7 @@ def gspo(
     """
     log_ratio = select(log_probs - old_log_probs, mask)
     lengths = log_ratio.shape[1] if mask is None else mask.sum(dim=1, keepdim=True).clamp(min=1)
+    # s_i = exp(1/|o_i| sum_t log(pi / pi_old))
     row_means = (log_ratio.sum(dim=1, keepdim=True) / lengths).expand_as(log_ratio)
     loss, gradient, metrics = clipped_surrogate(select(row_means.detach(), mask), advantages, mask, algorithm)
     return _with_gradient(row_means, loss, gradient), metrics
@@ -79,11 +80,12 @@ def cispo(
     with torch.no_grad():
         log_ratio = select(log_probs - old_log_probs, mask)
         ratio = log_ratio.exp()
+        # rho^ = clip(rho, 1 - eps_low, 1 + eps_high)
         bounded = ratio.clamp(1.0 - algorithm.clip_ratio_low, min(1.0 + algorithm.clip_ratio_high, LARGEST_RATIO))
         clipped = _clip_counts(ratio > bounded, ratio < bounded)
         metrics = _metrics(log_ratio, ratio, clipped, mask)
         weight = select(-advantages, mask) * bounded
-    return weight * select(log_probs, mask), metrics
+    return weight * select(log_probs, mask), metrics  # -stop(rho^) A log pi
 
 
 def reinforce(
@@ -97,7 +99,7 @@ def reinforce(
     with torch.no_grad():
         log_ratio = select(log_probs - old_log_probs, mask)
         metrics = _metrics(log_ratio, log_ratio.exp(), {}, mask)
-    return select(-advantages, mask) * select(log_probs, mask), metrics
+    return select(-advantages, mask) * select(log_probs, mask), metrics  # -A log pi
 
 
 KINDS: dict[str, PolicyLoss] = {"ppo_clip": ppo_clip, "reinforce": reinforce, "gspo": gspo, "cispo": cispo}
@@ -119,7 +121,7 @@ def policy_loss_function(name: str) -> PolicyLoss:
 
 
 def _user_policy_loss(name: str) -> PolicyLoss:
-    """The user's function, which sees 0 outside the mask: whatever it computes there has a finite gradient."""
+    """The user's function. Its inputs are 0 outside the mask, so that its gradient is finite there."""
     signature = "function(log_probs, old_log_probs, advantages, mask, algorithm) -> (loss [B,T], Metrics)"
     function = load_function(KEY, name, signature)
 
@@ -131,13 +133,13 @@ def _user_policy_loss(name: str) -> PolicyLoss:
         algorithm: Algorithm,
     ) -> tuple[Float[Tensor, "batch seq"], Metrics]:
         tensors = (select(x, mask) for x in (log_probs, old_log_probs, advantages))
-        found = function(*tensors, mask, algorithm)
-        if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], Metrics)):
-            raise misfit(KEY, name, f"returned {type(found).__name__}", signature)
-        if not isinstance(found[0], Tensor) or found[0].shape != log_probs.shape:
-            shape = list(found[0].shape) if isinstance(found[0], Tensor) else type(found[0]).__name__
+        result = function(*tensors, mask, algorithm)
+        if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Metrics)):
+            raise misfit(KEY, name, f"returned {type(result).__name__}", signature)
+        if not isinstance(result[0], Tensor) or result[0].shape != log_probs.shape:
+            shape = list(result[0].shape) if isinstance(result[0], Tensor) else type(result[0]).__name__
             raise misfit(KEY, name, f"the loss it returned is {shape}, not one number per position", signature)
-        return select(found[0], mask), found[1]
+        return select(result[0], mask), result[1]
 
     return loss
 
@@ -156,6 +158,7 @@ def positive_nll(
     """
     counted = correct[:, None] if mask is None else mask & correct[:, None]
     tokens = denominators.correct_tokens if norm == "correct_tokens" else denominators.tokens
+    # L_NLL = -1 / sum_{i correct} |o_i| sum_{i correct} sum_t log pi
     return -torch.where(counted, log_probs, 0.0).sum() / max(tokens, 1.0)
 
 
@@ -171,15 +174,15 @@ def clipped_surrogate(
 
     max(-A rho, -A clip(rho, 1 - clip_ratio_low, 1 + clip_ratio_high)), and at most -A clip_ratio_c where A < 0, with
     rho = exp(log_ratio), the exponent limited to +-20. PPO (Schulman et al. 2017), asymmetric clip (DAPO), dual clip
-    (Ye et al. 2020). The derivative is written down because autograd's takes as long as the loss: -A rho where nothing
-    is clipped, else 0.
+    (Ye et al. 2020). The derivative is computed here because autograd's takes as long as the loss: -A rho where rho is
+    not clipped, else 0.
     """
     low, high, dual_clip = algorithm.clip_ratio_low, algorithm.clip_ratio_high, algorithm.clip_ratio_c
     cost = select(-advantages, mask)
     losing = cost > 0  # A < 0
     ratio = log_ratio.exp()
-    # The maximum above is -A rho with rho clamped on the side that the sign of A makes harmful:
-    # from above at 1 + high where A >= 0, to [1 - low, dual_clip] where A < 0.
+    # L = max(-A rho, -A clip(rho, 1 - eps_low, 1 + eps_high)), and min(L, -A c) where A < 0. Equal to -A rho with
+    # rho bounded above by 1 + eps_high where A >= 0, and inside [1 - eps_low, c] where A < 0.
     bounded = torch.where(
         losing,
         ratio.clamp(max(1.0 - low, SMALLEST_RATIO), min(dual_clip or LARGEST_RATIO, LARGEST_RATIO)),
@@ -187,6 +190,7 @@ def clipped_surrogate(
     )
     loss = cost * bounded
     above, below = ratio > bounded, ratio < bounded
+    # dL / d log rho = -A rho where rho is not clipped, else 0
     gradient = torch.where(above | below, 0.0, loss)
     clipped = _clip_counts(above & (cost < 0), below & losing)
     if dual_clip is not None:
@@ -197,7 +201,7 @@ def clipped_surrogate(
 def _with_gradient(
     variable: Float[Tensor, "batch seq"], loss: Float[Tensor, "batch seq"], gradient: Float[Tensor, "batch seq"]
 ) -> Float[Tensor, "batch seq"]:
-    """`loss` as a function of `variable`; all of one shape, the derivative of each element by its own is given."""
+    """`loss` as a function of `variable`, with `gradient` as its elementwise derivative; all of one shape."""
     result: Tensor = _KnownGradient.apply(variable, loss, gradient)  # type: ignore[no-untyped-call]
     return result
 
@@ -240,5 +244,5 @@ def _metrics(
     return Metrics(
         means=over(count, sums) | over(count, clipped) if clipped else over(count, sums),
         minima={"actor/ratio_min": (ratio if mask is None else torch.where(mask, ratio, math.inf)).amin()},
-        maxima={"actor/ratio_max": active.amax()},  # ratios are positive, the zeros outside do not matter
+        maxima={"actor/ratio_max": active.amax()},  # ratios are positive, so zeros outside the mask do not matter
     )

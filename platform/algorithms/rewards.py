@@ -1,7 +1,7 @@
 """Token rewards: an outcome reward on the last action, process rewards on theirs, and the KL penalty inside the reward.
 
-Scaling and shaping of scores happen before, and to scores only; the reward of an embodied step needs no placement and
-does not pass here.
+Scores are scaled and shaped before (shaping.py). The reward of an embodied step needs no placement and is not handled
+here.
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ def penalize_kl(
         kl = select(full_kl, mask)
     else:
         kl = kl_estimate(log_probs, reference_log_probs, mask, estimator, output_clip=output_clip)
+    # r_t - beta K_t  (Ziegler et al. 2019)
     return rewards - coefficient * kl, kl
 
 
@@ -82,7 +83,7 @@ def penalized(
 ) -> tuple[RolloutBatch, Float[Tensor, "batch seq"]]:
     """The batch with the penalty of `use_kl_in_reward` subtracted from its rewards, and K [B,T].
 
-    Rows that do not count but that others are compared to pay as the others do.
+    Rows that do not count but serve as a baseline pay as the others do.
     """
     assert batch.log_probs is not None
     assert batch.reference_log_probs is not None

@@ -1,4 +1,4 @@
-"""Which rows stand behind which optimizer step. Splitting a mini-batch into micro-batches is the engine's business."""
+"""The rows of each optimizer step: mini-batches, shuffled in every epoch. Engines split them into micro-batches."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from rl_platform.records import RolloutBatch
 if TYPE_CHECKING:
     from jaxtyping import Int, Shaped
 
-KEPT = 2**24  # bytes of a batch whose copies stay for the next one
+LARGEST_KEPT = 2**24  # bytes of a batch whose copies stay for the next one
 Orders = Callable[[int], torch.Generator | None]
-"""The randomness of an epoch's order, by its number; None: the rows keep theirs."""
+"""Epoch -> generator of its order; None: the rows stay in their order."""
 
 
 @dataclass
 class ShuffleBuffers:
-    """What shuffling one batch leaves to the next: up to two copies with their mini-batches, unless they are large, and
-    the thread that fills them, which begins with its first task."""
+    """Reused from one batch to the next: up to two copies of a batch with their mini-batches, and the thread that fills
+    them, which starts with its first task. Copies larger than `LARGEST_KEPT` are not reused."""
 
     copies: list[tuple[RolloutBatch, list[RolloutBatch]]] = field(default_factory=list)
     thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "shuffle"))
@@ -34,18 +34,18 @@ class ShuffleBuffers:
 class MiniBatches:
     """The rows of a batch in mini-batches of `size`, epoch by epoch.
 
-    Shuffled epochs use two copies of the batch in turns: while one is trained on, a thread fills the other. So a
-    mini-batch is valid until the next epoch has begun.
+    Shuffled epochs alternate between two copies of the batch: while one is trained on, a thread fills the other. A
+    mini-batch is therefore valid until the next epoch begins.
     """
 
-    def __init__(self, batch: RolloutBatch, size: int, kept: ShuffleBuffers | None = None) -> None:
-        """`kept`: by whoever shuffles many batches, one after the other. Raises ConfigError if `size` does not divide
+    def __init__(self, batch: RolloutBatch, size: int, buffers: ShuffleBuffers | None = None) -> None:
+        """`buffers`: given by a caller that shuffles many batches. Raises ConfigError if `size` does not divide
         the rows: a smaller last one would weigh its rows more."""
         self._batch, self._size = batch, size
-        self._kept = ShuffleBuffers() if kept is None else kept
-        for copy, parts in self._kept.copies[:1]:
+        self._buffers = ShuffleBuffers() if buffers is None else buffers
+        for copy, parts in self._buffers.copies[:1]:
             if len(parts[0]) != size or not _alike(copy, batch):
-                self._kept.copies.clear()
+                self._buffers.copies.clear()
         rows = len(batch)
         if rows % size:
             divisors = [d for d in range(1, rows + 1) if rows % d == 0]
@@ -60,28 +60,31 @@ class MiniBatches:
             raise ConfigError([problem])
 
     def epochs(self, count: int, orders: Orders) -> Iterator[list[RolloutBatch]]:
-        """`count` times every row once."""
+        """The mini-batches of `count` epochs; every epoch has every row once."""
         parts = self._epoch(0, orders)
         try:
             for number in range(1, count):
-                following = self._kept.thread.submit(self._epoch, number, orders)
+                following = self._buffers.thread.submit(self._epoch, number, orders)
                 try:
                     yield parts
                 finally:
-                    wait([following])  # whoever leaves early may use what is kept at once
+                    wait([following])  # a caller that stops early may reuse the buffers at once
                 parts = following.result()
             yield parts
         finally:
-            if sum(tensor.nbytes for tensor in self._batch.tensors()) > KEPT:
-                self._kept.copies.clear()
+            if sum(tensor.nbytes for tensor in self._batch.tensors()) > LARGEST_KEPT:
+                self._buffers.copies.clear()
 
     def _epoch(self, number: int, orders: Orders) -> list[RolloutBatch]:
         if (generator := orders(number)) is None:
             return self._batch.split(self._size)
-        if len(self._kept.copies) <= number < 2:
+        if len(self._buffers.copies) <= number < 2:
             copy = self._batch.empty_like()
-            self._kept.copies.append((copy, copy.split(self._size)))
-        order, (shuffled, parts) = torch.randperm(len(self._batch), generator=generator), self._kept.copies[number % 2]
+            self._buffers.copies.append((copy, copy.split(self._size)))
+        order, (shuffled, parts) = (
+            torch.randperm(len(self._batch), generator=generator),
+            self._buffers.copies[number % 2],
+        )
         for source, target in zip(self._batch.tensors(), shuffled.tensors(), strict=True):
             _take(source, order, target)
         return parts
@@ -89,9 +92,9 @@ class MiniBatches:
 
 def _alike(one: RolloutBatch, other: RolloutBatch) -> bool:
     """Whether two batches have the same fields, of the same shapes and types, at the same place."""
-    found = ({**batch.inputs, **vars(batch)} for batch in (one, other))
+    both = ({**batch.inputs, **vars(batch)} for batch in (one, other))
     first, second = (
-        {name: (x.shape, x.dtype, x.device) for name, x in fields.items() if isinstance(x, Tensor)} for fields in found
+        {name: (x.shape, x.dtype, x.device) for name, x in fields.items() if isinstance(x, Tensor)} for fields in both
     )
     return first == second
 
@@ -101,9 +104,9 @@ def _take(source: Shaped[Tensor, "rows ..."], order: Int[Tensor, " rows"], targe
     if source.device.type != "cpu":
         torch.index_select(source, 0, order, out=target)
         return
-    if source.dtype == torch.bfloat16:  # which numpy does not know
+    if source.dtype == torch.bfloat16:  # numpy has no such type
         source, target = source.view(torch.int16), target.view(torch.int16)
-    # torch would have the thread start a team, whose end nobody sees to; "raise" would copy twice
+    # torch would start an OpenMP team in this thread, which nothing ends; mode "raise" would copy twice
     np.take(source.numpy(), order.numpy(), axis=0, out=target.numpy(), mode="clip")
 
 

@@ -1,7 +1,7 @@
 """From verified scores to the outcome rewards of responses: scaling, length shaping, whitening, in this order.
 
-Placement on tokens and the KL penalty come afterwards (`rewards.py`). Whether an answer is right is told by the score
-or the trajectory's metric before any of this, never by a shaped reward. Embodied rewards do not pass here.
+Placement on tokens and the KL penalty come afterwards (`rewards.py`). Correctness is read from the score or the
+trajectory's metric before shaping, never from a shaped reward. Embodied rewards are not shaped.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ def scale_rewards(
 
     target_min + (clip(R, source_min, source_max) - source_min) / (source_max - source_min) (target_max - target_min)
     """
+    # R' = t_min + (clip(R, s_min, s_max) - s_min) / (s_max - s_min) (t_max - t_min)
     inside = rewards.clamp(scaling.source_min, scaling.source_max)
     share = (inside - scaling.source_min) / (scaling.source_max - scaling.source_min)
     return scaling.target_min + share * (scaling.target_max - scaling.target_min), inside != rewards
@@ -85,6 +86,7 @@ def overlong_penalty(
 
     The soft punishment of DAPO (Yu et al. 2025). It is never more than `penalty`, also beyond `max_length`.
     """
+    # penalty clip((l - (L_max - L_buffer)) / L_buffer, 0, 1)
     excess = (lengths.float() - (max_length - buffer_length)) / buffer_length
     return excess.clamp(0.0, 1.0) * penalty
 
@@ -99,4 +101,5 @@ def whiten_rewards(rewards: Float[Tensor, " batch"], counted: Bool[Tensor, " bat
     if float(variance) < SMALLEST_VARIANCE:
         return rewards
     mean = masked_mean(rewards, counted)
+    # mean + (R - mean) / sqrt(var + eps)
     return mean + (rewards - mean) * torch.rsqrt(variance + WHITEN_EPSILON)

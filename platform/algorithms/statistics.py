@@ -1,7 +1,7 @@
 """Masked statistics over action positions: mean, variance, whitening, explained variance.
 
 Every reduction is two-pass (first the mean, then the centred squares) with float64 sums: the one-pass form
-E[x^2] - E[x]^2 turns negative for close values. Masked positions may hold anything, NaN included.
+E[x^2] - E[x]^2 turns negative for close values. Positions outside the mask may hold anything, NaN included.
 Statistics per group of samples and reductions across processes are not here: callers pass the whole rollout batch.
 """
 
@@ -46,8 +46,9 @@ def _mean(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], count: Int[T
 def _variance(
     centred: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], count: Int[Tensor, ""], unbiased: bool
 ) -> Float[Tensor, ""]:
-    found = masked_sum(centred.square(), mask) / (count - int(unbiased)).clamp(min=1)
-    return torch.where(count < 2, 0.0, found).to(centred.dtype)
+    # var = 1/(n-1) sum_i (x_i - mean)^2
+    result = masked_sum(centred.square(), mask) / (count - int(unbiased)).clamp(min=1)
+    return torch.where(count < 2, 0.0, result).to(centred.dtype)
 
 
 def whiten(
@@ -55,11 +56,12 @@ def whiten(
 ) -> Float[Tensor, "*shape"]:
     """(x - mean) / sqrt(var + 1e-8) over the positions of `mask`, 0 elsewhere.
 
-    `shift_mean=False` keeps the mean where it was and scales around it.
+    `shift_mean=False` keeps the mean and scales around it.
     """
     count = mask.sum()
     mean = _mean(x, mask, count)
     centred = x - mean
+    # (x - mean) / sqrt(var + eps)
     whitened = centred * torch.rsqrt(_variance(centred, mask, count, unbiased) + WHITEN_EPSILON)
     return torch.where(mask, whitened if shift_mean else whitened + mean, 0.0)
 
@@ -79,19 +81,20 @@ def whiten_rows(x: Float[Tensor, "batch seq"], mask: Bool[Tensor, "batch seq"]) 
 def explained_variance(
     returns: Float[Tensor, "*shape"], values: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]
 ) -> tuple[float, bool]:
-    """1 - Var(returns - values) / Var(returns) over `mask`, and whether it means anything.
+    """1 - Var(returns - values) / Var(returns) over `mask`, and whether it is valid.
 
-    (0.0, False) when the returns hardly vary: dividing by a variance near 0 would report nonsense.
+    (0.0, False) when the returns hardly vary: the quotient has no meaning near a variance of 0.
     """
     active = active_numbers(mask)
     whole = variance(active(returns), unbiased=False)
     if whole < SMALLEST_VARIANCE:
         return 0.0, False
+    # EV = 1 - Var(R - V) / Var(R)
     return 1.0 - variance(active(returns - values), unbiased=False) / whole, True
 
 
 def active_numbers(mask: Bool[Tensor, ...]) -> Callable[[Tensor], Tensor]:
-    """Gives the numbers of a tensor where `mask` is set, one after the other."""
+    """A function from a tensor to its numbers where `mask` is set, in one dimension."""
     return torch.flatten if bool(mask.all()) else lambda x: x[mask]
 
 

@@ -1,7 +1,7 @@
-"""What one rollout looked like, as numbers for the log: rewards, advantages, returns, values, mismatch, lengths.
+"""Metrics of one rollout for the log: rewards, advantages, returns, values, mismatch, lengths.
 
-Computed once per rollout on the whole batch before it is split. Metrics of the updates are in losses.py; metrics that
-need more than the batch (truncation, prompt lengths, throughput) belong to the components that know them.
+Computed once per rollout on the whole batch before it is split. Metrics of the updates are in losses.py; components and
+runners measure what needs more than the batch (truncation, prompt lengths, throughput).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def rollout_metrics(batch: RolloutBatch) -> dict[str, float]:
 
     `reward/*` are of the rewards as they stand in the batch: per row (a row is one sequence), or per step if the batch
     has `ends` (a row is a stretch of steps). They, advantages, returns and values are measured where values stand
-    (`RolloutBatch.value_positions`), everything else at the positions of log-probs. `batch/active_positions` 0 means:
-    there is nothing to train on.
+    (`RolloutBatch.value_positions`), everything else at the positions of log-probs. With `batch/active_positions`
+    0 there is nothing to train on.
     """
     mask, valued = batch.mask, batch.value_positions
     result = {"batch/active_positions": float(mask.sum())}

@@ -27,27 +27,27 @@ def load_estimator(name: str) -> Estimate:
 
     def checked(batch: RolloutBatch, algorithm: Algorithm) -> tuple[Tensor, Tensor | None]:
         with torch.no_grad():
-            found = function(batch, algorithm)
-        if not (isinstance(found, tuple) and len(found) == 2):
-            raise misfit(KEY, name, f"returned {type(found).__name__}, not a pair", SIGNATURE)
-        estimated = _check(name, "advantages", found[0], batch.mask)
-        if found[1] is None and batch.values is None:
+            pair = function(batch, algorithm)
+        if not (isinstance(pair, tuple) and len(pair) == 2):
+            raise misfit(KEY, name, f"returned {type(pair).__name__}, not a pair", SIGNATURE)
+        estimated = _check(name, "advantages", pair[0], batch.mask)
+        if pair[1] is None and batch.values is None:
             return estimated, None
-        return estimated, _check(name, "returns", found[1], batch.mask)
+        return estimated, _check(name, "returns", pair[1], batch.mask)
 
     return checked
 
 
-def _check(name: str, what: str, found: object, mask: Bool[Tensor, "batch seq"]) -> Float[Tensor, "batch seq"]:
-    """`found` as float32, 0 outside `mask`. Raises ConfigError if it is not finite numbers in the shape of `mask`."""
-    if found is None:
+def _check(name: str, what: str, result: object, mask: Bool[Tensor, "batch seq"]) -> Float[Tensor, "batch seq"]:
+    """`result` as float32, 0 outside `mask`. Raises ConfigError if it is not finite numbers in the shape of `mask`."""
+    if result is None:
         raise misfit(KEY, name, "returned no returns, but a critic is trained on them", SIGNATURE)
-    if not isinstance(found, Tensor) or found.shape != mask.shape or found.is_complex():
-        shape = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+    if not isinstance(result, Tensor) or result.shape != mask.shape or result.is_complex():
+        shape = list(result.shape) if isinstance(result, Tensor) else type(result).__name__
         raise misfit(KEY, name, f"returned {what} as {shape}, not as a tensor {list(mask.shape)}", SIGNATURE)
-    wrong = first_not_finite(found, mask)
+    wrong = first_not_finite(result, mask)
     if wrong is not None:
         raise misfit(
-            KEY, name, f"returned {what} that are not finite, first at {wrong}: {found[wrong].item()}", SIGNATURE
+            KEY, name, f"returned {what} that are not finite, first at {wrong}: {result[wrong].item()}", SIGNATURE
         )
-    return torch.where(mask, found.to(torch.float32), 0.0)
+    return torch.where(mask, result.to(torch.float32), 0.0)

@@ -1,4 +1,4 @@
-"""What a rollout batch must be before anything is computed from it: fields that belong together, finite numbers.
+"""Checks of a rollout batch before anything is computed from it: fields that belong together, finite numbers.
 
 Called a few times per PPO step on the whole batch: shapes, and one sum per tensor. The exact search for the first bad
 element runs only where a sum is not finite. Results of a user's own estimator are checked in user_estimator.py.
@@ -29,8 +29,8 @@ BOOLEAN = ("action_mask", "sample_mask", "ends", "bootstrapped", "correct", "com
 WITH_FEATURES = ("reference_states",)  # [B,T,...]
 PER_CHOICE = ("end_observations",)  # [B,C,...]; a choice of an embodied policy may be several positions
 
-# Tensors of numbers in the order in which they are made, so that the first one that went wrong is named; and where to
-# look for the reason.
+# Tensors in the order in which they are computed, so that an error names the first bad one, and where to look for the
+# reason.
 _POLICY = "the actor may have diverged: lower actor.optim.lr or resume from an earlier checkpoint"
 _VALUES = "the critic (embodied: the actor) may have diverged: lower its optim.lr or resume from an earlier checkpoint"
 _ESTIMATOR = "what they are made of is finite: look at algorithm.adv_type and at the size of rewards and values"
@@ -51,14 +51,14 @@ def check_batch(batch: RolloutBatch, tolerated: tuple[str, ...] = ()) -> None:
     """Raises DataError for fields that do not belong together, Diverged for numbers that are not finite where
     `batch.mask` is set; both name the tensor and the first bad index. Fields that are None are not there yet.
 
-    `tolerated`: names of fields that may hold anything, because what reads them deals with it.
+    `tolerated`: names of fields that may hold anything, because their reader handles it.
     """
     check_alignment(batch)
     mask = batch.mask
     for name in SOURCES:
         tensor: Tensor | None = getattr(batch, name)
         if tensor is not None and name not in tolerated:
-            # an end counts even after a step that does not: what comes before it may be worth what follows
+            # end values count even after a step that does not: positions before it are bootstrapped from them
             check_finite(name, tensor, batch.ends if name == "end_values" and batch.ends is not None else mask)
 
 
@@ -66,7 +66,7 @@ def check_finite(name: str, tensor: Float[Tensor, "*shape"], mask: Bool[Tensor, 
     """Raises Diverged for the first number of `tensor` [B,T] that is not finite where `mask` [B,T] is set."""
     if math.isfinite(tensor.sum().item()):  # NaN and infinity survive a sum
         return
-    index = first_not_finite(tensor, mask)  # None: it stands outside the mask, or finite numbers overflowed the sum
+    index = first_not_finite(tensor, mask)  # None: outside the mask, or finite numbers overflowed the sum
     if index is not None:
         source = f": {SOURCES[name]}" if name in SOURCES else ""
         raise Diverged(
@@ -87,9 +87,9 @@ def check_alignment(batch: RolloutBatch) -> None:
     if len(shape) != 2:
         raise DataError(f"action_mask of the rollout has shape {shape}: it has two dimensions, rows and positions")
     for name, tensor, shared, more in _fields(batch):
-        found, expected = list(tensor.shape), shape[:shared]
-        if found[:shared] != expected or (len(found) > shared and not more):
-            raise DataError(_misaligned(name, found, expected, more))
+        given, expected = list(tensor.shape), shape[:shared]
+        if given[:shared] != expected or (len(given) > shared and not more):
+            raise DataError(_misaligned(name, given, expected, more))
     for name in BOOLEAN:
         tensor = getattr(batch, name)
         if tensor is not None and tensor.dtype != torch.bool:
@@ -115,13 +115,13 @@ def _fields(batch: RolloutBatch) -> Iterator[tuple[str, Tensor, int, bool]]:
         yield f"inputs[{name!r}]", tensor, 2 if tokens else 1, not tokens
 
 
-def _misaligned(name: str, found: list[int], expected: list[int], more: bool) -> str:
+def _misaligned(name: str, given: list[int], expected: list[int], more: bool) -> str:
     wanted = f"[{', '.join([*map(str, expected), *(['...'] if more else [])])}]"
     rows = ""
-    if found and found[0] != expected[0]:
-        rows = f"; row {min(found[0], expected[0])} is the first without a counterpart"
+    if given and given[0] != expected[0]:
+        rows = f"; row {min(given[0], expected[0])} is the first without a counterpart"
     return (
-        f"{name} of the rollout is misaligned: its shape is {found}, but action_mask asks for {wanted}{rows}. "
+        f"{name} of the rollout is misaligned: its shape is {given}, but action_mask asks for {wanted}{rows}. "
         "Look at the component that made it"
     )
 

@@ -51,9 +51,9 @@ class LanguageActor(Learner):
         return fields | ({"full_kl": present(outputs.full_kl)} if full_kl else {})
 
     def evaluate_reference(self, batch: RolloutBatch) -> dict[str, Tensor]:
-        """What a reference gives, from the actor's own model with its adapters off: the policy as it was at the start.
+        """Evaluates the reference, which is the actor's model without its adapters: the policy before training.
 
-        The batch's `reference_log_probs` [B,T], and `reference_states` [B,T,H] if a KL is `full`.
+        Returns the batch's `reference_log_probs` [B,T], and `reference_states` [B,T,H] if a KL is `full`.
         """
         policy = self.engine.model
         full_kl = self.config.algorithm.full_kl_in_reward or self.config.algorithm.full_kl_in_loss
@@ -79,7 +79,7 @@ class LanguageActor(Learner):
         policy.reference_head = head.detach().to(self.device)
 
     def export(self, folder: str) -> str:
-        """Write the model and its tokenizer as a Hugging Face folder that transformers loads. Called on all ranks."""
+        """Writes the model and its tokenizer as a Hugging Face folder that transformers loads. Called on all ranks."""
         published, state = self.publish(0), {}
         if published.gathered is not None:
             for names, tensor in published.gathered():
@@ -123,7 +123,7 @@ class EmbodiedActor(Learner):
             choices = {name: tensor for name, tensor in batch.inputs.items() if name != "hidden_states"}
             rows = replace(batch, inputs=choices).flatten().select(ended.flatten().nonzero().squeeze(1))
             rows.inputs["observations"] = following[ended][:, None]
-            if recurrent:  # what the policy remembers there: the last step of the episode and all before
+            if recurrent:  # the hidden state after the last step of the episode
                 rows.inputs["hidden_states"] = present(outputs.states)[ended][:, None]
                 rows.inputs["episode_starts"] = torch.zeros(len(rows), 1, dtype=torch.bool)
             end_values[bootstrapped] = present(self.outputs(rows).values)[:, 0]
@@ -139,7 +139,7 @@ class EmbodiedActor(Learner):
 
 
 def action_levels(config: Config, spaces: EnvSpaces) -> ActionLevels:
-    """The levels of the config for these actions."""
+    """The levels of the config for the actions of these spaces."""
     components = spaces.action.size if spaces.action.kind == "continuous" else 1
     return ActionLevels.of(config.algorithm, config.actor.model.num_action_chunks, components)
 

@@ -1,8 +1,8 @@
-"""Responses of several turns: a tool or an environment answers what the policy wrote, and the policy goes on.
+"""Responses of several turns: a tool or an environment answers a turn of the policy, and the policy continues.
 
-Turn by turn: the engine generates the next turn of every open conversation, the tool answers while it does, and what is
-complete leaves at once. The engine gets all tokens so far as they are; nothing that was sampled is encoded again.
-What the tool answers is in the response but not sampled by the policy: `Trajectory.conversation` says which tokens.
+The engine generates the next turn of every open conversation. Meanwhile the tool answers finished turns, and complete
+responses are delivered at once. The engine gets all earlier tokens unchanged; sampled text is never encoded again. The
+answers of the tool are part of the response, but not sampled: `Trajectory.conversation` marks their tokens.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Deliver = Callable[[Trajectory], None]
 
 @dataclass
 class _Open:
-    """A conversation in work."""
+    """A conversation that is not complete."""
 
     prompt: Prompt
     sample: int
-    texts: list[str]  # as the tool gets them: the question, then turns and observations
+    texts: list[str]  # for the tool: the question, then turns and observations
     turns: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
@@ -43,17 +43,18 @@ class _Open:
 
 @dataclass
 class _Call:
-    """What happens in one call of `Conversations.generate`."""
+    """State of one call of `Conversations.generate`."""
 
     deliver: Deliver
-    asked: deque[tuple[_Open, Future[Score]]] = field(default_factory=deque)
+    pending: deque[tuple[_Open, Future[Score]]] = field(default_factory=deque)
     answered: list[_Open] = field(default_factory=list)  # those that go on
     failures: int = 0
     detail: str = ""
 
 
 class Conversations:
-    """`rollout.multi_turn` on one rank. A tool that raises, hangs or dies costs its response, the run goes on."""
+    """`rollout.multi_turn` on one rank. If a tool raises, hangs or dies, its response has no reward and the run goes
+    on."""
 
     def __init__(self, label: str, config: Config, engine: RolloutEngine, tokenizer: Tokenizer) -> None:
         assert config.rollout.multi_turn is not None
@@ -102,8 +103,8 @@ class Conversations:
             if last or cut:
                 call.deliver(self._trajectory(conversation))
             else:
-                asked = ToolCall(tuple(conversation.texts), conversation.prompt.metadata)
-                call.asked.append((conversation, self.pool.submit([asked])[0]))
+                request = ToolCall(tuple(conversation.texts), conversation.prompt.metadata)
+                call.pending.append((conversation, self.pool.submit([request])[0]))
             self._take_answers(call, wait=False)
 
         self.engine.generate(
@@ -133,13 +134,13 @@ class Conversations:
         conversation.finish_reason = completion.finish_reason
 
     def _take_answers(self, call: _Call, wait: bool) -> None:
-        """What the tool has answered so far, or with `wait` all of it."""
-        for _ in range(len(call.asked)):
-            conversation, future = call.asked.popleft()
+        """Handles the answers of the tool so far, or with `wait` all of them."""
+        for _ in range(len(call.pending)):
+            conversation, future = call.pending.popleft()
             if wait or future.done():
                 self._answer(conversation, future.result(), call)
             else:
-                call.asked.append((conversation, future))
+                call.pending.append((conversation, future))
 
     def _answer(self, conversation: _Open, answer: Score, call: _Call) -> None:
         if not answer.valid:
@@ -162,7 +163,7 @@ class Conversations:
         call.answered.append(conversation)
 
     def _observation(self, text: str, ended: bool) -> tuple[str, list[int]]:
-        """The text, cut if it is too long, and its tokens with what the chat template puts around them."""
+        """The text, cut if it is too long, and its tokens with those that the chat template adds."""
         bare = self.tokenizer.observation(text, chat=False, ended=ended)
         if len(bare) > self.options.max_observation_tokens:
             bare = bare[: self.options.max_observation_tokens]

@@ -1,12 +1,12 @@
 """The environments of all env ranks as one: rank 0 collects, every rank simulates an equal part of each stage.
 
-What is collected does not depend on the number of ranks: environments are seeded by their number in the whole, and
-observations are counted and normalised by rank 0 alone, a whole stage at a time.
+The rollout does not depend on the number of ranks: environments are seeded by their number in the run, and rank 0
+counts and normalises all observations, a whole stage at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -15,12 +15,13 @@ import numpy as np
 
 from rl_platform.envs.embodied.vector import StepResult, VectorEnv
 from rl_platform.errors import ChannelClosed
+from rl_platform.records import StateDict
 from rl_platform.runtime.channel import Channel
 
 
 @dataclass(frozen=True)
 class Order:
-    """What another rank does next: step a stage with these actions (see `VectorEnv.send`), or, without actions, tell
+    """The next work of another rank: step a stage with these actions (see `VectorEnv.send`), or, without actions, send
     the observations of all its environments."""
 
     stage: int = 0
@@ -37,7 +38,7 @@ class Peers:
 
 
 class Shares:
-    """Who simulates which of `num_envs` environments: of each of the `stages`, every rank an equal run, in order."""
+    """The environments of each rank: every rank simulates an equal, contiguous part of each stage, in order."""
 
     def __init__(self, num_envs: int, stages: int, ranks: int) -> None:
         if num_envs % (stages * ranks):
@@ -60,8 +61,8 @@ class Shares:
 
 
 class AllEnvs:
-    """What rank 0 sees: `send` and `receive` of a `VectorEnv` for the environments of all ranks. peers None: there are
-    no others."""
+    """`send` and `receive` of a `VectorEnv` for the environments of all ranks, on rank 0. peers None: there are no
+    other ranks."""
 
     def __init__(self, own: VectorEnv, shares: Shares, peers: Peers | None) -> None:
         self._own, self._shares, self._peers = own, shares, peers
@@ -69,17 +70,17 @@ class AllEnvs:
         self.rows = shares.rows
 
     def observations(self) -> np.ndarray:
-        """[num_envs,D], raw: what the next actions answer to."""
+        """[num_envs,D] raw observations that await an action."""
         for rank in range(1, self._shares.ranks):
             self._order(Order(), rank)
-        found = [self._own.observations, *self._answers()]
-        whole = np.empty((self._shares.num_envs, found[0].shape[1]), found[0].dtype)
-        for numbers, part in zip(self._numbers, found, strict=True):
+        parts = [self._own.observations, *self._answers()]
+        whole = np.empty((self._shares.num_envs, parts[0].shape[1]), parts[0].dtype)
+        for numbers, part in zip(self._numbers, parts, strict=True):
             whole[numbers] = part
         return whole
 
     def send(self, actions: np.ndarray, stage: int, idle: np.ndarray | None = None) -> None:
-        """Begin a stage's step, of every rank."""
+        """Begins the step of a stage on every rank."""
         if self._peers is None:
             self._own.send(actions, stage, idle)
             return
@@ -92,7 +93,7 @@ class AllEnvs:
                 self._own.send(actions[part], stage, order.idle)
 
     def receive(self, stage: int) -> StepResult:
-        """The end of a stage's step, of every rank; environments are numbered in the whole."""
+        """Waits for the step of a stage on every rank; environments have their number in the run."""
         own = self._own.receive(stage)
         return own if self._peers is None else _joined([own, *self._answers()], self._numbers)
 
@@ -101,12 +102,12 @@ class AllEnvs:
         self._peers.orders.put(order, key=rank)
 
     def _answers(self) -> list[Any]:
-        """One of each other rank, in their order."""
+        """One answer of each other rank, in order."""
         return [self._peers.answers.get(key=rank) for rank in range(1, self._shares.ranks)] if self._peers else []
 
 
 def follow_orders(envs: VectorEnv, rank: int, peers: Peers, done: Callable[[int], None]) -> None:
-    """Simulate as rank 0 says until it closes `peers.orders`; `done(steps)` is called before every step."""
+    """Executes the orders of rank 0 until it closes `peers.orders`; calls `done(steps)` before every step."""
     steps = 0
     while True:
         try:
@@ -135,8 +136,8 @@ def _joined(results: Sequence[StepResult], numbers: Sequence[np.ndarray]) -> Ste
     return StepResult(**whole, episodes=episodes, failures=sum(result.failures for result in results))
 
 
-def joined_states(states: Sequence[Mapping[str, Any]], shares: Shares) -> dict[str, Any]:
-    """The `VectorEnv.state_dict` of all environments together, made of those of the ranks."""
+def joined_states(states: Sequence[StateDict], shares: Shares) -> StateDict:
+    """The `VectorEnv.state_dict` of all environments, joined from those of the ranks."""
     width = len(states[0]["observations"]) // len(states[0]["envs"])
     observations: list[bytes] = [b""] * shares.num_envs
     envs: list[Any] = [None] * shares.num_envs

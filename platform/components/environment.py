@@ -1,4 +1,4 @@
-"""The env component: simulation, normalisers, and the rollout batch that the policy's actions lead to."""
+"""The env component: simulation, normalisers, and recording of a rollout batch."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ import torch
 
 from rl_platform.components.actor import action_levels
 from rl_platform.components.base import ComponentContext
-from rl_platform.components.chunk_recording import ChunkRecording
 from rl_platform.components.env_ranks import AllEnvs, Peers, Shares, follow_orders
 from rl_platform.components.env_tasks import EnvTasks
-from rl_platform.components.hidden_states import HiddenStates, RecurrentRecording
-from rl_platform.components.policy_ranks import Policy, PolicyHere
-from rl_platform.components.policy_rollout import Actions, Observations
-from rl_platform.components.recording import Recording
+from rl_platform.components.policy_rollout import Actions, LocalPolicy, Observations, Policy
+from rl_platform.components.recording import ChunkRecording, HiddenStates, Recording, RecurrentRecording
 from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.drawing import CannotDraw, with_drawing
 from rl_platform.envs.embodied.evaluate import evaluate
@@ -27,18 +24,19 @@ from rl_platform.envs.embodied.success import Success, success_rates
 from rl_platform.envs.embodied.vector import StepResult, VectorEnv
 from rl_platform.envs.embodied.video import record_video
 from rl_platform.errors import ConfigError, PlatformError, Problem
-from rl_platform.records import RolloutBatch
+from rl_platform.records import RolloutBatch, StateDict
 from rl_platform.rng import derive_seed
 from rl_platform.runtime.host import label
 
-RECENT_EPISODES = 100  # the last of them are what `episode/` and `env/success_` are means of
+RECENT_EPISODES = 100  # metrics `episode/` and `env/success_` are means over the last ones
 _POLICY = label("rollout", 0)
 
 
 class Environment:
-    """`env.num_envs` environments, shared by the ranks; asks for actions, so it knows nothing of the policy.
+    """`env.num_envs` environments, shared by the ranks. Actions come from a `Policy`, behind channels or in this
+    process.
 
-    Rank 0 collects and has the normalisers; the others simulate for it.
+    Rank 0 collects and owns the normalisers; the others simulate for it.
     """
 
     def __init__(self, context: ComponentContext, config: Config) -> None:
@@ -67,7 +65,7 @@ class Environment:
         self.recent: deque[tuple[float, int]] = deque(maxlen=RECENT_EPISODES)  # returns and lengths
         self.recent_numbers: deque[int] = deque(maxlen=RECENT_EPISODES)  # of their environments
         self.recent_successes: deque[Success | None] = deque(maxlen=RECENT_EPISODES)
-        self.observations: np.ndarray | None = None  # normalised; before the first use nobody has seen them
+        self.observations: np.ndarray | None = None  # normalised; None before the first use
         self.evaluated: VectorEnv | None = None  # environments of the last evaluation, where they can be used again
 
     def _open(self, seeds: list[int]) -> VectorEnv:
@@ -99,7 +97,7 @@ class Environment:
             raise ConfigError([Problem("env.pixels", message, hint=hint)]) from error
 
     def begin(self, peers: Peers) -> None:
-        """On rank 0, once and first, where there are several ranks: count the observations that follow the reset."""
+        """Counts the observations after the reset. Called once and first, on rank 0 of several ranks."""
         self._current(AllEnvs(self.envs, self.shares, peers))
 
     def collect(
@@ -107,9 +105,9 @@ class Environment:
     ) -> tuple[RolloutBatch, dict[str, float]]:
         """`env.rollout_steps` steps of every environment: one row each, and metrics of the episodes that ended.
 
-        The policy answers one stage's observations while the environments of the others are stepped. Stages take
-        turns in a fixed order, so what is collected does not depend on timing. It is asked before every step, or where
-        it chooses K actions at once before every K-th. policy None: the rollout rank of this process.
+        The policy acts for one stage while the environments of the others are stepped. Stages alternate in a fixed
+        order, so the rollout does not depend on timing. The policy acts before every step, or with chunks of K actions
+        before every K-th. policy None: the rollout rank of this process.
         """
         policy = policy or self._policy_here()
         envs = AllEnvs(self.envs, self.shares, peers)
@@ -124,14 +122,14 @@ class Environment:
         for position in range(steps):
             self.context.progress.update(position, steps, "steps")
             for stage, rows in stages:
-                slot = position % num_actions
-                if slot == 0:
+                if position % num_actions == 0:
                     chosen[stage] = policy.answer(len(current[rows]))
-                envs.send(*self._step(chosen[stage].to_execute, stage, rows, slot, rollout))
+                actions, idle = rollout.next_actions(chosen[stage].to_execute, (rows, position))
+                envs.send(actions, stage, idle)
             for stage, rows in stages:
                 result = envs.receive(stage)
                 failures += result.failures
-                stepped = self._stepped(rollout, rows)
+                stepped = rollout.stepped(rows)
                 rewards = self._rewards(result, rows, stepped)
                 finals = self._normalized(result.final_observations)
                 rollout.add((rows, position), current[rows], chosen[stage], rewards, result, finals)
@@ -148,11 +146,11 @@ class Environment:
         """Whether the rollout's first rank is in this process."""
         return _POLICY in self.context.shared
 
-    def _policy_here(self) -> PolicyHere:
-        return PolicyHere(self.context.shared[_POLICY])
+    def _policy_here(self) -> LocalPolicy:
+        return LocalPolicy(self.context.shared[_POLICY])
 
     def simulate(self, peers: Peers) -> None:
-        """On ranks above 0: simulate while rank 0 begins or collects."""
+        """Simulates on ranks above 0 while rank 0 begins or collects."""
         total, context = self.env.rollout_steps * self.env.pipeline_stages, self.context
         try:
             follow_orders(self.envs, context.rank, peers, lambda done: context.progress.update(done, total, "steps"))
@@ -168,32 +166,16 @@ class Environment:
         return self.observations
 
     def _question(self, observations: np.ndarray, draw: tuple[str | int, ...], rows: slice) -> Observations:
-        """Of the environments `rows`, with what a recurrent policy remembers of them."""
+        """Observations of the environments `rows`, with hidden states for a recurrent policy."""
         states = None if self.memory is None else self.memory.array[rows].copy()
         return Observations(observations, draw, hidden_states=states, tasks=self.tasks.read(rows))
 
-    def _recording(self, steps: int) -> Recording | ChunkRecording:
+    def _recording(self, steps: int) -> Recording:
         if self.memory is not None:
             return RecurrentRecording(self.env.num_envs, steps, self.envs.spaces, self.memory, self.sequence_length)
         if self.levels.single:
             return Recording(self.env.num_envs, steps, self.envs.spaces)
         return ChunkRecording(self.env.num_envs, steps, self.envs.spaces, self.levels)
-
-    def _step(
-        self, actions: np.ndarray, stage: int, rows: slice, slot: int, rollout: Recording | ChunkRecording
-    ) -> tuple[np.ndarray, int, np.ndarray | None]:
-        """A stage's step with the action at `slot` of its chunk; environments whose episode ended in it wait."""
-        if isinstance(rollout, Recording):
-            return actions, stage, None
-        if slot == 0:
-            rollout.begin(rows)
-        return actions[:, slot], stage, rollout.idle[rows]
-
-    def _stepped(self, rollout: Recording | ChunkRecording, rows: slice) -> np.ndarray | None:
-        """Which of the environments `rows` are not waiting for their next chunk; None: all are stepped."""
-        if isinstance(rollout, Recording) or not rollout.idle[rows].any():
-            return None
-        return np.flatnonzero(~rollout.idle[rows])
 
     def evaluate(self, step: int, video: str | None, deterministic: bool, policy: Policy | None) -> dict[str, Any]:
         """The fields of an `EvaluationResult` under the frozen normalisers; `video`: a file to write, and `note`, why
@@ -204,10 +186,10 @@ class Environment:
         policy = policy or self._policy_here()
         settings, chunked = self.env.evaluation, not self.levels.single
         moves, over, memory = 0, 0, None
-        self._current(AllEnvs(self.envs, self.shares, None))  # the normalisers know what follows the reset
+        self._current(AllEnvs(self.envs, self.shares, None))  # the normalisers count the observations after the reset
 
         def begin(num_envs: int) -> None:
-            """All of the environments begin an episode; until they have ended it, no memory of others matters."""
+            """All environments begin an episode, so hidden states start at 0."""
             nonlocal memory
             memory = None if self.memory is None else HiddenStates(num_envs, self.memory.array.shape[1])
 
@@ -229,7 +211,7 @@ class Environment:
 
         envs, self.evaluated = self.evaluated or self._evaluation_envs(), None
         try:
-            found = evaluate(envs, act, settings.episodes, settings.seed, chunked=chunked, begin=begin, on_ended=count)
+            result = evaluate(envs, act, settings.episodes, settings.seed, chunked=chunked, begin=begin, on_ended=count)
             self.evaluated = envs if envs.native else None
         finally:
             if self.evaluated is None:
@@ -237,7 +219,7 @@ class Environment:
         note = None
         if video:
             note = record_video(self.description, act, Path(video), settings.seed, chunked=chunked, begin=begin)
-        return {**vars(found), "note": note}
+        return {**vars(result), "note": note}
 
     def _evaluation_envs(self) -> VectorEnv:
         count = self.tasks.whole_turns(min(self.env.evaluation.episodes, self.env.num_envs))
@@ -245,12 +227,12 @@ class Environment:
         variables, restarts = self.drawing, self.env.restarts
         return VectorEnv(self.description, count, workers, timeout, worker_variables=variables, restarts=restarts)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Simulation, normalisers and the observations that await an action; of ranks above 0 their simulation alone.
+    def state_dict(self) -> StateDict:
+        """Simulation, normalisers and the observations that await an action; on ranks above 0 the simulation alone.
 
-        `joined_states` makes one of those of all ranks.
+        `joined_states` joins those of all ranks.
         """
-        state: dict[str, Any] = {"envs": self.envs.state_dict()}
+        state: StateDict = {"envs": self.envs.state_dict()}
         if self.context.rank > 0:
             return state
         state["observations"] = torch.from_numpy(self._current(AllEnvs(self.envs, self.shares, None)).copy())
@@ -264,8 +246,8 @@ class Environment:
             state["reward_normalizer"] = self.reward_normalizer.state_dict()
         return state
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from the state of all environments, by whatever number of ranks it was saved."""
+    def load_state_dict(self, state: StateDict) -> None:
+        """Loads the state of all environments, which any number of ranks may have saved."""
         self.envs.load_state_dict(state["envs"], self.numbers)
         self.observations = state["observations"].numpy().copy()
         self.recent = deque(state["recent_episodes"], maxlen=RECENT_EPISODES)
@@ -279,32 +261,34 @@ class Environment:
         if self.reward_normalizer:
             self.reward_normalizer.load_state_dict(state["reward_normalizer"])
 
-    def use_normalizer(self, state: dict[str, Any]) -> None:
-        """Evaluate as the one whose state this is would, whatever environments that one has."""
+    def use_normalizer(self, state: StateDict) -> None:
+        """Evaluates with the normalisers of another env component, whose state this is."""
         if self.observation_normalizer:
             self.observation_normalizer.load_state_dict(state["observation_normalizer"])
-        self.observations = self._normalized(self.envs.observations)  # seen: nothing is counted any more
+        self.observations = self._normalized(self.envs.observations)  # so nothing is counted any more
 
     def close(self) -> None:
         self.envs.close()
         if self.evaluated is not None:
             self.evaluated.close()
 
-    def _metrics(self, rollout: Recording | ChunkRecording, failures: int) -> dict[str, float]:
+    def _metrics(self, rollout: Recording, failures: int) -> dict[str, float]:
         self.recent.extend((episode.return_, episode.length) for episode in rollout.episodes)
         self.recent_successes.extend(episode.success for episode in rollout.episodes)
         self.recent_numbers.extend(episode.env_index for episode in rollout.episodes)
-        found = {
+        metrics = {
             "episode/count": float(len(rollout.episodes)),
             "episode/invalid": float(rollout.invalid.sum()),
             "env/failures": float(failures),
             "perf/env_steps": float(rollout.env_steps),
         }
         if self.recent:
-            found["episode/return"], found["episode/length"] = (float(mean) for mean in np.mean(self.recent, axis=0))
+            metrics["episode/return"], metrics["episode/length"] = (
+                float(mean) for mean in np.mean(self.recent, axis=0)
+            )
         returns = [return_ for return_, _ in self.recent]
-        found |= self.tasks.metrics("env", self.recent_numbers, returns, self.recent_successes)
-        return found | success_rates(list(self.recent_successes), "env")
+        metrics |= self.tasks.metrics("env", self.recent_numbers, returns, self.recent_successes)
+        return metrics | success_rates(list(self.recent_successes), "env")
 
     def _rewards(self, result: StepResult, rows: slice, stepped: np.ndarray | None) -> np.ndarray:
         """Normalised rewards of the environments `rows`, after counting those that were `stepped`."""

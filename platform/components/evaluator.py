@@ -19,7 +19,7 @@ from rl_platform.tracing import recorder
 
 
 class Evaluator:
-    """`section`: the backend, the layout and the micro-batches of `model`."""
+    """Base of learners and reference. `section`: backend, layout and micro-batches of `model`."""
 
     def __init__(self, context: ComponentContext, config: Config, section: Actor | Critic, model: nn.Module) -> None:
         self.context, self.config = context, config
@@ -40,18 +40,18 @@ class Evaluator:
     def outputs(self, batch: RolloutBatch) -> ModelOutputs:
         """Outputs [B,T] of the model as it is now, without gradient."""
         began = time.monotonic()
-        found = self.engine.evaluate(batch, self.forward_micro_batches)
+        outputs = self.engine.evaluate(batch, self.forward_micro_batches)
         recorder.add("work", "inference", began)
-        return found
+        return outputs
 
     def offload(self, weights: bool) -> None:
-        """Gradients and optimizer state leave the device until they are used, and the weights too if asked. Of a
-        section with `offload: true`."""
+        """Moves gradients and optimizer state off the device until they are used, and the weights too if `weights`.
+        Only for a section with `offload: true`."""
         assert isinstance(self.engine, OffloadingEngine)
         self.engine.offload(weights=weights)
 
 
 def present(tensor: Tensor | None) -> Tensor:
-    """An output that this kind of model always gives."""
+    """An output that this kind of model always has."""
     assert tensor is not None
     return tensor

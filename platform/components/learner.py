@@ -1,9 +1,15 @@
-"""What actor and critic have in common: a model that is trained in epochs of mini-batches."""
+"""What actor and critic have in common: a model that is trained in epochs of mini-batches.
+
+Mini-batches whose gradient was not finite are written to `failures/` in the output folder.
+"""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +19,6 @@ from rl_platform.algorithms.schedule import MiniBatches, ShuffleBuffers
 from rl_platform.checkpoint.files import Written
 from rl_platform.components.base import ComponentContext
 from rl_platform.components.evaluator import Evaluator
-from rl_platform.components.failures import keep_failed_batch
 from rl_platform.config.rollout_backend import may_go_by_group
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import Actor, Critic
@@ -26,6 +31,10 @@ from rl_platform.records import RolloutBatch, Weights
 from rl_platform.rng import generator
 from rl_platform.tracing import recorder
 
+logger = logging.getLogger(__name__)
+
+FOLDER = "failures"  # of the run's output folder
+MOST_KEPT = 10  # files of a run: the first ones are the most useful, and the disk must not fill up
 FAILURES_IN_A_ROW = 3  # optimizer steps with a non-finite gradient before the run is called diverged
 
 
@@ -47,14 +56,14 @@ class Learner(Evaluator):
         self.mini_batch_rows = config.data.mini_batch_size // config.sequence_length
         self.target_kl = config.algorithm.target_kl if kind == "actor" else None
         self.failures = 0
-        self.kept = ShuffleBuffers()
+        self.buffers = ShuffleBuffers()
 
     def update(self, batch: RolloutBatch, step: int) -> dict[str, float]:
-        """All epochs of PPO step `step` (from 0) over the batch; metrics are means over its optimizer steps."""
+        """Trains all epochs of PPO step `step` (from 0) on the batch; metrics are means over its optimizer steps."""
         rate = learning_rate(self.section.optim, step, self.config.runner.max_steps)
         self.engine.set_learning_rate(rate)
         size = self.mini_batch_rows
-        found_by_step: list[Metrics] = []
+        metrics_by_step: list[Metrics] = []
         skipped, done = 0, 0
         total = self.epochs * (len(batch) // size)
         some_masked = not bool(batch.mask.all())
@@ -66,23 +75,23 @@ class Learner(Evaluator):
             if some_masked and not bool(counted.any()):
                 continue
             began = time.monotonic()
-            found = self.engine.step(mini_batch, self.loss, self.training_micro_batches)
+            step_metrics = self.engine.step(mini_batch, self.loss, self.training_micro_batches)
             recorder.add("work", "optimizer step", began)
-            if found is None:
+            if step_metrics is None:
                 skipped += 1
                 self._count_failure(mini_batch, step, epoch)
                 continue
             self.failures = 0
-            found_by_step.append(found)
-            if self.target_kl is not None and (found.mean("actor/approx_kl_k3") or 0.0) > self.target_kl:
+            metrics_by_step.append(step_metrics)
+            if self.target_kl is not None and (step_metrics.mean("actor/approx_kl_k3") or 0.0) > self.target_kl:
                 break  # on every rank: the metrics are those of all ranks together
-        metrics = Metrics.together(found_by_step).finalize()
+        metrics = Metrics.together(metrics_by_step).finalize()
         named = {name if "/" in name else f"{self.kind}/{name}": value for name, value in metrics.items()}
-        if found_by_step:
-            named |= _ends("first", found_by_step[0]) | _ends("last", found_by_step[-1])
+        if metrics_by_step:
+            named |= _ends("first", metrics_by_step[0]) | _ends("last", metrics_by_step[-1])
         named |= {f"{self.kind}/lr": rate, f"{self.kind}/skipped_updates": float(skipped)}
         if self.target_kl is not None:
-            named |= {"actor/early_stopped": float(done < total), "actor/optimizer_steps": float(len(found_by_step))}
+            named |= {"actor/early_stopped": float(done < total), "actor/optimizer_steps": float(len(metrics_by_step))}
         return named
 
     def _mini_batches(self, batch: RolloutBatch, size: int, step: int) -> Iterator[tuple[int, RolloutBatch]]:
@@ -92,7 +101,7 @@ class Learner(Evaluator):
         def order(epoch: int) -> torch.Generator | None:
             return generator(self.context.seed, self.kind, step, epoch) if shuffled else None
 
-        for epoch, parts in enumerate(MiniBatches(batch, size, self.kept).epochs(self.epochs, order)):
+        for epoch, parts in enumerate(MiniBatches(batch, size, self.buffers).epochs(self.epochs, order)):
             for mini_batch in parts:
                 yield epoch, mini_batch
 
@@ -116,7 +125,7 @@ class Learner(Evaluator):
             return write(self._state(torch.tensor(self.failures)), folder)
 
     def load_state(self, folder: str) -> None:
-        """Go on from a state, whatever ranks and backend have saved it. Raises CheckpointError."""
+        """Loads a state, which any number of ranks and any backend may have saved. Raises CheckpointError."""
         from rl_platform.engines.training.state_files import read
 
         failures = torch.tensor(0)
@@ -125,7 +134,7 @@ class Learner(Evaluator):
         self.failures = int(failures)
 
     def state_bytes(self) -> int:
-        """What this rank's part of the state takes on disk, about."""
+        """Approximate size of this rank's part of the state on disk."""
         with onloaded(self.engine):
             return state_bytes(self.engine.sharded_state())
 
@@ -133,8 +142,8 @@ class Learner(Evaluator):
         return self.engine.sharded_state() | {"failures": ShardedTensor.of(failures)}
 
     def publish(self, version: int, copy: bool = False) -> Weights:
-        """The parameters under the model's own names, by reference in one process unless a `copy` is asked for, which
-        stays as it is while this goes on learning. Adapters are merged into new matrices. `version`: updates so far."""
+        """The parameters under the model's own names, by reference in one process unless `copy`: a copy does not
+        change while training goes on. Adapters are merged into new matrices. `version`: updates so far."""
         delta = self.config.rollout.sync == "delta"
         offered = may_go_by_group(self.config, self.device.type == "cuda")
         if self.context.world_size > 1 and self.section.lora is None:
@@ -151,6 +160,36 @@ class Learner(Evaluator):
 
 
 def _ends(which: str, metrics: Metrics) -> dict[str, float]:
-    """How far the policy was from that of the rollout in the first or the last optimizer step of an update."""
-    found = {name: metrics.mean(name) for name in ("actor/approx_kl", "actor/clip_frac")}
-    return {f"{name}_{which}": value for name, value in found.items() if value is not None}
+    """Distance of the policy to that of the rollout in the first or the last optimizer step of an update."""
+    means = {name: metrics.mean(name) for name in ("actor/approx_kl", "actor/clip_frac")}
+    return {f"{name}_{which}": value for name, value in means.items() if value is not None}
+
+
+def keep_failed_batch(batch: RolloutBatch, config: Config, kind: str, step: int, epoch: int) -> Path | None:
+    """Writes `batch` to failures/step-00000012-actor-0.pt and says so; None: there are enough, or it cannot be written.
+
+    `torch.load` reads it: the fields of `RolloutBatch` by name, its inputs as `inputs.<name>`. `step` counts from 0,
+    the file's name from 1, as metrics do.
+    """
+    folder = Path(config.runner.output_dir).expanduser().absolute() / FOLDER
+    path = folder / f"step-{step + 1:08d}-{kind}-{epoch}.pt"
+    try:
+        folder.mkdir(exist_ok=True)  # an output folder that was moved is not created again
+        if not path.exists() and len(list(folder.iterdir())) >= MOST_KEPT:
+            return None
+        torch.save(_tensors(batch), path)
+    except (OSError, RuntimeError) as error:  # torch raises RuntimeError for a full disk; the run goes on
+        logger.warning("a mini-batch with a non-finite gradient could not be written to %s: %s", path, error)
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+        return None
+    logger.warning(
+        "%s: the gradient of a mini-batch was not finite; its step was left out, its rows are in %s", kind, path
+    )
+    return path
+
+
+def _tensors(batch: RolloutBatch) -> dict[str, Tensor]:
+    fields = {name: value for name, value in vars(batch).items() if isinstance(value, Tensor)}
+    fields |= {f"inputs.{name}": value for name, value in batch.inputs.items()}
+    return {name: tensor.clone() for name, tensor in fields.items()}  # torch.save writes the whole storage of a view

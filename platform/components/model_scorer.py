@@ -1,4 +1,4 @@
-"""Scores that a reward model gives: responses are scored as they arrive, those that wait together in one batch."""
+"""Scores of a reward model. Responses are scored as they arrive; those that wait form a batch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ModelScorer(QueuedScorer):
         self._thread.start()
 
     def close(self) -> None:
-        """Waits for the batch in work and fails what is queued. Closing again is fine."""
+        """Waits for the batch in work and fails what is queued. Idempotent."""
         self._queue.close()
         self._thread.join()
 
@@ -49,7 +49,7 @@ class ModelScorer(QueuedScorer):
     def _score(self, jobs: Sequence[Job]) -> None:
         try:
             scores = self._scores([self._classifier.encode(self._conversation(job.item)) for job in jobs])
-        except Exception as error:  # such as memory that runs out: told by whoever waits for these scores
+        except Exception as error:  # such as out of memory; raised where the scores are awaited
             self._queue.fail(jobs, error)
         else:
             self._queue.finish(jobs, scores)

@@ -1,9 +1,15 @@
-"""Rollout of embodied policies: observations in, actions out."""
+"""Rollout of embodied policies: observations in, actions out.
+
+`PolicyRollout` is the component. Environments send observations to its ranks through channels (`RemotePolicy`), or call
+the only rank in their own process (`LocalPolicy`).
+"""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -26,9 +32,8 @@ class Observations:
     """[N,D] float32, or uint8 of images. `draw` names the random numbers of this choice; `deterministic` needs none.
 
     among: (first, total) where these are rows of a larger choice, None: they are all of it. An observation gets the
-    same random numbers whichever rank and micro-batch it is in. hidden_states [N,H] float32: what a recurrent policy
-    remembers of the episodes so far; it keeps none itself. tasks [N] int64: which of several instructions a policy that
-    reads them is given.
+    same random numbers whichever rank and micro-batch it is in. hidden_states [N,H] float32: of a recurrent policy,
+    which stores none itself. tasks [N] int64: indices of the instructions, for a policy that reads them.
     """
 
     array: np.ndarray
@@ -44,8 +49,8 @@ class Actions:
     """[N,A] float32 or [N] int64, and the log-probability [N] of each; of a policy that chooses chunks of K actions
     with D components [N,K,A] or [N,K], and [N,K,D].
 
-    executed: what the environment gets, of the shape of its actions, where that is not what the policy chose from and
-    is trained on. hidden_states [N,H]: those after the observations, of a recurrent policy.
+    executed: the actions of the environment, in its shape, where they differ from those that the policy chose and is
+    trained on. hidden_states [N,H]: those after the observations, of a recurrent policy.
     """
 
     array: np.ndarray
@@ -61,7 +66,7 @@ class Actions:
 class PolicyRollout:
     """Answers observations with actions. Its randomness depends on the run's seed and `Observations.draw` alone.
 
-    It is known to the other components of its host: those in the same process may call `act` without a channel.
+    Components in the same process find it in `context.shared` and may call `act` without a channel.
     """
 
     def __init__(self, context: ComponentContext, config: Config, spaces: EnvSpaces) -> None:
@@ -73,18 +78,18 @@ class PolicyRollout:
         self.version = -1
         self.places: list[int] = []  # of the parameters in memory, as they were received last
         if self.device.type == "cpu":
-            compute_alone()  # a few rows: a team would cost more than it saves, and the simulation needs the cores
+            compute_alone()  # a few rows: a thread pool would take longer, and the simulation needs the cores
         self.compiled_class = acceleration.policy_class(self.policy, self.device)
         self.compiled = None if self.compiled_class is None else self.compiled_class(self.policy)
         context.shared[context.label] = self
 
     def receive(self, weights: Weights) -> WeightsReceived:
-        """Act with these weights from now on."""
+        """Loads these weights; later actions are chosen with them."""
         self.version = -1  # until all of them are there
         state = {name: tensor.to(self.device) for name, tensor in weights.state.items()}
         places = [tensor.data_ptr() for tensor in state.values()]
         if places != self.places:  # else the policy's own parameters are these tensors already
-            self.places = []  # a part of them may be loaded before one turns out to be missing
+            self.places = []  # if one is missing, some are loaded already
             self.policy.load_state_dict(state, assign=True)
             self.places = places
         self.compiled = None if self.compiled_class is None else self.compiled_class(self.policy)
@@ -113,8 +118,8 @@ class PolicyRollout:
         seed = derive_seed(self.context.seed, "rollout", *observations.draw)
         if self.compiled is not None:
             self.generator.manual_seed(seed)
-            found = self.compiled.act(observations.array, self.generator, observations.deterministic, (first, total))
-            actions = Actions(*found)
+            chosen = self.compiled.act(observations.array, self.generator, observations.deterministic, (first, total))
+            actions = Actions(*chosen)
         else:
             actions = self._act(observations, seed, first, total)
         recorder.add("work", "inference", began)
@@ -140,3 +145,65 @@ class PolicyRollout:
             executed=None if executed is actions else executed.cpu().numpy(),
             hidden_states=states[0].cpu().numpy() if states else None,
         )
+
+
+BESIDE = ("hidden_states", "tasks")  # of observations, row by row
+FIELDS = tuple(field.name for field in fields(Actions))
+
+
+@dataclass(frozen=True)
+class RemotePolicy:
+    """The channels to and from `ranks` rollout ranks; with several, a message's key is the rank."""
+
+    to_policy: Channel[Observations]
+    from_policy: Channel[Actions]
+    ranks: int = 1
+
+    def ask(self, observations: Observations) -> None:
+        """Sends observations; several batches of them may await their actions."""
+        if self.ranks == 1:
+            self.to_policy.put(observations)
+            return
+        count = len(observations.array)
+        for rank, rows in self._parts(count):
+            more = {name: None if (whole := getattr(observations, name)) is None else whole[rows] for name in BESIDE}
+            part = replace(observations, array=observations.array[rows], among=(rows.start, count), **more)
+            self.to_policy.put(part, key=rank)
+
+    def answer(self, count: int) -> Actions:
+        """The actions for the `count` observations that were sent first."""
+        if self.ranks == 1:
+            return self.from_policy.get()
+        parts = [self.from_policy.get(key=rank) for rank, _ in self._parts(count)]
+        names = [name for name in FIELDS if getattr(parts[0], name) is not None]
+        return Actions(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+
+    def _parts(self, count: int) -> Iterator[tuple[int, slice]]:
+        """Ranks and their rows, without the ranks that have none."""
+        for rank in range(self.ranks):
+            first, last = count * rank // self.ranks, count * (rank + 1) // self.ranks
+            if last > first:
+                yield rank, slice(first, last)
+
+
+class LocalPolicy:
+    """The only rollout rank, which is in this process: it acts in the thread of the caller, without a channel."""
+
+    def __init__(self, rollout: PolicyRollout) -> None:
+        """Raises WorkerError if it has no complete weights."""
+        rollout.check_complete()
+        if rollout.device.type == "cpu" and torch.get_num_threads() > 1:
+            compute_alone()  # as the rollout's own thread does
+        self._rollout = rollout
+        self._answers: deque[Actions] = deque()
+
+    def ask(self, observations: Observations) -> None:
+        """Acts; several batches of actions may wait for `answer`."""
+        self._answers.append(self._rollout.act(observations))
+
+    def answer(self, count: int) -> Actions:
+        """The actions for the `count` observations that were given first."""
+        return self._answers.popleft()
+
+
+Policy = RemotePolicy | LocalPolicy

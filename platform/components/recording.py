@@ -1,10 +1,15 @@
-"""What the environments answer to actions, recorded step by step and turned into a rollout batch."""
+"""What the environments answer to actions, recorded step by step and turned into a rollout batch.
+
+One recording per kind of policy: one action per step, one action per step with hidden states, chunks of actions. How
+environments are stepped and observations normalised is in environment.py.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 
+from rl_platform.algorithms.action_levels import ActionLevels
 from rl_platform.components.policy_rollout import Actions
 from rl_platform.config.schema.algorithm import Bootstrap
 from rl_platform.envs.embodied.spaces import EnvSpaces
@@ -13,18 +18,18 @@ from rl_platform.records import RolloutBatch
 
 
 def bootstrapped(ends: np.ndarray, terminated: np.ndarray, kind: Bootstrap) -> np.ndarray:
-    """[num_envs, T] bool: after which positions the value of the state that follows counts.
+    """[num_envs, T] bool: the ends after which the value of the next state counts.
 
-    standard: ends of episodes that did not terminate; always: all ends; none: no end. In the middle of an episode a
-    rollout ends for no reason of the task, so it always counts there.
+    standard: ends of episodes that did not terminate; always: all ends; none: no end. A rollout that stops in the
+    middle of an episode always counts it, as the task gives no reason for that end.
     """
-    found: np.ndarray = {"standard": ends & ~terminated, "always": ends.copy(), "none": np.zeros_like(ends)}[kind]
-    found[:, -1] |= ~ends[:, -1]
-    return found
+    counted: np.ndarray = {"standard": ends & ~terminated, "always": ends.copy(), "none": np.zeros_like(ends)}[kind]
+    counted[:, -1] |= ~ends[:, -1]
+    return counted
 
 
 class Recording:
-    """Arrays [num_envs, steps, ...] that fill up step by step."""
+    """Arrays [num_envs, steps, ...] of a policy that chooses one action per step."""
 
     def __init__(self, num_envs: int, steps: int, spaces: EnvSpaces) -> None:
         shape, width = (num_envs, steps), spaces.observation_size
@@ -39,6 +44,14 @@ class Recording:
     def env_steps(self) -> int:
         return int(self.ends.size)
 
+    def next_actions(self, actions: np.ndarray, where: tuple[slice, int]) -> tuple[np.ndarray, np.ndarray | None]:
+        """The actions of one step at `where`, and which environments skip it (None: no environment does)."""
+        return actions, None
+
+    def stepped(self, rows: slice) -> np.ndarray | None:
+        """The environments among `rows` that took the current step; None: all did."""
+        return None
+
     def add(
         self,
         where: tuple[slice, int],
@@ -48,7 +61,7 @@ class Recording:
         result: StepResult,
         final_observations: np.ndarray,
     ) -> None:
-        """One step at `where`: environments and position."""
+        """One step at `where`: environments and position, counted in steps."""
         self.observations[where] = observations
         if self.actions is None:
             self.actions = np.zeros((*self.ends.shape, *actions.array.shape[1:]), actions.array.dtype)
@@ -60,11 +73,8 @@ class Recording:
         self.episodes += result.episodes
 
     def finish(self, next_observations: np.ndarray, kind: Bootstrap) -> RolloutBatch:
-        """The batch; a row that ends in the middle of an episode continues with `next_observations`."""
-        cut = ~self.ends[:, -1]
-        self.end_observations[cut, -1] = next_observations[cut]
-        followed = bootstrapped(self.ends, self.terminated, kind)
-        self.ends[:, -1] = True
+        """The batch; a row that stops in the middle of an episode continues with `next_observations`."""
+        followed = self._close(next_observations, kind)
         assert self.actions is not None
         num_envs = len(self.ends)
         arrays = {"observations": self.observations, "actions": self.actions}
@@ -79,3 +89,144 @@ class Recording:
             bootstrapped=torch.from_numpy(followed),
             end_observations=torch.from_numpy(self.end_observations),
         )
+
+    def _close(self, next_observations: np.ndarray, kind: Bootstrap) -> np.ndarray:
+        """Ends every row; returns `bootstrapped`."""
+        cut = ~self.ends[:, -1]
+        self.end_observations[cut, -1] = next_observations[cut]
+        followed = bootstrapped(self.ends, self.terminated, kind)
+        self.ends[:, -1] = True
+        return followed
+
+
+class HiddenStates:
+    """Memory of a recurrent policy: `array` [num_envs,H] float32, the state after the last step of each running
+    episode; 0 where an episode begins. It is kept beside the environments, so that rollout ranks have no state."""
+
+    def __init__(self, num_envs: int, size: int) -> None:
+        self.array = np.zeros((num_envs, size), np.float32)
+
+    def advance(self, rows: slice, actions: Actions, ended: np.ndarray) -> None:
+        """Stores the states that came with `actions` of the environments `rows`; 0 where the episode `ended`."""
+        assert actions.hidden_states is not None
+        self.array[rows] = actions.hidden_states
+        self.array[rows][ended] = 0.0
+
+
+class RecurrentRecording(Recording):
+    """Also records the hidden states before the first step of each sequence of `length` steps.
+
+    `states` are those of the policy; `HiddenStates.advance` is called after each `add`.
+    """
+
+    def __init__(self, num_envs: int, steps: int, spaces: EnvSpaces, states: HiddenStates, length: int) -> None:
+        super().__init__(num_envs, steps, spaces)
+        self.states, self.length = states, length
+        self.first_states = np.zeros((num_envs, steps // length, states.array.shape[1]), np.float32)
+
+    def add(
+        self,
+        where: tuple[slice, int],
+        observations: np.ndarray,
+        actions: Actions,
+        rewards: np.ndarray,
+        result: StepResult,
+        final_observations: np.ndarray,
+    ) -> None:
+        super().add(where, observations, actions, rewards, result, final_observations)
+        rows, (sequence, offset) = where[0], divmod(where[1], self.length)
+        if offset == 0:
+            self.first_states[rows, sequence] = self.states.array[rows]
+
+    def finish(self, next_observations: np.ndarray, kind: Bootstrap) -> RolloutBatch:
+        starts = np.zeros_like(self.ends)  # at the first position the state is 0 already if an episode begins there
+        starts[:, 1:] = self.ends[:, :-1]
+        batch = super().finish(next_observations, kind)
+        batch.inputs |= {
+            "episode_starts": torch.from_numpy(starts),
+            "hidden_states": torch.from_numpy(self.first_states),
+        }
+        return batch
+
+
+class ChunkRecording(Recording):
+    """Arrays [num_envs, C choices, ...] of a policy that chooses chunks of K actions.
+
+    An episode that ends inside a chunk ends the chunk: the remaining actions are not executed, and the environment is
+    `idle` until the next choice. A choice therefore has at most one end.
+    """
+
+    def __init__(self, num_envs: int, steps: int, spaces: EnvSpaces, levels: ActionLevels) -> None:
+        super().__init__(num_envs, steps // levels.num_actions, spaces)
+        self.levels = levels
+        chunks = (*self.ends.shape, levels.num_actions)
+        continuous = spaces.action.kind == "continuous"
+        size, dtype = ((spaces.action.size,), np.float32) if continuous else ((), np.int64)
+        self.actions: np.ndarray = np.zeros((*chunks, *size), dtype)
+        self.log_probs = np.zeros((*chunks, levels.num_components), np.float32)
+        self.rewards = np.zeros(chunks, np.float32)
+        self.executed, self.invalid = (np.zeros(chunks, bool) for _ in range(2))
+        self.idle = np.zeros(num_envs, bool)
+
+    @property
+    def env_steps(self) -> int:
+        return int(self.executed.sum() + self.invalid.sum())
+
+    def next_actions(self, actions: np.ndarray, where: tuple[slice, int]) -> tuple[np.ndarray, np.ndarray | None]:
+        rows, slot = where[0], where[1] % self.levels.num_actions
+        if slot == 0:
+            self.idle[rows] = False
+        return actions[:, slot], self.idle[rows]
+
+    def stepped(self, rows: slice) -> np.ndarray | None:
+        return np.flatnonzero(~self.idle[rows]) if self.idle[rows].any() else None
+
+    def add(
+        self,
+        where: tuple[slice, int],
+        observations: np.ndarray,
+        actions: Actions,
+        rewards: np.ndarray,
+        result: StepResult,
+        final_observations: np.ndarray,
+    ) -> None:
+        rows, (choice, slot) = where[0], divmod(where[1], self.levels.num_actions)
+        if slot == 0:
+            self.observations[rows, choice] = observations
+            self.actions[rows, choice], self.log_probs[rows, choice] = actions.array, actions.log_probs
+        self.rewards[rows, choice, slot] = rewards
+        self.executed[rows, choice, slot] = ~self.idle[rows] & ~result.invalid
+        self.invalid[rows, choice, slot] = result.invalid
+        self.ends[rows, choice] |= result.ended
+        self.terminated[rows, choice] |= result.terminated
+        if len(final_observations):
+            self.end_observations[rows, choice][result.ended] = final_observations
+        self.idle[rows] |= result.ended
+        self.episodes += result.episodes
+
+    def finish(self, next_observations: np.ndarray, kind: Bootstrap) -> RolloutBatch:
+        followed = self._close(next_observations, kind)
+        num_envs, levels = len(self.ends), self.levels
+        executed = torch.from_numpy(self.executed)
+        log_probs = levels.of_components(torch.from_numpy(self.log_probs).flatten(0, 1), executed.flatten(0, 1))
+        value_mask, entropy_units = levels.value_mask(executed), levels.entropy_units(executed)
+        arrays = {"observations": self.observations, "actions": self.actions, "executed": self.executed}
+        return RolloutBatch(
+            inputs={name: torch.from_numpy(array) for name, array in arrays.items()},
+            action_mask=levels.mask(executed).flatten(1),
+            sample_mask=torch.ones(num_envs, dtype=torch.bool),
+            group_ids=torch.arange(num_envs),
+            rewards=levels.placed_rewards(torch.from_numpy(self.rewards)).flatten(1),
+            rollout_log_probs=log_probs.view(num_envs, -1),
+            ends=self._at_last_position(self.ends),
+            bootstrapped=self._at_last_position(followed),
+            end_observations=torch.from_numpy(self.end_observations),
+            value_mask=None if value_mask is None else value_mask.flatten(1),
+            entropy_units=None if entropy_units is None else entropy_units.flatten(1),
+        )
+
+    def _at_last_position(self, of_choices: np.ndarray) -> torch.Tensor:
+        """[num_envs, C] bool -> [num_envs, C P]: behind actions that were not executed, which estimators skip."""
+        placed = torch.zeros(*of_choices.shape, self.levels.positions, dtype=torch.bool)
+        placed[..., -1] = torch.from_numpy(of_choices)
+        return placed.flatten(1)

@@ -33,7 +33,7 @@ READ_AT_ONCE = 64
 
 
 class Scorer(Protocol):
-    """Gives responses their scores; thread-safe."""
+    """Scores responses; thread-safe."""
 
     def submit(self, items: Sequence[ScoreItem]) -> list[Future[Score]]:
         """A future per response. A response that cannot be scored gets an invalid score, not an exception."""
@@ -49,8 +49,8 @@ class Scorer(Protocol):
 
 class Reward:
     """Scores trajectories by their text. A response without a score (timeout, exception, crash, refused) comes back
-    with `valid=False` and reward 0; if a whole call yields not one score, WorkerError tells why, with a traceback, or
-    Unreachable that a server did not answer.
+    with `valid=False` and reward 0; if no response of a call gets a score, raises WorkerError with a traceback, or
+    Unreachable if a server did not answer.
 
     `metric` is 1 for a full score and 0 otherwise with the built-in verifiers, the score itself with all others.
     """
@@ -70,7 +70,7 @@ class Reward:
     def stream(self, source: Channel[Trajectory], sink: Channel[Trajectory]) -> int:
         """Scores what arrives in `source` until it closes, and puts each trajectory into `sink` once it has its score.
 
-        The order may change. `sink` is left open: other ranks may write to it. Returns how many there were.
+        The order may change. `sink` stays open, as other ranks may write to it. Returns the number of trajectories.
         """
         done: queue.SimpleQueue[tuple[Trajectory, Future[Score]] | int] = queue.SimpleQueue()
         with ThreadPoolExecutor(1, thread_name_prefix=f"{self._label}-sink") as executor:
@@ -112,7 +112,7 @@ class Reward:
         return scores
 
     def _scored(self, trajectory: Trajectory, score: Score) -> Trajectory:
-        if not trajectory.valid:  # a tool failed in it: what it would have come to is not known
+        if not trajectory.valid:  # a tool failed in it, so its result is unknown
             return replace(trajectory, reward=0.0, metric=0.0)
         metric = float(score.value >= 1.0) if self._built_in else score.value
         steps = tuple((self._token_at(trajectory.token_ids, end), reward) for end, reward in score.steps)
@@ -164,7 +164,7 @@ def http_scorer(config: Config) -> HttpScorer:
 
 
 def verifier_spec(config: Config) -> VerifierSpec:
-    """What the scoring processes need to know of a config."""
+    """The part of a config that the scoring processes read."""
     task = config.data.task
     if task is None:
         return VerifierSpec(config.reward.type)

@@ -1,17 +1,20 @@
-"""Rollout of language models: prompts in, trajectories out, each as soon as it is finished."""
+"""Rollout of language models: prompts in, trajectories out, each as soon as it is finished.
+
+`generate` completes all responses. `generate_until` stops when enough prompts are complete; the other responses go on
+in a later call. Responses of several turns are in conversations.py.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from rl_platform.components.base import ComponentContext
 from rl_platform.components.conversations import Conversations
-from rl_platform.components.partial_rollout import Group, generate_until, share_of
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.rollout import Sampling
-from rl_platform.engines.rollout.base import Completion, Request
+from rl_platform.engines.rollout.base import Completion, Request, RolloutEngine
 from rl_platform.engines.rollout.build import rollout_engine
 from rl_platform.errors import WorkerError
 from rl_platform.models.pretrained import load_config
@@ -20,6 +23,8 @@ from rl_platform.records import Prompt, SamplingParams, Trajectory, Weights, Wei
 from rl_platform.rng import derive_seed
 from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.weights.group import WeightsOffer
+
+Group = Sequence[Trajectory]  # the responses to one prompt, complete or not
 
 
 class LanguageRollout:
@@ -32,25 +37,25 @@ class LanguageRollout:
         self.ends = (*eos, *stop_tokens(self.tokenizer, config.rollout.stop))
         model_config = load_config(config.actor.model, self.tokenizer.vocab_size, eos[0])
         self.engine = rollout_engine(config, context.label, model_config, self.ends, context.accelerators, context.seed)
-        self.loaded: int | None = None  # version of the weights, all of which are in the engine
+        self.loaded: int | None = None  # version of the weights in the engine; None: they are not complete
         turns = config.rollout.multi_turn
         self.conversations = Conversations(context.label, config, self.engine, self.tokenizer) if turns else None
 
     def close(self) -> None:
-        """Ends what the engine started, and the tool."""
+        """Ends the processes of the engine and of the tool."""
         if self.conversations is not None:
             self.conversations.close()
         self.engine.close()
 
     def receive(self, weights: Weights | WeightsOffer) -> WeightsReceived:
-        """Generate with these weights from now on."""
+        """Loads these weights; later responses are generated with them."""
         self.loaded = None
         received = self.engine.receive(weights)
         self.loaded = received.version
         return received
 
     def offload(self, weights: bool) -> None:
-        """Leave the device until the next use: there is nothing but weights between generations."""
+        """Moves the weights off the device until the next use. Between generations there is nothing else to move."""
         if weights:
             self.engine.offload()
 
@@ -69,7 +74,7 @@ class LanguageRollout:
 
         A response's random numbers depend on the run's seed, `purpose`, `step`, the prompt, the sample and the turn
         alone: not on ranks, placement or what is generated beside it. answered: (prompt index, sample) of responses
-        that are there already. Raises WorkerError unless all of weights `version` are loaded (None: of any version).
+        that exist already. Raises WorkerError unless all of weights `version` are loaded (None: of any version).
         """
         self._check_weights(version)
         everything = [(prompt, sample) for prompt in prompts for sample in range(samples)]
@@ -134,14 +139,14 @@ class LanguageRollout:
         def seed(prompt: Prompt, sample: int) -> int:
             return derive_seed(self.context.seed, "rollout", "partial", step, prompt.index, sample)
 
-        def deliver(found: Trajectory) -> None:
+        def deliver(trajectory: Trajectory) -> None:
             nonlocal done
             done += 1
             self.context.progress.update(done, total, "responses")
-            if found.complete:
-                complete.put(replace(found, text=self.tokenizer.decode(found.token_ids)))
+            if trajectory.complete:
+                complete.put(replace(trajectory, text=self.tokenizer.decode(trajectory.token_ids)))
             else:
-                cut.put(found)
+                cut.put(trajectory)
 
         generate_until(self.engine, share, quota, self._params(sampling), self.ends, seed, deliver)
 
@@ -157,11 +162,91 @@ class LanguageRollout:
 
 
 def _unanswered(wanted: Sequence[tuple[Prompt, int]], answered: Sequence[tuple[int, int]]) -> list[int]:
-    """Positions in `wanted` without a response; a prompt that stands there twice wants two."""
-    there, found = Counter(answered), []
+    """Positions in `wanted` without a response; a prompt that is in it twice needs two."""
+    there, positions = Counter(answered), []
     for position, (prompt, sample) in enumerate(wanted):
         if there[prompt.index, sample]:
             there[prompt.index, sample] -= 1
         else:
-            found.append(position)
-    return found
+            positions.append(position)
+    return positions
+
+
+def share_of(groups: Sequence[Group], needed: int, rank: int, ranks: int) -> tuple[list[Group], int]:
+    """The groups of one rank, and how many of them it is to complete; over all ranks that makes `needed`."""
+    return list(groups[rank::ranks]), len(range(needed)[rank::ranks])
+
+
+def generate_until(
+    engine: RolloutEngine,
+    groups: Sequence[Group],
+    needed: int,
+    sampling: SamplingParams,
+    eos: Collection[int],
+    seed: Callable[[Prompt, int], int],
+    deliver: Callable[[Trajectory], None],
+) -> None:
+    """Continues the incomplete responses of `groups` until `needed` groups are complete, and delivers each of them
+    once: complete, in the order they finish, or cut.
+
+    A rank stops when its own share of the needed groups is complete, so it waits for no other rank. With an engine that
+    draws the same numbers again, the same responses are cut again. Responses of the first groups begin first.
+    `sampling.max_new_tokens` bounds the whole response.
+    """
+    work = [(number, one) for number, group in enumerate(groups) for one in group if not one.complete]
+    left = [sum(not one.complete for one in group) for group in groups]
+    complete = delivered = 0
+
+    def on_finished(completion: Completion) -> None:
+        nonlocal complete, delivered
+        number, before = work[completion.index]
+        trajectory = continued(before, completion, engine.version, sampling.max_new_tokens, eos)
+        delivered += 1
+        deliver(trajectory)
+        left[number] -= trajectory.complete
+        if trajectory.complete and not left[number]:
+            complete += 1
+            if complete == needed and delivered < len(work):
+                engine.abort()
+
+    if needed == 0:
+        for _, one in work:
+            deliver(one)
+    elif work:
+        requests = [
+            Request(
+                index,
+                one.prompt.token_ids + one.token_ids,
+                seed(one.prompt, one.sample),
+                sampling.max_new_tokens - len(one.token_ids),
+            )
+            for index, (_, one) in enumerate(work)
+        ]
+        engine.generate(requests, sampling, on_finished)
+
+
+def continued(
+    before: Trajectory, completion: Completion, version: int, longest: int, eos: Collection[int]
+) -> Trajectory:
+    """`before` extended by a completion of weights `version`; without its text."""
+    tokens, reason = before.token_ids + completion.token_ids, completion.finish_reason
+    if reason == "abort" and tokens:  # the engine may have sampled the last token just before it was stopped
+        reason = "stop" if tokens[-1] in eos else "length" if len(tokens) >= longest else "abort"
+    segments = _segments(before, version, len(completion.token_ids))
+    return replace(
+        before,
+        token_ids=tokens,
+        log_probs=before.log_probs + completion.log_probs,
+        finish_reason=reason,
+        weights_version=segments[0][0] if segments else version,
+        segments=segments if len(segments) > 1 else (),
+    )
+
+
+def _segments(before: Trajectory, version: int, count: int) -> tuple[tuple[int, int], ...]:
+    """The segments of `before` and `count` more tokens of this version."""
+    known = before.segments or ((before.weights_version, len(before.token_ids)),)
+    segments = [segment for segment in known if segment[1]]
+    if segments and segments[-1][0] == version:
+        count += segments.pop()[1]
+    return (*segments, (version, count)) if count else tuple(segments)

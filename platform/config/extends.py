@@ -12,8 +12,8 @@ from typing import Any
 from rl_platform.config.layers import Layers
 from rl_platform.config.source import YamlReader
 from rl_platform.config.suggest import nearest
+from rl_platform.disk import read_regular
 from rl_platform.errors import ConfigError, Problem
-from rl_platform.regular_file import read_regular
 
 EXTENDS = "extends"
 MAX_BYTES = 200_000  # of a file: PyYAML reads some hundred thousand per second

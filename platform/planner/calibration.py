@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rl_platform.disk import read_regular
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.placement.hardware import Device
 from rl_platform.planner.cost import Correction
 from rl_platform.planner.report import Report
-from rl_platform.regular_file import read_regular
 
 OPTION = "--calibrate"
 

@@ -1,20 +1,19 @@
-"""Prompts whose responses take several steps: a step trains on those that are complete first, the others go on.
+"""Prompts whose responses take several steps: a step trains on those that complete first, the others continue.
 
-More prompts are in work than a step trains on; when enough are complete the rest is cut (`components/
-partial_rollout.py`), kept here with the log-probs and versions of its tokens, and continued in the next step with the
-weights of then. The last steps begin fewer prompts, so that the last one leaves nothing behind.
+More prompts are open than a step trains on. When enough are complete, the others are cut (`components/rollout.py`).
+They are stored here with the log-probs and versions of their tokens, and continue in the next step with its weights.
+The last steps begin fewer prompts, so that none is left over.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from rl_platform.config.schema import Config
 from rl_platform.envs.reasoning.prompts import PromptLoader
 from rl_platform.errors import CheckpointError
 from rl_platform.metrics import Reporter
-from rl_platform.records import Prompt, Trajectory
+from rl_platform.records import Prompt, StateDict, Trajectory
 from rl_platform.runners.recovery import Recovery
 from rl_platform.runtime import Runtime
 from rl_platform.runtime.worker_group import WorkerGroup
@@ -43,7 +42,8 @@ class PartialRollouts:
     def collect(self, step: int) -> tuple[list[Trajectory], dict[str, float]]:
         """The scored responses of one step, group by group, and metrics.
 
-        After the death of a process what had arrived stays, and the rest goes on from where it began this step.
+        After the death of a process, responses that had arrived stay; the others restart from their state at the
+        beginning of this step.
         """
         self._begin(step)
         self.recovery.run(lambda: self._generate(step))
@@ -54,7 +54,7 @@ class PartialRollouts:
         return trajectories, self._metrics(trajectories)
 
     def _begin(self, step: int) -> None:
-        """Adds prompts, but no more than the steps that are left will train on."""
+        """Adds prompts, at most as many as the remaining steps will train on."""
         steps = self.config.runner.max_steps - step
         if (epochs := self.config.runner.max_epochs) is not None:
             steps = min(steps, -(-(len(self.open) + self.loader.left(epochs)) // self.wanted))
@@ -63,7 +63,7 @@ class PartialRollouts:
             self.open.append(self._not_begun(prompt))
 
     def _not_begun(self, prompt: Prompt) -> Group:
-        """A prompt that an earlier epoch has left open gets other sample numbers: each response has a name."""
+        """Empty responses. A prompt that is still open from an earlier epoch gets other sample numbers."""
         size = self.config.algorithm.group_size
         known = {one.sample for group in self.open for one in group if one.prompt.index == prompt.index}
         first = 0
@@ -72,7 +72,7 @@ class PartialRollouts:
         return [Trajectory(prompt, first + number, (), (), "abort", -1) for number in range(size)]
 
     def _generate(self, step: int) -> None:
-        """Until enough of the open prompts are complete."""
+        """Generates until enough of the open prompts are complete."""
         waiting = [group for group in self.open if not all(one.complete for one in group)]
         needed = self.wanted - (len(self.open) - len(waiting))
         if needed <= 0:
@@ -116,24 +116,24 @@ class PartialRollouts:
             "staleness/stale_token_frac": stale / max(tokens, 1),
         }
 
-    def state_dict(self) -> dict[str, Any]:
-        """The open prompts, with what there is of their responses."""
+    def state_dict(self) -> StateDict:
+        """The open prompts with their incomplete responses."""
         return {"open": [[one.state_dict() for one in group] for group in self.open]}
 
-    def load_state_dict(self, state: Mapping[str, Any], prompts: Mapping[int, Prompt]) -> None:
-        """Goes on with the prompts of `state`. Raises CheckpointError if they are of another group size."""
-        found = [[Trajectory.from_state(one, prompts) for one in group] for group in state["open"]]
+    def load_state_dict(self, state: StateDict, prompts: Mapping[int, Prompt]) -> None:
+        """Loads the prompts of `state`. Raises CheckpointError if they are of another group size."""
+        groups = [[Trajectory.from_state(one, prompts) for one in group] for group in state["open"]]
         size = self.config.algorithm.group_size
-        for group in found:
+        for group in groups:
             if len(group) != size:
                 raise CheckpointError(
                     f"the checkpoint holds prompts with {len(group)} responses each, algorithm.group_size is {size}: "
                     "resume with the group size it was made with"
                 )
-        self.open = found
+        self.open = groups
 
 
-def restore(partial: PartialRollouts | None, state: Mapping[str, Any] | None, prompts: Mapping[int, Prompt]) -> None:
+def restore(partial: PartialRollouts | None, state: StateDict | None, prompts: Mapping[int, Prompt]) -> None:
     """Gives `partial` its state of a checkpoint. `state` None: the checkpoint is of a run without partial rollouts;
     `partial` None: this run is, and CheckpointError is raised if prompts would be lost."""
     if partial is not None and state is not None:

@@ -1,6 +1,7 @@
-"""Runs the phases of one stage of a PPO step on worker groups: side by side where they share no device.
+"""Runs the phases of one stage of a PPO step on worker groups, side by side where they share no device.
 
-The plan (`rl_platform.planner.step_timeline`) draws them by the same rule.
+Components that share devices leave them for one another (`TakingTurns`). The plan (`rl_platform.planner.step_timeline`)
+draws the phases by the same rules.
 """
 
 from __future__ import annotations
@@ -9,75 +10,133 @@ import concurrent.futures
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+
+from torch import Tensor
 
 from rl_platform.config.schema import Config
 from rl_platform.metrics import Reporter
 from rl_platform.placement.chains import chains
-from rl_platform.runners.turns import TakingTurns
-from rl_platform.runtime.worker_group import Handle
+from rl_platform.placement.offload_order import CAN_LEAVE, OffloadOrder
+from rl_platform.runtime.worker_group import Handle, WorkerGroup
 from rl_platform.tracing import recorder
 
-Found = dict[str, Any]
+Results = dict[str, Tensor | float]  # of phases, by name: fields of a batch, or metrics
 
 
 @dataclass(frozen=True)
 class Phase:
-    """What `component` does in a phase of the step. `call` starts it, given what the phases before it in its chain have
-    found, and its ranks answer with what it finds, by name."""
+    """What `component` does in a phase of the step. `call` starts it, given the results of the phases before it in its
+    chain; every rank returns the results."""
 
     name: str
     component: str
-    call: Callable[[Mapping[str, Any]], Handle]
+    call: Callable[[Results], Handle]
+
+
+class TakingTurns:
+    """Components, by name, that share devices. A component returns to its devices when it is called; the others must
+    have left before."""
+
+    def __init__(self, turns: OffloadOrder, groups: Mapping[str, WorkerGroup]) -> None:
+        self.turns, self.groups = turns, groups
+
+    def before(self, phase: str) -> None:
+        """Returns when the components that must not be on the devices of `phase` have left them."""
+        leaving = [self.groups[name].offload(weights) for name, weights in self.turns.leaves_before(phase)]
+        for handle in leaving:
+            handle.wait()
+
+
+def with_turns(config: Config, turns: OffloadOrder) -> Config:
+    """The config in which `offload` of every component is true or false, and no longer auto."""
+    sections = {name: getattr(config, name) for name in CAN_LEAVE}
+    return config.model_copy(
+        update={
+            name: section.model_copy(update={"offload": name in turns.leaving}) for name, section in sections.items()
+        }
+    )
 
 
 class Phases:
-    """`turns` None: everything is on the same devices, and nobody leaves them for others."""
+    """`turns` None: all components are on the same devices and stay there."""
 
     def __init__(self, config: Config, turns: TakingTurns | None, reporter: Reporter) -> None:
         self._config, self._turns, self._reporter = config, turns, reporter
         self._threads = ThreadPoolExecutor(thread_name_prefix="runner (side by side)")
 
-    def run(self, stage: Sequence[Phase]) -> Found:
-        """What all phases of a stage have found.
+    def run(self, stage: Sequence[Phase]) -> Results:
+        """The results of all phases of a stage.
 
-        Raises what the first phase to fail has raised, without waiting for others.
+        Raises the error of the first phase that fails, without waiting for the others.
         """
-        found: Found = {}
+        results: Results = {}
         side_by_side = self._chains(stage)
         if len(side_by_side) < 2:
             for chain in side_by_side:
-                found |= self._follow(chain)
-            return found
+                results |= self._follow(chain)
+            return results
         running = [self._threads.submit(self._follow_beside, chain) for chain in side_by_side]
         done, _ = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_EXCEPTION)
         _raise_first(done)
         for ended in running:
-            found |= ended.result()
-        return found
+            results |= ended.result()
+        return results
 
     def _chains(self, stage: Sequence[Phase]) -> list[list[Phase]]:
         if self._turns is None:
             return [list(stage)]
         components = dict.fromkeys(phase.component for phase in stage)
-        found = chains(components, self._config, self._turns.turns.layout)
-        return [[phase for phase in stage if phase.component in chain] for chain in found]
+        names_of_chains = chains(components, self._config, self._turns.turns.layout)
+        return [[phase for phase in stage if phase.component in names] for names in names_of_chains]
 
-    def _follow_beside(self, chain: Sequence[Phase]) -> Found:
+    def _follow_beside(self, chain: Sequence[Phase]) -> Results:
         recorder.settle("run", f"runner ({chain[0].component})")  # in one lane of the timeline they would overlap
         return self._follow(chain)
 
-    def _follow(self, chain: Sequence[Phase]) -> Found:
-        found: Found = {}
+    def _follow(self, chain: Sequence[Phase]) -> Results:
+        results: Results = {}
         for phase in chain:
             with self._reporter.phase(phase.name):
                 if self._turns is not None:
                     self._turns.before(phase.name)
-                found |= phase.call(found).wait(on_progress=self._reporter.progress)[0]
-        return found
+                results |= phase.call(results).wait(on_progress=self._reporter.progress)[0]
+        return results
 
 
-def _raise_first(done: set[Future[Found]]) -> None:
+def _raise_first(done: set[Future[Results]]) -> None:
     for ended in done:
         if (error := ended.exception()) is not None:
             raise error
+
+
+class ComponentTimings:
+    """Seconds of the slowest rank per component and method, as `time/<group>.<method>`, <group> being `group_name`."""
+
+    def __init__(self, config: Config, groups: Mapping[str, WorkerGroup]) -> None:
+        self._groups = {_group_name(config, name): group for name, group in groups.items()}
+        self._before: dict[str, float] = {}
+        self.since_last()
+
+    def since_last(self) -> dict[str, float]:
+        """The seconds that were added since the last call."""
+        now = {
+            f"time/{name}.{method}": seconds
+            for name, group in self._groups.items()
+            for method, (_, seconds) in group.timings().items()
+        }
+        added = {name: seconds - self._before.get(name, 0.0) for name, seconds in now.items()}
+        self._before = now
+        return {name: seconds for name, seconds in added.items() if seconds > 0}
+
+
+def _group_name(config: Config, component: str) -> str:
+    sections = {
+        "actor": config.actor,
+        "actor_critic": config.actor,
+        "critic": config.critic,
+        "reference": config.reference,
+        "rollout": config.rollout,
+        "reward": config.reward,
+        "env": config.env,
+    }
+    return sections[component].group_name or component

@@ -1,18 +1,19 @@
 """The PPO loop that embodied and reasoning runs share.
 
     sync weights -> collect (generate and score, or act and simulate) -> [reference log-probs] [log-probs] [values]
-                 -> advantages and returns -> PF-PPO if asked -> [critic epochs] [actor epochs]
+                 -> advantages and returns -> PF-PPO if configured -> [critic epochs] [actor epochs]
                  -> validate, log, checkpoint
 
-Neighbours in brackets run side by side where their components share no device. What differs between the tasks is behind
-`Task`; where components run is the runtime's business.
+Neighbours in brackets run side by side where their components share no device. `train` is the loop, `PPO.update` one
+step of it from a rollout batch to updated models, and `Runner` what differs between the two tasks. The mathematics is
+in `rl_platform.algorithms`; the runtime decides in which processes components run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from rl_platform.algorithms.advantages import advantages
 from rl_platform.algorithms.kl import kl_controller, sequence_mean_kl
@@ -25,13 +26,11 @@ from rl_platform.config.schema import Config
 from rl_platform.errors import Diverged
 from rl_platform.interrupts import stopping_after_step
 from rl_platform.metrics import Reporter
-from rl_platform.records import RolloutBatch, WeightsReceived
+from rl_platform.records import RolloutBatch, StateDict, WeightsReceived
 from rl_platform.rng import generator
-from rl_platform.runners.phases import Phase, Phases
+from rl_platform.runners.phases import ComponentTimings, Phase, Phases, TakingTurns
 from rl_platform.runners.rollouts import Collected, Rollouts
 from rl_platform.runners.state import RunState
-from rl_platform.runners.timings import ComponentTimings
-from rl_platform.runners.turns import TakingTurns
 from rl_platform.runtime.cpu import compute_alone
 from rl_platform.runtime.worker_group import Handle, WorkerGroup
 
@@ -42,9 +41,12 @@ MISMATCH_LIMITS = {"mismatch/prob_error": 1.05, "mismatch/k3": 1e-3}
 
 @dataclass(frozen=True)
 class Learners:
-    """The worker groups that hold models. critic None: values come from the actor, or the estimator needs none;
-    reference None: no KL terms, or they compare to the actor without its adapters, with `reference_is_base`.
-    turns None: all are on the same devices, which nobody leaves for others."""
+    """The worker groups that hold models.
+
+    critic None: values come from the actor, or the estimator needs none. reference None: there are no KL terms, or with
+    `reference_is_base` they compare to the actor without its adapters. turns None: all are on the same devices and stay
+    there.
+    """
 
     actor: WorkerGroup
     critic: WorkerGroup | None = None
@@ -53,17 +55,17 @@ class Learners:
     turns: TakingTurns | None = None
 
 
-class Task(Protocol):
-    """What a runner adds to the loop: where experience comes from and what validation means."""
+class Runner(Protocol):
+    """What a task adds to the loop: where experience comes from and what validation means."""
 
     learners: Learners
     groups: Mapping[str, WorkerGroup]
 
     def sync_weights(self, version: int) -> Metrics:
-        """The rollout uses the actor's weights as they are now."""
+        """Gives the rollout the actor's weights as they are now."""
 
     def collect(self, step: int) -> Collected:
-        """One rollout batch, scored."""
+        """Returns one rollout batch, scored."""
 
     def validate(self, step: int) -> Metrics: ...
 
@@ -76,67 +78,64 @@ class Task(Protocol):
     def parts(self) -> Mapping[str, WorkerGroup]:
         """Other components with state, by the name of their checkpoint part."""
 
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> StateDict: ...
 
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def load_state_dict(self, state: StateDict) -> None: ...
 
     def finish(self) -> None:
-        """After the last step: exports, videos."""
+        """Called after the last step: exports, videos."""
 
 
-def train(config: Config, task: Task, reporter: Reporter, state: RunState) -> None:
-    """Run PPO steps until `runner.max_steps`, from the step `state` was resumed at.
+def train(config: Config, runner: Runner, reporter: Reporter, state: RunState) -> None:
+    """Runs PPO steps until `runner.max_steps`, from the step `state` was resumed at.
 
     After a signal, saves at the end of the step and raises Interrupted.
     """
     if config.runner.task_type == "embodied":
-        compute_alone()  # some thousand numbers a step: waking a team for them takes longer than computing
-    ppo = PPO(config, task.learners, reporter)
-    rollouts = Rollouts(task, ahead=config.runner.max_staleness > 0)
+        compute_alone()  # a step computes a few thousand numbers here; starting a thread pool would take longer
+    ppo = PPO(config, runner.learners, reporter)
+    rollouts = Rollouts(runner, ahead=config.runner.max_staleness > 0)
     with reporter.phase("load"):
-        step, steps = state.restore(task, ppo, rollouts), config.runner.max_steps
+        step, steps = state.restore(runner, ppo, rollouts), config.runner.max_steps
     with reporter.phase("sync weights"):
-        task.sync_weights(ppo.version(step))
-    timings = ComponentTimings(config, task.groups)
+        runner.sync_weights(ppo.version(step))
+    timings = ComponentTimings(config, runner.groups)
     if step == 0:
-        reporter.step(0, validate(task, reporter, 0))
-    last = step >= steps or (task.exhausted() and not rollouts.pending)
+        reporter.step(0, validate(runner, reporter, 0))
+
+    last = step >= steps or (runner.exhausted() and not rollouts.pending)
     with stopping_after_step(config.runner.stop_grace_s, reporter.note) as stop:
         while not last:
             stop.step = step + 1
+            # 1. collect a rollout; with staleness, the next one is collected during the update
             rollout = rollouts.take(step)
-            if step + 1 < steps and not task.exhausted():
+            if step + 1 < steps and not runner.exhausted():
                 rollouts.begin(step + 1)
+            # 2. advantages and returns, critic epochs, actor epochs
             metrics = rollout.metrics | ppo.update(rollout.batch, step)
             step += 1
             reporter.samples(step, rollout.samples)
+            # 3. the rollout gets the new weights
             rollouts.settle()
             if ppo.trains_actor(step - 1):
                 with reporter.phase("sync weights"):
-                    metrics |= task.sync_weights(ppo.version(step))
-            last = step >= steps or (task.exhausted() and not rollouts.pending)
+                    metrics |= runner.sync_weights(ppo.version(step))
+            # 4. validate, log, checkpoint
+            last = step >= steps or (runner.exhausted() and not rollouts.pending)
             if last or due(step, config.runner.val_check_interval):
-                metrics |= validate(task, reporter, step)
+                metrics |= validate(runner, reporter, step)
             reporter.step(step, metrics | timings.since_last())
             stopped = stop.due()
             if last or stopped or due(step, config.runner.save_interval):
                 with reporter.phase("checkpoint"):
-                    state.save(step, task, ppo, rollouts)
+                    state.save(step, runner, ppo, rollouts)
             last = last or stopped
-    task.finish()
+    runner.finish()
 
 
-def validate(task: Task, reporter: Reporter, step: int) -> Metrics:
+def validate(runner: Runner, reporter: Reporter, step: int) -> Metrics:
     with reporter.phase("validate"):
-        return task.validate(step)
-
-
-def sync_metrics(received: Sequence[WeightsReceived]) -> Metrics:
-    """What the rollout's ranks got from other processes, all of them together."""
-    return {
-        "weights/bytes": float(sum(found.bytes for found in received)),
-        "weights/buckets": float(sum(found.buckets for found in received)),
-    }
+        return runner.validate(step)
 
 
 def due(step: int, interval: int) -> bool:
@@ -151,14 +150,14 @@ class PPO:
         self.phases = Phases(config, learners.turns, reporter)
         self.seed, self.warned_of_mismatch = config.runner.seed, False
         self.kl_controller = kl_controller(config.algorithm.kl_ctrl)
-        # the correction gives weight 0 to what is not finite, and counts it
+        # the correction gives weight 0 to log-probs that are not finite, and counts them
         self.tolerated = ("rollout_log_probs",) if config.algorithm.rollout_is is not None else ()
 
     def trains_actor(self, step: int) -> bool:
         return step >= self.algorithm.policy_training_start_step
 
     def version(self, step: int) -> int:
-        """Of the actor's weights at the beginning of `step`: how many updates made them."""
+        """Version of the actor's weights at the beginning of `step`: the number of its updates so far."""
         return max(0, step - self.algorithm.policy_training_start_step)
 
     def update(self, batch: RolloutBatch, step: int) -> Metrics:
@@ -167,92 +166,120 @@ class PPO:
         Raises Diverged when no action in the batch counts or its numbers are not finite, DataError when its fields do
         not belong together.
         """
+        self._check(batch, step)
+        scores = row_scores(batch.rewards, batch.mask) if self.algorithm.use_pf_ppo else None  # without a KL penalty
+        batch = self._evaluate(batch)
+        batch, metrics = self._penalize(batch)
+        batch = self._estimate(batch)
+        metrics |= self._measure(batch, step)
+        batch, weights = self._correct_mismatch(batch)
+        metrics |= weights
+        if scores is not None:
+            batch, filtration = apply_pf_ppo(batch, scores, self.algorithm.pf_ppo, generator(self.seed, "pf_ppo", step))
+            metrics |= filtration
+        if batch.ends is not None:
+            batch = batch.flatten()  # one row per transition
+        return metrics | self._train(batch, step)
+
+    def _check(self, batch: RolloutBatch, step: int) -> None:
         check_batch(batch, self.tolerated)
         if not bool(batch.mask.any()):
             raise Diverged(
                 f"step {step}: no action of the rollout counts, so there is nothing to learn from: all responses were "
                 "masked out, without a score or truncated (algorithm.overlong.filter)"
             )
-        scores = row_scores(batch.rewards, batch.mask) if self.algorithm.use_pf_ppo else None  # without a KL penalty
-        batch, metrics = self._estimate(batch)
+
+    def _evaluate(self, batch: RolloutBatch) -> RolloutBatch:
+        """The batch with log pi_old, log pi_ref and V. Fields that the collection has filled stay."""
+        algorithm, learners, stage = self.algorithm, self.learners, list[Phase]()
+        if algorithm.old_log_probs == "rollout":
+            batch = replace(batch, log_probs=batch.rollout_log_probs)
+        # the reference comes first: the actor computes a full KL from the reference's states
+        if learners.reference is not None and batch.reference_log_probs is None:
+            stage.append(_evaluation("reference", "reference", learners.reference.evaluate, batch))
+        if learners.reference_is_base:
+            stage.append(_evaluation("reference", "actor", learners.actor.evaluate_reference, batch))
+        if algorithm.old_log_probs == "recompute" and batch.log_probs is None:
+            stage.append(_evaluation("log-probs", "actor", learners.actor.evaluate, batch))
+        if learners.critic is not None and batch.values is None:
+            stage.append(_evaluation("values", "critic", learners.critic.evaluate, batch))
+        batch = replace(batch, **self.phases.run(stage))
+        check_batch(batch, self.tolerated)  # a KL penalty would spread numbers that are not finite into the rewards
+        return batch
+
+    def _penalize(self, batch: RolloutBatch) -> tuple[RolloutBatch, Metrics]:
+        """The batch with r_t - beta K_t for its rewards, with `use_kl_in_reward`; adapts beta afterwards."""
+        metrics: Metrics = {}
+        if self.algorithm.use_kl_in_reward:
+            coefficient = self.kl_controller.coefficient
+            batch, kl = penalized(batch, self.algorithm, coefficient)
+            mean = sequence_mean_kl(kl, batch.mask)
+            self.kl_controller.update(mean, len(batch))
+            metrics = {"reward/kl": mean, "reward/kl_coef": coefficient}
+        if not self.algorithm.full_kl_in_loss:
+            batch = replace(batch, reference_states=None)  # large, and the updates would compute a KL for nothing
+        return batch, metrics
+
+    def _estimate(self, batch: RolloutBatch) -> RolloutBatch:
+        """The batch with advantages and returns."""
+        with self.reporter.phase("advantages"):
+            estimated, returns = advantages(batch, self.algorithm)
+        if batch.ends is None:  # only the estimator reads these two; `flatten` drops them in an embodied run
+            batch = replace(batch, bootstrapped=None, end_values=None)
+        batch = replace(batch, advantages=estimated, returns=returns, kl_penalties=None)
+        check_batch(batch, self.tolerated)
+        return batch
+
+    def _measure(self, batch: RolloutBatch, step: int) -> Metrics:
+        """Metrics of the rollout. Notes once in a run that the two engines differ by more than rounding."""
         recomputed = self.algorithm.old_log_probs == "recompute"
-        metrics |= rollout_metrics(batch if recomputed else replace(batch, log_probs=None))  # nothing to compare
+        metrics = rollout_metrics(batch if recomputed else replace(batch, log_probs=None))  # else nothing to compare
         if batch.versions is not None:
             age = (self.version(step) - batch.versions).float()
             metrics |= {"staleness/mean": age.mean().item(), "staleness/max": age.max().item()}
         if metrics.get("staleness/max", 0.0) == 0.0:
             self._warn_of_mismatch(metrics)
-        if (correction := self.algorithm.rollout_is) is not None:
-            weights, measured = mismatch_weights(batch.log_probs, batch.rollout_log_probs, batch.mask, correction)
-            batch = replace(batch, loss_weights=weights)
-            metrics |= measured
-        if scores is not None:
-            batch, found = apply_pf_ppo(batch, scores, self.algorithm.pf_ppo, generator(self.seed, "pf_ppo", step))
-            metrics |= found
-        if batch.ends is not None:
-            batch = batch.flatten()
-        actor, critic = self.learners.actor, self.learners.critic
-        training: list[Phase] = []
-        if critic is not None:
-            training.append(Phase("train critic", "critic", lambda _: critic.update(batch, step)))
-        if self.trains_actor(step):
-            kept = batch
-            if correction is not None and correction.denominator == "kept":
-                kept = without_rejected(batch, values_too=critic is None)
-            training.append(Phase("train actor", "actor", lambda _: actor.update(kept, step)))
-        return metrics | self.phases.run(training)
-
-    def _estimate(self, batch: RolloutBatch) -> tuple[RolloutBatch, Metrics]:
-        """The batch with log-probs, values, advantages and returns. What the collection has evaluated stays."""
-        metrics: Metrics = {}
-        if self.algorithm.old_log_probs == "rollout":
-            batch = replace(batch, log_probs=batch.rollout_log_probs)
-        batch = replace(batch, **self.phases.run(self._evaluations(batch)))
-        check_batch(batch, self.tolerated)  # before a KL penalty spreads what is wrong with log-probs into the rewards
-        if self.algorithm.use_kl_in_reward:
-            coefficient = self.kl_controller.coefficient
-            batch, kl = penalized(batch, self.algorithm, coefficient)
-            measured = sequence_mean_kl(kl, batch.mask)
-            self.kl_controller.update(measured, len(batch))
-            metrics |= {"reward/kl": measured, "reward/kl_coef": coefficient}
-        if not self.algorithm.full_kl_in_loss:
-            batch = replace(batch, reference_states=None)  # large, and the updates would compare to it for nothing
-        with self.reporter.phase("advantages"):
-            estimated, returns = advantages(batch, self.algorithm)
-        if batch.ends is None:  # what only the estimator reads; `flatten` drops it elsewhere
-            batch = replace(batch, bootstrapped=None, end_values=None)
-        batch = replace(batch, advantages=estimated, returns=returns, kl_penalties=None)
-        check_batch(batch, self.tolerated)
-        return batch, metrics
-
-    def _evaluations(self, batch: RolloutBatch) -> list[Phase]:
-        """The reference first: a full KL is measured by the actor, from the reference's states."""
-        learners, phases = self.learners, []
-        if learners.reference is not None and batch.reference_log_probs is None:
-            phases.append(_evaluation("reference", "reference", learners.reference.evaluate, batch))
-        if learners.reference_is_base:
-            phases.append(_evaluation("reference", "actor", learners.actor.evaluate_reference, batch))
-        if self.algorithm.old_log_probs == "recompute" and batch.log_probs is None:
-            phases.append(_evaluation("log-probs", "actor", learners.actor.evaluate, batch))
-        if learners.critic is not None and batch.values is None:
-            phases.append(_evaluation("values", "critic", learners.critic.evaluate, batch))
-        return phases
+        return metrics
 
     def _warn_of_mismatch(self, metrics: Metrics) -> None:
-        """Once in a run: the two engines differ by more than rounding does."""
         passed = {name: metrics[name] for name, limit in MISMATCH_LIMITS.items() if metrics.get(name, 0.0) > limit}
         if passed and not self.warned_of_mismatch:
             self.warned_of_mismatch = True
-            found = ", ".join(f"{name} {value:.3g} (limit {MISMATCH_LIMITS[name]:g})" for name, value in passed.items())
+            values = ", ".join(
+                f"{name} {value:.3g} (limit {MISMATCH_LIMITS[name]:g})" for name, value in passed.items()
+            )
             advice = "" if self.algorithm.rollout_is else "; algorithm.rollout_is corrects for it"
             message = "rollout and training engine give the same tokens different probabilities"
-            self.reporter.note(f"{message}: {found}{advice}")
+            self.reporter.note(f"{message}: {values}{advice}")
 
-    def state_dict(self) -> dict[str, Any]:
+    def _correct_mismatch(self, batch: RolloutBatch) -> tuple[RolloutBatch, Metrics]:
+        """The batch with importance weights w_t = pi_old / pi_rollout on its policy loss, with `rollout_is`."""
+        if (correction := self.algorithm.rollout_is) is None:
+            return batch, {}
+        weights, metrics = mismatch_weights(batch.log_probs, batch.rollout_log_probs, batch.mask, correction)
+        return replace(batch, loss_weights=weights), metrics
+
+    def _train(self, batch: RolloutBatch, step: int) -> Metrics:
+        """Critic epochs and actor epochs."""
+        actor, critic, stage = self.learners.actor, self.learners.critic, list[Phase]()
+        if critic is not None:
+            stage.append(Phase("train critic", "critic", lambda _: critic.update(batch, step)))
+        if self.trains_actor(step):
+            rows, correction = batch, self.algorithm.rollout_is
+            if correction is not None and correction.denominator == "kept":
+                rows = without_rejected(batch, values_too=critic is None)
+            stage.append(Phase("train actor", "actor", lambda _: actor.update(rows, step)))
+        return self.phases.run(stage)
+
+    def state_dict(self) -> StateDict:
         return {"kl_controller": self.kl_controller.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         self.kl_controller.load_state_dict(state["kl_controller"])
+
+
+def _evaluation(name: str, component: str, call: Callable[[RolloutBatch], Handle], batch: RolloutBatch) -> Phase:
+    return Phase(name, component, lambda earlier: call(replace(batch, **earlier)))
 
 
 def without_rejected(batch: RolloutBatch, *, values_too: bool) -> RolloutBatch:
@@ -260,13 +287,17 @@ def without_rejected(batch: RolloutBatch, *, values_too: bool) -> RolloutBatch:
     well, whose loss still counts every position."""
     assert batch.loss_weights is not None
     weighted = batch.loss_weights > 0
-    found = replace(batch, action_mask=batch.action_mask & weighted)
+    accepted = replace(batch, action_mask=batch.action_mask & weighted)
     if batch.entropy_units is not None:
-        found = replace(found, entropy_units=batch.entropy_units * weighted)
+        accepted = replace(accepted, entropy_units=batch.entropy_units * weighted)
     if values_too and batch.values is not None and batch.value_mask is None:
-        found = replace(found, value_mask=batch.action_mask)
-    return found
+        accepted = replace(accepted, value_mask=batch.action_mask)
+    return accepted
 
 
-def _evaluation(name: str, component: str, call: Callable[[RolloutBatch], Handle], batch: RolloutBatch) -> Phase:
-    return Phase(name, component, lambda known: call(replace(batch, **known)))
+def sync_metrics(received: Sequence[WeightsReceived]) -> Metrics:
+    """The bytes and buckets that all rollout ranks got from other processes."""
+    return {
+        "weights/bytes": float(sum(receipt.bytes for receipt in received)),
+        "weights/buckets": float(sum(receipt.buckets for receipt in received)),
+    }

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rl_platform.algorithms.dynamic_sampling import DynamicSampler
 from rl_platform.algorithms.shaping import ShapedRewards
@@ -22,14 +21,15 @@ from rl_platform.envs.reasoning.question import Split
 from rl_platform.metrics import Reporter
 from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.placement.offload_order import OffloadOrder
-from rl_platform.records import Prompt, RolloutBatch, Trajectory
-from rl_platform.runners.conversations import conversation_metrics
+from rl_platform.records import Prompt, RolloutBatch, StateDict, Trajectory
 from rl_platform.runners.partial_rollouts import PartialRollouts, restore
+from rl_platform.runners.phases import TakingTurns, with_turns
 from rl_platform.runners.ppo import Learners, sync_metrics
 from rl_platform.runners.recovery import Recovery
 from rl_platform.runners.rollouts import Collected
-from rl_platform.runners.streaming import streaming_of
+from rl_platform.runners.streamed_evaluation import streamed_evaluation
 from rl_platform.runners.trajectories import (
+    conversation_metrics,
     cut_ends,
     mean,
     process_rewards,
@@ -38,16 +38,15 @@ from rl_platform.runners.trajectories import (
     shaped_rewards,
     trajectory_metrics,
 )
-from rl_platform.runners.turns import TakingTurns, with_turns
 from rl_platform.runtime import ComponentSpec, Runtime
 from rl_platform.runtime.weights.base import merge_published
 from rl_platform.runtime.worker_group import WorkerGroup
 
 CHANNEL_CAPACITY = 1024
-GATHER_S = 0.05  # how long scored responses may wait for others: every message costs the engine's process a moment
+GATHER_S = 0.05  # how long scored responses wait for others, as each message interrupts the engine's process
 
 
-class ReasoningTask:
+class ReasoningRunner:
     """`loss_type: actor`: language-model actor, separate critic, verified rewards."""
 
     def __init__(
@@ -93,7 +92,7 @@ class ReasoningTask:
             config.reference_is_base,
             self.turns,
         )
-        self.streaming = streaming_of(config, turns, self.groups, self._batch)
+        self.streaming = streamed_evaluation(config, turns, self.groups, self._batch)
 
     def sync_weights(self, version: int) -> dict[str, float]:
         self.turns.before("sync weights")
@@ -114,11 +113,11 @@ class ReasoningTask:
         self._warn_of_clipped_scores(int(shaped.metrics.get("reward/out_of_range", 0)))
         batch = self._batch(trajectories, shaped)
         if self.streaming is not None:
-            with self.reporter.phase("evaluate"):  # what is left of it
+            with self.reporter.phase("evaluate"):  # the parts that are not done yet
                 batch = replace(batch, **self.streaming.fields(batch))
         if any(trajectory.step_rewards for trajectory in trajectories):
-            process, found = process_rewards(trajectories, batch.action_mask)
-            batch, metrics = replace(batch, rewards=batch.rewards + process), metrics | found
+            process, process_metrics = process_rewards(trajectories, batch.action_mask)
+            batch, metrics = replace(batch, rewards=batch.rewards + process), metrics | process_metrics
         samples = samples_of(trajectories[: self.config.runner.log_samples])
         metrics |= trajectory_metrics(trajectories) | conversation_metrics(trajectories)
         return Collected(batch, metrics | shaped.metrics | self.recovery.metrics(), samples)
@@ -127,14 +126,14 @@ class ReasoningTask:
         return shaped_rewards(trajectories, self.config.algorithm, self.config.data.max_response_length)
 
     def _batch(self, trajectories: Sequence[Trajectory], shaped: ShapedRewards | None = None) -> RolloutBatch:
-        """Their batch. Without `shaped`: for those who evaluate a part and read no rewards."""
+        """The batch of `trajectories`. Without `shaped`: for evaluations, which read no rewards."""
         batch = rollout_batch(trajectories, shaped or self._shaped(trajectories), self.tokenizer.pad_token_id)
         if self.config.algorithm.bootstrap_truncated:
             batch = replace(batch, bootstrapped=cut_ends(trajectories, batch.action_mask))
         return batch
 
     def _round(self, step: int, number: int) -> list[Trajectory]:
-        """Scored responses to the next batch of prompts. Rounds of one step draw unlike random numbers."""
+        """Scored responses to the next batch of prompts. Rounds of one step draw different random numbers."""
         purpose = f"train-{number}" if number else "train"
         samples, sampling = self.config.algorithm.group_size, self.config.rollout.sampling
         prompts = self.loader.next_batch()
@@ -167,20 +166,20 @@ class ReasoningTask:
     def parts(self) -> Mapping[str, WorkerGroup]:
         return {}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         state = {"loader": self.loader.state_dict()}
         if self.partial is not None:
             state["partial_rollouts"] = self.partial.state_dict()
         return state if self.sampler is None else state | {"dynamic_sampling": self.sampler.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         self.loader.load_state_dict(state["loader"])
         if self.sampler is not None and "dynamic_sampling" in state:
             self.sampler.load_state_dict(state["dynamic_sampling"], self.prompts)
         restore(self.partial, state.get("partial_rollouts"), self.prompts)
 
     def finish(self) -> None:
-        """Write the trained model as a Hugging Face folder."""
+        """Writes the trained model as a Hugging Face folder."""
         with self.reporter.phase("export"):
             folder = self.groups["actor"].export(str(self.output_dir / "model")).wait()[0]
         self.reporter.note(f"trained model, loadable by transformers: {folder}")
@@ -204,8 +203,8 @@ class ReasoningTask:
     ) -> list[Trajectory]:
         """Scored responses in the order of prompts and samples; some are scored while others are generated.
 
-        `on_arrival` gets them as they come. After the death of a process those that had not arrived are generated anew,
-        from the same random numbers.
+        `on_arrival` gets them as they arrive. After the death of a process the missing ones are generated again, from
+        the same random numbers.
         """
         self.turns.before("generate")
         trajectories: list[Trajectory] = []
@@ -229,7 +228,7 @@ class ReasoningTask:
         answered = [(trajectory.prompt.index, trajectory.sample) for trajectory in trajectories]
         total = len(prompts) * samples
         with self.recovery.working(generated, scored) as calls:
-            arguments = prompts, samples, sampling, purpose, step, generated  # first, as it takes longest
+            arguments = prompts, samples, sampling, purpose, step, generated  # starts first, as it takes longest
             calls.append(generating := self.groups["rollout"].generate(*arguments, self.recovery.version, answered))
             calls.append(scoring := self.groups["reward"].stream(generated, scored))
             while len(trajectories) < total:
@@ -240,17 +239,17 @@ class ReasoningTask:
                 self.reporter.progress(len(trajectories), total, "responses")
             generating.wait()
             generated.close()
-            scored.close()  # while the answer of `stream` is on its way
+            scored.close()  # without waiting for the result of `stream`
             scoring.wait()
 
 
 def validation_metric(config: Config) -> str:
-    """`val/accuracy` of a verifier, which says right or wrong; `val/score` of any other reward."""
+    """`val/accuracy` of a verifier with scores 0 and 1; `val/score` of any other reward."""
     return "val/accuracy" if verifier_spec(config).built_in else "val/score"
 
 
 def round_size(config: Config) -> int:
-    """Prompts that are generated at once."""
+    """Prompts of one round of generation."""
     options = config.algorithm.dynamic_sampling
     if options is None or options.prompts_per_round is None:
         return config.data.train_batch_size

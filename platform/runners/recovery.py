@@ -1,13 +1,15 @@
-"""A run goes on after the death of a process that could be started again: weights and work are given to it anew."""
+"""Recovery from the death of a process that could be started again: it gets the weights, and its work is repeated."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from rl_platform.components.env_ranks import Shares, joined_states
 from rl_platform.errors import WorkerDied, WorkerError
-from rl_platform.records import Weights, WeightsReceived
+from rl_platform.records import StateDict, Weights, WeightsReceived
 from rl_platform.runtime import Runtime
 from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.worker_group import Handle, WorkerGroup
@@ -16,7 +18,7 @@ T = TypeVar("T")
 
 
 class Recovery:
-    """Keeps which weights the rollout is to have, and brings ranks of it that were started again up to them."""
+    """Stores the weights that the rollout must have, and sends them to ranks that were started again."""
 
     def __init__(self, runtime: Runtime, rollout: WorkerGroup) -> None:
         self.runtime, self.rollout = runtime, rollout
@@ -27,18 +29,18 @@ class Recovery:
         self._calls: list[Handle] = []  # of an attempt that failed
 
     def sync(self, weights: Weights) -> list[WeightsReceived]:
-        """All ranks of the rollout use these weights; what they say of it."""
+        """Sends weights to all ranks of the rollout; returns their receipts."""
         self._weights, self.version = weights, weights.version
         self._behind, self._received = set(range(self.rollout.world_size)), []
         self.run(lambda: None)
-        if isinstance(weights, Weights):  # no name but the tensors: in this process, where nothing is started again
+        if isinstance(weights, Weights):  # tensors by reference: the rollout is in this process and cannot restart
             self._weights = None
         return self._received
 
-    def run(self, attempt: Callable[[], T], again: Callable[[], Any] | None = None) -> T:
-        """What `attempt` returns; made again after a death, once the rollout has its weights and after `again()`.
+    def run(self, attempt: Callable[[], T], again: Callable[[], object] | None = None) -> T:
+        """The result of `attempt`; repeated after a death, once the rollout has its weights and `again()` has returned.
 
-        It makes its calls in `working`. Raises WorkerDied if a process is gone that is not started again.
+        `attempt` makes its calls in `working`. Raises WorkerDied if the process is not started again.
         """
         failed = False
         while True:
@@ -53,9 +55,9 @@ class Recovery:
 
     @contextmanager
     def working(self, *channels: Channel[Any]) -> Iterator[list[Handle]]:
-        """Calls added to the list end before the next attempt: after a death nobody goes on with these channels.
+        """Calls added to the list end before the next attempt: after a death the channels are closed.
 
-        What such a call was doing is lost; what it had put into a channel and somebody got is not.
+        Results of such a call are lost, except items that another component has received.
         """
         calls: list[Handle] = []
         try:
@@ -82,33 +84,62 @@ class Recovery:
         with self.working() as calls:
             calls.append(receiving := self.rollout.on(ranks).receive(self._weights))
             received: list[WeightsReceived] = receiving.wait()
-        for rank, found in zip(ranks, received, strict=True):
-            if found.version != self.version:
-                raise WorkerError(f"rollout[{rank}] has weights version {found.version}; {self.version} were published")
+        for rank, receipt in zip(ranks, received, strict=True):
+            if receipt.version != self.version:
+                raise WorkerError(
+                    f"rollout[{rank}] has weights version {receipt.version}; {self.version} were published"
+                )
         self._behind = set()
         self._received += received
 
 
-class Simulation:
-    """The environments, whose state is kept where one of their processes, or the rollout's, may be started again.
+@dataclass(frozen=True)
+class EnvPart:
+    """The env group as a part of a checkpoint, which is the same for any number of ranks."""
 
-    env: a worker group with `state_dict` and `load_state_dict`. What is collected is then the same as if nobody died.
-    The state is read while the models are trained, so an environment that dies just then ends the run.
+    group: WorkerGroup
+    shares: Shares
+
+    def state_dict(self) -> Saving:
+        return Saving(self.group.state_dict(), self.shares)
+
+    def load_state_dict(self, state: StateDict) -> Handle:
+        return self.group.load_state_dict(state)
+
+
+@dataclass(frozen=True)
+class Saving:
+    """The state of the env group, as soon as all ranks have returned theirs."""
+
+    handle: Handle
+    shares: Shares
+
+    def wait(self) -> list[StateDict]:
+        """The states of all ranks joined to one."""
+        states = self.handle.wait()
+        return [{**states[0], "envs": joined_states([state["envs"] for state in states], self.shares)}]
+
+
+class Simulation:
+    """The environments. Their state is kept if a process of theirs or of the rollout may be started again.
+
+    A repeated collection gives the same rollout. The state is read while the models are trained, so an environment that
+    dies at that time ends the run.
     """
 
-    def __init__(self, recovery: Recovery, env: Any) -> None:
+    def __init__(self, recovery: Recovery, env: EnvPart) -> None:
         self.recovery, self.env = recovery, env
         self.keeps = any(recovery.runtime.restartable(component) for component in ("env", "rollout"))
-        self._reading: Any = None  # the handle of the state in which the next rollout begins
+        self._reading: Saving | None = None  # the state in which the next rollout begins
 
     def collect(self, attempt: Callable[[], T]) -> T:
-        """What `attempt` returns, which moves the environments; made again after a death from where it began."""
-        found = self.evaluate(attempt)
+        """The result of `attempt`, which steps the environments; repeated after a death from their earlier state."""
+        result = self.evaluate(attempt)
         self._reading = self.env.state_dict() if self.keeps else None
-        return found
+        return result
 
     def evaluate(self, attempt: Callable[[], T]) -> T:
-        """What `attempt` returns, which leaves the environments as they are; made again after a death."""
+        """The result of `attempt`, which leaves the environments as they are; repeated after a death."""
         if not self.keeps:
             return self.recovery.run(attempt)
         self._reading = self._reading or self.env.state_dict()

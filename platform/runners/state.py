@@ -1,4 +1,4 @@
-"""What a run keeps on disk to go on later: where it resumes from, what a checkpoint holds, whether it is at its end."""
+"""State of a run on disk: checkpoints, the one it resumes from, and the mark of a finished run."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import Model, Trainable
 from rl_platform.errors import CheckpointError
 from rl_platform.metrics import Reporter
+from rl_platform.records import StateDict
 from rl_platform.runtime.worker_group import WorkerGroup
 
-FINISHED = "finished"  # file in the output folder: everything that follows the last step is done too
+FINISHED = "finished"  # file in the output folder: the last step and the exports are done
 
 
 class Stateful(Protocol):
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> StateDict: ...
 
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def load_state_dict(self, state: StateDict) -> None: ...
 
 
 class HasParts(Stateful, Protocol):
@@ -50,7 +51,7 @@ class RunState:
 
     @property
     def finished(self) -> bool:
-        """Whether an earlier run got to the end, its exports included."""
+        """Whether an earlier run finished, with its exports."""
         done = self.resume_from is not None and self.resume_from.step >= self._max_steps
         return done and self._mark.exists()
 
@@ -69,33 +70,33 @@ class RunState:
             )
 
     def finish(self) -> None:
-        """The run has come to its end."""
+        """Marks the run as finished."""
         self._mark.touch()
 
-    def restore(self, task: HasParts, ppo: Stateful, rollouts: Stateful) -> int:
+    def restore(self, runner: HasParts, ppo: Stateful, rollouts: Stateful) -> int:
         """Everyone gets the state of the checkpoint; returns its step, 0 without one."""
         if self.resume_from is None:
             return 0
-        for name, group in task.learned_parts().items():
+        for name, group in runner.learned_parts().items():
             group.load_state(str(self.resume_from.file(name))).wait()
-        for name, group in task.parts().items():
+        for name, group in runner.parts().items():
             group.load_state_dict(self.resume_from.load(name)).wait()
         run = self.resume_from.load("run")
-        task.load_state_dict(run["task"])
+        runner.load_state_dict(run["task"])
         ppo.load_state_dict(run["ppo"])
         rollouts.load_state_dict(run.get("rollouts", {}))
         return self.resume_from.step
 
-    def save(self, step: int, task: HasParts, ppo: Stateful, rollouts: Stateful) -> None:
-        parts: dict[str, Part] = {name: _shards(group) for name, group in task.learned_parts().items()}
-        parts |= {name: group.state_dict().wait()[0] for name, group in task.parts().items()}
+    def save(self, step: int, runner: HasParts, ppo: Stateful, rollouts: Stateful) -> None:
+        parts: dict[str, Part] = {name: _shards(group) for name, group in runner.learned_parts().items()}
+        parts |= {name: group.state_dict().wait()[0] for name, group in runner.parts().items()}
         self.reporter.sync()  # a checkpoint without the metrics of its steps would leave a gap in them
-        run = {"task": task.state_dict(), "ppo": ppo.state_dict(), "rollouts": rollouts.state_dict()}
+        run = {"task": runner.state_dict(), "ppo": ppo.state_dict(), "rollouts": rollouts.state_dict()}
         checkpoint = self.store.save(step, parts | {"run": run})
         self.reporter.note(f"checkpoint of step {step}: {checkpoint.path}")
 
     def outlook(self) -> str:
-        """How to go on after the run has been stopped; for messages."""
+        """How to continue after the run was stopped; for messages."""
         try:
             steps = self.store.steps()
         except CheckpointError:
@@ -107,7 +108,7 @@ class RunState:
 
 
 def _shards(group: WorkerGroup) -> Shards:
-    """What all ranks of a learner write together."""
+    """The checkpoint part that all ranks of a learner write."""
 
     def write(folder: Path) -> dict[str, Written]:
         return {name: file for files in group.save_state(str(folder)).wait() for name, file in files.items()}
@@ -116,7 +117,7 @@ def _shards(group: WorkerGroup) -> Shards:
 
 
 def fingerprint(config: Config) -> str:
-    """Lines `key: value`: what two configs must agree in for one to load the checkpoints of the other."""
+    """Lines `key: value` in which two configs must agree for one to load the checkpoints of the other."""
     facts: dict[str, Any] = {"runner.task_type": config.runner.task_type}
     if config.runner.task_type == "embodied":
         env = config.env.model_dump(
@@ -141,38 +142,38 @@ def fingerprint(config: Config) -> str:
 
 
 def _policy_facts(config: Config) -> dict[str, Any]:
-    """What is not as it is by default, beside the MLP: checkpoints of before there was a choice stay readable."""
+    """Stores only the policy options that differ from the defaults, so that older checkpoints stay readable."""
     model = config.actor.model
-    found = _facts("actor.model", model, {"hidden_sizes", "activation"} if model.type != "vla" else set())
+    facts = _facts("actor.model", model, {"hidden_sizes", "activation"} if model.type != "vla" else set())
     chosen = {"type": "mlp", "log_std": "free", "action_distribution": "gaussian"}
-    found |= _facts("actor.model", model, {name for name, usual in chosen.items() if getattr(model, name) != usual})
+    facts |= _facts("actor.model", model, {name for name, usual in chosen.items() if getattr(model, name) != usual})
     if model.type in ("cnn", "vla"):
-        found |= _facts("actor.model", model, {"cnn"})
+        facts |= _facts("actor.model", model, {"cnn"})
     if model.type == "gru":
-        found |= _facts("actor.model", model, {"recurrent_size"})
+        facts |= _facts("actor.model", model, {"recurrent_size"})
     if model.type == "vla":
         names = {"path", "random_init", "tokenizer", "instruction", "action_bins", "train_backbone"}
         names |= set() if model.backbone_layers is None else {"backbone_layers"}
-        found |= _facts("actor.model", model, names) | _adapters(config)
+        facts |= _facts("actor.model", model, names) | _adapters(config)
         if model.random_init is not None:
-            found["runner.seed"] = config.runner.seed  # checkpoints do not hold what is frozen, as the words always are
+            facts["runner.seed"] = config.runner.seed  # checkpoints do not hold frozen parameters
     if config.env.pixels is not None:
-        found["env.pixels"] = config.env.pixels.model_dump()
-    return found
+        facts["env.pixels"] = config.env.pixels.model_dump()
+    return facts
 
 
 def _adapters(config: Config) -> dict[str, Any]:
-    """Checkpoints of adapters hold nothing else, so the models beneath must be the same."""
+    """Checkpoints of adapters hold only the adapters, so the base models must be the same."""
     roles = ("actor", "critic") if config.critic.use_critic_model else ("actor",)
-    found: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     for role in roles:
         section: Trainable = getattr(config, role)
         if section.lora is None:
             continue
-        found[f"{role}.lora"] = section.lora.model_dump()
+        facts[f"{role}.lora"] = section.lora.model_dump()
         if (section.model or config.actor.model).random_init is not None:
-            found["runner.seed"] = config.runner.seed
-    return found
+            facts["runner.seed"] = config.runner.seed
+    return facts
 
 
 def _facts(key: str, model: Model, names: set[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What trajectories become: shaped rewards, a rollout batch, metrics and samples for the log. Pure functions."""
+"""From trajectories to shaped rewards, a rollout batch, metrics and samples for the log. Pure functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rl_platform.records import RolloutBatch, Trajectory
 
 
 def shaped_rewards(trajectories: Sequence[Trajectory], algorithm: Algorithm, longest_response: int) -> ShapedRewards:
-    """The rewards to train on, one per trajectory; `Trajectory.reward` and `metric` stay what the verifier gave."""
+    """The rewards to train on, one per trajectory; `Trajectory.reward` and `metric` stay those of the verifier."""
     return shape_rewards(
         scores=torch.tensor([trajectory.reward for trajectory in trajectories]),
         scored=torch.tensor([trajectory.valid for trajectory in trajectories]),
@@ -68,7 +68,7 @@ def cut_ends(trajectories: Sequence[Trajectory], action_mask: Tensor) -> Tensor:
 
 
 def trajectory_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """What the batch no longer shows: raw rewards, truncation, prompt lengths, token counts."""
+    """Metrics that the batch no longer shows: raw rewards, truncation, prompt lengths, token counts."""
     responses = [len(trajectory.token_ids) for trajectory in trajectories]
     prompts = [len(trajectory.prompt.token_ids) for trajectory in trajectories]
     return {
@@ -90,3 +90,19 @@ def samples_of(trajectories: Sequence[Trajectory]) -> list[Sample]:
 def mean(numbers: Sequence[float]) -> float:
     """0 of no numbers."""
     return float(sum(numbers)) / len(numbers) if numbers else 0.0
+
+
+def conversation_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Turns of the policy, answers of the tool per response, tools that failed, tokens of answers per response; empty
+    for responses of one turn."""
+    conversations = [trajectory.conversation for trajectory in trajectories if trajectory.conversation is not None]
+    if not conversations:
+        return {}
+    count, turns = len(conversations), [len(conversation.turns) for conversation in conversations]
+    return {
+        "turns/mean": sum(turns) / count,
+        "turns/max": float(max(turns)),
+        "tool/calls": sum(conversation.observations for conversation in conversations) / count,
+        "tool/errors": float(sum(conversation.failed for conversation in conversations)),
+        "len/observation_mean": sum(sum(conversation.observed) for conversation in conversations) / count,
+    }

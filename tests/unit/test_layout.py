@@ -27,7 +27,6 @@ LEVELS = (
         "standard_streams",
         "garbage",
         "records",
-        "regular_file",
         "checkpoint",
         "disk",
         "metrics",

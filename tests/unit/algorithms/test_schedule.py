@@ -130,7 +130,7 @@ def test_copies_serve_the_next_batch_if_it_is_alike() -> None:
 def test_copies_of_large_batches_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = ShuffleBuffers()
     for limit, count in ((2**24, 2), (100, 0)):
-        monkeypatch.setattr(schedule, "KEPT", limit)
+        monkeypatch.setattr(schedule, "LARGEST_KEPT", limit)
         for _ in MiniBatches(_batch(64), 16, kept).epochs(3, lambda epoch: torch.Generator().manual_seed(epoch)):
             pass
         assert len(kept.copies) == count

@@ -16,8 +16,7 @@ from rl_platform.algorithms.advantages import advantages
 from rl_platform.components.actor import EmbodiedActor
 from rl_platform.components.base import ComponentContext
 from rl_platform.components.environment import Environment
-from rl_platform.components.policy_ranks import PolicyRanks
-from rl_platform.components.policy_rollout import Actions, Observations, PolicyRollout
+from rl_platform.components.policy_rollout import Actions, Observations, PolicyRollout, RemotePolicy
 from rl_platform.config.schema import Config
 from rl_platform.records import RolloutBatch
 from rl_platform.rng import derive_seed
@@ -96,7 +95,7 @@ def collect(settings: Config) -> SimpleNamespace:
     policy = CountsActions(settings.actor.model.num_action_chunks)
     environment = Environment(context("env"), settings)
     try:
-        batch, metrics = environment.collect(0, PolicyRanks(policy, policy))
+        batch, metrics = environment.collect(0, RemotePolicy(policy, policy))
         return SimpleNamespace(batch=batch, metrics=metrics, asked=policy.asked, state=environment.state_dict())
     finally:
         environment.close()
@@ -235,7 +234,7 @@ class TestBootstrap:
 def one_rollout(environment: Environment, rollout: PolicyRollout) -> RolloutBatch:
     waiting: list[Observations] = []
     channel = SimpleNamespace(put=waiting.append, get=lambda: rollout.act(waiting.pop(0)))
-    return environment.collect(0, PolicyRanks(channel, channel))[0]
+    return environment.collect(0, RemotePolicy(channel, channel))[0]
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "HalfCheetah-v5"])

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from rl_platform.components.actor import LanguageActor
 from rl_platform.components.critic import LanguageCritic
+from rl_platform.records import RolloutBatch
 
 CHANGES = [
     # keys of both runs, the key that must make a difference
@@ -119,11 +120,9 @@ def test_the_critic_values_the_state_after_a_response_that_was_cut(
     found = critic.evaluate(replace(batch, bootstrapped=bootstrapped))
     plain = critic.evaluate(batch)["values"]
     torch.testing.assert_close(found["values"], plain, rtol=1e-5, atol=1e-6)
-    longer = replace(
-        batch,
-        inputs={"tokens": F.pad(batch.inputs["tokens"], (0, 1), value=7), "lengths": last + 2},
-        action_mask=F.pad(torch.zeros(8, 8, dtype=torch.bool), (1, 0)) | (torch.arange(9) == (last + 1)[:, None]),
-    )
+    inputs = {"tokens": F.pad(batch.inputs["tokens"], (0, 1), value=7), "lengths": last + 2}
+    after = torch.arange(9) == (last + 1)[:, None]
+    longer = RolloutBatch(inputs, after, batch.sample_mask, batch.group_ids, torch.zeros(8, 9), torch.zeros(8, 9))
     following = critic.evaluate(longer)["values"].sum(dim=1)
     expected = torch.where(bootstrapped, following[:, None], 0.0)
     torch.testing.assert_close(found["end_values"], expected, rtol=1e-5, atol=1e-6)

@@ -15,8 +15,7 @@ from rl_platform.components.reward import Reward
 from rl_platform.components.rollout import LanguageRollout
 from rl_platform.errors import WorkerError
 from rl_platform.records import Prompt, Trajectory
-from rl_platform.runners.conversations import conversation_metrics
-from rl_platform.runners.trajectories import rollout_batch
+from rl_platform.runners.trajectories import conversation_metrics, rollout_batch
 
 PROMPTS = [Prompt(index, text, "", tuple(text.encode())) for index, text in enumerate(["12+3", "7", "100-1"])]
 TOOL = """

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from rl_platform.components.env_ranks import AllEnvs, Peers, Shares, follow_orders, joined_states
-from rl_platform.components.policy_ranks import PolicyRanks
-from rl_platform.components.policy_rollout import Actions, Observations, PolicyRollout
+from rl_platform.components.policy_rollout import Actions, Observations, PolicyRollout, RemotePolicy
 from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.spaces import ActionSpace, EnvDescription, EnvSpaces
 from rl_platform.envs.embodied.vector import VectorEnv
@@ -108,7 +107,7 @@ def test_a_choice_depends_neither_on_ranks_nor_on_micro_batches(space: ActionSpa
                 "env": {"id": "none"},
             }
         )
-        policy = PolicyRanks(Channel("observations", 64, 5.0), Channel("actions", 64, 5.0), ranks)
+        policy = RemotePolicy(Channel("observations", 64, 5.0), Channel("actions", 64, 5.0), ranks)
         policy.ask(observations)
         policy.to_policy.close()
         for rank in range(ranks):

@@ -12,8 +12,7 @@ from rl_platform.components.base import ComponentContext
 from rl_platform.components.env_ranks import Shares
 from rl_platform.components.env_tasks import EnvTasks
 from rl_platform.components.environment import Environment
-from rl_platform.components.policy_ranks import PolicyRanks
-from rl_platform.components.policy_rollout import Observations
+from rl_platform.components.policy_rollout import Observations, RemotePolicy
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.env import Env
 from rl_platform.envs.embodied.success import Success
@@ -103,5 +102,5 @@ def test_ranks_of_the_rollout_are_told_the_tasks_of_their_rows() -> None:
         def put(self, observations: Observations, key: int) -> None:
             asked[key] = observations
 
-    PolicyRanks(Keyed(), Keyed(), 2).ask(Observations(np.zeros((5, 1)), tasks=np.arange(5) % 3))
+    RemotePolicy(Keyed(), Keyed(), 2).ask(Observations(np.zeros((5, 1)), tasks=np.arange(5) % 3))
     assert [asked[rank].tasks.tolist() for rank in (0, 1)] == [[0, 1], [2, 0, 1]]

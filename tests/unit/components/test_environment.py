@@ -15,8 +15,7 @@ import torch
 from rl_platform.components.actor import EmbodiedActor
 from rl_platform.components.env_ranks import Order, Peers
 from rl_platform.components.environment import Environment
-from rl_platform.components.policy_ranks import PolicyRanks
-from rl_platform.components.policy_rollout import Observations, PolicyRollout
+from rl_platform.components.policy_rollout import Observations, PolicyRollout, RemotePolicy
 from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.success import Success
 from rl_platform.errors import WorkerError
@@ -100,7 +99,7 @@ def collect(choice: int, **env):
     policy = AlwaysChooses(choice)
     environment = Environment(context("env"), config(**env))
     try:
-        return *environment.collect(0, PolicyRanks(policy, policy)), policy
+        return *environment.collect(0, RemotePolicy(policy, policy)), policy
     finally:
         environment.close()
 
@@ -134,11 +133,11 @@ def test_the_return_is_known_between_the_ends_of_episodes_and_after_a_restart():
     policy = AlwaysChooses(1)
     first, second = (Environment(context("env"), config(rollout_steps=1)) for _ in range(2))
     try:
-        metrics = [first.collect(step, PolicyRanks(policy, policy))[1] for step in range(4)]
+        metrics = [first.collect(step, RemotePolicy(policy, policy))[1] for step in range(4)]
         assert [found["episode/count"] > 0 for found in metrics] == [False, False, True, False]
         assert [found.get("episode/return") for found in metrics] == [None, None, 6.0, 6.0]
         second.load_state_dict(first.state_dict())
-        assert second.collect(4, PolicyRanks(policy, policy))[1]["episode/return"] == 6.0
+        assert second.collect(4, RemotePolicy(policy, policy))[1]["episode/return"] == 6.0
     finally:
         first.close()
         second.close()
@@ -153,12 +152,12 @@ def test_success_rates_of_the_last_episodes_survive_a_restart():
     first, second = Environment(context("env"), settings), Environment(context("env"), settings)
     try:
         for step in range(5):
-            metrics = first.collect(step, PolicyRanks(policy, policy))[1]
+            metrics = first.collect(step, RemotePolicy(policy, policy))[1]
             assert ("env/success_once" in metrics) == (step == 4)
         second.load_state_dict(first.state_dict())
-        metrics = second.collect(5, PolicyRanks(policy, policy))[1]
+        metrics = second.collect(5, RemotePolicy(policy, policy))[1]
         assert (metrics["env/success_once"], metrics["env/success_at_end"]) == (1.0, 1.0)
-        found = first.evaluate(0, None, True, PolicyRanks(policy, policy))
+        found = first.evaluate(0, None, True, RemotePolicy(policy, policy))
         assert found["successes"] == [Success(once=True, at_end=True)] * 10
     finally:
         first.close()
@@ -267,7 +266,7 @@ def test_a_policy_in_the_same_process_acts_without_channels_and_leads_to_the_sam
             channels = Channel("observations", 1, 5.0), Channel("actions", 1, 5.0)
             with ThreadPoolExecutor() as threads:
                 serving = threads.submit(rollout.serve, *channels)
-                found = [environment.collect(step, PolicyRanks(*channels)) for step in range(2)]
+                found = [environment.collect(step, RemotePolicy(*channels)) for step in range(2)]
                 channels[0].close()
                 serving.result()
                 return found

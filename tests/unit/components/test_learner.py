@@ -11,8 +11,7 @@ from rl_platform.algorithms.kl import full_kl
 from rl_platform.algorithms.mismatch import mismatch_weights
 from rl_platform.components.actor import EmbodiedActor, LanguageActor
 from rl_platform.components.critic import LanguageCritic
-from rl_platform.components.failures import keep_failed_batch
-from rl_platform.components.learner import FAILURES_IN_A_ROW
+from rl_platform.components.learner import FAILURES_IN_A_ROW, keep_failed_batch
 from rl_platform.components.reference import LanguageReference
 from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces

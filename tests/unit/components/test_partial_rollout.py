@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_platform.components.partial_rollout import continued, generate_until, share_of
+from rl_platform.components.rollout import continued, generate_until, share_of
 from rl_platform.engines.rollout.base import Completion, Request
 from rl_platform.records import Prompt, SamplingParams, Trajectory, Weights
 

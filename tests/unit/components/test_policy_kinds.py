@@ -12,8 +12,7 @@ import torch
 from rl_platform.components.actor import EmbodiedActor
 from rl_platform.components.base import ComponentContext
 from rl_platform.components.environment import Environment
-from rl_platform.components.policy_ranks import PolicyRanks
-from rl_platform.components.policy_rollout import Actions, Observations, PolicyRollout
+from rl_platform.components.policy_rollout import Actions, Observations, PolicyRollout, RemotePolicy
 from rl_platform.config.schema import Config
 from rl_platform.records import RolloutBatch, Weights
 
@@ -119,7 +118,7 @@ def collected(settings: Config) -> tuple[RolloutBatch, EmbodiedActor, Direct, En
     state = {name: tensor.clone() for name, tensor in actor.publish(0).state.items()}
     rollout.receive(Weights(0, state))
     policy = Direct(rollout)
-    batch, _ = environment.collect(0, PolicyRanks(policy, policy))
+    batch, _ = environment.collect(0, RemotePolicy(policy, policy))
     return batch, actor, policy, environment
 
 
@@ -232,7 +231,7 @@ def test_answers_of_several_ranks_are_one() -> None:
             return rollout.act(self.asked[key])
 
     ranks = Keyed()
-    both = PolicyRanks(ranks, ranks, 2)
+    both = RemotePolicy(ranks, ranks, 2)
     both.ask(Observations(images, ("act", 1)))
     answer = both.answer(5)
     np.testing.assert_allclose(answer.executed, whole.executed, rtol=1e-5)

@@ -13,8 +13,7 @@ import torch
 from rl_platform.components.actor import EmbodiedActor
 from rl_platform.components.base import ComponentContext
 from rl_platform.components.environment import Environment
-from rl_platform.components.policy_ranks import PolicyRanks
-from rl_platform.components.policy_rollout import Actions, Observations, PolicyRollout
+from rl_platform.components.policy_rollout import Actions, Observations, PolicyRollout, RemotePolicy
 from rl_platform.config.schema import Config
 from rl_platform.records import RolloutBatch, Weights
 
@@ -98,7 +97,7 @@ class World:
         rollout = PolicyRollout(context("rollout"), settings, spaces)
         rollout.receive(self.actor.publish(0))
         self.answers = Answers(rollout)
-        self.policy = PolicyRanks(self.answers, self.answers)
+        self.policy = RemotePolicy(self.answers, self.answers)
 
     def collect(self, step: int) -> RolloutBatch:
         return self.environment.collect(step, self.policy)[0]
@@ -183,7 +182,7 @@ def test_what_is_remembered_depends_neither_on_ranks_nor_on_micro_batches(world,
     question = Observations(array, ("act", 1), hidden_states=states)
     expected = made.answers.rollout.act(question)
     made.answers.rollout.rows = rows
-    parted = PolicyRanks(PerRank(made.answers), PerRank(made.answers), ranks)
+    parted = RemotePolicy(PerRank(made.answers), PerRank(made.answers), ranks)
     parted.ask(question)
     found = parted.answer(11)
     assert found.array.tolist() == expected.array.tolist()

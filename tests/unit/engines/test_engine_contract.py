@@ -20,7 +20,7 @@ import torch
 from sglang_engine import ENGINE_ENV, needs_sglang
 from weight_senders import SendingProcess
 
-from rl_platform.components.partial_rollout import generate_until
+from rl_platform.components.rollout import generate_until
 from rl_platform.engines.rollout.base import Completion
 from rl_platform.engines.rollout.sglang.engine import HostedEngine
 from rl_platform.engines.rollout.sglang.program import EngineSetup

@@ -63,6 +63,7 @@ def test_what_the_estimator_makes_of_finite_numbers() -> None:
         step({"rewards": tensor(3e38)}, models={"values": -3e38}, normalize_advantages=False)
 
 
+@pytest.mark.usefixtures("any_shapes")
 def test_rows_that_do_not_match() -> None:
     with pytest.raises(DataError, match=r"rewards of the rollout is misaligned: its shape is \[3, 3\]"):
         step({"rewards": torch.zeros(3, 3)})

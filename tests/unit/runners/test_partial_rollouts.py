@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_platform.components.partial_rollout import generate_until, share_of
+from rl_platform.components.rollout import generate_until, share_of
 from rl_platform.config.schema import Config
 from rl_platform.engines.rollout.base import Completion, Request
 from rl_platform.envs.reasoning.prompts import PromptLoader

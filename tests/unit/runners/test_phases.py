@@ -14,8 +14,7 @@ from rl_platform.errors import Diverged
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.offload_order import order_with
 from rl_platform.placement.scheduler import schedule
-from rl_platform.runners.phases import Phase, Phases
-from rl_platform.runners.turns import TakingTurns
+from rl_platform.runners.phases import Phase, Phases, TakingTurns
 
 LONG_S = 60.0  # for what must happen; nobody waits so long unless it does not
 EACH = {"actor": "0", "critic": "1", "reference": "2", "rollout,reward": "3"}

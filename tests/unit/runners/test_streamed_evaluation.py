@@ -27,8 +27,8 @@ from rl_platform.placement.occupancy import offload_order
 from rl_platform.placement.scheduler import schedule
 from rl_platform.records import Prompt, RolloutBatch, Trajectory
 from rl_platform.runners.ppo import PPO
-from rl_platform.runners.reasoning import ReasoningTask
-from rl_platform.runners.streaming import Streaming
+from rl_platform.runners.reasoning import ReasoningRunner
+from rl_platform.runners.streamed_evaluation import StreamedEvaluation
 from rl_platform.runners.trajectories import rollout_batch, shaped_rewards
 from rl_platform.runtime.local import LocalRuntime
 from rl_platform.tracing import Span, recorder
@@ -75,13 +75,13 @@ def build(placement: dict[str, str], **algorithm: Any) -> Config:
 
 
 @contextmanager
-def task_of(config: Config) -> Iterator[ReasoningTask]:
+def task_of(config: Config) -> Iterator[ReasoningRunner]:
     """A task in this process, whatever its placement."""
     placement = schedule(config.cluster, Inventory.emulated(1, DEVICES))
     with LocalRuntime(placement, 60, config.runner.seed) as runtime:
         turns = offload_order(config, placement, Inventory.emulated(1, DEVICES))
         questions = build_questions(config.data, config.runner.seed)
-        task = ReasoningTask(config, runtime, Reporter(), None, questions, turns)  # type: ignore[arg-type]
+        task = ReasoningRunner(config, runtime, Reporter(), None, questions, turns)  # type: ignore[arg-type]
         task.sync_weights(0)
         yield task
 
@@ -279,7 +279,7 @@ def test_parts_do_not_depend_on_who_is_finished_first(seed: int) -> None:
     arriving = ordered[:]
     random.Random(seed).shuffle(arriving)
     evaluator = Lengths()
-    streaming = Streaming([[evaluator]], 4, batch_of)  # type: ignore[list-item]
+    streaming = StreamedEvaluation([[evaluator]], 4, batch_of)  # type: ignore[list-item]
     streaming.begin(prompts, 2)
     for start in range(0, len(arriving), 3):
         streaming.add(arriving[start : start + 3])
@@ -292,7 +292,7 @@ def test_parts_do_not_depend_on_who_is_finished_first(seed: int) -> None:
 def test_a_prompt_that_comes_twice_has_two_rows() -> None:
     prompts = [Prompt(index, "", "", (1, 2)) for index in (4, 6, 4)]
     evaluator = Lengths()
-    streaming = Streaming([[evaluator]], 3, batch_of)  # type: ignore[list-item]
+    streaming = StreamedEvaluation([[evaluator]], 3, batch_of)  # type: ignore[list-item]
     streaming.begin(prompts, 1)
     trajectories = responses(prompts[:2], 1)
     streaming.add([trajectories[0], *trajectories])
@@ -304,7 +304,7 @@ def test_a_prompt_that_comes_twice_has_two_rows() -> None:
 def test_what_an_evaluation_raises_ends_the_collection() -> None:
     prompts = [Prompt(index, "", "", (1, 2)) for index in range(4)]
     trajectories = responses(prompts, 1)
-    streaming = Streaming([[Lengths(WorkerError("the critic failed"))]], 2, batch_of)  # type: ignore[list-item]
+    streaming = StreamedEvaluation([[Lengths(WorkerError("the critic failed"))]], 2, batch_of)  # type: ignore[list-item]
     streaming.begin(prompts, 1)
     streaming.add(trajectories[:2])
     until = time.monotonic() + 10

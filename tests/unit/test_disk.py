@@ -5,10 +5,10 @@ import pytest
 
 from rl_platform.config import load_config
 from rl_platform.config.schema.data import Task
+from rl_platform.disk import read_regular
 from rl_platform.envs.reasoning.jsonl import read_questions
 from rl_platform.errors import ConfigError, DataError
 from rl_platform.planner.calibration import read_measured
-from rl_platform.regular_file import read_regular
 
 
 def test_contents_up_to_a_limit(tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ def test_contents_up_to_a_limit(tmp_path: Path) -> None:
 def test_reading_that_would_block_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int | None) -> None:
     os.mkfifo(tmp_path / "fifo")
     writer = os.open(tmp_path / "fifo", os.O_RDWR)
-    monkeypatch.setattr("rl_platform.regular_file.stat.S_ISREG", lambda mode: True)  # as files of /proc claim to be
+    monkeypatch.setattr("rl_platform.disk.stat.S_ISREG", lambda mode: True)  # as files of /proc claim to be
     with pytest.raises(BlockingIOError):
         read_regular(tmp_path / "fifo", most)
     os.close(writer)

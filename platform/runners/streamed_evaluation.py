@@ -1,7 +1,7 @@
 """Log-probs and values of finished trajectories while others are still being generated.
 
-A part of the batch is evaluated as soon as all of its rows are there. Which rows make a part depends on their places in
-the batch alone, never on who was finished first: two runs evaluate the same parts.
+A part of the batch is evaluated as soon as all of its rows have arrived. The rows of a part depend on their positions
+in the batch alone, not on the order in which they finish, so two runs evaluate the same parts.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Fields = dict[str, Tensor]
 BatchOf = Callable[[Sequence[Trajectory]], RolloutBatch]
 
 
-class Streaming:
-    """`chains`: worker groups that evaluate one after another; chains work side by side. `rows`: of a part. `batch_of`:
-    trajectories as a batch, in their order.
+class StreamedEvaluation:
+    """chains: worker groups that evaluate one after another; chains run side by side. rows: of a part. batch_of: makes
+    a batch of trajectories, in their order.
 
-    For every rollout batch: `begin`, `add` until all of its trajectories are there, `fields`.
+    For every rollout batch, call `begin`, `add` until all of its trajectories have arrived, and `fields`.
     """
 
     def __init__(self, chains: Sequence[Sequence[WorkerGroup]], rows: int, batch_of: BatchOf) -> None:
@@ -36,7 +36,7 @@ class Streaming:
         self._workers = [ThreadPoolExecutor(1, thread_name_prefix="runner (evaluating)") for _ in chains]
 
     def begin(self, prompts: Sequence[Prompt], samples: int) -> None:
-        """Before a batch of `samples` responses to each prompt."""
+        """Called before a batch of `samples` responses to each prompt."""
         last = {prompt.index: position for position, prompt in enumerate(prompts)}
         order = sorted((last[prompt.index], prompt.index, sample) for prompt in prompts for sample in range(samples))
         self._places: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -47,7 +47,7 @@ class Streaming:
         self._evaluations: list[tuple[int, Future[Fields]]] = []
 
     def add(self, trajectories: Sequence[Trajectory]) -> None:
-        """Finished ones, in any order. Raises what an evaluation has raised so far."""
+        """Adds finished trajectories, in any order. Raises errors of the evaluations so far."""
         for _, evaluation in self._evaluations:
             if evaluation.done():
                 evaluation.result()
@@ -60,8 +60,7 @@ class Streaming:
                 self._evaluate(min(part), [part[row] for row in sorted(part)])
 
     def fields(self, batch: RolloutBatch) -> Fields:
-        """What was found out about the rows of `batch`, by field, once it is all there. Raises what an evaluation
-        raised."""
+        """The fields of all rows of `batch`, as soon as all evaluations are done. Raises their errors."""
         assert len(batch) == self._total
         whole: Fields = {}
         for first, evaluation in self._evaluations:
@@ -85,12 +84,12 @@ def _evaluated(chain: Sequence[WorkerGroup], batch: RolloutBatch) -> Fields:
     return fields
 
 
-def streaming_of(
+def streamed_evaluation(
     config: Config, turns: OffloadOrder, groups: Mapping[str, WorkerGroup], batch_of: BatchOf
-) -> Streaming | None:
-    """None where everything is evaluated after the generation."""
+) -> StreamedEvaluation | None:
+    """None if everything is evaluated after the generation."""
     chains = streaming_chains(config, turns.layout, turns.leaving)
     if not chains:
         return None
     rows = part_rows(config, turns.layout, [name for chain in chains for name in chain])
-    return Streaming([[groups[name] for name in chain] for chain in chains], rows, batch_of)
+    return StreamedEvaluation([[groups[name] for name in chain] for chain in chains], rows, batch_of)
