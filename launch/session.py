@@ -150,7 +150,7 @@ def task_of(
     placement: Placement,
     inventory: Inventory,
 ) -> Runner:
-    """Starts the components of a config and returns its runner. `world`: spaces of the environment, or the questions."""
+    """Starts the components of a config; returns its runner. `world`: spaces of the environment, or the questions."""
     if isinstance(world, Split):
         from rl_platform.runners.reasoning import ReasoningRunner
 
