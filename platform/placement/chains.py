@@ -1,8 +1,9 @@
-"""Which phases of one stage of a PPO step wait for one another, and which run side by side. Follows from the placement.
+"""Chains of components: phases of one stage of a PPO step that run one after the other, beside other chains.
 
     [reference] [log-probs] [values]        [train critic] [train actor]
 
-Phases of a stage need nothing of one another, but for a full KL, which the actor measures from the reference's states.
+The phases of a stage are independent, except for a full KL, which the actor computes from the reference's states. The
+placement decides which of them share devices.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from rl_platform.placement.layout import Layout
 
 
 def chains(components: Iterable[str], config: Config, layout: Layout) -> tuple[tuple[str, ...], ...]:
-    """The components in chains. Those of one chain share devices or need one another's results, and work in this order;
-    chains work side by side."""
+    """Returns the components in chains. Components of a chain share devices or need results of one another, and work in
+    this order. Chains work side by side."""
     separate: list[tuple[str, ...]] = []
     for name in components:
         linked = [chain for chain in separate if any(_linked(name, other, config, layout) for other in chain)]

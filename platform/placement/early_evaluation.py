@@ -1,7 +1,7 @@
-"""What is evaluated while responses are still generated, and how many rows at a time. Follows from the placement.
+"""Evaluations that run while responses are still generated, and how many rows they take at a time.
 
-Reference log-probs, log-probs and values of a response need nothing but that response, so a component that shares no
-device with the rollout need not wait for the whole batch.
+Reference log-probs, log-probs and values of a response depend on that response only. A component that shares no device
+with the rollout therefore starts before the batch is complete.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from rl_platform.placement.chains import chains
 from rl_platform.placement.layout import Layout
 from rl_platform.placement.memory import micro_batch_rows, rows_per_step
 
-LEAST_PARTS = 4  # of a batch: the last part waits for the last response, so it must be a small one
+LEAST_PARTS = 4  # of a batch: the last part waits for the last response, so it must be small
 
 
 def streaming_chains(config: Config, layout: Layout, leaving: Collection[str] = ()) -> tuple[tuple[str, ...], ...]:
-    """The chains of components that evaluate finished responses while others are generated. `leaving`: components that
-    are on their devices only in phases of their own.
+    """Returns the chains of components that evaluate finished responses while others are generated.
 
-    Empty where rows may still be dropped or left for later (dynamic sampling, partial rollouts), where the models are
-    being trained meanwhile (`runner.max_staleness`), and for embodied runs, whose values come with the actions.
+    `leaving`: components that are on their devices only in their own phases.
+
+    Empty if rows may be dropped or postponed (dynamic sampling, partial rollouts), if the models are trained meanwhile
+    (`runner.max_staleness`), and for embodied runs, whose values come with the actions.
     """
     algorithm = config.algorithm
     waiting = algorithm.dynamic_sampling is not None or config.rollout.partial_rollout is not None
@@ -34,12 +35,12 @@ def streaming_chains(config: Config, layout: Layout, leaving: Collection[str] = 
         if name in layout.parts and "rollout" not in layout.sharing[name] and name not in leaving
     ]
     if algorithm.full_kl_in_reward and "reference" not in names and "actor" in names:
-        names.remove("actor")  # it compares to the reference's hidden states, which come later
+        names.remove("actor")  # it needs the reference's hidden states, which are computed later
     return chains(names, config, layout)
 
 
 def part_rows(config: Config, layout: Layout, names: Collection[str]) -> int:
-    """Rows of a part: what these components take in one forward pass on all their ranks, or a share of the batch."""
+    """Returns the rows of a part: one forward pass of these components on all their ranks, or a share of the batch."""
     forward = config.algorithm.logprob_forward_micro_batch_size
     ranks = {name: layout.parts[name].ranks for name in names}
     wanted = max((forward or micro_batch_rows(config, name, count)) * count for name, count in ranks.items())

@@ -1,7 +1,7 @@
-"""How much of a GPU an SGLang engine takes for weights, keys and values where nobody said.
+"""Derives the share of a GPU that an SGLang engine takes for weights, keys and values.
 
-`rollout.gpu_memory_utilization` is then what the memory estimate finds for all of its running sequences, if the others
-on that GPU leave it so much.
+Without `rollout.gpu_memory_utilization` the share is the memory estimate for all of its running sequences, limited by
+the memory that other components leave on that GPU.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from rl_platform.placement.occupancy import NEARLY_FULL, Occupant, chosen_order,
 from rl_platform.placement.offload_order import OffloadOrder
 from rl_platform.placement.scheduler import Placement
 
-MARGIN = 1.1  # the estimate knows nothing of pages that are not full
+MARGIN = 1.1  # for pages that are not full, which the estimate leaves out
 
 
 @dataclass(frozen=True)
 class EngineMemory:
-    """Bytes on each GPU of one engine; `share` of that GPU. sequences: those that find room at the same time."""
+    """Bytes on each GPU of one engine, and their `share` of it. sequences: the number that fits at the same time."""
 
     share: float
     weights: int
@@ -41,9 +41,9 @@ class EngineMemory:
 
 
 def engine_memory(config: Config, placement: Placement, inventory: Inventory) -> EngineMemory | None:
-    """None where there is nothing to derive: the config says it, no SGLang, no GPU, or its kind or model is not known.
+    """Returns None if the config sets the share, without SGLang or a GPU, or for an unknown GPU or model.
 
-    Raises ConfigError if beside the others not one sequence finds room.
+    Raises ConfigError if the other components leave no memory for a single sequence.
     """
     rollout, device = config.rollout, device_of(inventory)
     known_shapes = shapes(config)[0]
@@ -70,7 +70,7 @@ def engine_memory(config: Config, placement: Placement, inventory: Inventory) ->
 
 
 def with_engine_memory(config: Config, derived: EngineMemory | None) -> Config:
-    """The config with the share that was derived."""
+    """Returns the config with the derived share."""
     if derived is None:
         return config
     rollout = config.rollout.model_copy(update={"gpu_memory_utilization": derived.share})
@@ -78,11 +78,11 @@ def with_engine_memory(config: Config, derived: EngineMemory | None) -> Config:
 
 
 def _room(crowd: Sequence[Occupant], memory: MemoryModel, order: OffloadOrder, capacity: int, per_rank: int) -> int:
-    """Bytes of one GPU that these leave to each rollout engine on it, beside its process and its activations."""
+    """Returns the bytes of a GPU that its occupants leave to each engine, without its process and activations."""
     others = [one.counted for one in crowd if one.component != "rollout"]
     usage = memory.usage(others, order)
     used = usage.peak
-    if "rollout" in order.leaving:  # it is there while others work too, but without this memory
+    if "rollout" in order.leaving:  # it stays while others work, but without this memory
         held = next(moves.held for moves in order.phases if moves.phase == "generate")
         used = usage.processes + sum(one.held(held.get(name, "all")) for name, one in usage.components.items())
     engines = sum(len(one.ranks) for one in crowd if one.component == "rollout")

@@ -1,8 +1,8 @@
-"""Reads `cluster.component_placement` into frozen entries and says exactly what is wrong with a text it cannot read.
+"""Reads `cluster.component_placement` into frozen entries, with exact problems for a text that cannot be read.
 
 Grammar: comma-separated segments `resources[:ranks]`; each side `n` or `a-b`, `all` alone on the resource side. Without
-ranks, every resource gets one rank and numbering goes on from the segment before. Whether the resources exist is the
-scheduler's business: this module knows no cluster.
+ranks, every resource gets one rank and numbering continues from the segment before. The scheduler checks whether the
+resources exist.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Entry:
-    """One key of `component_placement`: the components that share hosts, and where their ranks go."""
+    """One key of `component_placement`: the components that share hosts, and the segments of their ranks."""
 
     components: tuple[str, ...]
     segments: tuple[Segment, ...]
@@ -52,19 +52,19 @@ class Entry:
     text: str
 
     def problem(self, segment: Segment, message: str, *, allowed: str = "", hint: str = "") -> Problem:
-        """A problem that points at `segment` of this entry's text."""
+        """Returns a problem that points at `segment` of this entry's text."""
         piece = self.text[segment.position :].split(",")[0].strip()
         return problem_at(self.path, self.text, segment.position, piece, message, allowed, hint)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`did you mean critic?` for the nearest known name, or nothing."""
+    """Returns `did you mean critic?` for the nearest known name, or an empty text."""
     near = nearest(name, known)
     return f"did you mean {near}?" if near else ""
 
 
 def read(component_placement: Mapping[str, object]) -> tuple[list[Entry], list[Problem]]:
-    """All entries that can be read, in the config's order, and all problems of those that cannot."""
+    """Returns all readable entries in the config's order, and all problems of the others."""
     problems: list[Problem] = []
     entries: list[Entry] = []
     named: dict[str, str] = {}
@@ -91,7 +91,7 @@ def read(component_placement: Mapping[str, object]) -> tuple[list[Entry], list[P
 
 
 def parse(value: object, path: str) -> tuple[tuple[Segment, ...], list[Problem]]:
-    """The segments of one placement text (or the plain number that YAML made of it) and everything wrong with it."""
+    """Returns the segments of one placement text (or of the number that YAML made of it) and all its problems."""
     text = Text(value, path, _ALLOWED)
     segments: list[Segment] = []
     following = 0
@@ -106,7 +106,7 @@ def parse(value: object, path: str) -> tuple[tuple[Segment, ...], list[Problem]]
 
 
 def parse_nodes(value: object, path: str) -> tuple[tuple[range, ...], list[Problem]]:
-    """The node ranks of a node group, as `0-1,3`, and everything wrong with them."""
+    """Returns the node ranks of a node group, as `0-1,3`, and all their problems."""
     text = Text(value, path, _ALLOWED_NODES)
     spans = [(text.span(start, end), start) for start, end in text.split(",", 0, len(text.text))]
     readable = [(span, start) for span, start in spans if span is not None]
@@ -116,7 +116,7 @@ def parse_nodes(value: object, path: str) -> tuple[tuple[range, ...], list[Probl
 
 
 def uneven(resources: range | None, ranks: range | None) -> tuple[str, str] | None:
-    """Message and what is allowed when neither count divides the other; None when one does or one is not known yet."""
+    """Returns message and allowed values if neither count divides the other, else None. None for an unknown count."""
     if resources is None or ranks is None or len(resources) % len(ranks) == 0 or len(ranks) % len(resources) == 0:
         return None
     count = len(resources)
@@ -128,7 +128,7 @@ def uneven(resources: range | None, ranks: range | None) -> tuple[str, str] | No
 
 
 def _components(key: str, named: dict[str, str], problems: list[Problem]) -> tuple[str, ...]:
-    """The component names of one key. `named` remembers which key named each component so far."""
+    """Returns the component names of one key. `named`: the key of each component so far; it is extended."""
     components: list[str] = []
     position = 0
     for piece in key.split(","):
@@ -152,7 +152,7 @@ def _components(key: str, named: dict[str, str], problems: list[Problem]) -> tup
 
 
 def _entry(path: str, components: tuple[str, ...], value: object, problems: list[Problem]) -> Entry | None:
-    """One key's value, short (a text) or long ({node_group, placement}); None if it cannot be read."""
+    """Returns the entry of a value, short (a text) or long ({node_group, placement}); None if it cannot be read."""
     before = len(problems)
     node_group: str | None = None
     if isinstance(value, Mapping):
@@ -184,7 +184,7 @@ def _long_form(path: str, value: Mapping[object, object], problems: list[Problem
 
 
 def _segment(text: Text, start: int, end: int, following: int) -> Segment | None:
-    """The segment at text[start:end]; without ranks, they start at `following`."""
+    """Returns the segment at text[start:end]. Without ranks they start at `following`."""
     sides = list(text.split(":", start, end))
     message = hint = ""
     if start == end:
@@ -209,7 +209,7 @@ def _segment(text: Text, start: int, end: int, following: int) -> Segment | None
 
 
 def _check_segments(text: Text, segments: list[Segment]) -> None:
-    """What no segment can get wrong alone: `all` with others, order of resources, counts, ranks other than 0..N-1."""
+    """Checks all segments together: `all` with others, order of resources, counts, ranks other than 0..N-1."""
     for segment in segments:
         if segment.resources is None and len(segments) > 1:
             text.fail(segment.position, "`all` leaves nothing for other segments", allowed="all, or all:ranks, alone")

@@ -1,7 +1,7 @@
-"""What a GPU, or a machine without one, can do: memory, arithmetic, bandwidth. Numbers for estimates, not promises.
+"""Memory, arithmetic and bandwidth of GPUs and of machines without one, for estimates.
 
-GPUs: the makers' data sheets, dense arithmetic; memory is what the driver leaves of it. Between nodes a usual network
-card per GPU is assumed. Neither torch nor CUDA is asked.
+Numbers of GPUs are from data sheets, for dense arithmetic; memory is the part that the driver leaves. Between nodes a
+usual network card per GPU is assumed. Neither torch nor CUDA is used.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from rl_platform.placement.inventory import DRIVER_TIMEOUT_S, Inventory
 
 GIB = 2**30
 _TERA, _GIGA = 1e12, 1e9
-ASSUMED = "h100"  # whose speed stands in for that of a GPU nobody named
+ASSUMED = "h100"  # its speed is assumed for a GPU without a name
 
 
 @dataclass(frozen=True)
 class Device:
-    """What one resource of a placement offers: a GPU, or a whole node that has none (`kind` "cpu").
+    """One resource of a placement: a GPU, or a whole node without any (`kind` "cpu").
 
     memory: bytes, None when unknown. bf16, fp32: FLOPS. hbm: bytes/s of its own memory. link, network: bytes/s to a
     device of the same and of another node, one way.
@@ -32,14 +32,14 @@ class Device:
     hbm: float
     link: float
     network: float
-    known: bool = True  # False: speed is that of ASSUMED
+    known: bool = True  # False: the speed of ASSUMED
 
     def flops(self, dtype: str) -> float:
         return self.bf16 if dtype == "bfloat16" else self.fp32
 
 
 def _gpu(kind: str, memory: float, bf16: float, fp32: float, hbm: float, link: float, network: float) -> Device:
-    """Units of the table: GiB, TFLOPS, GB/s."""
+    """Returns a device from the units of the table: GiB, TFLOPS, GB/s."""
     rates = (hbm * _GIGA, link * _GIGA, network * _GIGA)
     return Device(kind, int(memory * GIB), bf16 * _TERA, fp32 * _TERA, *rates)
 
@@ -66,9 +66,9 @@ _ETHERNET = 1.25e9
 
 
 def device_of(inventory: Inventory) -> Device:
-    """The device that `inventory` counts: the GPU it names, one found on this machine, a node's CPU or a share of it.
+    """Returns the device that `inventory` counts: its named GPU, this machine's GPU, a node's CPU or a share of it.
 
-    A GPU without a name has an unknown memory and the speed of `ASSUMED`; `known` is False then.
+    A GPU without a name has an unknown memory and the speed of `ASSUMED`; `known` is False.
     """
     if not inventory.accelerators or inventory.stands_in:
         return _cpu(inventory)
@@ -93,7 +93,7 @@ def _cpu(inventory: Inventory) -> Device:
 
 
 def _driver() -> tuple[str, int | None]:
-    """Name and bytes of this machine's first GPU, as nvidia-smi tells; empty and None when it does not."""
+    """Returns name and bytes of this machine's first GPU from nvidia-smi, or empty and None."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return "", None
@@ -107,7 +107,7 @@ def _driver() -> tuple[str, int | None]:
 
 
 def _kind(name: str, memory: int | None) -> str:
-    """The kind in the table that a driver's name ("NVIDIA H100 80GB HBM3") speaks of, "" if it is none of them."""
+    """Returns the table's kind for a driver's name ("NVIDIA H100 80GB HBM3"), "" if there is none."""
     words = name.lower().replace("-", " ").replace("geforce rtx ", "rtx").split()
     if "a100" in words:
         return "a100-80gb" if memory is not None and memory > 60 * GIB else "a100-40gb"

@@ -1,7 +1,7 @@
-"""The machines a run may use: nodes with their accelerators, CPUs, memory and labels; declared or detected.
+"""The machines that a run may use, declared or detected: nodes with accelerators, CPUs, memory and labels.
 
-Detection asks the driver's own tools and never imports torch or touches CUDA. Who sits where is the scheduler's
-business; the nodes of a running cluster are listed by its runtime, which builds an `Inventory` of what it finds.
+Detection runs the driver's own tools and never imports torch or initialises CUDA. The scheduler places ranks on the
+nodes. The Ray runtime lists the nodes of a running cluster and builds an `Inventory` of them.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _GROUPS = "cluster.node_groups"
 class Node:
     """One machine. `cpus` and `memory` (bytes) are None when only declared.
 
-    `device_ids` are the names its accelerators have in CUDA_VISIBLE_DEVICES, one each; empty: 0, 1, 2 ...
-    `env_vars` are those of its node groups, set for every process on the node; `ray_labels` those it must have in Ray.
+    device_ids: names of its accelerators in CUDA_VISIBLE_DEVICES; empty: 0, 1, 2 ... env_vars: of its node groups, set
+    for every process on the node. ray_labels: labels that it must have in Ray.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Node:
     emulated: bool = False  # its accelerators are CPU workers
 
     def visible_devices(self, accelerators: Sequence[int]) -> str:
-        """CUDA_VISIBLE_DEVICES of a process that owns these accelerators (local numbers); empty for CPU workers."""
+        """Returns CUDA_VISIBLE_DEVICES of a process with these accelerators (local numbers); empty for CPU workers."""
         if self.emulated:
             return ""
         return ",".join(self.device_ids[index] if self.device_ids else str(index) for index in accelerators)
@@ -51,8 +51,9 @@ class Node:
 
 @dataclass(frozen=True)
 class Inventory:
-    """All nodes, in the order in which they and their accelerators are numbered. `origin` says how they are known,
-    `gpu` what kind their accelerators are if that was declared (a key of `hardware.GPUS`)."""
+    """All nodes, in the order of their numbers and of their accelerators' numbers.
+
+    origin: source of the inventory, in words. gpu: declared kind of the accelerators, a key of `hardware.GPUS`."""
 
     nodes: tuple[Node, ...]
     origin: str = ""
@@ -69,18 +70,18 @@ class Inventory:
 
     @property
     def noun(self) -> str:
-        """What one accelerator is called."""
+        """The word for one accelerator."""
         return "CPU worker" if self.stands_in else "GPU"
 
     @classmethod
     def declared(cls, num_nodes: int, gpus_per_node: int) -> Inventory:
-        """Equal nodes that need not exist, for planning."""
+        """Returns equal nodes that need not exist, for planning."""
         nodes = tuple(Node(f"node-{index}", gpus_per_node) for index in range(num_nodes))
         return cls(nodes, "declared by cluster.gpus_per_node")
 
     @classmethod
     def emulated(cls, num_nodes: int, devices_per_node: int) -> Inventory:
-        """Machines whose CPU workers stand for accelerators, so that a placement for a cluster runs without one."""
+        """Returns machines whose CPU workers emulate accelerators: a placement for a cluster runs without one."""
         detected = cls.detected(num_nodes)
         nodes = tuple(
             replace(node, accelerators=devices_per_node, device_ids=(), emulated=True) for node in detected.nodes
@@ -89,7 +90,7 @@ class Inventory:
 
     @classmethod
     def detected(cls, num_nodes: int = 1) -> Inventory:
-        """This machine; with `num_nodes` above 1, as many like it."""
+        """Returns this machine, repeated `num_nodes` times."""
         devices, note = detect_accelerators()
         cpus, memory = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(), _memory()
         nodes = tuple(
@@ -99,9 +100,9 @@ class Inventory:
         return cls(nodes, f"{origin}; {note}" if note else origin)
 
     def resources(self, node_group: str | None) -> list[tuple[int, int | None]]:
-        """What a placement in this group counts, as (node, local accelerator or None for a whole node) in order.
+        """Returns the resources of a group in order, as (node, local accelerator or None for a whole node).
 
-        No group: the whole cluster. Empty: no node has the label.
+        group None: the whole cluster. Empty if no node has the label.
         """
         chosen = [
             index
@@ -114,7 +115,7 @@ class Inventory:
         return list(accelerators)
 
     def with_groups(self, groups: Sequence[NodeGroup]) -> tuple[Inventory, list[Problem]]:
-        """This inventory with what `cluster.node_groups` says of its nodes, and everything wrong with these."""
+        """Returns this inventory with labels and variables of `cluster.node_groups`, and all problems of the groups."""
         nodes, problems = list(self.nodes), _group_names(groups)
         counts: dict[int, int] = {}
         for position, group in enumerate(groups):
@@ -142,8 +143,8 @@ class Inventory:
 
 
 def inventory_for(cluster: Cluster) -> Inventory:
-    """The inventory a config speaks of without a running cluster: declared by `inventory` or `gpus_per_node`, or like
-    this machine. What its node groups say is not in it yet."""
+    """Returns the inventory of a config without a running cluster: declared by `inventory` or `gpus_per_node`, or of this
+    machine. It has no node groups yet."""
     if (declared := cluster.inventory) is not None:
         inventory = Inventory.declared(declared.nodes, declared.gpus_per_node)
         return replace(inventory, origin="declared by cluster.inventory", gpu=declared.gpu or "")
@@ -155,9 +156,9 @@ def inventory_for(cluster: Cluster) -> Inventory:
 
 
 def detect_accelerators() -> tuple[tuple[str, ...], str]:
-    """Names (as in CUDA_VISIBLE_DEVICES) of the GPUs this process may use, and a note when that is doubtful.
+    """Returns the names (as in CUDA_VISIBLE_DEVICES) of the GPUs that this process may use, and a note if in doubt.
 
-    nvidia-smi knows what a container or a Slurm step may see; without it, the driver's device files are counted.
+    nvidia-smi respects the limits of a container or a Slurm step. Without it, the driver's device files are counted.
     """
     count, note = _physical()
     visible = os.environ.get(VISIBLE_DEVICES)
@@ -190,7 +191,7 @@ def _physical() -> tuple[int, str]:
 
 
 def _memory() -> int:
-    """Bytes of main memory, or the container's limit if that is lower."""
+    """Returns the bytes of main memory, or the container's limit if that is lower."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = Path("/sys/fs/cgroup/memory.max")
     text = limit.read_text().strip() if limit.is_file() else "max"
@@ -198,7 +199,7 @@ def _memory() -> int:
 
 
 def _group_names(groups: Sequence[NodeGroup]) -> list[Problem]:
-    """Labels that are reserved or repeated, and variables that no group may set."""
+    """Yields problems of reserved or repeated labels, and of variables that no group may set."""
     problems: list[Problem] = []
     seen = {NODE_GROUP: "is reserved: it counts nodes"}
     for position, group in enumerate(groups):
@@ -215,7 +216,7 @@ def _group_names(groups: Sequence[NodeGroup]) -> list[Problem]:
 
 
 def _with_accelerators(node: Node, count: int) -> Node:
-    """The node with as many; their names are known only if that is what it has."""
+    """Returns the node with this number of accelerators. Their names are kept only if the number is the same."""
     return node if count == node.accelerators else replace(node, accelerators=count, device_ids=())
 
 

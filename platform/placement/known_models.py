@@ -1,6 +1,6 @@
 """Shapes of well-known models of the Hugging Face hub, so that a plan needs no download.
 
-What their config.json says. A config.json on this machine goes before: see `model_shape`.
+The values are those of their config.json. A config.json on this machine takes precedence: see `model_shape`.
 """
 
 from __future__ import annotations

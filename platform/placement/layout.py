@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 LEARNERS = ("actor", "critic", "actor_critic", "reference")  # several ranks of these form a process group
-ON_CPU = ("reward", "env")  # compute on a CPU wherever they are placed, beside everything else
+ON_CPU = ("reward", "env")  # compute on a CPU wherever they are placed, beside all others
 
 
 @dataclass(frozen=True)
 class Part:
-    """One component: its ranks, the devices and nodes they are on, accelerators of one rank (0: it has none), and the
-    key whose components share its processes."""
+    """One component: its ranks, their devices and nodes, accelerators of one rank (0: it has none), and the key whose
+    components share its processes."""
 
     ranks: int
     devices: int
@@ -51,7 +51,7 @@ class Layout:
 
 
 def layout_of_split(keys: Sequence[tuple[tuple[str, ...], range]], per_node: int) -> Layout:
-    """The layout of keys on disjoint ranges of devices with one rank each. `per_node` 0: the devices are nodes."""
+    """Returns the layout of keys on disjoint ranges of devices, one rank each. `per_node` 0: the devices are nodes."""
     parts: dict[str, Part] = {}
     sharing: dict[str, frozenset[str]] = {}
     for components, devices in keys:

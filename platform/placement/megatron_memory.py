@@ -1,4 +1,4 @@
-"""How Megatron's ranks share the lasting state of a model they train. `memory` has the rest of the estimate."""
+"""Bytes of model state on Megatron's ranks. `memory` has the rest of the estimate."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ def layout_of_learner(section: Trainable) -> Parallel:
 
 
 def state_bytes(shape: ModelShape, parallel: Parallel, dtype: str, ranks: int) -> tuple[int, int]:
-    """Bytes on one rank that stay: weights, and what the optimizer works on. Of the first pipeline stage.
+    """Returns the lasting bytes on one rank of the first pipeline stage: weights and optimizer state.
 
-    The latter are the moments, shared by the ranks that hold copies of the same parameters, in bfloat16 with the
-    optimizer's float32 weights; and the float32 gradients, whose buffer Megatron makes once. Experts are whole, and
-    shared by the expert ranks; all else by the tensor ranks.
+    Optimizer state: the moments, with the optimizer's float32 weights if the model is bfloat16, sharded over the ranks
+    with copies of the same parameters; and the float32 gradients, whose buffer Megatron allocates once. Expert ranks
+    share whole experts, tensor ranks all other parameters.
     """
     layers, half = shape.layers / parallel.pipeline, dtype != "float32"
     outer = shape.outer_parameters if parallel.pipeline == 1 else shape.vocabulary * shape.hidden  # head: last stage
     outside = layers * (shape.layer_parameters - shape.expert_parameters) + outer
-    distributed = ranks > parallel.tensor * parallel.pipeline  # else every rank has the moments of all it holds
+    distributed = ranks > parallel.tensor * parallel.pipeline  # else every rank holds the moments of all its parameters
     weights = optimizer = 0.0
     for parameters, sharing in (
         (outside, parallel.tensor),

@@ -33,7 +33,7 @@ PROCESS_IN_MEMORY = int(0.3 * GIB)  # the interpreter, torch and transformers; m
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes. weights and optimizer last; gradients, activations and kv_cache pass with the phase that needs them."""
+    """Bytes. weights and optimizer are lasting; gradients, activations and kv_cache exist in one phase only."""
 
     weights: int = 0
     gradients: int = 0
@@ -54,7 +54,7 @@ class Memory:
         return self.lasting + self.passing
 
     def held(self, held: Held) -> int:
-        """Lasting bytes on the device in one state of a component."""
+        """Returns the lasting bytes on the device in one state of a component."""
         return {"nothing": 0, "weights": self.weights, "all": self.lasting}[held]
 
     def __mul__(self, factor: float) -> Memory:
@@ -63,7 +63,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Usage:
-    """Bytes on one GPU, or on a node's main memory: of each component, of the processes, and at the fullest moment."""
+    """Bytes on one GPU or in a node's main memory: of each component, of the processes, and the peak."""
 
     components: Mapping[str, Memory]
     processes: int
@@ -78,12 +78,12 @@ class MemoryModel:
         self._ranks = {name: self._rank(name, shape) for name, shape in shapes.items() if name in layout.parts}
 
     def rank(self, component: str) -> Memory:
-        """One rank; nothing for a component that holds no model or whose model is not known."""
+        """Returns the memory of one rank; 0 for a component without a model or with an unknown one."""
         return self._ranks.get(component, Memory())
 
     def usage(self, occupants: Iterable[tuple[str, float, int]], order: OffloadOrder | None = None) -> Usage:
-        """One device that holds these (component, ranks, ranks' processes): a fraction of a rank that spans several
-        devices counts as that. `order` None: no component leaves."""
+        """Returns the usage of one device with these (component, ranks, ranks' processes). A rank that spans several
+        devices counts as a fraction. `order` None: no component leaves."""
         parts: dict[str, Memory] = {}
         processes: dict[str, int] = {}
         for name, ranks, hosts in occupants:
@@ -96,7 +96,7 @@ class MemoryModel:
         return Usage(parts, overhead, overhead + peak)
 
     def moved(self, moves: Iterable[Move]) -> int:
-        """Bytes that one rank of each of these components sends to host memory or fetches from there."""
+        """Returns the bytes that one rank of each component sends to host memory or fetches from there."""
         return sum(abs(self.rank(m.component).held(m.after) - self.rank(m.component).held(m.before)) for m in moves)
 
     def _rank(self, name: str, shape: Shape) -> Memory:
@@ -114,7 +114,7 @@ class MemoryModel:
             return Memory(weights=kept, optimizer=optimized if trained else 0, activations=activations)
         offloaded = section.cpu_offload and self.on_gpu
         whole = shape.parameters if section.lora is None else shape.parameters + trained
-        held = 0 if offloaded else 1  # of what main memory holds instead, a GPU has only what is gathered
+        held = 0 if offloaded else 1  # main memory holds the state; a GPU has only the gathered layers
         weights = held * whole * FLOAT // ranks
         if isinstance(shape, ModelShape) and (ranks > 1 or offloaded):
             weights += _gathered(shape)
@@ -132,18 +132,18 @@ class MemoryModel:
         return copies(self.config, name, self.layout.parts[name].ranks)
 
     def _rollout(self, shape: Shape) -> Memory:
-        """The generator: its own copy of the weights unless it shares the learner's, and room for running sequences."""
+        """The generator: weights of its own unless it uses the learner's, and the cache of running sequences."""
         shared = self.layout.together(self.layout.policy, "rollout") and self.config.rollout.backend != "sglang"
         if isinstance(shape, PolicyShape):
             return Memory(weights=0 if shared else shape.parameters * FLOAT)
         sglang = self.config.rollout.backend == "sglang"
-        # the built-in engine has float32 on CPUs without fast bfloat16: the larger need is counted
+        # the built-in engine uses float32 on CPUs without fast bfloat16: the larger size counts
         bytes_each = bytes_of(self.config.actor.model.dtype) if sglang or self.on_gpu else FLOAT
         referenced = shared and (sglang or bytes_each == FLOAT)
         weights = 0 if referenced else shape.parameters * bytes_each
         if referenced and self.config.actor.lora is not None:  # merged matrices are its own
             weights = shape.layers * shape.matrices_per_layer * bytes_each
-        if not self.on_gpu:  # oneDNN's layout, a second time
+        if not self.on_gpu:  # a second copy in oneDNN's layout
             weights += (shape.layers * shape.matrices_per_layer + shape.vocabulary * shape.hidden) * FLOAT
         slots = running_sequences(self.config, self.layout.parts["rollout"].ranks)
         room = longest(self.config) + (0 if sglang else PAGES_BESIDE)
@@ -156,7 +156,7 @@ class MemoryModel:
         )
 
     def _reward(self, shape: Shape) -> Memory:
-        """A reward model, whole on every rank, and its largest batch."""
+        """A reward model, complete on every rank, and its largest batch."""
         reward = self.config.reward
         assert reward.model is not None
         assert isinstance(shape, ModelShape)
@@ -165,24 +165,24 @@ class MemoryModel:
         return Memory(weights=shape.parameters * bytes_each, activations=tokens * _live_elements(shape) * bytes_each)
 
     def _backward(self, name: str, shape: Shape) -> int:
-        """What a micro-batch keeps for its backward pass, and the logits of a chunk."""
+        """Returns the bytes that a micro-batch keeps for its backward pass, and the logits of a chunk."""
         rows, section = micro_batch_rows(self.config, name, self._copies(name)), self.config.section(name)
         dtype, parallel = self._dtype(name), layout_of_learner(section)
         if isinstance(shape, PolicyShape):
             return rows * _kept_by_policy(shape, dtype, checkpointed=section.gradient_checkpointing)
         tokens = -(-rows * longest(self.config) // parallel.context)
         per_layer = saved_bytes_per_token(shape, dtype, parallel)
-        kept = tokens * shape.layers * per_layer  # stages hold fewer layers, but of as many more micro-batches
-        if section.gradient_checkpointing:  # the inputs of all layers, and one of them again
+        kept = tokens * shape.layers * per_layer  # a stage holds fewer layers, but those of more micro-batches
+        if section.gradient_checkpointing:  # the inputs of all layers, and the recomputed tensors of one
             kept = tokens * (shape.layers * shape.hidden * FLOAT + per_layer)
         if dtype != "float32" and section.training_backend == "fsdp":
-            # autocast keeps the matrices a second time, layer by layer where they are sharded
+            # autocast keeps a second copy of the matrices, of one layer if they are sharded
             whole = self.layout.parts[name].ranks == 1
             kept += shape.matrices_per_layer * (shape.layers if whole else 2) * bytes_of(dtype)
         return kept + self._logits(shape, rows) // (parallel.tensor * parallel.context)
 
     def _forward(self, name: str, shape: Shape) -> int:
-        """Without a backward pass only the tensors of one layer are alive."""
+        """Returns the bytes of a forward pass: without a backward pass only the tensors of one layer are alive."""
         shares, forward_rows = self._copies(name), self.config.algorithm.logprob_forward_micro_batch_size
         rows = -(-rows_per_step(self.config) // shares)
         section = self.config.section(name)
@@ -208,7 +208,7 @@ def _peak(parts: Mapping[str, Memory]) -> int:
 
 
 def _peak_with_order(parts: Mapping[str, Memory], order: OffloadOrder) -> int:
-    """Of the phases of a step: who holds what in it, and what its own component needs besides."""
+    """Returns the largest sum of a phase: the state that components hold in it, and the passing memory of its own."""
     peaks = []
     for moves in order.phases:
         lasting = sum(memory.held(moves.held.get(name, "all")) for name, memory in parts.items())
@@ -218,7 +218,7 @@ def _peak_with_order(parts: Mapping[str, Memory], order: OffloadOrder) -> int:
 
 
 def trained_parameters(config: Config, component: str, shape: Shape) -> int:
-    """Parameters with a gradient and optimizer state: all, or the adapters and a value head; none of a reference."""
+    """Returns the number of trained parameters: all, or adapters and a value head; 0 for a reference."""
     if component == "reference":
         return 0
     lora = config.section(component).lora
@@ -230,7 +230,7 @@ def trained_parameters(config: Config, component: str, shape: Shape) -> int:
 
 
 def saved_bytes_per_token(shape: ModelShape, dtype: str, parallel: Parallel | None = None) -> int:
-    """Bytes that one decoder layer keeps per token for its backward pass; on one of its tensor ranks.
+    """Returns the bytes that one decoder layer keeps per token for its backward pass, on one tensor rank.
 
     Two norms keep their input and its normalised form and hand their output to matrices (3 hidden each); attention
     keeps queries, keys and values as wide as queries, its output, and that output in order again (5 widths); the gated
@@ -242,7 +242,7 @@ def saved_bytes_per_token(shape: ModelShape, dtype: str, parallel: Parallel | No
 
 
 def _kept_by_policy(shape: PolicyShape, dtype: str, *, checkpointed: bool) -> int:
-    """Bytes that an embodied policy keeps of one row for its backward pass."""
+    """Returns the bytes that an embodied policy keeps per row for its backward pass."""
     kept, language = 2 * sum(shape.elements) * FLOAT, shape.language
     if language is None:
         return kept
@@ -256,20 +256,19 @@ def bytes_of(dtype: str) -> int:
 
 
 def longest(config: Config) -> int:
-    """Tokens of the longest sequence."""
+    """Returns the tokens of the longest sequence."""
     return config.data.max_prompt_length + config.data.max_response_length
 
 
 def rows_per_step(config: Config) -> int:
-    """Sequences (embodied: transitions) of one PPO step."""
+    """Returns the sequences (embodied: transitions) of one PPO step."""
     if config.runner.task_type == "embodied":
         return config.env.num_envs * config.env.rollout_steps
     return config.data.train_batch_size * config.algorithm.group_size
 
 
 def copies(config: Config, component: str, ranks: int) -> int:
-    """Shares that `ranks` ranks of a component make of a batch's rows: tensor, pipeline and context ranks work on the
-    same."""
+    """Returns into how many shares `ranks` ranks divide a batch: tensor, pipeline and context ranks share rows."""
     if component not in ("actor", "critic", "reference"):
         return ranks
     parallel = layout_of_learner(config.section(component))
@@ -277,7 +276,7 @@ def copies(config: Config, component: str, ranks: int) -> int:
 
 
 def micro_batch_rows(config: Config, component: str, ranks: int) -> int:
-    """Rows of one forward and backward on one rank: its share of a mini-batch, or less if that is limited."""
+    """Returns the rows of one forward and backward on one rank: its share of a mini-batch, or the configured limit."""
     section = config.section(component)
     rows = -(-config.data.mini_batch_size // ranks)
     if section.micro_batch_size:
@@ -288,16 +287,16 @@ def micro_batch_rows(config: Config, component: str, ranks: int) -> int:
 
 
 def running_sequences(config: Config, ranks: int) -> int:
-    """Sequences that one rollout rank decodes together, in training or validation."""
+    """Returns how many sequences one rollout rank decodes together, in training or validation."""
     rows = max(config.prompts_in_flight * config.algorithm.group_size, config.data.val_size)
     return min(config.rollout.max_running_requests, -(-rows // ranks))
 
 
 def _gathered(shape: ModelShape) -> int:
-    """Unsharded on every rank while it is used: what is outside the layers, one layer and the one fetched ahead."""
+    """Returns the unsharded bytes of a rank: parameters outside the layers, one layer and the one fetched ahead."""
     return (shape.outer_parameters + 2 * shape.layer_parameters) * FLOAT
 
 
 def _live_elements(shape: ModelShape) -> int:
-    """Elements per token that one layer holds at its widest point without a backward pass."""
+    """Returns the elements per token that one layer holds at its widest point without a backward pass."""
     return 2 * shape.hidden + max(5 * shape.attention_width, 3 * shape.feed_forward_width)

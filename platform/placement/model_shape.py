@@ -1,8 +1,8 @@
-"""The shape of a model and its parameters, counted from its config alone: no weights are read, no torch is imported.
+"""The shape of a model and its number of parameters, from its config alone, without weights and torch.
 
-Counted exactly: Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE (experts in every layer), and what `random_init` makes. Other
-models, and those whose config.json is neither on this machine nor among the `known_models`, have no shape here; the
-reason is told.
+Counts are exact for Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE (experts in every layer) and `random_init`. Other models
+have no shape but a reason, and so have models whose config.json is neither on this machine nor among the
+`known_models`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rl_platform.config.schema.models import Lora, Model, RandomLM
 from rl_platform.placement.known_models import KNOWN
 from rl_platform.placement.policy_shape import ACTIONS, IMAGE, IMAGE_CHANNELS, ConvShape, PolicyShape
 
-FLOAT = 4  # bytes of float32, which parameters and their optimizer state are
+FLOAT = 4  # bytes of float32, the type of parameters and optimizer state
 BYTE_VOCABULARY = 259  # tokenizer "bytes"
 COUNTED = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 
@@ -55,13 +55,13 @@ class ModelShape:
 
     @property
     def matrices_per_layer(self) -> int:
-        """Parameters of one layer's matrices; without experts all take part in the products of every token."""
+        """Parameters of one layer's matrices. Without experts every token uses all of them."""
         projections = self.hidden * (2 * self.attention_width + 2 * self.kv_width)
         return projections + 3 * self.hidden * self.intermediate * max(self.experts, 1) + self.hidden * self.experts
 
     @property
     def expert_parameters(self) -> int:
-        """Of all the experts of one layer."""
+        """Parameters of all experts of one layer."""
         return 3 * self.hidden * self.intermediate * self.experts
 
     @property
@@ -82,7 +82,7 @@ class ModelShape:
         return self.matrices_per_layer + biases + norms
 
     def adapter_parameters(self, lora: Lora) -> int:
-        """Of the adapters of all layers; linear layers of other names than those of the counted models have none."""
+        """Returns the parameters of the adapters of all layers; only linear layers of counted models have adapters."""
         hidden, inner = self.hidden, self.intermediate
         sums = {"q_proj": hidden + self.attention_width, "o_proj": self.attention_width + hidden}  # width in and out
         sums |= dict.fromkeys(("k_proj", "v_proj"), hidden + self.kv_width)
@@ -91,14 +91,14 @@ class ModelShape:
 
     @property
     def head_parameters(self) -> int:
-        """Of the output head's own: none if it is the embedding, with a bias if it gives a value."""
+        """Parameters of the output head: 0 if it is the embedding, with a bias for values."""
         if self.value_head:
             return self.hidden + 1
         return 0 if self.tied else self.vocabulary * self.hidden
 
     @property
     def outer_parameters(self) -> int:
-        """Of everything outside the layers: embedding, last norm, head."""
+        """Parameters outside the layers: embedding, last norm, head."""
         return self.vocabulary * self.hidden + self.hidden + self.head_parameters
 
     @property
@@ -107,7 +107,7 @@ class ModelShape:
 
     @property
     def active_parameters(self) -> int:
-        """Those that one token goes through."""
+        """Parameters that one token uses."""
         return self.parameters - self.layers * self.inactive_per_layer
 
     @property
@@ -128,7 +128,7 @@ _ALIASES = {"smollm2-135m-instruct": SMOLLM2}
 
 
 def shapes(config: Config) -> tuple[dict[str, Shape], dict[str, str]]:
-    """The shape of every component that holds a model, and for those without one the reason."""
+    """Returns the shapes of components with a model, and the reasons for models without a shape."""
     actor = config.actor.model
     if config.runner.task_type == "embodied":
         names, policy = ("actor", "actor_critic", "rollout"), _policy_shape(config)
@@ -152,12 +152,12 @@ def shapes(config: Config) -> tuple[dict[str, Shape], dict[str, str]]:
 
 
 def _policy_shape(config: Config) -> PolicyShape | str:
-    """The embodied policy of a config, or why it is not known."""
+    """Returns the shape of an embodied policy, or why it is not known."""
     model, pixels = config.actor.model, config.env.pixels
     if model.type == "mlp":
         return PolicyShape(tuple(model.hidden_sizes))
     if model.type == "gru":
-        # three gates, from the features and from the state: as many parameters as two layers of these widths
+        # three gates of features and state: the parameters of two layers of these widths
         return PolicyShape((*model.hidden_sizes, 3 * model.recurrent_size, model.recurrent_size))
     size, channels = IMAGE, IMAGE_CHANNELS
     if pixels is not None:
@@ -173,7 +173,7 @@ def _policy_shape(config: Config) -> PolicyShape | str:
     if isinstance(language, str):
         return language
     used = min(model.backbone_layers or language.layers, language.layers)
-    # of the vocabulary it keeps a few words, and it says none
+    # it keeps a few words of the vocabulary and has no output head
     language = replace(language, layers=used, vocabulary=0, value_head=True)
     tokens = layers[-1].places + ACTIONS
     frozen = not model.train_backbone
@@ -181,7 +181,7 @@ def _policy_shape(config: Config) -> PolicyShape | str:
 
 
 def language_shape(model: Model) -> ModelShape | str:
-    """The shape of the language model a section asks for, or why it is not known."""
+    """Returns the shape of a section's language model, or why it is not known."""
     if model.random_init is not None:
         vocabulary = _vocabulary(model.tokenizer or "")
         if vocabulary is None:
@@ -203,7 +203,7 @@ def language_shape(model: Model) -> ModelShape | str:
 
 
 def from_options(options: dict[str, Any]) -> ModelShape | str:
-    """The shape that a Hugging Face config.json speaks of, or why it cannot be counted."""
+    """Returns the shape that a Hugging Face config.json describes, or why it cannot be counted."""
     kind = options.get("model_type")
     if kind not in COUNTED:
         return f"parameters of model_type {kind} are not counted, only those of {', '.join(COUNTED)}"
@@ -234,7 +234,7 @@ def from_options(options: dict[str, Any]) -> ModelShape | str:
 
 
 def _first(options: dict[str, Any], *names: str) -> str:
-    """The first of the names that is there, else the first."""
+    """Returns the first name that is an option, else the first name."""
     return next((name for name in names if name in options), names[0])
 
 
@@ -256,7 +256,7 @@ def _with_value_head(shape: ModelShape) -> ModelShape:
 
 
 def _config_file(path: str) -> Path | None:
-    """config.json of a folder, or of a hub id in the local cache; nothing is downloaded."""
+    """Returns config.json of a folder, or of a hub id in the local cache. Downloads nothing."""
     folders = [Path(path).expanduser()]
     if path.count("/") == 1 and not path.startswith((".", "/", "~")):
         home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"

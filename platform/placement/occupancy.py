@@ -1,4 +1,4 @@
-"""Which ranks are on which device, and with it whether all of them fit: what decides who leaves for host memory."""
+"""The ranks on each device. If they do not fit together, components leave for host memory."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rl_platform.placement.model_shape import Shape, shapes
 from rl_platform.placement.offload_order import OffloadOrder, asked_to_leave, order_with
 from rl_platform.placement.scheduler import Placement
 
-NEARLY_FULL = 0.9  # of a device's memory: what the estimate does not know needs the rest
+NEARLY_FULL = 0.9  # of a device's memory; the rest is for memory that the estimate leaves out
 SEVERAL_GPUS = ("sglang",)  # rollout backends whose ranks use more than one GPU
 
 
 @dataclass(frozen=True)
 class Occupant:
-    """A component on one device: its ranks there, and how much of its ranks' memory is there, in ranks."""
+    """A component on one device: its ranks there, and the memory of how many ranks."""
 
     component: str
     ranks: tuple[int, ...]
@@ -31,7 +31,7 @@ class Occupant:
 
 
 def occupancy_of(config: Config, placement: Placement) -> dict[tuple[int, int | None], tuple[Occupant, ...]]:
-    """The components on every used GPU, by (node, local number), and on the nodes of ranks without one, (node, None).
+    """Returns the components on every used GPU (node, local number), and on nodes for ranks without one (node, None).
 
     A rank computes on the first of its GPUs, a rollout engine for several GPUs on all of them.
     """
@@ -54,18 +54,18 @@ def occupancy_of(config: Config, placement: Placement) -> dict[tuple[int, int | 
 
 
 def offload_order(config: Config, placement: Placement, inventory: Inventory) -> OffloadOrder:
-    """Who leaves when in a run of this config. Models that cannot be counted leave only where the config says so."""
+    """Returns the offload order of a run. Models that cannot be counted leave only if `offload` is true."""
     return chosen_order(config, placement, inventory, shapes(config)[0], device_of(inventory))
 
 
 def chosen_order(
     config: Config, placement: Placement, inventory: Inventory, known_shapes: Mapping[str, Shape], device: Device
 ) -> OffloadOrder:
-    """Components leave whose `offload` is true, and those with auto on a GPU that cannot hold all of its own."""
+    """Returns the order: components with `offload` true leave, and those with auto on a GPU that cannot hold all."""
     layout = placement.layout
     asked, auto = asked_to_leave(config, layout, True), asked_to_leave(config, layout, "auto")
     order = order_with(config, layout, asked)
-    if not auto or device.memory is None or device.kind == "cpu":  # there the device's memory is the host's
+    if not auto or device.memory is None or device.kind == "cpu":  # on a CPU the device's memory is the host's
         return order
     memory = MemoryModel(config, known_shapes, layout, on_gpu=True)
     crowds = {

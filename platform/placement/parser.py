@@ -1,6 +1,6 @@
-"""A text from a config that is being read: finds numbers and ranges in it and collects problems that point into it.
+"""Reads numbers and ranges from a text of a config and collects problems that point into it.
 
-Knows nothing of placements; `grammar` says what the numbers mean.
+`grammar` gives them their meaning for placements.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from rl_platform.errors import Problem
 
 _SPAN = re.compile(r"(0|[1-9][0-9]{0,8})(?:\s*-\s*(0|[1-9][0-9]{0,8}))?")
-_MISTAKES = (  # pattern of the whole piece, what is wrong, what to do
+_MISTAKES = (  # pattern of the whole piece, message, hint
     (r"", "a number is missing", ""),
     (r"-\s*[0-9]+", "numbers cannot be negative", ""),
     (r"-|[0-9]+\s*-", "a range needs both ends", "as 0-3"),
@@ -27,7 +27,7 @@ _MISTAKES = (  # pattern of the whole piece, what is wrong, what to do
 
 
 class Text:
-    """A text being read and the problems found in it so far. `text` is empty if the YAML value stands for none."""
+    """A text and its problems so far. `text` is empty if the YAML value is no text."""
 
     def __init__(self, value: object, path: str, allowed: str) -> None:
         self.path, self.allowed = path, allowed
@@ -42,7 +42,7 @@ class Text:
         )
 
     def split(self, separator: str, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """Offsets of the pieces of text[start:end], without the blanks around each; none of a text that is not one."""
+        """Yields the offsets of the pieces of text[start:end] without blanks around them; none for an invalid value."""
         if not self.text:
             return
         for piece in self.text[start:end].split(separator):
@@ -51,7 +51,7 @@ class Text:
             start += len(piece) + len(separator)
 
     def span(self, start: int, end: int) -> range | None:
-        """`n` or `a-b` in text[start:end]."""
+        """Returns `n` or `a-b` in text[start:end] as a range."""
         piece = self.text[start:end]
         match = _SPAN.fullmatch(piece)
         if match is None:
@@ -66,7 +66,7 @@ class Text:
         return None
 
     def check_ascending(self, spans: Sequence[tuple[range, int]], noun: str) -> None:
-        """Fails at the first span (with its position) that does not lie above the one before it."""
+        """Adds a problem at the first span (with its position) that is not above the previous one."""
         for (before, _), (span, position) in itertools.pairwise(spans):
             if span.start < before.stop:
                 repeated = span.stop > before.start
@@ -98,12 +98,12 @@ class Text:
 
 
 def problem_at(path: str, text: str, position: int, piece: str, message: str, allowed: str, hint: str) -> Problem:
-    """A problem that shows the whole text and the wrong piece, with its first character counted from 1."""
+    """Returns a problem with the whole text, the wrong piece and the position of its first character, from 1."""
     value = f'"{text}", character {position + 1}' + (f': "{piece}"' if piece else "")
     return Problem(key=path, message=message, value=value, allowed=allowed, hint=hint)
 
 
 def kind_of(value: object) -> str:
-    """What a YAML value is, in words."""
+    """Returns the kind of a YAML value in words."""
     kinds = {bool: "a truth value", int: "a number", float: "a fraction", list: "a list", dict: "a mapping"}
     return kinds.get(type(value), type(value).__name__)

@@ -1,7 +1,7 @@
-"""Shows a placement as plain text: who sits on which GPU, who shares a process, what runs at the same time.
+"""Shows a placement as plain text: components of each GPU and process, and phases that run at the same time.
 
-Only what follows from the placement is shown; memory and time are estimated elsewhere. Long plans are collapsed: GPUs
-that are used alike become one column, processes of the same components one line.
+Memory and time are estimated by the planner. Long plans are collapsed: GPUs that are used alike become one column,
+processes of the same components one line.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rl_platform.placement.inventory import VISIBLE_DEVICES, Inventory
 from rl_platform.placement.scheduler import Host, Placement
 
 _WIDTH = 110
-_LISTED = 20  # columns and processes that are shown one by one; more are collapsed
+_LISTED = 20  # columns and processes that are shown singly; more are collapsed
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class _Column:
     owned: tuple[int, ...]  # accelerators of each of these ranks
 
     def continues(self, other: _Column) -> bool:
-        """Whether this column goes on where `other` ends: used in the same way, by the same or the next ranks."""
+        """Whether this column continues `other`: it is used in the same way, by the same or the next ranks."""
         if (self.number is None, self.owned) != (other.number is None, other.owned):
             return False
         return all(
@@ -37,7 +37,7 @@ class _Column:
 
 
 def render(placement: Placement, inventory: Inventory) -> str:
-    """The plan of `placement`, which was computed from `inventory`. Lines are at most about 110 characters wide."""
+    """Returns the plan of `placement`, computed from `inventory`, in lines of at most about 110 characters."""
     processes = len(placement.hosts)
     obstacle = placement.one_process_obstacle
     title = f"Processes: {processes}"
@@ -68,7 +68,7 @@ def _summary(inventory: Inventory) -> str:
 
 
 def _grid(placement: Placement, inventory: Inventory) -> list[str]:
-    """Component x GPU; cells hold ranks. Wrapped into blocks where it is too wide."""
+    """Returns the table component x GPU with ranks as cells, wrapped into blocks if it is too wide."""
     columns = list(_columns(placement, inventory))
     runs: list[list[_Column]] = []
     for column in columns:
@@ -92,7 +92,7 @@ def _grid(placement: Placement, inventory: Inventory) -> list[str]:
 
 
 def _columns(placement: Placement, inventory: Inventory) -> Iterator[_Column]:
-    """Every accelerator in order, then the CPU of every node that has ranks without one."""
+    """Returns every accelerator in order, then the CPU of every node that has ranks without one."""
     names = list(placement.components)
     ranks: dict[tuple[int, int | None], list[list[int]]] = {}
     owned: dict[tuple[int, int | None], list[int]] = {}
@@ -113,7 +113,7 @@ def _columns(placement: Placement, inventory: Inventory) -> Iterator[_Column]:
 
 
 def _cells(run: Sequence[_Column], inventory: Inventory) -> list[str]:
-    """Texts of one grid column: node, GPU numbers, then the ranks of each component."""
+    """Returns the texts of one column: node, GPU numbers, then the ranks of each component."""
     first, last = run[0], run[-1]
     node = inventory.nodes[first.node].name
     if first.node != last.node:
@@ -132,7 +132,7 @@ def _cells(run: Sequence[_Column], inventory: Inventory) -> list[str]:
 
 
 def _node_line(block: Sequence[Sequence[str]], widths: list[int], margin: int) -> str:
-    """Each node's name above its first column; widens a node's last column if the name is longer than its columns."""
+    """Returns the line of nodes, each name above its first column. Widens a node's last column for a long name."""
     line = " " * margin
     start = 0
     while start < len(block):
@@ -160,7 +160,7 @@ def _blocks(columns: Sequence[list[str]], width: int) -> Iterator[list[list[str]
 
 
 def _processes(placement: Placement, inventory: Inventory) -> list[str]:
-    """One row per process, or per kind of process when there are many."""
+    """Yields one row per process, or per kind of process if there are many."""
     groups: dict[object, list[Host]] = {}
     for host in placement.hosts:
         kind = host.name if len(placement.hosts) <= _LISTED else host.name.partition("[")[0]
@@ -185,7 +185,7 @@ def _processes(placement: Placement, inventory: Inventory) -> list[str]:
 
 
 def _concurrency(placement: Placement, inventory: Inventory) -> list[str]:
-    """For every component: with whom it takes turns on an accelerator and beside whom it may compute."""
+    """Yields for every component those that it takes turns with on an accelerator, and those it may compute beside."""
     if not any(placement.accelerators.values()):
         nodes = _nodes({slot.node for slots in placement.components.values() for slot in slots}, inventory)
         return [f"  no rank has a GPU: all of them compute on the CPU of {nodes} and share its cores"]
@@ -217,7 +217,7 @@ def _nodes(nodes: set[int], inventory: Inventory) -> str:
 
 
 def _distinct(texts: Iterable[str]) -> str:
-    """The different texts in order, the first eight of them; empty if there is only the empty text."""
+    """Returns the first eight different texts in order; empty if there is only the empty text."""
     seen = [*dict.fromkeys(texts)]
     if not any(seen):
         return ""
@@ -230,7 +230,7 @@ def _count(count: int, noun: str) -> str:
 
 
 def number_ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers as `0-3,8`; from the thirteenth range on only their count."""
+    """Returns ascending numbers as `0-3,8`, with only a count from the thirteenth range on."""
     pieces: list[list[int]] = []
     for number in numbers:
         if pieces and number == pieces[-1][1] + 1:

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from rl_platform.config.schema.models import Lora
     from rl_platform.placement.model_shape import ModelShape
 
-OBSERVATIONS, ACTIONS = 64, 16  # assumed of an environment, which the plan does not start
-IMAGE, IMAGE_CHANNELS = (84, 84), 4  # likewise, where no pixels are asked for
+OBSERVATIONS, ACTIONS = 64, 16  # assumed: the plan does not start the environment
+IMAGE, IMAGE_CHANNELS = (84, 84), 4  # assumed too, without env.pixels
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class ConvShape:
 
     @property
     def elements(self) -> int:
-        """Numbers that it gives for one image."""
+        """Number of its outputs for one image."""
         return self.channels * self.places
 
 
@@ -69,7 +69,7 @@ class PolicyShape:
 
     @property
     def elements(self) -> list[int]:
-        """Numbers that each layer gives for one row, a language model apart."""
+        """Number of outputs of each layer for one row, without a language model."""
         return [*(layer.elements for layer in self.convolutions), *self.widths]
 
     @property

@@ -1,7 +1,7 @@
-"""Turns `cluster.component_placement` and an inventory into a placement: slots of every rank and the hosts they share.
+"""Computes a placement from `cluster.component_placement` and an inventory: slots of every rank, and hosts.
 
-Pure: nothing is started, reserved or measured here, and memory is not estimated. Every problem of a config is reported
-at once; if there is any, there is no placement.
+The module is pure: it starts, reserves and measures nothing, and does not estimate memory. All problems of a config are
+reported at once; with a problem there is no placement.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Slot:
 class Host:
     """One process and the (component, rank) pairs in it; `env` is what its placement adds to its environment.
 
-    `accelerators` are the real ones that it drives: none where CPU workers stand for them. `owned`: how many of either,
-    1 without any: its share of the node's cores. `ray_labels`: of its node.
+    accelerators: the real ones that it drives, none if CPU workers emulate them. owned: the number of real or emulated
+    ones, at least 1; its share of the node's cores follows from it. ray_labels: of its node.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Placement:
 
     components: Mapping[str, tuple[Slot, ...]]
     hosts: tuple[Host, ...]
-    emulated: bool = False  # CPU workers stand for the accelerators
+    emulated: bool = False  # CPU workers emulate the accelerators
 
     def world_size(self, component: str) -> int:
         return len(self.components[component])
@@ -67,7 +67,7 @@ class Placement:
     @cached_property
     def accelerators(self) -> Mapping[str, frozenset[tuple[int, int]]]:
         """Component -> the (node, local accelerator) pairs it owns."""
-        owned = {id(slots): slots for slots in self.components.values()}  # components of equal places share theirs
+        owned = {id(slots): slots for slots in self.components.values()}  # components with equal slots share one set
         sets = {
             key: frozenset((slot.node, local) for slot in slots for local in slot.accelerators)
             for key, slots in owned.items()
@@ -104,12 +104,12 @@ class Placement:
         return any(slot.node in nodes for slot in self.components[second])
 
     def takes_turns_with(self, component: str) -> tuple[str, ...]:
-        """Components that own one of this one's accelerators: one of them computes there at a time."""
+        """Returns the components on an accelerator of this one: only one of them computes there at a time."""
         own = self.accelerators[component]
         return tuple(name for name, other in self.accelerators.items() if name != component and own & other)
 
     def runs_beside(self, component: str) -> tuple[str, ...]:
-        """Components on other accelerators, or with none on one side: they may compute at the same time."""
+        """Returns the components that may compute at the same time: on other accelerators, or without any."""
         turns = self.takes_turns_with(component)
         return tuple(name for name in self.components if name != component and name not in turns)
 
@@ -170,7 +170,7 @@ def schedule(cluster: Cluster, inventory: Inventory) -> Placement:
 
 
 def _place(entry: Entry, resources: Sequence[Resource], problems: list[Problem]) -> list[Place]:
-    """The place of every rank of the entry, by rank; incomplete once a problem was found."""
+    """Returns the place of every rank of the entry, by rank; incomplete if there is a problem."""
     by_rank: dict[int, Place] = {}
     for segment in entry.segments:
         wanted = segment.resources if segment.resources is not None else range(len(resources))
@@ -194,7 +194,7 @@ def _place(entry: Entry, resources: Sequence[Resource], problems: list[Problem])
 def _impossible(
     entry: Entry, segment: Segment, wanted: range, ranks: range, resources: Sequence[Resource]
 ) -> Problem | None:
-    """Why a segment that can be read cannot be met by these resources."""
+    """Returns the problem of a segment that these resources cannot satisfy."""
     noun = "node" if resources[0][1] is None else "accelerator"
     where = f"node group {entry.node_group!r}" if entry.node_group else "the cluster"
     count = len(resources)
