@@ -143,8 +143,8 @@ class Inventory:
 
 
 def inventory_for(cluster: Cluster) -> Inventory:
-    """Returns the inventory of a config without a running cluster: declared by `inventory` or `gpus_per_node`, or of this
-    machine. It has no node groups yet."""
+    """Returns the inventory of a config without a running cluster: declared by `inventory` or `gpus_per_node`, or this
+    machine's. It has no node groups yet."""
     if (declared := cluster.inventory) is not None:
         inventory = Inventory.declared(declared.nodes, declared.gpus_per_node)
         return replace(inventory, origin="declared by cluster.inventory", gpu=declared.gpu or "")
@@ -199,7 +199,7 @@ def _memory() -> int:
 
 
 def _group_names(groups: Sequence[NodeGroup]) -> list[Problem]:
-    """Yields problems of reserved or repeated labels, and of variables that no group may set."""
+    """Returns problems of reserved or repeated labels, and of variables that no group may set."""
     problems: list[Problem] = []
     seen = {NODE_GROUP: "is reserved: it counts nodes"}
     for position, group in enumerate(groups):

@@ -92,7 +92,7 @@ def _grid(placement: Placement, inventory: Inventory) -> list[str]:
 
 
 def _columns(placement: Placement, inventory: Inventory) -> Iterator[_Column]:
-    """Returns every accelerator in order, then the CPU of every node that has ranks without one."""
+    """Yields every accelerator in order, then the CPU of every node that has ranks without one."""
     names = list(placement.components)
     ranks: dict[tuple[int, int | None], list[list[int]]] = {}
     owned: dict[tuple[int, int | None], list[int]] = {}
@@ -160,7 +160,7 @@ def _blocks(columns: Sequence[list[str]], width: int) -> Iterator[list[list[str]
 
 
 def _processes(placement: Placement, inventory: Inventory) -> list[str]:
-    """Yields one row per process, or per kind of process if there are many."""
+    """Returns one row per process, or per kind of process if there are many."""
     groups: dict[object, list[Host]] = {}
     for host in placement.hosts:
         kind = host.name if len(placement.hosts) <= _LISTED else host.name.partition("[")[0]
@@ -185,7 +185,7 @@ def _processes(placement: Placement, inventory: Inventory) -> list[str]:
 
 
 def _concurrency(placement: Placement, inventory: Inventory) -> list[str]:
-    """Yields for every component those that it takes turns with on an accelerator, and those it may compute beside."""
+    """Returns for every component those that it takes turns with on an accelerator, and those it may compute beside."""
     if not any(placement.accelerators.values()):
         nodes = _nodes({slot.node for slots in placement.components.values() for slot in slots}, inventory)
         return [f"  no rank has a GPU: all of them compute on the CPU of {nodes} and share its cores"]

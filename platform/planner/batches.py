@@ -1,4 +1,4 @@
-"""How the batch sizes of a config meet the ranks of a placement: who gets how many rows, and who gets none."""
+"""Divides the batches of a config over the ranks of a placement."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from rl_platform.placement.memory import copies, rows_per_step
 
 @dataclass(frozen=True)
 class Division:
-    """`rows` of a batch (`key` says which) over the ranks of a component, `together` of which work on the same rows."""
+    """The division of the rows of a batch over the ranks of a component.
+
+    key: config key of the batch. together: ranks that work on the same rows.
+    """
 
     key: str
     rows: int
@@ -29,7 +32,7 @@ class Division:
 
     @property
     def most(self) -> int:
-        """Rows of the rank that has the most."""
+        """The largest number of rows of a rank."""
         return -(-self.rows // self.shares)
 
     @property
@@ -50,7 +53,7 @@ class Division:
 
 
 def divisions(config: Config, layout: Layout) -> tuple[Division, ...]:
-    """Every batch of a step and the component whose ranks share it."""
+    """Returns the division of every batch of a step."""
     shared: list[Division] = []
     if config.runner.task_type == "embodied":
         wanted = [("env.num_envs", config.env.num_envs, "env")]

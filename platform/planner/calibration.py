@@ -1,6 +1,6 @@
-"""Corrects the cost model by an earlier run: the seconds of its phases, as metrics.jsonl has them.
+"""Corrects the cost model by the seconds of an earlier run's phases, from its metrics.jsonl.
 
-The run's own config says what was done in that time. Corrections hold for the kind of device the run was on.
+The prediction to compare with is that of the run's own config. Corrections hold for the same kind of device.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ class Measured:
 
 
 def read_measured(file: Path) -> Measured:
-    """The phases of a metrics.jsonl. The first step, which warms up, is left out where there are others. Raises
-    ConfigError when there is nothing to read."""
+    """Returns the phases of a metrics.jsonl, without the first step (warm-up) if there are others.
+
+    Raises ConfigError for a file without timings.
+    """
     try:
         lines = [json.loads(line) for line in read_regular(file).decode().splitlines() if line.strip()]
     except (OSError, ValueError) as error:
@@ -56,7 +58,7 @@ def _is_step(line: object) -> bool:
 
 
 def corrections(measured: Measured, earlier: Report, device: Device) -> dict[str, Correction]:
-    """Corrections by phase for a plan on `device`. `earlier`: the report on the run's own config, not corrected."""
+    """Returns corrections by phase for a plan on `device`. `earlier`: the uncorrected report on the run's config."""
     if earlier.device.kind != device.kind:
         message = f"the run was timed on {earlier.device.kind}, the plan is for {device.kind}"
         hint = "a run on the same kind of device, or no calibration"

@@ -1,10 +1,9 @@
-"""Predicts how long each phase of a PPO step takes, from arithmetic, memory traffic and transfers. An estimate.
+"""Estimates the seconds of each phase of a PPO step from arithmetic, memory traffic and transfers.
 
-A phase takes as long as the slowest of what it must do: products at the device's rate times what such code reaches of
-it, bytes moved, transfers between ranks; decoding reads all weights and the cache for every token and pays for its
-kernels' launches. Responses are taken as long as they may be. Scoring runs beside generation and is not counted;
-Megatron's layouts are taken for as fast as sharding.
-`calibration` corrects phases by what an earlier run measured.
+A phase takes as long as the slowest of its parts: products at a usual share of the device's peak, bytes moved,
+transfers between ranks. Decoding reads all weights and the cache and launches all kernels for every token. Responses
+have their greatest length. Scoring runs beside generation and is not counted. Megatron's layouts count as fast as
+sharding. `calibration` corrects phases by the measurements of an earlier run.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ from rl_platform.placement.memory import (
 from rl_platform.placement.model_shape import FLOAT, ModelShape, Shape
 from rl_platform.placement.offload_order import OffloadOrder, PhaseMoves
 
-TRAINING_SHARE = 0.4  # of the peak arithmetic that forward and backward passes reach
-STREAM_SHARE = 0.7  # of the peak bandwidth that reading weights and caches reaches
-TRANSFER_SHARE = 0.7  # of a link's bandwidth that collectives reach
+TRAINING_SHARE = 0.4  # of the peak arithmetic, reached by forward and backward passes
+STREAM_SHARE = 0.7  # of the peak bandwidth, reached by reading weights and caches
+TRANSFER_SHARE = 0.7  # of a link's bandwidth, reached by collectives
 BACKWARD = 3  # forward and backward, in forwards
-BACKWARD_OF_ADAPTERS = 2  # without the gradients of the matrices beside them
+BACKWARD_OF_ADAPTERS = 2  # without gradients of the frozen matrices
 OPTIMIZER_BYTES = 7 * FLOAT  # AdamW reads weight, gradient and two moments of a parameter and writes three of them
 HOST_LINK = 20e9  # bytes/s between a GPU and pinned host memory, one way: PCIe 4.0 x16
 TRANSFER_S = 50e-6  # one collective or broadcast that moves nothing
-LAUNCH_S = 250e-6  # the operators of one layer one by one, whatever the batch: measured on a core, as in a GPU's queue
+LAUNCH_S = 250e-6  # the operators of one layer, for any batch: measured on a core, as in a GPU's queue
 ENV_STEP_S = 30e-6  # one environment, one step, one core: MuJoCo's HalfCheetah
 ACT_S = 150e-6  # the policy's forward for one step of all environments
 
@@ -54,9 +53,9 @@ class Cost:
 
 @dataclass(frozen=True)
 class Correction:
-    """What a measured phase took, in multiples of the prediction, and what bounded it then.
+    """The measured seconds of a phase in multiples of the prediction, and the bound of the prediction.
 
-    A phase that was slower is slower in what bounded it; one that was faster needs less of everything.
+    A slower phase is slower in its bound only; a faster one is faster in all parts.
     """
 
     factor: float
@@ -70,7 +69,7 @@ class Correction:
 
 
 def waves(config: Config, layout: Layout) -> int:
-    """How often a rollout rank fills its slots with new sequences until its share of a step is done."""
+    """Returns how often a rollout rank fills its slots with new sequences in a step."""
     if config.runner.task_type == "embodied":
         return 1
     ranks = layout.parts["rollout"].ranks
@@ -79,14 +78,14 @@ def waves(config: Config, layout: Layout) -> int:
 
 @dataclass(frozen=True)
 class Swap:
-    """Who leaves and comes at the beginning of a phase, and the seconds that takes."""
+    """The moves at the beginning of a phase and their seconds."""
 
     moves: PhaseMoves
     seconds: float
 
 
 def swaps(order: OffloadOrder, memory: MemoryModel, device: Device) -> dict[str, Swap]:
-    """By phase, those in which anybody leaves or comes; every rank has a link to host memory of its own."""
+    """Returns the swaps of phases with moves. Every rank has its own link to host memory."""
     rate = min(HOST_LINK, device.hbm * STREAM_SHARE)
     return {
         moves.phase: Swap(moves, memory.moved((*moves.leaves, *moves.comes)) / rate)
@@ -96,7 +95,7 @@ def swaps(order: OffloadOrder, memory: MemoryModel, device: Device) -> dict[str,
 
 
 class CostModel:
-    """`device`: what every rank computes on. `calibration`: corrections by phase."""
+    """Estimates for one config. device: of every rank. calibration: corrections by phase."""
 
     def __init__(
         self,
@@ -110,7 +109,7 @@ class CostModel:
         self.rows = rows_per_step(config)
 
     def phases(self, layout: Layout) -> dict[str, tuple[str, Cost]]:
-        """Phase -> (component, cost), in the order of a step. Phases of models that are not known are missing."""
+        """Returns phase -> (component, cost) in the order of a step, without phases of unknown models."""
         embodied = self.config.runner.task_type == "embodied"
         policy = layout.policy
         wanted: list[tuple[str, str, Callable[[Layout], Bounds]]] = [("sync weights", policy, self._sync)]
@@ -133,8 +132,8 @@ class CostModel:
         return costs
 
     def _sync(self, layout: Layout) -> Bounds:
-        """All parameters from the learner's ranks to the generator's: over the network if these are on several nodes,
-        and nothing at all where both are one process."""
+        """All parameters go from the learner's ranks to the generator's: over the network between nodes, and not at all
+        within one process."""
         policy = layout.policy
         if layout.together(policy, "rollout"):
             return {"launches": TRANSFER_S}
@@ -145,7 +144,7 @@ class CostModel:
         return {"launches": TRANSFER_S, "transfers": self.shapes[policy].parameters * FLOAT / rate + hops * TRANSFER_S}
 
     def _generate(self, layout: Layout) -> Bounds:
-        """Decoding in waves: every rank runs `running_sequences` of its share until all have their tokens."""
+        """Decodes in waves: every rank runs `running_sequences` of its share until all are complete."""
         shape, data = self.shapes["rollout"], self.config.data
         assert isinstance(shape, ModelShape)
         ranks = layout.parts["rollout"].ranks
@@ -194,8 +193,10 @@ class CostModel:
         return estimate
 
     def _passes(self, name: str, layout: Layout, rows: int, forwards: int) -> Bounds:
-        """`forwards` passes over `rows` rows, shared by the ranks; sharded weights are gathered for every micro-batch,
-        while the layer before computes."""
+        """Returns the bounds of `forwards` passes over `rows` rows, shared by the ranks.
+
+        Sharded weights are gathered for every micro-batch while the previous layer computes.
+        """
         shape, part = self.shapes[name], layout.parts[name]
         together = micro_batch_rows(self.config, name, part.ranks)
         share = math.ceil(rows / part.ranks)
@@ -203,7 +204,7 @@ class CostModel:
         length = longest(self.config) if isinstance(shape, ModelShape) else 1
         micro_batches = math.ceil(share / together)
         products = forwards * self._arithmetic(shape, share * length, length, dtype)
-        # every micro-batch reads the weights; a gradient is written and read as well
+        # every micro-batch reads the weights, and writes and reads gradients
         traffic = forwards * micro_batches * shape.parameters * FLOAT / (self.device.hbm * STREAM_SHARE)
         layers = shape.layers
         launches = forwards * micro_batches * layers * LAUNCH_S
@@ -215,8 +216,8 @@ class CostModel:
         return bounds
 
     def _arithmetic(self, shape: Shape, tokens: float, length: int, dtype: str) -> float:
-        """One forward of `tokens` tokens in sequences of `length`: matrices, and each token's scores with half of its
-        sequence on average."""
+        """Returns the seconds of one forward of `tokens` tokens in sequences of `length`: matrices, and the scores of
+        each token with half of its sequence on average."""
         products = tokens * shape.products_per_token
         if isinstance(shape, ModelShape):
             products += tokens * length * shape.layers * shape.attention_width

@@ -1,4 +1,4 @@
-"""What `--plan` prints: the report as text, JSON or SVG, or a search for better placements. Nothing is started."""
+"""The output of `--plan`: the report as text, JSON or SVG, or a search for better placements."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def plan_text(form: str, planned: Planned, calibrate: str | None, load: Load) ->
 
 
 def _calibration(file: Path, inventory: Inventory, load: Load) -> tuple[dict[str, Correction], str]:
-    """Corrections from a run's metrics, and what they are in words."""
+    """Returns corrections from a run's metrics, and their source in words."""
     measured = read_measured(file)
     own = file.parent / "config.yaml"
     if not own.is_file():

@@ -1,6 +1,6 @@
-"""Everything `--plan` says of one config: where ranks sit, memory of each GPU, one step in time, batches, warnings.
+"""The report of `--plan` on one config: ranks and memory of each GPU, one step in time, batches, warnings.
 
-Pure estimates: nothing is started. Drawn as text by `report_text`, as JSON by `report_json`, as a picture by `svg`.
+All numbers are estimates; nothing is started. `report_text`, `report_json` and `svg` draw it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from rl_platform.planner.step_timeline import Span, step_seconds, timeline
 
 @dataclass(frozen=True)
 class DeviceUse:
-    """One GPU (`number` counts across nodes, `local` within its own), or the main memory of a node that has ranks
-    without a GPU (both None). `ranks`: those of each component that are on it."""
+    """One GPU, or the main memory of a node with ranks without a GPU.
+
+    number, local: of the GPU in the cluster and in its node, None for main memory. ranks: its ranks by component.
+    """
 
     node: int
     local: int | None
@@ -39,8 +41,7 @@ class DeviceUse:
 
 @dataclass(frozen=True)
 class Report:
-    """`unknown`: why the model of a component could not be counted. `streams`: components that evaluate while others
-    are generated."""
+    """The report. unknown: components with an unknown model, and why. streams: components that evaluate early."""
 
     config: Config
     placement: Placement
@@ -60,12 +61,12 @@ class Report:
         return step_seconds(self.spans)
 
     def capacity(self, use: DeviceUse) -> int | None:
-        """Bytes there are; None if not known."""
+        """Returns the memory of a device in bytes; None if not known."""
         return self.inventory.nodes[use.node].memory if use.number is None else self.device.memory
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
-        """What the user should know before starting, the gravest first."""
+        """Warnings for the user, the gravest first."""
         placed = (*_rank_warnings(self), *_idle_warnings(self), *_unknown_warnings(self))
         return (*_memory_warnings(self), *_offload_warnings(self), *placed)
 
@@ -73,7 +74,7 @@ class Report:
 def plan_report(
     config: Config, placement: Placement, inventory: Inventory, calibration: Mapping[str, Correction] | None = None
 ) -> Report:
-    """The report on `placement`, which was computed from `inventory`. `calibration`: of `calibration.corrections`."""
+    """Returns the report on `placement`, computed from `inventory`. calibration: of `calibration.corrections`."""
     known_shapes, unknown = shapes(config)
     device, layout = device_of(inventory), placement.layout
     order = chosen_order(config, placement, inventory, known_shapes, device)
@@ -106,7 +107,7 @@ def _devices(
     layout: Layout,
     order: OffloadOrder,
 ) -> Iterator[DeviceUse]:
-    """Every GPU in order, then every node with ranks that have none. GPUs that hold alike are estimated once."""
+    """Yields every GPU in order, then every node with ranks without one. Equal GPUs are estimated once."""
     occupancy = occupancy_of(config, placement)
     models = {on_gpu: MemoryModel(config, known_shapes, layout, on_gpu=on_gpu) for on_gpu in (True, False)}
     known_usages: dict[object, Usage] = {}
@@ -154,7 +155,7 @@ def _remedy(report: Report, component: str) -> str:
 
 
 def _offload_warnings(report: Report) -> Iterator[str]:
-    """Where `offload: true` saves nothing."""
+    """Yields warnings where `offload: true` saves nothing."""
     for name, asked in report.config.offload_keys.items():
         if name not in report.layout.parts or asked is not True:
             continue
@@ -197,7 +198,7 @@ def _unknown_warnings(report: Report) -> Iterator[str]:
 
 
 def names_of(uses: Sequence[DeviceUse], inventory: Inventory) -> str:
-    """`GPU 0-3,8`, `CPU worker 0`, or the nodes' names."""
+    """Returns `GPU 0-3,8`, `CPU worker 0`, or the nodes' names."""
     numbers = [use.number for use in uses if use.number is not None]
     if numbers:
         return f"{inventory.noun} {number_ranges(numbers)}"

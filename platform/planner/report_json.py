@@ -11,7 +11,7 @@ VERSION = 1
 
 
 def report_json(report: Report) -> str:
-    """One object, with a line for each of its entries' items; bytes and seconds. Null stands for what is not known."""
+    """Returns one object with a line for each item of its entries, in bytes and seconds. Null: not known."""
     return "{\n" + ",\n".join(f"{json.dumps(key)}: {_lines(value)}" for key, value in as_tree(report).items()) + "\n}\n"
 
 
@@ -24,9 +24,9 @@ def _lines(value: object) -> str:
 
 
 def as_tree(report: Report) -> dict[str, object]:
-    """The object as plain values."""
+    """Returns the object as plain values."""
     inventory, device = report.inventory, report.device
-    memory: dict[int, dict[str, object]] = {}  # by identity: GPUs that hold alike share their estimate
+    memory: dict[int, dict[str, object]] = {}  # by identity: equal GPUs share their estimate
     return {
         "version": VERSION,
         "cluster": {

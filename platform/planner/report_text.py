@@ -17,7 +17,7 @@ _COLUMNS = ("weights", "gradients", "optimizer", "activations", "kv_cache")
 
 
 def report_text(report: Report) -> str:
-    """All of it. Lines are at most about 110 characters wide, but for warnings."""
+    """Returns the report. Lines are at most about 110 characters wide, except for warnings."""
     parts = (_memory(report), _step(report), _turns(report), _batches(report), _warnings(report))
     sections = [list(part) for part in parts]
     texts = [render(report.placement, report.inventory), *("\n".join(lines) + "\n" for lines in sections if lines)]
@@ -25,7 +25,7 @@ def report_text(report: Report) -> str:
 
 
 def _memory(report: Report) -> Iterator[str]:
-    """One block for all GPUs that hold alike."""
+    """Yields one block for all GPUs that are used alike."""
     alike: dict[object, list[DeviceUse]] = {}
     for use in report.devices:
         if use.usage.peak:
@@ -105,7 +105,7 @@ def _step(report: Report) -> Iterator[str]:
 
 
 def _turns(report: Report) -> Iterator[str]:
-    """For every group of GPUs that hold alike: who leaves and comes, phase by phase."""
+    """Yields the moves of each phase for every group of GPUs that are used alike."""
     alike: dict[frozenset[str], list[DeviceUse]] = {}
     for use in report.devices:
         if leaving := frozenset(report.order.leaving & use.ranks.keys()):

@@ -1,9 +1,8 @@
-"""Proposes placements for a config and a cluster: all that share or split its devices in the usual ways, ranked by the
-predicted time of a step. What does not fit into memory is left out.
+"""Proposes placements for a config and a cluster: those that share or split its devices in the usual ways and fit into
+memory, ranked by the predicted time of a step.
 
-Estimates rank placements; they are no measurements. Every component gets one rank per device; splits into sizes like 1,
-2, 3, 4, 6, 8, 12 ... devices are tried, also with devices left over: a model too small for all of them trains faster on
-fewer.
+The ranking is an estimate. Every component gets one rank per device. Splits into sizes 1, 2, 3, 4, 6, 8, 12 ... devices
+are tried, also with idle devices: a small model trains faster on fewer.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from rl_platform.placement.plan import number_ranges
 from rl_platform.planner.cost import Correction, CostModel, swaps, waves
 from rl_platform.planner.step_timeline import Span, duration, step_seconds, timeline
 
-MANY = 64  # devices from which on only powers of two are tried
+MANY = 64  # from this number of devices on only powers of two are tried
 FEWEST = 256  # then also, each of three groups gets at least one device in so many (of four: in MANY)
 Keys = tuple[tuple[tuple[str, ...], range], ...]
 
@@ -50,18 +49,18 @@ class Candidate:
 
     @property
     def component_placement(self) -> dict[str, str]:
-        """As it stands in a config."""
+        """The value of `cluster.component_placement`."""
         return {",".join(names): number_ranges(list(devices)) for names, devices in self.keys}
 
     @property
     def order(self) -> tuple[float, int, int, str]:
-        """Faster first; of equally fast ones that with fewer devices, then the simpler one."""
+        """The sort key: faster, then fewer devices, then simpler."""
         return (self.seconds, self.devices, len(self.keys), str(self.component_placement))
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Candidates that fit, best first; how many do not, and the smallest peak among those (bytes)."""
+    """Candidates that fit, best first. too_large: number of others. smallest_peak: bytes of the smallest of these."""
 
     candidates: tuple[Candidate, ...]
     too_large: int
@@ -71,7 +70,7 @@ class SearchResult:
 
 
 def search(config: Config, inventory: Inventory, calibration: Mapping[str, Correction] | None = None) -> SearchResult:
-    """All candidates on the devices of `inventory`. Raises ConfigError when a model cannot be counted or none fits."""
+    """Returns all candidates on the devices of `inventory`. Raises ConfigError for an unknown model or if none fits."""
     known_shapes, unknown = shapes(config)
     if unknown:
         problems = [Problem(f"{name}.model", f"nothing can be predicted: {why}") for name, why in unknown.items()]
@@ -108,7 +107,7 @@ def search(config: Config, inventory: Inventory, calibration: Mapping[str, Corre
 
 
 def _groupings(config: Config) -> tuple[tuple[tuple[str, ...], ...], ...]:
-    """Which components share devices: all, none, and what lies between."""
+    """Returns groups of components that share devices: from all together to each alone."""
     if config.runner.task_type == "embodied":
         return ((("actor_critic", "env", "rollout"),), (("actor_critic",), ("env", "rollout")))
     critic = ("critic",) if config.critic.use_critic_model else ()
@@ -127,7 +126,7 @@ def _groupings(config: Config) -> tuple[tuple[tuple[str, ...], ...], ...]:
 
 
 def _splits(groupings: Sequence[tuple[tuple[str, ...], ...]], available: int) -> Iterator[Keys]:
-    """Every grouping on every combination of sizes that the devices allow."""
+    """Yields every grouping on every combination of sizes that the devices allow."""
     sizes = _sizes(available)
     large = [size for size in sizes if size >= available / FEWEST] if available > MANY else sizes
     powers = [size for size in large if size & (size - 1) == 0 and size >= available / MANY]
@@ -136,7 +135,7 @@ def _splits(groupings: Sequence[tuple[tuple[str, ...], ...]], available: int) ->
         for combination in itertools.product(tried, repeat=len(grouping)):
             if sum(combination) > available or any(
                 "env" in names and size > 1 for names, size in zip(grouping, combination, strict=True)
-            ):  # several exchange messages at every step, which the estimates of time do not know
+            ):  # several exchange messages at every step, which the estimates leave out
                 continue
             stops = list(itertools.accumulate(combination))
             ranges = (range(stop - size, stop) for stop, size in zip(stops, combination, strict=True))
@@ -154,7 +153,7 @@ def _hold_whole_copies(config: Config, keys: Keys) -> bool:
 
 
 def _sizes(available: int) -> list[int]:
-    """1, 2, 3, 4, 6, 8, 12 ... and all of them, and what these leave over when there are few."""
+    """Returns 1, 2, 3, 4, 6, 8, 12 ..., all devices, and their remainders if there are few devices."""
     powers = [2**exponent for exponent in range(available.bit_length())]
     sizes = {size for size in powers if size <= available} | {available}
     if available <= MANY:
@@ -163,7 +162,7 @@ def _sizes(available: int) -> list[int]:
 
 
 def _order(config: Config, layout: Layout, memory: MemoryModel, keys: Keys, device: Device) -> tuple[OffloadOrder, int]:
-    """Who leaves its devices, also those with `offload: auto` where not all fit; the bytes of the fullest device."""
+    """Returns the offload order, with `offload: auto` resolved by memory, and the bytes of the fullest device."""
 
     def peak(order: OffloadOrder, names: tuple[str, ...]) -> int:
         return memory.usage([(name, 1.0, 1) for name in names], order).peak
@@ -177,7 +176,7 @@ def _order(config: Config, layout: Layout, memory: MemoryModel, keys: Keys, devi
 
 
 def search_text(result: SearchResult, inventory: Inventory, present: Sequence[Span], source: str = "") -> str:
-    """The best split of every grouping with its reasons, the present placement beside them, and the YAML of the best.
+    """Returns the best split of every grouping with reasons, the present placement, and the YAML of the best.
 
     `present`: the spans of the config's own placement. `source`: what the predictions were corrected by.
     """
@@ -202,7 +201,7 @@ def search_text(result: SearchResult, inventory: Inventory, present: Sequence[Sp
 
 
 def _why(candidate: Candidate, result: SearchResult) -> str:
-    """What its time goes to and how full its fullest device is."""
+    """Returns the phase that takes most of the time, and the peak of the fullest device."""
     counted = [span for span in candidate.spans if not span.note]
     longest = max(counted, key=lambda span: span.seconds)
     beside = [

@@ -1,12 +1,11 @@
-"""What runs when in one PPO step: phases as soon as their inputs are there and their devices are free; a text picture.
+"""The timeline of one PPO step: phases start when their inputs and their devices are available.
 
     sync weights -> generate (rollout, env; reward beside it) -> [reference] [log-probs] [values] -> advantages
                  -> [train critic] [train actor]
 
-Phases between two arrows need nothing of one another: on devices of their own they run side by side, on shared ones in
-this order. Evaluations that stream begin while responses are still generated; components that leave a device or come
-back to it take time for that at the beginning of a phase. Advantages are computed by the runner in no time that matters
-here.
+Phases between two arrows are independent: on different devices they run side by side, on shared ones in this order.
+Early evaluations begin while responses are still generated. Components that leave a device or come back take time at
+the beginning of a phase. The time of advantages is negligible.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ STAGES = (
 
 @dataclass(frozen=True)
 class Span:
-    """One phase of the step: which component works in it, from when to when (seconds), and what bounds it. `leaves`,
-    `comes`: who goes to host memory before it, and who comes back from there, in words."""
+    """One phase of the step: its component, start and stop (seconds), and its bound. leaves, comes: moves to and from
+    host memory before it, in words."""
 
     phase: str
     component: str
@@ -54,8 +53,11 @@ def timeline(
     swaps: Mapping[str, Swap] | None = None,
     full_kl: bool = False,
 ) -> tuple[Span, ...]:
-    """The spans of one step, ordered by stage. `streams`: components that evaluate what is finished while the rest of
-    `waves` waves of responses is generated. `swaps`: by phase. `full_kl`: log-probs wait for the reference's states."""
+    """Returns the spans of one step, ordered by stage.
+
+    streams: components that evaluate finished responses while the rest of `waves` waves is generated. swaps: by phase.
+    full_kl: log-probs wait for the reference's states.
+    """
     spans: list[Span] = []
     free: dict[str, float] = {}  # when each component's devices are free again
     linked = {layout.policy: {"reference"}, "reference": {layout.policy}} if full_kl else {}
@@ -91,8 +93,8 @@ def _span(phase: str, name: str, start: float, cost: Cost, swap: Swap | None) ->
 
 
 def _streamed(span: Span, generation: Span, waves: int, ahead: float) -> Span:
-    """An evaluation that begins when the first wave of responses is there and ends with the last one's rows. `ahead`:
-    seconds of others on its devices, which take each part before it."""
+    """Returns an evaluation from the first wave of responses to the rows of the last one. ahead: seconds of other
+    components on its devices, which take each part first."""
     start = generation.start + generation.seconds / waves
     work = ahead + span.seconds
     stop = max(start + work, generation.stop + work / waves)
@@ -100,8 +102,8 @@ def _streamed(span: Span, generation: Span, waves: int, ahead: float) -> Span:
 
 
 def _beside(span: Span, layout: Layout) -> list[Span]:
-    """What works along with a phase on the CPU: rewards are scored while responses are generated, environments are
-    stepped between the actions."""
+    """Returns components that work on the CPU during a phase: rewards while responses are generated, environments
+    between the actions."""
     partner = {"generate": "reward", "collect": "env"}.get(span.phase)
     if partner is None or partner not in layout.parts:
         return []
@@ -114,7 +116,7 @@ def step_seconds(spans: Sequence[Span]) -> float:
 
 
 def gantt(spans: Sequence[Span]) -> list[str]:
-    """One row per phase: its bar on the step's time, seconds, share of the step, and what bounds it."""
+    """Returns one row per phase: its bar on the step's time, seconds, share of the step, and bound."""
     total = step_seconds(spans)
     if not total:
         return []

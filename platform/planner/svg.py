@@ -74,7 +74,7 @@ class _Canvas:
 
 
 def report_svg(report: Report) -> str:
-    """The picture as one SVG document."""
+    """Returns the picture as one SVG document."""
     canvas = _Canvas()
     _legend(canvas, report)
     _nodes(canvas, report)
@@ -103,7 +103,7 @@ def _legend(canvas: _Canvas, report: Report) -> None:
 
 
 def _nodes(canvas: _Canvas, report: Report) -> None:
-    """Boxes of nodes, side by side as far as the page is wide."""
+    """Draws boxes of nodes, side by side in the width of the page."""
     groups = list(_groups(report))
     bands = max((len(use.ranks) for _, uses in groups for use in uses), default=1)
     height = 24 + bands * (BAND + 2) + 44
@@ -127,7 +127,7 @@ def _nodes(canvas: _Canvas, report: Report) -> None:
 
 
 def _groups(report: Report) -> Iterator[tuple[str, list[DeviceUse]]]:
-    """Runs of nodes whose devices hold the same components with the same memory: a label, and the first one's."""
+    """Yields a label and the first node's devices for neighbouring nodes that are used alike."""
     by_node: dict[int, list[DeviceUse]] = {}
     for use in report.devices:
         by_node.setdefault(use.node, []).append(use)
@@ -146,7 +146,7 @@ def _groups(report: Report) -> Iterator[tuple[str, list[DeviceUse]]]:
 
 
 def _gpu(canvas: _Canvas, report: Report, use: DeviceUse, x: float, y: float, height: float) -> None:
-    """A GPU: bands of its components with their ranks, its number, and how full its memory is."""
+    """Draws a GPU: bands of its components with their ranks, its number and its memory."""
     canvas.box(x, y, CELL, height, style="gpu")
     for index, (name, ranks) in enumerate(use.ranks.items()):
         top = y + 3 + index * (BAND + 2)
@@ -166,7 +166,7 @@ def _gpu(canvas: _Canvas, report: Report, use: DeviceUse, x: float, y: float, he
 
 
 def _step(canvas: _Canvas, report: Report) -> None:
-    """The phases of one step as bars on its time."""
+    """Draws the phases of one step as bars on its time."""
     top = canvas.bottom + 24
     on = "CPU" if report.device.kind == "cpu" else report.device.kind
     canvas.text(MARGIN, top, f"One step, estimated for {on}: {duration(report.seconds)}", "title")
