@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rl_platform import checkpoint as module
+from rl_platform.checkpoint import store as module
 from rl_platform.checkpoint.files import HashingWriter
 from rl_platform.checkpoint.store import MANIFEST, Checkpoint, CheckpointStore, Part, Shards
 from rl_platform.engines.training.sharded_state import ShardedTensor, state_bytes

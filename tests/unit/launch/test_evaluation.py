@@ -74,8 +74,8 @@ def test_without_a_way_to_draw_it_goes_on(command, folder: Path, monkeypatch: py
     assert [row["video"] for row in rows(folder / "runs" / "one")] == [None, None]
 
 
-def test_a_reasoning_checkpoint(command, folder: Path, scored_by_length: str):
-    assert command("reasoning.yaml", *RUN, scored_by_length, "algorithm.use_kl_loss=true", *WITH_REFERENCE).code == 0
+def test_a_reasoning_checkpoint(command, folder: Path, scored: str):
+    assert command("reasoning.yaml", *RUN, scored, "algorithm.use_kl_loss=true", *WITH_REFERENCE).code == 0
     run = folder / "runs" / "one"
     ended = command("--eval", run)
     assert ended.code == 0, ended.err
@@ -94,40 +94,32 @@ WITH_REFERENCE = (
 )
 
 
-@pytest.fixture
-def scored_by_length(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    function = "def score(response, answer, metadata):\n    return float(len(response.encode()) % 2 == 0)\n"
-    (folder / "length_score.py").write_text(function)
-    monkeypatch.syspath_prepend(folder)
-    return "reward.type=length_score:score"
+REFUSED = [
+    (["runs/on"], "did you mean"),
+    (["embodied.yaml"], "is a file, not the folder of a run or a checkpoint"),
+    (["."], "holds neither a run nor a checkpoint"),
+    (["new"], "has not written a checkpoint yet"),
+    (["moved/step-00000004"], "config.yaml is missing"),
+    (["runs/one", "algorithm.gamma=0.9"], "algorithm.gamma: belongs to the model or its training"),
+    (["runs/one", "env.evaluation.deterministic=true"], "env.evaluation.deterministic: belongs to"),
+    (["runs/one", "env.evaluation.episodes=0"], "env.evaluation.episodes: out of range"),
+    (["runs/one", "env.id=CartPoll-v1"], "did you mean CartPole-v1"),
+    (["runs/one", "--check"], "--eval takes a checkpoint"),
+]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["runs/on"], "did you mean"),
-        (["embodied.yaml"], "is a file, not the folder of a run or a checkpoint"),
-        (["."], "holds neither a run nor a checkpoint"),
-        (["latest"], "no run in"),
-        (["new"], "has not written a checkpoint yet"),
-        (["moved/step-00000004"], "config.yaml is missing"),
-        (["runs/one", "algorithm.gamma=0.9"], "algorithm.gamma: belongs to the model or its training"),
-        (["runs/one", "env.evaluation.deterministic=true"], "env.evaluation.deterministic: belongs to"),
-        (["runs/one", "env.evaluation.episodes=0"], "env.evaluation.episodes: out of range"),
-        (["runs/one", "env.id=CartPoll-v1"], "did you mean CartPole-v1"),
-        (["runs/one", "--check"], "--eval takes a checkpoint"),
-    ],
-)
-def test_what_is_refused(command, folder: Path, arguments: list[str], message: str):
-    if "latest" not in arguments:
-        assert command("embodied.yaml", *RUN, "runner.max_steps=1").code == 0
-        (folder / "new").mkdir()
-        shutil.copy(folder / "runs" / "one" / "config.yaml", folder / "new")
-        shutil.copytree(folder / "runs" / "one" / "checkpoints" / "step-00000001", folder / "moved" / "step-00000004")
-    ended = command("--eval", *arguments)
-    assert ended.code == 2
-    assert message in ended.err
-    assert "Traceback" not in ended.err
+def test_what_is_refused(command, folder: Path):
+    ended = command("--eval", "latest")
+    assert (ended.code, "no run in" in ended.err) == (2, True)
+    assert command("embodied.yaml", *RUN, "runner.max_steps=1").code == 0
+    (folder / "new").mkdir()
+    shutil.copy(folder / "runs" / "one" / "config.yaml", folder / "new")
+    shutil.copytree(folder / "runs" / "one" / "checkpoints" / "step-00000001", folder / "moved" / "step-00000004")
+    for arguments, message in REFUSED:
+        ended = command("--eval", *arguments)
+        assert ended.code == 2, arguments
+        assert message in ended.err
+        assert "Traceback" not in ended.err
 
 
 def test_a_checkpoint_of_another_version_model_or_with_damage(command, trained: Path):
