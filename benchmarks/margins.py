@@ -89,7 +89,7 @@ CLAIMS = {
     ),
     "calculator": Claim(
         "reasoning/multi_turn.yaml",
-        (Limit("tool/calls", -1, ">", 0.9), Limit("val/accuracy", -1, ">", 0.3)),
+        (Limit("val/accuracy", 1, "<", 0.1), Limit("tool/calls", -1, ">", 0.9), Limit("val/accuracy", -1, ">", 0.3)),
     ),
     "cartpole": Claim("embodied/cartpole.yaml", (Limit("val/return", 1, "<", 100), Limit("val/return", -1, ">=", 475))),
     "remembers": Claim(

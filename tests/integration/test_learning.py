@@ -48,7 +48,7 @@ def test_a_language_model_that_four_megatron_processes_train_learns(start, folde
 @pytest.mark.timeout(1500)
 def test_a_language_model_learns_to_use_a_calculator(start, folder: Path):
     rows = trained(start, folder, "reasoning/multi_turn.yaml", limit_s=1400)
-    assert rows[0]["val/accuracy"] == 0.0
+    assert rows[0]["val/accuracy"] < 0.1
     assert rows[-1]["tool/calls"] > 0.9
     assert rows[-1]["val/accuracy"] > 0.3
 

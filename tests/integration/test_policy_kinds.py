@@ -23,6 +23,8 @@ PENDULUM = (
     "env.evaluation.episodes=1",
 )
 SMALL_CNN = "{channels: [4, 8], kernels: [4, 3], strides: [3, 2]}"
+# Four channels are all dead after one initialisation in sixteen; the picture then has no influence.
+LEARNING_CNN = "{channels: [16, 16], kernels: [4, 3], strides: [3, 2]}"
 CNN = (*PENDULUM, f"actor.model={{type: cnn, cnn: {SMALL_CNN}, hidden_sizes: [16]}}")
 TINY = "{hidden_size: 16, num_layers: 2, num_heads: 2, intermediate_size: 32, max_positions: 64}"
 VLA = (
@@ -148,19 +150,21 @@ def test_a_checkpoint_of_another_policy_is_refused(key: str, command) -> None:
 @pytest.mark.parametrize(
     "model",
     [
-        f"actor.model={{type: cnn, cnn: {SMALL_CNN}, hidden_sizes: [16]}}",
-        f"actor.model={{type: vla, cnn: {SMALL_CNN}, random_init: {TINY}, tokenizer: bytes, instruction: follow}}",
+        f"actor.model={{type: cnn, cnn: {LEARNING_CNN}, hidden_sizes: [16]}}",
+        f"actor.model={{type: vla, cnn: {LEARNING_CNN}, random_init: {TINY}, tokenizer: bytes, instruction: follow}}",
     ],
     ids=["cnn", "vla"],
 )
 def test_images_are_learned_and_a_note_tells_what_becomes_of_them(model: str, command) -> None:
-    bandit = ("env.id=shades:Shade-v0", "env.kwargs={discrete: true}", "algorithm.gamma=0", "actor.optim={lr: 5.0e-3}")
-    ended = command("embodied.yaml", *bandit, model, "runner.max_steps=10", "env.rollout_steps=32")
+    bandit = ("env.id=shades:Shade-v0", "env.kwargs={discrete: true}", "algorithm.gamma=0")
+    slow = ("actor.optim={lr: 1.0e-3, lr_schedule: linear}", "algorithm.entropy_bonus=0.1", "env.rollout_steps=32")
+    ended = command("embodied.yaml", *bandit, model, *slow, "runner.max_steps=30")
     assert ended.code == 0, ended.err
     assert "observations are images, which the model divides by 255 instead" in ended.out
-    returns = [row["val/return"] for row in read_metrics("out") if "val/return" in row]
-    assert returns[0] < 8
-    assert returns[-1] == 10
+    rows = read_metrics("out")
+    returns = [row["episode/return"] for row in rows if "episode/return" in row]
+    assert returns[0] < 7  # of 10; 5 by chance
+    assert rows[-1]["val/return"] == 10
 
 
 def test_a_pole_is_balanced_from_pictures(start, folder: Path, drawing) -> None:
@@ -215,8 +219,9 @@ def signs(folder: Path) -> None:
 
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_each_task_is_learned_by_its_instruction_alone(workers: str, signs: None, command) -> None:
-    fast = ("algorithm.gamma=0", "actor.optim={lr: 1.0e-2}", "runner.max_steps=20", "env.rollout_steps=32")
-    ended = command("embodied.yaml", *TOLD, *fast, f"env.num_workers={workers}")
+    bandit = ("algorithm.gamma=0", "algorithm.entropy_bonus=0.1", "actor.optim={lr: 1.0e-3, lr_schedule: linear}")
+    length = ("runner.max_steps=30", "env.rollout_steps=32", f"env.num_workers={workers}")
+    ended = command("embodied.yaml", *TOLD, *bandit, *length)
     assert ended.code == 0, ended.err
     rows = read_metrics("out")
     first, last = (row for row in (rows[0], rows[-1]) if "val/return" in row)
