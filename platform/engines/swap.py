@@ -1,8 +1,7 @@
-"""Tensors that leave their device for host memory and come back to the same place.
+"""Swaps tensors between their device and host memory.
 
-A tensor's storage on the device is emptied, not the tensor replaced: parameters, their views, optimizer state and what
-a sharding library keeps of them stay the objects they are. Where the device is a CPU, the copy and the freed memory are
-of the same kind: everything happens as on a GPU, and nothing is saved.
+Swapping out resizes a tensor's storage to 0 and keeps the tensor object, so that views, optimizer state and references
+held by a sharding library stay valid. On a CPU the same steps run, but save no memory.
 """
 
 from __future__ import annotations
@@ -19,55 +18,59 @@ from rl_platform.tracing import recorder
 
 @dataclass
 class _HostCopy:
-    """A storage of the device and what it held, as bytes; its size now is 0, or as it was."""
+    """A device storage, of its full size or of size 0, and a copy of its bytes in host memory."""
 
     storage: torch.UntypedStorage
     host: Tensor
 
 
 class Swap:
-    """`tensors`: those that are on `device`, asked for at every departure, since optimizers make their state late;
-    those on other devices stay. `constant`: they never change, so one copy is enough.
+    """Moves tensors on `device` to host memory and back.
 
-    Tensors may share storages, and DTensors stand for this rank's part.
+    `tensors` is called at every `leave`, because optimizers create their state late; tensors on other devices stay.
+    `constant`: the values never change, so they are copied once. Tensors may share storages; of a DTensor this rank's
+    part is moved.
     """
 
     def __init__(
         self, tensors: Callable[[], Iterable[Tensor]], device: torch.device, *, constant: bool = False
     ) -> None:
         self._tensors, self._device, self._constant = tensors, device, constant
-        self._kept: dict[int, _HostCopy] = {}
+        self._copies: dict[int, _HostCopy] = {}
         self.away = False
 
     def leave(self) -> None:
-        """Copy to host memory and free the device's; while away, does nothing."""
+        """Copies the tensors to host memory and frees the device's. Does nothing if they are away."""
         if self.away:
             return
-        before, self._kept = self._kept, {}
+        before, self._copies = self._copies, {}
         for tensor in self._tensors():
             storage = _own_storage(tensor, self._device)
-            if storage is None or storage.nbytes() == 0 or storage._cdata in self._kept:
+            if storage is None or storage.nbytes() == 0 or storage._cdata in self._copies:
                 continue
             known = before.get(storage._cdata)
-            kept = known or _HostCopy(storage, self._host_buffer(storage.nbytes()))
-            self._kept[storage._cdata] = kept
+            copy = known or _HostCopy(storage, self._host_buffer(storage.nbytes()))
+            self._copies[storage._cdata] = copy
             if known is None or not self._constant:
-                kept.host.copy_(_as_bytes(storage), non_blocking=True)
+                copy.host.copy_(_as_bytes(storage), non_blocking=True)
         self._wait()
-        for kept in self._kept.values():
-            kept.storage.resize_(0)
+        for copy in self._copies.values():
+            copy.storage.resize_(0)
         if self._device.type == "cuda":
-            torch.cuda.empty_cache()  # else other processes of the GPU would gain nothing
+            torch.cuda.empty_cache()  # else the memory stays reserved for this process
         self.away = True
 
     def enter(self) -> None:
-        """Back to the device, as a span of the timeline; while there, does nothing. The host's memory is kept."""
+        """Copies the tensors back to the device, as a span of the trace. Does nothing if they are there.
+
+        The host copies stay allocated for the next `leave`.
+        """
         if not self.away:
             return
         began = time.monotonic()
-        for kept in self._kept.values():
-            kept.storage.resize_(len(kept.host))
-            _as_bytes(kept.storage).copy_(kept.host, non_blocking=True)
+        for copy in self._copies.values():
+            copy.storage.resize_(len(copy.host))
+            _as_bytes(copy.storage).copy_(copy.host, non_blocking=True)
         self._wait()
         self.away = False
         recorder.add("call", "onload", began)
@@ -81,22 +84,22 @@ class Swap:
 
 
 def storages(tensors: Iterable[Tensor], device: torch.device) -> dict[int, torch.UntypedStorage]:
-    """The storages behind these tensors on `device`, each once; those of tensors that left have 0 bytes."""
+    """Returns the distinct storages of these tensors on `device`, by address; 0 bytes if they are swapped out."""
     candidates = (storage_of(tensor, device) for tensor in tensors)
     return {storage._cdata: storage for storage in candidates if storage is not None}
 
 
 def storage_of(tensor: Tensor, device: torch.device) -> torch.UntypedStorage | None:
-    """The storage behind a tensor, None if it is on a device of another kind."""
+    """Returns the storage of a tensor; None if it is on another type of device."""
     local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return local.untyped_storage() if local.device.type == device.type else None
 
 
 def _own_storage(tensor: Tensor, device: torch.device) -> torch.UntypedStorage | None:
-    """The same, of memory that can be freed: a tensor on a mapped file or a received message gets a storage first."""
+    """As `storage_of`, but resizable: a tensor in a mapped file or a received message is first copied."""
     storage = storage_of(tensor, device)
     if storage is not None and not storage.resizable():
-        assert not hasattr(tensor, "to_local"), "shards are made on memory of their own"
+        assert not hasattr(tensor, "to_local"), "the storage of a shard is resizable"
         tensor.data = tensor.data.clone()
         storage = tensor.untyped_storage()
     return storage

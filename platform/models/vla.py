@@ -114,9 +114,8 @@ class VisionLanguagePolicy(nn.Module):
         states = self._states(rest, tasks)
         with torch.autocast(states.device.type, enabled=False):
             logits = self.action_head(states[:, places:].float())
-            values = self.language.head(states[:, places - 1].float()).squeeze(
-                -1
-            )  # the last image position: before any query
+            # the state of the last image position, before any query
+            values = self.language.head(states[:, places - 1].float()).squeeze(-1)
         return logits, values
 
     def _states(self, rest: Tensor, tasks: Tensor | None) -> Tensor:

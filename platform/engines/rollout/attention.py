@@ -1,8 +1,8 @@
-"""Attention over the pages of a `KVCache`, of new tokens of prompts and of one new token per running sequence.
+"""Attention over the pages of a `KVCache`: for new tokens of prompts, and for one new token per running sequence.
 
-A running sequence attends to each of its pages apart, all sequences and pages in few products; the parts are put
-together by their normalisers: softmax(s) V = sum_p w_p softmax(s_p) V_p with w = softmax of logsumexp(s_p) over pages p
-(Dao et al. 2023, flash decoding). Sequences that share a page are its queries together, so it is read once.
+A running sequence attends to each page separately, and few matrix products compute all sequences and pages. The parts
+are combined by their normalisers (Dao et al., 2023, flash decoding): softmax(s) V = sum_p w_p softmax(s_p) V_p, with w
+the softmax of logsumexp(s_p) over pages p. A page that several sequences share is read once for all of them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ from rl_platform.engines.rollout.kv_cache import KVCache, Page, Pool
 
 @dataclass(frozen=True)
 class PrefillChunk:
-    """Tokens `start` to `stop` of a prompt. pages: those that are full then; tail [layers, 2, heads, page, head_dim]:
-    of the tokens behind the full pages, before and after."""
+    """Tokens `start` to `stop` of a prompt.
+
+    pages: the pages that are full after this chunk; tail [layers, 2, heads, page, head_dim]: keys and values after the
+    last full page, before and after this chunk.
+    """
 
     pages: Sequence[Page]
     tail: Tensor
@@ -31,7 +34,7 @@ class PrefillChunk:
 
 
 class PrefillAttention:
-    """New tokens side by side, several of each prompt. They see what the cache holds of it and each other, causally."""
+    """Causal attention of new tokens of several prompts to the cached tokens of their prompt and to each other."""
 
     def __init__(self, spans: Sequence[PrefillChunk]) -> None:
         self.spans = spans
@@ -40,7 +43,7 @@ class PrefillAttention:
         self.masks = [self._mask(span) for span in spans]
 
     def _mask(self, span: PrefillChunk) -> Tensor | None:
-        """[new, seen] bool; None: the plain causal one."""
+        """The mask [new, seen] bool; None for the plain causal mask."""
         if span.start == 0:
             return None
         shape = (span.stop - span.start, span.stop)
@@ -61,8 +64,7 @@ class PrefillAttention:
         return torch.cat(out)
 
     def _stored(self, number: int, layer: int, which: int, new: Tensor) -> Tensor:
-        """[Hkv, stop, D]: keys or values (`which` 0, 1) of the prompt so far and `new` [Hkv, stop - start, D], which
-        are written where they belong."""
+        """Writes `new` [Hkv, stop - start, D] into the cache; returns keys or values (`which` 0, 1) [Hkv, stop, D]."""
         span, pages = self.spans[number], self.pages[number]
         tail = span.tail[layer, which]
         size = tail.shape[1]
@@ -77,7 +79,7 @@ class PrefillAttention:
 
 
 class Row(Protocol):
-    """A running sequence: its full pages, and the number of its tokens in the cache."""
+    """A running sequence: its full pages, and the number of its cached tokens."""
 
     pages: list[Page]
 
@@ -86,11 +88,12 @@ class Row(Protocol):
 
 
 class Readers:
-    """Which rows read which pages: good until pages or rows change.
+    """The rows that read each page. Valid until pages or rows change.
 
-    segments: per segment of pages in use, its (keys, values) per layer [pages * Hkv, page, D], the rows that read a
-    page, as many for each of them, [pages * readers], and `readers`. There is one result for each row's tail, then for
-    each of these. parts [n,K]: where each row's are among them, 0 where `absent` [n,K,1,1,1] is -inf.
+    segments: for each segment of pages in use its (keys, values) per layer [pages * Hkv, page, D], the rows that read
+    each page [pages * readers], padded to the same number, and that number `readers`. The partial results are one per
+    row's tail, then one per entry of the segments. parts [n,K]: indices of each row's partial results, with 0 where
+    `absent` [n,K,1,1,1] is -inf.
     """
 
     def __init__(self, cache: KVCache, rows: Sequence[Row]) -> None:
@@ -106,12 +109,12 @@ class Readers:
             for number, data in enumerate(pool.segments):
                 here = readers[number * pool.segment_pages :][: pool.segment_pages]
                 most = max(map(len, here))
-                if not most:  # kept for those that come
+                if not most:  # kept for sequences that start later
                     continue
                 for place, numbers in enumerate(here):
                     for position, row_number in enumerate(numbers, start=self.results + place * most):
                         parts[row_number].append(position)
-                    numbers += [0] * (most - len(numbers))  # somebody: nobody takes the result
+                    numbers += [0] * (most - len(numbers))  # padding: no row uses the result
                 layers = [tuple(layer) for layer in data[:, :, : len(here)].flatten(2, 3)]
                 self.segments.append((layers, torch.tensor(here, device=device).flatten(), most))
                 self.results += len(here) * most
@@ -124,7 +127,7 @@ class Readers:
 
 
 class DecodeAttention:
-    """One new token for each of the first slots, whose sequences are `rows`: they have room in their tails."""
+    """Attention of one new token of each sequence in `rows`, which occupy the first slots; their tails are not full."""
 
     def __init__(self, cache: KVCache, rows: Sequence[Row], readers: Readers) -> None:
         self.cache, self.readers, self.count = cache, readers, len(rows)
@@ -132,7 +135,7 @@ class DecodeAttention:
         self.heads, self.head_dim = tails.shape[3], tails.shape[-1]
         filled = torch.tensor([row.stored - cache.page * len(row.pages) for row in rows], device=device)
         lines = torch.arange(self.count * self.heads, device=device).view(-1, self.heads) * cache.page
-        self.places = (lines + filled[:, None]).view(-1)  # of the new tokens, counting every head's tokens
+        self.places = (lines + filled[:, None]).view(-1)  # of new tokens in the flattened tails
         self.width = int(filled.max()) + 1
         hidden = torch.arange(self.width, device=device) > filled[:, None]
         mask = torch.zeros(hidden.shape, dtype=tails.dtype, device=device).masked_fill(hidden, -torch.inf)
@@ -144,7 +147,7 @@ class DecodeAttention:
         for target, tensor in zip(tails, (key, value), strict=True):
             new = tensor[0].transpose(0, 1).reshape(len(self.places), -1)
             target.view(-1, self.head_dim).index_copy_(0, self.places, new)
-        # query heads that share a key head stand as its queries
+        # query heads that share a key head become its queries
         queries = (query[0].transpose(0, 1) * scaling).view(self.count, self.heads, -1, self.head_dim)
         sums = queries.new_empty(self.readers.results, *queries.shape[1:])
         largest, totals = (torch.empty_like(sums[..., :1], dtype=torch.float32) for _ in range(2))
@@ -159,7 +162,7 @@ class DecodeAttention:
             if readers == 1:
                 _attend(asking.flatten(0, 1), *layers[layer], None, [part[places].flatten(0, 1) for part in results])
                 continue
-            together = [  # those who read a page are its queries at the same time
+            together = [  # all readers of a page are its queries in one product
                 part.unflatten(0, (-1, readers)).transpose(1, 2)
                 for part in (asking, *(part[places] for part in results))
             ]
@@ -174,8 +177,11 @@ class DecodeAttention:
 
 
 def _attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, out: Sequence[Tensor]) -> None:
-    """queries [B,Q,D], scaled; keys, values [B,L,D]; mask [B,1,L] to be added. Into `out`: weighted sums of the values
-    [B,Q,D], the largest score [B,Q,1] and the sum of the weights [B,Q,1], which are exp(score - largest)."""
+    """Attends with scaled queries [B,Q,D] to keys and values [B,L,D]; `mask` [B,1,L] is added to the scores.
+
+    Writes into `out` the weighted sums of values [B,Q,D], the largest score [B,Q,1] and the sum of the weights [B,Q,1].
+    A weight is exp(score - largest).
+    """
     sums, largest, totals = out
     transposed = keys.transpose(1, 2)
     scores = torch.bmm(queries, transposed) if mask is None else torch.baddbmm(mask, queries, transposed)
@@ -194,7 +200,7 @@ def decode_attention(cache: KVCache) -> tuple[Any, Any]:
 
 
 class StepAttention:
-    """Both at once: first the new tokens of prompts, then those of running sequences."""
+    """Attention of one forward pass: first the new tokens of prompts, then those of running sequences."""
 
     def __init__(self, prompts: PrefillAttention | None, running: DecodeAttention | None) -> None:
         self.prompts, self.running = prompts, running

@@ -1,4 +1,4 @@
-"""What every rollout engine offers: token ids in, sampled token ids and their log-probabilities out."""
+"""The interface of rollout engines: token ids in, sampled token ids and their log-probabilities out."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rl_platform.runtime.weights.group import WeightsOffer
 
 @dataclass(frozen=True)
 class Request:
-    """One response to generate. `seed` alone decides its random numbers, whatever else is generated beside it.
+    """One response to generate. Its random numbers depend on `seed` only, not on other requests.
 
-    max_new_tokens: a lower limit than the call's; None: the call's.
+    max_new_tokens: a lower limit than that of the call; None: the call's.
     """
 
     index: int
@@ -23,14 +23,14 @@ class Request:
     max_new_tokens: int | None = None
 
     def limit(self, sampling: SamplingParams) -> int:
-        """Tokens to sample at most."""
+        """Returns the most tokens to sample."""
         longest = sampling.max_new_tokens
         return longest if self.max_new_tokens is None else min(longest, self.max_new_tokens)
 
 
 @dataclass(frozen=True)
 class Completion:
-    """A response: token ids including a sampled EOS, the log-probability of each; "abort": `abort` has cut it."""
+    """A response: token ids including a sampled EOS, and the log-prob of each. "abort": `abort` ended it early."""
 
     index: int
     token_ids: tuple[int, ...]
@@ -43,7 +43,7 @@ class RolloutEngine(Protocol):
 
     @property
     def version(self) -> int:
-        """Of the weights that it generates with; -1 before the first `receive`."""
+        """The version of the current weights; -1 before the first `receive`."""
 
     def receive(self, weights: Weights | WeightsOffer) -> WeightsReceived:
         """Generates with these weights from now on; an offer that does not reach the engine's devices is fetched.
@@ -54,14 +54,16 @@ class RolloutEngine(Protocol):
     def generate(
         self, requests: Sequence[Request], sampling: SamplingParams, on_finished: Callable[[Completion], None]
     ) -> None:
-        """Answer every request exactly once, calling `on_finished` as soon as each is done."""
+        """Generates each response exactly once and calls `on_finished` as soon as it is done."""
 
     def abort(self) -> None:
-        """From another thread or in `on_finished`: `generate` answers what is left at once, with the tokens there are,
-        as "abort". Of one that was about to end these may be all."""
+        """Ends `generate` early. Unfinished responses are returned with their tokens so far and reason "abort".
+
+        Called from another thread or in `on_finished`. An aborted response may be complete.
+        """
 
     def offload(self) -> None:
-        """Give the accelerator's memory to others until the next `receive` or `generate`."""
+        """Frees the accelerator's memory until the next `receive` or `generate`."""
 
     def close(self) -> None:
-        """The end; again is fine."""
+        """Frees all resources. May be called twice."""

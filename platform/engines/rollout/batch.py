@@ -1,4 +1,4 @@
-"""Continuous batching: what one call of `generate` has in work with one set of weights, a forward pass at a time."""
+"""Continuous batching: the requests of one call of `generate` with one set of weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Sequence:
 
     @property
     def stored(self) -> int:
-        """Tokens in the cache: all but the last sampled one."""
+        """Number of cached tokens: all but the last sampled one."""
         return len(self.request.token_ids) + len(self.tokens) - 1
 
     def completion(self, reason: Literal["stop", "length", "abort"]) -> Completion:
@@ -37,7 +37,7 @@ class _Sequence:
 
 
 class ContinuousBatch:
-    """`cache`: an empty one; as many sequences as it has slots run together."""
+    """Runs requests in an empty `cache`, whose number of slots is the number of sequences that run together."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class ContinuousBatch:
         self.waiting = deque(requests)
         self.running: list[_Sequence] = []  # in the order of their slots
         self._readers, self._decode_attention = decode_attention(cache)
-        self.readers: Any = None  # one of the former; None: pages or those that run have changed
+        self.readers: Any = None  # an instance of `_readers`; None if pages or running sequences have changed
         self.prefill = Prefill[_Sequence](cache, [request.token_ids for request in requests])
 
     @property
@@ -59,11 +59,11 @@ class ContinuousBatch:
 
     @property
     def left(self) -> list[Request]:
-        """What is not finished, those that began first."""
+        """Unfinished requests, those that started first at the front."""
         return [entry.request for entry in (*self.running, *self.prefill.entering)] + list(self.waiting)
 
     def step(self) -> None:
-        """Another token for those that run, and the first one for those whose prompts are complete with this step."""
+        """Samples a token for each running sequence and each sequence whose prompt is complete after this pass."""
         self._admit()
         for slot, entry in enumerate(self.running):
             if entry.stored == self.cache.page * (1 + len(entry.pages)):
@@ -84,7 +84,7 @@ class ContinuousBatch:
             self._append(self.decoder.logits(torch.cat(states)))
 
     def finished(self, eos: Collection[int]) -> Iterator[Completion]:
-        """Those that are complete leave; the last running one moves into the gap."""
+        """Yields and removes complete sequences; the last running sequence moves into the free slot."""
         for slot in range(len(self.running) - 1, -1, -1):
             entry = self.running[slot]
             stopped = entry.tokens[-1] in eos
@@ -129,14 +129,14 @@ class ContinuousBatch:
             torch.tensor(tokens, device=device),
             torch.tensor(positions, device=device),
             StepAttention(
-                PrefillAttention([span for _, span in planned]) if planned else None,
+                PrefillAttention([chunk for _, chunk in planned]) if planned else None,
                 self._decode_attention(self.cache, self.running, self.readers) if self.running else None,
             ),
         )
         end = 0
-        for prompt, span in planned:
-            end += span.stop - span.start
-            if span.stop == len(prompt.tokens):
+        for prompt, chunk in planned:
+            end += chunk.stop - chunk.start
+            if chunk.stop == len(prompt.tokens):
                 prompt.state = states[end - 1].clone()
         return [states[count:]] if self.running else []
 

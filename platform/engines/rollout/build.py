@@ -1,4 +1,4 @@
-"""Which rollout engine a rank generates with, and its construction."""
+"""Builds the rollout engine of a rank."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ USUAL_SHARE = 0.6  # of a GPU, for an engine whose memory cannot be estimated
 def rollout_engine(
     config: Config, label: str, model_config: Any, eos: tuple[int, ...], accelerators: tuple[int, ...], seed: int
 ) -> RolloutEngine:
-    """The engine of one rank, on its accelerators or on the CPU."""
+    """Returns the engine of one rank, on its accelerators or on the CPU. Raises ConfigError, see `check_ranks`."""
     rollout = config.rollout
     if chosen_backend(rollout.backend, bool(accelerators))[0] == "torch":
         device = torch.device("cuda", accelerators[0]) if accelerators else torch.device("cpu")
@@ -50,7 +50,7 @@ def rollout_engine(
 
 
 def check_ranks(model_config: Any, ranks: int) -> None:
-    """Raises ConfigError if SGLang cannot part the model's heads among so many tensor-parallel ranks."""
+    """Raises ConfigError if SGLang cannot split the model's heads over so many tensor-parallel ranks."""
     heads = model_config.num_attention_heads
     key_heads = getattr(model_config, "num_key_value_heads", None) or heads
     if heads % ranks == 0 and (key_heads % ranks == 0 or ranks % key_heads == 0):
@@ -61,21 +61,21 @@ def check_ranks(model_config: Any, ranks: int) -> None:
 
 
 def generation_dtype(trained: str, device: torch.device) -> torch.dtype:
-    """bfloat16 if training computes with it and the device multiplies it faster than float32, which is float32 else.
+    """Returns bfloat16 if training computes in it and the device multiplies it faster than float32, else float32.
 
-    A property of the hardware, not a measurement: a resumed run on the same machine generates the same.
+    The choice depends on hardware features and not on a measurement, so a resumed run generates the same tokens.
     """
     if trained != "bfloat16":
         return torch.float32
     if device.type == "cuda":
         faster = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:  # without these instructions oneDNN computes through float32, more slowly than with it
+    else:  # without these instructions oneDNN converts to float32, which is slower than float32
         faster = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return torch.bfloat16 if faster else torch.float32
 
 
 def _architecture(model_config: Any) -> str:
-    """The class of transformers that a config without `architectures` is for."""
+    """The name of the transformers class of a config without `architectures`."""
     from transformers import AutoModelForCausalLM
 
     name: str = AutoModelForCausalLM._model_mapping[type(model_config)].__name__

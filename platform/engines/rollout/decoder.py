@@ -1,8 +1,8 @@
-"""The forward pass of generation: few tokens through many small operations, where their number is what costs.
+"""The forward pass of generation. A pass has few tokens, so the number of operations determines its time.
 
-Llama, Qwen2, Qwen3 and Mistral layers compute here with one product for query, key and value, one for both halves of
-the MLP, and a third of transformers' operations in between. Other architectures run transformers' own modules. Either
-way the weights are the model's, and on a CPU every matrix is packed.
+Llama, Qwen2, Qwen3 and Mistral layers use one product for query, key and value, one for both halves of the MLP, and a
+third of transformers' other operations. Other architectures run transformers' modules. Both read the model's weights;
+on a CPU the matrices are packed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class JoinedLinear:
 
 
 class TransformersDecoder:
-    """`model` as it is; its linear layers compute with packed weights once they are."""
+    """Runs `model` with transformers' modules; its linear layers use packed weights once there are any."""
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
@@ -64,7 +64,7 @@ class TransformersDecoder:
 
 
 class FusedDecoder:
-    """The same numbers as `TransformersDecoder` up to rounding, for the FAMILIES."""
+    """Computes the same as `TransformersDecoder` up to rounding, for the FAMILIES."""
 
     def __init__(self, model: LanguageModel) -> None:
         self.backbone: Any = model.backbone
@@ -103,16 +103,16 @@ class _Layer:
         self.linears = [self.qkv, self.output, self.gate_up, self.down]
 
     def __call__(self, states: Tensor, cos: Tensor, sin: Tensor, attention: Any) -> Tensor:
-        """states [N,H]; cos, sin [N,1,D], the first half of sin negated."""
+        """states [N,H] -> [N,H]; cos, sin [N,1,D], the first half of sin negated."""
         count = states.shape[0]
         heads = self.qkv(self.norm(states)).view(count, -1, self.head_dim)
-        turned = heads[:, : self.query_heads + self.key_heads]  # values have no position
+        rotated = heads[:, : self.query_heads + self.key_heads]  # values have no position
         if self.head_norms:
-            parts = turned.split([self.query_heads, self.key_heads], dim=1)
-            turned = torch.cat([norm(part) for norm, part in zip(self.head_norms, parts, strict=True)], dim=1)
+            parts = rotated.split([self.query_heads, self.key_heads], dim=1)
+            rotated = torch.cat([norm(part) for norm, part in zip(self.head_norms, parts, strict=True)], dim=1)
         # rotary embedding: x cos + (-x2, x1) sin
-        turned = torch.addcmul(turned * cos, turned.roll(self.head_dim // 2, -1), sin)
-        query, key = turned.split([self.query_heads, self.key_heads], dim=1)
+        rotated = torch.addcmul(rotated * cos, rotated.roll(self.head_dim // 2, -1), sin)
+        query, key = rotated.split([self.query_heads, self.key_heads], dim=1)
         value = heads[:, self.query_heads + self.key_heads :]
         query, key, value = (part.transpose(0, 1)[None] for part in (query, key, value))
         seen = attention(self.number, query, key, value, self.scaling)
@@ -122,12 +122,12 @@ class _Layer:
 
 
 def _norm(module: Any) -> Callable[[Tensor], Tensor]:
-    """A root-mean-square norm of transformers in one operation. The weight is looked up: updates may replace it."""
+    """A fused RMS norm. It reads the weight at each call, because updates may replace the parameter."""
     return lambda states: F.rms_norm(states, module.weight.shape, module.weight, module.variance_epsilon)
 
 
 def decoder_for(model: LanguageModel) -> TransformersDecoder | FusedDecoder:
-    """The fastest that computes what the model's config says."""
+    """Returns the fastest decoder that supports the model's config."""
     config = model.config
     fused = config.model_type in FAMILIES and config.hidden_act == "silu"
     return FusedDecoder(model) if fused else TransformersDecoder(model)

@@ -1,8 +1,7 @@
-"""Keys and values of running sequences: full pages, which sequences may share, and one page of each to write in.
+"""Paged key-value cache: full pages, which sequences may share, and one tail page per slot that is written to.
 
-Memory is taken as tokens come and given back as sequences end: it is that of the tokens held, full pages that several
-sequences begin with counted once, and of two or three pages per slot. Pages lie side by side without gaps, so
-`attention` reads them where they are, whoever they belong to.
+Memory grows with the tokens and shrinks as sequences end. It is that of all cached tokens, with shared pages counted
+once, and two or three pages per slot. The pages of a segment are contiguous, so `attention` reads them in place.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ PAGE = 64  # tokens
 
 
 class Pool:
-    """Pages in segments of `segment_pages` each; those in use have the first places. `like`: a page's tensor."""
+    """Pages in segments of `segment_pages`. Pages in use come first. `like`: a tensor of a page's shape."""
 
     def __init__(self, like: Tensor, segment_pages: int) -> None:
         self.like, self.segment_pages = like, segment_pages
@@ -25,14 +24,15 @@ class Pool:
         self.segments: list[Tensor] = []  # [layers, 2, segment_pages, heads, PAGE, head_dim]
 
     def take(self) -> Page:
-        """One more page; what it contains is undefined."""
+        """Allocates a page with undefined contents."""
         if len(self.pages) == len(self.segments) * self.segment_pages:
             layers, both, *rest = self.like.shape
             self.segments.append(self.like.new_empty(layers, both, self.segment_pages, *rest))
         self.pages.append(Page(self, len(self.pages)))
         return self.pages[-1]
 
-    def give_back(self, page: Page) -> None:
+    def free(self, page: Page) -> None:
+        """Frees a page; the last page is copied into its place."""
         last = self.pages[-1]
         if last is not page:
             page.data.copy_(last.data)
@@ -44,7 +44,7 @@ class Pool:
 
 @dataclass(eq=False)
 class Page:
-    """`page` tokens that nobody changes any more. holders: prompts and sequences that begin with it."""
+    """A full page, which is read-only. holders: the number of prompts and sequences that contain it."""
 
     pool: Pool
     place: int
@@ -52,28 +52,31 @@ class Page:
 
     @property
     def data(self) -> Tensor:
-        """[layers, 2, heads, page, head_dim]. Looked up anew after a page was given back: the last takes its place."""
+        """A view [layers, 2, heads, page, head_dim], valid until a page of the pool is freed."""
         segment, place = divmod(self.place, self.pool.segment_pages)
         return self.pool.segments[segment][:, :, place]
 
 
 class KVCache:
-    """tails [layers, 2, slots, heads, page, head_dim]: what running sequences, the first slots, write in. page: tokens
-    of a page."""
+    """tails [layers, 2, slots, heads, page, head_dim]: the pages that running sequences, in the first slots, write to.
+
+    page: the number of tokens of a page.
+    """
 
     def __init__(
         self, layers: int, slots: int, heads: int, head_dim: int, *, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.slots, self.page = slots, PAGE
-        # zeros, as masked places are read too: they must hold numbers
+        # zeros, because masked positions are read too and must be finite
         self.tails = torch.zeros(layers, 2, slots, heads, PAGE, head_dim, dtype=dtype, device=device)
         self.layers = [tuple(layer) for layer in self.tails]  # keys, values
         self.pools: dict[int, Pool] = {}
 
     def take(self, readers: int = 1) -> Page:
-        """A page that up to so many running sequences will begin with.
+        """Allocates a page that up to `readers` running sequences will contain.
 
-        Pages of a kind are read together, for as many sequences each as the one with most of them has.
+        Pages with a similar number of readers share a pool, because each page of a pool is read for as many sequences
+        as the page with the most readers has.
         """
         kind = 1 << (readers - 1).bit_length()
         if kind not in self.pools:
@@ -81,29 +84,29 @@ class KVCache:
         return self.pools[kind].take()
 
     def hold(self, pages: Iterable[Page]) -> list[Page]:
-        """One holder more."""
+        """Adds a holder to each page and returns the pages."""
         held = list(pages)
         for page in held:
             page.holders += 1
         return held
 
     def release(self, pages: Iterable[Page]) -> None:
-        """One holder less; a page without any is free."""
+        """Removes a holder from each page; pages without holders are freed."""
         for page in pages:
             page.holders -= 1
             if not page.holders:
-                page.pool.give_back(page)
+                page.pool.free(page)
 
     def full_tail(self, slot: int) -> Page:
-        """The tail of a slot as a page; the slot begins an empty one."""
+        """Copies the full tail of a slot into a new page, which it returns."""
         page = self.take()
         page.data.copy_(self.tails[:, :, slot])
         return page
 
     def begin(self, slot: int, tail: Tensor) -> None:
-        """The slot's tail becomes a copy of this one, [layers, 2, heads, page, head_dim]."""
+        """Copies `tail` [layers, 2, heads, page, head_dim] into the slot's tail."""
         self.tails[:, :, slot] = tail
 
     def move(self, source: int, target: int) -> None:
-        """The tail of slot `target` becomes that of `source`."""
+        """Copies the tail of slot `source` to slot `target`."""
         self.tails[:, :, target] = self.tails[:, :, source]

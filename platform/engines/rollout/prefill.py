@@ -1,7 +1,7 @@
-"""Prompts on their way into the cache, a bounded number of tokens per forward pass, beside those that run already.
+"""Chunked prefill: prompts enter the cache a bounded number of tokens per forward pass, beside running sequences.
 
-What all prompts of a call begin with (a chat template's system turn) is computed once, samples of one prompt that
-follow each other share all of it; full pages are stored once too. Does not cover beginnings that only some prompts
+The common prefix of all prompts of a call (such as the system turn of a chat template) is computed once, and so is a
+prompt with several consecutive samples; their full pages are stored once. Not covered: prefixes that only some prompts
 share.
 """
 
@@ -18,14 +18,17 @@ from rl_platform.engines.rollout.attention import PrefillChunk
 from rl_platform.engines.rollout.kv_cache import KVCache, Page
 
 PREFILL_TOKENS = 1024  # of one forward pass; a longer prompt takes several
-WORTH_A_PASS = 64  # tokens: fewer cost no more than one forward pass more
+WORTH_A_PASS = 64  # tokens; computing fewer again costs less than another forward pass
 Tokens = tuple[int, ...]
 T = TypeVar("T")
 
 
 @dataclass(eq=False)
 class Prompt(Generic[T]):
-    """`stored` tokens are in the cache. members: who will run with it; state: its last hidden state, when all are."""
+    """A prompt of which `stored` tokens are cached.
+
+    members: the sequences that will run with it; state: the last hidden state [H] once all tokens are cached.
+    """
 
     tokens: Tokens
     readers: int  # sequences that may run with it at the same time
@@ -37,7 +40,7 @@ class Prompt(Generic[T]):
 
 
 class Prefill(Generic[T]):
-    """`prompts`: of all that will enter this cache with the present weights, in order."""
+    """`prompts`: all that will enter the cache with the current weights, in order."""
 
     def __init__(self, cache: KVCache, prompts: Sequence[Tokens]) -> None:
         self.cache = cache
@@ -50,7 +53,7 @@ class Prefill(Generic[T]):
 
     @property
     def entering(self) -> list[T]:
-        """Those whose prompts are not complete."""
+        """Members of prompts that are not complete."""
         return [member for prompt in self.prompts for member in prompt.members]
 
     def add(self, tokens: Tokens, member: T) -> None:
@@ -59,7 +62,7 @@ class Prefill(Generic[T]):
         self.prompts[-1].members.append(member)
 
     def plan(self) -> list[tuple[Prompt[T], PrefillChunk]]:
-        """What to compute next, with room for it in the cache: at most PREFILL_TOKENS tokens."""
+        """Allocates and returns the chunks of the next forward pass, at most PREFILL_TOKENS tokens in all."""
         if self.shared.stored < len(self.shared.tokens):
             return [self._begun(self.shared, PREFILL_TOKENS)]
         room, chunks = PREFILL_TOKENS, []
@@ -86,7 +89,10 @@ class Prefill(Generic[T]):
         return [prompt for prompt in self.prompts if prompt.state is not None]
 
     def leave(self, following: Tokens | None) -> None:
-        """The members of complete prompts run. following: the prompt that will enter next; it is kept if it is here."""
+        """Removes complete prompts, whose members run now.
+
+        A complete prompt stays if it equals `following`, the prompt that will enter next.
+        """
         left = []
         for prompt in self.prompts:
             if prompt.state is None:
@@ -100,7 +106,7 @@ class Prefill(Generic[T]):
 
 
 def _common(prompts: Sequence[Tokens]) -> int:
-    """Number of leading tokens that all share, at most one less than the shortest has."""
-    first, last = min(prompts), max(prompts)  # in their order all others lie between these two
+    """The number of leading tokens that all share, at most one less than the shortest length."""
+    first, last = min(prompts), max(prompts)  # all others lie between these two in lexicographic order
     limit = min(map(len, prompts)) - 1
     return next((place for place in range(limit) if first[place] != last[place]), limit)

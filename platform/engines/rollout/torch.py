@@ -1,13 +1,13 @@
 """The built-in rollout engine: continuous batching on torch, on CPU or GPU.
 
-A forward pass takes one token of every running sequence and a bounded number of tokens of prompts that enter, so long
-prompts come in parts while others are decoded; a sequence that finishes leaves at once and a waiting one enters. Keys
-and values lie in pages (`kv_cache`), what prompts have in common is computed and stored once (`prefill`), the layers of
-well-known architectures are computed with few operations (`decoder`), on a CPU running sequences attend in one compiled
-loop (`accel/decode_kernel`). Weights on the same device and of the same type are references to the trainer's, not
-copies; on a CPU the matrices are repacked after each update (`accel/packed_linear`).
+A forward pass has one token of every running sequence and a bounded number of prompt tokens, so long prompts enter in
+parts while other sequences are decoded. A finished sequence leaves at once and a waiting one enters. Keys and values
+are stored in pages (`kv_cache`); common prefixes are computed and stored once (`prefill`); known architectures run with
+fewer operations (`decoder`); on a CPU a compiled loop computes attention (`accel/decode_kernel`). Weights of the same
+device and type are references to the trainer's; on a CPU the matrices are repacked after each update
+(`accel/packed_linear`).
 
-Does not cover tensor parallelism.
+Not covered: tensor parallelism.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from rl_platform.runtime.weights.group import WeightReceiver, WeightsOffer, reac
 
 
 class TorchRolloutEngine:
-    """`model_config`: of transformers. Weights come by `receive` before the first `generate`.
+    """Generates with a model of `model_config` (transformers). `receive` must load weights before `generate`.
 
-    dtype: of weights, keys and values; weights of another one are converted, so they are no references any more.
-    label: of the rank that generates, for those who send weights to it.
+    dtype: of weights, keys and values; received weights of another type are converted and therefore copied.
+    label: the name of this rank for senders of weights.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class TorchRolloutEngine:
         self.device, self.dtype = device, dtype
         self.version = -1
         self._lock = threading.RLock()  # one decoding step, or one update
-        self._turn = threading.Lock()  # held by an update that waits: decoding would take the lock again at once
+        self._turn = threading.Lock()  # held by a waiting update, else decoding would take `_lock` again at once
         self._again = self._aborted = False
         self._decoder = decoder_for(self.model)
         self._swap = Swap(self.model.parameters, device)
         self._receiver = WeightReceiver(label, device)
 
     def offload(self) -> None:
-        """The weights leave the device until they are used. Only where they are not the trainer's."""
+        """Moves the weights to host memory until they are used. They must not be references to the trainer's."""
         self._swap.leave()
         for linear in self._decoder.linears:
             linear.packed = None
@@ -99,7 +99,7 @@ class TorchRolloutEngine:
         if self.version < 0:
             state = empty(weights.tensors, self.device) if isinstance(weights, WeightsOffer) else weights.state
             self.model.load_state_dict(self._own(state), assign=True)
-            self.model.to(self.device)  # its buffers, which are not among the weights
+            self.model.to(self.device)  # buffers, which are not among the weights
         own = self.model.state_dict(keep_vars=True)
         if isinstance(weights, WeightsOffer):
             self._receiver.receive(weights, own)
@@ -113,7 +113,7 @@ class TorchRolloutEngine:
         self.version = weights.version
 
     def _own(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """References where device and type are the engine's; tensors that share memory still do."""
+        """Returns tensors of the engine's device and type, by reference where possible. Shared memory stays shared."""
         own: dict[tuple[int, torch.Size], Tensor] = {}
         for tensor in state.values():
             key = tensor.data_ptr(), tensor.shape
@@ -135,7 +135,7 @@ class TorchRolloutEngine:
             with self._turn:
                 pass
             with self._lock:
-                if self._again:  # no response mixes two sets of weights
+                if self._again:  # no response mixes two versions of weights
                     batch, self._again = self._new_batch(batch.left, sampling), False
                 batch.step()
             for completion in batch.finished(self.eos):

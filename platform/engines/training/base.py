@@ -1,4 +1,4 @@
-"""What every training engine offers, and how a mini-batch becomes micro-batches. Backends differ only behind this."""
+"""The interface of training engines, and the split of mini-batches into micro-batches."""
 
 from __future__ import annotations
 
@@ -22,57 +22,57 @@ Loss = Callable[[ModelOutputs, RolloutBatch, Denominators], tuple[Tensor, Metric
 class TrainingEngine(Protocol):
     """One rank of one model in training.
 
-    All ranks call the same methods in the same order, with the same batches; each works on its share of the rows.
-
-    `model`: the platform's own model it was made from; where another library holds the weights, its config and names.
+    All ranks call the same methods in the same order with the same batches; each computes its share of the rows.
+    `model`: the platform's model that it was built from. If another library holds the weights, only its config and
+    parameter names are used.
     """
 
     model: Any
 
     def evaluate(self, batch: RolloutBatch, micro_batches: MicroBatches) -> ModelOutputs:
-        """Outputs [B,T] for the whole batch on every rank, without gradient, float32 on the CPU."""
+        """Returns outputs [B,T] of the whole batch on every rank, without gradients, float32 on the CPU."""
 
     def step(self, mini_batch: RolloutBatch, loss: Loss, micro_batches: MicroBatches) -> Metrics | None:
-        """One optimizer step; the metrics of the whole mini-batch, on every rank.
+        """Makes one optimizer step and returns the metrics of the whole mini-batch on every rank.
 
-        None when loss or gradient were not finite: then no rank changed its parameters or its optimizer state.
+        Returns None if loss or gradient are not finite; no rank has then changed its parameters or optimizer state.
         """
 
     def set_learning_rate(self, value: float) -> None: ...
 
     def weights(self) -> dict[str, Tensor]:
-        """All parameters by name, unsharded, on every rank; the live ones where plain torch has one rank."""
+        """Returns all parameters by name, unsharded, on every rank. On one rank of plain torch they are not copied."""
 
     def gathered(self) -> Iterator[tuple[Sequence[str], Tensor]]:
-        """The same one by one, each with its names, for ranks that go through them together: nobody needs room for more
-        than one."""
+        """Yields (names, whole parameter) one by one. All ranks iterate together and hold one parameter at a time."""
 
     def offloadable(self) -> tuple[list[Tensor], list[Tensor]]:
-        """This rank's parameters, and what only `step` needs: gradients that are there, and the optimizer's state."""
+        """Returns this rank's parameters, and the tensors that only `step` needs: gradients and optimizer state."""
 
     def sharded_state(self) -> ShardedState:
-        """This rank's parts of what is trained and of the optimizer state, live: write them, or fill them to go on.
+        """Returns this rank's parts of the trained parameters and the optimizer state, as views.
 
-        Names are those of the model, `model.NAME` and `optimizer.NAME.KEY`, whatever the backend and the ranks: a state
-        that one layout has written is read by any other. Learning rate and betas are the config's business.
+        Saving reads them and loading writes into them. Names are `model.NAME` and `optimizer.NAME.KEY` for every
+        backend and layout, so any layout can load the state of another. Learning rate and betas are not included; they
+        come from the config.
         """
 
 
 @dataclass(frozen=True)
 class MicroBatches:
-    """How many rows, or how many tokens, fit into one forward-backward. Both None: a mini-batch at once.
+    """The most rows or tokens of one forward-backward pass. Both None: a whole mini-batch.
 
-    Never changes a result: losses are partial sums over the denominators of the whole mini-batch.
+    The split changes no result: losses are partial sums over the denominators of the whole mini-batch.
     """
 
     rows: int | None = None
     tokens: int | None = None
 
     def split(self, batch: RolloutBatch, rows: Sequence[int]) -> list[Sequence[int]]:
-        """The given rows of the batch, micro-batch by micro-batch; nothing for no rows.
+        """Returns the given rows of the batch as micro-batches; an empty list for no rows.
 
-        Sequences stand beside others of similar length, so that attention pads little; a token budget is strict, but
-        for a single row that is longer.
+        Sequences of similar length share a micro-batch, so that attention pads little. Only a single row that is
+        longer than `tokens` exceeds that limit.
         """
         if self.rows is None and self.tokens is None:
             return [rows] if rows else []
@@ -90,13 +90,13 @@ class MicroBatches:
 
 
 def row_lengths(batch: RolloutBatch) -> list[int]:
-    """Tokens of each row; rows without a length of their own are as long as the batch is wide."""
+    """Returns the number of tokens of each row; the width of the batch if it has no \"lengths\"."""
     lengths = batch.inputs.get("lengths")
     return [batch.action_mask.shape[1]] * len(batch) if lengths is None else lengths.tolist()
 
 
 def learning_rate(optim: Optim, step: int, total_steps: int) -> float:
-    """Learning rate of PPO step `step` (from 0): linear warm-up, then constant, linear or cosine down to min_lr."""
+    """Returns the learning rate of PPO step `step` (from 0): linear warm-up, then constant, linear or cosine decay."""
     if step < optim.lr_warmup_steps:
         return optim.lr * (step + 1) / optim.lr_warmup_steps
     done = min((step - optim.lr_warmup_steps) / max(total_steps - optim.lr_warmup_steps, 1), 1.0)

@@ -1,4 +1,4 @@
-"""The training engine that a section asks for."""
+"""Builds the training engine of a config section."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from rl_platform.engines.training.offload import OffloadingEngine
 def training_engine(
     section: Trainable, model: nn.Module, *, dtype: torch.dtype, horizon: int, device: torch.device, nominal: bool
 ) -> TrainingEngine:
-    """The engine of `section.training_backend`, in host memory between uses if `section.offload` is true. Megatron is
-    imported for those who compute with it. A model without a parameter that needs a gradient is evaluated only."""
+    """Returns the engine of `section.training_backend`; with `section.offload: true` it offloads between uses.
+
+    A model without trainable parameters can be evaluated but not stepped. `horizon`, `nominal`: see `Denominators.of`.
+    """
     constant = not any(parameter.requires_grad for parameter in model.parameters())
     options: dict[str, Any] = {
         "dtype": dtype,
@@ -44,6 +46,6 @@ def training_engine(
 
 
 def _plain(section: Trainable) -> bool:
-    """One rank that shares, saves and moves nothing."""
+    """Whether a single rank trains without offloading or recomputation."""
     alone = not dist.is_initialized() or dist.get_world_size() == 1
     return alone and not (section.cpu_offload or section.offload is True or section.gradient_checkpointing)

@@ -1,8 +1,8 @@
-"""Training with plain torch on one process and FSDP2 (sharded parameters, gradients and optimizer state) on several.
+"""Training with plain torch on one rank and FSDP2 (sharded parameters, gradients and optimizer state) on several.
 
-Every rank gets the same mini-batch and computes its own share of the rows, so denominators need no communication: each
-rank knows all masks. FSDP averages gradients over ranks; local losses are multiplied by the number of ranks to make
-that a sum. torch.distributed.checkpoint takes a second to import and is needed only where whole weights are gathered.
+Every rank gets the same mini-batch and computes its share of the rows. Denominators need no communication, because each
+rank has all masks. FSDP averages gradients over ranks; multiplying local losses by the number of ranks makes it a sum.
+torch.distributed.checkpoint takes a second to import, so it is imported only where whole weights are gathered.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rl_platform.records import RolloutBatch
 
 @dataclass(frozen=True)
 class DataRanks:
-    """One rank's place among those that share the rows. `group` None: the default one."""
+    """A rank among the data-parallel ranks. `group` None: the default process group."""
 
     rank: int
     size: int
@@ -43,14 +43,15 @@ ALONE = DataRanks(0, 1)
 
 
 class FSDPEngine:
-    """`model`: an nn.Module from `RolloutBatch` to `ModelOutputs`.
+    """Trains `model`, an nn.Module from `RolloutBatch` to `ModelOutputs`.
 
-    More than one rank: the default process group is initialised and holds exactly the ranks of this model. `horizon`,
-    `nominal`: of the denominators, see `Denominators.of`. `balance`: see `shares`. `context`: that many neighbouring
-    ranks share the tokens of the same micro-batches. `cpu_offload`: parameters, gradients and optimizer state are in
-    main memory, where the optimizer runs; also on one rank, which then makes a process group of its own. Parameters
-    that need no gradient are frozen: no part of the optimizer nor of the state. A model of only such is evaluated and
-    never stepped.
+    With several ranks the default process group must hold exactly the ranks of this model. `horizon`, `nominal`: see
+    `Denominators.of`. `balance`: see `shares`. `context`: that many neighbouring ranks split the tokens of their
+    micro-batches. `cpu_offload`: parameters, gradients and optimizer state are in main memory, where the optimizer
+    runs; a single rank then creates its own process group. Parameters with requires_grad False are frozen: neither the
+    optimizer nor the state has them. A model with only frozen parameters can be evaluated but not stepped.
+
+    Raises PlacementError if `context` does not divide the number of ranks.
     """
 
     def __init__(
@@ -82,14 +83,14 @@ class FSDPEngine:
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.clip_grad = optim.clip_grad
         options = {"lr": optim.lr, "betas": optim.betas, "eps": optim.eps, "weight_decay": optim.weight_decay}
-        # which refuses to have nothing to do
+        # AdamW refuses an empty list
         self.optimizer = torch.optim.AdamW(self.parameters, **options, fused=True) if self.parameters else None
 
     def evaluate(self, batch: RolloutBatch, micro_batches: MicroBatches) -> ModelOutputs:
         with self.precision:
             outputs = evaluate(self.model, batch, micro_batches, self.device, self.data, balance=self.balance)
         if self.sharded:
-            self.model.reshard()  # after a forward without backward the outermost unit is still whole
+            self.model.reshard()  # a forward without backward leaves the outermost unit gathered
         return outputs
 
     def step(self, mini_batch: RolloutBatch, loss: Loss, micro_batches: MicroBatches) -> Metrics | None:
@@ -167,7 +168,7 @@ class FSDPEngine:
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[Any]:
-    """Forward passes in `dtype` over float32 parameters."""
+    """Returns a context in which forward passes compute in `dtype`; parameters stay float32."""
     return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype=dtype)
 
 
@@ -180,7 +181,7 @@ def evaluate(
     data: DataRanks = ALONE,
     balance: bool = True,
 ) -> ModelOutputs:
-    """The model's outputs [B,T] for a whole batch, float32 on the CPU; each rank computes its share, all get all."""
+    """Returns outputs [B,T] of a batch on every rank, float32 on the CPU. Each rank computes its share of rows."""
     whole_outputs: dict[str, Tensor] = {}
     for rows in shares(batch, micro_batches, data.rank, data.size, hidden_size_of(model), balance):
         outputs = model(part_of(batch, rows).to(device))
@@ -191,7 +192,7 @@ def evaluate(
                 whole[torch.tensor(rows, dtype=torch.int64)] = tensor[: len(rows)].float()
     if data.size > 1:
         for tensor in whole_outputs.values():
-            dist.all_reduce(tensor, group=data.group)  # every row was computed on one rank and is 0 on the others
+            dist.all_reduce(tensor, group=data.group)  # each row is computed on one rank and 0 on the others
     return ModelOutputs(**{name: tensor.cpu() for name, tensor in whole_outputs.items()})
 
 
@@ -201,16 +202,16 @@ def _layers(model: nn.Module) -> list[nn.Module]:
 
 
 def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """`forward`, which keeps its inputs only and runs again in the backward."""
+    """Runs `forward` with gradient checkpointing: it stores only its inputs and runs again in the backward pass."""
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
     return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
 
 def _data_ranks(model: nn.Module, device: torch.device, context: int) -> DataRanks:
-    """The ranks among which rows are shared; with `context`, the model learns who shares its tokens.
+    """Returns the data-parallel ranks; with `context` > 1 also sets the model's context-parallel group.
 
-    Raises PlacementError for ranks that form no whole groups.
+    Raises PlacementError if `context` does not divide the number of ranks.
     """
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     if context == 1:
@@ -226,10 +227,10 @@ def _data_ranks(model: nn.Module, device: torch.device, context: int) -> DataRan
 
 
 def _shard(model: nn.Module, device: torch.device, dtype: torch.dtype, *, cpu_offload: bool) -> None:
-    """FSDP2: every decoder layer is a unit of its own, the rest is the outermost one.
+    """Applies FSDP2: each decoder layer is a unit, all other parameters belong to the outermost one.
 
-    Layers that compute in `dtype` are gathered in it, which moves half the bytes; gradients are summed in float32 and
-    the parameters themselves stay float32. The outermost unit is gathered in float32 for the value head.
+    Layers are gathered in `dtype`, which halves the traffic of bfloat16; gradients are summed in float32 and parameters
+    stay float32. The outermost unit is gathered in float32 for the value head.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard

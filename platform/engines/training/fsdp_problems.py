@@ -1,4 +1,4 @@
-"""Which models the fsdp backend can train with shared tokens or adapters; asked before anything is started."""
+"""Checks before the start whether the fsdp backend can train a model with context parallelism or adapters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from rl_platform.models.lora import unknown_targets
 
 
 def fsdp_problems(config: Any, section: Trainable, role: str) -> Iterator[Problem]:
-    """Why a model with this transformers config cannot be trained as `section` asks. `role`: its section, as actor."""
+    """Yields a problem for each setting of `section` that a model with this transformers config does not allow.
+
+    `role`: the name of the section, such as actor.
+    """
     ranks, heads, kv_heads = section.parallel.context, config.num_attention_heads, config.num_key_value_heads
     if heads % ranks or (kv_heads % ranks and ranks % kv_heads):
         message = (
@@ -26,7 +29,7 @@ def fsdp_problems(config: Any, section: Trainable, role: str) -> Iterator[Proble
 
 
 def _empty(config: Any) -> Any:
-    """The model's modules without memory behind them."""
+    """The model's modules on the meta device."""
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM
 

@@ -1,4 +1,4 @@
-"""A training engine that gives up its device's memory between uses."""
+"""A training engine whose tensors are in host memory between uses."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from rl_platform.records import RolloutBatch
 
 
 class OffloadingEngine:
-    """`engine`, whose tensors on `device` are in host memory until they are used, and again after `offload`.
+    """Wraps `engine` and keeps its tensors on `device` in host memory until a method uses them.
 
-    Weights and what only a step needs come back separately: an evaluation has no use for the optimizer. All of it
-    changes no bit of what is computed. `constant`: the weights never change.
+    Weights move separately from gradients and optimizer state, because an evaluation needs only weights. Offloading
+    changes no bit of the results. `constant`: the weights never change.
     """
 
     def __init__(self, engine: TrainingEngine, device: torch.device, *, constant: bool = False) -> None:
@@ -32,20 +32,20 @@ class OffloadingEngine:
         self.offload(weights=True)
 
     def offload(self, *, weights: bool) -> None:
-        """Gradients and optimizer state leave, and the weights too if asked. What is away stays there."""
+        """Moves gradients and optimizer state to host memory, and with `weights` the weights too."""
         self._training.leave()
         if weights:
             self._weights.leave()
 
     def onload(self, *, training: bool) -> None:
-        """The weights come back, and gradients and optimizer state too if asked. Every use does it by itself."""
+        """Moves the weights to the device, and with `training` gradients and optimizer state. Methods call it."""
         self._weights.enter()
         if training:
             self._training.enter()
 
     @property
     def away(self) -> tuple[bool, bool]:
-        """Whether gradients and optimizer state are in host memory, and whether the weights are."""
+        """Whether (gradients and optimizer state, weights) are in host memory."""
         return self._training.away, self._weights.away
 
     def evaluate(self, batch: RolloutBatch, micro_batches: MicroBatches) -> ModelOutputs:
@@ -75,7 +75,7 @@ class OffloadingEngine:
         return self.engine.sharded_state()
 
     def _training_tensors(self) -> Iterator[Tensor]:
-        """Without those that are views of the weights."""
+        """Yields gradients and optimizer state, without views of the weights."""
         weights, training = self.engine.offloadable()
         own = storages(weights, self.device)
         for tensor in training:
@@ -86,7 +86,7 @@ class OffloadingEngine:
 
 @contextmanager
 def onloaded(engine: TrainingEngine) -> Iterator[None]:
-    """Within the block all of an engine's state may be used; after it what was away is away again."""
+    """Context manager that moves all of an engine's state to the device and afterwards restores where it was."""
     if not isinstance(engine, OffloadingEngine):
         yield
         return

@@ -1,4 +1,4 @@
-"""The state of a model in training as the parts that a rank holds, by name. `state_files` writes and reads it."""
+"""The training state of a model as the parts that a rank holds, by name. `state_files` writes and reads it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True)
 class ShardedTensor:
-    """What this rank holds of a tensor of `shape`: parts at their offsets, live, so that reading fills them.
+    """This rank's parts of a tensor of `shape`, as (offsets, view); loading a checkpoint writes into the views.
 
-    `copies` are read and not written: other parts, of this or another rank, hold the same.
+    `copies` are loaded but not saved, because other parts, on this or another rank, have the same elements.
     """
 
     shape: tuple[int, ...]
@@ -24,7 +24,7 @@ class ShardedTensor:
 
     @classmethod
     def of(cls, tensor: Tensor) -> ShardedTensor:
-        """This rank's part of a DTensor, or all of a plain tensor, which is then the same on every rank."""
+        """Returns this rank's part of a DTensor, or all of a plain tensor, which is equal on every rank."""
         tensor = tensor.detach()
         if not hasattr(tensor, "to_local"):
             return cls(tensor.shape, [((0,) * tensor.dim(), tensor)])
@@ -38,7 +38,7 @@ class ShardedTensor:
 
     @property
     def destinations(self) -> list[tuple[Offsets, Tensor]]:
-        """What reading fills."""
+        """The views that loading fills."""
         return self.parts + self.copies
 
 
@@ -46,12 +46,12 @@ ShardedState = dict[str, ShardedTensor]
 
 
 def state_bytes(state: ShardedState) -> int:
-    """Bytes that this rank would write, were it alone."""
+    """Returns the bytes of this rank's parts."""
     return sum(part.nbytes for sharded in state.values() for _, part in sharded.parts)
 
 
 def adam_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:
-    """Steps and moments of a parameter; before the first step they are made, as Adam itself would then."""
+    """Returns step count and moments of a parameter. Before the first step it creates them as Adam would."""
     state: dict[str, Tensor] = optimizer.state[parameter]
     if not state:
         state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)

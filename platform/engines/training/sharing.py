@@ -1,4 +1,4 @@
-"""How the data-parallel ranks of a model share a mini-batch, and how their metrics become one."""
+"""Splits a mini-batch over the data-parallel ranks of a model and merges their metrics."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def shares(
     hidden_size: int = 0,
     balance: bool = True,
 ) -> list[Sequence[int]]:
-    """One rank's micro-batches as row indices: equally many rows (but for one) and similar work on every rank, each row
-    on one of them. Work is `sequence_cost` with the model's `hidden_size`; without `balance` the rows are cut in order.
+    """Returns one rank's micro-batches as row indices.
 
-    Every rank gets equally many micro-batches, for their collectives to match; the empty ones at the end stand for
-    idling.
+    Each row belongs to one rank. The numbers of rows differ by at most one, and with `balance` the work is similar on
+    all ranks, measured by `sequence_cost` with the model's `hidden_size`; without it rows are cut in order. Every rank
+    gets the same number of micro-batches, so that collectives match; the last ones may be empty.
     """
     plans = [micro_batches.split(batch, rows) for rows in _rows_of_ranks(batch, world_size, hidden_size, balance)]
     longest = max(len(plan) for plan in plans)
@@ -39,7 +39,7 @@ def _rows_of_ranks(batch: RolloutBatch, world_size: int, hidden_size: int, balan
     if world_size == 1:
         return [rows]
     lengths = row_lengths(batch)
-    if min(lengths) == max(lengths):  # as transitions are: any equal cut will do
+    if min(lengths) == max(lengths):  # transitions of an embodied task: any equal split has equal work
         return [rows[start::world_size] for start in range(world_size)]
     if not balance:
         return [*contiguous_parts(len(batch), world_size)]
@@ -47,7 +47,7 @@ def _rows_of_ranks(batch: RolloutBatch, world_size: int, hidden_size: int, balan
 
 
 def balance_metrics_of(batch: RolloutBatch, world_size: int, hidden_size: int, balance: bool) -> Metrics:
-    """How evenly a mini-batch was shared; nothing where all rows are the same work."""
+    """Returns metrics of the balance of work over ranks; empty if all rows are equally long."""
     lengths = row_lengths(batch)
     if min(lengths) == max(lengths):
         return Metrics()
@@ -56,21 +56,21 @@ def balance_metrics_of(batch: RolloutBatch, world_size: int, hidden_size: int, b
 
 
 def hidden_size_of(model: nn.Module) -> int:
-    """Width of a language model; 0 for models whose rows are all of one length."""
+    """Returns the hidden size of a language model; 0 for other models, whose rows are equally long."""
     return getattr(model, "hidden_size", 0)
 
 
 def part_of(batch: RolloutBatch, rows: Sequence[int]) -> RolloutBatch:
-    """The given rows. None: one row that is masked out, so that a rank without work joins in and adds nothing."""
+    """Returns the given rows. For no rows it returns one masked row, so that an idle rank joins all collectives."""
     if not rows:
         return replace(batch.select(torch.tensor([0])), sample_mask=torch.tensor([False]))
     return batch if rows == range(len(batch)) else batch.select(torch.tensor(rows))
 
 
 def over_ranks(metrics: Metrics, device: torch.device, group: dist.ProcessGroup | None = None) -> Metrics:
-    """The metrics of all shares together, of the ranks in `group` (None: all).
+    """Merges the metrics of all ranks of `group` (None: all ranks), on every rank.
 
-    Every rank has the same names, in the same order.
+    All ranks must have the same names in the same order.
     """
 
     def reduced(tensors: list[Tensor | float], operation: dist.ReduceOp.RedOpType) -> list[Tensor]:
@@ -93,7 +93,7 @@ def over_ranks(metrics: Metrics, device: torch.device, group: dist.ProcessGroup 
 
 
 def on_cpu(metrics: Metrics) -> Metrics:
-    """A tensor that is sent to another process would come back on a device of that number there."""
+    """Returns the metrics on the CPU: a pickled CUDA tensor is restored on the receiver's device of that index."""
     return Metrics(
         {names: Sums(sums.total.cpu(), float(sums.count)) for names, sums in metrics.means.items()},
         {name: value.cpu() for name, value in metrics.minima.items()},

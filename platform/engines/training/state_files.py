@@ -1,10 +1,10 @@
-"""State that ranks hold in parts, written and read by torch.distributed.checkpoint.
+"""Writes and reads sharded training state with torch.distributed.checkpoint.
 
-Each rank writes a file with its own parts; what several ranks hold is written once. A part is found by the name of its
-tensor and its place in it, so that any other layout can read what it needs. Nothing is gathered: no rank ever holds
-more than its own state and one part that it is reading.
+Each rank writes one file with its parts; parts that several ranks hold are written once. The name of a tensor and the
+offsets in it identify a part, so any other layout can read the state. Nothing is gathered: a rank holds its own state
+and one part that it is reading.
 
-Not covered: which names and parts there are (the engines say), and that files are whole (the manifest says).
+Not covered: names and parts, which the engines define, and the integrity of files, which the manifest verifies.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from rl_platform.errors import CheckpointError
 
 
 def write(state: ShardedState, folder: str | Path) -> dict[str, Written]:
-    """Every rank writes its parts into `folder`; returns the files that this one made.
+    """Writes the parts of every rank into `folder` and returns this rank's files.
 
     Raises CheckpointError on every rank if one of them cannot write.
     """
@@ -61,16 +61,16 @@ def write(state: ShardedState, folder: str | Path) -> dict[str, Written]:
 
 
 def read(state: ShardedState, folder: str | Path) -> None:
-    """Every rank fills its parts from `folder`, whatever ranks have written it.
+    """Fills the parts of every rank from `folder`, which any layout may have written.
 
-    Raises CheckpointError on every rank if names or shapes are not those of the files, or a file cannot be read.
+    Raises CheckpointError on every rank if names or shapes differ from those of the files, or a file cannot be read.
     """
     with _collective("read from", folder) as alone:
         dcp.load(dict.fromkeys(state), storage_reader=_Reader(Path(folder)), planner=_LoadPlanner(state), no_dist=alone)
 
 
 def read_whole(folder: str | Path) -> dict[str, Tensor]:
-    """All tensors in `folder`, whole, in this process alone."""
+    """Returns all tensors in `folder`, whole, in this process only."""
     tensors = {
         name: torch.empty(metadata.size, dtype=metadata.properties.dtype)
         for name, metadata in _Reader(Path(folder)).read_metadata().state_dict_metadata.items()
@@ -83,10 +83,10 @@ def read_whole(folder: str | Path) -> dict[str, Tensor]:
 
 @contextmanager
 def _collective(action: str, folder: str | Path) -> Iterator[bool]:
-    """Errors of any rank become a CheckpointError; within the block True if this rank is the only one."""
+    """Turns an error of any rank into a CheckpointError. Yields whether this is the only rank."""
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # said of one rank, too
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # of a single rank
             yield not dist.is_initialized() or dist.get_world_size() == 1
     except CheckpointException as error:
         rank, (cause, _) = next(iter(error.failures.items()))
@@ -161,7 +161,7 @@ class _LoadPlanner(dcp.DefaultLoadPlanner):
 
 
 class _Files(FileSystem):
-    """A file system that remembers the hash of what is written, and what a write failed with."""
+    """A file system that records hashes of written files and the error of a failed write."""
 
     def __init__(self) -> None:
         self.written: dict[str, Written] = {}
@@ -189,20 +189,20 @@ class _Files(FileSystem):
 
 class _Writer(dcp.FileSystemWriter):
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder, sync_files=False)  # `_Files` does it
+        super().__init__(folder, sync_files=False)  # `_Files` syncs
         self.fs = self.files = _Files()
 
     def storage_meta(self) -> StorageMeta:
-        return StorageMeta()  # neither path nor random id: equal states make equal files
+        return StorageMeta()  # without path and random id, so that equal states give equal files
 
     def write_data(self, *args: Any, **kwargs: Any) -> Any:
-        return self._telling(super().write_data, *args, **kwargs)
+        return self._with_real_error(super().write_data, *args, **kwargs)
 
     def finish(self, *args: Any, **kwargs: Any) -> None:
-        self._telling(super().finish, *args, **kwargs)
+        self._with_real_error(super().finish, *args, **kwargs)
 
-    def _telling(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The method's result; the real error where torch would tell one of its own."""
+    def _with_real_error(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Returns the method's result. Raises the error of the file where torch would raise its own."""
         try:
             return method(*args, **kwargs)
         except RuntimeError:
@@ -219,7 +219,7 @@ class _Reader(dcp.FileSystemReader):
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Names, shapes and places only: reading them never runs code from the file."""
+    """Unpickles only names, shapes and offsets, so that reading never runs code from the file."""
 
     CLASSES: Mapping[tuple[str, str], Any] = {
         (cls.__module__, cls.__qualname__): cls

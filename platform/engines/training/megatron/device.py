@@ -1,8 +1,8 @@
-"""Where Megatron-Core computes: on the GPU it was written for, or on a CPU.
+"""Runs Megatron-Core on a GPU, or on a CPU of a machine without GPUs.
 
-Megatron names CUDA literally, in its own modules and in a few methods of tensors. On a machine without GPUs those
-modules, and nothing else, see a view of torch in which these names mean the CPU. torch itself and every other library
-stay as they are. Not covered: CUDA streams and graphs, fused kernels.
+Megatron's modules and a few tensor methods name CUDA literally. Without GPUs those modules get a view of torch in which
+these names mean the CPU; torch and all other libraries are unchanged. Not covered: CUDA streams and graphs, fused
+kernels.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _FACTORIES = ("tensor", "zeros", "ones", "full", "empty", "empty_like", "zeros_l
 
 
 def prepare(device: torch.device) -> str:
-    """Make Megatron work on `device`; the torch.distributed backend that goes with it.
+    """Prepares Megatron for `device` and returns the torch.distributed backend.
 
-    Raises RuntimeError for the CPU of a machine that has GPUs: Megatron would use both.
+    Raises RuntimeError for the CPU of a machine with GPUs, because Megatron would use both.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -42,14 +42,14 @@ def prepare(device: torch.device) -> str:
 
 @contextmanager
 def quiet_megatron() -> Iterator[None]:
-    """Within this block Megatron does not warn of kernels that are not installed."""
+    """Suppresses Megatron's warnings about kernels that are not installed, within the block."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 class _View(ModuleType):
-    """`base` with some names replaced."""
+    """A module that replaces some names of `base`."""
 
     def __init__(self, base: ModuleType, **replaced: Any) -> None:
         super().__init__(base.__name__)
@@ -61,7 +61,7 @@ class _View(ModuleType):
 
 
 class _NoStream:
-    """The one order in which a CPU works: all has happened already."""
+    """A CUDA stream of a CPU, whose operations have always finished."""
 
     def wait_stream(self, *_: Any) -> None: ...
 
@@ -91,7 +91,7 @@ def _torch_without_cuda() -> ModuleType:
 
 
 def _all_to_all(output: torch.Tensor, input: torch.Tensor, **options: Any) -> Any:
-    """Megatron gives sizes as tensors where they are not on a GPU, which are refused."""
+    """Converts sizes to lists: Megatron passes tensors on a CPU, which torch refuses."""
     sizes = {name: value.tolist() for name, value in options.items() if isinstance(value, torch.Tensor)}
     return torch.distributed.all_to_all_single(output, input, **(options | sizes))
 
@@ -116,7 +116,7 @@ def _in_scope(name: str) -> bool:
     return name == _SCOPE or name.startswith(f"{_SCOPE}.")
 
 
-def _look_at_view(module: ModuleType) -> None:
+def _use_view(module: ModuleType) -> None:
     if module.__dict__.get("torch") is torch:
         module.__dict__["torch"] = _VIEW
     if module.__name__ == "megatron.core.tensor_parallel.random":
@@ -125,7 +125,7 @@ def _look_at_view(module: ModuleType) -> None:
 
 
 class _LateModules(importlib.abc.MetaPathFinder):
-    """Modules of Megatron that are imported from now on see the view too."""
+    """Gives the view of torch to Megatron modules that are imported later."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -136,18 +136,18 @@ class _LateModules(importlib.abc.MetaPathFinder):
         if spec is not None and spec.loader is not None:
             run = spec.loader.exec_module
 
-            def run_and_look(module: ModuleType) -> None:
+            def run_with_view(module: ModuleType) -> None:
                 run(module)
-                _look_at_view(module)
+                _use_view(module)
 
-            spec.loader.exec_module = run_and_look  # type: ignore[method-assign]
+            spec.loader.exec_module = run_with_view  # type: ignore[method-assign]
         return spec
 
 
 def _install() -> None:
     for name, module in list(sys.modules.items()):
         if module is not None and _in_scope(name):
-            _look_at_view(module)
+            _use_view(module)
     sys.meta_path.insert(0, _LateModules())
     to_cuda, type_of = torch.Tensor.cuda, torch.Tensor.type
 
@@ -158,7 +158,7 @@ def _install() -> None:
         return self if called_by_megatron() else to_cuda(self, *args, **kwargs)
 
     def type_(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Megatron compares the names of types: torch.FloatTensor is called torch.cuda.FloatTensor there."""
+        """Returns CUDA names to Megatron, which compares types with 'torch.cuda.FloatTensor'."""
         name = type_of(self, *args, **kwargs)
         if isinstance(name, str) and called_by_megatron():
             return name.replace("torch.", "torch.cuda.", 1)

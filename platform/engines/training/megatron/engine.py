@@ -1,8 +1,8 @@
-"""Training of language models with Megatron-Core: tensor, sequence, pipeline and data parallelism.
+"""Trains language models with Megatron-Core: tensor, sequence, pipeline, expert and data parallelism.
 
-The same promises as the engine of plain torch, and the same numbers up to rounding. Layers, data parallelism, pipeline
-schedules and optimizers are Megatron's; they run on GPUs and, through `megatron_device`, on CPUs with gloo. Ours are
-the packed attention, the heads and the whole weights. Not covered: embodied policies, context parallelism.
+Results equal those of the fsdp engine up to rounding. Layers, data parallelism, pipeline schedules and optimizers are
+Megatron's; they run on GPUs and, through `device`, on CPUs with gloo. Packed attention, heads and the conversion of
+weights are implemented here. Not covered: embodied policies, context parallelism.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ with quiet_megatron():
 
 
 class MegatronEngine:
-    """`model` gives the weights to start from and says what is computed; it is emptied, its config and names stay. If
-    none of its parameters needs a gradient, it is evaluated and never stepped: there are neither buffers for gradients
-    nor an optimizer.
+    """Trains a copy of `model` in Megatron's layout.
 
-    More than one rank: the default process group is initialised and holds exactly the ranks of this model. All models
-    of a process have the same layout. Raises ConfigError for a model that does not fit the layout, PlacementError for
-    ranks that do not.
+    The initial weights and the type of outputs are those of `model`, which is then moved to the meta device; its config
+    and names stay. Without trainable parameters the engine can evaluate but not step, and allocates neither gradient
+    buffers nor an optimizer. With several ranks the default process group must hold exactly the ranks of this model.
+    All models of a process must have the same layout.
+
+    Raises ConfigError if the model does not fit the layout, PlacementError if the number of ranks does not.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class MegatronEngine:
 
         with torch.no_grad():
             self._run(parts, keep, forward_only=True)
-        for tensor in whole.values():  # every row was computed in one place and is 0 in the others
+        for tensor in whole.values():  # each row is computed on one rank and 0 on the others
             self.pipeline.sum(self.data.sum(tensor))
         return ModelOutputs(**{name: tensor.cpu() for name, tensor in whole.items()})
 
@@ -134,7 +135,7 @@ class MegatronEngine:
             outputs = self._outputs(part, packed, hidden, entropy=True)
             part_loss, part_metrics = loss(outputs, part, denominators if rows else replace(denominators, full=False))
             metrics, total = metrics.merge(part_metrics), total + part_loss.detach()
-            # 0 tokens: Megatron divides gradients by their number, but these losses are divided already
+            # 0 tokens: Megatron divides gradients by their number, but the losses are normalised already
             return part_loss, torch.zeros((), dtype=torch.int, device=self.device), {}
 
         for chunk in self.chunks:
@@ -154,7 +155,7 @@ class MegatronEngine:
             width = self.model.hidden_size
             metrics = metrics.merge(balance_metrics_of(mini_batch, self.data.size, width, self.balance))
         metrics = self.pipeline.broadcast_object(on_cpu(metrics), self.pipeline.size - 1)
-        metrics = self.tensor.broadcast_object(metrics, 0)  # one may stop the update: equal to the last bit
+        metrics = self.tensor.broadcast_object(metrics, 0)  # a metric may stop the update, so it must be bit-identical
         return metrics.merge(Metrics(means={("grad_norm",): Sums(torch.tensor([norm]), 1.0)}))
 
     def set_learning_rate(self, value: float) -> None:
@@ -181,7 +182,7 @@ class MegatronEngine:
         return parameters, [*gradients, *masters, *(value for value in values if isinstance(value, Tensor))]
 
     def _parameters(self, stage: Any) -> Iterator[tuple[torch.nn.Parameter, Source]]:
-        """The parameters of one of this rank's stages and where they come from."""
+        """Yields the parameters of one of this rank's stages with their sources."""
         first = stage.decoder.layers[0].layer_number - 1
         config, size, expert_size = self.model.model.config, self.tensor.size, self.parallel.expert
         for name, parameter in stage.named_parameters():
@@ -191,16 +192,16 @@ class MegatronEngine:
             )
 
     def _parts(self, batch: RolloutBatch, micro_batches: MicroBatches) -> list[tuple[list[int], RolloutBatch]]:
-        """This data-parallel rank's micro-batches; tensor and pipeline ranks work on the same ones."""
+        """This data-parallel rank's micro-batches, which its tensor and pipeline ranks share."""
         parts = shares(batch, micro_batches, self.data.rank, self.data.size, self.model.hidden_size, self.balance)
-        if len(self.stages) > 1:  # the interleaved schedule takes as many at a time as there are pipeline ranks
+        if len(self.stages) > 1:  # the interleaved schedule needs a multiple of the number of pipeline ranks
             parts += [[] for _ in range(-len(parts) % self.pipeline.size)]
         return [([*rows], part_of(batch, rows).to(self.device)) for rows in parts]
 
     def _run(
         self, parts: list[tuple[list[int], RolloutBatch]], finish: Callable[..., Any], *, forward_only: bool
     ) -> None:
-        """Megatron's schedule over the micro-batches; `finish` sees the last stage's hidden states of each."""
+        """Runs Megatron's schedule over the micro-batches and `finish` on the last stage's hidden states of each."""
         share = self.tensor.size if self.parallel.sequence else 1
 
         def forward(parts: Iterator[tuple[list[int], RolloutBatch]], chunk: Any) -> Any:
@@ -215,15 +216,17 @@ class MegatronEngine:
             data_iterator=[iter(parts) for _ in self.chunks],
             model=self.chunks,
             num_microbatches=len(parts),
-            seq_length=1,  # the stages tell each other the shapes
+            seq_length=1,  # the stages exchange the shapes
             micro_batch_size=1,
             forward_only=forward_only,
             collect_non_loss_data=forward_only,
         )
 
     def _outputs(self, part: RolloutBatch, packed: PackedInput, hidden: Tensor, *, entropy: bool) -> ModelOutputs:
-        """[B,T] with zeros outside the action positions, from the last hidden states [N,1,H] (or a tensor rank's share
-        of them). Every tensor rank gets all outputs."""
+        """Outputs [B,T], 0 outside action positions, of the last hidden states [N,1,H] or a tensor rank's share.
+
+        Every tensor rank gets all outputs.
+        """
         rows, columns = part.action_mask.nonzero(as_tuple=True)
         assert packed.flat_index is not None
         before = packed.flat_index[rows, columns - 1]
@@ -241,7 +244,7 @@ class MegatronEngine:
         targets = part.inputs["tokens"][rows, columns]
         weight = self.last.shared_embedding_or_output_weight() if self.state.tied else self.last.output_layer.weight
         first = self.tensor.rank * len(weight)
-        own = weight[: max(self.state.shapes[EMBEDDING][0] - first, 0)]  # without the rows that fill up
+        own = weight[: max(self.state.shapes[EMBEDDING][0] - first, 0)]  # without padding rows
         log_probs, entropies = vocab_parallel_log_probs(
             states, own, targets, first, self.model.temperature, wanted, self.tensor.handle
         )
@@ -265,8 +268,11 @@ class MegatronEngine:
         )
 
     def _gathered(self, hidden: Tensor) -> Tensor:
-        """All tokens on every tensor rank. The gradient of a policy is summed over the ranks, which see a part of the
-        vocabulary each; that of values is the same on all of them."""
+        """Gathers hidden states of all tokens on every tensor rank.
+
+        The gradient of a policy is summed over the ranks, as each has a part of the vocabulary; that of a value model
+        is equal on all ranks.
+        """
         group = parallel_state.get_tensor_model_parallel_group()
         if self.parallel.sequence:
             return tensor_parallel.gather_from_sequence_parallel_region(
@@ -276,7 +282,7 @@ class MegatronEngine:
 
 
 def _start(parallel: Parallel, device: torch.device) -> None:
-    """Process groups of the layout, once per process."""
+    """Initialises the process groups of the layout, once per process. Raises PlacementError, see `MegatronEngine`."""
     backend = prepare(device)
     if not dist.is_initialized():
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
@@ -302,5 +308,5 @@ def _start(parallel: Parallel, device: torch.device) -> None:
         expert_tensor_parallel_size=1,
         create_gloo_process_groups=False,
     )
-    with torch.random.fork_rng(devices=[]):  # there is no dropout: Megatron only asks for a seed
+    with torch.random.fork_rng(devices=[]):  # without dropout nothing is drawn, but Megatron requires a seed
         tensor_parallel.model_parallel_cuda_manual_seed(1)

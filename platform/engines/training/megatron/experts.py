@@ -1,7 +1,7 @@
-"""Mixtures of experts in Megatron's layers, without fused kernels: who computes what of a token, and the experts.
+"""Router and experts of mixture-of-experts layers in Megatron, without fused kernels.
 
-Megatron sends tokens to the ranks that hold their experts and back. No token is dropped, and no loss of the routing's
-own is added: the policy's and the value loss are all that is trained on.
+Megatron sends tokens to the ranks of their experts and back. No token is dropped and there is no auxiliary routing
+loss.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from torch import Tensor, nn
 
 
 class Router(TopKRouter):
-    """Megatron's, with routing weights in float32; its own product asks for Transformer Engine."""
+    """Megatron's router with logits in float32. Its own matrix product needs Transformer Engine."""
 
     def gating(self, input: Tensor) -> Tensor:
         return F.linear(input.float(), self.weight.float())
 
     def _apply_expert_bias(self, *_: Any, **__: Any) -> None:
-        """There is none. Megatron would compile a function to find that out, which takes a C++ compiler seconds."""
+        """Does nothing. Megatron would compile a function for it, which takes seconds."""
 
 
 class Experts(nn.Module):
-    """This rank's experts of a layer, each a gated feed-forward network, as transformers keeps them: in two tensors.
+    """This rank's experts of a layer: gated feed-forward networks, stored in two tensors as in transformers.
 
-    tokens [N,H], those of each expert side by side as `tokens_per_expert` [E] counts them, and their routing weights
-    `probs` [N] -> [N,H], and None for a bias. Tensor ranks do not split experts: each works on tokens of its own.
+    tokens [N,H], sorted by expert with counts `tokens_per_expert` [E], and routing weights `probs` [N] -> [N,H], and
+    None for a bias. Tensor-parallel ranks do not split experts; each processes its own tokens.
     """
 
     def __init__(self, num_local_experts: int, config: Any, **_: Any) -> None:
@@ -37,8 +37,8 @@ class Experts(nn.Module):
         self.gate_up = nn.Parameter(torch.empty(num_local_experts, 2 * inner, width, dtype=dtype))
         self.down = nn.Parameter(torch.empty(num_local_experts, width, inner, dtype=dtype))
         for parameter in self.parameters():
-            parameter.allreduce = False  # Megatron's mark: the ranks that hold the same experts sum its gradient
-            parameter.tensor_model_parallel = True  # and each rank's share counts in the norm of the gradient
+            parameter.allreduce = False  # Megatron then sums the gradient over ranks with the same experts
+            parameter.tensor_model_parallel = True  # and counts each rank's part in the gradient norm
 
     def forward(self, tokens: Tensor, tokens_per_expert: Tensor, probs: Tensor) -> tuple[Tensor, None]:
         counts = tokens_per_expert.tolist()

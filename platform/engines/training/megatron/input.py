@@ -1,4 +1,4 @@
-"""A micro-batch as Megatron's layers read it: its sequences side by side in one row, without padding between them."""
+"""Packs a micro-batch into one row of tokens for Megatron's layers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rl_platform.records import RolloutBatch
 
 @dataclass
 class PackedInput(PackedSeqParams):
-    """What the layers of `megatron_layers` read of a micro-batch: N tokens, the last `padding` of no sequence.
+    """A micro-batch of N tokens, of which the last `padding` belong to no sequence, as `local_layers` reads it.
 
-    For Megatron itself it is one sequence. flat_index [B,T]: where position t of row b stands in the flat row.
+    To Megatron it is a single sequence. flat_index [B,T]: the index of position t of row b in the flat row.
     """
 
     tokens: Tensor | None = None
@@ -28,7 +28,7 @@ class PackedInput(PackedSeqParams):
 
 
 def packed_input(part: RolloutBatch, multiple: int) -> PackedInput:
-    """The sequences of `part`, with as much padding at the end as makes the tokens a `multiple`."""
+    """Packs the sequences of `part` and pads the end, so that the number of tokens is a multiple of `multiple`."""
     tokens, lengths = part.inputs["tokens"], part.inputs["lengths"].tolist()
     packed = pack([tokens[row, :length] for row, length in enumerate(lengths)])
     padding = -len(packed.tokens) % multiple

@@ -1,4 +1,4 @@
-"""Modules for Megatron's local layer specification that read packed sequences on any device, without fused kernels."""
+"""Modules for Megatron's local layer specification: packed sequences on any device, without fused kernels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class RMSNorm(nn.RMSNorm):
-    """Under sequence parallelism a rank sees its own tokens: the mark makes Megatron sum the gradients."""
+    """RMS norm. Its `sequence_parallel` mark makes Megatron sum the gradients of ranks that split the tokens."""
 
     def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype, device=torch.get_default_device())
@@ -19,10 +19,10 @@ class RMSNorm(nn.RMSNorm):
 
 
 class PackedCoreAttention(nn.Module):
-    """Causal attention of the packed sequences, as `packed_seq_params.attention` (a `PackedAttention`) separates them.
+    """Causal attention of packed sequences by `packed_seq_params.attention`, a `PackedAttention`.
 
-    query [N,heads,D], key and value [N,key heads,D] -> [N,heads*D]; the last `packed_seq_params.padding` tokens belong
-    to no sequence and get zeros.
+    query [N,heads,D], key and value [N,key heads,D] -> [N,heads*D], with zeros for the last `packed_seq_params.padding`
+    tokens, which belong to no sequence.
     """
 
     def __init__(self, config: Any, *_: Any, softmax_scale: float | None = None, **__: Any) -> None:
@@ -40,9 +40,9 @@ class PackedCoreAttention(nn.Module):
 
 
 class PackedRotary(nn.Module):
-    """Rotary angles [N,1,1,D] of packed tokens, each at its own position. `frequencies` [D/2]: the model's own.
+    """Rotary angles [N,1,1,D] of packed tokens at their positions; `frequencies` [D/2] of the model.
 
-    Stands where Megatron's embedding of positions 0..S-1 would: what that calls a length is the packed sequences here.
+    It replaces Megatron's embedding of positions 0..S-1 and gets the packed sequences in place of a length.
     """
 
     def __init__(self, frequencies: Tensor) -> None:

@@ -1,8 +1,8 @@
-"""This rank's part of a language model in Megatron-Core: a pipeline stage whose tensors are shared by tensor ranks.
+"""Builds this rank's part of a language model in Megatron-Core: a pipeline stage split over tensor-parallel ranks.
 
-Built from a transformers model of the Llama family, with Megatron's local layers, which need neither Transformer Engine
-nor a GPU, or with Transformer Engine's linear layers and norms. The attention is ours in both: it knows the packed
-sequences and what they share. Not covered: context parallelism, fp8.
+The model is a transformers model of the Llama family. Its layers are Megatron's local ones, which need neither
+Transformer Engine nor a GPU, or Transformer Engine's linear layers and norms. Both use the packed attention of
+`local_layers`. Not covered: context parallelism, fp8.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ def build_stage(
     gradient_checkpointing: bool,
     fused: bool,
 ) -> Any:
-    """A GPTModel [N tokens] -> hidden states [N,1,H] with arbitrary weights; Megatron's parallel state must be there.
+    """Returns a GPTModel, [N] tokens -> hidden states [N,1,H], with undefined weights.
 
-    `config`, `frequencies`: the transformers config and its rotary frequencies [D/2]. `chunk`: which of this rank's
-    `parallel.virtual_pipeline` parts of the pipeline. The first of all reads tokens; the last has an `output_layer`,
-    the rows of the output matrix or a float32 scalar head, for the caller to apply. `fused`: Transformer Engine's
-    layers.
+    Megatron's parallel state must be initialised. `config`, `frequencies`: the transformers config and its rotary
+    frequencies [D/2]. `chunk`: the index of the part among this rank's `parallel.virtual_pipeline` parts. The first
+    part of the pipeline reads tokens. The last one has an `output_layer`, this rank's rows of the output matrix or a float32
+    scalar head, which the caller applies. `fused`: use Transformer Engine's layers.
+
+    Raises ConfigError if `fused` and Transformer Engine cannot be imported.
     """
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
@@ -62,7 +64,7 @@ def build_stage(
 
 
 def _hidden_states(hidden_states: Tensor, **_: Any) -> Tensor:
-    """Instead of logits, of which Megatron would make all at once."""
+    """Returns hidden states in place of logits, which Megatron would compute for all tokens at once."""
     return hidden_states
 
 
@@ -89,7 +91,7 @@ def _settings(config: Any, parallel: Parallel, dtype: torch.dtype, gradient_chec
         tensor_model_parallel_size=parallel.tensor,
         pipeline_model_parallel_size=parallel.pipeline,
         virtual_pipeline_model_parallel_size=parallel.virtual_pipeline if interleaved else None,
-        # one message at a time in each direction: two stages are each other's next and previous one
+        # one message at a time per direction: of two stages each is both next and previous of the other
         overlap_p2p_comm=interleaved,
         batch_p2p_comm=not interleaved,
         sequence_parallel=parallel.sequence,
@@ -97,14 +99,14 @@ def _settings(config: Any, parallel: Parallel, dtype: torch.dtype, gradient_chec
         pipeline_dtype=dtype,
         bf16=dtype == torch.bfloat16,
         variable_seq_lengths=parallel.pipeline > 1,
-        moe_token_dispatcher_type="alltoall",  # Megatron asks for it with variable lengths, also without experts
-        # Without its own initialisation Megatron would not mark which parameters are shared, and count them twice in
-        # the gradient norm: let it initialise, with functions that leave the memory as it is.
+        moe_token_dispatcher_type="alltoall",  # variable lengths require it, also without experts
+        # Megatron marks shared parameters during initialisation and would count unmarked ones twice in the gradient
+        # norm. So it initialises, with functions that leave the memory unchanged.
         perform_initialization=True,
-        init_method=_as_it_is,
-        output_layer_init_method=_as_it_is,
-        embedding_init_method=_as_it_is,
-        calculate_per_token_loss=True,  # gradients are sums: the losses are divided by the denominators of the whole
+        init_method=_unchanged,
+        output_layer_init_method=_unchanged,
+        embedding_init_method=_unchanged,
+        calculate_per_token_loss=True,  # gradients are sums; the losses have the denominators of the mini-batch
         recompute_granularity="full" if gradient_checkpointing else None,
         recompute_method="uniform" if gradient_checkpointing else None,
         recompute_num_layers=1 if gradient_checkpointing else None,
@@ -119,12 +121,12 @@ def _settings(config: Any, parallel: Parallel, dtype: torch.dtype, gradient_chec
 
 
 def _experts(config: Any, parallel: Parallel) -> dict[str, Any]:
-    """Routing as transformers does it, without a loss of its own: no token is dropped."""
+    """Settings for routing as in transformers: no token is dropped, no auxiliary loss."""
     return {
         "num_moe_experts": config.num_experts,
         "moe_ffn_hidden_size": config.moe_intermediate_size,
         "moe_router_topk": config.num_experts_per_tok,
-        "moe_router_pre_softmax": not config.norm_topk_prob,  # the softmax of the chosen logits alone sums up to 1
+        "moe_router_pre_softmax": not config.norm_topk_prob,  # softmax over the selected logits only sums to 1
         "moe_router_dtype": "fp32",
         "moe_router_load_balancing_type": "none",
         "moe_aux_loss_coeff": 0.0,
@@ -133,14 +135,14 @@ def _experts(config: Any, parallel: Parallel) -> dict[str, Any]:
     }
 
 
-def _as_it_is(tensor: Tensor) -> Tensor:
+def _unchanged(tensor: Tensor) -> Tensor:
     return tensor
 
 
 def _specification(settings: Any, chunk: int | None, *, fused: bool) -> Any:
-    """Megatron's layers of this part of the pipeline with our attention and, where they are not fused, our norm.
+    """Megatron's layers of this part of the pipeline with the packed attention and, unless fused, `RMSNorm`.
 
-    Raises ConfigError if they are to be Transformer Engine's and Megatron could not import it.
+    Raises ConfigError if `fused` and Megatron could not import Transformer Engine.
     """
     from megatron.core.models.gpt.gpt_layer_specs import HAVE_TE, get_gpt_decoder_block_spec
 
@@ -168,10 +170,10 @@ def _specification(settings: Any, chunk: int | None, *, fused: bool) -> Any:
 def with_optimizer(
     stages: Sequence[Any], optim: Optim, dtype: torch.dtype, *, distributed: bool
 ) -> tuple[list[Any], Any]:
-    """This rank's parts of the model in Megatron's data parallelism, and their optimizers, chained: one for experts
-    beside the one for all else. `distributed`: data-parallel ranks share their state.
+    """Wraps this rank's stages in Megatron's data parallelism; returns them and a chain of optimizers.
 
-    They are torch's AdamW, also where Transformer Engine or Apex bring their own: one form of state on every machine.
+    Experts have an optimizer of their own. `distributed`: data-parallel ranks shard the optimizer state. The optimizer
+    is torch's AdamW even if Transformer Engine or Apex are installed, so that the state has one form on every machine.
     """
     import megatron.core.optimizer as megatron_optimizer
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
@@ -193,7 +195,7 @@ def with_optimizer(
         params_dtype=dtype,
         use_distributed_optimizer=distributed,
     )
-    overrides: dict[Any, Any] = {}  # Megatron's own would spare vectors the weight decay
+    overrides: dict[Any, Any] = {}  # Megatron's default exempts vectors from weight decay
     optimizer = megatron_optimizer.get_megatron_optimizer(config, chunks, overrides, use_gloo_process_groups=False)
     for group in optimizer.param_groups:
         group["fused"] = True  # as the engine of plain torch does
@@ -201,7 +203,7 @@ def with_optimizer(
 
 
 def clipped_gradient_norm(optimizer: Any, clip: float | None) -> float:
-    """The norm of all gradients of the model, which are then scaled to `clip` at most; on every rank."""
+    """Returns the norm of all gradients of the model, on every rank, and scales them to a norm of at most `clip`."""
     from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 
     norm = float(optimizer.get_grad_norm())

@@ -1,6 +1,6 @@
-"""Parameters and optimizer state of a Megatron model by the names of whole tensors, whatever the ranks share.
+"""Parameters and optimizer state of a Megatron model under the names of whole tensors.
 
-The names and the form are those of the other training backend, so either goes on from what the other has saved.
+Names and format are those of the fsdp backend, so each backend can load the state of the other.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ VALUES = "values"
 
 @dataclass(frozen=True)
 class Group:
-    """A process group as this rank sees it; `handle` None: it is alone."""
+    """A process group with this rank's index; `handle` None: this is the only rank."""
 
     handle: dist.ProcessGroup | None
     rank: int
@@ -36,13 +36,13 @@ class Group:
         return cls(handle if size > 1 else None, handle.rank(), size)
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The sum over the ranks, in place."""
+        """Sums `tensor` over the ranks, in place."""
         if self.handle is not None:
             dist.all_reduce(tensor, group=self.handle)
         return tensor
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """The tensors of all ranks, equally shaped."""
+        """Returns the equally shaped tensors of all ranks, in order of rank."""
         if self.handle is None:
             return [tensor]
         tensors = [torch.empty_like(tensor) for _ in range(self.size)]
@@ -50,13 +50,13 @@ class Group:
         return tensors
 
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
-        """What rank `source` of the group holds, in place."""
+        """Overwrites `tensor` with that of rank `source` of the group."""
         if self.handle is not None:
             dist.broadcast(tensor, group=self.handle, group_src=source)
         return tensor
 
     def broadcast_object(self, value: Any, source: int) -> Any:
-        """What rank `source` of the group holds."""
+        """Returns the object of rank `source` of the group."""
         if self.handle is None:
             return value
         box = [value]
@@ -66,7 +66,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Groups:
-    """A rank's groups. `expert`: ranks that hold different experts of its layers."""
+    """A rank's process groups. `expert`: ranks with different experts of the same layers."""
 
     tensor: Group
     pipeline: Group
@@ -85,7 +85,7 @@ class Groups:
         )
 
     def sharing(self, source: Source) -> Group:
-        """The ranks that share what comes from `source`."""
+        """Returns the ranks that split the tensors of `source`."""
         return self.expert if source.sharing == "experts" else self.tensor
 
 
@@ -98,14 +98,17 @@ class Master:
     stop: int
 
     def is_all_of(self, parameter: nn.Parameter) -> bool:
-        """Whether the parameter is its own master."""
+        """Whether the parameter itself is its float32 master."""
         values = self.parts[VALUES]
         return values.data_ptr() == parameter.data_ptr() and values.numel() == parameter.numel()
 
 
 class ModelState:
-    """`parameters`: this rank's, with their sources; `shapes`: of all whole tensors, by name; `tied`: the output matrix
-    is the embedding. `optimizer`: Megatron's chain of them, of those parameters; None: they are frozen."""
+    """Reads and writes the state of a model.
+
+    `parameters`: this rank's, with their sources; `optimizer`: Megatron's chain for them, None if they are frozen;
+    `shapes`: of all whole tensors by name; `tied`: the output matrix is the embedding.
+    """
 
     def __init__(
         self,
@@ -117,29 +120,33 @@ class ModelState:
         tied: bool,
     ) -> None:
         self.parameters, self.shapes, self.tied = parameters, shapes, tied
-        self.optimizers = [] if optimizer is None else optimizer.chained_optimizers  # of the experts: the last one
+        self.optimizers = (
+            [] if optimizer is None else optimizer.chained_optimizers
+        )  # the last one is that of the experts
         self.groups, self.pipeline = groups, groups.pipeline
         own = [source for _, source in parameters]
         self.stages = [self.pipeline.broadcast_object(own, stage) for stage in range(self.pipeline.size)]
         self.device = parameters[0][0].device
 
     def start_from(self, whole: dict[str, Tensor]) -> None:
-        """Take over parameters that every rank has. Those in half precision keep the rest in their master copies."""
+        """Loads whole parameters, which every rank has. The masters of half-precision parameters get full precision."""
         for parameter, source in self.parameters:
             self._load_parameter(parameter, source, [whole[name].to(self.device) for name in source.names])
 
     def weights(self) -> dict[str, Tensor]:
-        """Copies of all parameters in float32 on every rank."""
+        """Returns copies of all parameters in float32 on every rank."""
         tensors = {name: tensor for names, tensor in self.gathered() for name in names}
         return {name: tensors[name] for name in self.shapes}
 
     def sharded(self) -> ShardedState:
-        """The float32 masters and moments that this rank holds, as parts of the tensors that they belong to."""
+        """Returns this rank's float32 masters and moments as parts of whole tensors."""
         state: ShardedState = {}
         for parameter, source in self.parameters:
             names = [self._stored(name) for name in source.names]
             shapes = [self.shapes[name] for name in names]
-            written = not (self.tied and source.names == (HEAD,))  # on a stage of its own: the embedding is written
+            written = not (
+                self.tied and source.names == (HEAD,)
+            )  # a tied matrix on another stage: the embedding is saved
             for name, shape in zip(names, shapes, strict=True):
                 state.setdefault(f"model.{name}", ShardedTensor(shape))
                 state.setdefault(f"optimizer.{name}.step", ShardedTensor(()))
@@ -167,11 +174,11 @@ class ModelState:
             master.parts[VALUES].view(-1).copy_(part.reshape(-1)[master.start : master.stop])
 
     def _stored(self, name: str) -> str:
-        """A tied output matrix has two names."""
+        """The name under which a tensor is saved: a tied output matrix is the embedding."""
         return EMBEDDING if self.tied and name == HEAD else name
 
     def gathered(self) -> Iterator[tuple[Sequence[str], Tensor]]:
-        """Copies of whole parameters with their names, one after the other, on every rank."""
+        """Yields (names, copy of the whole parameter) one by one, on every rank."""
         for stage, sources in enumerate(self.stages):
             for index, source in enumerate(sources):
                 if self.tied and source.names == (HEAD,):
@@ -194,7 +201,7 @@ class ModelState:
         return self.optimizers[-1 if is_expert(parameter) else 0]
 
     def _master(self, parameter: nn.Parameter) -> Master | None:
-        """None: other data-parallel ranks hold all of it, or nobody trains it."""
+        """This rank's master of a parameter; None if other data-parallel ranks hold all of it or it is frozen."""
         if not self.optimizers:
             return None
         start, stop = 0, parameter.numel()
@@ -212,10 +219,10 @@ class ModelState:
 
 
 def is_expert(parameter: nn.Parameter) -> bool:
-    """By Megatron's own mark."""
+    """Whether a parameter belongs to an expert, by Megatron's mark."""
     return not getattr(parameter, "allreduce", True)
 
 
 def _shared_by_data_ranks(optimizer: Any) -> bool:
-    """Megatron's distributed optimizer."""
+    """Whether data-parallel ranks shard the state of this optimizer."""
     return hasattr(optimizer, "model_param_group_index_map")

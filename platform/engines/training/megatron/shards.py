@@ -1,7 +1,7 @@
-"""Which parts of whole tensors a Megatron parameter is made of, as views into the memory that holds it.
+"""Maps Megatron parameters to the parts of whole tensors that they consist of, as views.
 
-A rank's parameter may be rows of several tensors in turn, and its optimizer may hold any stretch of that parameter,
-laid flat. Plain tensor work.
+A rank's parameter may interleave rows of several tensors, and its optimizer may hold any slice of the flattened
+parameter.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Shape = Sequence[int]
 
 @dataclass(frozen=True)
 class Run:
-    """`rows` rows of a parameter from row `local` on: rows of tensor number `index` of its source from `first` on."""
+    """Rows [local, local + rows) of a parameter are rows [first, first + rows) of tensor `index` of its source."""
 
     index: int
     local: int
@@ -31,10 +31,10 @@ class Run:
 def placed(
     source: Source, rank: int, shape: Shape, whole: Sequence[Shape], values: Tensor, start: int = 0
 ) -> Iterator[tuple[int, Offsets, Tensor]]:
-    """The parts (number of the tensor in `source`, offsets in it, view) that `values` consists of.
+    """Yields the parts of `values` as (index of the tensor in `source`, offsets in it, view).
 
-    shape: of the parameter that `rank` of those who share the source holds; whole: of the source's tensors. values: as
-    many elements of the flat parameter from `start` on. What only fills a vocabulary up belongs to no tensor.
+    shape: of the parameter of `rank`, one of the ranks that share the source; whole: shapes of the source's tensors;
+    values: elements of the flattened parameter from `start` on. Padding of the vocabulary belongs to no tensor.
     """
     values = values.reshape(-1)
     runs = _runs(source, rank, shape[0], whole)
@@ -53,7 +53,7 @@ def placed(
 
 
 def boxes(shape: Shape, start: int, stop: int) -> Iterator[tuple[Offsets, tuple[int, ...]]]:
-    """The elements [start:stop] of a flat tensor as boxes (offsets, sizes), in order.
+    """Yields the elements [start:stop] of a flattened tensor as boxes (offsets, sizes), in order.
 
     >>> list(boxes((3, 4), 2, 9))
     [((0, 2), (1, 2)), ((1, 0), (1, 4)), ((2, 0), (1, 1))]
@@ -93,6 +93,6 @@ def _runs(source: Source, rank: int, rows: int, whole: Sequence[Shape]) -> list[
                 runs.append(Run(1, local + queries, head * size, size))
                 runs.append(Run(2, local + queries + size, head * size, size))
             return runs
-        case _:  # equal shares one after the other; the last ones may be filled up
+        case _:  # consecutive equal shares; the last ones may have padding
             first = rank * rows
             return [Run(0, 0, first, min(rows, whole[0][0] - first))]

@@ -1,4 +1,4 @@
-"""Which models the Megatron backend can train in which layout; asked before anything is started."""
+"""Checks before the start which models the Megatron backend can train in which layout."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rl_platform.config.schema.models import Parallel
 from rl_platform.errors import Problem
 
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
-ROTARY = ("default", "linear", "llama3")  # fixed frequencies, nothing else
+ROTARY = ("default", "linear", "llama3")  # types with fixed frequencies
 
 
 def transformer_engine_installed() -> bool:
@@ -20,8 +20,11 @@ def transformer_engine_installed() -> bool:
 
 
 def transformer_engine_fails() -> str | None:
-    """What importing it here ends with; None if that goes well. It takes seconds and a process of its own: an import
-    that fails half way would leave its beginning behind in this one."""
+    """Returns the error of importing Transformer Engine; None if it succeeds.
+
+    The import runs in another process, because a failed import would leave partly initialised modules here. It takes
+    seconds.
+    """
     command = [sys.executable, "-c", "import transformer_engine.pytorch"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     said = ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"]
@@ -29,12 +32,12 @@ def transformer_engine_fails() -> str | None:
 
 
 def uses_transformer_engine(kernels: str, *, on_gpu: bool) -> bool:
-    """Whether layers are Transformer Engine's or torch's, by `actor.kernels`. It computes on GPUs only."""
+    """Whether layers are Transformer Engine's, which needs a GPU, or torch's. `kernels`: as of `actor.kernels`."""
     return kernels == "transformer_engine" or (kernels == "auto" and on_gpu and transformer_engine_installed())
 
 
 def unfit(config: Any, parallel: Parallel, role: str) -> Iterator[Problem]:
-    """Why a model with this transformers config cannot be trained in this layout. `role`: its section, as `actor`."""
+    """Yields the problems of a model with this transformers config in this layout. `role`: its section, as `actor`."""
     backend, fsdp = f"{role}.training_backend", f"{role}.training_backend=fsdp"
     if config.model_type not in FAMILIES:
         message = f"Megatron trains {', '.join(FAMILIES)} here, and this model is of the kind {config.model_type}"
@@ -61,7 +64,7 @@ def unfit(config: Any, parallel: Parallel, role: str) -> Iterator[Problem]:
 def uneven(
     parallel: Parallel, role: str, *, heads: int, kv_heads: int, intermediate: int, layers: int, experts: int
 ) -> Iterator[Problem]:
-    """What of a model of these sizes, without experts or with so many, has no equal shares in this layout."""
+    """Yields a problem for each size of a model that the layout does not divide equally. `experts`: 0 for none."""
     shared = [("attention heads", heads), ("key and value heads", kv_heads)]
     if not experts:  # tensor ranks do not split experts
         shared.append(("channels of the feed-forward layer", intermediate))

@@ -1,7 +1,7 @@
-"""Log-probabilities, entropies and the KL to a reference where each rank holds some rows of the output matrix.
+"""Log-probabilities, entropies and KL divergence with an output matrix whose rows are split over ranks.
 
-Full logits never exist: a rank computes those of its own part of the vocabulary, for a chunk of tokens at a time, and
-three numbers per token are added up over the ranks. Every rank gets all results.
+Full logits never exist: a rank computes those of its part of the vocabulary for a chunk of tokens at a time, and three
+numbers per token are summed over the ranks. Every rank gets all results.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def vocab_parallel_log_probs(
     entropy: Entropy,
     group: dist.ProcessGroup | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Log-probability [K] float32 of `targets` [K] after `states` [K,H], and the entropy [K] if asked for.
+    """Returns log-probs [K] float32 of `targets` [K] given `states` [K,H], and entropies [K] or None.
 
-    `weight` [V_r,H]: this rank's rows, of the tokens from `first` on. Logits are divided by `temperature`. The gradient
-    to `states` is this rank's part of it. `group` None: this rank holds the whole vocabulary.
+    `weight` [V_r,H]: this rank's rows, for the tokens from `first` on. Logits are divided by `temperature`. The
+    gradient of `states` is this rank's part. `group` None: this rank holds the whole vocabulary.
     """
     recompute = torch.is_grad_enabled() and len(states) > TOKENS_PER_CHUNK
     log_probs, entropies = [], []
@@ -48,9 +48,9 @@ def vocab_parallel_full_kl(
     temperature: float,
     group: dist.ProcessGroup | None = None,
 ) -> Tensor:
-    """`models.full_kl.full_kl_of_states` [K] float32 where `weight` and `reference_weight` are this rank's rows.
+    """As `models.full_kl.full_kl_of_states`, [K] float32, with this rank's rows in `weight` and `reference_weight`.
 
-    `states` [K,H] and `reference_states` [K,G] are the same on all ranks. The gradient to `states` is this rank's part.
+    `states` [K,H] and `reference_states` [K,G] are equal on all ranks. The gradient of `states` is this rank's part.
     """
     recompute = torch.is_grad_enabled() and len(states) > TOKENS_PER_CHUNK
     parts = []
@@ -108,7 +108,7 @@ def _chunk(
     norm = total.log()
     if entropy == "none":
         return target - norm, norm
-    # H = log sum_v exp z_v - sum_v softmax(z)_v z_v, which no shift of z changes
+    # H = log sum_v exp z_v - sum_v softmax(z)_v z_v, which is invariant to shifts of z
     entropies = norm - expected[0] / total
     return target - norm, entropies if entropy == "gradient" else entropies.detach()
 
@@ -118,7 +118,7 @@ def _sum_over_ranks(parts: Tensor, group: dist.ProcessGroup | None) -> Tensor:
 
 
 class _SumOverRanks(torch.autograd.Function):
-    """Backward hands on the gradient as it is: every rank computes the same loss from the sum."""
+    """All-reduce whose backward copies the gradient, as every rank computes the same loss from the sum."""
 
     @staticmethod
     def forward(ctx: Any, parts: Tensor, group: dist.ProcessGroup) -> Tensor:

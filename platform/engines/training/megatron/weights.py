@@ -1,7 +1,6 @@
-"""Which Hugging Face tensors make up a parameter of a Megatron model, and how ranks share it.
+"""Maps parameters of a Megatron model to Hugging Face tensors and splits them over ranks.
 
-Plain tensor work, the same for parameters and for the moments of their optimizer. Covers Llama, Qwen2, Qwen3 and
-Qwen3-MoE.
+Used for parameters and for the moments of their optimizer. Covers Llama, Qwen2, Qwen3 and Qwen3-MoE.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _OF_LAYER: dict[str, tuple[Sharing, tuple[str, ...]]] = {
     "self_attention.k_layernorm.weight": ("replicated", ("self_attn.k_norm.weight",)),
     "self_attention.linear_proj.weight": ("columns", ("self_attn.o_proj.weight",)),
     "pre_mlp_layernorm.weight": ("replicated", ("post_attention_layernorm.weight",)),
-    # Transformer Engine's linear layers normalise their input themselves.
+    # Transformer Engine's linear layers include the norm of their input.
     "self_attention.linear_qkv.layer_norm_weight": ("replicated", ("input_layernorm.weight",)),
     "mlp.linear_fc1.layer_norm_weight": ("replicated", ("post_attention_layernorm.weight",)),
     "mlp.linear_fc1.weight": ("gate_up", ("mlp.gate_proj.weight", "mlp.up_proj.weight")),
@@ -41,8 +40,10 @@ _OF_MODEL: dict[str, tuple[Sharing, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class Source:
-    """The tensors, by name, that a Megatron parameter is made of, and how `size` ranks share it: the expert-parallel
-    ranks if its sharing is `experts`, else the tensor-parallel ones."""
+    """The names of the tensors that a Megatron parameter consists of, and how `size` ranks split it.
+
+    The ranks are expert-parallel if `sharing` is "experts", else tensor-parallel.
+    """
 
     names: tuple[str, ...]
     sharing: Sharing
@@ -52,7 +53,7 @@ class Source:
     vocabulary: int
 
     def split(self, whole: Sequence[Tensor], rank: int) -> Tensor:
-        """One rank's part."""
+        """Returns the part of a rank, from the whole tensors."""
         size = self.size
         match self.sharing:
             case "replicated":
@@ -64,14 +65,14 @@ class Source:
                 return torch.cat([whole[0], whole[0].new_zeros(missing, whole[0].shape[1])]).chunk(size)[rank]
             case "gate_up":
                 return torch.cat([tensor.chunk(size)[rank] for tensor in whole])
-            case "qkv":  # the queries of each key head stand beside its key and its value
+            case "qkv":  # for each key head its queries, its key and its value
                 heads = [tensor.view(self.key_heads, -1, *tensor.shape[1:]) for tensor in whole]
                 return torch.cat(heads, dim=1).flatten(0, 1).chunk(size)[rank]
             case "experts":  # whole experts
                 return whole[0].chunk(size)[rank]
 
     def join(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """The whole tensors from all ranks' parts."""
+        """Returns the whole tensors, from the parts of all ranks."""
         match self.sharing:
             case "replicated":
                 return [parts[0]]
@@ -94,9 +95,9 @@ class Source:
 def source_of(
     name: str, first_layer: int, config: Any, tensor_size: int, *, value_head: bool, expert_size: int = 1
 ) -> Source:
-    """Where parameter `name` of a pipeline stage, whose layers count from `first_layer` in the model, comes from.
+    """Returns the source of parameter `name` of a pipeline stage that begins with layer `first_layer` of the model.
 
-    `config`: the transformers config. Names are those of the platform's own models (`model.backbone...`).
+    `config`: the transformers config. Names are those of the platform's models (`model.backbone...`).
     """
     layer = _LAYER.fullmatch(name)
     if layer is not None:
@@ -111,10 +112,10 @@ def source_of(
 
 
 def head_size(config: Any) -> int:
-    """Channels of an attention head of a transformers config."""
+    """Returns the number of channels of an attention head, from a transformers config."""
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def padded(vocabulary: int, tensor_size: int) -> int:
-    """Rows of an embedding that ranks share equally: those beyond the vocabulary are never read."""
+    """Returns `vocabulary` rounded up to a multiple of `tensor_size`. Rows beyond the vocabulary are never read."""
     return -(-vocabulary // tensor_size) * tensor_size
