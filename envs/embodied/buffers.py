@@ -1,4 +1,4 @@
-"""The arrays that a run of environments shares with whoever steps it, in one block of memory."""
+"""The arrays that environments share with the process that steps them, in one block of memory."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Buffers:
 
     observations, final_observations [N,D] float32, or uint8 of images; actions [N,A] float32 or [N] int64; rewards,
     returns [N] float64; lengths [N] int64; terminated, truncated, invalid [N] bool; success_once, success_at_end
-    [N] int8: of episodes that ended, see `success.py`; idle [N] bool: not to be stepped; busy [N] int64: by worker,
-    the environment it is at; failures [N] int64: how often each was replaced.
+    [N] int8: of episodes that ended, see `success.py`; idle [N] bool: environments to skip; busy [N] int64: for each
+    worker the environment that it is stepping; failures [N] int64: replacements of each environment.
     """
 
     def __init__(self, num_envs: int, spaces: EnvSpaces, memory: mmap.mmap | None = None) -> None:
@@ -46,7 +46,7 @@ class Buffers:
 
     @classmethod
     def size(cls, num_envs: int, spaces: EnvSpaces) -> int:
-        """Bytes needed."""
+        """Returns the number of bytes needed."""
         fields = cls._fields(num_envs, spaces).values()
         return sum(_aligned(int(np.prod(shape)) * np.dtype(dtype).itemsize) for shape, dtype in fields)
 

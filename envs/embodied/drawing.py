@@ -1,4 +1,4 @@
-"""Drawing without a screen: which graphics library a worker process uses. A library that crashes ends only that."""
+"""Selects a graphics library for rendering without a screen. Libraries run in worker processes, as they may crash."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import TypeVar
 
 from rl_platform.errors import PlatformError
 
-# ways to draw without a screen, best first: the GPU's or Mesa's EGL, then software
+# in order of preference: EGL of the GPU or Mesa, then software
 _HEADLESS = ("egl", "osmesa")
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 class CannotDraw(Exception):
-    """No library worked; the message says what each of them said."""
+    """No library worked; the message has the error of each."""
 
 
-def with_drawing(uses_mujoco: bool, start: Callable[[dict[str, str]], Found]) -> Found:
-    """The result of `start`, given environment variables for its processes, with the first library that draws.
+def with_drawing(uses_mujoco: bool, start: Callable[[dict[str, str]], Result]) -> Result:
+    """Returns the result of `start`, called with the environment variables of the first library that works.
 
-    MUJOCO_GL is respected where it is set. Raises CannotDraw.
+    A MUJOCO_GL that is set is used as it is. Raises CannotDraw if no library works.
     """
     notes = []
     for variables in _drawing_variables(uses_mujoco):
@@ -34,7 +34,7 @@ def with_drawing(uses_mujoco: bool, start: Callable[[dict[str, str]], Found]) ->
 
 
 def _drawing_variables(uses_mujoco: bool) -> list[dict[str, str]]:
-    """Environment variables to try, in order, for drawing without a screen."""
+    """Returns the environment variables to try, in order."""
     if not uses_mujoco:
         return [{"SDL_VIDEODRIVER": "dummy"}]  # classic control draws with pygame
     if "MUJOCO_GL" in os.environ:

@@ -1,12 +1,13 @@
-"""The exact state of one Gymnasium environment as bytes, and back.
+"""Saves the exact state of a Gymnasium environment as bytes, and restores it.
 
-Wrappers and the environment are saved attribute by attribute (counters, random generators, physical state) and written
-into a freshly built environment of the same kind. Of MuJoCo data the integration state and all arrays are saved: some
-environments read quantities that belong to the previous position. The model is left out, it can have megabytes of
-meshes; contacts and constraint forces are those of the next step. Pickling environments themselves would
-not do: many are rebuilt from their constructor's arguments and forget their state.
-The bytes are a pickle: restore only what this platform wrote. Parameters of a MuJoCo model that an environment changes
-while it runs, and NumPy's global random state, are not covered.
+Wrappers and environment are saved attribute by attribute (counters, random generators, physical state) and restored
+into a new environment of the same kind. Of MuJoCo data the integration state and all arrays are saved, because some
+environments read quantities of the previous position. The model is not saved, as it can have megabytes of meshes.
+Environments cannot be pickled themselves: many are rebuilt from their constructor's arguments without their state.
+The bytes are a pickle, so restore only what this platform wrote.
+
+Not covered: contacts and constraint forces, which the next step computes; parameters of a MuJoCo model that an
+environment changes while it runs; NumPy's global random state.
 """
 
 from __future__ import annotations
@@ -16,38 +17,43 @@ import pickle
 import sys
 import zlib
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from gymnasium import Env
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils import EzPickle
 
+if TYPE_CHECKING:
+    import mujoco
+
+    from rl_platform.envs.embodied.spaces import AnyEnv
+
+Key = tuple[int, str]  # (index of the layer, name of the attribute)
+
 LIVE_MODULES = ("mujoco.", "gymnasium.envs.mujoco.mujoco_rendering")
-
-
-_FOREIGN = ("efc_", "iefc_", "plugin")  # arrays that are made anew, or hold addresses, or are in the state
+# arrays that each step recomputes, that hold addresses, or that are in the integration state
+_EXCLUDED = ("efc_", "iefc_", "plugin")
 
 
 class CannotSave(Exception):
     """An environment holds something that cannot be saved; the message names it."""
 
 
-def save(env: Env[Any, Any]) -> bytes:
-    """State of `env`, some 10 KB for a MuJoCo environment. Raises CannotSave."""
+def save(env: AnyEnv) -> bytes:
+    """Returns the state of `env`, about 10 KB for a MuJoCo environment. Raises CannotSave."""
     layers = _layers(env)
     live, mujoco_data = _live_objects(layers)
     data = {key: _saved_data(value, _model_of(layers, key)) for key, value in mujoco_data.items()}
     buffer = io.BytesIO()
     try:
         _Pickler(buffer, {id(value): key for key, value in live.items()}).dump([_attributes(layer) for layer in layers])
-    except Exception as error:  # any object may refuse in its own way
+    except Exception as error:  # objects raise various types
         raise CannotSave(f"{env}: {type(error).__name__}: {error}") from error
     return zlib.compress(pickle.dumps((buffer.getvalue(), data)), 1)
 
 
-def restore(env: Env[Any, Any], state: bytes) -> None:
-    """Bring `env`, built like the one that was saved, to the saved state."""
+def restore(env: AnyEnv, state: bytes) -> None:
+    """Restores the state into `env`, which must be built like the environment that was saved."""
     layers = _layers(env)
     live, _ = _live_objects(layers)
     attributes, data = pickle.loads(zlib.decompress(state))
@@ -59,21 +65,21 @@ def restore(env: Env[Any, Any], state: bytes) -> None:
         _restore_data(live[key], _model_of(layers, key), *saved)
 
 
-def _layers(env: Env[Any, Any]) -> list[Env[Any, Any]]:
-    """The outermost wrapper first, the environment last."""
+def _layers(env: AnyEnv) -> list[AnyEnv]:
+    """Returns all layers, from the outermost wrapper to the environment."""
     layers = [env]
     while layers[-1] is not env.unwrapped:
         layers.append(layers[-1].env)  # type: ignore[attr-defined]
     return layers
 
 
-def _attributes(layer: Env[Any, Any]) -> dict[str, Any]:
+def _attributes(layer: AnyEnv) -> dict[str, object]:
     return {name: value for name, value in vars(layer).items() if name != "env"}
 
 
-def _live_objects(layers: list[Env[Any, Any]]) -> tuple[dict[tuple[int, str], Any], dict[tuple[int, str], Any]]:
-    """Objects that the new environment keeps as its own, by position; and those of them that are MuJoCo data."""
-    live: dict[tuple[int, str], Any] = {(index, ""): layer for index, layer in enumerate(layers)}
+def _live_objects(layers: list[AnyEnv]) -> tuple[dict[Key, object], dict[Key, mujoco.MjData]]:
+    """Returns the objects that are not restored, by (layer, attribute), and those of them that are MuJoCo data."""
+    live: dict[Key, object] = {(index, ""): layer for index, layer in enumerate(layers)}
     data = {}
     for index, layer in enumerate(layers):
         for name, value in _attributes(layer).items():
@@ -85,20 +91,20 @@ def _live_objects(layers: list[Env[Any, Any]]) -> tuple[dict[tuple[int, str], An
     return live, data
 
 
-def _model_of(layers: list[Env[Any, Any]], key: tuple[int, str]) -> Any:
-    """The model of MuJoCo data."""
+def _model_of(layers: list[AnyEnv], key: Key) -> mujoco.MjModel:
+    """The MuJoCo model of the layer that has the data."""
     return layers[key[0]].model  # type: ignore[attr-defined]
 
 
-def _saved_data(data: Any, model: Any) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+def _saved_data(data: mujoco.MjData, model: mujoco.MjModel) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     mujoco = sys.modules["mujoco"]
     state = np.empty(mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_INTEGRATION))
     mujoco.mj_getState(model, data, state, mujoco.mjtState.mjSTATE_INTEGRATION)
-    fields = ((name, getattr(data, name)) for name in dir(data) if not name.startswith(("_", *_FOREIGN)))
+    fields = ((name, getattr(data, name)) for name in dir(data) if not name.startswith(("_", *_EXCLUDED)))
     return state, {name: value.copy() for name, value in fields if isinstance(value, np.ndarray)}
 
 
-def _restore_data(data: Any, model: Any, state: np.ndarray, arrays: dict[str, np.ndarray]) -> None:
+def _restore_data(data: mujoco.MjData, model: mujoco.MjModel, state: np.ndarray, arrays: dict[str, np.ndarray]) -> None:
     mujoco = sys.modules["mujoco"]
     mujoco.mj_setState(model, data, state, mujoco.mjtState.mjSTATE_INTEGRATION)
     for name, values in arrays.items():
@@ -107,11 +113,11 @@ def _restore_data(data: Any, model: Any, state: np.ndarray, arrays: dict[str, np
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, keys: dict[int, tuple[int, str]]) -> None:
+    def __init__(self, file: io.BytesIO, keys: dict[int, Key]) -> None:
         super().__init__(file, protocol=5)
         self._keys = keys
 
-    def persistent_id(self, value: object) -> tuple[int, str] | None:
+    def persistent_id(self, value: object) -> Key | None:
         return self._keys.get(id(value))
 
     def reducer_override(self, value: object) -> Any:
@@ -121,9 +127,9 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, live: dict[tuple[int, str], Any]) -> None:
+    def __init__(self, file: io.BytesIO, live: dict[Key, object]) -> None:
         super().__init__(file)
         self._live = live
 
-    def persistent_load(self, key: Any) -> Any:
+    def persistent_load(self, key: Key) -> object:
         return self._live[key]

@@ -1,6 +1,6 @@
-"""Evaluation episodes: fixed seeds, raw rewards, every seed's episode counted exactly once.
+"""Evaluation episodes: fixed seeds, raw rewards, exactly one episode per seed.
 
-The policy is a function of raw observations; normalising them with frozen statistics is its business.
+The policy is a function of raw observations, which it normalises itself with frozen statistics.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ PolicyFunction = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """Sums of raw rewards, numbers of steps and successes (None: not said), in order of seed; `invalid` episodes are
-    counted and left out. numbers: of the others, from 0; episode k runs in environment k modulo their count."""
+    """Sums of raw rewards, numbers of steps and successes (None: not reported) of valid episodes, in order of seed.
+
+    invalid: the number of invalid episodes, which the lists leave out. numbers: the indices of the valid episodes;
+    episode k runs in environment k modulo the number of environments.
+    """
 
     returns: list[float]
     lengths: list[int]
@@ -31,13 +34,13 @@ class EvaluationResult:
 
 
 Begin = Callable[[int], None]
-"""Called with the number of environments when each of them has begun an episode, before the policy is asked."""
+"""Called with the number of environments when each has begun an episode, before the first call of the policy."""
 
 
 def one_by_one(policy: PolicyFunction) -> PolicyFunction:
-    """Gives the actions of a policy's chunks out one after another, and asks it when there is none left.
+    """Returns a function that yields the actions of the policy's chunks one by one.
 
-    To be made anew where episodes begin: all environments are then at the same action of their chunks.
+    Create a new one when episodes begin, so that all environments are at the same action of their chunks.
     """
     chunk: deque[np.ndarray] = deque()
 
@@ -59,14 +62,14 @@ def evaluate(
     begin: Begin | None = None,
     on_ended: Callable[[int], None] | None = None,
 ) -> EvaluationResult:
-    """Run the episodes of seeds seed..seed+episodes-1 on `envs`, which must not be those that train.
+    """Runs the episodes of seeds seed..seed+episodes-1 on `envs`, which must not be the training environments.
 
-    Environments run one episode each per wave; one that is done waits (stepping on, uncounted) for the wave's longest.
-    The result does not depend on how many environments or workers there are, if a seed determines its episode.
-    `chunked`: the policy gives several actions at a time; `begin`: for one that remembers its episode. `on_ended`
-    is called after each step with the number of episodes that have ended.
+    In each wave an environment runs one episode. A finished environment is stepped on, uncounted, until the longest
+    episode of the wave ends. The result does not depend on the number of environments or workers, if a seed determines
+    its episode. `chunked`: the policy returns chunks of actions. `begin`: resets a recurrent policy. `on_ended` is
+    called after each step with the number of episodes that have ended.
     """
-    outcomes: dict[int, EpisodeStats | None] = {}
+    finished: dict[int, EpisodeStats | None] = {}
     for first in range(0, episodes, envs.num_envs):
         # the last wave may need fewer: the others repeat its seeds and are not counted
         offsets = [first + i if first + i < episodes else first for i in range(envs.num_envs)]
@@ -81,10 +84,10 @@ def evaluate(
             stats = {episode.env_index: episode for episode in result.episodes}
             for i in np.flatnonzero(result.ended).tolist():
                 if i in running:
-                    outcomes[running.pop(i)] = stats.get(i)
+                    finished[running.pop(i)] = stats.get(i)
             if on_ended is not None:
-                on_ended(len(outcomes))
-    ended = {offset: episode for offset, episode in sorted(outcomes.items()) if episode is not None}
+                on_ended(len(finished))
+    ended = {offset: episode for offset, episode in sorted(finished.items()) if episode is not None}
     valid = list(ended.values())
     return EvaluationResult(
         returns=[episode.return_ for episode in valid],

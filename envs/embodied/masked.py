@@ -1,8 +1,8 @@
-"""Another environment of which the policy sees less: partial observation, by hiding numbers of its observations.
+"""Partial observation: an environment that hides numbers of another environment's observations.
 
     env: {id: "rl_platform.envs.embodied.masked:Masked-v0", kwargs: {env_id: CartPole-v1, hide: [1, 3]}}
 
-Gymnasium steps it, one environment after the other, whatever it hides.
+Gymnasium steps it, also if it wraps a MuJoCo task.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from gymnasium.spaces import Box
 
 
 class Masked(gymnasium.ObservationWrapper[np.ndarray, Any, np.ndarray]):
-    """`env` without the numbers `hide` of its flat observations. Raises ValueError for numbers that it does not have,
-    and if none would be left."""
+    """Removes the entries `hide` (indices) from flat observations.
+
+    Raises ValueError for indices out of range and if no entry would be left.
+    """
 
     def __init__(self, env: gymnasium.Env[Any, Any], hide: Sequence[int]) -> None:
         super().__init__(env)
@@ -37,7 +39,7 @@ class Masked(gymnasium.ObservationWrapper[np.ndarray, Any, np.ndarray]):
 
 
 def make(env_id: str, hide: Sequence[int], **kwargs: Any) -> Masked:
-    """`kwargs` are those of the environment `env_id`, which keeps its own limit of steps."""
+    """Builds `env_id` with `kwargs` and its own time limit, and hides entries `hide` of its observations."""
     return Masked(gymnasium.make(env_id, disable_env_checker=True, **kwargs), hide)
 
 

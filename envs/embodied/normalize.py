@@ -1,7 +1,7 @@
-"""Running normalisation of observations and rewards, in float64, of all environments at once.
+"""Running normalisation of observations and rewards of all environments, with statistics in float64.
 
-Normalising observations never changes the statistics, only `update` does: evaluation and the last observations of
-episodes are normalised with the statistics as they stand. States are plain numbers and lists.
+Only `update` and `count` change the statistics; evaluation and last observations of episodes are normalised with the
+current ones. States are plain numbers and lists.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NOTHING = np.empty((0, 0), np.float32)
 
 
 class RunningMoments:
-    """Mean and (biased) variance of everything seen so far, per element of `shape`."""
+    """Mean and biased variance of all numbers so far, per element of `shape`."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.count = 0
@@ -29,11 +29,11 @@ class RunningMoments:
         self._update = update_moments if loops is None else loops.update_moments()
 
     def update(self, batch: np.ndarray) -> None:
-        """batch [N,*shape]. Merges its moments with those so far (Chan, Golub, LeVeque 1979)."""
+        """Merges the moments of batch [N,*shape] (Chan, Golub, LeVeque, 1979)."""
         self.update_and_normalize(batch, math.inf, _NOTHING)
 
     def update_and_normalize(self, batch: np.ndarray, clip: float, normalized: np.ndarray) -> None:
-        """`update`, and after it the first K rows of the batch normalised into `normalized` [K,D] float32."""
+        """Calls `update`, then normalises the first K rows of the batch into `normalized` [K,D] float32."""
         rows = batch.reshape(len(batch), -1)
         self._update(rows, self.mean.reshape(-1), self.variance.reshape(-1), self.count, clip, normalized)
         self.count += len(batch)
@@ -48,7 +48,7 @@ class RunningMoments:
 
 
 class ObservationNormalizer:
-    """(observation - mean) / deviation, clipped to [-clip, clip]. Before the first `update` only clips."""
+    """(observation - mean) / std, clipped to [-clip, clip]. Before the first `update` it only clips."""
 
     def __init__(self, observation_shape: tuple[int, ...], clip: float) -> None:
         self._moments = RunningMoments(observation_shape)
@@ -57,17 +57,17 @@ class ObservationNormalizer:
         self._normalize = normalize_rows if loops is None else loops.normalize_rows()
 
     def update(self, observations: np.ndarray) -> None:
-        """Count observations [N,D] in."""
+        """Adds observations [N,D] to the statistics."""
         self._moments.update(observations)
 
     def count(self, observations: np.ndarray) -> np.ndarray:
-        """`update`, and then as a call."""
+        """Adds observations [N,D] to the statistics and returns them normalised, float32."""
         normalized = np.empty(observations.shape, np.float32)
         self._moments.update_and_normalize(observations, self._clip, normalized)
         return normalized
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
-        """observations [N,D] -> float32 of the same shape."""
+        """Returns observations [N,D] normalised, float32."""
         normalized = np.empty(observations.shape, np.float32)
         self._normalize(observations, self._moments.mean, self._moments.variance, self._clip, normalized)
         return normalized
@@ -80,9 +80,9 @@ class ObservationNormalizer:
 
 
 class RewardNormalizer:
-    """reward / deviation of the running discounted return, clipped to [-clip, clip].
+    """reward / std of the running discounted return, clipped to [-clip, clip].
 
-    The mean is left alone: shifting rewards would change which behaviour is best.
+    The mean is not subtracted, because shifting rewards would change the optimal policy.
     """
 
     def __init__(self, num_envs: int, gamma: float, clip: float) -> None:
@@ -94,15 +94,15 @@ class RewardNormalizer:
         self._normalize = normalize_rewards if loops is None else loops.normalize_rewards()
 
     def __call__(self, rewards: np.ndarray, ended: np.ndarray, rows: slice | np.ndarray = slice(None)) -> np.ndarray:
-        """Count one step of N environments in and normalise it: rewards [N], ended [N] bool -> [N] float32.
+        """Adds one step of N environments to the statistics: rewards [N], ended [N] bool -> normalised [N] float32.
 
-        `rows`: which of all environments these are.
+        `rows`: the indices of these environments among all.
         """
         moments, returns, normalized = self._moments, self._returns[rows], np.empty(len(rewards), np.float32)
         statistics = moments.mean, moments.variance, moments.count
         self._normalize(rewards, ended, self._gamma, self._clip, returns, *statistics, normalized)
         moments.count += len(rewards)
-        if not isinstance(rows, slice):  # a slice is a view, which is up to date
+        if not isinstance(rows, slice):  # a slice is a view and was updated in place
             self._returns[rows] = returns
         return normalized
 
@@ -117,8 +117,10 @@ class RewardNormalizer:
 def update_moments(
     batch: np.ndarray, mean: np.ndarray, variance: np.ndarray, count: int, clip: float, normalized: np.ndarray
 ) -> None:
-    """Merges the moments of batch [N,D] into mean and variance [D] of `count` rows, in place. Then writes the first K
-    rows, normalised, into `normalized` [K,D]."""
+    """Merges the moments of batch [N,D] into mean and variance [D] of `count` rows, in place.
+
+    Then writes the first K rows, normalised, into `normalized` [K,D].
+    """
     rows, own_mean = len(batch), batch.mean(axis=0, dtype=np.float64)
     squares = np.square(batch - own_mean).sum(axis=0)
     _merge(mean, variance, count, rows, own_mean, squares)
@@ -144,7 +146,7 @@ def normalize_rewards(
     count: int,
     normalized: np.ndarray,
 ) -> None:
-    """Counts discounted returns [N] in and writes rewards / sqrt(variance), clipped, into `normalized` [N] float32.
+    """Adds discounted returns [N] to the statistics and writes rewards / sqrt(variance), clipped, into `normalized` [N] float32.
 
     `returns`, `mean` [] and `variance` [] of `count` returns are updated in place.
     """

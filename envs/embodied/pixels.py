@@ -1,9 +1,9 @@
-"""What MuJoCo draws instead of what an environment observes. Drawing without a screen is `drawing.py`'s business."""
+"""Replaces observations by images that MuJoCo renders. Not covered: graphics libraries, see `drawing.py`."""
 
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import mujoco
@@ -13,25 +13,28 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from rl_platform.envs.embodied.spaces import EnvDescription, Pixels
 from rl_platform.errors import ConfigError, Problem
 
-# what an eye makes of red, green and blue: ITU-R BT.601
+if TYPE_CHECKING:
+    from rl_platform.envs.embodied.spaces import AnyEnv
+
+# weights of red, green and blue in luma: ITU-R BT.601
 _LUMA = np.array([0.299, 0.587, 0.114], np.float32)
-# pixels of the map that shadows are drawn from. MuJoCo's own 4,096 cost 75 MB per environment and most of the time of
-# drawing in software, and show in no picture of this size.
+# Resolution of the shadow map. MuJoCo's default of 4,096 costs 75 MB per environment and most of the time of software
+# rendering, and makes no visible difference in small images.
 _SHADOW_SIZE = 512
 _TAKEN = ("render_mode", "width", "height", "camera_name", "camera_id")
 
 
 class PixelObservation(gymnasium.ObservationWrapper[np.ndarray, Any, Any]):
-    """The latest `frame_stack` pictures, oldest first, side by side in the channels: [height,width,C] uint8.
+    """Observes the latest `frame_stack` images, oldest first, concatenated in the channels: [height,width,C] uint8.
 
-    At the start of an episode all are the first one. Nothing is drawn before it.
+    At the start of an episode all of them are the first image.
     """
 
-    def __init__(self, env: gymnasium.Env[Any, Any], pixels: Pixels) -> None:
-        """Raises ConfigError for a camera that the model has not."""
+    def __init__(self, env: AnyEnv, pixels: Pixels) -> None:
+        """Raises ConfigError for a camera that the model does not have."""
         super().__init__(env)
         _check_camera(env, pixels.camera)
-        visual: Any = env.unwrapped.model.vis  # type: ignore[attr-defined]
+        visual: mujoco.MjVisual = env.unwrapped.model.vis  # type: ignore[attr-defined]
         visual.quality.shadowsize = min(visual.quality.shadowsize, _SHADOW_SIZE)
         visual.global_.offwidth, visual.global_.offheight = pixels.width, pixels.height
         self._channels = 1 if pixels.grayscale else 3
@@ -44,7 +47,7 @@ class PixelObservation(gymnasium.ObservationWrapper[np.ndarray, Any, Any]):
         self._pictures[:] = np.tile(self._draw(), self._pictures.shape[2] // self._channels)
         return self._pictures.copy(), info
 
-    def observation(self, observation: Any) -> np.ndarray:
+    def observation(self, observation: object) -> np.ndarray:
         self._pictures[:, :, : -self._channels] = self._pictures[:, :, self._channels :]
         self._pictures[:, :, -self._channels :] = self._draw()
         return self._pictures.copy()
@@ -57,8 +60,11 @@ class PixelObservation(gymnasium.ObservationWrapper[np.ndarray, Any, Any]):
         return picture if self._channels == 3 else np.rint(picture @ _LUMA).astype(np.uint8)[:, :, None]
 
     def _aim(self) -> None:
-        """Gymnasium points its usual view at where the bodies are in the first picture: draw that at their home
-        positions, so that all environments, and those of a resumed run, are seen from the same place."""
+        """Renders one image at the home positions of the bodies.
+
+        Gymnasium points the default view at the bodies of the first image, so this gives all environments, also those
+        of a resumed run, the same view.
+        """
         inner: Any = self.env.unwrapped
         before = copy.copy(inner.data)
         mujoco.mj_resetData(inner.model, inner.data)
@@ -67,9 +73,9 @@ class PixelObservation(gymnasium.ObservationWrapper[np.ndarray, Any, Any]):
         mujoco.mj_copyData(inner.data, inner.model, before)
 
 
-def _check_camera(env: gymnasium.Env[Any, Any], camera: str | None) -> None:
-    """Gymnasium takes its usual view for a name that it does not find."""
-    model: Any = env.unwrapped.model  # type: ignore[attr-defined]
+def _check_camera(env: AnyEnv, camera: str | None) -> None:
+    """Raises ConfigError for an unknown camera, for which Gymnasium would use its default view."""
+    model: mujoco.MjModel = env.unwrapped.model  # type: ignore[attr-defined]
     names = [model.camera(index).name for index in range(model.ncam)]
     if camera is not None and camera not in names:
         message, allowed = "the model has no such camera", ", ".join(filter(None, names)) or "null: it has none"
@@ -77,7 +83,7 @@ def _check_camera(env: gymnasium.Env[Any, Any], camera: str | None) -> None:
 
 
 def drawing_kwargs(description: EnvDescription, spec: EnvSpec) -> dict[str, Any]:
-    """What gymnasium.make needs for these pixels. Raises ConfigError for environments that MuJoCo does not draw."""
+    """Returns arguments of gymnasium.make for these pixels. Raises ConfigError if MuJoCo does not render `spec`."""
     pixels = description.pixels
     assert pixels is not None
     if not _drawn_by_mujoco(spec):
@@ -92,7 +98,7 @@ def drawing_kwargs(description: EnvDescription, spec: EnvSpec) -> dict[str, Any]
 
 
 def _drawn_by_mujoco(spec: EnvSpec) -> bool:
-    """Whether the environment's class is built on Gymnasium's for MuJoCo, or on those of packages beside it."""
+    """Whether the environment's class inherits from a MuJoCo environment of Gymnasium or another package."""
     creator = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
     bases = creator.__mro__ if isinstance(creator, type) else ()
     return any("mujoco" in f"{base.__module__}.{base.__name__}".lower() for base in bases)

@@ -1,7 +1,7 @@
-"""What a simulation looks like from outside: which environment, the shape of its observations, the kind of its actions.
+"""Descriptions of environments, and their observation and action spaces.
 
-Finds and builds Gymnasium environments and rejects, with a message for the user, what the platform cannot train on.
-Stepping them is `block.py`; this module imports no torch, so worker processes start quickly.
+Finds and builds Gymnasium environments, and rejects with a message those that the platform cannot train on. Not
+covered: stepping them, see `block.py`. Nothing here imports torch, so worker processes start quickly.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ if TYPE_CHECKING:
 
     from rl_platform.config.schema.env import Env
 
+    AnyEnv = gymnasium.Env[Any, Any]
+
 logger = logging.getLogger(__name__)
 
 Dtype = Literal["float32", "uint8"]
 
-# Deprecations that this run has shown, a line each. MuJoCo 4 names them whenever it reads a model file, and every
-# process of a run reads the same few. In the environment, so that the processes that this one starts know of them too.
+# Environment variable with the deprecations that this run has logged, one per line. MuJoCo 4 reports them for each
+# model file that it reads, and child processes read the same files and inherit the variable.
 _SHOWN_DEPRECATIONS = "RL_PLATFORM_SHOWN_DEPRECATIONS"
 _USES_MUJOCO = ("gymnasium.envs.mujoco", "gymnasium_robotics", "metaworld")  # what entry points begin with
 _warning_handler = threading.Lock()
@@ -38,7 +40,7 @@ _warning_handler = threading.Lock()
 
 @dataclass(frozen=True)
 class ActionSpace:
-    """Actions as the policy sees them: `size` numbers ("continuous") or one of `size` choices ("discrete")."""
+    """Actions of the policy: `size` numbers ("continuous") or one of `size` choices ("discrete")."""
 
     kind: Literal["continuous", "discrete"]
     size: int
@@ -46,7 +48,7 @@ class ActionSpace:
 
 @dataclass(frozen=True)
 class Pixels:
-    """How a MuJoCo environment is drawn to be observed; camera None: its usual view."""
+    """How MuJoCo renders observations; camera None: the environment's default view."""
 
     width: int
     height: int
@@ -57,9 +59,11 @@ class Pixels:
 
 @dataclass(frozen=True)
 class EnvDescription:
-    """Which environment: a registered id (`module:id` imports a module that registers it) and how to build it. With
-    `pixels` it observes pictures. tasks: of several tasks, what each adds to `kwargs`; environments take turns.
-    backend: what steps the physics of Gymnasium's MuJoCo tasks."""
+    """The id of an environment (`module:id` imports the module that registers it) and the arguments to build it.
+
+    pixels: observations are rendered images. tasks: additions to `kwargs` for each of several tasks, which environments
+    have in turn. backend: the physics engine of Gymnasium's MuJoCo tasks.
+    """
 
     id: str
     kwargs: dict[str, Any] = field(default_factory=dict)
@@ -70,13 +74,13 @@ class EnvDescription:
 
     @classmethod
     def of(cls, env: Env) -> EnvDescription:
-        """What the config's section `env` asks for."""
+        """Returns the description in the config's section `env`."""
         pixels = None if env.pixels is None else Pixels(**env.pixels.model_dump())
         tasks = tuple(task.kwargs for task in env.tasks)
         return cls(env.id, env.kwargs, env.max_episode_steps, pixels, tasks, env.backend)
 
     def of_task(self, number: int) -> EnvDescription:
-        """What environment `number` of the run is."""
+        """Returns the description of environment `number` of the run."""
         if not self.tasks:
             return self
         return replace(self, kwargs=self.kwargs | self.tasks[number % len(self.tasks)], tasks=())
@@ -86,9 +90,10 @@ class EnvDescription:
 class EnvSpaces:
     """Observation and action spaces of one environment.
 
-    observation_shape: as the environment gives it; observations travel flattened to `observation_size` numbers, images
-    as uint8 and the rest as float32. Images have height, width and channels, or a stack of pictures in front of them.
-    action_shape: of one action of the environment; action_low, action_high: bounds, flattened, empty when discrete.
+    observation_shape: of the environment. Observations are passed flattened to `observation_size` numbers, images as
+    uint8 and others as float32. Images are [height,width,channels] or a stack [S,height,width,channels].
+    action_shape: of one action of the environment; action_low, action_high: flattened bounds, empty if discrete.
+    action_start: the environment's number of choice 0.
     """
 
     observation_shape: tuple[int, ...]
@@ -112,7 +117,7 @@ class EnvSpaces:
 
 
 def find_spec(description: EnvDescription) -> EnvSpec:
-    """The registered specification. Raises ConfigError with near names for an unknown id, or for a missing module."""
+    """Returns the registered specification. Raises ConfigError, with similar ids, for an unknown id or module."""
     import gymnasium
 
     module, _, name = description.id.rpartition(":")
@@ -131,12 +136,10 @@ def find_spec(description: EnvDescription) -> EnvSpec:
         raise ConfigError([problem]) from error
 
 
-def make_env(
-    description: EnvDescription, spec: EnvSpec | None = None, render_mode: str | None = None
-) -> gymnasium.Env[Any, Any]:
-    """Build one environment, of several tasks the first; observations of several parts are joined.
+def make_env(description: EnvDescription, spec: EnvSpec | None = None, render_mode: str | None = None) -> AnyEnv:
+    """Builds one environment, with the first of several tasks; observations of several parts are flattened.
 
-    Raises ConfigError for an unknown id or arguments that the environment does not take.
+    Raises ConfigError for an unknown id or arguments that the environment does not accept.
     """
     import gymnasium
 
@@ -163,8 +166,8 @@ def make_env(
     return flattened(env) if description.pixels is None else PixelObservation(env, description.pixels)
 
 
-def read_spaces(env: gymnasium.Env[Any, Any], env_id: str) -> EnvSpaces:
-    """Spaces of a built environment. Raises ConfigError for those that no policy here can use, all at once."""
+def read_spaces(env: AnyEnv, env_id: str) -> EnvSpaces:
+    """Returns the spaces of an environment. Raises ConfigError that lists all spaces no policy can use."""
     import numpy as np
     from gymnasium.spaces import Box, Discrete
 
@@ -189,8 +192,8 @@ def read_spaces(env: gymnasium.Env[Any, Any], env_id: str) -> EnvSpaces:
     return EnvSpaces(shape, ActionSpace("continuous", size), action.shape, low, high, 0, dtype)
 
 
-def time_limit(env: gymnasium.Env[Any, Any]) -> int | None:
-    """Steps after which a wrapper truncates an episode; None: no wrapper does."""
+def time_limit(env: AnyEnv) -> int | None:
+    """Returns the number of steps after which a wrapper truncates an episode; None if no wrapper does."""
     layer: Any = env
     while True:
         if type(layer).__name__ == "TimeLimit":
@@ -200,9 +203,8 @@ def time_limit(env: gymnasium.Env[Any, Any]) -> int | None:
         layer = layer.env
 
 
-def check_time_limit(env: gymnasium.Env[Any, Any], env_id: str) -> None:
-    """Raises ConfigError for an environment without a time limit: an evaluation runs each episode to its end, and a
-    policy that never gets there would keep it for ever."""
+def check_time_limit(env: AnyEnv, env_id: str) -> None:
+    """Raises ConfigError for an environment without a time limit, in which an evaluation episode might never end."""
     own_limit = getattr(env.unwrapped, "max_path_length", None)  # Meta-World truncates its episodes itself
     if time_limit(env) is None and own_limit is None:
         message = f"{env_id} has no time limit, so that an evaluation episode may never end"
@@ -216,7 +218,7 @@ def _unusable(what: str, env_id: str, space: object, allowed: str, hint: str) ->
 
 @contextlib.contextmanager
 def _deprecations_once(spec: EnvSpec) -> Iterator[None]:
-    """Show each deprecation that MuJoCo finds in a model file once per run; its other warnings are passed on."""
+    """Logs each deprecation that MuJoCo reports once per run, and every other warning of MuJoCo."""
     entry_point = spec.entry_point
     origin = entry_point if isinstance(entry_point, str) else getattr(entry_point, "__module__", "")
     if "mujoco" not in sys.modules and not str(origin).startswith(_USES_MUJOCO):
@@ -224,7 +226,7 @@ def _deprecations_once(spec: EnvSpec) -> Iterator[None]:
         return
     try:
         import mujoco
-    except ImportError:  # building the environment reports it
+    except ImportError:  # the error is reported when the environment is built
         yield
         return
 

@@ -1,26 +1,30 @@
-"""New environments for those that raise."""
+"""Replaces environments that raise."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rl_platform.envs.embodied.spaces import EnvDescription, make_env
 
 if TYPE_CHECKING:
-    from gymnasium import Env
     from gymnasium.envs.registration import EnvSpec
+
+    from rl_platform.envs.embodied.spaces import AnyEnv
 
 logger = logging.getLogger(__name__)
 
 
 class Spares:
-    """Builds replacements for environments first, first + 1, ... and counts them in `failures` [N], which all workers
-    share. `restarts`: how many there may be in all. `numbers`: theirs in the run. `seeds`: theirs."""
+    """Builds replacements for environments first, first + 1, ... and counts them in `failures` [N] of all workers.
+
+    `restarts`: the most replacements of all environments. `numbers`: the environments' numbers in the run. `seeds`:
+    their seeds.
+    """
 
     def __init__(
         self,
@@ -38,21 +42,21 @@ class Spares:
         self._new: set[int] = set()
         self.seeds: list[int] = []
 
-    def replacement(self, i: int, broken: Env[Any, Any], error: Exception) -> Env[Any, Any]:
-        """In the place of environment first + i, which raised `error`: raised again if that happened too often."""
+    def replacement(self, i: int, broken: AnyEnv, error: Exception) -> AnyEnv:
+        """Returns a replacement for environment first + i, which raised `error`. Raises it if no restarts are left."""
         left = self._restarts - int(self._failures.sum())
         if left <= 0:
             raise error
         name = f"environment {self._first + i} ({self._description.id})"
         logger.warning("%s is replaced, %d restarts are left; it raised", name, left - 1, exc_info=error)
         self._failures[self._first + i] += 1
-        with contextlib.suppress(Exception):  # it is broken
+        with contextlib.suppress(Exception):  # it may be broken
             broken.close()
         self._new.add(i)
         return make_env(self._description.of_task(self._numbers[i]), self._spec, self._render_mode)
 
     def seed_of_new(self, i: int) -> int | None:
-        """Once for every replacement; None: it goes on with its own randomness."""
+        """Returns the seed of a new replacement, once; None for an environment that keeps its random state."""
         if i not in self._new:
             return None
         self._new.remove(i)

@@ -1,6 +1,6 @@
-"""One episode as an mp4 file.
+"""Records one episode as an mp4 file.
 
-Drawing happens in a process of its own: a graphics library that crashes or hangs cannot end the run.
+A separate process renders, so a graphics library that crashes or hangs cannot end the run.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def record_video(
     chunked: bool = False,
     begin: Begin | None = None,
 ) -> str | None:
-    """Write the episode of `seed`, at most `max_steps` steps of it, to `path`.
+    """Writes the episode of `seed`, at most `max_steps` steps of it, to `path`.
 
-    Returns None, or a note for the user why there is no video. MUJOCO_GL is respected where it is set. `timeout_s`
-    bounds each step and each frame. `chunked`, `begin`: as of `evaluate`.
+    Returns None, or a note that says why there is no video. A MUJOCO_GL that is set is used as it is. `timeout_s`
+    limits each step and each frame. `chunked`, `begin`: as of `evaluate`.
     """
     probe = make_env(description)
     metadata = probe.metadata
@@ -49,7 +49,7 @@ def record_video(
 
     try:
         with_drawing(uses_mujoco, record)
-    except (CannotDraw, OSError) as error:  # a disk that is full, say
+    except (CannotDraw, OSError) as error:  # such as a full disk
         return f"no video of {description.id}: {error}"
     return None
 
@@ -62,7 +62,7 @@ def _record(envs: VectorEnv, policy: PolicyFunction, path: Path, seed: int, max_
     path.parent.mkdir(exist_ok=True)
     unfinished = path.with_name(f".{path.stem}.unfinished.mp4")
     try:
-        # block size 2: all that the pixel format needs, so frames keep their size
+        # the pixel format needs even sizes only; a larger block size would resize frames
         with imageio.get_writer(unfinished, format="FFMPEG", fps=fps, macro_block_size=2) as writer:  # type: ignore[arg-type]
             writer.append_data(frame)
             for _ in range(max_steps):

@@ -1,9 +1,9 @@
-"""Gymnasium's MuJoCo environments without Gymnasium's Python: all of a process stepped and computed at once.
+"""Gymnasium's MuJoCo environments in batches: all environments of a process are stepped and computed at once.
 
-The model, the settings and the spaces are those of one environment that Gymnasium built; the physics runs in native
-threads (`physics.py`), observations, rewards and ends of all environments are array operations (`mujoco_tasks`). What
-comes out is what Gymnasium's environments give for the same seeds and actions. Anything else than its MuJoCo tasks of
-version 5, a wrapper of an unknown kind or a wish for pictures is left to Gymnasium.
+Model, settings and spaces are read from one environment that Gymnasium built. The physics runs in native threads
+(`physics.py`); observations, rewards and ends of all environments are array operations (`tasks/`). The results equal
+those of Gymnasium's environments for the same seeds and actions. Not covered, and stepped by Gymnasium: environments
+other than its MuJoCo tasks of version 5, unknown wrappers, rendered observations.
 """
 
 from __future__ import annotations
@@ -22,24 +22,23 @@ from rl_platform.envs.embodied.spaces import time_limit
 from rl_platform.tracing import recorder
 
 if TYPE_CHECKING:
-    from gymnasium import Env
-
     from rl_platform.envs.embodied.mujoco.physics import Physics
     from rl_platform.envs.embodied.mujoco.tasks.base import MujocoTask
+    from rl_platform.envs.embodied.spaces import AnyEnv
 
-_WRAPPERS = ("TimeLimit", "OrderEnforcing")  # the ones whose whole effect on a step is known here
-_SAVED_AS = b"native 1:"  # what states of this module begin with
+_WRAPPERS = ("TimeLimit", "OrderEnforcing")  # wrappers that `NativeEnvs` implements
+_SAVED_AS = b"native 1:"  # prefix of saved states
 
 
 class NativeEnvs:
-    """N environments like `env`, stepped in `threads` threads; the result is the same for any number of them.
+    """N environments like `env`, stepped in `threads` threads. The number of threads does not change results.
 
-    diverged [N] bool: the last step's physics cannot be trusted. MuJoCo gave up a state and started over, time went
-    backwards, or a position or velocity is beyond what MuJoCo takes (1e10) or not finite.
+    diverged [N] bool: the last step is invalid. MuJoCo reset a bad state, time went backwards, or a position or
+    velocity is not finite or exceeds MuJoCo's limit (1e10).
     """
 
-    def __init__(self, env: Env[Any, Any], num_envs: int, threads: int, physics: type[Physics] | None = None) -> None:
-        """`physics` instead of the fastest that can do it. Raises ValueError if Gymnasium has to step `env` itself."""
+    def __init__(self, env: AnyEnv, num_envs: int, threads: int, physics: type[Physics] | None = None) -> None:
+        """`physics`: None selects the fastest for the task. Raises ValueError if only Gymnasium can step `env`."""
         import mujoco
 
         from rl_platform.envs.embodied.mujoco.physics import make_physics
@@ -55,18 +54,18 @@ class NativeEnvs:
         self._limit = time_limit(env) or sys.maxsize
         self._largest: float = mujoco.mjMAXVAL
         self._rngs: list[np.random.Generator | None] = [None] * num_envs
-        self._positions = np.zeros(num_envs)  # whose change a step rewards
+        self._positions = np.zeros(num_envs)  # a step rewards their change
         self.diverged = np.zeros(num_envs, bool)
         loops = acceleration.step_loops()
         self._divergence = find_diverged if loops is None else loops.diverged()
-        # the first calls compile
+        # the first calls compile; the first step may have a deadline
         self._find_diverged(np.zeros(num_envs, np.int64))
         self._task.observe(self._physics.now)
         self._task.outcome(np.zeros(num_envs), self._physics.now, np.zeros((num_envs, inner.model.nu), np.float32))
 
     @classmethod
-    def of(cls, env: Env[Any, Any], num_envs: int, threads: int, backend: str = "mujoco") -> NativeEnvs | None:
-        """None if Gymnasium has to step such environments itself. backend: `env.backend` of the config."""
+    def of(cls, env: AnyEnv, num_envs: int, threads: int, backend: str = "mujoco") -> NativeEnvs | None:
+        """Returns None if only Gymnasium can step such environments. backend: `env.backend` of the config."""
         if _kind(env) is None:
             return None
         if backend == "mujoco":
@@ -76,9 +75,9 @@ class NativeEnvs:
         return cls(env, num_envs, threads, WarpPhysics)
 
     def reset(self, which: np.ndarray, seeds: Sequence[int | None]) -> np.ndarray:
-        """Start episodes of environments `which` [K]; None goes on with an environment's own randomness.
+        """Starts episodes of environments `which` [K] and returns their first observations [K,D] float64.
 
-        Returns first observations [K,D] float64.
+        A seed of None keeps an environment's random generator.
         """
         from gymnasium.utils import seeding
 
@@ -99,20 +98,20 @@ class NativeEnvs:
     def step(
         self, actions: np.ndarray, lengths: np.ndarray, idle: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """actions [N,A] within their bounds, lengths [N]: steps of each episode before this one; idle [N] bool: whose
-        physics stands still, and whose results mean nothing.
+        """Returns observations [N,D] float64, rewards, terminated and truncated [N], equal to those of `Env.step`.
 
-        Returns observations [N,D] float64, rewards, terminated and truncated [N], as `Env.step` gives them.
+        actions [N,A] within their bounds; lengths [N]: steps of each episode before this one; idle [N] bool:
+        environments that are not stepped, whose results are undefined.
         """
         began = time.monotonic()
         self._physics.step(actions, None if idle is None else np.flatnonzero(~idle))
         recorder.add("work", "physics", began)
         now, task = self._physics.now, self._task
-        kept = None if idle is None else self._positions[idle]
+        idle_positions = None if idle is None else self._positions[idle]
         rewards, terminated = task.outcome(self._positions, now, actions)
         self._find_diverged(lengths)
         if idle is not None:
-            self._positions[idle], self.diverged[idle] = kept, False
+            self._positions[idle], self.diverged[idle] = idle_positions, False
         return task.observe(now), rewards, terminated, lengths >= self._limit - 1
 
     def _find_diverged(self, lengths: np.ndarray) -> None:
@@ -121,12 +120,12 @@ class NativeEnvs:
         self._divergence(*numbers, lengths, self._task.dt, self._largest, self.diverged)
 
     def save(self, index: int) -> bytes:
-        """State of one environment: its physics and its randomness."""
+        """Returns the state of one environment: physics and random generator."""
         state = (self._physics.save(index), float(self._positions[index]), self._rngs[index])
         return _SAVED_AS + pickle.dumps(state)
 
     def restore(self, index: int, saved: bytes) -> None:
-        """Continue from `save`. Raises ValueError for a state of something else."""
+        """Continues from `save`. Raises ValueError for a state of another kind."""
         if not saved.startswith(_SAVED_AS):
             raise ValueError(
                 "this state is Gymnasium's or an older version's, and these environments are stepped natively"
@@ -148,22 +147,22 @@ def find_diverged(
     largest: float,
     diverged: np.ndarray,
 ) -> None:
-    """Writes into `diverged` [N] whether MuJoCo gave up a state or a number of qpos [N,nq], qvel [N,nv] is too large.
+    """Writes into `diverged` [N] whether MuJoCo reset a bad state or a number of qpos [N,nq], qvel [N,nv] is too large.
 
-    A simulation that started over lost its `time` [N]. warnings [N,3]: MuJoCo's counters. lengths [N]: steps before.
+    A reset also sets `time` [N] back. warnings [N,3]: MuJoCo's counters; lengths [N]: earlier steps of the episode.
     """
     diverged[:] = ~(time >= (lengths + 0.5) * dt) | (warnings != 0).any(axis=1)
     for numbers in (qpos, qvel):
         diverged |= ~(np.abs(numbers) < largest).all(axis=1)
 
 
-def is_native(env: Env[Any, Any]) -> bool:
+def is_native(env: AnyEnv) -> bool:
     """Whether `NativeEnvs` can step such environments."""
     return _kind(env) is not None
 
 
-def _kind(env: Env[Any, Any]) -> type[MujocoTask] | None:
-    """What `NativeEnvs` can do in the environment's place, wrappers included; None if it has to be Gymnasium's own."""
+def _kind(env: AnyEnv) -> type[MujocoTask] | None:
+    """The task by which `NativeEnvs` can step `env` with its wrappers; None if only Gymnasium can."""
     if env.render_mode is not None:
         return None
     layer: Any = env

@@ -1,10 +1,10 @@
-"""Many simulations of one MuJoCo model, stepped in native threads.
+"""Steps many simulations of one MuJoCo model in threads.
 
-`BatchedPhysics` is MuJoCo's own batch: its threads never meet Python. `ThreadedPhysics` steps from Python threads,
-which MuJoCo lets run side by side; it can do between steps what the batch cannot, contact forces of bodies, and works
-where MuJoCo (before version 4) has no batch. In both, simulations are states that share a working memory per thread,
-which stays in the cache. Both give the same numbers, those of `mj_step`, for any number of threads, and
-both save a simulation as the same row of numbers.
+`BatchedPhysics` uses MuJoCo's batch, whose threads run without Python. `ThreadedPhysics` uses Python threads, which run
+in parallel because MuJoCo releases the interpreter lock; it also computes contact forces of bodies, which the batch
+cannot, and works with MuJoCo before version 4, which has no batch. Simulations are stored as states; each thread has
+one working memory, which stays in the cache. Both give the numbers of `mj_step` for any number of threads and save a
+simulation in the same format.
 """
 
 from __future__ import annotations
@@ -28,13 +28,16 @@ except ImportError:  # MuJoCo 3
 
 _Job = tuple[Iterator[int], np.ndarray]
 _STATE = mujoco.mjtState.mjSTATE_INTEGRATION
-# Counters of states that MuJoCo found bad and restarted by itself, which nothing else tells.
+# Counters of bad states that MuJoCo has reset by itself; there is no other sign of them.
 _BAD_STATES = slice(int(mujoco.mjtWarning.mjWARN_BADQPOS), int(mujoco.mjtWarning.mjWARN_BADQACC) + 1)
 
 
 class Physics(Protocol):
-    """N simulations. `now`: their `qpos`, `qvel`, `time` and the fields asked for, as the last call left them;
-    `warnings` [N,3]: how often since its reset MuJoCo could not go on from a state and started over by itself."""
+    """N simulations.
+
+    `now`: their `qpos`, `qvel`, `time` and further fields after the last call. `warnings` [N,3]: how often MuJoCo has
+    reset a bad state of each simulation since its last reset.
+    """
 
     now: Quantities
 
@@ -42,51 +45,55 @@ class Physics(Protocol):
     def warnings(self) -> np.ndarray: ...
 
     def step(self, actions: np.ndarray, which: np.ndarray | None = None) -> None:
-        """`frame_skip` steps of simulations `which` (None: all) under controls [N,A]."""
+        """Makes `frame_skip` steps of simulations `which` (None: all) with controls [N,A]."""
 
     def reset(self, which: np.ndarray, qpos: np.ndarray, qvel: np.ndarray) -> None:
-        """Start simulations `which` [K] anew at qpos [K,nq], qvel [K,nv]."""
+        """Resets simulations `which` [K] to qpos [K,nq], qvel [K,nv]."""
 
     def save(self, index: int) -> np.ndarray:
-        """All that the future of one simulation depends on, [state] float64."""
+        """Returns the full state of one simulation, [state] float64."""
 
     def restore(self, index: int, state: np.ndarray) -> None:
-        """Continue one simulation from `save`. `now` follows with the next step."""
+        """Restores one simulation from `save`. `now` is updated by the next step."""
 
     def close(self) -> None:
-        """End the threads."""
+        """Ends the threads."""
 
 
 def make_physics(
     model: mujoco.MjModel, frame_skip: int, num_envs: int, threads: int, fields: Sequence[str]
 ) -> BatchedPhysics | ThreadedPhysics:
-    """The faster of the two that can compute `fields`."""
+    """Returns the faster physics that can compute `fields`."""
     kind = ThreadedPhysics if Batch is None or "cfrc_ext" in fields else BatchedPhysics
     return kind(model, frame_skip, num_envs, threads, fields)
 
 
 def is_covered(model: mujoco.MjModel) -> bool:
-    """Whether the future of a simulation depends on nothing but its saved state."""
-    # bodies that sleep and some solvers keep books of their own, and so may plugins
+    """Whether the saved state determines the future of a simulation of this model."""
+    # sleeping bodies, some solvers and plugins have further state
     bits = [getattr(mujoco.mjtEnableBit, name, 0) for name in ("mjENBL_SLEEP", "mjENBL_IPC")]
     return model.nplugin == 0 and not any(model.opt.enableflags & int(bit) for bit in bits)
 
 
 def stop_timers() -> None:
-    """Have MuJoCo leave `mjData.timer` at 0 in this process: its Python package has it read the clock around every part
-    of a step, which its C library does not do by itself. A tenth of a step, and no number depends on it."""
+    """Switches off MuJoCo's timers (`mjData.timer`) in this process.
+
+    MuJoCo's Python package reads the clock around every part of a step, which takes 10 % of it. Results are unchanged.
+    """
     try:
         library = ctypes.CDLL(sys.modules[mujoco.mj_step.__module__].__file__)
         clock = ctypes.c_void_p.in_dll(library, "mjcb_time")
     except (OSError, ValueError):
-        return  # not to be found in this build: only slower
+        return  # this build has no such symbol: the timers stay on
     clock.value = None
 
 
 def skip_islands(model: mujoco.MjModel) -> None:
-    """Leave out the search for islands, groups of bodies whose constraints are solved apart, where there is one tree of
-    bodies: it has one at most. A twentieth of a step, for the same bits."""
-    if model.ntree == 1:  # no bit: a version that does not look for islands unless asked
+    """Switches off the search for islands (bodies whose constraints are solved separately) in models with one tree.
+
+    Such a model has at most one island. This saves 5 % of a step; results are bit-identical.
+    """
+    if model.ntree == 1:  # without the flag, MuJoCo does not search by default
         model.opt.disableflags |= int(getattr(mujoco.mjtDisableBit, "mjDSBL_ISLAND", 0))
 
 
@@ -112,7 +119,7 @@ class BatchedPhysics:
         self._batch.step(which, self._frame_skip)
 
     def reset(self, which: np.ndarray, qpos: np.ndarray, qvel: np.ndarray) -> None:
-        # the usual few, sooner done here than by waking the batch's threads; only those can fill its derived fields
+        # faster for few simulations than waking the batch's threads, but only these compute derived fields
         data = self._memory
         for row, i in enumerate(which.tolist()):
             mujoco.mj_resetData(self._model, data)
@@ -132,11 +139,11 @@ class BatchedPhysics:
         self._batch.state[index], self._batch.warning[index] = state, 0
 
     def close(self) -> None:
-        pass  # the batch ends its threads with itself
+        pass  # the batch ends its threads when it is deleted
 
 
 class ThreadedPhysics:
-    """A working memory (MuJoCo's data) per thread: whichever is free loads the next simulation's state and steps it."""
+    """Python threads with a working memory (MuJoCo's data) each; a free thread steps the next simulation."""
 
     def __init__(
         self, model: mujoco.MjModel, frame_skip: int, num_envs: int, threads: int, fields: Sequence[str]
@@ -159,10 +166,10 @@ class ThreadedPhysics:
         others = [name for name in fields if name not in in_state]
         copied = {name: np.stack([getattr(memories[0], name)] * num_envs) for name in others}
         self.now = Quantities({**in_state, **copied})
-        # rows and sources as lists: while it is in Python a thread keeps the others waiting
+        # lists, as they are faster to index: a thread that runs Python blocks the others
         self._rows, self._copied = list(self._states), [list(array) for array in copied.values()]
         self._memories = [_ThreadMemory(data, others) for data in memories]
-        # queues in C and no futures: hand-overs are a few microseconds of every step
+        # queues in C instead of futures, which take longer
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._done: SimpleQueue[BaseException | None] = SimpleQueue()
         self._threads = [Thread(target=self._serve, args=(memory,), daemon=True) for memory in self._memories[1:]]
@@ -170,7 +177,7 @@ class ThreadedPhysics:
             thread.start()
 
     def step(self, actions: np.ndarray, which: np.ndarray | None = None) -> None:
-        # an iterator that all threads draw from: whoever is done takes the next simulation
+        # all threads take the next simulation from one iterator
         work = iter(range(len(self._rows)) if which is None else which.tolist())
         for _ in self._threads:
             self._jobs.put((work, actions))
@@ -203,7 +210,7 @@ class ThreadedPhysics:
             self._read(memory, i)
 
     def _read(self, memory: _ThreadMemory, i: int) -> None:
-        """What the state does not hold of simulation i, which was the last one here."""
+        """Copies the fields of simulation i that are not in the state; `memory` must have just stepped it."""
         for targets, source in zip(self._copied, memory.sources, strict=True):
             targets[i][...] = source
         if memory.warnings.tobytes() != memory.none:
@@ -237,7 +244,7 @@ class ThreadedPhysics:
 
 
 class _ThreadMemory:
-    """A thread's memory, and views of what is read from it after every step."""
+    """A thread's working memory, and views of the fields that are read after every step."""
 
     def __init__(self, data: mujoco.MjData, fields: Sequence[str]) -> None:
         self.data, self.ctrl = data, data.ctrl

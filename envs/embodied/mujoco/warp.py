@@ -1,7 +1,7 @@
-"""Many simulations of one MuJoCo model by MuJoCo Warp, in float32: on the first GPU if there is one, else on the CPU.
+"""Steps many simulations of one MuJoCo model with MuJoCo Warp, in float32: on the first GPU, or on the CPU.
 
-All worlds are stepped at once, idle ones are put back afterwards. Not covered: counters of states that MuJoCo gave up,
-which Warp has not; what is not finite or too large is seen all the same.
+All worlds are stepped at once, and idle ones restored afterwards. Not covered: counters of bad states, which Warp does
+not have. Numbers that are not finite or too large are still detected.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from rl_platform.envs.embodied.mujoco.tasks.base import Quantities
 from rl_platform.errors import Problem
 
 COVERED = {"xpos", "site_xpos", "qfrc_constraint"}
-"""Fields that tasks may read: contact forces of bodies, of Ant and the humanoids, are not those of MuJoCo."""
+"""Fields that tasks may read. Warp's contact forces of bodies (Ant, humanoids) differ from MuJoCo's."""
 _STATE = ("time", "qpos", "qvel", "act", "qacc_warmstart")
 
 
 def warp_problem(env: Any) -> Problem | None:
-    """Why MuJoCo Warp cannot step the built environment `env`; None: it can."""
+    """Returns a problem if MuJoCo Warp cannot step the environment `env`; None if it can."""
     from rl_platform.envs.embodied.mujoco.native import is_native
 
     key, name = "env.backend", "mujoco_warp"
@@ -46,7 +46,7 @@ def warp_problem(env: Any) -> Problem | None:
 
 
 class WarpPhysics:
-    """`threads` is ignored: the device decides. See `Physics`."""
+    """`Physics` by MuJoCo Warp. `threads` is ignored."""
 
     def __init__(
         self, model: mujoco.MjModel, frame_skip: int, num_envs: int, threads: int, fields: Sequence[str]
@@ -65,17 +65,17 @@ class WarpPhysics:
         self.now = Quantities({name: self._read(name) for name in names})
 
     def step(self, actions: np.ndarray, which: np.ndarray | None = None) -> None:
-        kept = None if which is None else {name: self._read(name) for name in _STATE}
+        before_step = None if which is None else {name: self._read(name) for name in _STATE}
         self._write("ctrl", actions)
         for _ in range(self._frame_skip):
             self._mjw.step(self._model, self._data)
-        if kept is not None:
+        if before_step is not None:
             others = np.setdiff1d(np.arange(len(self.warnings)), which)
-            for name, before in kept.items():
+            for name, before in before_step.items():
                 after = self._read(name)
                 after[others] = before[others]
                 self._write(name, after)
-        self._tell(slice(None) if which is None else which)
+        self._update_now(slice(None) if which is None else which)
 
     def reset(self, which: np.ndarray, qpos: np.ndarray, qvel: np.ndarray) -> None:
         begins = np.zeros(len(self.warnings), bool)
@@ -86,11 +86,11 @@ class WarpPhysics:
             whole = self._read(name)
             whole[which] = rows
             self._write(name, whole)
-        self._mjw.forward(self._model, self._data)  # of all; the others are to go on as if it had not been
-        mine = self._read("qacc_warmstart")
-        mine[~begins] = warmstart[~begins]
-        self._write("qacc_warmstart", mine)
-        self._tell(which)
+        self._mjw.forward(self._model, self._data)  # computes all simulations; the others are restored below
+        computed = self._read("qacc_warmstart")
+        computed[~begins] = warmstart[~begins]
+        self._write("qacc_warmstart", computed)
+        self._update_now(which)
 
     def save(self, index: int) -> np.ndarray:
         return np.concatenate([self._read(name)[index].reshape(-1) for name in _STATE])
@@ -108,7 +108,7 @@ class WarpPhysics:
         pass
 
     def _read(self, name: str) -> np.ndarray:
-        """A copy."""
+        """Returns a copy of a field, float64."""
         values: np.ndarray = getattr(self._data, name).numpy().astype(np.float64)
         return values
 
@@ -116,6 +116,6 @@ class WarpPhysics:
         if array.size:
             getattr(self._data, name).assign(array.astype(np.float32))
 
-    def _tell(self, rows: slice | np.ndarray) -> None:
+    def _update_now(self, rows: slice | np.ndarray) -> None:
         for name, array in vars(self.now).items():
             array[rows] = self._read(name)[rows]

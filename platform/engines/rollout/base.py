@@ -46,9 +46,9 @@ class RolloutEngine(Protocol):
         """The version of the current weights; -1 before the first `receive`."""
 
     def receive(self, weights: Weights | WeightsOffer) -> WeightsReceived:
-        """Generates with these weights from now on; an offer that does not reach the engine's devices is fetched.
+        """Loads weights; an offer that does not reach the engine's devices is fetched.
 
-        Responses in work begin again, so none mixes two sets of weights.
+        Unfinished responses start again, so that no response mixes two versions.
         """
 
     def generate(

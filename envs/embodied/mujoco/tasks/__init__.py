@@ -1,8 +1,7 @@
-"""What Gymnasium's MuJoCo environments, version 5, compute around their physics, for many simulations at once.
+"""Observations, rewards, ends and starts of Gymnasium's MuJoCo environments, version 5, for many simulations at once.
 
-One class per task says what its observation is made of, what it rewards, when an episode is over and how one begins.
-Settings are read from a built environment, so constructor arguments mean what they mean in Gymnasium. Stepping the
-physics is `physics.py`, putting both together is `native.py`.
+There is one class per task. Settings are read from a built environment, so its constructor arguments apply. Not
+covered: stepping the physics (`physics.py`), and the environment that combines both (`native.py`).
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ TASKS: dict[str, type[MujocoTask]] = {
     "gymnasium.envs.mujoco.swimmer_v5.SwimmerEnv": Swimmer,
     "gymnasium.envs.mujoco.walker2d_v5.Walker2dEnv": Walker2d,
 }
-"""By the full name of the environment's class: a subclass may compute something else."""
+"""By the full name of the environment's class, as a subclass may compute something else."""
 
 
 def find_task(env: Any) -> type[MujocoTask] | None:
-    """The task that computes what the unwrapped environment `env` does; None for an environment of another kind."""
+    """Returns the task of the unwrapped environment `env`; None for other environments."""
     kind = type(env)
     return TASKS.get(f"{kind.__module__}.{kind.__qualname__}")

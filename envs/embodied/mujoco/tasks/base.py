@@ -1,4 +1,4 @@
-"""What every MuJoCo task has in common: where its numbers come from, and how episodes begin."""
+"""Base classes of the MuJoCo tasks."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ class Quantities:
         vars(self).update(fields)
 
     def __getattr__(self, name: str) -> np.ndarray:
-        raise AttributeError(f"no task asked for {name}: add it to the task's `fields`")
+        raise AttributeError(f"{name} is not read from the physics: add it to the task's `fields`")
 
     def rows(self, which: np.ndarray) -> Quantities:
-        """A copy with simulations `which` only."""
+        """Returns a copy with simulations `which` only."""
         return Quantities({name: array[which] for name, array in vars(self).items()})
 
 
 class MujocoTask(ABC):
-    """One kind of environment; `env` is an unwrapped one with the settings that all simulations share."""
+    """One kind of environment. `env`: an unwrapped environment with the settings of all simulations."""
 
     fields: ClassVar[tuple[str, ...]] = ()
-    """What the task reads besides `qpos` and `qvel`. `cfrc_ext` costs an additional pass over the bodies."""
+    """Fields that the task reads besides `qpos` and `qvel`. `cfrc_ext` costs another pass over the bodies."""
 
     def __init__(self, env: Any) -> None:
         self.model = env.model
@@ -40,26 +40,26 @@ class MujocoTask(ABC):
 
     @abstractmethod
     def start(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Draw qpos [nq] and qvel [nv] of a new episode, in the order in which Gymnasium draws them."""
+        """Draws qpos [nq] and qvel [nv] of a new episode, in Gymnasium's order of random numbers."""
 
     @abstractmethod
     def observe(self, now: Quantities) -> np.ndarray:
-        """Observations [N,D] float64."""
+        """Returns observations [N,D] float64."""
 
     @abstractmethod
     def outcome(self, positions: np.ndarray, now: Quantities, actions: np.ndarray) -> StepOutcome:
-        """Rewards and ends of a step.
+        """Returns rewards [N] and terminations [N] of a step.
 
-        positions [N]: `position` before the step; a task that rewards speed brings them up to date. actions [N,A]
-        float32: Gymnasium sums their squares in this precision, which shows in the rewards.
+        positions [N]: `position` before the step; tasks that reward speed update it in place. actions [N,A] float32:
+        Gymnasium sums their squares in this precision.
         """
 
     def position(self, now: Quantities) -> np.ndarray:
-        """[N]: how far the body is; its speed is rewarded. Zero for tasks that reward no speed."""
+        """Returns the position [N] whose speed is rewarded; 0 for tasks that do not reward speed."""
         return np.zeros(len(now.qpos))
 
     def speeds(self, positions: np.ndarray, now: Quantities) -> np.ndarray:
-        """[N]: change of `position` over the step's time, from `positions`, which are brought up to date."""
+        """Returns the speeds [N] since `positions`, which are updated in place."""
         reached = self.position(now)
         speeds: np.ndarray = (reached - positions) / self.dt
         positions[:] = reached
@@ -67,7 +67,7 @@ class MujocoTask(ABC):
 
 
 class NoisyStart(MujocoTask):
-    """Episodes begin near the model's initial state, by `reset_noise_scale`."""
+    """Episodes start near the model's initial state, with noise of `reset_noise_scale`."""
 
     normal_velocities: ClassVar[bool] = False
 
@@ -84,17 +84,17 @@ class NoisyStart(MujocoTask):
 
 
 def never(count: int) -> np.ndarray:
-    """[count] bool: no episode terminates."""
+    """Returns [count] bool, all False: no episode terminates."""
     return np.zeros(count, bool)
 
 
 def squares(array: np.ndarray) -> np.ndarray:
-    """Sum of squares of each row, whatever the shape of a row; [N]."""
+    """Returns the sum of squares of each row, [N,...] -> [N]."""
     squared = np.square(array)
     summed: np.ndarray = np.add.reduce(squared if squared.ndim == 2 else squared.reshape(len(array), -1), axis=1)
     return summed
 
 
 def join(parts: Iterable[np.ndarray]) -> np.ndarray:
-    """Side by side, each row flattened: [N, ...] arrays -> [N,D]."""
+    """Flattens the rows of arrays [N,...] and concatenates them to [N,D]."""
     return np.concatenate([part if part.ndim == 2 else part.reshape(len(part), -1) for part in parts], axis=1)

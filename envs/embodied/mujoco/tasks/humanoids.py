@@ -13,11 +13,11 @@ _FIELDS = ("ctrl", "cinert", "cvel", "qfrc_actuator", "cfrc_ext")
 
 
 class _Body:
-    """Which numbers of the humanoid are observed."""
+    """The observed numbers of a humanoid."""
 
     def __init__(self, env: Any) -> None:
         self.skipped = 2 if env._exclude_current_positions_from_observation else 0
-        # Gymnasium leaves a part out for anything but True
+        # Gymnasium includes a part only for True itself
         self.inertia = env._include_cinert_in_observation is True
         self.velocity = env._include_cvel_in_observation is True
         self.actuators = env._include_qfrc_actuator_in_observation is True
@@ -37,7 +37,7 @@ class _Body:
 
 
 class Humanoid(ContactRunner):
-    """Measured at its centre of mass, healthy while its torso is up."""
+    """Its position is that of the centre of mass. It is healthy while the torso is up."""
 
     fields = (*_FIELDS, "xipos")
 
@@ -50,7 +50,7 @@ class Humanoid(ContactRunner):
         self.contact_range: tuple[float, float] = env._contact_cost_range
 
     def position(self, now: Quantities) -> np.ndarray:
-        # not a matrix product: its rounding would depend on how many simulations there are
+        # the rounding of a matrix product would depend on the number of simulations
         return (now.xipos[:, :, 0] * self.masses).sum(axis=1) / self.masses.sum()
 
     def observe(self, now: Quantities) -> np.ndarray:
@@ -66,7 +66,7 @@ class Humanoid(ContactRunner):
 
 
 class HumanoidStandup(NoisyStart):
-    """Rewards the height of the torso divided by the physics' time step; never terminates."""
+    """reward = height of the torso / time step of the physics - costs + 1; never terminates."""
 
     fields = _FIELDS
 
@@ -82,7 +82,7 @@ class HumanoidStandup(NoisyStart):
         return self.body.observe(now)
 
     def outcome(self, positions: np.ndarray, now: Quantities, actions: np.ndarray) -> StepOutcome:
-        # Gymnasium takes `uph_cost_weight` and does not use it
+        # Gymnasium ignores `uph_cost_weight`
         height = now.qpos[:, 2] / self.timestep
         impact = np.clip(self.impact_weight * squares(now.cfrc_ext), *self.impact_range)
         return height - self.control_weight * squares(now.ctrl) - impact + 1, never(len(height))

@@ -12,11 +12,13 @@ from rl_platform.envs.embodied.mujoco.tasks.base import NoisyStart, Quantities, 
 
 
 class Runner(NoisyStart):
-    """reward = forward weight * speed - control weight * |action|^2, and a reward for being healthy where there is one:
-    strictly within `bounds`. Episodes end by their time limit, or when not healthy."""
+    """reward = forward weight * speed - control weight * |action|^2 (+ healthy reward).
 
-    hidden: ClassVar[int] = 1  # leading positions that `exclude_current_positions_from_observation` leaves out
-    largest_speed: ClassVar[float] = np.inf  # that is observed
+    Healthy means strictly within `bounds`. Episodes end at their time limit or, for some tasks, when not healthy.
+    """
+
+    hidden: ClassVar[int] = 1  # leading positions that `exclude_current_positions_from_observation` removes
+    largest_speed: ClassVar[float] = np.inf  # observed velocities are clipped to it
 
     def __init__(self, env: Any) -> None:
         super().__init__(env)
@@ -29,7 +31,7 @@ class Runner(NoisyStart):
         loops = acceleration.step_loops()
         self._write_observation = write_observation if loops is None else loops.run_observation()
         self._write_outcome = write_outcome if loops is None else loops.run_outcome()
-        control = np.float32(self.control_weight)  # Gymnasium multiplies in the precision of the actions
+        control = np.float32(self.control_weight)  # Gymnasium multiplies in float32
         self.weights = float(self.forward_weight), control, float(self.healthy_reward)
 
     def position(self, now: Quantities) -> np.ndarray:
@@ -42,8 +44,8 @@ class Runner(NoisyStart):
 
     def outcome(self, positions: np.ndarray, now: Quantities, actions: np.ndarray) -> StepOutcome:
         rewards, ends = np.empty(len(positions)), np.empty(len(positions), bool)
-        state, told = (now.qpos, now.qvel), (self.terminates, rewards, ends)
-        self._write_outcome(positions, self.dt, actions, *state, *self.bounds, *self.weights, *told)
+        state, output = (now.qpos, now.qvel), (self.terminates, rewards, ends)
+        self._write_outcome(positions, self.dt, actions, *state, *self.bounds, *self.weights, *output)
         return rewards, ends
 
 
@@ -66,7 +68,7 @@ class Walker2d(Runner):
 
 
 class Hopper(Walker2d):
-    """Walker2d whose other coordinates have a range too."""
+    """Walker2d with a range for the other coordinates."""
 
     def __init__(self, env: Any) -> None:
         super().__init__(env)
@@ -76,15 +78,15 @@ class Hopper(Walker2d):
 
 
 class ContactRunner(Runner):
-    """Runner that pays for contact forces too."""
+    """Runner with a cost of contact forces."""
 
     @abstractmethod
     def healthy(self, now: Quantities) -> np.ndarray:
-        """[N] bool."""
+        """Returns which bodies are healthy, [N] bool."""
 
     @abstractmethod
     def costs(self, now: Quantities, actions: np.ndarray) -> np.ndarray:
-        """[N]: of actions and contacts."""
+        """Returns the costs [N] of actions and contacts."""
 
     def outcome(self, positions: np.ndarray, now: Quantities, actions: np.ndarray) -> StepOutcome:
         healthy = self.healthy(now)
@@ -94,7 +96,7 @@ class ContactRunner(Runner):
 
 
 class Ant(ContactRunner):
-    """Runs in the plane, is measured at its main body and observes contact forces."""
+    """Runs in the plane. Its position is that of the main body; it observes contact forces."""
 
     fields = ("xpos", "cfrc_ext")
     hidden = 2
@@ -116,7 +118,7 @@ class Ant(ContactRunner):
         return join((now.qpos[:, self.skipped :], now.qvel, *forces))
 
     def healthy(self, now: Quantities) -> np.ndarray:
-        low, high = self.z_range  # inclusive for this one
+        low, high = self.z_range  # inclusive, unlike other tasks
         finite = np.isfinite(now.qpos).all(axis=1) & np.isfinite(now.qvel).all(axis=1)
         return finite & (now.qpos[:, 2] >= low) & (now.qpos[:, 2] <= high)
 

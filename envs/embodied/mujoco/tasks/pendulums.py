@@ -22,7 +22,7 @@ class InvertedPendulum(NoisyStart):
 
 
 class InvertedDoublePendulum(NoisyStart):
-    """Healthy reward less penalties for the tip's place and the poles' speeds; over when the tip is below 1 m."""
+    """Healthy reward minus penalties for the tip's position and the poles' speeds; ends when the tip is below 1 m."""
 
     fields = ("site_xpos", "qfrc_constraint")
     normal_velocities = True

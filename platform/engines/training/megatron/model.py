@@ -35,8 +35,8 @@ def build_stage(
 
     Megatron's parallel state must be initialised. `config`, `frequencies`: the transformers config and its rotary
     frequencies [D/2]. `chunk`: the index of the part among this rank's `parallel.virtual_pipeline` parts. The first
-    part of the pipeline reads tokens. The last one has an `output_layer`, this rank's rows of the output matrix or a float32
-    scalar head, which the caller applies. `fused`: use Transformer Engine's layers.
+    part of the pipeline reads tokens. The last one has an `output_layer` for the caller to apply: this rank's rows of
+    the output matrix or a float32 scalar head. `fused`: use Transformer Engine's layers.
 
     Raises ConfigError if `fused` and Transformer Engine cannot be imported.
     """

@@ -120,9 +120,8 @@ class ModelState:
         tied: bool,
     ) -> None:
         self.parameters, self.shapes, self.tied = parameters, shapes, tied
-        self.optimizers = (
-            [] if optimizer is None else optimizer.chained_optimizers
-        )  # the last one is that of the experts
+        # the last one is that of the experts
+        self.optimizers = [] if optimizer is None else optimizer.chained_optimizers
         self.groups, self.pipeline = groups, groups.pipeline
         own = [source for _, source in parameters]
         self.stages = [self.pipeline.broadcast_object(own, stage) for stage in range(self.pipeline.size)]
@@ -144,9 +143,8 @@ class ModelState:
         for parameter, source in self.parameters:
             names = [self._stored(name) for name in source.names]
             shapes = [self.shapes[name] for name in names]
-            written = not (
-                self.tied and source.names == (HEAD,)
-            )  # a tied matrix on another stage: the embedding is saved
+            # a tied output matrix on another stage than the embedding is not saved
+            written = not (self.tied and source.names == (HEAD,))
             for name, shape in zip(names, shapes, strict=True):
                 state.setdefault(f"model.{name}", ShardedTensor(shape))
                 state.setdefault(f"optimizer.{name}.step", ShardedTensor(()))
