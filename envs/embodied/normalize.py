@@ -146,7 +146,7 @@ def normalize_rewards(
     count: int,
     normalized: np.ndarray,
 ) -> None:
-    """Adds discounted returns [N] to the statistics and writes rewards / sqrt(variance), clipped, into `normalized` [N] float32.
+    """Updates the statistics of discounted returns [N]; writes rewards / sqrt(variance), clipped, into `normalized` [N].
 
     `returns`, `mean` [] and `variance` [] of `count` returns are updated in place.
     """
