@@ -146,7 +146,7 @@ def normalize_rewards(
     count: int,
     normalized: np.ndarray,
 ) -> None:
-    """Updates the statistics of discounted returns [N]; writes rewards / sqrt(variance), clipped, into `normalized` [N].
+    """Updates statistics of discounted returns [N] and writes rewards / sqrt(variance), clipped, to `normalized` [N].
 
     `returns`, `mean` [] and `variance` [] of `count` returns are updated in place.
     """
