@@ -18,7 +18,8 @@ def check(
     """All problems between the keys of `config`: broken rules, then written keys without effect.
 
     `written` is what the user wrote, without defaults. The keys in `doubtful` hold a default because what was written
-    is wrong; rules that involve one of them are not judged.
+    is wrong. Rules that involve one of them, and rules about a section with one of them inside, are not judged. Nor
+    are rules about a written key that has no effect: removing it is the one thing to do.
     """
     values = config.model_dump(mode="json")
 
@@ -26,8 +27,15 @@ def check(
         message, hint = prefix + text_of(rule.message, config), hint or text_of(rule.hint, config)
         return Problem(rule.key, message, where(rule.key), show(_get(values, rule.key)), hint=hint)
 
-    problems = [problem(rule) for rule in broken(config) if not _is_doubtful(rule, doubtful)]
-    for rule in _unread(config, written, doubtful):
+    unread = _unread(config, written, doubtful)
+    problems = [
+        problem(rule)
+        for rule in broken(config)
+        if not _is_doubtful(rule, doubtful)
+        and not any(_is_within(known, rule.key) for known in doubtful)
+        and not any(_is_within(rule.key, other.key) for other in unread)
+    ]
+    for rule in unread:
         hint = f"remove it, so that every key acts; an inherited one: {rule.key}: !unset"
         problems.append(problem(rule, "has no effect here: ", hint))
     return problems
@@ -35,7 +43,11 @@ def check(
 
 def _is_doubtful(rule: Rule, doubtful: Collection[str]) -> bool:
     keys = (rule.key, *rule.involved)
-    return any(key == known or key.startswith(f"{known}.") for key in keys for known in doubtful)
+    return any(_is_within(key, known) for key in keys for known in doubtful)
+
+
+def _is_within(key: str, section: str) -> bool:
+    return key == section or key.startswith(f"{section}.")
 
 
 def _unread(config: Config, written: dict[str, Any], doubtful: Collection[str]) -> list[Rule]:

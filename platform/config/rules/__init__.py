@@ -11,7 +11,7 @@ from rl_platform.config.rules import algorithm, cluster, data, env, models, rewa
 from rl_platform.config.rules.rule import Rule
 from rl_platform.config.schema import Config
 
-_SECTIONS = (runner, cluster, algorithm, data, models, rollout, reward, env)
+_SECTIONS = (runner, models, algorithm, data, rollout, reward, env, cluster)
 REFUSED = tuple(rule for section in _SECTIONS for rule in section.REFUSED)
 WITHOUT_EFFECT = tuple(rule for section in _SECTIONS for rule in section.WITHOUT_EFFECT)
 

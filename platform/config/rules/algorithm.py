@@ -351,7 +351,11 @@ _OLD_LOG_PROB_RULES = (
         ),
         Rule(
             _OLD,
-            lambda config: config.algorithm.old_log_probs == "current" and _steps_of_rollout(config) > 1,
+            lambda config: (
+                config.algorithm.old_log_probs == "current"
+                and _steps_of_rollout(config) > 1
+                and rows_of_step(config) % config.data.mini_batch_size == 0
+            ),
             lambda config: (
                 f"from the second of the {_steps_of_rollout(config)} optimizer steps of a rollout on, the current "
                 "policy is not the old one"

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
+from rl_platform.config.rules.models import CRITIC_RULES
 from rl_platform.config.rules.rule import Rule, embodied
 from rl_platform.config.schema import Config
 from rl_platform.config.suggest import nearest
@@ -37,13 +38,18 @@ def _placed(config: Config) -> list[str]:
     return [name for key in config.cluster.component_placement for name in names_in(key)]
 
 
+def _critic_is_decided(config: Config) -> bool:
+    """Whether the switch of the critic is right. If it is not, its own rule is the one problem to report."""
+    return not any(rule.when(config) for rule in CRITIC_RULES)
+
+
 def _needed(config: Config) -> dict[str, str]:
     """The components of the run, each with the reason."""
     if embodied(config):
         parts = ("actor_critic", "env", "rollout")
         return dict.fromkeys(parts, f"embodied training consists of {', '.join(parts)}")
     needed = dict.fromkeys(("actor", "rollout", "reward"), "reasoning needs actor, rollout and reward")
-    if config.critic.use_critic_model:
+    if config.critic.use_critic_model and _critic_is_decided(config):
         needed["critic"] = "critic.use_critic_model is true"
     if config.has_reference:
         needed["reference"] = "the KL terms compare to it"
@@ -60,7 +66,9 @@ def _missing(config: Config) -> list[str]:
 
 
 def _is_unneeded(config: Config, name: str) -> bool:
-    return name in COMPONENTS and name not in _needed(config) and not (embodied(config) and name == "actor")
+    if (embodied(config) and name == "actor") or (name == "critic" and not _critic_is_decided(config)):
+        return False
+    return name in COMPONENTS and name not in _needed(config)
 
 
 def _why_unneeded(config: Config, name: str) -> str:

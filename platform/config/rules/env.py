@@ -60,15 +60,8 @@ def _stages_rule(name: str) -> Rule:
     )
 
 
-REFUSED = only(
-    embodied,
-    Rule(
-        "env.id",
-        lambda config: not config.env.id,
-        "embodied training needs an environment",
-        (TASK,),
-        "as CartPole-v1",
-    ),
+_PROCESS_RULES = only(
+    lambda config: config.env.backend == "mujoco",
     Rule(
         "env.num_workers",
         lambda config: config.env.num_workers > config.env.num_envs,
@@ -83,6 +76,24 @@ REFUSED = only(
         lambda config: f"{config.env.num_envs} environments (env.num_envs) cannot be shared equally by these processes",
         ("env.num_envs", TASK),
     ),
+    Rule(
+        "env.num_workers",
+        lambda config: config.env.pixels is not None and config.env.num_workers == 0,
+        f"{PIXELS} are drawn in processes of their own: a graphics library that crashes cannot end the run",
+        (PIXELS, TASK),
+        "env.num_workers: 2, about one per core",
+    ),
+)
+
+REFUSED = only(
+    embodied,
+    Rule(
+        "env.id",
+        lambda config: not config.env.id,
+        "embodied training needs an environment",
+        (TASK,),
+        "as CartPole-v1",
+    ),
     _stages_rule("num_envs"),
     _stages_rule("num_workers"),
     Rule(
@@ -94,13 +105,7 @@ REFUSED = only(
         ),
         (CHUNKS, TASK),
     ),
-    Rule(
-        "env.num_workers",
-        lambda config: config.env.pixels is not None and config.env.num_workers == 0,
-        f"{PIXELS} are drawn in processes of their own: a graphics library that crashes cannot end the run",
-        (PIXELS, TASK),
-        "env.num_workers: 2, about one per core",
-    ),
+    *_PROCESS_RULES,
     Rule(
         "env.num_envs",
         lambda config: config.env.tasks and config.env.num_envs % len(config.env.tasks),

@@ -84,6 +84,7 @@ def _rules_of_language_model(role: str) -> tuple[Rule, ...]:
             f"{path}.tokenizer",
             lambda config: (
                 (model := _language_model(config, role)) is not None
+                and model.path is None
                 and model.random_init is not None
                 and model.tokenizer is None
             ),
@@ -286,7 +287,12 @@ def _unread_layout(role: str) -> tuple[Rule, ...]:
 
 
 def _is_no_multiple(size: Callable[[Config], int | None]) -> Condition:
-    return lambda config: (rows := size(config)) is not None and rows % config.sequence_length
+    """Where the sequences themselves fit into a rollout."""
+    return lambda config: (
+        (rows := size(config)) is not None
+        and rows % config.sequence_length
+        and config.env.rollout_steps % config.sequence_length == 0
+    )
 
 
 def _multiple_rule(key: str, size: Callable[[Config], int | None]) -> Rule:
@@ -481,7 +487,7 @@ def _stays_rule(name: str, is_full: Condition) -> Rule:
     )
 
 
-_CRITIC_RULES = (
+CRITIC_RULES = (
     Rule(
         _SEPARATE,
         lambda config: (
@@ -498,7 +504,9 @@ _CRITIC_RULES = (
     ),
     Rule(
         _SEPARATE,
-        lambda config: config.algorithm.loss_type == "actor_critic" and config.critic.use_critic_model,
+        lambda config: (
+            embodied(config) and config.algorithm.loss_type == "actor_critic" and config.critic.use_critic_model
+        ),
         "loss_type actor_critic already trains values on the policy's backbone: a second critic is not used",
         ("algorithm.loss_type",),
         f"{_SEPARATE}: false",
@@ -520,7 +528,7 @@ _CRITIC_RULES = (
 )
 
 REFUSED = (
-    *_CRITIC_RULES,
+    *CRITIC_RULES,
     *(rule for role in ("actor", "critic") for rule in _rules_of_training(role)),
     *(rule for role in ("actor", "critic") for rule in _rules_of_backend(role)),
     *map(_context_rule, ("actor", "critic", "reference")),

@@ -54,13 +54,16 @@ def load(tmp_path: Path) -> Load:
 
 @pytest.fixture
 def problems(load: Load) -> Problems:
-    """The problems of such a load by key; empty if it succeeds."""
+    """The problems of such a load by key, at most one for each; empty if it succeeds."""
 
     def problems(text: str, *overrides: str) -> dict[str, Problem]:
+        reported: list[Problem] = []
         try:
             load(text, *overrides)
         except ConfigError as error:
-            return {problem.key: problem for problem in error.problems}
-        return {}
+            reported = error.problems
+        by_key = {problem.key: problem for problem in reported}
+        assert len(by_key) == len(reported), f"two problems of one key: {reported}"
+        return by_key
 
     return problems

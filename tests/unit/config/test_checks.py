@@ -415,10 +415,10 @@ def test_a_misspelt_estimator_is_answered_with_the_nearest(problems: Any) -> Non
 
 @pytest.mark.parametrize(("task", "overrides", "key", "reason"), BROKEN)
 def test_broken_rule(problems: Any, task: str, overrides: list[str], key: str, reason: str) -> None:
-    found = problems(task, *overrides)
-    assert key in found, found
-    assert reason in found[key].message
-    assert found[key].where
+    (problem,) = problems(task, *overrides).values()
+    assert problem.key == key
+    assert reason in problem.message
+    assert problem.where
 
 
 @pytest.mark.parametrize(("task", "overrides"), PASSES)
@@ -504,6 +504,30 @@ def test_doubt_about_one_switch_silences_only_its_own_keys(problems: Any) -> Non
 
 def test_resume_accepts_an_existing_path(load: Any, tmp_path: Path) -> None:
     assert load("embodied", f"runner.resume={tmp_path}").config.runner.resume == str(tmp_path)
+
+
+ONE_MISTAKE = [
+    # task, overrides, key: the other rules that this breaks say nothing new
+    ("reasoning", ["algorithm.kl_ctrl={type: adaptive, kl_coef: 0}"], "algorithm.kl_ctrl"),
+    ("reasoning", ["actor.optim={lr: 0.1, min_lr: 0.2}"], "actor.optim.min_lr"),
+    ("reasoning", ["critic.model.hidden_sizes=3"], "critic.model.hidden_sizes"),
+    ("reasoning", ["actor.model={path: x, random_init: {}}"], "actor.model"),
+    ("reasoning", ["rollout.weight_transfer=group", "rollout.sync=delta"], "rollout.weight_transfer"),
+    ("reasoning", [f"{PLACED}={{'actor,critic': 0, 'critic,rollout,reward': 1}}"], f"{PLACED}.critic,rollout,reward"),
+    ("reasoning", [f"{PLACED}={{actor: '${{no.key}}', 'critic,rollout,reward': 0}}"], f"{PLACED}.actor"),
+    ("reasoning", ["algorithm.old_log_probs=current", "data.train_batch_size=1000"], "data.mini_batch_size"),
+    ("embodied", ["actor.max_tokens_per_micro_batch=1"], "actor.max_tokens_per_micro_batch"),
+    ("embodied", ["actor.model.cnn.channels=[3]"], "actor.model.cnn"),
+    ("embodied", ["env={id: CartPole-v1, backend: mujoco_warp, pixels: {}}"], "env.pixels"),
+    ("embodied", ["env={id: CartPole-v1, backend: mujoco_warp, num_workers: 9}"], "env.num_workers"),
+    ("embodied", ["env.num_workers=9", "env.pipeline_stages=1"], "env.num_workers"),
+    ("embodied", ["runner.max_staleness=1", "algorithm.rollout_is={}", "critic.offload=true"], "critic.offload"),
+]
+
+
+@pytest.mark.parametrize(("task", "overrides", "key"), ONE_MISTAKE)
+def test_one_mistake_is_one_problem(problems: Any, task: str, overrides: list[str], key: str) -> None:
+    assert list(problems(task, *overrides)) == [key]
 
 
 def test_rules_name_existing_keys() -> None:

@@ -139,10 +139,10 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_combination_that_makes_no_sense_is_refused_with_its_reason(problems: Any, name: str) -> None:
     overrides, key, reason = WRONG[name]
-    found = problems("reasoning", *overrides)
-    assert key in found, found
-    assert reason in f"{found[key].message} {found[key].allowed}"
-    assert found[key].where == "command line" or key in (PLACED, "data.mini_batch_size", "critic.use_critic_model")
+    (problem,) = problems("reasoning", *overrides).values()
+    assert problem.key == key
+    assert reason in f"{problem.message} {problem.allowed}"
+    assert problem.where == "command line" or key in (PLACED, "data.mini_batch_size", "critic.use_critic_model")
 
 
 def test_a_correction_where_nothing_can_differ_is_refused(problems: Any) -> None:
