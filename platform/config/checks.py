@@ -18,8 +18,8 @@ def check(
     """All problems between the keys of `config`: broken rules, then written keys without effect.
 
     `written` is what the user wrote, without defaults. The keys in `doubtful` hold a default because what was written
-    is wrong. Rules that involve one of them, and rules about a section with one of them inside, are not judged. Nor
-    are rules about a written key that has no effect: removing it is the one thing to do.
+    is wrong. Rules that involve one of them, and rules about a section from which one was left out, are not judged.
+    Nor are rules about a written key that has no effect: removing it is the one thing to do.
     """
     values = config.model_dump(mode="json")
 
@@ -28,11 +28,12 @@ def check(
         return Problem(rule.key, message, where(rule.key), show(_get(values, rule.key)), hint=hint)
 
     unread = _unread(config, written, doubtful)
+    left_out = [key for key in doubtful if _get(written, key) is None]
     problems = [
         problem(rule)
         for rule in broken(config)
         if not _is_doubtful(rule, doubtful)
-        and not any(_is_within(known, rule.key) for known in doubtful)
+        and not any(_is_within(key, rule.key) for key in left_out)
         and not any(_is_within(rule.key, other.key) for other in unread)
     ]
     for rule in unread:
