@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-import torch.distributed as dist
+from process_groups import end_process_groups
 
 from rl_platform.checkpoint.store import Checkpoint
 from rl_platform.engines.training.state_files import read_whole
@@ -35,10 +34,7 @@ def one_thread() -> Iterator[None]:
 def no_process_group() -> Iterator[None]:
     """A run with Megatron in this process leaves a group of one rank behind, which ends with the process."""
     yield
-    if dist.is_initialized():
-        if (state := sys.modules.get("megatron.core.parallel_state")) is not None:
-            state.destroy_model_parallel()
-        dist.destroy_process_group()
+    end_process_groups()
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from forked import Forked
+from process_groups import end_process_groups
 from torch import Tensor
 
 from rl_platform.components.actor import LanguageActor
@@ -39,11 +40,7 @@ layouts = pytest.mark.parametrize("layout", [*ALONE, *RANKS])
 @pytest.fixture(scope="module")
 def runs(script: Callable[[Path], ModuleType]) -> Iterator[ModuleType]:
     yield script(Path(__file__).with_name("reference_ranks.py"))
-    from megatron.core import parallel_state
-
-    parallel_state.destroy_model_parallel()
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    end_process_groups()
 
 
 @pytest.fixture(scope="module")

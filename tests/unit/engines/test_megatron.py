@@ -6,8 +6,7 @@ them. What CUDA, NCCL and fused kernels would add cannot be seen here.
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from forked import Forked
+from process_groups import end_process_groups
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -49,18 +49,9 @@ layouts = pytest.mark.parametrize("layout", ["one", *SEVERAL])
 
 
 @pytest.fixture(scope="module")
-def runs() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("megatron_ranks", Path(__file__).with_name("megatron_ranks.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    from megatron.core import parallel_state
-
-    parallel_state.destroy_model_parallel()
-    if dist.is_initialized():
-        dist.destroy_process_group()
+def runs(script: Callable[[Path], ModuleType]) -> Iterator[ModuleType]:
+    yield script(Path(__file__).with_name("megatron_ranks.py"))
+    end_process_groups()
 
 
 @pytest.fixture(scope="module")

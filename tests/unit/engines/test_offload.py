@@ -6,15 +6,14 @@ state stand on.
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
+from process_groups import end_process_groups
 from torch import nn
 
 from rl_platform.config.schema.models import Actor
@@ -206,18 +205,10 @@ def test_the_key_decides(ranks: ModuleType, offload: bool) -> None:
 
 
 @pytest.fixture
-def megatron() -> Iterator[ModuleType]:
+def megatron(script: Callable[[Path], ModuleType]) -> Iterator[ModuleType]:
     pytest.importorskip("megatron.core")
-    spec = importlib.util.spec_from_file_location("megatron_runs", Path(__file__).with_name("megatron_ranks.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    from megatron.core import parallel_state
-
-    parallel_state.destroy_model_parallel()
-    dist.destroy_process_group()
+    yield script(Path(__file__).with_name("megatron_ranks.py"))
+    end_process_groups()
 
 
 def test_megatron_leaves_with_its_buffers_and_masters(ranks: ModuleType, megatron: ModuleType) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,8 @@ def _lean(observations: np.ndarray) -> np.ndarray:
     return (observations[:, 2] > 0).astype(int)
 
 
-@pytest.mark.parametrize("num_envs", [1, 3, 8])
-def test_every_seed_once_whatever_the_number_of_envs(num_envs: int) -> None:
+def lengths_of_episodes(act: Callable[[int, np.ndarray], int]) -> list[int]:
+    """Of seven episodes of gymnasium's CartPole, with the actions act(length so far, observation)."""
     import gymnasium
 
     env = gymnasium.make("CartPole-v1")
@@ -27,9 +28,15 @@ def test_every_seed_once_whatever_the_number_of_envs(num_envs: int) -> None:
         observation, _ = env.reset(seed=seed)
         length, done = 0, False
         while not done:
-            observation, _, terminated, truncated, _ = env.step(int(observation[2] > 0))
+            observation, _, terminated, truncated, _ = env.step(act(length, observation))
             length, done = length + 1, terminated or truncated
         lengths.append(length)
+    return lengths
+
+
+@pytest.mark.parametrize("num_envs", [1, 3, 8])
+def test_every_seed_once_whatever_the_number_of_envs(num_envs: int) -> None:
+    lengths = lengths_of_episodes(lambda length, observation: int(observation[2] > 0))
     result = evaluate(VectorEnv(EnvDescription("CartPole-v1"), num_envs), _lean, episodes=7, seed=50)
     assert result.lengths == lengths
     assert result.returns == [float(length) for length in lengths]
@@ -88,19 +95,14 @@ def test_a_drawing_library_that_is_not_there_gives_a_note(tmp_path: Path, monkey
 @pytest.mark.parametrize("num_envs", [1, 3, 8])
 def test_chunks_begin_with_episodes(num_envs: int) -> None:
     """Three actions from one look, executed to the end of the episode and no further."""
-    import gymnasium
+    choice = 0
 
-    env = gymnasium.make("CartPole-v1")
-    lengths = []
-    for seed in range(50, 57):
-        observation, _ = env.reset(seed=seed)
-        length, done = 0, False
-        while not done:
-            if length % 3 == 0:
-                choice = int(observation[2] > 0)
-            observation, _, terminated, truncated, _ = env.step([choice, choice, 1 - choice][length % 3])
-            length, done = length + 1, terminated or truncated
-        lengths.append(length)
+    def act(length: int, observation: np.ndarray) -> int:
+        nonlocal choice
+        choice = int(observation[2] > 0) if length % 3 == 0 else choice
+        return (choice, choice, 1 - choice)[length % 3]
+
+    lengths = lengths_of_episodes(act)
 
     def policy(observations: np.ndarray) -> np.ndarray:
         choices = _lean(observations)
