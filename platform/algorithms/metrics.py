@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -107,7 +107,9 @@ def _sum_of(parts: Sequence[Sums]) -> Sums:
 
 
 def _extreme(
-    values: Sequence[Tensor | float], of_numbers: Callable[[Iterable[float]], float], of_two: Callable[..., Any]
+    values: Sequence[Tensor | float],
+    of_numbers: Callable[[Iterable[float]], float],
+    of_two: Callable[[Tensor | float, Tensor | float], Tensor | float],
 ) -> Tensor | float:
     return of_numbers(values) if set(map(type, values)) == {float} else reduce(of_two, values)  # type: ignore[arg-type]
 

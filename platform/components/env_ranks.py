@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
@@ -101,7 +100,7 @@ class AllEnvs:
         assert self._peers is not None
         self._peers.orders.put(order, key=rank)
 
-    def _answers(self) -> list[Any]:
+    def _answers(self) -> list[StepResult | np.ndarray]:
         """One answer of each other rank, in order."""
         return [self._peers.answers.get(key=rank) for rank in range(1, self._shares.ranks)] if self._peers else []
 
@@ -140,7 +139,7 @@ def joined_states(states: Sequence[StateDict], shares: Shares) -> StateDict:
     """The `VectorEnv.state_dict` of all environments, joined from those of the ranks."""
     width = len(states[0]["observations"]) // len(states[0]["envs"])
     observations: list[bytes] = [b""] * shares.num_envs
-    envs: list[Any] = [None] * shares.num_envs
+    envs: list[object] = [None] * shares.num_envs
     for rank, state in enumerate(states):
         for own, number in enumerate(shares.of(rank).tolist()):
             observations[number] = state["observations"][own * width : (own + 1) * width]

@@ -118,12 +118,12 @@ class Environment:
         chosen: dict[int, Actions] = {}
         failures = 0
         for stage, rows in stages:
-            policy.ask(self._question(current[rows].copy(), ("act", step, 0, stage), rows))
+            policy.request(self._policy_input(current[rows].copy(), ("act", step, 0, stage), rows))
         for position in range(steps):
             self.context.progress.update(position, steps, "steps")
             for stage, rows in stages:
                 if position % num_actions == 0:
-                    chosen[stage] = policy.answer(len(current[rows]))
+                    chosen[stage] = policy.actions(len(current[rows]))
                 actions, idle = rollout.next_actions(chosen[stage].to_execute, (rows, position))
                 envs.send(actions, stage, idle)
             for stage, rows in stages:
@@ -137,7 +137,7 @@ class Environment:
                     memory.advance(rows, chosen[stage], result.ended)
                 current[rows] = observations = self._seen(result.observations, stepped)
                 if position + 1 < steps and (position + 1) % num_actions == 0:
-                    policy.ask(self._question(observations, ("act", step, position + 1, stage), rows))
+                    policy.request(self._policy_input(observations, ("act", step, position + 1, stage), rows))
         batch = rollout.finish(current, self.bootstrap)
         batch.inputs.update(self.tasks.inputs(steps // num_actions))
         return batch, self._metrics(rollout, failures)
@@ -165,7 +165,7 @@ class Environment:
             self.observations = self._seen(envs.observations())
         return self.observations
 
-    def _question(self, observations: np.ndarray, draw: tuple[str | int, ...], rows: slice) -> Observations:
+    def _policy_input(self, observations: np.ndarray, draw: tuple[str | int, ...], rows: slice) -> Observations:
         """Observations of the environments `rows`, with hidden states for a recurrent policy."""
         states = None if self.memory is None else self.memory.array[rows].copy()
         return Observations(observations, draw, hidden_states=states, tasks=self.tasks.read(rows))
@@ -199,8 +199,8 @@ class Environment:
             self.context.progress.update(moves, 0, f"steps, {over} of {settings.episodes} episodes")
             seen, states = self._normalized(observations), None if memory is None else memory.array
             tasks, draw = self.tasks.read(slice(len(observations))), ("evaluate", step, moves)
-            policy.ask(Observations(seen, draw, deterministic, hidden_states=states, tasks=tasks))
-            chosen = policy.answer(len(observations))
+            policy.request(Observations(seen, draw, deterministic, hidden_states=states, tasks=tasks))
+            chosen = policy.actions(len(observations))
             if memory is not None:
                 memory.array = chosen.hidden_states
             return chosen.to_execute

@@ -159,7 +159,7 @@ class RemotePolicy:
     from_policy: Channel[Actions]
     ranks: int = 1
 
-    def ask(self, observations: Observations) -> None:
+    def request(self, observations: Observations) -> None:
         """Sends observations; several batches of them may await their actions."""
         if self.ranks == 1:
             self.to_policy.put(observations)
@@ -170,7 +170,7 @@ class RemotePolicy:
             part = replace(observations, array=observations.array[rows], among=(rows.start, count), **more)
             self.to_policy.put(part, key=rank)
 
-    def answer(self, count: int) -> Actions:
+    def actions(self, count: int) -> Actions:
         """The actions for the `count` observations that were sent first."""
         if self.ranks == 1:
             return self.from_policy.get()
@@ -195,15 +195,15 @@ class LocalPolicy:
         if rollout.device.type == "cpu" and torch.get_num_threads() > 1:
             compute_alone()  # as the rollout's own thread does
         self._rollout = rollout
-        self._answers: deque[Actions] = deque()
+        self._pending: deque[Actions] = deque()
 
-    def ask(self, observations: Observations) -> None:
-        """Acts; several batches of actions may wait for `answer`."""
-        self._answers.append(self._rollout.act(observations))
+    def request(self, observations: Observations) -> None:
+        """Acts; several batches of actions may wait for `actions`."""
+        self._pending.append(self._rollout.act(observations))
 
-    def answer(self, count: int) -> Actions:
+    def actions(self, count: int) -> Actions:
         """The actions for the `count` observations that were given first."""
-        return self._answers.popleft()
+        return self._pending.popleft()
 
 
 Policy = RemotePolicy | LocalPolicy

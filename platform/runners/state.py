@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from rl_platform.checkpoint.files import Written
 from rl_platform.checkpoint.store import Checkpoint, CheckpointStore, Part, Shards
@@ -32,7 +32,7 @@ class HasParts(Stateful, Protocol):
 
 
 class RunState:
-    """Checkpoints of the run in `output_dir`, and the one that `runner.resume` asks for, None to start at step 0.
+    """Checkpoints of the run in `output_dir`, and `resume_from`, the one of `runner.resume` (None: start at step 0).
 
     Raises CheckpointError for a checkpoint at an explicit path that is damaged, for one of another model, and if every
     checkpoint of the folder is damaged or cannot be read.
@@ -118,7 +118,7 @@ def _shards(group: WorkerGroup) -> Shards:
 
 def fingerprint(config: Config) -> str:
     """Lines `key: value` in which two configs must agree for one to load the checkpoints of the other."""
-    facts: dict[str, Any] = {"runner.task_type": config.runner.task_type}
+    facts: dict[str, object] = {"runner.task_type": config.runner.task_type}
     if config.runner.task_type == "embodied":
         env = config.env.model_dump(
             include={"id", "kwargs", "num_envs", "max_episode_steps", "normalize_observations", "normalize_rewards"}
@@ -141,7 +141,7 @@ def fingerprint(config: Config) -> str:
     return "\n".join(f"{key}: {json.dumps(value, sort_keys=True)}" for key, value in facts.items())
 
 
-def _policy_facts(config: Config) -> dict[str, Any]:
+def _policy_facts(config: Config) -> dict[str, object]:
     """Stores only the policy options that differ from the defaults, so that older checkpoints stay readable."""
     model = config.actor.model
     facts = _facts("actor.model", model, {"hidden_sizes", "activation"} if model.type != "vla" else set())
@@ -162,10 +162,10 @@ def _policy_facts(config: Config) -> dict[str, Any]:
     return facts
 
 
-def _adapters(config: Config) -> dict[str, Any]:
+def _adapters(config: Config) -> dict[str, object]:
     """Checkpoints of adapters hold only the adapters, so the base models must be the same."""
     roles = ("actor", "critic") if config.critic.use_critic_model else ("actor",)
-    facts: dict[str, Any] = {}
+    facts: dict[str, object] = {}
     for role in roles:
         section: Trainable = getattr(config, role)
         if section.lora is None:
@@ -176,5 +176,5 @@ def _adapters(config: Config) -> dict[str, Any]:
     return facts
 
 
-def _facts(key: str, model: Model, names: set[str]) -> dict[str, Any]:
+def _facts(key: str, model: Model, names: set[str]) -> dict[str, object]:
     return {f"{key}.{name}": value for name, value in model.model_dump(include=names).items()}

@@ -108,13 +108,13 @@ def test_a_choice_depends_neither_on_ranks_nor_on_micro_batches(space: ActionSpa
             }
         )
         policy = RemotePolicy(Channel("observations", 64, 5.0), Channel("actions", 64, 5.0), ranks)
-        policy.ask(observations)
+        policy.request(observations)
         policy.to_policy.close()
         for rank in range(ranks):
             rollout = PolicyRollout(context(rank, ranks), config, spaces)
             rollout.receive(Weights(0, rollout.policy.state_dict()))
             rollout.serve(policy.to_policy, policy.from_policy)
-        return policy.answer(37)
+        return policy.actions(37)
 
     expected, found = chosen(1, None), chosen(ranks, rows)
     np.testing.assert_allclose(found.array, expected.array, rtol=1e-6, atol=1e-6)

@@ -102,5 +102,5 @@ def test_ranks_of_the_rollout_are_told_the_tasks_of_their_rows() -> None:
         def put(self, observations: Observations, key: int) -> None:
             asked[key] = observations
 
-    RemotePolicy(Keyed(), Keyed(), 2).ask(Observations(np.zeros((5, 1)), tasks=np.arange(5) % 3))
+    RemotePolicy(Keyed(), Keyed(), 2).request(Observations(np.zeros((5, 1)), tasks=np.arange(5) % 3))
     assert [asked[rank].tasks.tolist() for rank in (0, 1)] == [[0, 1], [2, 0, 1]]

@@ -232,7 +232,7 @@ def test_answers_of_several_ranks_are_one() -> None:
 
     ranks = Keyed()
     both = RemotePolicy(ranks, ranks, 2)
-    both.ask(Observations(images, ("act", 1)))
-    answer = both.answer(5)
+    both.request(Observations(images, ("act", 1)))
+    answer = both.actions(5)
     np.testing.assert_allclose(answer.executed, whole.executed, rtol=1e-5)
     np.testing.assert_allclose(answer.log_probs, whole.log_probs, rtol=1e-5)

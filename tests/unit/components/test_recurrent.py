@@ -183,8 +183,8 @@ def test_what_is_remembered_depends_neither_on_ranks_nor_on_micro_batches(world,
     expected = made.answers.rollout.act(question)
     made.answers.rollout.rows = rows
     parted = RemotePolicy(PerRank(made.answers), PerRank(made.answers), ranks)
-    parted.ask(question)
-    found = parted.answer(11)
+    parted.request(question)
+    found = parted.actions(11)
     assert found.array.tolist() == expected.array.tolist()
     np.testing.assert_allclose(found.hidden_states, expected.hidden_states, atol=1e-6)
     np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=1e-6)
