@@ -78,9 +78,9 @@ class EmbodiedRunner:
 
     def evaluate(self, step: int, video: str | None, deterministic: bool) -> dict[str, Any]:
         """The results of `Environment.evaluate`. Equal steps sample equal actions."""
-        env = self.groups["env"].rank(0)
 
         def evaluate(policy: RemotePolicy | None) -> dict[str, Any]:
+            env = self.groups["env"].rank(0)  # of this attempt: a process may have been started again
             result: dict[str, Any] = self._alone(lambda: env.evaluate(step, video, deterministic, policy))
             return result
 
@@ -107,7 +107,7 @@ class EmbodiedRunner:
         pass
 
     def _collect(self, step: int) -> tuple[RolloutBatch, dict[str, float]]:
-        """All env ranks simulate."""
+        """One rollout, which all env ranks simulate."""
         env = self.groups["env"].rank(0)
         return self._with_policy(lambda policy: self._with_peers(lambda peers: env.collect(step, policy, peers)))
 
