@@ -36,7 +36,7 @@ class Span:
 
 
 class Recorder:
-    """The spans of this process. Any thread may add spans; `settle` sets the host and lane of the calling thread."""
+    """The spans of this process. Threads may add spans; `settle` sets the host and lane of the calling thread."""
 
     def __init__(self) -> None:
         self.on = False
