@@ -33,7 +33,7 @@ _SHOW_CURSOR = b"\x1b[?25h"  # the live view hides it
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal ends the run. exit_code: what a shell reports of a process that the signal ended."""
+    """A signal ends the run. exit_code: that of a process ended by the signal, in a shell."""
 
     def __init__(self, number: int) -> None:
         self.exit_code, self.word = 128 + number, WORDS[signal.Signals(number)]
@@ -83,7 +83,7 @@ class Stop:
 
 
 class _Signals:
-    """What the handler does next."""
+    """State of the signal handler."""
 
     def __init__(self) -> None:
         self.raises = self.leaving = False

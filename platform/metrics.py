@@ -284,7 +284,7 @@ def _summary(metrics: Mapping[str, float]) -> Summary:
 
 
 def _start_wandb(info: RunInfo) -> Any:
-    """A W&B run that goes on under its old id when the training resumes."""
+    """A W&B run, which keeps its id when the training resumes."""
     wandb = importlib.import_module("wandb")
     id_file = info.output_dir / "wandb_id"
     resumed = info.resumed_step is not None and id_file.exists()

@@ -1,4 +1,4 @@
-"""Standard output and standard error that never fail: text that nobody can read is dropped.
+"""Standard output and standard error that never fail: text is dropped while it cannot be written.
 
 A run outlives the reader of its output: the pipe to `head`, the terminal, the disk of a log file. Output is dropped
 while it cannot be written and appears again if that changes. Files that a run writes are not covered.

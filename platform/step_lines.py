@@ -23,7 +23,7 @@ _EXACT = 2**53  # float64 holds every smaller whole number
 
 
 class StepLines:
-    """Appends lines to the file `path`, which begins with what it held up to `resumed_step`; None: with nothing.
+    """Appends lines to the file `path`, after its lines up to `resumed_step`; None: the file begins empty.
 
     contiguous: the file has one line per step. A step without a readable line then gets a line with its number only,
     so that the steps from the first line to `resumed_step` have no gap. Raises OSError if the disk fails.

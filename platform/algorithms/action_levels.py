@@ -76,7 +76,7 @@ class ActionLevels:
         return self._active(executed, self.log_probs)
 
     def value_mask(self, executed: Bool[Tensor, "*rows actions"]) -> Bool[Tensor, "*rows positions"] | None:
-        """[...,P] bool: where an executed reward and its value stand; None: at every position of `mask`."""
+        """[...,P] bool: positions of executed rewards and their values; None: every position of `mask`."""
         return None if self.values == self.positions else self._placed(self._active(executed, self.rewards))
 
     def entropy_units(self, executed: Bool[Tensor, "*rows actions"]) -> Float[Tensor, "*rows positions"] | None:

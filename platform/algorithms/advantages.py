@@ -31,7 +31,7 @@ def advantages(
 
     Advantages are whitened over all active positions of the batch where the estimator says so, else where
     `algorithm.normalize_advantages` does, then bounded by `advantage_clip`; returns never are. Raises Diverged for
-    rewards or values that are not finite. Where values stand at some positions only (`batch.value_mask`), those are the
+    rewards or values that are not finite. If values exist at some positions only (`batch.value_mask`), those are the
     time steps, and each advantage is then repeated at the positions that follow it.
     """
     mask = batch.value_positions
@@ -44,7 +44,7 @@ def advantages(
         over = whiten_rows if algorithm.whiten_over == "sequences" else whiten
         estimated = over(estimated, mask)
     if algorithm.advantage_clip is not None:
-        estimated = estimated.clamp(*algorithm.advantage_clip)  # the bounds enclose 0, what is masked stays there
+        estimated = estimated.clamp(*algorithm.advantage_clip)  # the bounds enclose 0, so masked positions stay 0
     return to_log_prob_level(estimated, batch), returns
 
 

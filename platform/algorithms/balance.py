@@ -1,7 +1,7 @@
 """Which rank computes which rows of a mini-batch, so that all finish at about the same time.
 
-Rows move between the ranks of one mini-batch and never to another one: what an optimizer step sees does not depend on
-the number of ranks or on balancing.
+Rows move between the ranks of one mini-batch and never to another mini-batch, so the batch of an optimizer step does
+not depend on the number of ranks or on balancing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The algorithm card: what a config really computes, in words, printed at the start of every run.
+"""The algorithm card: the computation of a config in words, printed at the start of every run.
 
 It answers the questions on which public systems differ silently: denominators, placement of the KL, source of the old
 log-probs, number of optimizer steps, meaning of the warm-up.

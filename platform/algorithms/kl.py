@@ -1,7 +1,7 @@
 """KL divergence to the reference policy: per-token estimators and the coefficient's controllers.
 
 With d = log pi - log pi_ref of a sampled token (Schulman, "Approximating KL divergence"):
-k1 = d, abs = |d|, k2 = d^2 / 2, k3 = exp(-d) - 1 + d. Differentiated as they stand and averaged over samples, k1 has
+k1 = d, abs = |d|, k2 = d^2 / 2, k3 = exp(-d) - 1 + d. Differentiated directly and averaged over samples, k1 has
 gradient zero and k3 that of KL(ref || pi); k2 has the gradient of KL(pi || ref), and so do the straight-through forms
 with a '+' and the score-function form of `kl_loss_estimate`.
 """
@@ -73,10 +73,10 @@ def kl_loss_estimate(
 ) -> Float[Tensor, "*shape"]:
     """KL term of a loss for each element, 0 outside `mask` bool (None: all positions).
 
-    path: the estimator as it stands. k2: its value with the gradient of k2. score: rho K with rho = pi / pi_old, the
-    policy gradient of the expected K, off-policy too; in the first update rho is 1 and the form is
-    exp(log pi - stop(log pi)) K. `old_log_probs` are those of the weights that the batch was sampled with.
-    `output_clip`: see `kl_estimate`, which says why a loss is better without.
+    path: the gradient of the estimator itself. k2: its value with the gradient of k2. score: rho K with rho = pi /
+    pi_old, the policy gradient of the expected K, off-policy too; in the first update rho is 1 and the form is exp(log
+    pi - stop(log pi)) K. `old_log_probs` are those of the weights that the batch was sampled with. `output_clip`: see
+    `kl_estimate`, which says why a loss is better without.
     """
     kl = kl_estimate(log_probs, reference_log_probs, mask, estimator, output_clip)
     match gradient:

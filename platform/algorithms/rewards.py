@@ -41,7 +41,7 @@ def place_process_rewards(
 ) -> tuple[Float[Tensor, "batch seq"], int]:
     """[B,T] rewards of single steps, each on an action, and how many had to be moved there.
 
-    `addressed` [B,T]: what is not on a position of `action_mask` [B,T] goes to the nearest action before it, or to the
+    `addressed` [B,T]: a reward outside `action_mask` [B,T] moves to the nearest action before it, or to the
     row's first one where there is none before; several on one action add up. A row without any action gets nothing.
     """
     positions = torch.arange(action_mask.shape[1], device=action_mask.device)

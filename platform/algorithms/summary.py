@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 def rollout_metrics(batch: RolloutBatch) -> dict[str, float]:
     """Metrics of the fields that the batch has, over its active positions; call it before `RolloutBatch.flatten`.
 
-    `reward/*` are of the rewards as they stand in the batch: per row (a row is one sequence), or per step if the batch
-    has `ends` (a row is a stretch of steps). They, advantages, returns and values are measured where values stand
-    (`RolloutBatch.value_positions`), everything else at the positions of log-probs. With `batch/active_positions`
-    0 there is nothing to train on.
+    `reward/*` are of the rewards in the batch: per row (a row is one sequence), or per step if the batch has `ends` (a
+    row is a stretch of steps). They, advantages, returns and values are measured at the positions of values
+    (`RolloutBatch.value_positions`), everything else at the positions of log-probs. With `batch/active_positions` 0
+    there is nothing to train on.
     """
     mask, valued = batch.mask, batch.value_positions
     result = {"batch/active_positions": float(mask.sum())}

@@ -1,4 +1,4 @@
-"""What actor, critic and reference have in common: a model in a training engine, and its outputs."""
+"""The common part of actor, critic and reference: a model in a training engine, and its outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What actor and critic have in common: a model that is trained in epochs of mini-batches.
+"""The common part of actor and critic: a model that is trained in epochs of mini-batches.
 
 Mini-batches whose gradient was not finite are written to `failures/` in the output folder.
 """

@@ -1,4 +1,4 @@
-"""What the environments answer to actions, recorded step by step and turned into a rollout batch.
+"""Recordings: actions and the results of environments, step by step, and the rollout batch made of them.
 
 One recording per kind of policy: one action per step, one action per step with hidden states, chunks of actions. How
 environments are stepped and observations normalised is in environment.py.

@@ -68,7 +68,7 @@ class Reward:
         return [self._scored(trajectory, score) for trajectory, score in zip(trajectories, scores, strict=True)]
 
     def stream(self, source: Channel[Trajectory], sink: Channel[Trajectory]) -> int:
-        """Scores what arrives in `source` until it closes, and puts each trajectory into `sink` once it has its score.
+        """Scores the trajectories of `source` until it closes, and puts each into `sink` as soon as it has its score.
 
         The order may change. `sink` stays open, as other ranks may write to it. Returns the number of trajectories.
         """

@@ -73,7 +73,7 @@ class LanguageRollout:
         """`samples` responses to each prompt into `sink`, in the order they finish.
 
         A response's random numbers depend on the run's seed, `purpose`, `step`, the prompt, the sample and the turn
-        alone: not on ranks, placement or what is generated beside it. answered: (prompt index, sample) of responses
+        alone, not on ranks, placement or other responses. answered: (prompt index, sample) of responses
         that exist already. Raises WorkerError unless all of weights `version` are loaded (None: of any version).
         """
         self._check_weights(version)

@@ -56,7 +56,7 @@ class Learners:
 
 
 class Runner(Protocol):
-    """What a task adds to the loop: where experience comes from and what validation means."""
+    """The interface of the two tasks: collection of experience, validation, and parts of a checkpoint."""
 
     learners: Learners
     groups: Mapping[str, WorkerGroup]

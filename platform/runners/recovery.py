@@ -121,7 +121,7 @@ class Saving:
 
 
 class Simulation:
-    """The environments. Their state is kept if a process of theirs or of the rollout may be started again.
+    """The environments. Their state is stored if their processes or those of the rollout can be started again.
 
     A repeated collection gives the same rollout. The state is read while the models are trained, so an environment that
     dies at that time ends the run.

@@ -125,7 +125,7 @@ def fingerprint(config: Config) -> str:
         )
         facts |= {f"env.{name}": value for name, value in env.items()}
         if config.env.backend != "mujoco":
-            facts["env.backend"] = config.env.backend  # what is saved of a simulation is its own
+            facts["env.backend"] = config.env.backend  # each backend has a saved state of its own
         if config.env.tasks:
             facts["env.tasks"] = [task.model_dump() for task in config.env.tasks]
         facts |= _policy_facts(config)
