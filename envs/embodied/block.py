@@ -1,7 +1,7 @@
-"""A run of environments stepped in one process.
+"""A block of environments that one process steps: the learner's process or a worker.
 
-Used as it is in the learner's process and inside each worker process. Does not know how actions arrive. Gymnasium's
-MuJoCo tasks are stepped all at once (`native.py`), other environments one after the other.
+Gymnasium's MuJoCo tasks are stepped all at once (`native.py`), other environments one after the other. Not covered:
+the transport of actions and results, see `vector.py` and `workers.py`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class EnvFailure(Exception):
-    """An environment raised. `env_index` says which; `details` is its traceback."""
+    """Environment `env_index` raised; `details` is its traceback."""
 
     def __init__(self, env_index: int, doing: str, details: str) -> None:
         super().__init__(env_index, doing, details)
@@ -44,7 +44,7 @@ class EnvFailure(Exception):
 
 
 class EnvBlock:
-    """Environments first..last-1, stepped in order, or all at once in `threads` threads where their kind is known.
+    """Environments first..last-1, stepped in order, or in `threads` threads if `NativeEnvs` can step them.
 
     Every method may raise EnvFailure.
     """
@@ -64,7 +64,7 @@ class EnvBlock:
         restarts: int = 0,
         numbers: Sequence[int] = (),
     ) -> None:
-        """numbers: of these environments in the run, which tell their tasks; empty: first..last-1."""
+        """numbers: the environments' numbers in the run, which determine their tasks; empty: first..last-1."""
         numbers = numbers or range(first, last)
         env = make_env(description.of_task(numbers[0]), spec, render_mode)
         self._native = None if description.tasks else NativeEnvs.of(env, last - first, threads, description.backend)
@@ -99,22 +99,21 @@ class EnvBlock:
         self._none_idle, self._some_ended = bytes(last - first), False
         loops = acceleration.step_loops() if self.native else None
         self._finish = None if loops is None else loops.finish_step()
-        if self._finish is not None:  # compiled before the first step, whose time may be limited
+        if self._finish is not None:  # compiles before the first step, which may have a deadline
             given = np.zeros((0, spaces.observation_size)), np.zeros(0), *[np.zeros(0, bool)] * 4
             self._finish(*given, *(array[:0] for array in self._stepped))
-        # views with the environments' own shape, so that writing flattens
+        # views in the environments' shape, so that assignments flatten
         self._shaped_observations = self._observations.reshape(-1, *spaces.observation_shape)
         self._shaped_finals = self._finals.reshape(-1, *spaces.observation_shape)
         self._find_physics_failures()
 
     def reset(self, seeds: list[int]) -> None:
-        """Start an episode in every environment, seeded by its entry of `seeds`."""
+        """Starts an episode in every environment, with its entry of `seeds`."""
         self._spares.seeds = list(seeds)
         self._reset(np.arange(len(seeds)), seeds)
 
     def step(self) -> None:
-        """One step of every environment that is not idle, with the actions in the buffers; what ended is reset in the
-        same step."""
+        """Steps all environments that are not idle, with the actions in the buffers, and resets ended episodes."""
         if self._native is not None:
             self._step_all(self._native)
         else:
@@ -132,7 +131,7 @@ class EnvBlock:
         try:
             given = native.step(self._actions, self._lengths, idle)
         except Exception as error:
-            failed = getattr(error, "ids", (0,))[0]  # MuJoCo's batch knows which
+            failed = getattr(error, "ids", (0,))[0]  # MuJoCo's batch reports which
             raise EnvFailure(self._first + int(failed), "step", traceback.format_exc()) from error
         if self._finish is not None:
             self._some_ended = self._finish(*given, native.diverged, self._idle, *self._stepped) > 0
@@ -141,7 +140,7 @@ class EnvBlock:
             self._finish_step(native.diverged)
 
     def _step_each(self) -> None:
-        """In worker processes too, which do without a compiler."""
+        """Steps one environment after the other."""
         began = time.monotonic()
         self._call_each()
         recorder.add("work", "physics", began)
@@ -158,7 +157,7 @@ class EnvBlock:
         self._some_ended = bool((self._terminated | self._truncated).any())
 
     def _leave_idle(self) -> None:
-        """Idle environments report where they stand, and no reward."""
+        """Sets the results of idle environments: their last observation and no reward."""
         idle = self._idle
         self._finals[idle] = self._observations[idle]
         self._rewards[idle] = 0.0
@@ -181,10 +180,10 @@ class EnvBlock:
                 success.step(i, info)
             except Exception as error:
                 self._replace(i, "step", error)
-                rewards[i] = np.nan  # makes the step invalid
+                rewards[i] = np.nan  # which makes the step invalid
 
     def _replace(self, i: int, doing: str, error: Exception) -> None:
-        """Environment i, which raised `error`, is built anew."""
+        """Replaces environment i, which raised `error`."""
         try:
             self._envs[i] = self._spares.replacement(i, self._envs[i], error)
         except Exception as reason:
@@ -192,7 +191,7 @@ class EnvBlock:
         self._find_physics_failures()
 
     def _check_shape(self, i: int, observation: Any) -> None:
-        """Numpy would repeat what is too small and write it without a word."""
+        """Raises EnvFailure for a wrong shape, which NumPy would broadcast silently."""
         expected = self._spaces.observation_shape
         if np.shape(observation) != expected:
             message = f"an observation of shape {np.shape(observation)}; its observation_space has shape {expected}"
@@ -202,11 +201,11 @@ class EnvBlock:
         self._physics_failures = [counters for env in self._envs if (counters := _physics_failures(env)) is not None]
 
     def _invalidate(self, diverged: np.ndarray | None) -> None:
-        """End the episodes whose last step gave a number that is not finite, or whose physics had to start over."""
+        """Ends episodes whose last step returned a number that is not finite or whose physics was reset."""
         invalid = self._invalid
         invalid[:] = False
-        # a sum of squares is finite if all of them are and none is huge: one pass where nothing is wrong
-        finals = self._finals.reshape(-1)[: 0 if self._spaces.images else None]  # pixels always are
+        # a finite sum of squares means that all numbers are finite: one pass in the usual case
+        finals = self._finals.reshape(-1)[: 0 if self._spaces.images else None]  # pixels are always finite
         if not math.isfinite(finals @ finals + self._rewards @ self._rewards):
             invalid |= ~(np.isfinite(self._finals).all(axis=1) & np.isfinite(self._rewards))
         if diverged is not None:
@@ -220,7 +219,7 @@ class EnvBlock:
             self._truncated[invalid] = True
 
     def _reset(self, which: np.ndarray, seeds: Sequence[int | None]) -> None:
-        """Start episodes of environments `which`; a seed of None goes on with the environment's own randomness."""
+        """Starts episodes of environments `which`; a seed of None keeps an environment's random state."""
         i = int(which[0])
         try:
             if self._native is not None:
@@ -249,14 +248,14 @@ class EnvBlock:
         self._success.begin(which)
 
     def render(self) -> np.ndarray:
-        """Frame of the first environment, [height, width, 3] uint8."""
+        """Returns a frame of the first environment, [height,width,3] uint8."""
         try:
             return np.asarray(self._envs[0].render())
         except Exception as error:
             raise EnvFailure(self._first, "render", traceback.format_exc()) from error
 
     def save(self) -> list[bytes]:
-        """State of each environment and its running episode."""
+        """Returns the state of each environment and its running episode."""
         states = []
         for i in range(len(self._lengths)):
             try:
@@ -271,13 +270,13 @@ class EnvBlock:
         return states
 
     def restore(self, states: list[bytes], restart_seeds: list[int]) -> None:
-        """Continue from `save`; an environment that could not be saved starts an episode from its restart seed.
+        """Continues from `save`. An environment that could not be saved starts an episode with its restart seed.
 
-        Observations are the caller's to restore, except those of restarted environments, which are set here.
+        The caller restores the observations, except those of restarted environments, which are set here.
         """
         self._spares.seeds = list(restart_seeds)
         for i, saved in enumerate(states):
-            state, returned, length, *success = pickle.loads(saved)  # older checkpoints know nothing of success
+            state, returned, length, *success = pickle.loads(saved)  # older checkpoints have no success
             if state is None:
                 self._reset(np.array([i]), [restart_seeds[i]])
                 continue
@@ -299,7 +298,7 @@ class EnvBlock:
 
 
 def _physics_failures(env: Any) -> np.ndarray | None:
-    """Live counters of states that MuJoCo found bad and reset by itself, which nothing else tells; None for others."""
+    """A view of MuJoCo's counters of bad states that it has reset; None for other environments."""
     data = getattr(env.unwrapped, "data", None)
     mujoco = sys.modules.get("mujoco")
     if mujoco is None or not isinstance(data, mujoco.MjData):

@@ -1,9 +1,9 @@
-"""A toy task that a tiny model learns from nothing by reinforcement alone: one-digit answers about strings of digits.
+"""A toy task with one-digit answers about strings of digits, which a random tiny model learns by reinforcement only.
 
-`data.task.params`: `operation` is `last` (default: "3142=" -> 2) or `max` ("3142=" -> 4), `length` the number of digits
-(default 4). `last` is the easy one: its answers are balanced and one look back is enough. `quotient`
-("43974/7329" -> 6) is for turns with a calculator, which a single `=` asks; its answers are drawn at random. Meant for
-bare prompts and the byte tokenizer. How responses are scored is in `verifiers.py`.
+`data.task.params`: `operation` and `length`, the number of digits (default 4). Operations are `last` (default:
+"3142=" -> 2), `max` ("3142=" -> 4) and `quotient` ("43974/7329" -> 6). `last` is the easiest: its answers are balanced
+and depend on one token. `quotient` is for turns with a calculator, which the policy calls by a single `=`; its answers
+are random. The task is meant for bare prompts and the byte tokenizer. Not covered: scoring, see `verifiers.py`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ LONGEST = 9
 
 
 def digit_questions(data: Data, task: Task, seed: int) -> Split:
-    """Distinct questions drawn from all 10**length: `val_size` for validation, `train_size` for training.
+    """Samples distinct questions from all 10**length: `val_size` for validation, `train_size` for training.
 
-    Raises ConfigError for unknown parameters and when there are fewer questions than asked for.
+    Raises ConfigError for unknown parameters and if there are too few questions.
     """
     operation, length = _parameters(task)
     wanted, existing = data.val_size + data.train_size, 10**length
@@ -44,7 +44,7 @@ def digit_questions(data: Data, task: Task, seed: int) -> Split:
 
 
 def _division(number: int, length: int, seed: int) -> Question:
-    """The divisor has `length` digits and the dividend one more, so all prompts are of one length; two per divisor."""
+    """Returns a division by a number of `length` digits, two per divisor. All prompts have the same length."""
     divisor = 5 * 10 ** (length - 1) + number // 2
     quotient = 2 + (random.Random(f"{seed} {divisor}").randrange(8) + 4 * (number % 2)) % 8
     return Question(f"{divisor * quotient}/{divisor}", str(quotient))

@@ -1,6 +1,6 @@
-"""Scores that a server gives: several requests at once, asked again when they fail, given up when they keep failing.
+"""Scores by a reward server: concurrent requests, with a limited number of retries.
 
-The protocol is in `reward_server.py`.
+Not covered: the protocol, see `reward_server.py`.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from rl_platform.envs.reasoning.score_queue import QueuedScorer
 from rl_platform.envs.reasoning.verifiers import ScoreItem
 from rl_platform.errors import ConfigError, Problem, Unreachable
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0  # between tries, each twice as long as the one before
-WAITING_REQUESTS = 8  # per request at the same time
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0  # between retries; each pause is twice the previous one
+WAITING_REQUESTS = 8  # queued requests per concurrent request
 
 
 class HttpScorer(QueuedScorer):
-    """Asks a reward server in requests of up to `batch_size` responses, `num_workers` of them at the same time.
+    """Sends requests of up to `batch_size` responses to a reward server, `num_workers` of them concurrently.
 
-    A request that fails is made again, up to `retries` times; then its responses are invalid. If the server said
-    nothing at all meanwhile, those that wait are given up too, and until it answers again each request is made once: a
-    server that hangs costs seconds, not the timeout of every response.
-    Raises Unreachable at construction when the server does not answer, ConfigError when it answers something else.
+    A failed request is retried up to `retries` times; then its responses are invalid. If the server has not answered
+    any request meanwhile, queued responses become invalid too, and requests are not retried until it answers again. A
+    server that hangs therefore costs seconds and not the timeout of every response.
+    Raises Unreachable at construction if the server does not answer, ConfigError if it answers with something else.
     """
 
     def __init__(self, url: str, *, batch_size: int, num_workers: int, timeout_s: float, retries: int) -> None:
@@ -33,7 +33,7 @@ class HttpScorer(QueuedScorer):
         self._server = RewardServer(url, timeout_s)
         self._batch_size, self._retries = batch_size, retries
         self._closing = threading.Event()
-        self._silent = False  # nothing was heard of the server since a request was given up
+        self._silent = False  # the server has not answered since a request failed
         self._heard = time.monotonic()
         self._greet()
         names = [f"reward-request-{number}" for number in range(num_workers)]
@@ -42,7 +42,7 @@ class HttpScorer(QueuedScorer):
             thread.start()
 
     def close(self) -> None:
-        """Ends requests under way and fails what is queued. Closing again is fine."""
+        """Ends running requests and fails queued ones. May be called twice."""
         self._closing.set()
         self._queue.close()
         self._server.close()
@@ -50,7 +50,7 @@ class HttpScorer(QueuedScorer):
             thread.join()
 
     def _greet(self) -> None:
-        """No response to score, no score: shows that the address is right and the server there."""
+        """Sends an empty request to check address and server. Raises Unreachable or ConfigError."""
         try:
             self._ask([])
         except Unanswered as error:
@@ -70,13 +70,13 @@ class HttpScorer(QueuedScorer):
                 if self._heard < began:
                     self._silent = True
                     self._queue.give_up_waiting(score)
-            except Exception as failure:  # not foreseen: told by whoever waits for these scores
+            except Exception as failure:  # unexpected: raised where the scores are awaited
                 self._queue.fail(jobs, failure)
                 continue
             self._queue.finish(jobs, scores)
 
     def _ask(self, items: Sequence[ScoreItem]) -> list[Score]:
-        """Scores of the first try that got them. Raises what the last try raised."""
+        """Returns the scores of the first successful try. Raises the error of the last try."""
         pause = FIRST_PAUSE_S
         for left in reversed(range(1 if self._silent else 1 + self._retries)):
             try:

@@ -1,4 +1,4 @@
-"""Questions from JSON Lines files: one object per line, GSM8K's format included. Other file formats are not covered."""
+"""Reads questions from JSON Lines files: one object per line, also in GSM8K's format. Not covered: other formats."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rl_platform.errors import ConfigError, DataError, Problem
 
 
 def jsonl_questions(data: Data, task: Task) -> Split:
-    """Training questions from `path`; validation from the first val_size lines of `val_path`, else the last of `path`.
+    """Returns training questions of `path`, and the first val_size questions of `val_path` or else the last of `path`.
 
-    Training questions that validation has too are removed. data.train_size does not apply. Raises DataError with file
-    and line for what cannot be read, ConfigError without a path.
+    Training questions that are also in validation are removed. data.train_size does not apply. Raises DataError with
+    file and line for invalid contents, ConfigError without a path.
     """
     if task.path is None:
         raise ConfigError([Problem("data.task.path", "missing, but data.task.type is jsonl", allowed="a .jsonl file")])
@@ -31,14 +31,14 @@ def jsonl_questions(data: Data, task: Task) -> Split:
     else:
         train, validation = train[: -data.val_size], train[-data.val_size :]
     held_out = {question.key for question in validation}
-    kept = [question for question in train if question.key not in held_out]
-    if not kept:
+    distinct = [question for question in train if question.key not in held_out]
+    if not distinct:
         raise DataError(f"{task.path}: all {len(train)} training questions are also validation questions.")
-    return Split(train=kept, validation=validation, removed=len(train) - len(kept))
+    return Split(train=distinct, validation=validation, removed=len(train) - len(distinct))
 
 
 def read_questions(path: Path, prompt_column: str, answer_column: str) -> list[Question]:
-    """The questions of one file in order; blank lines are skipped. Other columns become metadata. Raises DataError."""
+    """Returns the questions of a file, without blank lines. Other columns become metadata. Raises DataError."""
     try:
         lines = read_regular(path).splitlines()
     except (OSError, ValueError) as error:
@@ -56,7 +56,7 @@ def read_questions(path: Path, prompt_column: str, answer_column: str) -> list[Q
 
 
 def final_answer(solution: str) -> str:
-    """The number behind GSM8K's `####`, without thousands separators; without the mark the solution itself."""
+    """Returns the text after `####` (GSM8K) without thousands separators, or the whole text if there is no `####`."""
     _, mark, final = solution.rpartition("####")
     return final.strip().replace(",", "") if mark else solution.strip()
 

@@ -1,6 +1,6 @@
-"""From questions to prompts with token ids, and the order in which training reads them.
+"""Encodes questions as prompts, and loads prompts in training order.
 
-Building questions is in `tasks.py`; grouping several samples per prompt is the rollout's business.
+Not covered: building questions (`tasks.py`) and grouping samples of a prompt (the rollout component).
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ class PromptEncoder(Protocol):
 
 @dataclass(frozen=True)
 class PromptSet:
-    """Prompts in the order of their questions, but for the `too_long` ones over data.max_prompt_length."""
+    """Prompts in the order of their questions, without the `too_long` ones that exceed data.max_prompt_length."""
 
     prompts: list[Prompt]
     too_long: int
 
 
 def build_prompts(questions: Sequence[Question], tokenizer: PromptEncoder, data: Data) -> PromptSet:
-    """Wraps each question in template and chat turns and encodes it. `Prompt.index` is the position in `questions`.
+    """Encodes each question in template and chat turns. `Prompt.index` is the position in `questions`.
 
     Raises ConfigError for a template without {question}, settings without effect, a tokenizer without a chat template,
-    and when not one prompt is short enough.
+    and if no prompt is short enough.
     """
     _check_template(data)
     encoded = [tuple(_encode(question.text, tokenizer, data)) for question in questions]
@@ -78,9 +78,9 @@ def _encode(question: str, tokenizer: PromptEncoder, data: Data) -> list[int]:
 
 
 class PromptLoader:
-    """Endless batches of training prompts: a new seeded order every epoch, no prompt left out, a batch may span epochs.
+    """Yields endless batches of training prompts in a new seeded order every epoch. A batch may span two epochs.
 
-    The order of an epoch depends on the seed and the epoch alone, so a position is two numbers and resuming is exact.
+    The order depends only on seed and epoch, so (epoch, position) is the full state and resuming is exact.
     """
 
     def __init__(self, prompts: Sequence[Prompt], batch_size: int, seed: int, shuffle: bool = True) -> None:
@@ -99,11 +99,11 @@ class PromptLoader:
         return self._epoch
 
     def left(self, epochs: int) -> int:
-        """Prompts until that many passes are complete; 0 after them."""
+        """Returns the number of prompts until `epochs` passes are complete; 0 after them."""
         return max(0, (epochs - self._epoch) * len(self._prompts) - self._position)
 
     def next_batch(self, size: int | None = None) -> list[Prompt]:
-        """The next `size` prompts; None: `batch_size`."""
+        """Returns the next `size` prompts; None: `batch_size`."""
         count = self._batch_size if size is None else size
         batch: list[Prompt] = []
         while len(batch) < count:
@@ -119,7 +119,7 @@ class PromptLoader:
         return {"epoch": self._epoch, "position": self._position, "seed": self._seed, "prompts": self._fingerprint}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues where `state` was taken. Raises CheckpointError if it is of other prompts or another seed."""
+        """Continues from `state`. Raises CheckpointError if it is of other prompts or another seed."""
         for name, own in (("prompts", self._fingerprint), ("seed", self._seed)):
             if state[name] != own:
                 raise CheckpointError(
@@ -136,7 +136,7 @@ class PromptLoader:
 
 
 def _fingerprint(prompts: Sequence[Prompt]) -> str:
-    """Changes when a prompt's tokens or the order change."""
+    """A hash of the prompts' tokens and their order."""
     digest = hashlib.sha256()
     for prompt in prompts:
         digest.update(np.asarray(prompt.token_ids, dtype=np.int64).tobytes() + b"|")

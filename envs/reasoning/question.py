@@ -1,6 +1,6 @@
-"""What a task is made of: questions with their expected answers, split into training and validation.
+"""Questions with expected answers, split into training and validation.
 
-Turning questions into token ids is in `prompts.py`, scoring responses in `verifiers.py`.
+Not covered: encoding questions (`prompts.py`) and scoring responses (`verifiers.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Question:
-    """One task instance as text: what is asked, what the verifier compares to, and plain data it needs besides."""
+    """One task instance: the question, the expected answer, and further data for the verifier."""
 
     text: str
     answer: str
@@ -19,13 +19,13 @@ class Question:
 
     @property
     def key(self) -> str:
-        """Two questions with the same key are the same question: case and white space do not count."""
+        """The text without case and extra white space. Questions with equal keys are the same question."""
         return " ".join(self.text.casefold().split())
 
 
 @dataclass(frozen=True)
 class Split:
-    """Training and validation questions without a common one; `removed` is how many left training for that."""
+    """Disjoint training and validation questions; `removed`: training questions that validation also had."""
 
     train: list[Question]
     validation: list[Question]

@@ -1,6 +1,6 @@
-"""Questions of the package reasoning-gym. Their scoring is in `verifiers.py`.
+"""Generates questions with the package reasoning-gym. Not covered: scoring, see `verifiers.py`.
 
-The package is imported when it is needed: it takes about a second.
+The package is imported on first use, which takes about a second.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ REPEATS_BEFORE_GIVING_UP = 1_000
 
 
 def reasoning_gym_questions(data: Data, task: Task, seed: int) -> Split:
-    """Distinct questions in the order of the generator: the first `val_size` for validation, then `train_size` more.
+    """Returns distinct questions in the generator's order: first `val_size` for validation, then `train_size` more.
 
-    So validation does not depend on train_size. `data.task.params.seed` fixes the questions whatever the run's seed is.
-    Raises ConfigError for an unknown dataset or parameter, and when there are fewer distinct questions than asked for.
+    Validation therefore does not depend on train_size. `data.task.params.seed` replaces the run's seed. Raises
+    ConfigError for an unknown dataset or parameter, and if there are too few distinct questions.
     """
     dataset = _create(task, seed)
     wanted = data.val_size + data.train_size
@@ -50,7 +50,7 @@ def _create(task: Task, seed: int) -> Any:
     if problems:
         raise ConfigError(problems)
     try:
-        # Items are generated one by one from seed + index; `size` only bounds the iteration that is not used here.
+        # Items are generated from seed + index. `size` only limits iteration, which is not used here.
         return reasoning_gym.create_dataset(task.name, **{"seed": seed, **task.params})
     except (AssertionError, TypeError, ValueError) as error:
         problem = Problem(

@@ -1,9 +1,9 @@
-"""A reward server as the platform asks it: one HTTP request, and what of its answer is a score.
+"""The HTTP protocol of reward servers.
 
     POST url  {"items": [{"prompt": text, "response": text, "answer": text, "metadata": {...}}, ...]}
     200       {"scores": [0.5, null, ...]}     one number per item, in order; null: no score
 
-What metadata holds beyond JSON is sent as text. When to ask again is decided in `http_scorer.py`.
+Metadata that JSON cannot represent is sent as text. Not covered: retries, see `http_scorer.py`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from rl_platform.envs.reasoning.verifiers import ScoreItem
 HEADERS = {"Content-Type": "application/json", "Accept": "application/json", "Connection": "close"}
 LONGEST_ANSWER = 16 * 2**20  # bytes
 SHOWN = 200  # characters of an answer in messages
-NOT_THERE = (502, 503, 504)  # statuses of a gateway whose server is away, or of one that still starts
+NOT_THERE = (502, 503, 504)  # a gateway without its server, or a server that is starting
 TOO_MANY = 429
 
 
 class Unanswered(Exception):
-    """A request that got no scores. `reason`: DIED (no server), TIMEOUT, or RAISED (an answer that is none).
+    """A request without scores. `reason`: DIED (no server), TIMEOUT, or RAISED (an invalid answer).
 
-    `final`: the same request would get the same answer.
+    `final`: a retry would fail in the same way.
     """
 
     def __init__(self, reason: str, detail: str, *, final: bool = False) -> None:
@@ -40,7 +40,7 @@ class Unanswered(Exception):
 
 
 class RewardServer:
-    """Asks the server at `url`; thread-safe. Whatever comes back, a request takes about `timeout_s` seconds at most."""
+    """Sends requests to the server at `url`; thread-safe. A request takes at most about `timeout_s` seconds."""
 
     def __init__(self, url: str, timeout_s: float) -> None:
         self.url, self._timeout_s = url, timeout_s
@@ -53,7 +53,7 @@ class RewardServer:
         self._closed = False
 
     def ask(self, items: Sequence[ScoreItem]) -> list[Score]:
-        """A score per item; one that is no finite number, or out of range, is invalid. Raises Unanswered."""
+        """Returns a score per item; numbers that are not finite or out of range are invalid. Raises Unanswered."""
         try:
             body = json.dumps({"items": [_to_json(item) for item in items]}, default=str).encode()
         except (TypeError, ValueError) as error:
@@ -61,7 +61,7 @@ class RewardServer:
         return self._scores(*self._post(body), len(items))
 
     def close(self) -> None:
-        """Ends the requests that are under way; later ones fail."""
+        """Ends running requests; later ones fail."""
         with self._lock:
             self._closed = True
             for connected in self._open:
@@ -76,13 +76,13 @@ class RewardServer:
                 connection.request("POST", self._path, body, HEADERS)
                 response = connection.getresponse()
                 status, answer = response.status, response.read(LONGEST_ANSWER)
-        except (OSError, HTTPException, UnicodeError) as error:  # the latter: a name that cannot be a host's
+        except (OSError, HTTPException, UnicodeError) as error:  # UnicodeError: an invalid host name
             if isinstance(error, TimeoutError) or time.monotonic() - began >= self._timeout_s:
                 raise self._too_late() from error
             raise Unanswered(DIED, f"{self.url}: {type(error).__name__}: {error}") from error
         finally:
             connection.close()
-        if time.monotonic() - began >= self._timeout_s:  # the answer may have been cut
+        if time.monotonic() - began >= self._timeout_s:  # the answer may be incomplete
             raise self._too_late()
         return status, answer
 
@@ -91,7 +91,7 @@ class RewardServer:
 
     @contextmanager
     def _until(self, connected: socket.socket, deadline: float) -> Iterator[None]:
-        """Cuts the connection at the deadline: a socket's own timeout begins anew with every byte that trickles in."""
+        """Shuts the connection down at the deadline. A socket's own timeout restarts with every byte that arrives."""
         timer = threading.Timer(max(deadline - time.monotonic(), 0.0), _cut, [connected])
         timer.daemon = True
         with self._lock:
@@ -127,7 +127,7 @@ def _to_json(item: ScoreItem) -> dict[str, Any]:
     return {"prompt": item.question, "response": item.response, "answer": item.answer, "metadata": item.metadata}
 
 
-def _score(value: Any) -> Score:
+def _score(value: object) -> Score:
     try:
         return Score(checked_reward(json_number(value)))
     except ValueError as error:

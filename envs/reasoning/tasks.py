@@ -1,4 +1,4 @@
-"""The task of a reasoning run: from `data.task` to training and validation questions."""
+"""Builds the training and validation questions of `data.task`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rl_platform.errors import ConfigError, Problem
 
 
 def build_questions(data: Data, seed: int) -> Split:
-    """The questions of `data.task`; the same ones in the same order for the same config and seed.
+    """Returns the questions of `data.task`. Equal configs and seeds give equal questions in the same order.
 
-    Raises ConfigError (unknown names, too small a task for the sizes asked for) and DataError (unreadable files).
+    Raises ConfigError for unknown names and too few questions, DataError for unreadable files.
     """
     task = data.task
     if task is None:

@@ -1,10 +1,9 @@
-"""Tools: what answers a turn of the policy, in the processes of `scoring.py`. Built in: a calculator.
+"""Tools that answer turns of the policy, in the processes of `scoring.py`. Built in: a calculator.
 
-A tool is a function of the conversation and of the question's metadata. `conversation` holds texts, the question first,
-then turns of the policy and observations in turn; the last one is the turn to answer. The function returns the
-observation, or None where there is nothing to answer: the response is then complete. It gets all that went before, so
-an environment with a state can be rebuilt from it. Every process imports this module: it must stay free of torch and
-pydantic.
+A tool is a function of a conversation and the question's metadata. `conversation` is a list of texts: the question,
+then alternating turns of the policy and observations, up to the turn to answer. The function returns the observation,
+or None if there is none: the response is then complete. It gets the whole conversation, so it can rebuild the state of
+an environment. Every process imports this module, so it must not import torch or pydantic.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Tool = Callable[[list[str], dict[str, Any]], str | None]
 
 @dataclass(frozen=True)
 class ToolCall:
-    """What a tool is asked."""
+    """The arguments of a tool."""
 
     conversation: tuple[str, ...]
     metadata: dict[str, Any] = field(default_factory=dict)
@@ -35,7 +34,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class ToolSpec:
-    """Which tool: `rollout.multi_turn.tool`."""
+    """The name of a tool, `rollout.multi_turn.tool`."""
 
     type: str
 
@@ -44,7 +43,7 @@ class ToolSpec:
         return KEY
 
     def load(self) -> Callable[[ToolCall], Score]:
-        """A function whose scores carry the observation as `text`. Raises ConfigError if there is no such tool."""
+        """Returns a function whose scores have the observation as `text`. Raises ConfigError for an unknown tool."""
         tool = load_tool(self.type)
 
         def answer(call: ToolCall) -> Score:
@@ -57,7 +56,7 @@ class ToolSpec:
 
 
 def load_tool(name: str) -> Tool:
-    """The built-in tool or the user's function of that name. Raises ConfigError if there is none."""
+    """Returns the built-in tool or the user's function of that name. Raises ConfigError if there is none."""
     if name in TOOLS:
         return TOOLS[name]
     if ":" in name:
@@ -82,16 +81,16 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Fraction]] = {
 
 
 def calculator(conversation: Sequence[str], metadata: dict[str, Any]) -> str | None:
-    """The value of the expression in front of a `=` that ends the turn; None for a turn without one.
+    """Returns the value of the expression before a `=` at the end of the turn; None for a turn without `=`.
 
-    A turn that is nothing but `=` asks for the expression that ends the question. Numbers, + - * / and parentheses;
-    what cannot be computed is answered with the reason.
+    For a turn that is only `=` it evaluates the expression at the end of the question. Expressions have numbers,
+    + - * / and parentheses; for others it returns the error as text.
     """
     question, turn = conversation[0], conversation[-1].strip()
     if not turn.endswith("="):
         return None
     expression = _EXPRESSION.search(turn[:-1] or question.rstrip())
-    assert expression is not None  # it matches nothing at all, too
+    assert expression is not None  # it also matches the empty text
     try:
         return _text(evaluate(expression.group()))
     except ZeroDivisionError:
@@ -101,7 +100,7 @@ def calculator(conversation: Sequence[str], metadata: dict[str, Any]) -> str | N
 
 
 def evaluate(expression: str) -> Fraction:
-    """The exact value. Raises ValueError for what is no arithmetic, ZeroDivisionError."""
+    """Returns the exact value. Raises ValueError for other than arithmetic expressions, and ZeroDivisionError."""
     if len(expression) > _LONGEST_EXPRESSION:
         raise ValueError("the expression is too long")
     try:
@@ -114,7 +113,7 @@ def evaluate(expression: str) -> Fraction:
 def _value(node: ast.AST, source: str) -> Fraction:
     match node:
         case ast.Constant(value=int() | float()):
-            return Fraction(ast.get_source_segment(source, node) or "")  # as written: 0.1 is a tenth
+            return Fraction(ast.get_source_segment(source, node) or "")  # 0.1 is exactly 1/10
         case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _OPERATORS:
             return _OPERATORS[type(sign)](_value(left, source), _value(right, source))
         case ast.UnaryOp(op=sign, operand=operand) if type(sign) in _OPERATORS:

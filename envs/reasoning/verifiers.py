@@ -1,8 +1,9 @@
-"""How a response is scored: functions from a `ScoreItem` to a verdict, built by name inside the scoring processes.
+"""Verifiers: functions from a `ScoreItem` to a score, built by name inside the scoring processes.
 
-Built-in scores lie in [0, 1]. A response that is wrong or cannot be read scores 0; a verifier raises only when it
-cannot do its work (an expected answer it does not understand), and that sample is then left out of training. Timeouts
-and processes are in `scoring.py`. Every scoring process imports this module: it must stay free of torch and pydantic.
+Built-in scores are in [0, 1]. A response that is wrong or cannot be parsed scores 0. A verifier raises only if it
+cannot score, such as for an expected answer that it cannot parse; training then leaves the sample out. Every scoring
+process imports this module, so it must not import torch or pydantic. Not covered: timeouts and processes, see
+`scoring.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ BUILT_IN = ("task", "math_verify", "exact_match")
 
 @dataclass(frozen=True)
 class ScoreItem:
-    """A response and what it is compared to: the fields of its question. last_turn: None if there is only one."""
+    """A response and the fields of its question. last_turn: the policy's last turn; None if there is only one."""
 
     response: str
     question: str
@@ -33,18 +34,18 @@ class ScoreItem:
 
     @property
     def final(self) -> str:
-        """What the built-in verifiers read: the policy's last words. `response` has what tools answered in it too."""
+        """The text that built-in verifiers read: the policy's last turn. `response` also has the answers of tools."""
         return self.response if self.last_turn is None else self.last_turn
 
 
-# The score; or that and rewards of steps, each with the number of characters of the response at which the step ends.
+# A score, or a score and rewards of steps: (number of characters up to the end of the step, reward).
 Verdict = float | tuple[float, Sequence[tuple[int, float]]]
 Verifier = Callable[[ScoreItem], Verdict]
 
 
 @dataclass(frozen=True)
 class VerifierSpec:
-    """Which verifier: `reward.type`, and for `task` the type, name and params of `data.task`."""
+    """The name of a verifier, `reward.type`, and for `task` the type, name and params of `data.task`."""
 
     type: str
     task_type: str = ""
@@ -64,7 +65,7 @@ class VerifierSpec:
 
 
 def load_verifier(spec: VerifierSpec) -> Verifier:
-    """The function that scores. Raises ConfigError for an unknown name or a module that cannot be imported."""
+    """Returns the verifier. Raises ConfigError for an unknown name or a module that cannot be imported."""
     if spec.type == "exact_match":
         return exact_match
     if spec.type == "math_verify":
@@ -79,20 +80,24 @@ def load_verifier(spec: VerifierSpec) -> Verifier:
 
 
 def exact_match(item: ScoreItem) -> float:
-    """1 if response and answer are equal up to surrounding white space."""
+    """Returns 1 if response and answer are equal up to surrounding white space, else 0."""
     return float(item.final.strip() == item.answer.strip())
 
 
 def match_digit(item: ScoreItem) -> float:
-    """1 if the response starts with the answer, 0.1 if it starts with another digit, else 0. What follows the first
-    character does not count, and the small step for any digit makes the task learnable from random bytes."""
+    """Returns 1 if the response starts with the answer, 0.1 if it starts with another digit, else 0.
+
+    The reward of 0.1 makes the task learnable from random bytes.
+    """
     first = item.final[:1]
     return 1.0 if first == item.answer else 0.1 if first and first in "0123456789" else 0.0
 
 
 def match_quotient(item: ScoreItem) -> float:
-    """As `match_digit` in the last turn, after the calculator was asked in the first; 0 for who guesses. To have asked
-    is worth 0.05, so that it is learned from random bytes as well; but not to go on asking."""
+    """Returns `match_digit` of the last turn, at least 0.05, if the first turn called the calculator; else 0.
+
+    The 0.05 makes the call learnable from random bytes. A last turn that calls the calculator again scores 0.
+    """
     if item.last_turn is None or not item.response.startswith("=") or item.last_turn.startswith("="):
         return 0.0
     return max(0.05, match_digit(item))
@@ -131,8 +136,10 @@ _HASHES = re.compile(r"####[ \t]*(\S[^\n]*)")
 
 
 def extract_answer(response: str, answer: str) -> str:
-    """What the response gives as its answer: the last <answer> tag, else \\boxed{}, else `####` line; without any of
-    them the last number if a number is expected, else the whole text."""
+    """Returns the answer in a response: the last <answer> tag, else \\boxed{}, else `####` line.
+
+    Without any of them it is the last number if a number is expected, else the whole text.
+    """
     text = response.replace("\N{MINUS SIGN}", "-")
     marked = _marked(text)
     if marked is not None:
@@ -142,13 +149,13 @@ def extract_answer(response: str, answer: str) -> str:
 
 
 def _marked(text: str) -> str | None:
-    """What the response marks as its answer; None without a mark."""
+    """The text that the response marks as its answer; None without a mark."""
     answers = _TAGGED.findall(text) or _boxed(text) or _HASHES.findall(text)
     return answers[-1].strip() if answers else None
 
 
 def parse_number(text: str) -> Fraction | None:
-    """`1,234`, `-0.5`, `+3`, `1/2`, also with $ around it or a full stop behind; None for anything else."""
+    """Parses `1,234`, `-0.5`, `+3` or `1/2`, also in $...$ or with a full stop; returns None for other text."""
     bare = text.strip().strip("$").strip().removesuffix(".")
     if len(bare) > _LONGEST_NUMBER or not _NUMBER.fullmatch(bare):
         return None
@@ -176,22 +183,22 @@ def _boxed(text: str) -> list[str]:
 
 
 def _math_verifier(match: Verifier) -> Verifier:
-    import math_verify  # here, so that the import happens before the process says that it is ready
+    import math_verify  # imported before the process reports that it is ready
 
-    # It warns once that its own timeouts are off: they are signals, and the scoring pool has its own.
+    # It would warn that its timeouts, which use signals, are off. The scoring pool has its own timeouts.
     logging.getLogger(math_verify.__name__).setLevel(logging.ERROR)
     return match
 
 
 def _match_expressions(item: ScoreItem) -> float:
-    """math-verify's own reading of the whole response; an answer in words is compared as text."""
+    """Compares the whole response by math-verify; an answer in words is compared as text."""
     if _in_words(item.answer):
         return _match_words(item)
     return _equivalent(item.answer, item.final, _marked(item.final))
 
 
 def _match_final(item: ScoreItem) -> float:
-    """The extracted final answer; numbers are compared exactly, words as text, everything else by math-verify."""
+    """Compares the extracted answer: numbers exactly, words as text, other answers by math-verify."""
     if _in_words(item.answer):
         return _match_words(item)
     given = extract_answer(item.final, item.answer)
@@ -204,7 +211,7 @@ def _match_final(item: ScoreItem) -> float:
     return _equivalent(item.answer, f"\\boxed{{{given}}}", given)
 
 
-# math-verify reads letters as a product of symbols, to which `stop` and `pots` are equal.
+# math-verify parses letters as a product of symbols, so that `stop` and `pots` are equal.
 _TEXT_COMMAND = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|operatorname|boxed)\b\s*")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _FORMULA = re.compile(r"[+*^=<>_$]|\\[A-Za-z]")
@@ -218,7 +225,7 @@ def _words(text: str) -> list[str]:
 
 
 def _in_words(answer: str) -> bool:
-    """Whether an expected answer is made of words: no formula, no digit."""
+    """Whether an expected answer consists of words, without formulas and digits."""
     if _FORMULA.search(_TEXT_COMMAND.sub("", answer)) or any(character.isdigit() for character in answer):
         return False
     return bool(_words(answer))
@@ -229,12 +236,12 @@ def _match_words(item: ScoreItem) -> float:
 
 
 def _bare_words(text: str) -> str:
-    """The text without what LaTeX puts around words, and without a full stop."""
+    """The text without LaTeX markup and without a full stop."""
     return " ".join(re.sub(r"[${}]|\\ ", " ", _TEXT_COMMAND.sub(" ", text)).split()).removesuffix(".").rstrip()
 
 
 def _same_words(answer: str, given: str) -> bool:
-    """Whether words beside numbers (units) are those of the expected answer, in order, or left out altogether."""
+    """Whether words beside numbers (units) equal those of the expected answer, in order, or are all missing."""
     expected = _words(answer)
     if not expected or _FORMULA.search(_TEXT_COMMAND.sub("", answer)):
         return True
@@ -243,7 +250,7 @@ def _same_words(answer: str, given: str) -> bool:
 
 
 def _equivalent(answer: str, response: str, marked: str | None) -> float:
-    """By math-verify. marked: what the response marks as its answer."""
+    """Compares by math-verify. marked: the text that the response marks as its answer."""
     from math_verify import parse, verify
 
     gold = parse(answer if "$" in answer or "\\boxed" in answer else f"\\boxed{{{answer}}}", parsing_timeout=None)
@@ -262,10 +269,10 @@ _QUOTIENT = re.compile(r"[-+]?[\d.,]+ */ *[\d.,]+|[-+]?[\d.,]+ *\\?%?")
 
 
 def _worked_out(gold: Any, given: list[Any]) -> bool:
-    """Whether the answer is a number where a number is expected, and not a calculation that has it as its result.
+    """Whether the answer is a number if a number is expected, and not an expression with that value.
 
-    `(34 - 54)` is equal to -20, but whoever repeats a question has not answered it, and training would soon find out.
-    `given`: the expression that math-verify read, and the text it read that from, if both are known.
+    `(34 - 54)` equals -20, but a response that repeats the question is no answer, and training would exploit it.
+    `given`: the expression that math-verify parsed and, if known, its text.
     """
     from sympy import Equality, Integer, Number
 
