@@ -20,7 +20,7 @@ def section_of(annotation: Any) -> type[Section] | None:
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation
     if get_origin(annotation) in (Union, types.UnionType, Annotated):
-        return next((found for found in map(section_of, get_args(annotation)) if found), None)
+        return next((section for section in map(section_of, get_args(annotation)) if section), None)
     return None
 
 

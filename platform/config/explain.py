@@ -26,12 +26,12 @@ def explain(error: ValidationError, where: Where) -> list[Problem]:
     for detail in error.errors(include_url=False):
         key = dotted(detail["loc"])
         if detail["type"] == "extra_forbidden":
-            found = list(_unknown(key, detail["input"], where))
+            explained = list(_unknown(key, detail["input"], where))
         elif detail["type"] == "missing":
-            found = [_missing(detail, key, where)]
+            explained = [_missing(detail, key, where)]
         else:
-            found = [_wrong(detail, key, where)]
-        problems.update({(problem.key, problem.message): problem for problem in found})
+            explained = [_wrong(detail, key, where)]
+        problems.update({(problem.key, problem.message): problem for problem in explained})
     return list(problems.values())
 
 
@@ -117,8 +117,8 @@ def _unknown(key: str, value: Any, where: Where) -> Iterator[Problem]:
         yield Problem(key, f"`{name}` is {system}'s section; here its keys go to {target}", where(key))
         yield from _content(key, value, where)
         return
-    if (found := translate(key)) is not None:
-        yield _foreign(key, found, where)
+    if (foreign := translate(key)) is not None:
+        yield _foreign(key, foreign, where)
         return
     section = section_at(parent)
     names = list(section.model_fields) if section is not None else []
@@ -141,16 +141,19 @@ def _content(key: str, value: Any, where: Where) -> Iterator[Problem]:
     if isinstance(value, dict):
         for name, item in value.items():
             yield from _content(f"{key}.{name}", item, where)
-    elif (found := translate(key)) is not None:
-        yield _foreign(key, found, where)
+    elif (foreign := translate(key)) is not None:
+        yield _foreign(key, foreign, where)
     elif ours := _keys_named(key.rpartition(".")[2]):
         yield Problem(key, f"unknown key; here it is {ours}", where(key))
 
 
-def _foreign(key: str, found: ForeignName, where: Where) -> Problem:
+def _foreign(key: str, foreign: ForeignName, where: Where) -> Problem:
     name = key.rpartition(".")[2]
     return Problem(
-        key, f"`{name}` is {found.system}'s name; here it is {' and '.join(found.here)}", where(key), hint=found.note
+        key,
+        f"`{name}` is {foreign.system}'s name; here it is {' and '.join(foreign.here)}",
+        where(key),
+        hint=foreign.note,
     )
 
 

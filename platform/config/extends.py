@@ -69,7 +69,7 @@ def _base(path: str | Path, name: Any, place: str, opened: list[Path], problems:
         file = os.path.normpath(Path(path).parent / name)
         if (real := Path(os.path.realpath(file))) not in opened:
             return file
-        circle = " -> ".join(found.name for found in (*opened, real))
+        circle = " -> ".join(base.name for base in (*opened, real))
         message = f"the files extend each other in a circle: {circle}"
     raise ConfigError([*problems, _broken(message, place, name, hint)])
 
@@ -98,5 +98,5 @@ def _text_of(path: str | Path) -> str:
 
 def _file_near(path: Path) -> str:
     """Which config of the same folder was probably meant."""
-    found = nearest(path.stem, {file.stem for file in path.parent.glob("*.yaml")})
-    return f"did you mean {path.with_name(f'{found}.yaml')}?" if found else ""
+    close = nearest(path.stem, {file.stem for file in path.parent.glob("*.yaml")})
+    return f"did you mean {path.with_name(f'{close}.yaml')}?" if close else ""

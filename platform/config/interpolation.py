@@ -61,21 +61,21 @@ class _Resolver:
     def _text(self, text: str, path: tuple[str, ...]) -> Any:
         whole = _REFERENCE.fullmatch(text)
         if whole and not whole[1]:
-            found = self._target(whole[2].strip(), text, path)
-            return None if found is _LOOKUP_FAILED else found
+            value = self._target(whole[2].strip(), text, path)
+            return None if value is _LOOKUP_FAILED else value
         failed = False
 
         def replace(match: re.Match[str]) -> str:
             nonlocal failed
             if match[1]:
                 return match[0][1:]
-            found = self._target(match[2].strip(), text, path)
-            if isinstance(found, dict | list) or found is None:
-                kind = "is null" if found is None else "is a whole section or list"
+            value = self._target(match[2].strip(), text, path)
+            if isinstance(value, dict | list) or value is None:
+                kind = "is null" if value is None else "is a whole section or list"
                 self._complain(path, text, f"${{{match[2]}}} {kind} and cannot stand inside text")
-                found = _LOOKUP_FAILED
-            failed = failed or found is _LOOKUP_FAILED
-            return str(found).lower() if isinstance(found, bool) else str(found)
+                value = _LOOKUP_FAILED
+            failed = failed or value is _LOOKUP_FAILED
+            return str(value).lower() if isinstance(value, bool) else str(value)
 
         replaced = _REFERENCE.sub(replace, text)
         self._count(replaced, path)
@@ -86,19 +86,19 @@ class _Resolver:
 
     def _target(self, name: str, text: str, path: tuple[str, ...]) -> Any:
         target = tuple(name.split("."))
-        found = _walk(self.tree, target)
-        if found is _LOOKUP_FAILED:
-            found = _walk(self.defaults, target)
-        if found is _LOOKUP_FAILED:
+        value = _walk(self.tree, target)
+        if value is _LOOKUP_FAILED:
+            value = _walk(self.defaults, target)
+        if value is _LOOKUP_FAILED:
             close = nearest(name, _leaves(self.tree))
             hint = f"did you mean ${{{close}}}?" if close else "a literal ${ is written $${"
             self._complain(path, text, f"${{{name}}} names no key of this config", hint=hint)
-            return found
+            return value
         if path[: len(target)] == target:
             self._complain(path, text, f"the references go in a circle: {name} contains this key")
             return _LOOKUP_FAILED
         before = len(self.problems)
-        resolved = self.value(found, target)
+        resolved = self.value(value, target)
         return _LOOKUP_FAILED if len(self.problems) > before else resolved
 
     def _count(self, value: Any, path: tuple[str, ...]) -> None:

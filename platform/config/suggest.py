@@ -9,8 +9,8 @@ from collections.abc import Iterable
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """The name closest in spelling, None if none is close. Case and `-` for `_` do not count as differences."""
     by_folded = {_fold(candidate): candidate for candidate in names}
-    found = difflib.get_close_matches(_fold(name), by_folded, n=1, cutoff=0.6)
-    return by_folded[found[0]] if found else None
+    matches = difflib.get_close_matches(_fold(name), by_folded, n=1, cutoff=0.6)
+    return by_folded[matches[0]] if matches else None
 
 
 def _fold(name: str) -> str:

@@ -35,11 +35,11 @@ class ConvNet(Section):
 
     def map_sizes(self, height: int, width: int) -> list[tuple[int, int]]:
         """Height and width of what each layer gives, for an image of that size; 0 where its window does not fit."""
-        found = []
+        sizes = []
         for kernel, stride in zip(self.kernels, self.strides, strict=True):
-            height, width = (max(size - kernel + stride, 0) // stride for size in (height, width))
-            found.append((height, width))
-        return found
+            height, width = (max(side - kernel + stride, 0) // stride for side in (height, width))
+            sizes.append((height, width))
+        return sizes
 
 
 class Model(Section):

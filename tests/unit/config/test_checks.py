@@ -488,13 +488,13 @@ def test_pf_ppo_breaks_up_groups(load: Any) -> None:
 )
 def test_values_out_of_range(problems: Any, override: str, words: str) -> None:
     switches = ["algorithm.use_pf_ppo=true", "algorithm.group_size=2", "algorithm.ppo_epochs=2"]
-    found = problems("reasoning", *switches, override)[override.partition("=")[0]]
-    assert words in found.allowed
+    problem = problems("reasoning", *switches, override)[override.partition("=")[0]]
+    assert words in problem.allowed
 
 
 def test_a_misspelt_switch_is_not_followed_by_guesses(problems: Any) -> None:
-    found = problems("reasoning", "algorithm.use_kl_in_rewards=true", "algorithm.kl_penalty=k2", REASONING)
-    assert list(found) == ["algorithm.use_kl_in_rewards"]
+    reported = problems("reasoning", "algorithm.use_kl_in_rewards=true", "algorithm.kl_penalty=k2", REASONING)
+    assert list(reported) == ["algorithm.use_kl_in_rewards"]
 
 
 def test_doubt_about_one_switch_silences_only_its_own_keys(problems: Any) -> None:

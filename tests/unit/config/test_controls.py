@@ -145,6 +145,6 @@ def test_embodied_episodes_are_bootstrapped_anyway(problems: Any) -> None:
     ],
 )
 def test_names_of_other_systems(foreign: str, here: str) -> None:
-    found = translate(foreign)
-    assert found is not None
-    assert found.here[0] == here
+    name = translate(foreign)
+    assert name is not None
+    assert name.here[0] == here

@@ -150,13 +150,13 @@ def test_a_correction_where_nothing_can_differ_is_refused(problems: Any) -> None
 
 
 def test_all_of_them_at_once(problems: Any) -> None:
-    found = problems(
+    reported = problems(
         "reasoning",
         "algorithm={clip_ratio_low: 2, clip_ratio_c: 1, use_kl_loss: true, use_kl_in_reward: true, policy_loss: gspo}",
         "algorithm.dynamic_sampling={}",
         "data.train_batch_size=60",
     )
-    assert set(found) == {
+    assert set(reported) == {
         "algorithm.clip_ratio_low",
         "algorithm.clip_ratio_c",
         "algorithm.use_kl_loss",

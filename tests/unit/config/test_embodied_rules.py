@@ -92,9 +92,9 @@ PASSES = [
 
 @pytest.mark.parametrize(("task", "overrides", "key", "reason"), REFUSED)
 def test_refused(task: str, overrides: list[str], key: str, reason: str, problems) -> None:
-    found = problems(task, *overrides)
-    assert list(found) == [key]
-    assert reason in str(found[key])
+    reported = problems(task, *overrides)
+    assert list(reported) == [key]
+    assert reason in str(reported[key])
 
 
 @pytest.mark.parametrize("overrides", PASSES)

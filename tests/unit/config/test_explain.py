@@ -84,9 +84,9 @@ def test_unknown_keys(problems: Any, key: str, hint: str) -> None:
 
 
 def test_a_misspelt_section_is_one_problem(problems: Any) -> None:
-    found = problems("embodied", "acotr={optim: {lr: 0.1}, group_name: a}")
-    assert list(found) == ["acotr"]
-    assert "did you mean actor?" in found["acotr"].hint
+    reported = problems("embodied", "acotr={optim: {lr: 0.1}, group_name: a}")
+    assert list(reported) == ["acotr"]
+    assert "did you mean actor?" in reported["acotr"].hint
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ actor_rollout_ref:
   rollout: {tensor_model_parallel_size: 2}
 trainer: {n_gpus_per_node: 8}
 """
-    found = problems(text)
+    reported = problems(text)
     expected = {
         "ppo.adv_estimator.name": "algorithm.adv_type",
         "ppo.adv_estimator.gae_lambda": "algorithm.gae_lambda",
@@ -154,10 +154,10 @@ trainer: {n_gpus_per_node: 8}
         "trainer.n_gpus_per_node": "cluster.gpus_per_node",
     }
     for key, here in expected.items():
-        assert found[key].message.endswith(f"here it is {here}"), found[key]
-        assert found[key].where != ""
+        assert reported[key].message.endswith(f"here it is {here}"), reported[key]
+        assert reported[key].where != ""
     sections = {"ppo", "value_loss_fn", "value", "checkpointing", "logger", "actor_rollout_ref", "trainer"}
-    assert set(found) == {*expected, *sections}
+    assert set(reported) == {*expected, *sections}
 
 
 def test_every_foreign_name_leads_to_a_key_and_none_is_our_own() -> None:

@@ -237,9 +237,9 @@ class TestTags:
         folder = write(base=BASE, child=f"extends: base.yaml\n{text}\n")
         with pytest.raises(ConfigError) as caught:
             load_config(folder / "child.yaml")
-        found = {problem.key: problem for problem in caught.value.problems}
-        assert message in found[key].message
-        assert found[key].where == f"{folder}/child.yaml:2"
+        reported = {problem.key: problem for problem in caught.value.problems}
+        assert message in reported[key].message
+        assert reported[key].where == f"{folder}/child.yaml:2"
 
     def test_the_nearest_name_is_the_hint(self, write: Any) -> None:
         folder = write(base=BASE, child="extends: base.yaml\nrunner: {max_step: !unset }\n")

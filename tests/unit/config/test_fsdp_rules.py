@@ -24,9 +24,9 @@ PLACED = "cluster.component_placement={'actor,critic,rollout,reward,reference': 
     ],
 )
 def test_refused(problems: Any, overrides: list[str], key: str, reason: str) -> None:
-    found = problems("reasoning", *overrides)
-    (name,) = [name for name in found if name.startswith(key)]
-    assert reason in found[name].message
+    (problem,) = problems("reasoning", *overrides).values()
+    assert problem.key.startswith(key)
+    assert reason in str(problem)
 
 
 @pytest.mark.parametrize("key", ["actor.lora={rank: 4}", "actor.cpu_offload=true", "actor.parallel.context=2"])

@@ -46,8 +46,8 @@ data:
 def test_all_problems_at_once_in_the_order_of_lines(load: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load(BROKEN)
-    found = [(problem.key, problem.where.rpartition(":")[2]) for problem in caught.value.problems]
-    assert found == [
+    reported = [(problem.key, problem.where.rpartition(":")[2]) for problem in caught.value.problems]
+    assert reported == [
         ("runner.gamma", "3"),
         ("runner.max_steps", "4"),
         ("cluster.component_placement.actor_critic,env,rolout", "7"),
@@ -64,9 +64,11 @@ def test_all_problems_at_once_in_the_order_of_lines(load: Any, tmp_path: Path) -
 
 
 def test_checks_run_beside_schema_errors_but_not_on_doubtful_keys(problems: Any) -> None:
-    found = problems("embodied", "env.num_envs=x", "data.mini_batch_size=1000", "env.id=null", "algorithm.group_size=2")
+    reported = problems(
+        "embodied", "env.num_envs=x", "data.mini_batch_size=1000", "env.id=null", "algorithm.group_size=2"
+    )
     # 8 * 128 % 1000 is not judged: num_envs is only a default; group_size is
-    assert set(found) == {"env.num_envs", "env.id", "algorithm.group_size"}
+    assert set(reported) == {"env.num_envs", "env.id", "algorithm.group_size"}
 
 
 @pytest.mark.parametrize(
@@ -136,11 +138,11 @@ class TestOverrides:
         assert "cluster.component_placement.actor_critic,env,rollout" not in loaded.sources
 
     def test_unknown_keys_are_located_at_the_command_line(self, problems: Any) -> None:
-        found = problems("embodied", "algorithm.gama=0.9", "nothing.at.all=1", "algorithm.lam=0.9")
-        assert {problem.where for problem in found.values()} == {"command line"}
-        assert "algorithm.gamma" in found["algorithm.gama"].hint
-        assert "algorithm.gae_lambda" in found["algorithm.lam"].message
-        assert "nothing" in found
+        reported = problems("embodied", "algorithm.gama=0.9", "nothing.at.all=1", "algorithm.lam=0.9")
+        assert {problem.where for problem in reported.values()} == {"command line"}
+        assert "algorithm.gamma" in reported["algorithm.gama"].hint
+        assert "algorithm.gae_lambda" in reported["algorithm.lam"].message
+        assert "nothing" in reported
 
     @pytest.mark.parametrize(
         "text", ["runner.seed", "=1", "runner..seed=1", "runner.seed=", "+runner.seed=1", "a.b=[1"]
@@ -193,13 +195,13 @@ class TestReferences:
         ],
     )
     def test_bad_references(self, problems: Any, key: str, value: str, message: str) -> None:
-        found = problems("embodied", f"{key}={value}")
-        assert any(message in problem.message for problem in found.values()), found
-        assert any("did you mean ${env.id}" in problem.hint for problem in found.values()) == ("idd" in value)
+        reported = problems("embodied", f"{key}={value}")
+        assert any(message in problem.message for problem in reported.values()), reported
+        assert any("did you mean ${env.id}" in problem.hint for problem in reported.values()) == ("idd" in value)
 
     def test_a_cycle_is_spelled_out(self, problems: Any) -> None:
-        found = problems("embodied", "runner.seed=${env.num_envs}", "env.num_envs=${runner.seed}")
-        assert any("runner.seed -> env.num_envs -> runner.seed" in problem.message for problem in found.values())
+        reported = problems("embodied", "runner.seed=${env.num_envs}", "env.num_envs=${runner.seed}")
+        assert any("runner.seed -> env.num_envs -> runner.seed" in problem.message for problem in reported.values())
 
     @pytest.mark.parametrize(
         ("count", "entry", "message"),

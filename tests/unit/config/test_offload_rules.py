@@ -27,9 +27,9 @@ AHEAD = ["runner.max_staleness=1", "algorithm={rollout_is: {}}"]
     ],
 )
 def test_refused(problems: Any, task: str, overrides: list[str], key: str, reason: str) -> None:
-    found = problems(task, *overrides)
-    (name,) = [name for name in found if name.startswith(key.partition(".")[0])]
-    assert reason in str(found[name]), found[name]
+    (problem,) = problems(task, *overrides).values()
+    assert problem.key.startswith(key.partition(".")[0])
+    assert reason in str(problem)
 
 
 @pytest.mark.parametrize("value", ["true", "false", "auto"])

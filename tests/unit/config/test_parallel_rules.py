@@ -37,9 +37,9 @@ FROZEN = "reference.training_backend=megatron"
     ],
 )
 def test_refused(problems: Any, overrides: list[str], key: str, reason: str) -> None:
-    found = problems("reasoning", *overrides)
-    (name,) = [name for name in found if name.startswith(key)]
-    assert reason in found[name].message
+    (problem,) = problems("reasoning", *overrides).values()
+    assert problem.key.startswith(key)
+    assert reason in str(problem)
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,9 @@ def test_half_as_many_prompts_again_are_in_work(load) -> None:
     ],
 )
 def test_what_makes_no_sense(overrides: tuple[str, ...], key: str, words: str, problems) -> None:
-    found = problems("reasoning", *overrides)
-    assert list(found) == [key]
-    assert words in found[key].message
+    reported = problems("reasoning", *overrides)
+    assert list(reported) == [key]
+    assert words in reported[key].message
 
 
 def test_an_embodied_rollout_is_not_cut(problems) -> None:

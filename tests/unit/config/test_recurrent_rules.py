@@ -49,8 +49,8 @@ def test_passes(overrides: list[str], problems) -> None:
 
 @pytest.mark.parametrize("key", ["type=gru", "recurrent_size=64", "sequence_length=8"])
 def test_language_models_have_no_such_keys(key: str, problems) -> None:
-    found = problems("reasoning", f"actor.model.{key}")
-    assert "only embodied" in str(found[f"actor.model.{key.partition('=')[0]}"])
+    reported = problems("reasoning", f"actor.model.{key}")
+    assert "only embodied" in str(reported[f"actor.model.{key.partition('=')[0]}"])
 
 
 def test_sequences_are_rollouts_unless_they_are_cut(load) -> None:
