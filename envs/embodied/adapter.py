@@ -23,7 +23,7 @@ class FlatObservations(gymnasium.ObservationWrapper[Any, Any, Any]):
         super().__init__(env)
         self.observation_space = flatten_space(env.observation_space)
 
-    def observation(self, observation: Any) -> np.ndarray:
+    def observation(self, observation: object) -> np.ndarray:
         """Returns the observation as a vector [D]."""
         vector: np.ndarray = flatten(self.env.observation_space, observation)  # type: ignore[assignment]
         return vector

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,9 @@ from rl_platform.config.schema.reward import RewardModel
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.pretrained import model_folder, quiet_transformers
 from rl_platform.models.tokenizer import Message
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 KEY = "reward.model"
 
@@ -57,7 +60,7 @@ class SequenceClassifier:
         return free
 
 
-def load_parts(section: RewardModel) -> tuple[Any, Any]:
+def load_parts(section: RewardModel) -> tuple[PreTrainedTokenizerBase, PretrainedConfig]:
     """Returns tokenizer and config, without weights. Raises ConfigError if `SequenceClassifier` cannot use them."""
     from transformers import AutoConfig, AutoTokenizer
 
@@ -82,7 +85,7 @@ def load_parts(section: RewardModel) -> tuple[Any, Any]:
     return tokenizer, config
 
 
-def _load(section: RewardModel, config: Any) -> nn.Module:
+def _load(section: RewardModel, config: PretrainedConfig) -> nn.Module:
     from safetensors import SafetensorError
     from transformers import AutoModelForSequenceClassification
 

@@ -8,14 +8,17 @@ computes log-probs and values of its own positions; their sum over the ranks is 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from rl_platform.models.packed import PackedAttention, PackedTokens
+from rl_platform.models.packed import Attention, PackedTokens
+
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
 
 
 class ContextParallel:
@@ -39,7 +42,7 @@ class ContextParallel:
         index = packed.flat_index - start
         before = index[rows, columns - 1]
         own = (before >= 0) & (before < length)
-        attention: Any = UlyssesAttention(packed.attention, self, count)
+        attention = UlyssesAttention(packed.attention, self, count)
         local = replace(packed, tokens=tokens, positions=positions, flat_index=index, attention=attention)
         return local, rows[own], columns[own]
 
@@ -56,7 +59,7 @@ class UlyssesAttention:
     changes no result.
     """
 
-    def __init__(self, attention: PackedAttention, context: ContextParallel, count: int) -> None:
+    def __init__(self, attention: Attention, context: ContextParallel, count: int) -> None:
         self.attention, self.context, self.count = attention, context, count
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
@@ -91,24 +94,24 @@ def _exchange(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 class _AllToAll(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, parts: Tensor, group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: FunctionCtx, parts: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
         received = torch.empty_like(parts)
         dist.all_to_all_single(received, parts, group=group)
         return received
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, None]:
         return _exchange(gradient, ctx.group), None
 
 
 class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: FunctionCtx, part: Tensor, group: dist.ProcessGroup) -> Tensor:
         summed = part.clone()
         dist.all_reduce(summed, group=group)
         return summed
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient, None

@@ -7,20 +7,23 @@ attention and a plain linear head (Llama, Qwen2, Qwen3 ...); `pretrained.load_ca
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from rl_platform.models.packed import ATTENTION, PackedTokens
+from rl_platform.models.packed import ATTENTION, Attention, PackedTokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Entropy = Literal["none", "value", "gradient"]
 TOKENS_PER_CHUNK = 1024  # logits [1024, vocabulary] are the most that exist at the same time
 
 
 def _attend(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: Any, scaling: float, **kwargs: Any
+    module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: object, scaling: float, **kwargs: Any
 ) -> tuple[Tensor, None]:
     out = kwargs["attention"](module.layer_idx, query, key, value, scaling)
     return out[None], None
@@ -29,7 +32,7 @@ def _attend(
 class LanguageModel(nn.Module):
     """Backbone and head. `head` is the LM head [hidden -> vocabulary] or a float32 scalar head."""
 
-    def __init__(self, network: Any, *, value_head: bool = False) -> None:
+    def __init__(self, network: PreTrainedModel, *, value_head: bool = False) -> None:
         super().__init__()
         from transformers import AttentionInterface
 
@@ -44,7 +47,7 @@ class LanguageModel(nn.Module):
         else:
             self.head = network.get_output_embeddings()
 
-    def hidden(self, tokens: Tensor, positions: Tensor, attention: Any) -> Tensor:
+    def hidden(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """tokens, positions [N] -> last hidden states [N,H]."""
         output = self.backbone(
             input_ids=tokens[None], position_ids=positions[None], attention=attention, use_cache=False

@@ -10,7 +10,7 @@ Not covered: splitting tokens over ranks, see `context_parallel`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 ATTENTION = "rl_platform"
+Attention = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
+"""(layer, query [1,Hq,N,D], key and value [1,Hkv,N,D], scaling) -> [N,Hq,D]."""
 # Pairs of positions whose attention costs as much as one more kernel call.
 SPLIT = {"cpu": 2**14, "cuda": 2**23}
 
@@ -32,7 +34,7 @@ class PackedTokens:
     tokens: Tensor
     positions: Tensor
     flat_index: Tensor
-    attention: PackedAttention
+    attention: Attention
 
 
 class PackedAttention:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+from torch.autograd.function import FunctionCtx, once_differentiable
 
 from rl_platform.envs.embodied.spaces import ActionSpace
 from rl_platform.models.draws import Among, choices, normals
@@ -36,14 +36,14 @@ class Tanh(nn.Module):
 
 class _TanhOnCPU(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor) -> Tensor:
+    def forward(ctx: FunctionCtx, inputs: Tensor) -> Tensor:
         outputs = _tanh(inputs)
         ctx.save_for_backward(outputs)
         return outputs
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> Tensor:
         (outputs,) = ctx.saved_tensors
         inputs_gradient: Tensor = torch.ops.aten.tanh_backward(gradient, outputs)
         return inputs_gradient

@@ -12,13 +12,18 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from rl_platform.config.schema.models import Model, RandomLM
 from rl_platform.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+    from rl_platform.models.tokenizer import Tokenizer
 
 # Families whose logits and greedy tokens a test compares to transformers'. Others may use another attention, learned
 # positions or no attention interface, and would fail in the middle of a run or compute wrong numbers silently.
@@ -111,7 +116,7 @@ def _convert(gguf: Path, folder: Path) -> None:
         model.save_pretrained(folder)
 
 
-def load_config(model: Model, vocab_size: int, eos_token_id: int, key: str = "actor.model") -> Any:
+def load_config(model: Model, vocab_size: int, eos_token_id: int, key: str = "actor.model") -> PretrainedConfig:
     """Returns the transformers config of a language model: from its folder, or a small Llama for `random_init`."""
     from transformers import AutoConfig, LlamaConfig
 
@@ -148,7 +153,7 @@ def load_causal_lm(model: Model, vocab_size: int, eos_token_id: int, seed: int, 
             return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
-def _read(folder: str, config: Any, key: str) -> nn.Module:
+def _read(folder: str, config: PretrainedConfig, key: str) -> nn.Module:
     """Loads a model. Raises ConfigError if a weight is missing or the family is not supported."""
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
@@ -166,13 +171,13 @@ def _read(folder: str, config: Any, key: str) -> nn.Module:
     return network
 
 
-def check_family(network: Any, folder: str, key: str) -> None:
+def check_family(network: PreTrainedModel, folder: str, key: str) -> None:
     """Raises ConfigError if the platform would compute other numbers than transformers with this model."""
     if features := unsupported_features(network):
         raise ConfigError([_refused(network.config.model_type, features, folder, key)])
 
 
-def empty_causal_lm(config: Any, folder: str, key: str) -> Any:
+def empty_causal_lm(config: PretrainedConfig, folder: str, key: str) -> PreTrainedModel:
     """Returns the model of a transformers config on the meta device.
 
     Raises ConfigError for an unsupported family and for a config that no model can be built from.
@@ -197,7 +202,7 @@ def _refused(family: str, features: Sequence[str], folder: str, key: str) -> Pro
     return Problem(key, f"{family} has {', '.join(features)}", value=folder, allowed=allowed)
 
 
-def unsupported_features(network: Any) -> list[str]:
+def unsupported_features(network: PreTrainedModel) -> list[str]:
     """Returns the features of this model that `language.LanguageModel` does not compute."""
     config, head = network.config, network.get_output_embeddings()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
@@ -217,7 +222,9 @@ def unsupported_features(network: Any) -> list[str]:
     return [feature for feature, there in present.items() if there]
 
 
-def export_causal_lm(weights: dict[str, torch.Tensor], config: Any, tokenizer: Any, folder: Path) -> None:
+def export_causal_lm(
+    weights: dict[str, torch.Tensor], config: PretrainedConfig, tokenizer: Tokenizer, folder: Path
+) -> None:
     """Writes `weights`, named as in `language.LanguageModel`, and the tokenizer as a Hugging Face folder."""
     from transformers import AutoModelForCausalLM
 

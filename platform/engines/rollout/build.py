@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,12 +13,20 @@ from rl_platform.engines.rollout.base import RolloutEngine
 from rl_platform.engines.rollout.torch import TorchRolloutEngine
 from rl_platform.errors import ConfigError, Problem
 
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
 LOGS = "logs"  # of the run's output folder
 USUAL_SHARE = 0.6  # of a GPU, for an engine whose memory cannot be estimated
 
 
 def rollout_engine(
-    config: Config, label: str, model_config: Any, eos: tuple[int, ...], accelerators: tuple[int, ...], seed: int
+    config: Config,
+    label: str,
+    model_config: PretrainedConfig,
+    eos: tuple[int, ...],
+    accelerators: tuple[int, ...],
+    seed: int,
 ) -> RolloutEngine:
     """Returns the engine of one rank, on its accelerators or on the CPU. Raises ConfigError, see `check_ranks`."""
     rollout = config.rollout
@@ -49,7 +57,7 @@ def rollout_engine(
     return HostedEngine(label, setup, eos, rollout.engine_env, log)
 
 
-def check_ranks(model_config: Any, ranks: int) -> None:
+def check_ranks(model_config: PretrainedConfig, ranks: int) -> None:
     """Raises ConfigError if SGLang cannot split the model's heads over so many tensor-parallel ranks."""
     heads = model_config.num_attention_heads
     key_heads = getattr(model_config, "num_key_value_heads", None) or heads
@@ -74,7 +82,7 @@ def generation_dtype(trained: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if faster else torch.float32
 
 
-def _architecture(model_config: Any) -> str:
+def _architecture(model_config: PretrainedConfig) -> str:
     """The name of the transformers class of a config without `architectures`."""
     from transformers import AutoModelForCausalLM
 

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_platform.models.language import LanguageModel
+from rl_platform.models.packed import Attention
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 
@@ -54,7 +55,7 @@ class TransformersDecoder:
                 self.linears.append(JoinedLinear(module))
                 module.forward = self.linears[-1]  # type: ignore[method-assign,assignment]
 
-    def hidden(self, tokens: Tensor, positions: Tensor, attention: Any) -> Tensor:
+    def hidden(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """tokens, positions [N] -> last hidden states [N,H]."""
         return self.model.hidden(tokens, positions, attention)
 
@@ -72,7 +73,7 @@ class FusedDecoder:
         self.head = JoinedLinear(model.head)
         self.linears = [linear for layer in self.layers for linear in layer.linears] + [self.head]
 
-    def hidden(self, tokens: Tensor, positions: Tensor, attention: Any) -> Tensor:
+    def hidden(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """As `TransformersDecoder.hidden`."""
         states = self.backbone.embed_tokens(tokens)
         cos, sin = (part[0, :, None] for part in self.backbone.rotary_emb(states, positions[None]))
@@ -102,7 +103,7 @@ class _Layer:
         self.down = JoinedLinear(mlp.down_proj)
         self.linears = [self.qkv, self.output, self.gate_up, self.down]
 
-    def __call__(self, states: Tensor, cos: Tensor, sin: Tensor, attention: Any) -> Tensor:
+    def __call__(self, states: Tensor, cos: Tensor, sin: Tensor, attention: Attention) -> Tensor:
         """states [N,H] -> [N,H]; cos, sin [N,1,D], the first half of sin negated."""
         count = states.shape[0]
         heads = self.qkv(self.norm(states)).view(count, -1, self.head_dim)

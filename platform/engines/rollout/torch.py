@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -30,6 +30,9 @@ from rl_platform.records import SamplingParams, Weights, WeightsReceived
 from rl_platform.runtime.weights.base import empty
 from rl_platform.runtime.weights.group import WeightReceiver, WeightsOffer, reachable
 
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
 
 class TorchRolloutEngine:
     """Generates with a model of `model_config` (transformers). `receive` must load weights before `generate`.
@@ -40,7 +43,7 @@ class TorchRolloutEngine:
 
     def __init__(
         self,
-        model_config: Any,
+        model_config: PretrainedConfig,
         eos_token_ids: Sequence[int],
         max_running: int,
         device: torch.device,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -39,6 +39,7 @@ class DataRanks:
     group: dist.ProcessGroup | None = None
 
 
+Arguments, Output = ParamSpec("Arguments"), TypeVar("Output")
 ALONE = DataRanks(0, 1)
 
 
@@ -167,7 +168,7 @@ class FSDPEngine:
         return norm
 
 
-def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[Any]:
+def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[None]:
     """Returns a context in which forward passes compute in `dtype`; parameters stay float32."""
     return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype=dtype)
 
@@ -201,7 +202,7 @@ def _layers(model: nn.Module) -> list[nn.Module]:
     return [layer for module in model.modules() if isinstance(module, nn.ModuleList) for layer in module]
 
 
-def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _recomputed(forward: Callable[Arguments, Output], *args: Arguments.args, **kwargs: Arguments.kwargs) -> Output:
     """Runs `forward` with gradient checkpointing: it stores only its inputs and runs again in the backward pass."""
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)

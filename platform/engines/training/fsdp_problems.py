@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rl_platform.config.schema.models import Trainable
 from rl_platform.errors import Problem
 from rl_platform.models.lora import unknown_targets
 
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PretrainedConfig
 
-def fsdp_problems(config: Any, section: Trainable, role: str) -> Iterator[Problem]:
+
+def fsdp_problems(config: PretrainedConfig, section: Trainable, role: str) -> Iterator[Problem]:
     """Yields a problem for each setting of `section` that a model with this transformers config does not allow.
 
     `role`: the name of the section, such as actor.
@@ -28,7 +32,7 @@ def fsdp_problems(config: Any, section: Trainable, role: str) -> Iterator[Proble
         yield from unknown_targets(_empty(config), section.lora, f"{role}.lora")
 
 
-def _empty(config: Any) -> Any:
+def _empty(config: PretrainedConfig) -> nn.Module:
     """The model's modules on the meta device."""
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from gymnasium.envs.mujoco import MujocoEnv
 
 StepOutcome = tuple[np.ndarray, np.ndarray]
 """rewards [N] float64, terminated [N] bool."""
@@ -32,7 +35,7 @@ class MujocoTask(ABC):
     fields: ClassVar[tuple[str, ...]] = ()
     """Fields that the task reads besides `qpos` and `qvel`. `cfrc_ext` costs another pass over the bodies."""
 
-    def __init__(self, env: Any) -> None:
+    def __init__(self, env: MujocoEnv) -> None:
         self.model = env.model
         self.dt: float = env.dt
         self.init_qpos: np.ndarray = env.init_qpos.copy()
@@ -71,7 +74,7 @@ class NoisyStart(MujocoTask):
 
     normal_velocities: ClassVar[bool] = False
 
-    def __init__(self, env: Any) -> None:
+    def __init__(self, env: MujocoEnv) -> None:
         super().__init__(env)
         self.noise: float = env._reset_noise_scale
 

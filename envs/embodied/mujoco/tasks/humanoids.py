@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rl_platform.envs.embodied.mujoco.tasks.base import NoisyStart, Quantities, StepOutcome, join, never, squares
 from rl_platform.envs.embodied.mujoco.tasks.locomotion import ContactRunner
+
+if TYPE_CHECKING:
+    from gymnasium.envs.mujoco import MujocoEnv
 
 _FIELDS = ("ctrl", "cinert", "cvel", "qfrc_actuator", "cfrc_ext")
 
@@ -15,7 +18,7 @@ _FIELDS = ("ctrl", "cinert", "cvel", "qfrc_actuator", "cfrc_ext")
 class _Body:
     """The observed numbers of a humanoid."""
 
-    def __init__(self, env: Any) -> None:
+    def __init__(self, env: MujocoEnv) -> None:
         self.skipped = 2 if env._exclude_current_positions_from_observation else 0
         # Gymnasium includes a part only for True itself
         self.inertia = env._include_cinert_in_observation is True
@@ -41,7 +44,7 @@ class Humanoid(ContactRunner):
 
     fields = (*_FIELDS, "xipos")
 
-    def __init__(self, env: Any) -> None:
+    def __init__(self, env: MujocoEnv) -> None:
         super().__init__(env)
         self.body = _Body(env)
         self.z_range: tuple[float, float] = env._healthy_z_range
@@ -70,7 +73,7 @@ class HumanoidStandup(NoisyStart):
 
     fields = _FIELDS
 
-    def __init__(self, env: Any) -> None:
+    def __init__(self, env: MujocoEnv) -> None:
         super().__init__(env)
         self.body = _Body(env)
         self.timestep: float = env.model.opt.timestep

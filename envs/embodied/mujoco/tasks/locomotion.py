@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from rl_platform import acceleration
 from rl_platform.envs.embodied.mujoco.tasks.base import NoisyStart, Quantities, StepOutcome, join, never, squares
+
+if TYPE_CHECKING:
+    from gymnasium.envs.mujoco import MujocoEnv
 
 
 class Runner(NoisyStart):
@@ -20,7 +23,7 @@ class Runner(NoisyStart):
     hidden: ClassVar[int] = 1  # leading positions that `exclude_current_positions_from_observation` removes
     largest_speed: ClassVar[float] = np.inf  # observed velocities are clipped to it
 
-    def __init__(self, env: Any) -> None:
+    def __init__(self, env: MujocoEnv) -> None:
         super().__init__(env)
         self.forward_weight: float = env._forward_reward_weight
         self.control_weight: float = env._ctrl_cost_weight
@@ -62,7 +65,7 @@ class Walker2d(Runner):
 
     largest_speed = 10.0
 
-    def __init__(self, env: Any) -> None:
+    def __init__(self, env: MujocoEnv) -> None:
         super().__init__(env)
         self.bounds[:, 1], self.bounds[:, 2] = env._healthy_z_range, env._healthy_angle_range
 
@@ -70,7 +73,7 @@ class Walker2d(Runner):
 class Hopper(Walker2d):
     """Walker2d with a range for the other coordinates."""
 
-    def __init__(self, env: Any) -> None:
+    def __init__(self, env: MujocoEnv) -> None:
         super().__init__(env)
         low, high = env._healthy_state_range
         np.maximum(self.bounds[0, 2:], low, out=self.bounds[0, 2:])
@@ -102,7 +105,7 @@ class Ant(ContactRunner):
     hidden = 2
     normal_velocities = True
 
-    def __init__(self, env: Any) -> None:
+    def __init__(self, env: MujocoEnv) -> None:
         super().__init__(env)
         self.z_range: tuple[float, float] = env._healthy_z_range
         self.main_body: int = env.model.body(env._main_body).id

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rl_platform.envs.embodied.mujoco.tasks.base import MujocoTask, Quantities, StepOutcome, join, never, squares
+
+if TYPE_CHECKING:
+    from gymnasium.envs.mujoco import MujocoEnv
 
 
 class Reacher(MujocoTask):
@@ -14,7 +17,7 @@ class Reacher(MujocoTask):
 
     fields = ("xpos",)
 
-    def __init__(self, env: Any) -> None:
+    def __init__(self, env: MujocoEnv) -> None:
         super().__init__(env)
         self.distance_weight: float = env._reward_dist_weight
         self.control_weight: float = env._reward_control_weight
@@ -47,7 +50,7 @@ class Pusher(MujocoTask):
 
     fields = ("xpos",)
 
-    def __init__(self, env: Any) -> None:
+    def __init__(self, env: MujocoEnv) -> None:
         super().__init__(env)
         self.near_weight: float = env._reward_near_weight
         self.distance_weight: float = env._reward_dist_weight

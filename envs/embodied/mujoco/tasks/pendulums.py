@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rl_platform.envs.embodied.mujoco.tasks.base import NoisyStart, Quantities, StepOutcome, join
+
+if TYPE_CHECKING:
+    from gymnasium.envs.mujoco import MujocoEnv
 
 
 class InvertedPendulum(NoisyStart):
@@ -27,7 +30,7 @@ class InvertedDoublePendulum(NoisyStart):
     fields = ("site_xpos", "qfrc_constraint")
     normal_velocities = True
 
-    def __init__(self, env: Any) -> None:
+    def __init__(self, env: MujocoEnv) -> None:
         super().__init__(env)
         self.healthy_reward: float = env._healthy_reward
 

@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 _SCOPE = "megatron.core"
 _CPU = torch.device("cpu")
@@ -51,7 +52,7 @@ def quiet_megatron() -> Iterator[None]:
 class _View(ModuleType):
     """A module that replaces some names of `base`."""
 
-    def __init__(self, base: ModuleType, **replaced: Any) -> None:
+    def __init__(self, base: ModuleType, **replaced: object) -> None:
         super().__init__(base.__name__)
         self.__dict__.update(replaced)
         self.__dict__["_base"] = base
@@ -63,7 +64,7 @@ class _View(ModuleType):
 class _NoStream:
     """A CUDA stream of a CPU, whose operations have always finished."""
 
-    def wait_stream(self, *_: Any) -> None: ...
+    def wait_stream(self, *_: object) -> None: ...
 
     def synchronize(self) -> None: ...
 
@@ -90,18 +91,18 @@ def _torch_without_cuda() -> ModuleType:
     )
 
 
-def _all_to_all(output: torch.Tensor, input: torch.Tensor, **options: Any) -> Any:
+def _all_to_all(output: torch.Tensor, input: torch.Tensor, **options: object) -> dist.Work | None:
     """Converts sizes to lists: Megatron passes tensors on a CPU, which torch refuses."""
     sizes = {name: value.tolist() for name, value in options.items() if isinstance(value, torch.Tensor)}
     return torch.distributed.all_to_all_single(output, input, **(options | sizes))
 
 
-def _nothing(*_: Any, **__: Any) -> None: ...
+def _nothing(*_: object, **__: object) -> None: ...
 
 
-def _on_cpu(factory: Callable[..., Any]) -> Callable[..., Any]:
+def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     @functools.wraps(factory)
-    def made(*args: Any, **kwargs: Any) -> Any:
+    def made(*args: Any, **kwargs: Any) -> torch.Tensor:
         if str(kwargs.get("device", "")).startswith("cuda"):
             kwargs["device"] = _CPU
         return factory(*args, **kwargs)

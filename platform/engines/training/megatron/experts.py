@@ -6,12 +6,15 @@ loss.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from megatron.core.transformer.transformer_config import TransformerConfig
 
 
 class Router(TopKRouter):
@@ -20,7 +23,7 @@ class Router(TopKRouter):
     def gating(self, input: Tensor) -> Tensor:
         return F.linear(input.float(), self.weight.float())
 
-    def _apply_expert_bias(self, *_: Any, **__: Any) -> None:
+    def _apply_expert_bias(self, *_: object, **__: object) -> None:
         """Does nothing. Megatron would compile a function for it, which takes seconds."""
 
 
@@ -31,7 +34,7 @@ class Experts(nn.Module):
     None for a bias. Tensor-parallel ranks do not split experts; each processes its own tokens.
     """
 
-    def __init__(self, num_local_experts: int, config: Any, **_: Any) -> None:
+    def __init__(self, num_local_experts: int, config: TransformerConfig, **_: object) -> None:
         super().__init__()
         width, inner, dtype = config.hidden_size, config.moe_ffn_hidden_size, config.params_dtype
         self.gate_up = nn.Parameter(torch.empty(num_local_experts, 2 * inner, width, dtype=dtype))

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+if TYPE_CHECKING:
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    from rl_platform.engines.training.megatron.input import PackedInput
+
 
 class RMSNorm(nn.RMSNorm):
     """RMS norm. Its `sequence_parallel` mark makes Megatron sum the gradients of ranks that split the tokens."""
 
-    def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: object) -> None:
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype, device=torch.get_default_device())
         self.weight.sequence_parallel = config.sequence_parallel
 
@@ -25,12 +30,12 @@ class PackedCoreAttention(nn.Module):
     tokens, which belong to no sequence.
     """
 
-    def __init__(self, config: Any, *_: Any, softmax_scale: float | None = None, **__: Any) -> None:
+    def __init__(self, config: TransformerConfig, *_: object, softmax_scale: float | None = None, **__: object) -> None:
         super().__init__()
         self.scaling = softmax_scale or 1.0 / math.sqrt(config.kv_channels)
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, *_: Any, packed_seq_params: Any = None, **__: Any
+        self, query: Tensor, key: Tensor, value: Tensor, *_: object, packed_seq_params: PackedInput, **__: object
     ) -> Tensor:
         padding = packed_seq_params.padding
         real = len(query) - padding
@@ -49,9 +54,9 @@ class PackedRotary(nn.Module):
         super().__init__()
         self.frequencies = frequencies
 
-    def get_rotary_seq_len(self, *arguments: Any) -> Any:
+    def get_rotary_seq_len(self, *arguments: object) -> object:
         return arguments[-1]
 
-    def forward(self, packed: Any, **_: Any) -> Tensor:
+    def forward(self, packed: PackedInput, **_: object) -> Tensor:
         angles = torch.outer(packed.positions.to(self.frequencies.dtype), self.frequencies)
         return torch.cat([angles, angles], dim=-1)[:, None, None]

@@ -8,7 +8,7 @@ Transformer Engine nor a GPU, or Transformer Engine's linear layers and norms. B
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,16 @@ from rl_platform.engines.training.megatron.local_layers import PackedCoreAttenti
 from rl_platform.engines.training.megatron.weights import head_size, padded
 from rl_platform.errors import ConfigError, Problem
 
+if TYPE_CHECKING:
+    from megatron.core.distributed import DistributedDataParallel
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.optimizer import ChainedOptimizer
+    from megatron.core.transformer.transformer_config import TransformerConfig
+    from transformers import PretrainedConfig
+
 
 def build_stage(
-    config: Any,
+    config: PretrainedConfig,
     frequencies: Tensor,
     parallel: Parallel,
     dtype: torch.dtype,
@@ -30,7 +37,7 @@ def build_stage(
     value_head: bool,
     gradient_checkpointing: bool,
     fused: bool,
-) -> Any:
+) -> GPTModel:
     """Returns a GPTModel, [N] tokens -> hidden states [N,1,H], with undefined weights.
 
     Megatron's parallel state must be initialised. `config`, `frequencies`: the transformers config and its rotary
@@ -63,12 +70,14 @@ def build_stage(
     return stage.to(device)
 
 
-def _hidden_states(hidden_states: Tensor, **_: Any) -> Tensor:
+def _hidden_states(hidden_states: Tensor, **_: object) -> Tensor:
     """Returns hidden states in place of logits, which Megatron would compute for all tokens at once."""
     return hidden_states
 
 
-def _settings(config: Any, parallel: Parallel, dtype: torch.dtype, gradient_checkpointing: bool) -> Any:
+def _settings(
+    config: PretrainedConfig, parallel: Parallel, dtype: torch.dtype, gradient_checkpointing: bool
+) -> TransformerConfig:
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     interleaved = parallel.virtual_pipeline > 1
@@ -120,7 +129,7 @@ def _settings(config: Any, parallel: Parallel, dtype: torch.dtype, gradient_chec
     )
 
 
-def _experts(config: Any, parallel: Parallel) -> dict[str, Any]:
+def _experts(config: PretrainedConfig, parallel: Parallel) -> dict[str, object]:
     """Settings for routing as in transformers: no token is dropped, no auxiliary loss."""
     return {
         "num_moe_experts": config.num_experts,
@@ -139,7 +148,7 @@ def _unchanged(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _specification(settings: Any, chunk: int | None, *, fused: bool) -> Any:
+def _specification(settings: TransformerConfig, chunk: int | None, *, fused: bool) -> Any:
     """Megatron's layers of this part of the pipeline with the packed attention and, unless fused, `RMSNorm`.
 
     Raises ConfigError if `fused` and Megatron could not import Transformer Engine.
@@ -168,8 +177,8 @@ def _specification(settings: Any, chunk: int | None, *, fused: bool) -> Any:
 
 
 def with_optimizer(
-    stages: Sequence[Any], optim: Optim, dtype: torch.dtype, *, distributed: bool
-) -> tuple[list[Any], Any]:
+    stages: Sequence[GPTModel], optim: Optim, dtype: torch.dtype, *, distributed: bool
+) -> tuple[list[DistributedDataParallel], ChainedOptimizer]:
     """Wraps this rank's stages in Megatron's data parallelism; returns them and a chain of optimizers.
 
     Experts have an optimizer of their own. `distributed`: data-parallel ranks shard the optimizer state. The optimizer
@@ -202,7 +211,7 @@ def with_optimizer(
     return chunks, optimizer
 
 
-def clipped_gradient_norm(optimizer: Any, clip: float | None) -> float:
+def clipped_gradient_norm(optimizer: ChainedOptimizer, clip: float | None) -> float:
     """Returns the norm of all gradients of the model, on every rank, and scales them to a norm of at most `clip`."""
     from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 

@@ -6,10 +6,13 @@ import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rl_platform.config.schema.models import Parallel
 from rl_platform.errors import Problem
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 ROTARY = ("default", "linear", "llama3")  # types with fixed frequencies
@@ -36,7 +39,7 @@ def uses_transformer_engine(kernels: str, *, on_gpu: bool) -> bool:
     return kernels == "transformer_engine" or (kernels == "auto" and on_gpu and transformer_engine_installed())
 
 
-def unfit(config: Any, parallel: Parallel, role: str) -> Iterator[Problem]:
+def unfit(config: PretrainedConfig, parallel: Parallel, role: str) -> Iterator[Problem]:
     """Yields the problems of a model with this transformers config in this layout. `role`: its section, as `actor`."""
     backend, fsdp = f"{role}.training_backend", f"{role}.training_backend=fsdp"
     if config.model_type not in FAMILIES:
@@ -90,7 +93,7 @@ def uneven(
         yield Problem(key, message, value=str(parallel.expert), allowed=allowed)
 
 
-def _unfit_experts(config: Any, parallel: Parallel, role: str, *, experts: bool) -> Iterator[Problem]:
+def _unfit_experts(config: PretrainedConfig, parallel: Parallel, role: str, *, experts: bool) -> Iterator[Problem]:
     key = f"{role}.parallel.expert"
     if not experts:
         if parallel.expert > 1:

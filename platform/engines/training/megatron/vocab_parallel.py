@@ -6,7 +6,7 @@ numbers per token are summed over the ranks. Every rank gets all results.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from rl_platform.models.language import TOKENS_PER_CHUNK, Entropy
+
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
 
 
 def vocab_parallel_log_probs(
@@ -121,11 +124,11 @@ class _SumOverRanks(torch.autograd.Function):
     """All-reduce whose backward copies the gradient, as every rank computes the same loss from the sum."""
 
     @staticmethod
-    def forward(ctx: Any, parts: Tensor, group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: FunctionCtx, parts: Tensor, group: dist.ProcessGroup) -> Tensor:
         total = parts.clone()
         dist.all_reduce(total, group=group)
         return total
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: FunctionCtx, *gradients: Tensor) -> tuple[Tensor, None]:
         return gradients[0], None

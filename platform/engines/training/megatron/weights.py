@@ -8,10 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 Sharing = Literal["replicated", "columns", "vocabulary", "qkv", "gate_up", "experts"]
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
@@ -93,7 +96,7 @@ class Source:
 
 
 def source_of(
-    name: str, first_layer: int, config: Any, tensor_size: int, *, value_head: bool, expert_size: int = 1
+    name: str, first_layer: int, config: PretrainedConfig, tensor_size: int, *, value_head: bool, expert_size: int = 1
 ) -> Source:
     """Returns the source of parameter `name` of a pipeline stage that begins with layer `first_layer` of the model.
 
@@ -111,7 +114,7 @@ def source_of(
     return Source(names, sharing, size, config.num_key_value_heads, head_size(config), config.vocab_size)
 
 
-def head_size(config: Any) -> int:
+def head_size(config: PretrainedConfig) -> int:
     """Returns the number of channels of an attention head, from a transformers config."""
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
