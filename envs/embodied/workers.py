@@ -1,7 +1,7 @@
-"""All processes that share the environments, and who takes the place of one that hangs or dies.
+"""The worker processes that step environments, and replacements for those that hang or die.
 
-The step in which that happens ends in time, and the episodes of the process's environments end in it, as invalid. The
-next step is invalid too: it gives their new first observations, which nobody could choose an action for before.
+The step in which a worker fails ends within its deadline, and the episodes of the worker's environments end as invalid.
+The next step is invalid too, because its actions were chosen before the new first observations existed.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ logger = logging.getLogger(__name__)
 
 
 class EnvWorkers:
-    """Worker w steps environments bounds[w]..bounds[w+1]-1; with `restarts` failures in all, the next one is raised.
+    """Worker w steps environments bounds[w]..bounds[w+1]-1. `restarts` failures are replaced, the next one is raised.
 
     Every method may raise WorkerDied, Deadline (both name environment and worker) or WorkerError with an environment's
-    traceback. `seed`: of the first environment; what replacements are seeded from.
+    traceback. `seed`: of the first environment, from which seeds of replacements are derived.
     """
 
     def __init__(
@@ -45,21 +45,21 @@ class EnvWorkers:
         variables: Mapping[str, str],
         numbers: Sequence[int],
     ) -> None:
-        """Start the processes; `wait_for_start` tells when they are ready."""
+        """Starts the processes; `wait_for_start` waits until they are ready."""
         self._description, self._variables = description, dict(variables)
         self._bounds, self._timeout_s, self._restarts = bounds, step_timeout_s, restarts
         self.seed = 0
         self._arguments = (description, spec, spaces, bounds[-1], render_mode, restarts, numbers)
         size = Buffers.size(bounds[-1], spaces)
         folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        # no name: nothing is left behind, whoever is killed
+        # without a name, so that no file is left if a process is killed
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - replacements map it too
         self._file.truncate(size)
         self.buffers = Buffers(bounds[-1], spaces, mmap.mmap(self._file.fileno(), size))
         self._cpus = cpu_shares(len(bounds) - 1)
         self._members: list[EnvWorker] = []
         self._starting: set[int] = set()
-        self._replaced: set[int] = set()  # whose first observations were not given yet
+        self._replaced: set[int] = set()  # workers whose first observations were not returned yet
         self._close = weakref.finalize(self, _shut_down, self._members)
         for index in range(len(bounds) - 1):
             self._members.append(self._start(index))
@@ -74,7 +74,7 @@ class EnvWorkers:
             member.wait("start", max(deadline - time.monotonic(), 0.0), self.buffers)
 
     def send_step(self, indices: Iterable[int]) -> None:
-        """These workers begin a step with the actions in the buffers."""
+        """Starts a step of these workers with the actions in the buffers."""
         for index in indices:
             if index not in self._replaced:
                 try:
@@ -83,7 +83,7 @@ class EnvWorkers:
                     self._replace(index, error)
 
     def finish_step(self, indices: Iterable[int]) -> None:
-        """The step of these workers is over, within `step_timeout_s`, and its results are in the buffers."""
+        """Waits up to `step_timeout_s` until the step of these workers has its results in the buffers."""
         began = time.monotonic()
         for index in indices:
             if index in self._replaced:
@@ -98,7 +98,7 @@ class EnvWorkers:
                 self._invalidate(index)
 
     def call(self, method: str, *per_env: list[Any]) -> list[Any]:
-        """Call a method of every EnvBlock with its part of each list; returns the joined results."""
+        """Calls a method of every EnvBlock with its part of each list and returns the joined results."""
         for index in sorted(self._starting):
             self._join(index)
         if method != "save":  # all observations are replaced
@@ -110,7 +110,7 @@ class EnvWorkers:
         return [value for part in parts for value in part or ()]
 
     def render(self) -> np.ndarray:
-        """Frame of the first environment."""
+        """Returns a frame of the first environment, [height,width,3] uint8."""
         for index in sorted(self._starting):
             self._join(index)
         self._members[0].command("render")
@@ -118,7 +118,7 @@ class EnvWorkers:
         return frame
 
     def close(self) -> None:
-        """End the processes; twice is fine."""
+        """Ends the processes. May be called twice."""
         self._close()
         self._file.close()
 
@@ -131,7 +131,7 @@ class EnvWorkers:
         return member
 
     def _replace(self, index: int, error: Deadline | WorkerDied) -> None:
-        """Start another process in the place of one that failed. Raises `error` if that happened too often."""
+        """Starts another process in place of one that failed. Raises `error` if no restarts are left."""
         failures, rows = self.buffers.failures, slice(*self._bounds[index : index + 2])
         count = int(failures.sum())
         if count >= self._restarts:
@@ -139,7 +139,7 @@ class EnvWorkers:
         logger.warning("%s; its environments are replaced, %d restarts are left", error, self._restarts - count - 1)
         failures[max(int(self.buffers.busy[index]), rows.start)] += 1  # 0 before its first step
         self._members[index].kill()
-        last_seen = self.buffers.observations[rows]  # killed while it wrote them, it may have left anything
+        last_seen = self.buffers.observations[rows]  # a killed worker may have left invalid numbers
         self.buffers.final_observations[rows] = np.nan_to_num(last_seen, posinf=0.0, neginf=0.0)
         self.buffers.observations[rows] = self.buffers.final_observations[rows]
         self._members[index] = self._start(index)
@@ -149,14 +149,14 @@ class EnvWorkers:
         self._replaced.add(index)
 
     def _join(self, index: int) -> None:
-        """Wait until a replacement has begun its episodes."""
+        """Waits until a replacement has started its episodes."""
         if index in self._starting:
             self._members[index].wait("start", START_TIMEOUT_S, self.buffers)
             self._members[index].wait("reset", self._timeout_s, self.buffers)
             self._starting.discard(index)
 
     def _invalidate(self, index: int) -> None:
-        """A step that a worker did not make ends the episodes of its environments, but for those that were idle."""
+        """Ends the episodes of a worker's environments as invalid, except those of idle ones."""
         rows = slice(*self._bounds[index : index + 2])
         self.buffers.rewards[rows] = 0.0
         self.buffers.terminated[rows] = False

@@ -1,4 +1,4 @@
-"""Responses that wait for a scorer which takes several at once, and the counts of what became of them."""
+"""A queue of responses for scorers that take several at once, with counts of the results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TOO_LATE = "the reward was closed before this response was scored"
 
 
 class ScoreQueue:
-    """Thread-safe. At most `limit` responses wait: who brings more is held up until there is room."""
+    """A thread-safe queue of at most `limit` responses; `submit` blocks until there is room."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -43,7 +43,7 @@ class ScoreQueue:
         return [job.future for job in jobs]
 
     def take(self, most: int) -> list[Job]:
-        """The next 1 to `most` responses; waits for the first. Empty once the queue is closed."""
+        """Waits for a response and returns 1 to `most` of them; an empty list once the queue is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._waiting)
             jobs = [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
@@ -51,26 +51,26 @@ class ScoreQueue:
         return jobs
 
     def finish(self, jobs: Sequence[Job], scores: Sequence[Score]) -> None:
-        """Gives responses that were taken their scores."""
+        """Sets the scores of responses that were taken."""
         for job, score in zip(jobs, scores, strict=True):
             with self._changed:
                 self._stats = self._stats.counting(score)
             job.future.set_result(score)
 
     def fail(self, jobs: Sequence[Job], error: Exception) -> None:
-        """Whoever waits for the scores of these responses gets the error."""
+        """Sets an error as the result of these responses."""
         for job in jobs:
             job.future.set_exception(error)
 
     def give_up_waiting(self, score: Score) -> None:
-        """All that wait get this invalid score."""
+        """Sets this invalid score for all queued responses."""
         with self._changed:
             jobs, self._waiting = list(self._waiting), deque()
             self._changed.notify_all()
         self.finish(jobs, [score] * len(jobs))
 
     def close(self) -> None:
-        """Fails what waits. Closing again is fine."""
+        """Fails queued responses. May be called twice."""
         with self._changed:
             self._closed = True
             jobs, self._waiting = list(self._waiting), deque()
@@ -79,7 +79,7 @@ class ScoreQueue:
 
 
 class QueuedScorer:
-    """A scorer whose threads take what they score from `_queue`, in which at most `limit` responses wait."""
+    """Base class of scorers whose threads take responses from `_queue`, which holds at most `limit`."""
 
     def __init__(self, limit: int) -> None:
         self._queue = ScoreQueue(limit)

@@ -1,8 +1,9 @@
-"""Scoring in processes that can be killed: a verifier that hangs, crashes or raises costs one sample, not the run.
+"""Scores responses in processes that can be killed: a verifier that hangs, crashes or raises costs one sample.
 
-What is scored and how is in `verifiers.py`, the other end of the socket in `scoring_worker.py`. One thread serves all
-processes: it hands out work, collects scores, kills processes that exceed the timeout and starts replacements. Scores
-are checked here again (`score.py`), because the code in a process may have replaced the checks there.
+One thread serves all processes: it distributes work, collects scores, kills processes that exceed the timeout and
+starts replacements. Scores are checked here again (`score.py`), because code in a process may have replaced the checks
+there.
+Not covered: the scoring itself (`verifiers.py`), and the worker's end of the socket (`scoring_worker.py`).
 """
 
 from __future__ import annotations
@@ -29,26 +30,26 @@ FAILED_STARTS = 3  # in a row, before the pool gives up
 
 @dataclass(frozen=True)
 class ScoringStats:
-    """Counts since the start: responses that got a score, and those left without one by cause."""
+    """Counts since the start: scored responses, and responses without a score by cause."""
 
     scored: int = 0
     timeouts: int = 0
     raised: int = 0
     died: int = 0
-    refused: int = 0  # the scoring process sent no score, or one out of range
+    refused: int = 0  # the process sent no valid score
 
     def counting(self, score: Score) -> ScoringStats:
-        """The counts with one more score."""
+        """Returns the counts with one more score."""
         field = {"": "scored", RAISED: "raised", TIMEOUT: "timeouts", DIED: "died", REFUSED: "refused"}[score.reason]
         return replace(self, **{field: getattr(self, field) + 1})
 
 
 class ScoringPool:
-    """Scores responses in `num_workers` processes; thread-safe. A response that takes over `timeout_s` is given up.
+    """Scores responses in `num_workers` processes; thread-safe. A response that takes over `timeout_s` is invalid.
 
-    A process that has worked on one response for half the timeout no longer counts as a worker while others wait: a
-    substitute starts, up to twice `num_workers` in all. So a few hanging responses do not hold up the good ones.
-    Raises ConfigError or WorkerError at construction when the verifier cannot be loaded.
+    If responses are queued, a process that has worked on one for half the timeout gets a substitute, up to twice
+    `num_workers` processes in all, so that a few hanging responses do not block others.
+    Raises ConfigError or WorkerError at construction if the verifier cannot be loaded.
     """
 
     def __init__(self, spec: VerifierSpec, *, num_workers: int, timeout_s: float) -> None:
@@ -84,7 +85,7 @@ class ScoringPool:
         return [job.future for job in jobs]
 
     def score(self, items: Sequence[ScoreItem]) -> list[Score]:
-        """The scores in the order of `items`."""
+        """Returns the scores in the order of `items`."""
         return [future.result() for future in self.submit(items)]
 
     @property
@@ -97,7 +98,7 @@ class ScoringPool:
         return [worker.process.pid for worker in list(self._workers)]
 
     def close(self) -> None:
-        """Kills all processes and fails what is still queued. Closing again is fine."""
+        """Kills all processes and fails queued responses. May be called twice."""
         self._closing = True
         self._wake()
         self._thread.join()
@@ -106,11 +107,11 @@ class ScoringPool:
             self._wake_out.close()
 
     def _wake(self) -> None:
-        with self._lock, suppress(BlockingIOError):  # raised when it is full of wake-ups
+        with self._lock, suppress(BlockingIOError):  # the socket is full of wake-ups
             if self._wake_in.fileno() >= 0:
                 self._wake_in.send(b"!")
 
-    # What follows runs in the pool's own thread, which alone touches the workers: the processes die with this thread.
+    # The methods below run in the pool's thread, which owns the workers: the processes die with this thread.
 
     def _serve(self) -> None:
         try:
@@ -160,10 +161,10 @@ class ScoringPool:
         idle = [worker for worker in self._workers if worker.idle]
         for count, worker in zip(range(len(idle), 0, -1), idle, strict=True):
             with self._lock:
-                # A chunk saves messages; a response that is slow to score must not hold up others behind it.
+                # Chunks save messages, but a response that is slow to score must not delay many others.
                 size = min(math.ceil(len(self._pending) / count), worker.chunk_size)
                 jobs = [self._pending.popleft() for _ in range(size)]
-            if jobs and not worker.start(jobs):  # it died while it was idle: nobody's fault
+            if jobs and not worker.start(jobs):  # it died while idle, which no response has caused
                 self._requeue(worker)
 
     def _collect(self) -> None:
@@ -175,7 +176,7 @@ class ScoringPool:
                 self._receive(by_connection[source])
 
     def _until_next_limit(self) -> float | None:
-        """Seconds until a process exceeds its timeout, or half of it; None while nobody works."""
+        """Seconds until a process exceeds its timeout or half of it; None if all are idle."""
         waits = []
         for worker in self._workers:
             if not worker.idle:
@@ -216,8 +217,8 @@ class ScoringPool:
     def _lost(self, worker: ScoringProcess, reason: str, why: str) -> None:
         """Replaces a process that died, or that sent something else than a score.
 
-        The first time the cause may lie elsewhere: an operator, lack of memory, or an earlier response that changed the
-        state of the process. So the response gets a second process.
+        The response gets a second process, because the first failure may have another cause: an operator, lack of
+        memory, or an earlier response that changed the state of the process.
         """
         if not worker.ready:
             self._failed_start(worker, why)
@@ -231,7 +232,7 @@ class ScoringPool:
             self._requeue(worker)
 
     def _give_up(self, worker: ScoringProcess, reason: str, detail: str) -> None:
-        """The response in work is lost with its process; those behind it go back to the front of the queue."""
+        """Kills a process and invalidates its current response; its other responses are queued first."""
         worker.kill()
         self._finish(worker, unscored(reason, detail))
         self._requeue(worker)
