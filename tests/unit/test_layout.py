@@ -9,7 +9,6 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -62,20 +61,25 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
-def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
+@cache
+def imports(tree: ast.AST) -> list[tuple[str, int]]:
     """Absolute dotted names that are imported anywhere below `tree`, with their line."""
+    names = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno) for alias in node.names)
+            names += [(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            yield from ((f"{'.' * node.level}{node.module or ''}.{alias.name}", node.lineno) for alias in node.names)
+            module = f"{'.' * node.level}{node.module or ''}"
+            names += [(f"{module}.{alias.name}", node.lineno) for alias in node.names]
+    return names
 
 
-def at_import_time(tree: ast.Module) -> Iterator[tuple[str, int]]:
+@cache
+def at_import_time(tree: ast.Module) -> list[tuple[str, int]]:
     """The imports that run when the module itself is imported."""
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     lazy = {line for node in ast.walk(tree) if isinstance(node, functions) for _, line in imports(node)}
-    yield from ((name, line) for name, line in imports(tree) if line not in lazy)
+    return [(name, line) for name, line in imports(tree) if line not in lazy]
 
 
 def test_imports_point_one_way():
