@@ -14,7 +14,6 @@ import secrets
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -31,15 +30,16 @@ from rl_platform.errors import PlacementError, Problem, RayLost, WorkerDied
 from rl_platform.interrupts import HELD_FROM_CHILDREN, take_back
 from rl_platform.placement.scheduler import Placement
 from rl_platform.runtime import Runtime
+from rl_platform.runtime.child import Child, Death
 from rl_platform.runtime.local import LocalRuntime
 
 STORE_SHARE = 8  # the object store gets this fraction (1 / n) of the free memory
 KNOCK_S = 5.0
 _GUARD = """
-import psutil, shutil, sys, time
-sys.stdin.read()
+import os, psutil, shutil, sys, time
+os.read(int(sys.argv[1]), 1)  # until the launcher has ended
 time.sleep(2)
-for fact in sys.argv[2:]:
+for fact in sys.argv[3:]:
     pid, created = fact.split(":")
     try:
         process = psutil.Process(int(pid))
@@ -47,7 +47,7 @@ for fact in sys.argv[2:]:
             process.kill()
     except psutil.Error:
         pass
-shutil.rmtree(sys.argv[1], ignore_errors=True)
+shutil.rmtree(sys.argv[2], ignore_errors=True)
 """
 ENDING_S = 5.0  # for Ray's processes to end by themselves
 SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS": "0"}
@@ -221,13 +221,11 @@ def _set_environment(values: Mapping[str, str | None]) -> None:
 def _guarded(folder: str, processes: Sequence[psutil.Process]) -> Iterator[None]:
     """Starts a process that ends Ray's processes and removes its files if the launcher is killed."""
     facts = [f"{process.pid}:{process.create_time()}" for process in processes if process.is_running()]
-    command = [sys.executable, "-c", _GUARD, folder, *facts]
-    guard = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    guard = Child(_GUARD, Death.NEVER, [folder, *facts])
     try:
         yield
     finally:
         guard.kill()
-        guard.communicate()
 
 
 def _knock(address: str) -> None:

@@ -1,36 +1,26 @@
-"""A process that steps some of the environments: its main loop, and the handle that the learner's process holds.
+"""The learner's handle of a process that steps some of the environments (`worker_process`).
 
-The process is started with a command line of its own rather than by multiprocessing, so it does not import the user's
-main module (nor torch) again. A message is one byte, followed by a framed pickle where there is more to say; arrays
-travel in shared memory. When the other side is gone the process ends, even in the middle of a step.
+A message is one byte, followed by a framed pickle where it has content; arrays travel in shared memory. When the
+learner's process has ended the worker ends too, even in the middle of a step.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 import pickle
 import select
-import signal
-import subprocess
-import sys
-import threading
 import time
-import traceback
 from collections.abc import Sequence
-from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
-from rl_platform.envs.embodied.block import EnvBlock, EnvFailure
 from rl_platform.envs.embodied.buffers import Buffers
 from rl_platform.envs.embodied.spaces import EnvDescription, EnvSpaces
+from rl_platform.envs.embodied.worker_process import CALL, DONE, RESULT, STEP
 from rl_platform.errors import Deadline, WorkerDied, WorkerError
-from rl_platform.standard_streams import never_fail
+from rl_platform.runtime.child import Child, Death
 
-_STEP, _CALL = b"s", b"c"
-_DONE, _RESULT, _FAILED = b"d", b"r", b"f"
 START_TIMEOUT_S = 120.0
-_EXIT_GRACE_S = 2.0
+_WORKER = "from rl_platform.envs.embodied.worker_process import main; main()"
 # more threads than one would compete with the other workers for cores
 _THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LP_NUM_THREADS")  # the last: Mesa's
 
@@ -56,20 +46,11 @@ class EnvWorker:
         self._last = last
         self._env_id = env_id
         self._threads = max(len(cpus), 1)
-        self._connection, theirs = Pipe()
-        environment = {**os.environ, **dict.fromkeys(_THREAD_LIMITS, "1"), **variables}
-        environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        code = f"from {__name__} import main; main({theirs.fileno()}, {memory_fd})"
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            pass_fds=(theirs.fileno(), memory_fd),
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,  # signals to the process group are left to the learner, which may still save
-        )
-        theirs.close()
+        environment = dict.fromkeys(_THREAD_LIMITS, "1") | variables
+        self._child = Child(_WORKER, Death.HANG_UP, [memory_fd], environment, [memory_fd])
+        self._connection = self._child.connection()
         if cpus:
-            os.sched_setaffinity(self.process.pid, cpus)
+            os.sched_setaffinity(self.pid, cpus)
         self._poller = select.poll()
         self._fd = self._connection.fileno()
         self._poller.register(self._fd, select.POLLIN)
@@ -92,11 +73,11 @@ class EnvWorker:
         )
 
     def send_step(self) -> None:
-        self._send(_STEP)
+        self._send(STEP)
 
     def command(self, method: str, *arguments: Any) -> None:
         """Call a method of the worker's EnvBlock; `wait` returns its result."""
-        self._send(_CALL, pickle.dumps((method, arguments)))
+        self._send(CALL, pickle.dumps((method, arguments)))
 
     def _send(self, message: bytes, payload: bytes | None = None) -> None:
         try:
@@ -115,49 +96,43 @@ class EnvWorker:
         if not self._poller.poll(left * 1000):
             env = int(buffers.busy[self._index])
             raise Deadline(
-                f"environment {env} ({self._env_id}) in {self._name} (pid {self.process.pid}) did not "
+                f"environment {env} ({self._env_id}) in {self._name} (pid {self.pid}) did not "
                 f"finish its {doing} within {timeout_s:g} s" + (" (env.step_timeout_s)" if doing != "start" else "")
             )
         try:
             reply = os.read(self._fd, 1)
-            if reply == _DONE:
+            if reply == DONE:
                 return None
             payload = self._connection.recv_bytes()
         except (EOFError, OSError) as error:
             raise self._died(doing, int(buffers.busy[self._index])) from error
-        if reply == _RESULT:
+        if reply == RESULT:
             return pickle.loads(payload)
         env_index, doing, details = pickle.loads(payload)
         raise failure(env_index, self._env_id, doing, details)
 
     def _died(self, doing: str, env_index: int) -> WorkerDied:
-        try:
-            code: int | None = self.process.wait(1.0)
-        except subprocess.TimeoutExpired:
-            code = None
-        how = "closed its connection" if code is None else f"exit code {code}" if code >= 0 else _signal_name(-code)
         return WorkerDied(
-            f"{self._name} (pid {self.process.pid}) died ({how}) during {doing}, "
+            f"{self._name} (pid {self.pid}) died ({self._child.exit_reason()}) during {doing}, "
             f"at environment {env_index} of {self._first}..{self._last - 1} ({self._env_id})"
         )
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
 
     def kill(self) -> None:
         """End the process at once, whatever it is at."""
         self._connection.close()
-        self.process.kill()
-        self.process.wait()
+        self._child.kill()
 
     def hang_up(self) -> None:
-        """Tell the process to end: it sees the end of its connection."""
+        """Close the connection, at which the process ends."""
         self._connection.close()
 
     def reap(self) -> None:
         """Wait for the process to end, by force after a grace."""
-        try:
-            self.process.wait(1.0)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        self._child.end(1.0)
 
 
 def cpu_count() -> int:
@@ -178,69 +153,3 @@ def cpu_shares(num_workers: int) -> list[set[int]]:
 def failure(env_index: int, env_id: str, doing: str, details: str) -> WorkerError:
     """The error for an environment that raised; `details` is its traceback."""
     return WorkerError(f"environment {env_index} ({env_id}) failed in {doing}:\n{details}")
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return f"killed by {signal.Signals(number).name}"
-    except ValueError:
-        return f"killed by signal {number}"
-
-
-def main(connection_fd: int, memory_fd: int) -> None:
-    """Main loop of the worker process: obey until the learner's side of the connection closes."""
-    never_fail()  # an environment may print
-    connection = Connection(connection_fd)
-    threading.Thread(target=_exit_when_abandoned, args=(connection_fd,), daemon=True).start()
-    try:
-        block = _build(connection, memory_fd)
-        if block is not None:
-            _serve(connection, block)
-            block.close()
-    except (EOFError, ConnectionError):  # the learner's process has ended or hung up
-        pass
-
-
-def _build(connection: Connection, memory_fd: int) -> EnvBlock | None:
-    arguments = pickle.loads(connection.recv_bytes())
-    description, spec, spaces, num_envs, *where, render_mode, threads, restarts, numbers = arguments
-    memory = mmap.mmap(memory_fd, Buffers.size(num_envs, spaces))
-    os.close(memory_fd)
-    try:
-        buffers = Buffers(num_envs, spaces, memory)
-        built = description, pickle.loads(spec), spaces, buffers
-        block = EnvBlock(*built, *where, render_mode, threads, restarts=restarts, numbers=numbers)
-    except Exception:
-        _reply(connection, _FAILED, (where[0], "start", traceback.format_exc()))
-        return None
-    _reply(connection, _DONE)
-    return block
-
-
-def _serve(connection: Connection, block: EnvBlock) -> None:
-    fd = connection.fileno()
-    while message := os.read(fd, 1):
-        try:
-            if message == _STEP:
-                block.step()
-                _reply(connection, _DONE)
-            else:
-                method, arguments = pickle.loads(connection.recv_bytes())
-                _reply(connection, _RESULT, getattr(block, method)(*arguments))
-        except EnvFailure as error:
-            _reply(connection, _FAILED, (error.env_index, error.doing, error.details))
-
-
-def _reply(connection: Connection, kind: bytes, content: Any = None) -> None:
-    os.write(connection.fileno(), kind)
-    if kind != _DONE:
-        connection.send_bytes(pickle.dumps(content))
-
-
-def _exit_when_abandoned(connection_fd: int) -> None:
-    """End this process if the other side hangs up while an environment does not return."""
-    poller = select.poll()
-    poller.register(connection_fd, 0)  # hang-ups are reported unasked
-    poller.poll()
-    time.sleep(_EXIT_GRACE_S)
-    os._exit(1)

@@ -66,7 +66,7 @@ class EnvWorkers:
 
     @property
     def pids(self) -> list[int]:
-        return [member.process.pid for member in self._members]
+        return [member.pid for member in self._members]
 
     def wait_for_start(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S

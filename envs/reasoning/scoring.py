@@ -95,7 +95,7 @@ class ScoringPool:
     @property
     def process_ids(self) -> list[int]:
         """Of the processes alive now."""
-        return [worker.process.pid for worker in list(self._workers)]
+        return [worker.child.pid for worker in list(self._workers)]
 
     def close(self) -> None:
         """Kills all processes and fails queued responses. May be called twice."""

@@ -5,12 +5,7 @@ When to start, kill or replace it is decided in `scoring.py`; what it does is in
 
 from __future__ import annotations
 
-import os
 import pickle
-import signal
-import socket
-import subprocess
-import sys
 import time
 from collections import deque
 from concurrent.futures import Future
@@ -20,6 +15,7 @@ from multiprocessing.connection import wait
 
 from rl_platform.envs.reasoning.score import LONGEST_MESSAGE, Score
 from rl_platform.envs.reasoning.verifiers import ScoreItem, VerifierSpec
+from rl_platform.runtime.child import Child, Death
 
 LARGEST_CHUNK = 16
 QUICK_S = 0.005
@@ -41,19 +37,9 @@ class ScoringProcess:
     """One scoring process and the responses it was given, the first of which it works on."""
 
     def __init__(self, spec: VerifierSpec) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            command = [sys.executable, "-c", _WORKER, str(theirs.fileno()), str(os.getpid())]
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-            self.process = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # what a verifier started is killed with it, and Ctrl-C is left to the platform
-            )
-        ours.settimeout(SEND_LIMIT_S)
-        self.connection = ours
+        self.child = Child(_WORKER, Death.THREAD)  # a verifier that hangs may hold the interpreter lock
+        self.connection = self.child.socket
+        self.connection.settimeout(SEND_LIMIT_S)
         self._received = b""
         self.ready = False
         self.jobs: deque[Job] = deque()
@@ -110,10 +96,5 @@ class ScoringProcess:
         self._since = now
 
     def kill(self) -> None:
-        """Kills it and what it started. Doing so again does nothing: its id may belong to others by then."""
-        if self.process.returncode is not None:
-            return
-        self.connection.close()
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        """Kills it and what it started, and closes the socket. Again does nothing."""
+        self.child.kill()

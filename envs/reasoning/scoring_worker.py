@@ -9,11 +9,8 @@ needs torch, so a process starts quickly.
 
 from __future__ import annotations
 
-import ctypes
 import json
-import os
 import pickle
-import signal
 import socket
 import sys
 import traceback
@@ -25,15 +22,11 @@ from rl_platform.envs.reasoning.verifiers import ScoreItem, Verifier
 from rl_platform.errors import ConfigError, Problem, WorkerError
 from rl_platform.standard_streams import never_fail
 
-_PR_SET_PDEATHSIG = 1
-
 
 def main() -> None:
-    """Entry point of the process: arguments are the socket's descriptor and the process id of the parent."""
-    descriptor, parent = map(int, sys.argv[1:])
-    _die_with(parent)
+    """Entry point of the process: the argument is the socket's descriptor."""
     never_fail()  # a verifier may print
-    connection = socket.socket(fileno=descriptor)
+    connection = socket.socket(fileno=int(sys.argv[1]))
     try:
         _serve(connection)
     except (EOFError, BrokenPipeError, ConnectionResetError):  # the pool is closed
@@ -83,12 +76,3 @@ def score_one(verifier: Verifier, item: ScoreItem) -> Score:
         return Score(checked_reward(value), steps=checked_steps(steps, item.response))
     except BaseException:
         return unscored(RAISED, traceback.format_exc())
-
-
-def _die_with(parent: int) -> None:
-    """Linux: the kernel kills this process with the thread that started it, even if a verifier hangs. Elsewhere an idle
-    process ends when its socket closes."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)

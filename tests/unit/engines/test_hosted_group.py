@@ -82,5 +82,5 @@ def test_a_sender_that_fails_leaves_no_engine_with_half_of_its_weights(start: An
 
     with pytest.raises(type(failure), match="were replaced"):
         engine.receive(offer(send))
-    assert engine._process.process.returncode is not None
+    assert engine._process.child.ended
     engine.close()

@@ -143,7 +143,7 @@ class HostedEngine:
         try:
             offer.send(group)
         except BaseException as error:
-            died = self._process.ends_within(DEATH_S)
+            died = self._process.child.ends_within(DEATH_S)
             self._process.kill()
             if died and isinstance(error, WorkerError):
                 raise WorkerDied(f"the engine died while weights were sent to it: {error}") from error

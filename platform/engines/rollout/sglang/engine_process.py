@@ -1,35 +1,23 @@
 """An engine in a process of its own: calls go out, items and an answer come back, and its end is noticed.
 
-The process may kill its own parent when it crashes (SGLang's does), eat memory or hang; whoever holds this end goes on.
-What is called there is the affair of `program`.
+The process may kill its own parent when it crashes (SGLang's does), use up memory or hang without harm to this process.
+Not covered: what the calls do, see `program`.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
 import queue
-import signal
-import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from rl_platform.errors import Deadline, WorkerDied, WorkerError
+from rl_platform.runtime.child import Child, Death
 
 ITEM, ANSWER, FAILED, DIED = "item", "answer", "failed", "died"  # kinds of what comes back for a call
-_GUARDED = """
-import os, signal, sys
-if os.fork() == 0:
-    os.close(int(sys.argv[1]))
-    os.read(0, 1)  # until nobody holds the other end of the pipe any more
-    os.killpg(0, signal.SIGKILL)
-"""
 LOG_LINES = 30  # of the end of the log, shown when the engine does not start
 
 
@@ -64,38 +52,25 @@ class EngineCall:
 
 
 class EngineProcess:
-    """Starts `python -c program DESCRIPTOR`, sends it `setup` and then calls.
+    """Starts `program`, sends it `setup` and then calls. What the process starts ends with it.
 
-    It leads a group of processes, of what it starts itself and a guard that kills them all when this process ends, in
-    whatever way.
-
-    `environment` is added to that of this process, with PYTHONPATH in front of its own. Output goes to `log`.
+    `environment` is added to that of this process. Output goes to `log`.
     """
 
     def __init__(self, program: str, setup: Any, environment: Mapping[str, str], log: Path) -> None:
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
-        ours, theirs = socket.socketpair()
-        watched, self._lifeline = os.pipe()
-        with theirs, os.fdopen(watched) as stdin, log.open("ab") as output:
+        with log.open("ab") as output:
             self._log_begins = output.tell()
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", _GUARDED + program, str(theirs.fileno())],
-                env=_environment(environment),
-                stdin=stdin,
-                stdout=output,
-                stderr=output,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # what it starts ends with it, and Ctrl-C is left to the platform
-            )
-        self._connection = Connection(ours.detach())
+            self.child = Child(program, Death.GUARD, environment=environment, output=output)
+        self._connection = self.child.connection()
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._calls: dict[int, EngineCall] = {}
         self._dead = False
         self._reader = threading.Thread(target=self._read, name="engine", daemon=True)
         self.started = self._register("start")
-        with suppress(OSError):  # dead already: the reader says so
+        with suppress(OSError):  # dead already: the reader reports it
             self._connection.send(setup)
         self._reader.start()
 
@@ -106,18 +81,9 @@ class EngineProcess:
             self._connection.send((call.number, operation, arguments))
         return call
 
-    def ends_within(self, seconds: float) -> bool:
-        """Waits for its end at most so long."""
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(seconds)
-        return self.process.returncode is not None
-
     def kill(self) -> None:
         """Ends it and what it started. Again is fine."""
-        if self.process.returncode is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+        self.child.kill()
         if self._reader.is_alive() and self._reader is not threading.current_thread():
             self._reader.join()
 
@@ -142,21 +108,13 @@ class EngineProcess:
                 call = self._calls.get(number) if kind == ITEM else self._calls.pop(number)
                 if call is not None:
                     call.arrived.put((kind, value))
-        with suppress(ProcessLookupError):  # half an engine is of no use
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        self.child.kill()  # half an engine is of no use
         with self._lock:
             self._dead = True
             self._connection.close()
-            os.close(self._lifeline)
             left, self._calls = self._calls, {}
         for call in left.values():
             call.arrived.put((DIED, self._obituary()))
 
     def _obituary(self) -> str:
         return f"the engine's process died; its log is {self.log}"
-
-
-def _environment(added: Mapping[str, str]) -> dict[str, str]:
-    path = [entry for entry in (added.get("PYTHONPATH"), *sys.path) if entry]
-    return {**os.environ, **added, "PYTHONPATH": os.pathsep.join(path)}

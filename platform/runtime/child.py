@@ -1,0 +1,150 @@
+"""Child processes: a clean start, a private pipe, death with the parent, an end with a deadline.
+
+A child runs a string of code in a new interpreter, so it imports neither the user's main module nor what the parent has
+imported. Its end of the pipe is an inherited socket: no other process can open it. It leads a session of its own, so
+signals of the terminal are left to the parent, and killing the child also kills what the child started.
+
+Not covered: what is said on the pipe.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from enum import Enum
+from multiprocessing.connection import Connection
+from typing import BinaryIO
+
+_AT_HANG_UP = """
+import os, select, sys, threading, time
+def leave():
+    poller = select.poll()
+    poller.register(int(sys.argv[1]), 0)  # hang-ups are always reported
+    poller.poll()
+    time.sleep(2)
+    os._exit(1)
+threading.Thread(target=leave, daemon=True).start()
+"""
+_AT_END_OF_THREAD = """
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+if os.getppid() != int(sys.argv.pop(2)):
+    os._exit(1)
+"""
+_BY_GUARD = """
+import os, signal, sys
+if os.fork() == 0:
+    os.close(int(sys.argv[1]))
+    os.read(0, 1)  # until no process holds the other end of this pipe
+    os.killpg(0, signal.SIGKILL)
+"""
+
+
+class Death(Enum):
+    """How a child dies with its parent, however that ends."""
+
+    HANG_UP = "the child ends 2 s after the pipe is closed, unless native code holds its interpreter lock"
+    THREAD = "Linux: the kernel kills the child with the parent's thread that started it, whatever the child does"
+    GUARD = "a process beside the child kills the child and all that it started"
+    NEVER = "the child outlives its parent and has to end by itself"
+
+
+_PRELUDES = {
+    Death.HANG_UP: _AT_HANG_UP,
+    Death.THREAD: _AT_END_OF_THREAD,
+    Death.GUARD: _BY_GUARD,
+    Death.NEVER: "",
+}
+
+
+class Child:
+    """Starts `python -c code DESCRIPTOR *arguments`; DESCRIPTOR is that of the child's end of the pipe.
+
+    environment: added to that of this process, a PYTHONPATH in front of this process's search paths. descriptors: files
+    that stay open in the child. output: where stdout and stderr go, by default where those of this process go.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        death: Death,
+        arguments: Sequence[object] = (),
+        environment: Mapping[str, str] | None = None,
+        descriptors: Sequence[int] = (),
+        output: BinaryIO | None = None,
+    ) -> None:
+        self.socket, theirs = socket.socketpair()
+        parent = [os.getpid()] if death is Death.THREAD else []
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _PRELUDES[death] + code, *map(str, (theirs.fileno(), *parent, *arguments))],
+            env=_environment(environment or {}),
+            stdin=subprocess.PIPE if death is Death.GUARD else subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=(theirs.fileno(), *descriptors),
+            start_new_session=True,
+        )
+        theirs.close()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def ended(self) -> bool:
+        """Whether its end was noticed by one of the methods below."""
+        return self._process.returncode is not None
+
+    def connection(self) -> Connection:
+        """The pipe as a Connection, which owns it from now on."""
+        return Connection(self.socket.detach())
+
+    def ends_within(self, seconds: float) -> bool:
+        """Waits for its end at most so long."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+        if self.ended:
+            self._release()
+        return self.ended
+
+    def exit_reason(self, seconds: float = 1.0) -> str:
+        """`exit code 3`, `killed by SIGKILL`, or `closed its connection` if it does not end within `seconds`."""
+        if not self.ends_within(seconds):
+            return "closed its connection"
+        code: int = self._process.returncode
+        if code >= 0:
+            return f"exit code {code}"
+        try:
+            return f"killed by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"killed by signal {-code}"
+
+    def end(self, seconds: float) -> None:
+        """Kills it unless it ends within `seconds`. The pipe must be closed before, so that it learns of its end."""
+        if not self.ends_within(seconds):
+            self.kill()
+
+    def kill(self) -> None:
+        """Kills it and what it started, and closes the pipe. Again does nothing: its id may be reused by then."""
+        if not self.ended:
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self._process.wait()
+        self._release()
+
+    def _release(self) -> None:
+        self.socket.close()
+        if self._process.stdin is not None:
+            self._process.stdin.close()  # the guard kills what is left
+
+
+def _environment(added: Mapping[str, str]) -> dict[str, str]:
+    paths = [added.get("PYTHONPATH", ""), *(path or os.getcwd() for path in sys.path)]
+    return {**os.environ, **added, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}

@@ -1,0 +1,110 @@
+"""Child processes: how they start, how they end, and that they die with a parent that is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from rl_platform.runtime.child import Child, Death
+
+WITHIN_S = 20.0
+SLEEP = "import time; time.sleep(600)"
+ECHO = """
+import os, sys
+from multiprocessing.connection import Connection
+pipe = Connection(int(sys.argv[1]))
+modules = [name for name in ("torch", "numpy") if name in sys.modules]
+pipe.send((sys.argv[2:], os.environ["ADDED"], os.environ["PYTHONPATH"], os.getsid(0) == os.getpid(), modules))
+pipe.recv()
+"""
+PARENT = """
+import os, sys, time
+from rl_platform.runtime.child import Child, Death
+child = Child(sys.argv[2], Death[sys.argv[1]])
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+BUSY = "import re\nre.match(r'(a+)+b', 'a' * 64)"  # holds the interpreter lock
+FAMILY = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
+
+
+def test_a_child_has_its_arguments_a_clean_start_and_a_session_of_its_own() -> None:
+    child = Child(ECHO, Death.HANG_UP, [7, "x y"], {"ADDED": "yes", "PYTHONPATH": "/first"})
+    pipe = child.connection()
+    arguments, added, path, leads, modules = pipe.recv()
+    assert (arguments, added, leads, modules) == (["7", "x y"], "yes", True, [])
+    assert path.split(os.pathsep)[0] == "/first"
+    pipe.send(None)
+    assert child.ends_within(WITHIN_S)
+    assert child.exit_reason() == "exit code 0"
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("raise SystemExit(3)", "exit code 3"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL"),
+        (SLEEP, "closed its connection"),
+    ],
+)
+def test_the_reason_of_an_end_is_text(code: str, reason: str) -> None:
+    child = Child(code, Death.HANG_UP)
+    assert child.exit_reason(WITHIN_S if code != SLEEP else 0.1) == reason
+    child.kill()
+    child.kill()
+    assert child.ended
+    assert not psutil.pid_exists(child.pid)
+
+
+@pytest.mark.parametrize("death", Death)
+def test_a_child_that_does_not_end_in_time_is_killed(death: Death) -> None:
+    child = Child(SLEEP, death)
+    began = time.monotonic()
+    child.end(0.2)
+    assert child.exit_reason() == "killed by SIGKILL"
+    assert 0.2 <= time.monotonic() - began < WITHIN_S
+
+
+def test_what_a_child_started_is_killed_with_it() -> None:
+    child = Child(FAMILY, Death.GUARD)
+    started = within(lambda: psutil.Process(child.pid).children())
+    child.kill()
+    assert not psutil.wait_procs(started, WITHIN_S)[1]
+
+
+@pytest.mark.parametrize(
+    ("death", "code"),
+    [
+        (Death.HANG_UP, SLEEP),
+        (Death.GUARD, BUSY),
+        (Death.GUARD, FAMILY),
+        pytest.param(Death.THREAD, BUSY, marks=pytest.mark.skipif(sys.platform != "linux", reason="the kernel's part")),
+    ],
+)
+def test_a_child_dies_with_a_parent_that_is_killed(death: Death, code: str) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, death.name, code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = psutil.Process(int(parent.stdout.readline()))
+    if code == FAMILY:
+        within(lambda: len(child.children()) == 2)  # the guard, and what the child started
+    elif code == BUSY:
+        within(lambda: child.cpu_times().user > 0.2)
+    family = [child, *child.children(recursive=True)]
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.communicate()
+    assert not psutil.wait_procs(family, WITHIN_S)[1]
+
+
+def within(condition) -> object:
+    """What `condition` returns, as soon as that is true."""
+    end = time.monotonic() + WITHIN_S
+    while not (result := condition()):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    return result
