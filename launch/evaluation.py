@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 
 from rl_platform.acceleration import wait_passively_when_crowded
-from rl_platform.checkpoint.store import Checkpoint, UnknownFormat
+from rl_platform.checkpoint.verify import Checkpoint, UnknownFormat
 from rl_platform.config import LoadedConfig
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.cluster import Cluster

@@ -1,6 +1,6 @@
 """The run's output folder: checks, its lock, its config files, and cleaning up after a failed start.
 
-Not covered: metrics and checkpoints, which are written by `rl_platform.metrics` and `rl_platform.checkpoint.store`.
+Not covered: metrics and checkpoints, which are written by `rl_platform.metrics` and `rl_platform.checkpoint.write`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import yaml
 
-from rl_platform.checkpoint.store import Checkpoint
+from rl_platform.checkpoint.verify import Checkpoint
 from rl_platform.config.schema import Config
 from rl_platform.config.source import CoreLoader
 from rl_platform.errors import ConfigError, DataError, Problem, WorkerError

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from rl_platform.algorithms.metrics import Metrics
 from rl_platform.algorithms.schedule import MiniBatches, ShuffleBuffers
-from rl_platform.checkpoint.files import Written
+from rl_platform.checkpoint.verify import Written
 from rl_platform.components.base import ComponentContext
 from rl_platform.components.evaluator import Evaluator
 from rl_platform.config.rollout_backend import may_go_by_group

@@ -18,9 +18,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rl_platform.checkpoint import store as module
-from rl_platform.checkpoint.files import HashingWriter
-from rl_platform.checkpoint.store import MANIFEST, Checkpoint, CheckpointStore, Part, Shards
+from rl_platform.checkpoint import verify
+from rl_platform.checkpoint import write as module
+from rl_platform.checkpoint.shards import Shards
+from rl_platform.checkpoint.verify import MANIFEST, Checkpoint
+from rl_platform.checkpoint.write import CheckpointStore, HashingWriter, Part
 from rl_platform.engines.training.sharded_state import ShardedTensor, state_bytes
 from rl_platform.engines.training.state_files import read_whole, write
 from rl_platform.errors import CheckpointError
@@ -183,7 +185,7 @@ def test_every_byte_of_the_manifest_counts(store: CheckpointStore) -> None:
         bad[index] ^= 1 << (index % 8)
         file.write_bytes(bad)
         with pytest.raises(CheckpointError):
-            module._read_manifest(file.parent)
+            verify._read_manifest(file.parent)
 
 
 def test_all_damaged_files_are_named_at_once(store: CheckpointStore) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rl_platform.checkpoint.store import Checkpoint
+from rl_platform.checkpoint.verify import Checkpoint
 from rl_platform.engines.training.fsdp import FSDPEngine
 from rl_platform.errors import FolderInUse
 from rl_platform.launch import run_lock

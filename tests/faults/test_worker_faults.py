@@ -20,7 +20,7 @@ import psutil
 import pytest
 import torch
 
-from rl_platform.checkpoint.store import Checkpoint
+from rl_platform.checkpoint.verify import Checkpoint
 from rl_platform.components.actor import LanguageActor
 from rl_platform.components.environment import Environment
 from rl_platform.components.policy_rollout import Actions, Observations, PolicyRollout

@@ -15,7 +15,7 @@ import pytest
 import torch
 from process_groups import end_process_groups
 
-from rl_platform.checkpoint.store import Checkpoint
+from rl_platform.checkpoint.verify import Checkpoint
 from rl_platform.engines.training.state_files import read_whole
 from rl_platform.envs.embodied.spaces import EnvDescription
 from rl_platform.envs.embodied.vector import VectorEnv

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rl_platform.checkpoint.store import Checkpoint
+from rl_platform.checkpoint.verify import Checkpoint
 
 SMALL = "{rank: 4, alpha: 8, target_modules: [q_proj, v_proj, down_proj]}"
 LORA = (f"actor.lora={SMALL}", f"critic.lora={SMALL}", "actor.optim.lr=1e-2", "critic.optim.lr=1e-2")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rl_platform.checkpoint.store import Checkpoint
+from rl_platform.checkpoint.verify import Checkpoint
 from rl_platform.engines.training.state_files import read_whole
 from rl_platform.metrics import read_metrics
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rl_platform.checkpoint.store import Checkpoint
+from rl_platform.checkpoint.verify import Checkpoint
 from rl_platform.metrics import read_metrics
 
 CODE = "from rl_platform.launch.cli import main; main()"

@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 import torch
 
-from rl_platform.checkpoint.files import Written
-from rl_platform.checkpoint.store import MANIFEST, Checkpoint, CheckpointStore, Shards, _seal
+from rl_platform.checkpoint.shards import Shards
+from rl_platform.checkpoint.verify import MANIFEST, Checkpoint, Written, seal
+from rl_platform.checkpoint.write import CheckpointStore
 from rl_platform.errors import CheckpointError
 
 
@@ -123,7 +124,7 @@ def test_a_checkpoint_of_another_version_is_refused_and_not_skipped(tmp_path: Pa
     newest = store.save(2, parts(2)).path / MANIFEST
     body = json.loads(newest.read_bytes())
     del body["sha256"]
-    newest.write_bytes(_seal(body | {"format": 1}))
+    newest.write_bytes(seal(body | {"format": 1}))
     with pytest.raises(CheckpointError, match=r"step-00000002 has format 1 and this version .* reads format 2"):
         store.latest()
     assert store.steps() == [1, 2]

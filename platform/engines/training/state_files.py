@@ -44,7 +44,9 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from rl_platform.checkpoint.files import HashingWriter, Written, sync
+from rl_platform.checkpoint.verify import Written
+from rl_platform.checkpoint.write import HashingWriter
+from rl_platform.disk import sync
 from rl_platform.engines.training.sharded_state import ShardedState, ShardedTensor
 from rl_platform.errors import CheckpointError
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rl_platform.checkpoint.files import HashingWriter, damage
+from rl_platform.checkpoint.verify import damage
+from rl_platform.checkpoint.write import HashingWriter
 from rl_platform.config.schema.models import Optim
 from rl_platform.engines.training.fsdp import FSDPEngine
 from rl_platform.engines.training.sharded_state import ShardedState, ShardedTensor, adam_state, state_bytes

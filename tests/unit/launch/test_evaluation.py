@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_platform.checkpoint.store import FORMAT, MANIFEST, _seal
+from rl_platform.checkpoint.verify import FORMAT, MANIFEST, seal
 from rl_platform.launch.evaluation import table
 from rl_platform.metrics import read_metrics
 
@@ -126,17 +126,17 @@ def test_a_checkpoint_of_another_version_model_or_with_damage(command, trained: 
     manifest = trained / "checkpoints" / "step-00000004" / MANIFEST
     body = json.loads(manifest.read_text())
     del body["sha256"]
-    manifest.write_bytes(_seal(body | {"format": FORMAT + 1}))
+    manifest.write_bytes(seal(body | {"format": FORMAT + 1}))
     ended = command("--eval", trained)
     assert ended.code == 2
     assert f"has format {FORMAT + 1}" in ended.err
-    manifest.write_bytes(_seal(body | {"fingerprint": body["fingerprint"].replace("[16, 16]", "[8]")}))
+    manifest.write_bytes(seal(body | {"fingerprint": body["fingerprint"].replace("[16, 16]", "[8]")}))
     ended = command("--eval", trained)
     assert ended.code == 2
     assert "actor.model.hidden_sizes: [8]" in ended.err
     shard = next((manifest.parent / "actor").glob("*.distcp"))
     os.truncate(shard, 10)
-    manifest.write_bytes(_seal(body))
+    manifest.write_bytes(seal(body))
     ended = command("--eval", trained)
     assert ended.code == 65
     assert "has 10 bytes instead of" in ended.err

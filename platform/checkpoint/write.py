@@ -1,9 +1,7 @@
-"""Checkpoints that survive kills, full disks and flipped bits.
+"""Writing checkpoints that survive kills, full disks and flipped bits.
 
-A checkpoint is a folder `step-00000040` with a file (`env.pt`) or a folder of shards (`actor/`) for each part and a
-`manifest.json` that holds size and SHA-256 of each file, the step and the caller's fingerprint, and is itself sealed by
-a SHA-256. It is staged under a hidden name, synced and renamed, so a folder with its final name is complete; everything
-is verified again before it is read. Files hold tensors and plain values only, so loading never runs code from them.
+A checkpoint is staged under a hidden name, synced and renamed, so a folder with its final name is complete. Files are
+hashed while they are written, and verified before older checkpoints are deleted.
 
 Not covered: what belongs into a part, and what is in a folder of shards. One run per folder.
 """
@@ -11,96 +9,43 @@ Not covered: what belongs into a part, and what is in a folder of shards. One ru
 from __future__ import annotations
 
 import hashlib
-import json
+import io
 import logging
 import os
-import pickle
 import re
 import shutil
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
-from rl_platform.checkpoint.files import Written, damage, write_state
+from rl_platform.checkpoint.shards import Shards, write_shards
+from rl_platform.checkpoint.verify import (
+    FORMAT,
+    MANIFEST,
+    STEP_FOLDER,
+    Checkpoint,
+    UnknownFormat,
+    Written,
+    folder_name,
+    seal,
+)
 from rl_platform.disk import sync, sync_folder
 from rl_platform.errors import CheckpointError
 
-FORMAT = 2  # 1: the state of a learner was one file
-MANIFEST = "manifest.json"
-_STEP_FOLDER = re.compile(r"step-(\d{8,})")
+Part = Mapping[str, Any] | Shards
+
+_HASH_IN_THREAD = 1 << 20  # bytes of one write from which hashing beside the disk write pays for the hand-over
 _PART_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _CONTAINERS = (list, tuple, torch.Size)
 _SCALARS = (str, int, float, bool, bytes, type(None))
 
 log = logging.getLogger(__name__)
-
-
-class UnknownFormat(CheckpointError):
-    """A good checkpoint, of another version of the platform."""
-
-
-@dataclass(frozen=True)
-class Shards:
-    """A part that several processes write, each its own files.
-
-    bytes: about how much they write together. write: they write into the folder, which all of them see, and sync; the
-    result is what was written, by file name. Raises CheckpointError if one of them cannot.
-    """
-
-    bytes: int
-    write: Callable[[Path], Mapping[str, Written]]
-
-
-Part = Mapping[str, Any] | Shards
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A verified checkpoint. `parts` maps names to what holds them inside `path`: a file, or a folder of shards."""
-
-    path: Path
-    step: int
-    fingerprint: str
-    parts: Mapping[str, str]
-
-    @classmethod
-    def open(cls, path: str | Path) -> Checkpoint:
-        """Verify every file of the checkpoint folder `path`. Raises CheckpointError naming each damaged file."""
-        path = Path(path)
-        manifest = _read_manifest(path)
-        named = _STEP_FOLDER.fullmatch(path.resolve().name)
-        if named is None or int(named[1]) != manifest["step"]:
-            raise CheckpointError(
-                f"checkpoint {path}: {MANIFEST} was written for step {manifest['step']}, the folder has another name. "
-                f"Checkpoints were swapped or renamed; the right name is {_folder_name(manifest['step'])}"
-            )
-        with ThreadPoolExecutor() as pool:  # hashing releases the interpreter lock: several files at once
-            expected = {name: Written(**entry) for name, entry in manifest["files"].items()}
-            damages = list(filter(None, pool.map(lambda name: damage(path, name, expected[name]), expected)))
-        if damages:
-            raise CheckpointError(f"checkpoint {path} is damaged: " + "; ".join(damages))
-        return cls(path, manifest["step"], manifest["fingerprint"], manifest["parts"])
-
-    def load(self, part: str, map_location: str | torch.device = "cpu") -> dict[str, Any]:
-        """The part as it was saved, tensors on `map_location`. CheckpointError if it is missing or unreadable."""
-        file = self.file(part)
-        try:
-            state: dict[str, Any] = torch.load(file, map_location=map_location, weights_only=True)
-        except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
-            raise CheckpointError(f"checkpoint file {file} cannot be read: {error}") from error
-        return state
-
-    def file(self, part: str) -> Path:
-        """The file of a part, or its folder of shards. CheckpointError if it is missing."""
-        if part not in self.parts:
-            raise CheckpointError(f"checkpoint {self.path} has no part {part!r}; it holds: {', '.join(self.parts)}")
-        return self.path / self.parts[part]
 
 
 class CheckpointStore:
@@ -124,7 +69,7 @@ class CheckpointStore:
     def steps(self) -> list[int]:
         """Steps with a checkpoint folder, ascending, verified or not. CheckpointError if they cannot be listed."""
         try:
-            found = [_STEP_FOLDER.fullmatch(entry.name) for entry in self.folder.iterdir()]
+            found = [STEP_FOLDER.fullmatch(entry.name) for entry in self.folder.iterdir()]
         except OSError as error:
             raise CheckpointError(f"{self.folder} cannot be read: {error.strerror}. Check the disk") from error
         return sorted(int(match[1]) for match in found if match)
@@ -138,7 +83,7 @@ class CheckpointStore:
         damages: list[str] = []
         for step in reversed(self.steps()):
             try:
-                checkpoint = Checkpoint.open(self.folder / _folder_name(step))
+                checkpoint = Checkpoint.open(self.folder / folder_name(step))
             except UnknownFormat:
                 raise
             except CheckpointError as error:
@@ -169,7 +114,7 @@ class CheckpointStore:
         checkpoints from before are then intact.
         """
         size = _bytes_of(parts)
-        final = self.folder / _folder_name(step)
+        final = self.folder / folder_name(step)
         try:
             self._require(size, 1)
             self._write(final, step, parts)
@@ -192,9 +137,9 @@ class CheckpointStore:
         """
         later = [step for step in self.steps() if step > after]
         for step in later:
-            aside = self.folder / f".left-{_folder_name(step)}"
+            aside = self.folder / f".left-{folder_name(step)}"
             shutil.rmtree(aside, ignore_errors=True)
-            os.rename(self.folder / _folder_name(step), aside)
+            os.rename(self.folder / folder_name(step), aside)
         sync_folder(self.folder)
         return later
 
@@ -220,7 +165,7 @@ class CheckpointStore:
         places = {name: name if isinstance(part, Shards) else f"{name}.pt" for name, part in parts.items()}
         for name, part in parts.items():
             if isinstance(part, Shards):
-                files |= _write_shards(stage, name, part)
+                files |= write_shards(stage, name, part)
             else:
                 files[places[name]] = write_state(stage / places[name], part)
         body = {
@@ -231,7 +176,7 @@ class CheckpointStore:
             "files": {name: asdict(written) for name, written in files.items()},
         }
         with open(stage / MANIFEST, "wb") as file:
-            file.write(_seal(body))
+            file.write(seal(body))
             sync(file)
         sync_folder(stage)
         if final.exists():  # the sweep puts it back if the second rename is never reached
@@ -254,8 +199,8 @@ class CheckpointStore:
         good = [step for step in self.steps() if step <= newest and step not in self._damaged]
         for step in set(self.steps()) - set(good[-self.keep :]):
             # Renamed first: a delete that is killed half-way must not leave a folder that looks like a checkpoint.
-            doomed = self.folder / f".tmp-{_folder_name(step)}"
-            os.rename(self.folder / _folder_name(step), doomed)
+            doomed = self.folder / f".tmp-{folder_name(step)}"
+            os.rename(self.folder / folder_name(step), doomed)
             shutil.rmtree(doomed)
         for left in self.folder.glob(".left-step-*"):
             shutil.rmtree(left)
@@ -283,14 +228,62 @@ class CheckpointStore:
         )
 
 
-def _write_shards(stage: Path, name: str, shards: Shards) -> dict[str, Written]:
-    folder = stage / name
-    os.mkdir(folder)
-    written = shards.write(folder)
-    if missing := sorted(file for file in written if not (folder / file).exists()):
-        raise CheckpointError(f"{missing[0]} was written elsewhere: every node must see the same output folder")
-    sync_folder(folder)
-    return {f"{name}/{file}": found for file, found in written.items()}
+class HashingWriter(io.IOBase):
+    """A binary file that hashes and counts what passes. Large chunks are hashed while the disk writes them.
+
+    `error`: what a write failed with; torch turns it into a RuntimeError about positions.
+    """
+
+    def __init__(self, file: BinaryIO, pool: ThreadPoolExecutor) -> None:
+        self.file, self.pool = file, pool
+        self.sha256, self.bytes = hashlib.sha256(), 0
+        self.error: BaseException | None = None
+
+    def write(self, data: Any) -> int:
+        size = memoryview(data).nbytes
+        try:
+            if size < _HASH_IN_THREAD:
+                self.sha256.update(data)
+                self.file.write(data)
+            else:
+                hashing = self.pool.submit(self.sha256.update, data)
+                try:
+                    self.file.write(data)
+                finally:
+                    hashing.result()  # `data` is valid during this call only
+        except BaseException as error:
+            self.error = error
+            raise
+        self.bytes += size
+        return size
+
+    def tell(self) -> int:
+        return self.bytes
+
+    def fileno(self) -> int:
+        return int(self.file.fileno())
+
+    def flush(self) -> None:
+        if not self.file.closed:
+            self.file.flush()
+
+    @property
+    def written(self) -> Written:
+        return Written(self.bytes, self.sha256.hexdigest())
+
+
+def write_state(path: Path, state: Mapping[str, Any]) -> Written:
+    """`state` as a file of `torch.save`, on the disk when this returns. Raises OSError if it does not get there."""
+    with open(path, "wb") as file, ThreadPoolExecutor(1) as pool:
+        writer = HashingWriter(file, pool)
+        try:
+            torch.save(state, writer)
+        except RuntimeError:
+            if writer.error is not None:
+                raise writer.error from None
+            raise
+        sync(file)
+    return writer.written
 
 
 def _bytes_of(parts: Mapping[str, Part]) -> int:
@@ -320,39 +313,6 @@ def _measure(value: Any, where: str, storages: dict[int, int]) -> None:
     elif type(value) not in _SCALARS:
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         raise TypeError(f"checkpoint part {where}: {kind} cannot be saved; use tensors, dicts, lists and plain values")
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    file = path / MANIFEST
-    try:
-        raw = file.read_bytes()
-    except OSError as error:
-        inside = sorted(entry.name for entry in path.glob("step-*")) if path.is_dir() else []
-        hint = f"; name one of its checkpoints: {', '.join(inside)}" if inside else ""
-        raise CheckpointError(f"checkpoint {path}: {MANIFEST} cannot be read: {error.strerror}{hint}") from error
-    try:
-        body = json.loads(raw)
-        body.pop("sha256")
-        sealed = _seal(body) == raw  # compares every byte, so the manifest itself cannot be damaged unnoticed
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
-        sealed = False
-    if not sealed:
-        raise CheckpointError(f"checkpoint {path} is damaged: {MANIFEST} does not match its own SHA-256")
-    if body["format"] != FORMAT:
-        raise UnknownFormat(
-            f"checkpoint {path} has format {body['format']} and this version of the platform reads format {FORMAT}. "
-            "Finish the run with the version that wrote it, or start a new one in another runner.output_dir"
-        )
-    return dict(body)
-
-
-def _seal(body: Mapping[str, Any]) -> bytes:
-    digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-    return json.dumps({**body, "sha256": digest}, sort_keys=True, indent=1).encode()
-
-
-def _folder_name(step: int) -> str:
-    return f"step-{step:08d}"
 
 
 def _size(count: int) -> str:

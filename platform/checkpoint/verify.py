@@ -1,0 +1,129 @@
+"""Reading a checkpoint: nothing is used before every byte of it was verified.
+
+A checkpoint is a folder `step-00000040` with a file (`env.pt`) or a folder of shards (`actor/`) for each part and a
+`manifest.json`. The manifest holds the size and SHA-256 of each file, the step and the caller's fingerprint, and is
+sealed by a SHA-256 of its own. Files hold tensors and plain values only, so loading never runs code from them.
+
+Not covered: what is in a folder of shards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+import re
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rl_platform.errors import CheckpointError
+
+FORMAT = 2
+MANIFEST = "manifest.json"
+STEP_FOLDER = re.compile(r"step-(\d{8,})")
+
+
+class UnknownFormat(CheckpointError):
+    """A good checkpoint, of another version of the platform."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """What went into a file."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A verified checkpoint. `parts` maps names to what holds them inside `path`: a file, or a folder of shards."""
+
+    path: Path
+    step: int
+    fingerprint: str
+    parts: Mapping[str, str]
+
+    @classmethod
+    def open(cls, path: str | Path) -> Checkpoint:
+        """Verify every file of the checkpoint folder `path`. Raises CheckpointError naming each damaged file."""
+        path = Path(path)
+        manifest = _read_manifest(path)
+        named = STEP_FOLDER.fullmatch(path.resolve().name)
+        if named is None or int(named[1]) != manifest["step"]:
+            raise CheckpointError(
+                f"checkpoint {path}: {MANIFEST} was written for step {manifest['step']}, the folder has another name. "
+                f"Checkpoints were swapped or renamed; the right name is {folder_name(manifest['step'])}"
+            )
+        with ThreadPoolExecutor() as pool:  # hashing releases the interpreter lock: several files at once
+            expected = {name: Written(**entry) for name, entry in manifest["files"].items()}
+            damages = list(filter(None, pool.map(lambda name: damage(path, name, expected[name]), expected)))
+        if damages:
+            raise CheckpointError(f"checkpoint {path} is damaged: " + "; ".join(damages))
+        return cls(path, manifest["step"], manifest["fingerprint"], manifest["parts"])
+
+    def load(self, part: str, map_location: str | torch.device = "cpu") -> dict[str, Any]:
+        """The part as it was saved, tensors on `map_location`. CheckpointError if it is missing or unreadable."""
+        file = self.file(part)
+        try:
+            state: dict[str, Any] = torch.load(file, map_location=map_location, weights_only=True)
+        except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
+            raise CheckpointError(f"checkpoint file {file} cannot be read: {error}") from error
+        return state
+
+    def file(self, part: str) -> Path:
+        """The file of a part, or its folder of shards. CheckpointError if it is missing."""
+        if part not in self.parts:
+            raise CheckpointError(f"checkpoint {self.path} has no part {part!r}; it holds: {', '.join(self.parts)}")
+        return self.path / self.parts[part]
+
+
+def damage(path: Path, name: str, expected: Written) -> str:
+    """How file `name` in folder `path` differs from what was written; empty if it does not."""
+    try:
+        size = (path / name).stat().st_size
+        if size != expected.bytes:
+            return f"{name} has {size:,} bytes instead of {expected.bytes:,}"
+        with open(path / name, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        return f"{name}: {error.strerror}"
+    return "" if digest == expected.sha256 else f"{name} does not match its SHA-256"
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    file = path / MANIFEST
+    try:
+        raw = file.read_bytes()
+    except OSError as error:
+        inside = sorted(entry.name for entry in path.glob("step-*")) if path.is_dir() else []
+        hint = f"; name one of its checkpoints: {', '.join(inside)}" if inside else ""
+        raise CheckpointError(f"checkpoint {path}: {MANIFEST} cannot be read: {error.strerror}{hint}") from error
+    try:
+        body = json.loads(raw)
+        body.pop("sha256")
+        sealed = seal(body) == raw  # compares every byte, so the manifest itself cannot be damaged unnoticed
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        sealed = False
+    if not sealed:
+        raise CheckpointError(f"checkpoint {path} is damaged: {MANIFEST} does not match its own SHA-256")
+    if body["format"] != FORMAT:
+        raise UnknownFormat(
+            f"checkpoint {path} has format {body['format']} and this version of the platform reads format {FORMAT}. "
+            "Finish the run with the version that wrote it, or start a new one in another runner.output_dir"
+        )
+    return dict(body)
+
+
+def seal(body: Mapping[str, Any]) -> bytes:
+    digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    return json.dumps({**body, "sha256": digest}, sort_keys=True, indent=1).encode()
+
+
+def folder_name(step: int) -> str:
+    return f"step-{step:08d}"
