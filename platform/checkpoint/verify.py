@@ -120,7 +120,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     return dict(body)
 
 
-def seal(body: Mapping[str, Any]) -> bytes:
+def seal(body: Mapping[str, object]) -> bytes:
     digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
     return json.dumps({**body, "sha256": digest}, sort_keys=True, indent=1).encode()
 

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import torch
 
@@ -38,7 +38,8 @@ from rl_platform.checkpoint.verify import (
 from rl_platform.disk import sync, sync_folder
 from rl_platform.errors import CheckpointError
 
-Part = Mapping[str, Any] | Shards
+Buffer = bytes | bytearray | memoryview
+Part = Mapping[str, object] | Shards
 
 _HASH_IN_THREAD = 1 << 20  # bytes of one write from which hashing beside the disk write pays for the hand-over
 _PART_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -239,7 +240,7 @@ class HashingWriter(io.IOBase):
         self.sha256, self.bytes = hashlib.sha256(), 0
         self.error: BaseException | None = None
 
-    def write(self, data: Any) -> int:
+    def write(self, data: Buffer) -> int:
         size = memoryview(data).nbytes
         try:
             if size < _HASH_IN_THREAD:
@@ -272,7 +273,7 @@ class HashingWriter(io.IOBase):
         return Written(self.bytes, self.sha256.hexdigest())
 
 
-def write_state(path: Path, state: Mapping[str, Any]) -> Written:
+def write_state(path: Path, state: Mapping[str, object]) -> Written:
     """`state` as a file of `torch.save`, on the disk when this returns. Raises OSError if it does not get there."""
     with open(path, "wb") as file, ThreadPoolExecutor(1) as pool:
         writer = HashingWriter(file, pool)
@@ -297,7 +298,7 @@ def _bytes_of(parts: Mapping[str, Part]) -> int:
     return sum(storages.values()) + sum(part.bytes for part in parts.values() if isinstance(part, Shards))
 
 
-def _measure(value: Any, where: str, storages: dict[int, int]) -> None:
+def _measure(value: object, where: str, storages: dict[int, int]) -> None:
     """Add the bytes of each distinct tensor storage under `value`; TypeError for what `weights_only` would not load."""
     if isinstance(value, torch.Tensor):
         storage = value.untyped_storage()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from rl_platform.errors import ChannelClosed, PlatformError, WorkerDied, WorkerError
 from rl_platform.runtime.cpu import release_team
@@ -24,6 +24,7 @@ from rl_platform.tracing import recorder
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 FailureHook = Callable[[str, PlatformError], None]
 
 
@@ -60,7 +61,7 @@ class ComponentContext:
     accelerators: tuple[int, ...]
     seed: int
     neighbours: tuple[str, ...] = ()
-    shared: dict[str, Any] = field(default_factory=dict)
+    shared: dict[str, object] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
 
     @property
@@ -73,7 +74,7 @@ class ComponentSpec:
     """How a component is constructed on each of its ranks: `cls(context, **kwargs)`."""
 
     cls: type
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    kwargs: Mapping[str, object] = field(default_factory=dict)
 
 
 class PlacedHost(Protocol):
@@ -99,9 +100,9 @@ def label(component: str, rank: int) -> str:
 
 @dataclass
 class _QueuedCall:
-    future: Future[Any]
+    future: Future[object]
     method: str
-    function: Callable[[], Any]
+    function: Callable[[], object]
     control: bool = False  # from the runtime: runs although the rank is retired
     last: bool = False
 
@@ -118,7 +119,7 @@ class RankThread:
         self._spec = spec
         self._context = context
         self._on_failure = on_failure
-        self._component: Any = None
+        self._component: object = None
         self._calls: queue.SimpleQueue[_QueuedCall] = queue.SimpleQueue()
         self._admission = threading.Lock()
         self._retired = False
@@ -131,11 +132,11 @@ class RankThread:
         """Constructs the component in its own thread."""
         return self._enqueue("__init__", self._construct)
 
-    def submit(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Future[Any]:
+    def submit(self, method: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Future[Any]:
         """Queues a call. Raises WorkerDied after `retire`."""
         return self._enqueue(method, partial(getattr(self._component, method), *args, **kwargs))
 
-    def run(self, name: str, function: Callable[[Any], Any]) -> Future[Any]:
+    def run(self, name: str, function: Callable[[Any], T]) -> Future[T]:
         """Queues `function(component)` as a call of this name. Raises WorkerDied after `retire`."""
         return self._enqueue(name, lambda: function(self._component))
 
@@ -182,7 +183,7 @@ class RankThread:
     def _construct(self) -> None:
         self._component = self._spec.cls(self._context, **self._spec.kwargs)
 
-    def _enqueue(self, method: str, function: Callable[[], Any]) -> Future[Any]:
+    def _enqueue(self, method: str, function: Callable[[], T]) -> Future[T]:
         call = _QueuedCall(Future(), method, function)
         with self._admission:
             if self._retired:
@@ -241,7 +242,7 @@ class Host:
         on_failure: FailureHook,
     ) -> None:
         self.name = placed.name
-        self.shared: dict[str, Any] = {}
+        self.shared: dict[str, object] = {}
         self.ranks: dict[tuple[str, int], RankThread] = {}
         names = tuple(dict.fromkeys(name for name, _ in placed.members))
         for name, rank in placed.members:

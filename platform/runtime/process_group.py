@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from datetime import timedelta
-from typing import Any
 
 RENDEZVOUS_S = 120.0  # a rank may still be importing libraries when the first one waits
 
@@ -16,7 +15,7 @@ class Rendezvous:
         import torch.distributed as dist
 
         listening = socket.create_server((address, 0))  # the store itself would listen on all interfaces
-        self.store: Any = dist.TCPStore(
+        self.store = dist.TCPStore(
             address,
             listening.getsockname()[1],
             world_size,

@@ -31,7 +31,7 @@ class Worker(Protocol):
     def label(self) -> str:
         """Its name in messages, `critic[2]`."""
 
-    def submit(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Future[Any]:
+    def submit(self, method: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Future[Any]:
         """Starts a call after those submitted before. The future raises PlatformErrors only."""
 
     def doing(self) -> str:
@@ -166,7 +166,7 @@ class WorkerGroup:
             raise AttributeError(self._unknown(method))
         return partial(self._submit, method)
 
-    def _submit(self, method: str, /, *args: Any, **kwargs: Any) -> Handle:
+    def _submit(self, method: str, /, *args: object, **kwargs: object) -> Handle:
         workers = list(self._workers.values())
         release_team()  # the caller will wait while the ranks compute
         with self._order:

@@ -16,6 +16,7 @@ from typing import Any
 
 import ray
 import torch
+from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -36,8 +37,8 @@ class RayActors:
         self.transport = RayTransport(f"rl-platform-{uuid.uuid4().hex[:12]}")
         self._patience, self._trace = patience, trace
         self._group: PlacementGroup | None = None
-        self._actors: dict[str, Any] = {}
-        self._recipes: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {}  # by host: of its actor
+        self._actors: dict[str, ActorHandle] = {}
+        self._recipes: dict[str, tuple[dict[str, object], tuple[object, ...]]] = {}  # by host: of its actor
         self._visible: dict[str, str] = {}
 
     def start(self, hosts: Sequence[PlacedHost]) -> Mapping[str, Send]:
@@ -101,7 +102,7 @@ class RayActors:
             remove_placement_group(self._group)
             self._group = None
 
-    def _send(self, host: str, method: str, *arguments: Any) -> Future[Any]:
+    def _send(self, host: str, method: str, *arguments: object) -> Future[Any]:
         """Never blocks and never raises: the future does."""
         future: Future[Any] = Future()
         actor = self._actors.get(host)

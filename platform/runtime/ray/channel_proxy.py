@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 
 from rl_platform.errors import Deadline, PlatformError, WorkerDied, WorkerError
 from rl_platform.runtime.channel import Channel, ChannelStats
-from rl_platform.runtime.ray.payloads import Payload, batch_contents, store_large, to_payload, unpack_items
+from rl_platform.runtime.ray.payloads import Content, Payload, batch_contents, store_large, to_payload, unpack_items
 from rl_platform.runtime.ray.send_buffer import PutRequest, SendBuffer
 from rl_platform.runtime.ray.serialization import References, pack_error, unpack_error
 from rl_platform.runtime.waits import caller, waits_on
@@ -51,7 +51,7 @@ class ChannelRegistry:
         self._homes: dict[str, ServedChannel] = {}
         self._send_buffers: WeakValueDictionary[int, SendBuffer] = WeakValueDictionary()
 
-    def channel(self, address: ChannelAddress) -> Channel[Any] | ChannelProxy:
+    def channel(self, address: ChannelAddress) -> Channel[object] | ChannelProxy:
         """The queue itself if it lives here, otherwise a way to it."""
         return self.home(address) if address.home == self.here else ChannelProxy(address, self)
 
@@ -80,7 +80,7 @@ class ChannelRegistry:
                     found.append(failure)
         return found
 
-    def serve(self, address: ChannelAddress, operation: str, arguments: tuple[Any, ...], who: str) -> Any:
+    def serve(self, address: ChannelAddress, operation: str, arguments: tuple[object, ...], who: str) -> object:
         """A call of another process, in a thread that bears the caller's name while it waits."""
         thread = threading.current_thread()
         own, thread.name = thread.name, who
@@ -89,7 +89,7 @@ class ChannelRegistry:
         finally:
             thread.name = own
 
-    def serve_at_once(self, address: ChannelAddress, operation: str, arguments: tuple[Any, ...]) -> Any | None:
+    def serve_at_once(self, address: ChannelAddress, operation: str, arguments: tuple[object, ...]) -> object | None:
         """As `serve`, if it needs no waiting and no work worth a thread; else nothing is done and None comes back."""
         home = self.home(address)
         if operation == "put":
@@ -119,22 +119,22 @@ class ChannelRegistry:
         for send_buffer in outboxes:
             send_buffer.flush(who)
 
-    def contents(self, items: Iterable[Any]) -> list[Any]:
+    def contents(self, items: Iterable[object]) -> list[Content]:
         """How each item travels to its channel."""
         return [to_payload(item, self.references).content for item in items]
 
-    def batch_contents(self, items: Sequence[Any]) -> list[Any]:
+    def batch_contents(self, items: Sequence[object]) -> list[Content]:
         """How items travel to one who gets them; those that are serialised already are passed on."""
         return batch_contents(items, self.references)
 
-    def store_large(self, contents: Sequence[Any]) -> list[Any]:
+    def store_large(self, contents: Sequence[Content]) -> list[Content]:
         return store_large(contents, self.transport)
 
-    def unpack_items(self, items: Sequence[Any]) -> list[Any]:
+    def unpack_items(self, items: Sequence[object]) -> list[object]:
         return unpack_items(items, self.references, self.transport)
 
 
-class ServedChannel(Channel[Any]):
+class ServedChannel(Channel[object]):
     """The queue. Items that were put from elsewhere stay serialised until they are got."""
 
     def __init__(self, address: ChannelAddress, registry: ChannelRegistry, status: Callable[[str], str]) -> None:
@@ -145,13 +145,13 @@ class ServedChannel(Channel[Any]):
 
     def get_many(
         self, max_items: int, key: Hashable = None, timeout: float | None = None, linger: float = 0.0
-    ) -> list[Any]:
+    ) -> list[object]:
         return self._registry.unpack_items(super().get_many(max_items, key, timeout, linger))
 
-    def get_batch(self, weight: float, timeout: float | None = None, key: Hashable = None) -> list[Any]:
+    def get_batch(self, weight: float, timeout: float | None = None, key: Hashable = None) -> list[object]:
         return self._registry.unpack_items(super().get_batch(weight, timeout, key))
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         for item in super().__iter__():
             yield self._registry.unpack_items([item])[0]
 
@@ -181,7 +181,7 @@ class ServedChannel(Channel[Any]):
                 self._add(stream, [(Payload(content), put.weight) for content in put.contents])
             return ([None] * len(puts), self.capacity - self._depth) if fits else None
 
-    def get_at_once(self, max_items: int, key: Hashable, _: float | None, linger: float) -> list[Any] | None:
+    def get_at_once(self, max_items: int, key: Hashable, _: float | None, linger: float) -> list[Content] | None:
         with self._lock:
             stream = self._streams.get(key)
             if stream is None or max_items < 1 or not stream.items or stream.gathering:
@@ -194,16 +194,16 @@ class ServedChannel(Channel[Any]):
             self._forget(key, stream)
         return self._registry.store_large([item.content for item, _ in taken])
 
-    def serve_get_many(self, max_items: int, key: Hashable, timeout: float | None, linger: float) -> list[Any]:
-        return self._forms(super().get_many(max_items, key, timeout, linger))
+    def serve_get_many(self, max_items: int, key: Hashable, timeout: float | None, linger: float) -> list[Content]:
+        return self._contents(super().get_many(max_items, key, timeout, linger))
 
-    def serve_get_batch(self, weight: float, timeout: float | None, key: Hashable) -> list[Any]:
-        return self._forms(super().get_batch(weight, timeout, key))
+    def serve_get_batch(self, weight: float, timeout: float | None, key: Hashable) -> list[Content]:
+        return self._contents(super().get_batch(weight, timeout, key))
 
-    def serve_next(self) -> list[Any]:
+    def serve_next(self) -> list[Content]:
         """The next item without a key, or nothing at a clean end."""
         for item in super().__iter__():
-            return self._forms([item])
+            return self._contents([item])
         return []
 
     def serve_close(self, error: bytes | None) -> None:
@@ -218,7 +218,7 @@ class ServedChannel(Channel[Any]):
     def serve_check_integrity(self) -> None:
         self.check_integrity()
 
-    def _forms(self, items: list[Any]) -> list[Any]:
+    def _contents(self, items: list[object]) -> list[Content]:
         try:
             return self._registry.store_large(self._registry.batch_contents(items))
         except Exception as error:  # they are out of the queue and will reach nobody
@@ -241,11 +241,11 @@ class ChannelProxy:
         self._closed = False
         self._send_buffer: SendBuffer | None = None
 
-    def put(self, item: Any, weight: float = 1, key: Hashable = None, timeout: float | None = None) -> None:
+    def put(self, item: object, weight: float = 1, key: Hashable = None, timeout: float | None = None) -> None:
         self.put_many((item,), weight, key, timeout)
 
     def put_many(
-        self, items: Iterable[Any], weight: float = 1, key: Hashable = None, timeout: float | None = None
+        self, items: Iterable[object], weight: float = 1, key: Hashable = None, timeout: float | None = None
     ) -> None:
         if weight < 0:
             raise ValueError(f"channel '{self.name}': weight {weight} must not be negative")
@@ -295,8 +295,8 @@ class ChannelProxy:
     def check_integrity(self) -> None:
         self._ask("check_integrity")
 
-    def _opened(self, contents: list[Any]) -> list[Any]:
-        return self._registry.unpack_items([Payload(content) for content in contents])
+    def _opened(self, contents: Sequence[Content]) -> list[Any]:
+        return list(self._registry.unpack_items([Payload(content) for content in contents]))
 
     def send(self, puts: Sequence[PutRequest]) -> tuple[Sequence[bytes | None], int]:
         limit = max(self.address.deadline_s if put.timeout is None else put.timeout for put in puts)
@@ -305,7 +305,7 @@ class ChannelProxy:
         answer: tuple[Sequence[bytes | None], int] = self._call("put", sent, timeout=limit)
         return answer
 
-    def _ask(self, operation: str, *arguments: Any, timeout: float | None = None) -> Any:
+    def _ask(self, operation: str, *arguments: object, timeout: float | None = None) -> Any:
         """After what was put before: by this thread, and unless items are wanted, by the whole process."""
         self._flush(caller() if operation in ("get_many", "get_batch", "next") else "")
         return self._call(operation, *arguments, timeout=timeout)
@@ -315,7 +315,7 @@ class ChannelProxy:
             with waits_on(self.name):
                 send_buffer.flush(who)
 
-    def _call(self, operation: str, *arguments: Any, timeout: float | None = None) -> Any:
+    def _call(self, operation: str, *arguments: object, timeout: float | None = None) -> Any:
         limit = self.address.deadline_s if timeout is None else timeout
         home = self.address.home
         with waits_on(self.name):

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any
 
 import ray
 
@@ -17,7 +16,7 @@ from rl_platform.placement.inventory import VISIBLE_DEVICES
 from rl_platform.runtime.lifecycle import RUNNER
 from rl_platform.runtime.process_group import Rendezvous, join_group, leave_group
 from rl_platform.runtime.ray import reservation
-from rl_platform.runtime.ray.channel_proxy import ChannelAddress
+from rl_platform.runtime.ray.channel_proxy import ChannelAddress, ChannelRegistry
 from rl_platform.runtime.ray.fingerprint import code_fingerprint
 from rl_platform.runtime.ray.host_process import HostProcess, ProcessInfo, Record, prepare_process
 from rl_platform.runtime.ray.loss_watch import watch_head
@@ -89,7 +88,7 @@ class HostActor:
     async def call(self, member: tuple[str, int], number: int, method: str, arguments: Packed) -> Answer:
         return await asyncio.wrap_future(self._take("call", member, number, method, arguments))
 
-    async def channel(self, address: ChannelAddress, operation: str, arguments: tuple[Any, ...], who: str) -> Answer:
+    async def channel(self, address: ChannelAddress, operation: str, arguments: tuple[object, ...], who: str) -> Answer:
         return await asyncio.wrap_future(self._take("channel", address, operation, arguments, who))
 
     async def fetch(self, number: int | None) -> Answer:
@@ -102,7 +101,7 @@ class HostActor:
             return [], None
         return await self._answer(lambda: self._registry.fail(label, unpack_error(error), *before))
 
-    async def export(self, token: WeightsToken, *how: Any) -> Answer:
+    async def export(self, token: WeightsToken, *how: object) -> Answer:
         return await asyncio.wrap_future(self._take("export", token, *how))
 
     async def rehome(self, homes: Mapping[str, str]) -> Answer:
@@ -129,10 +128,10 @@ class HostActor:
         return await self._answer(shutdown)
 
     @property
-    def _registry(self) -> Any:
+    def _registry(self) -> ChannelRegistry:
         return self._process.names.registry
 
-    def _take(self, method: str, *arguments: Any) -> Future[Answer]:
+    def _take(self, method: str, *arguments: object) -> Future[Answer]:
         """One of the frequent calls, whichever way it came."""
         if method == "call":
             return self._process.call(*arguments)
@@ -150,7 +149,7 @@ class HostActor:
         done.set_result((at_once, None))
         return done
 
-    async def _answer(self, function: Callable[[], Any]) -> Answer:
+    async def _answer(self, function: Callable[[], object]) -> Answer:
         """Runs in a thread, as it may wait."""
         return await asyncio.get_running_loop().run_in_executor(self._waiting, _answer_of, function)
 
@@ -168,7 +167,7 @@ class HostActor:
         return [self._records.popleft() for _ in range(len(self._records))]
 
 
-def _answer_of(function: Callable[[], Any]) -> Answer:
+def _answer_of(function: Callable[[], object]) -> Answer:
     try:
         return function(), None
     except Exception as error:

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Member = tuple[str, int]
 Timings = dict[str, tuple[int, float]]
 Record = tuple[str, int, str]  # logger, level, message
@@ -73,14 +74,14 @@ class NamedReferences:
         self.registry = ChannelRegistry(here, transport, self, status)
         self.weights = Publications(here, transport, receives)
 
-    def token(self, value: Any) -> Any | None:
+    def token(self, value: object) -> object | None:
         if isinstance(value, Channel | ChannelProxy):
             return getattr(value, "address", None)
         if isinstance(value, WeightsToken):
             return value
         return self.weights.publish(value) if isinstance(value, Weights) else None
 
-    def resolve(self, token: Any) -> Any:
+    def resolve(self, token: ChannelAddress | WeightsToken) -> object:
         return self.registry.channel(token) if isinstance(token, ChannelAddress) else self.weights.resolve(token)
 
 
@@ -158,7 +159,7 @@ class HostProcess:
     def _start(self, member: Member, method: str, arguments: Packed, answer: Future[Answer]) -> None:
         rank = self.host.ranks[member]
 
-        def run(component: Any) -> Packed:
+        def run(component: object) -> Packed:
             args, kwargs = unpack(arguments, self.names, copy=True)
             result = getattr(component, method)(*args, **kwargs)
             self.names.registry.flush(rank.label)  # before the caller learns that the items are there
@@ -174,11 +175,11 @@ class HostProcess:
         except WorkerDied as error:
             answer.set_result((CallResult(None, pack_error(error), rank.timings()), None))
 
-    def export(self, token: WeightsToken, transfer: str, request: Any) -> Any:
+    def export(self, token: WeightsToken, transfer: str, request: object) -> object:
         """Hands out weights that a rank of this process published, see `Publications.export`."""
         return self.names.weights.export(token, transfer, request, self._run_in_turn)
 
-    def _run_in_turn(self, label: str, function: Callable[[], Any]) -> Future[Any]:
+    def _run_in_turn(self, label: str, function: Callable[[], T]) -> Future[T]:
         return self._labels[label].run("send weights", lambda _: function())
 
     def status(self, name: str) -> str:

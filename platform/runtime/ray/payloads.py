@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rl_platform.runtime.ray.serialization import IN_BAND, SHARED, Packed, References, pack, unpack
 
@@ -24,7 +24,7 @@ BUNDLE = 8 * 2**20  # bytes: an object that holds as much takes no more items
 class StoredItem:
     """Where an item lies: the object's reference and the item's number in it."""
 
-    reference: Any
+    reference: object
     index: int
 
 
@@ -35,21 +35,24 @@ class ItemBatch:
     data: bytes
 
 
+Content = bytes | Packed | StoredItem | ItemBatch
+
+
 @dataclass(frozen=True, slots=True)
 class Payload:
     """An item on its way to another process: pickled (bytes or Packed), or a reference to where that is stored. A
     receiver may also get several items as one `ItemBatch`."""
 
-    content: bytes | Packed | StoredItem | ItemBatch
+    content: Content
 
 
-def to_payload(item: Any, references: References) -> Payload:
+def to_payload(item: object, references: References) -> Payload:
     """Raises what pickling raises for an item that cannot travel."""
     packed = pack(item, references)
     return Payload(packed if packed.buffers or packed.size >= IN_BAND else packed.data)
 
 
-def batch_contents(items: Sequence[Any], references: References) -> list[Any]:
+def batch_contents(items: Sequence[object], references: References) -> list[Content]:
     """The forms of items that one receiver takes. Raises what pickling raises for one that cannot travel."""
     first = next((to_payload(item, references) for item in items if not isinstance(item, Payload)), None)
     if first is not None and isinstance(first.content, bytes) and not any(isinstance(item, Payload) for item in items):
@@ -59,7 +62,7 @@ def batch_contents(items: Sequence[Any], references: References) -> list[Any]:
     return [(item if isinstance(item, Payload) else to_payload(item, references)).content for item in items]
 
 
-def store_large(contents: Sequence[Any], store: RayTransport) -> list[Any]:
+def store_large(contents: Sequence[Content], store: RayTransport) -> list[Content]:
     """The same forms, with the large ones in the object store if they are worth it together."""
     large = [index for index, content in enumerate(contents) if isinstance(content, Packed)]
     if sum(contents[index].size for index in large) < SHARED:
@@ -76,13 +79,13 @@ def store_large(contents: Sequence[Any], store: RayTransport) -> list[Any]:
     return found
 
 
-def unpack_items(items: Sequence[Any], references: References, store: RayTransport) -> list[Any]:
+def unpack_items(items: Sequence[object], references: References, store: RayTransport) -> list[object]:
     """The items themselves: payloads are unpacked, each stored object is read once, other items pass."""
     contents = [item.content if isinstance(item, Payload) else None for item in items]
     needed = list(dict.fromkeys(content.reference for content in contents if isinstance(content, StoredItem)))
     objects = dict(zip(needed, store.load(needed), strict=True)) if needed else {}
 
-    def items_of(content: bytes | Packed | StoredItem | ItemBatch) -> list[Any]:
+    def items_of(content: Content) -> list[object]:
         if isinstance(content, ItemBatch):
             return list(unpack(Packed(content.data, ()), references, copy=False))
         if isinstance(content, StoredItem):
@@ -93,7 +96,7 @@ def unpack_items(items: Sequence[Any], references: References, store: RayTranspo
     return [item for part in found for item in part]
 
 
-def _sendable(content: Any) -> Any:
+def _sendable(content: Content) -> Content:
     """Large parts are passed on from where they are, uncopied."""
     if not isinstance(content, Packed):
         return content

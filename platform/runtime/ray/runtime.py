@@ -299,7 +299,7 @@ class RayRuntime(ShutsDown):
             START_S,
         )
 
-    def _all(self, method: str, arguments: Mapping[str, tuple[Any, ...]], timeout: float) -> dict[str, Any]:
+    def _all(self, method: str, arguments: Mapping[str, tuple[object, ...]], timeout: float) -> dict[str, Any]:
         """The answers of these hosts by name, except those that died and may be started again.
 
         Raises the first error of the others, or Deadline naming who did not answer.

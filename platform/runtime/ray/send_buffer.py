@@ -14,8 +14,8 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from rl_platform.runtime.ray.payloads import Content
 from rl_platform.runtime.ray.serialization import Packed, unpack_error
 
 LINGER_S = 0.5e-3  # a tenth of what a call with large items takes
@@ -27,7 +27,7 @@ IDLE_S = 1.0
 class PutRequest:
     """Items as they travel, all of one weight and key; `who` waits at most `timeout` seconds for room."""
 
-    contents: Sequence[Any]
+    contents: Sequence[Content]
     weight: float
     key: Hashable
     timeout: float | None

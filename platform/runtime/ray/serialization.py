@@ -11,7 +11,7 @@ import io
 import pickle
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,6 +24,7 @@ from rl_platform.errors import PlatformError, WorkerError
 IN_BAND = 4096  # bytes: smaller buffers are copied into the pickle, which is cheaper than handling them apart
 SHARED = 96 * 1024  # bytes: larger messages are put into the object store, which Ray does by itself from 100 KiB on
 
+Buffer = bytes | bytearray | memoryview | pickle.PickleBuffer
 Answer = tuple[Any, bytes | None]  # of a call to another process: a value, or a packed error
 NodeResources = Callable[[pickle.PickleBuffer], bool]  # whether the buffer goes into the pickle itself
 
@@ -38,7 +39,7 @@ class Packed:
     """A pickled object and the large buffers it refers to."""
 
     data: bytes
-    buffers: Sequence[Any]
+    buffers: Sequence[Buffer]
 
     @property
     def size(self) -> int:
@@ -49,25 +50,25 @@ class Packed:
 class References(Protocol):
     """Objects that travel by name: `token` is what is sent instead, `resolve` what the receiver makes of it."""
 
-    def token(self, value: Any) -> Any | None: ...
+    def token(self, value: object) -> object | None: ...
 
-    def resolve(self, token: Any) -> Any: ...
+    def resolve(self, token: object) -> object: ...
 
 
 class NoReferences:
     """Nothing travels by name."""
 
-    def token(self, value: Any) -> None:
+    def token(self, value: object) -> None:
         return None
 
-    def resolve(self, token: Any) -> Any:
+    def resolve(self, token: object) -> object:
         raise WorkerError(f"a reference among plain values: {token}")
 
 
 NO_REFERENCES = NoReferences()
 
 
-def pack(value: Any, references: References) -> Packed:
+def pack(value: object, references: References) -> Packed:
     """Raises what pickling raises for objects that cannot travel."""
     buffers: list[pickle.PickleBuffer] = []
 
@@ -132,9 +133,9 @@ class _Pickler(cloudpickle.Pickler):
     ) -> None:
         super().__init__(stream, protocol=5, buffer_callback=place)
         self._references = references
-        self._sent: dict[Any, np.ndarray] = {}  # tensors over the same memory are sent once
+        self._sent: dict[Hashable, np.ndarray] = {}  # tensors over the same memory are sent once
 
-    def reducer_override(self, value: Any) -> Any:
+    def reducer_override(self, value: object) -> Any:
         if isinstance(value, torch.Tensor):
             return _tensor, self._bytes_of(value)
         token = self._references.token(value)
@@ -151,7 +152,7 @@ class _Pickler(cloudpickle.Pickler):
         return self._sent[key], name, shape
 
 
-def _resolve(token: bytes) -> Any:
+def _resolve(token: bytes) -> object:
     return _READER.references.resolve(pickle.loads(token))
 
 

@@ -10,15 +10,17 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
+from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from rl_platform.errors import Deadline, PlatformError, WorkerDied, WorkerError
 from rl_platform.runtime.ray.serialization import Answer, value_of
 from rl_platform.runtime.ray.unix_socket import FetchThroughRay, SocketAnswer, SocketClient, SocketServer, socket_name
 
+T = TypeVar("T")
 GRACE_S = 10.0  # how long a busy process may take to answer that it is alive
 FREQUENT = frozenset({"call", "channel", "export"})  # of an actor's methods those that `take` knows
 
@@ -28,7 +30,7 @@ class RayTransport:
 
     def __init__(self, namespace: str) -> None:
         self.namespace = namespace
-        self._actors: dict[str, Any] = {}
+        self._actors: dict[str, ActorHandle] = {}
         self._clients: dict[str, SocketClient | None] = {}
         self._connecting = threading.Lock()
 
@@ -37,7 +39,12 @@ class RayTransport:
         return SocketServer(self._socket_name(host), take, ray.ObjectRef)
 
     def send(
-        self, host: str, actor: Any, method: str, arguments: tuple[Any, ...], then: Callable[[Future[Answer]], None]
+        self,
+        host: str,
+        actor: ActorHandle,
+        method: str,
+        arguments: tuple[object, ...],
+        then: Callable[[Future[Answer]], None],
     ) -> None:
         """Does not wait. `then` gets the answer; the future raises what Ray does."""
         asked = self._over_socket(host, method, arguments)
@@ -46,7 +53,7 @@ class RayTransport:
         else:
             asked.add_done_callback(partial(self._arrived, actor, then))
 
-    def ask(self, host: str, method: str, *arguments: Any, limit: float) -> Any:
+    def ask(self, host: str, method: str, *arguments: object, limit: float) -> Any:
         try:
             if host not in self._actors:
                 self._actors[host] = ray.get_actor(host, self.namespace)
@@ -67,16 +74,16 @@ class RayTransport:
     def address(self) -> str:
         return str(ray.util.get_node_ip_address())
 
-    def store(self, value: Any) -> Any:
+    def store(self, value: object) -> ray.ObjectRef:
         return ray.put(value)
 
-    def load(self, references: Sequence[Any]) -> list[Any]:
+    def load(self, references: Sequence[object]) -> list[Any]:
         try:
             return list(ray.get(list(references)))
         except RayError as error:
             raise WorkerDied(f"a message is lost with the process that sent it: {reason(error)}") from error
 
-    def _over_socket(self, host: str, method: str, arguments: tuple[Any, ...]) -> Future[SocketAnswer] | None:
+    def _over_socket(self, host: str, method: str, arguments: tuple[object, ...]) -> Future[SocketAnswer] | None:
         """None: the call must go through Ray."""
         if method not in FREQUENT:
             return None
@@ -89,7 +96,7 @@ class RayTransport:
     def _socket_name(self, host: str) -> str:
         return socket_name(self.namespace, ray.get_runtime_context().get_node_id(), host)
 
-    def _arrived(self, actor: Any, then: Callable[[Future[Answer]], None], asked: Future[SocketAnswer]) -> None:
+    def _arrived(self, actor: ActorHandle, then: Callable[[Future[Answer]], None], asked: Future[SocketAnswer]) -> None:
         answer = asked.result()
         if not isinstance(answer, FetchThroughRay):
             then(asked)
@@ -101,7 +108,7 @@ class RayTransport:
             fetched.set_exception(error)
         fetched.add_done_callback(then)
 
-    def _wait(self, actor: Any, host: str, get: Callable[[float], Any], limit: float) -> Any:
+    def _wait(self, actor: ActorHandle, host: str, get: Callable[[float], T], limit: float) -> T:
         """The answer, however long it takes, as long as the process shows that it lives."""
         while True:
             try:

@@ -28,7 +28,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import NoReturn
 
 from rl_platform.runtime.ray.serialization import SHARED, Answer, Packed
 
@@ -77,7 +77,7 @@ class SocketClient:
             return None
         return cls(Connection(end.detach()), reference) if _same_user(end) else None
 
-    def ask(self, method: str, arguments: tuple[Any, ...]) -> Future[SocketAnswer] | None:
+    def ask(self, method: str, arguments: tuple[object, ...]) -> Future[SocketAnswer] | None:
         """The answer, or FetchThroughRay; the future never raises. None: nothing was sent, use Ray.
 
         Callbacks of the future run where answers arrive, and must not wait.
@@ -178,7 +178,7 @@ class _NotSendable(Exception):
     """The message must go through Ray."""
 
 
-def _packed(message: Any, reference: type) -> bytes | None:
+def _packed(message: object, reference: type) -> bytes | None:
     """None if it is large or holds references."""
     stream = io.BytesIO()
     pickler = pickle.Pickler(stream, protocol=5)
@@ -190,11 +190,11 @@ def _packed(message: Any, reference: type) -> bytes | None:
     return stream.getvalue()
 
 
-def _refuse(_: Any) -> Any:
+def _refuse(_: object) -> NoReturn:
     raise _NotSendable
 
 
-def _if_small(packed: Packed) -> Any:
+def _if_small(packed: Packed) -> tuple[type[Packed], tuple[object, ...]]:
     if packed.size >= SHARED:
         raise _NotSendable
     return Packed, (packed.data, packed.buffers)

@@ -83,7 +83,7 @@ class WorkerProxy:
         self._timings: dict[str, tuple[int, float]] = {}
         self._told_by = -1  # the latest call of this process that told them: results may overtake each other
 
-    def submit(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Future[Any]:
+    def submit(self, method: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Future[Any]:
         """Raises what pickling raises for arguments that cannot travel."""
         arguments = self._packed(args, kwargs)
         future: Future[Any] = Future()
@@ -171,9 +171,9 @@ class ArgumentPacker:
 
     def __init__(self, names: NamedReferences) -> None:
         self._names = names
-        self._last: tuple[Any, Any, Any] = (None, None, None)
+        self._last: tuple[object, object, object] = (None, None, None)
 
-    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def __call__(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
         last_args, last_kwargs, packed = self._last
         if args is not last_args or kwargs is not last_kwargs:
             packed = pack((args, dict(kwargs)), self._names)

@@ -8,7 +8,7 @@ three transfers behind one interface: memory of the node (`memory`), the object 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -18,11 +18,13 @@ import xxhash
 from torch import Tensor
 
 from rl_platform.errors import WorkerError
+from rl_platform.records import Weights
 
 BUCKET = 32 * 2**20  # bytes: an object of the store costs as much as copying ten million of them
 ROW = 4096  # bytes that are summed up together
 CACHED = 256 * 2**10  # bytes: what a core has in its cache
 
+Ask = Callable[[object], Any]  # sends a request to the process of the sender; returns the answer of its transfer
 Received = TypeVar("Received", covariant=True)
 
 
@@ -57,17 +59,17 @@ class WeightTransfer(Protocol[Received]):
     `publish` runs at the sender, between two calls of the rank. `receive` runs at the receiver.
     """
 
-    def publish(self, token: WeightsToken, state: Mapping[str, Tensor], request: Any) -> Any:
+    def publish(self, token: WeightsToken, state: Mapping[str, Tensor], request: Any) -> object:
         """Makes the state available to the receiver that sent `request`; returns the answer to it."""
 
-    def receive(self, token: WeightsToken, ask: Callable[[Any], Any]) -> Received | None:
+    def receive(self, token: WeightsToken, ask: Ask) -> Received | None:
         """The weights; None if this transfer does not reach the sender. `ask(request)` returns what `publish` does.
 
         Raises WorkerError unless all of it arrived as it was sent.
         """
 
 
-def merge_published(published: Sequence[Any]) -> Any:
+def merge_published(published: Sequence[Weights | WeightsToken]) -> Weights | WeightsToken:
     """What all ranks of a learner published, as one: those who share a process with any of them read it there."""
     first = published[0]
     copies = tuple(token for token in published[1:] if token.held) if isinstance(first, WeightsToken) else ()
@@ -89,7 +91,7 @@ class TensorShape:
 
 
 def shapes_of(state: Mapping[str, Tensor]) -> tuple[TensorShape, ...]:
-    first: dict[Any, str] = {}
+    first: dict[Hashable, str] = {}
     found = []
     for name, tensor in state.items():
         shape = tuple(tensor.shape)
@@ -160,7 +162,7 @@ def _sums(tensor: Tensor) -> list[np.ndarray]:
     return [bytes_of(part) for part in (table.sum(0), table.sum(1), flat[whole:])]
 
 
-def copy_checked(sent: Sequence[Any], parts: Sequence[np.ndarray]) -> bytes:
+def copy_checked(sent: Sequence[object], parts: Sequence[np.ndarray]) -> bytes:
     """Copies buffers into `parts`; the checksum of what is there then, read while it is still in the cache."""
     found = xxhash.xxh3_128()
     for buffer, part in zip(sent, parts, strict=True):

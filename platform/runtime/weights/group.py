@@ -23,7 +23,7 @@ from torch import Tensor
 from rl_platform.errors import WorkerError
 from rl_platform.records import Weights
 from rl_platform.runtime.process_group import RENDEZVOUS_S, Rendezvous
-from rl_platform.runtime.weights.base import TensorShape, WeightsToken, checksum, shapes_of
+from rl_platform.runtime.weights.base import Ask, TensorShape, WeightsToken, checksum, shapes_of
 
 SEND_S = 120.0  # longest time for one tensor
 CPU = "cpu"
@@ -107,7 +107,7 @@ class WeightSender:
     """Rank 0 of the groups of all receivers."""
 
     def __init__(self) -> None:
-        self._groups: dict[str, tuple[str, Any]] = {}
+        self._groups: dict[str, tuple[str, dist.ProcessGroup]] = {}
 
     def send(self, state: Mapping[str, Tensor], tensors: Sequence[TensorShape], group: WeightGroup) -> list[bytes]:
         """The checksums of what was sent, if the group wants them. Raises WorkerError if somebody does not receive."""
@@ -126,7 +126,7 @@ class WeightSender:
             raise WorkerError(f"weights for {group.receiver} could not be sent: {error}") from error
         return checksums
 
-    def _joined(self, group: WeightGroup) -> Any:
+    def _joined(self, group: WeightGroup) -> dist.ProcessGroup:
         name, joined = self._groups.get(group.receiver, ("", None))
         if name != group.name:
             self._leave(group.receiver)
@@ -146,10 +146,10 @@ class Membership:
     def __init__(self, label: str, address: str, device: torch.device) -> None:
         self._meeting, self.group = call_together(label, address, 2, device, checked=True)
         self._lock = threading.Lock()
-        self._joined: Any = None
+        self._joined: dist.ProcessGroup | None = None
         self.left = False
 
-    def joined(self) -> Any:
+    def joined(self) -> dist.ProcessGroup:
         """Waits for the other side at the first time. Raises WorkerError if this one has left meanwhile."""
         if self._joined is None:
             joined = join(self.group, 1)
@@ -225,7 +225,7 @@ class GroupTransfer:
     def publish(self, token: WeightsToken, state: Mapping[str, Tensor], request: WeightGroup) -> list[bytes]:
         return self._sender.send(state, token.tensors or (), request)
 
-    def receive(self, token: WeightsToken, ask: Callable[[Any], Any]) -> WeightsOffer | None:
+    def receive(self, token: WeightsToken, ask: Ask) -> WeightsOffer | None:
         """What a rollout needs to open a group; None if the weights are not offered to one."""
         if token.tensors is None:
             return None
@@ -233,7 +233,7 @@ class GroupTransfer:
         return WeightsOffer(token.version, token.tensors, token.device, self._address(), fetch, ask)
 
 
-def join(group: WeightGroup, rank: int) -> Any:
+def join(group: WeightGroup, rank: int) -> dist.ProcessGroup:
     """torch has no public way to a group beside the default one; SGLang makes its end of it in this same way."""
     from torch.distributed import distributed_c10d as c10d
 
@@ -252,7 +252,7 @@ def join(group: WeightGroup, rank: int) -> Any:
     return joined
 
 
-def leave(joined: Any) -> None:
+def leave(joined: dist.ProcessGroup) -> None:
     """Without a word with the others, who may be dead: whoever waits for this process gets an error."""
     from torch.distributed import distributed_c10d as c10d
 

@@ -18,12 +18,11 @@ import sys
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -33,6 +32,7 @@ from rl_platform.records import Weights
 from rl_platform.runtime.cpu import in_threads, memory_threads
 from rl_platform.runtime.weights.base import (
     BUCKET,
+    Ask,
     TensorShape,
     WeightsToken,
     bytes_of,
@@ -186,7 +186,7 @@ class MemoryTransfer:
     def publish(self, token: WeightsToken, state: Mapping[str, Tensor], request: None = None) -> MemoryManifest:
         return copy_to_memory(state, self._writers.setdefault(token.label, MemoryWriter()))
 
-    def receive(self, token: WeightsToken, ask: Callable[[Any], Any]) -> Weights | None:
+    def receive(self, token: WeightsToken, ask: Ask) -> Weights | None:
         """The weights where they lie. None if the sender has no copy, is on another node or its memory cannot be read,
         and with `delta`."""
         near = token.node == node_name() != "" and token.host not in self._unreadable

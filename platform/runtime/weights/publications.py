@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rl_platform.errors import WorkerError
 from rl_platform.records import Weights
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rl_platform.runtime.ray.transport import RayTransport
 
 EXPORT_S = 600.0  # longest wait for a rank to hand out its weights
-RunInTurn = Callable[[str, Callable[[], Any]], "Future[Any]"]  # (rank, function): between two calls of the rank
+RunInTurn = Callable[[str, Callable[[], object]], "Future[object]"]  # (rank, function): between two calls of the rank
 
 
 class Publications:
@@ -44,7 +44,7 @@ class Publications:
         }
         self._published: dict[str, tuple[int, Weights]] = {}  # by rank: the number of its last publication
         self._count = 0
-        self._exports: tuple[int, dict[str, Future[Any]]] = 0, {}  # of the last publication that was requested
+        self._exports: tuple[int, dict[str, Future[object]]] = 0, {}  # of the last publication that was requested
         self._exporting = threading.Lock()
 
     def publish(self, weights: Weights) -> WeightsToken:
@@ -63,7 +63,7 @@ class Publications:
         self._published[caller()] = (self._count, weights)
         return replace(token, **described(weights.state)) if weights.offered else token
 
-    def resolve(self, token: WeightsToken) -> Any:
+    def resolve(self, token: WeightsToken) -> Weights | WeightsOffer | WeightsToken:
         """The weights themselves if they are in this process, else what the first transfer gives."""
         if (here := token.at(self._host)) is not None:
             return self.published(here)
@@ -82,7 +82,7 @@ class Publications:
         assert isinstance(weights, Weights)
         return weights
 
-    def export(self, token: WeightsToken, transfer: str, request: Any, run_in_turn: RunInTurn) -> Any:
+    def export(self, token: WeightsToken, transfer: str, request: object, run_in_turn: RunInTurn) -> object:
         """The sender's part of a transfer. Receivers without a request of their own share one answer."""
         if transfer == "store" and (manifest := self.store.gathered(token)) is not None:
             return manifest
@@ -98,12 +98,12 @@ class Publications:
             answer = answers[transfer]
         return answer.result()
 
-    def _publish(self, token: WeightsToken, transfer: str, request: Any) -> Any:
+    def _publish(self, token: WeightsToken, transfer: str, request: object) -> object:
         return self._transfers[transfer].publish(token, self.published(token).state, request)
 
     def _receive(self, token: WeightsToken, *transfers: str) -> Weights | WeightsOffer:
         received = (self._transfers[name].receive(token, partial(self._ask, token, name)) for name in transfers)
         return next(weights for weights in received if weights is not None)
 
-    def _ask(self, token: WeightsToken, transfer: str, request: Any) -> Any:
+    def _ask(self, token: WeightsToken, transfer: str, request: object) -> object:
         return self._transport.ask(token.host, "export", token, transfer, request, limit=EXPORT_S)

@@ -12,9 +12,9 @@ not known when they are published. Not covered: tensors on an accelerator, which
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
@@ -23,6 +23,7 @@ from rl_platform.records import Weights
 from rl_platform.runtime.waits import caller
 from rl_platform.runtime.weights import base
 from rl_platform.runtime.weights.base import (
+    Ask,
     TensorShape,
     TensorSlice,
     WeightsToken,
@@ -45,7 +46,7 @@ class Bucket:
 
     pieces: tuple[TensorSlice, ...]
     checksum: bytes
-    reference: Any
+    reference: object
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class StoreTransfer:
         number, manifest = self._gathered.get(token.label, (0, None))
         return manifest if number == token.number else None
 
-    def receive(self, token: WeightsToken, ask: Callable[[Any], Any]) -> Weights:
+    def receive(self, token: WeightsToken, ask: Ask) -> Weights:
         """A copy. With `delta` the next one is written over it."""
         key = caller(), token.label
         weights = receive(token, ask(None), self._transport, self._received.get(key) if token.delta else None)

@@ -57,7 +57,7 @@ class EngineProcess:
     `environment` is added to that of this process. Output goes to `log`.
     """
 
-    def __init__(self, program: str, setup: Any, environment: Mapping[str, str], log: Path) -> None:
+    def __init__(self, program: str, setup: object, environment: Mapping[str, str], log: Path) -> None:
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
@@ -74,7 +74,7 @@ class EngineProcess:
             self._connection.send(setup)
         self._reader.start()
 
-    def call(self, operation: str, *arguments: Any) -> EngineCall:
+    def call(self, operation: str, *arguments: object) -> EngineCall:
         """Starts a call; returns at once."""
         call = self._register(operation)
         with self._lock, suppress(OSError):

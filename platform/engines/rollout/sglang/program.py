@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
-from typing import Any
 
 from rl_platform.engines.rollout.base import Completion, Request
 from rl_platform.engines.rollout.sglang.engine_process import ANSWER, FAILED, ITEM
@@ -32,7 +31,7 @@ class EngineSetup:
     """`cache_tokens`: room for keys and values, None: what the weights leave of `memory_share`; that is of all the
     memory of a GPU; `dtype` as torch says it; `accelerators`: numbers of the engine's GPUs, as its host counts them."""
 
-    model_config: dict[str, Any]
+    model_config: dict[str, object]
     device: str
     tensor_parallel: int
     dtype: str
@@ -41,11 +40,11 @@ class EngineSetup:
     memory_share: float
     seed: int
     accelerators: tuple[int, ...] = ()
-    extra: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, object] = field(default_factory=dict)
     folder: str = ""  # with a config.json, all that is read of a model's folder; `hosted` makes it
 
 
-def engine_arguments(setup: EngineSetup) -> dict[str, Any]:
+def engine_arguments(setup: EngineSetup) -> dict[str, object]:
     """What `sglang.Engine` is called with: what both profiles share, the profile of the device, what the user adds."""
     common = {
         "model_path": setup.folder,
@@ -138,7 +137,7 @@ class EngineHost:
             tasks.add(task)
             task.add_done_callback(tasks.discard)
 
-    async def _perform(self, number: int, operation: str, arguments: tuple[Any, ...]) -> None:
+    async def _perform(self, number: int, operation: str, arguments: tuple[object, ...]) -> None:
         try:
             answer = await getattr(self, operation)(number, *arguments)
         except Exception:
@@ -248,7 +247,7 @@ class EngineHost:
         yield
         _check(await self.manager.end_weight_update(messages.EndWeightUpdateReqInput(), None))
 
-    async def _complete(self, number: int, request: Request, parameters: dict[str, Any]) -> None:
+    async def _complete(self, number: int, request: Request, parameters: dict[str, object]) -> None:
         while True:
             await self.updating.wait()
             found = await self.engine.async_generate(
@@ -278,7 +277,7 @@ def share_of_free(share: float, total: Sequence[int], used: Sequence[int]) -> fl
     return min(0.95, share * max(all_of / max(all_of - part, 1) for all_of, part in zip(total, used, strict=True)))
 
 
-def _parameters(request: Request, sampling: SamplingParams, eos: tuple[int, ...]) -> dict[str, Any]:
+def _parameters(request: Request, sampling: SamplingParams, eos: tuple[int, ...]) -> dict[str, object]:
     """In SGLang's words. It heeds the seed only with `enable_deterministic_inference`, which needs a GPU."""
     return {
         "max_new_tokens": request.limit(sampling),
@@ -290,7 +289,7 @@ def _parameters(request: Request, sampling: SamplingParams, eos: tuple[int, ...]
     }
 
 
-def _check(result: tuple[Any, ...]) -> None:
+def _check(result: tuple[object, ...]) -> None:
     """Weight updates that fail return, they do not raise."""
     done, message, *_ = result
     if not done:

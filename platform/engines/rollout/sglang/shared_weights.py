@@ -69,7 +69,7 @@ class SharedWeights:
         return _free(sum(tensor.nbytes for tensor in tensors))
 
 
-def load(model: Any, named: Sequence[tuple[str, Tensor]]) -> None:
+def load(model: object, named: Sequence[tuple[str, Tensor]]) -> None:
     """SGLang's loader in its process. Memory that was shown to it stays mapped until the same names come again, since
     mapping and releasing it takes longer than copying what it holds. Handles of a GPU are released at once."""
     model.load_weights(named)
@@ -113,7 +113,7 @@ def _handles(tensors: list[tuple[str, Tensor]]) -> bytes:
 class _Handles(ForkingPickler):
     """Says which GPU is meant by its UUID, as SGLang reads it: numbers depend on what a process may see."""
 
-    def reducer_override(self, value: Any) -> Any:
+    def reducer_override(self, value: object) -> Any:
         if not (isinstance(value, Tensor) and value.is_cuda):
             return NotImplemented
         rebuild, sent = reductions.reduce_tensor(value)
