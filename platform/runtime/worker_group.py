@@ -1,7 +1,7 @@
 """Worker groups: all ranks of one component, called as one.
 
-Knows nothing about where a rank lives: a runtime provides one `Worker` per rank. Moving data between ranks is not
-covered: calls carry small arguments, streams go through channels.
+A runtime provides one `Worker` per rank, in this or another process. Not covered: moving data between ranks, as calls
+carry small arguments and streams go through channels; the types of a component's calls, see `runners/groups.py`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from rl_platform.errors import Deadline
 from rl_platform.runtime.cpu import release_team
 from rl_platform.runtime.host import Progress
 from rl_platform.runtime.waits import caller, clock_before
 
+R = TypeVar("R", covariant=True)
 OnProgress = Callable[[int, int, str], None]
 PROGRESS_INTERVAL_S = 0.25
 
@@ -44,10 +45,10 @@ class Worker(Protocol):
         """How far its current call is, as far as the component tells."""
 
 
-class Handle:
+class Handle(Generic[R]):
     """The results of one call on every rank of a group, when they are there."""
 
-    def __init__(self, call: str, workers: Sequence[Worker], futures: Sequence[Future[Any]], deadline_s: float) -> None:
+    def __init__(self, call: str, workers: Sequence[Worker], futures: Sequence[Future[R]], deadline_s: float) -> None:
         self._call = call
         self._workers = workers
         self._futures = futures
@@ -58,7 +59,7 @@ class Handle:
         """Whether every rank has finished or failed."""
         return all(future.done() for future in self._futures)
 
-    def wait(self, timeout: float | None = None, on_progress: OnProgress | None = None) -> list[Any]:
+    def wait(self, timeout: float | None = None, on_progress: OnProgress | None = None) -> list[R]:
         """One result per rank, in the group's order; `timeout` in seconds, null: the runtime's deadline.
 
         `on_progress(done, total, unit)` is called a few times a second with the progress of the rank that is least far;
@@ -97,7 +98,7 @@ class Handle:
         if not self.done():
             raise Deadline(self._deadline_message(limit))
 
-    def result(self, timeout: float | None = None) -> Any:
+    def result(self, timeout: float | None = None) -> R:
         """The single result of a call on one rank. Raises ValueError if there are more, else as `wait`."""
         if len(self._futures) != 1:
             raise ValueError(
@@ -161,12 +162,12 @@ class WorkerGroup:
                 slowest[method] = max(slowest.get(method, (0, 0.0)), timing, key=lambda entry: entry[1])
         return slowest
 
-    def __getattr__(self, method: str) -> Callable[..., Handle]:
+    def __getattr__(self, method: str) -> Callable[..., Handle[Any]]:
         if method.startswith("_") or not callable(getattr(self._cls, method, None)):
             raise AttributeError(self._unknown(method))
         return partial(self._submit, method)
 
-    def _submit(self, method: str, /, *args: object, **kwargs: object) -> Handle:
+    def _submit(self, method: str, /, *args: object, **kwargs: object) -> Handle[Any]:
         workers = list(self._workers.values())
         release_team()  # the caller will wait while the ranks compute
         with self._order:

@@ -1,0 +1,119 @@
+"""The calls that runners make on worker groups, with their types.
+
+A `WorkerGroup` submits any public method of its component on all ranks and returns a `Handle`. A protocol lists the
+calls of one component that a runner needs, so that a type checker follows `groups["actor"].publish(3).wait()`. The
+components implement these methods without the `Handle`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, Self, TypedDict
+
+from torch import Tensor
+
+from rl_platform.checkpoint.verify import Written
+from rl_platform.components.env_ranks import Peers
+from rl_platform.components.partial_rollout import Group
+from rl_platform.components.policy_ranks import Policy
+from rl_platform.components.policy_rollout import Actions, Observations
+from rl_platform.config.schema.rollout import Sampling
+from rl_platform.envs.reasoning.scoring import ScoringStats
+from rl_platform.records import Prompt, RolloutBatch, Trajectory, Weights, WeightsReceived
+from rl_platform.runtime.channel import Channel
+from rl_platform.runtime.weights.base import WeightsToken
+from rl_platform.runtime.worker_group import Handle
+
+
+class Ranks(Protocol):
+    """What every worker group has."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def world_size(self) -> int: ...
+    def on(self, ranks: Iterable[int]) -> Self: ...
+    def rank(self, rank: int) -> Self: ...
+    def timings(self) -> dict[str, tuple[int, float]]: ...
+
+
+class EvaluatorGroup(Ranks, Protocol):
+    def evaluate(self, batch: RolloutBatch) -> Handle[dict[str, Tensor]]: ...
+    def offload(self, weights: bool) -> Handle[None]: ...
+
+
+class LearnerGroup(EvaluatorGroup, Protocol):
+    def update(self, batch: RolloutBatch, step: int) -> Handle[dict[str, float]]: ...
+    def publish(self, version: int, copy: bool = False) -> Handle[Weights | WeightsToken]: ...
+    def save_state(self, folder: str) -> Handle[dict[str, Written]]: ...
+    def load_state(self, folder: str) -> Handle[None]: ...
+    def state_bytes(self) -> Handle[int]: ...
+
+
+class ActorGroup(LearnerGroup, Protocol):
+    def evaluate_reference(self, batch: RolloutBatch) -> Handle[dict[str, Tensor]]: ...
+    def receive_reference_head(self, head: Tensor) -> Handle[None]: ...
+    def export(self, folder: str) -> Handle[str]: ...
+
+
+class ReferenceGroup(EvaluatorGroup, Protocol):
+    def head(self) -> Handle[Tensor]: ...
+
+
+class RewardGroup(Ranks, Protocol):
+    def stream(self, source: Channel[Trajectory], sink: Channel[Trajectory]) -> Handle[int]: ...
+    def stats(self) -> Handle[ScoringStats]: ...
+
+
+class RolloutGroup(Ranks, Protocol):
+    """Of language models and of embodied policies, which share `receive` only."""
+
+    def receive(self, weights: Weights | WeightsToken) -> Handle[WeightsReceived]: ...
+    def serve(self, source: Channel[Observations], sink: Channel[Actions]) -> Handle[None]: ...
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        samples: int,
+        sampling: Sampling,
+        purpose: str,
+        step: int,
+        sink: Channel[Trajectory],
+        version: int | None = None,
+        answered: Sequence[tuple[int, int]] = (),
+    ) -> Handle[None]: ...
+    def generate_until(
+        self,
+        groups: Sequence[Group],
+        needed: int,
+        sampling: Sampling,
+        step: int,
+        complete: Channel[Trajectory],
+        cut: Channel[Trajectory],
+        version: int | None = None,
+    ) -> Handle[None]: ...
+
+
+class EnvGroup(Ranks, Protocol):
+    def begin(self, peers: Peers | None) -> Handle[None]: ...
+    def collect(
+        self, step: int, policy: Policy | None, peers: Peers | None = None
+    ) -> Handle[tuple[RolloutBatch, dict[str, float]]]: ...
+    def simulate(self, peers: Peers) -> Handle[None]: ...
+    def finds_policy(self) -> Handle[bool]: ...
+    def evaluate(
+        self, step: int, video: str | None, deterministic: bool, policy: Policy | None
+    ) -> Handle[dict[str, Any]]: ...
+    def state_dict(self) -> Handle[dict[str, Any]]: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> Handle[None]: ...
+
+
+class Groups(TypedDict, total=False):
+    """The worker groups of a run by component; `actor_critic` is the actor of a run with one model for both."""
+
+    actor: ActorGroup
+    actor_critic: ActorGroup
+    critic: LearnerGroup
+    reference: ReferenceGroup
+    rollout: RolloutGroup
+    reward: RewardGroup
+    env: EnvGroup
