@@ -34,4 +34,4 @@ def write_shards(stage: Path, name: str, shards: Shards) -> dict[str, Written]:
     if missing := sorted(file for file in written if not (folder / file).exists()):
         raise CheckpointError(f"{missing[0]} was written elsewhere: every node must see the same output folder")
     sync_folder(folder)
-    return {f"{name}/{file}": found for file, found in written.items()}
+    return {f"{name}/{file}": hashed for file, hashed in written.items()}

@@ -70,10 +70,10 @@ class CheckpointStore:
     def steps(self) -> list[int]:
         """Steps with a checkpoint folder, ascending, verified or not. CheckpointError if they cannot be listed."""
         try:
-            found = [STEP_FOLDER.fullmatch(entry.name) for entry in self.folder.iterdir()]
+            matches = [STEP_FOLDER.fullmatch(entry.name) for entry in self.folder.iterdir()]
         except OSError as error:
             raise CheckpointError(f"{self.folder} cannot be read: {error.strerror}. Check the disk") from error
-        return sorted(int(match[1]) for match in found if match)
+        return sorted(int(match[1]) for match in matches if match)
 
     def latest(self) -> Checkpoint | None:
         """The newest checkpoint that verifies, None if there is no checkpoint. Damaged ones are skipped with a warning.
@@ -91,8 +91,8 @@ class CheckpointStore:
                 self._damaged.add(step)
                 damages.append(str(error))
                 continue
-            for found in damages:
-                log.warning("%s. Falling back to an older checkpoint.", found)
+            for damage in damages:
+                log.warning("%s. Falling back to an older checkpoint.", damage)
             return self._own(checkpoint)
         if damages:
             raise CheckpointError(

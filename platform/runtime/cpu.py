@@ -62,11 +62,11 @@ def in_threads(function: Callable[[Item], Result], items: Iterable[Item]) -> lis
     For functions at the speed of memory that let other threads run, as numpy's copies do. They take cores that were
     given to other processes, as these wait for the outcome.
     """
-    count, left, found = memory_threads(), iter(items), list[Result]()
+    count, left, results = memory_threads(), iter(items), list[Result]()
     with ThreadPoolExecutor(count) as pool:
         while taken := list(islice(left, count)):
-            found += map(function, taken) if len(taken) == 1 else pool.map(function, taken)
-    return found
+            results += map(function, taken) if len(taken) == 1 else pool.map(function, taken)
+    return results
 
 
 def release_team() -> None:

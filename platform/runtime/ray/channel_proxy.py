@@ -57,12 +57,13 @@ class ChannelRegistry:
 
     def home(self, address: ChannelAddress) -> ServedChannel:
         with self._lock:
-            found = self._homes.get(address.name)
-            if found is None or found.address.number < address.number:  # a name serves again once its channel is closed
-                found = self._homes[address.name] = ServedChannel(address, self, self._status)
-            elif found.address.number > address.number:
+            channel = self._homes.get(address.name)
+            # a name may be used again once its channel is closed
+            if channel is None or channel.address.number < address.number:
+                channel = self._homes[address.name] = ServedChannel(address, self, self._status)
+            elif channel.address.number > address.number:
                 raise WorkerDied(f"channel '{address.name}' was closed and is gone")
-            return found
+            return channel
 
     def fail(self, label: str | None, error: PlatformError | None, before: float = math.inf) -> list[PlatformError]:
         """Closes the channels here that name this producer or consumer (None: all); what was wrong with them.
@@ -71,14 +72,14 @@ class ChannelRegistry:
         """
         with self._lock:
             homes = [home for home in self._homes.values() if home.address.number < before]
-        found: list[PlatformError] = []
+        failures: list[PlatformError] = []
         for channel in homes:
             if label is None or label in (*channel.producers, *channel.consumers):
                 try:
                     channel.close(error)
                 except PlatformError as failure:
-                    found.append(failure)
-        return found
+                    failures.append(failure)
+        return failures
 
     def serve(self, address: ChannelAddress, operation: str, arguments: tuple[object, ...], who: str) -> object:
         """A call of another process, in a thread that bears the caller's name while it waits."""
@@ -289,8 +290,8 @@ class ChannelProxy:
         return self._closed
 
     def stats(self) -> ChannelStats:
-        found: ChannelStats = self._ask("stats")
-        return found
+        stats: ChannelStats = self._ask("stats")
+        return stats
 
     def check_integrity(self) -> None:
         self._ask("check_integrity")

@@ -189,11 +189,11 @@ class HostProcess:
 
     def pulse(self) -> dict[str, tuple[str, tuple[int, int, str]]]:
         """What each rank does and how far it is: (done, total, unit)."""
-        found = {}
+        states = {}
         for name, rank in self._labels.items():
             progress = rank.progress()
-            found[name] = rank.doing(), (progress.done, progress.total, progress.unit)
-        return found
+            states[name] = rank.doing(), (progress.done, progress.total, progress.unit)
+        return states
 
     def shutdown(self, timeout: float) -> list[PlatformError]:
         """Closes channels and components, each within `timeout` seconds; what went wrong."""

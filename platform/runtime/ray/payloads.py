@@ -67,16 +67,16 @@ def store_large(contents: Sequence[Content], store: RayTransport) -> list[Conten
     large = [index for index, content in enumerate(contents) if isinstance(content, Packed)]
     if sum(contents[index].size for index in large) < SHARED:
         return [_sendable(content) for content in contents]
-    found, bundle, size = list(contents), [], 0
+    sent, bundle, size = list(contents), [], 0
     for index in large:
         bundle.append(index)
         size += contents[index].size
         if size >= BUNDLE or index == large[-1]:
             reference = store.store([_sendable(contents[member]) for member in bundle])
             for number, member in enumerate(bundle):
-                found[member] = StoredItem(reference, number)
+                sent[member] = StoredItem(reference, number)
             bundle, size = [], 0
-    return found
+    return sent
 
 
 def unpack_items(items: Sequence[object], references: References, store: RayTransport) -> list[object]:
@@ -92,8 +92,8 @@ def unpack_items(items: Sequence[object], references: References, store: RayTran
             content = objects[content.reference][content.index]
         return [unpack(Packed(content, ()) if isinstance(content, bytes) else content, references, copy=False)]
 
-    found = [[item] if content is None else items_of(content) for item, content in zip(items, contents, strict=True)]
-    return [item for part in found for item in part]
+    unpacked = [[item] if content is None else items_of(content) for item, content in zip(items, contents, strict=True)]
+    return [item for part in unpacked for item in part]
 
 
 def _sendable(content: Content) -> Content:

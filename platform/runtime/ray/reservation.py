@@ -46,8 +46,8 @@ class HostView:
 
 def environment_of(placed: PlacedHost) -> Mapping[str, str]:
     """What the placement adds to the host's environment; nothing for placements of threads."""
-    found: Mapping[str, str] = getattr(placed, "env", {})
-    return found
+    variables: Mapping[str, str] = getattr(placed, "env", {})
+    return variables
 
 
 def by_node(hosts: Sequence[PlacedHost]) -> list[list[PlacedHost]]:

@@ -147,7 +147,7 @@ class RayRuntime(ShutsDown):
         """Closes every channel with `error`, so that nobody waits for data that will not come."""
         alive = [host for host in self._hosts.values() if host.death is None]
         answers = [host.send("fail", None, pack_error(error)) for host in alive]
-        raise_first([failure for found in _answers(answers, NOTICE_S) for failure in found])
+        raise_first([failure for failures in _answers(answers, NOTICE_S) for failure in failures])
 
     @property
     def restarts(self) -> int:
@@ -211,7 +211,7 @@ class RayRuntime(ShutsDown):
     def spans(self) -> list[Span]:
         """What the hosts recorded for the timeline; they record no more then."""
         alive = [] if self._stopped else [host for host in self._hosts.values() if host.death is None]
-        return [span for found in _answers([host.send("spans") for host in alive], NOTICE_S) for span in found]
+        return [span for recorded in _answers([host.send("spans") for host in alive], NOTICE_S) for span in recorded]
 
     def shutdown(self, timeout: float = SHUTDOWN_S) -> None:
         """Closes channels and components, then ends every process; at most about 2 * `timeout` seconds.
@@ -245,8 +245,8 @@ class RayRuntime(ShutsDown):
         failures: list[PlatformError] = []
         try:
             asked = {host: host.send("shutdown", timeout) for host in hosts}
-            for found, records in _answers(list(asked.values()), 2 * timeout + NOTICE_S):
-                failures += [failure for data in found for failure in _platform_errors(unpack_error(data))]
+            for errors, records in _answers(list(asked.values()), 2 * timeout + NOTICE_S):
+                failures += [failure for data in errors for failure in _platform_errors(unpack_error(data))]
                 relay(records)
             late = [name for host, answer in asked.items() if not answer.done() for name in host.labels]
             failures += [Deadline(f"{name} did not stop in time; its process was ended") for name in late]
@@ -256,13 +256,13 @@ class RayRuntime(ShutsDown):
 
     def _greet(self, hosts: Iterable[str]) -> None:
         greetings: dict[str, ProcessInfo] = self._all("greet", dict.fromkeys(hosts, ()), START_S)
-        for name, found in greetings.items():
-            self._hosts[name].pid = found.pid
+        for name, info in greetings.items():
+            self._hosts[name].pid = info.pid
         own = code_fingerprint()
         problems = [
-            Problem("cluster.address", f"{name} at {found.address} runs other code", value=found.code, allowed=own)
-            for name, found in greetings.items()
-            if found.code != own
+            Problem("cluster.address", f"{name} at {info.address} runs other code", value=info.code, allowed=own)
+            for name, info in greetings.items()
+            if info.code != own
         ]
         if problems:
             raise PlacementError(problems)
@@ -357,9 +357,9 @@ class RayRuntime(ShutsDown):
         """The death of a process of this run, if one becomes known within `patience` seconds."""
         until = time.monotonic() + patience
         while True:
-            found = next((host.death for host in self._hosts.values() if host.death is not None), None)
-            if found is not None or time.monotonic() >= until:
-                return found
+            death = next((host.death for host in self._hosts.values() if host.death is not None), None)
+            if death is not None or time.monotonic() >= until:
+                return death
             time.sleep(LOOK_S)
 
 

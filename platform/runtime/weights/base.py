@@ -92,13 +92,13 @@ class TensorShape:
 
 def shapes_of(state: Mapping[str, Tensor]) -> tuple[TensorShape, ...]:
     first: dict[Hashable, str] = {}
-    found = []
+    shapes = []
     for name, tensor in state.items():
         shape = tuple(tensor.shape)
         place = (tensor.data_ptr(), tensor.dtype, shape, tensor.stride(), tensor.device) if tensor.numel() else name
         same_as = first.setdefault(place, name)
-        found.append(TensorShape(name, tensor.dtype, shape, None if same_as == name else same_as))
-    return tuple(found)
+        shapes.append(TensorShape(name, tensor.dtype, shape, None if same_as == name else same_as))
+    return tuple(shapes)
 
 
 def empty(tensors: Sequence[TensorShape], device: torch.device | str = "cpu") -> dict[str, Tensor]:
@@ -164,7 +164,7 @@ def _sums(tensor: Tensor) -> list[np.ndarray]:
 
 def copy_checked(sent: Sequence[object], parts: Sequence[np.ndarray]) -> bytes:
     """Copies buffers into `parts`; the checksum of what is there then, read while it is still in the cache."""
-    found = xxhash.xxh3_128()
+    hasher = xxhash.xxh3_128()
     for buffer, part in zip(sent, parts, strict=True):
         source = np.frombuffer(buffer, np.uint8)
         if source.size != part.size:
@@ -172,13 +172,13 @@ def copy_checked(sent: Sequence[object], parts: Sequence[np.ndarray]) -> bytes:
         for start in range(0, part.size, CACHED):
             here = slice(start, start + CACHED)
             part[here] = source[here]
-            found.update(part[here])
-    return found.digest()
+            hasher.update(part[here])
+    return hasher.digest()
 
 
 def checksum_of(parts: Sequence[np.ndarray]) -> bytes:
     """128 bits of XXH3, at the speed of memory; equal sums mean equal bytes, up to a chance of 1 in 10^38."""
-    found = xxhash.xxh3_128()
+    hasher = xxhash.xxh3_128()
     for part in parts:
-        found.update(part)
-    return found.digest()
+        hasher.update(part)
+    return hasher.digest()

@@ -187,8 +187,8 @@ class WeightReceiver:
         except BaseException:
             membership.leave()  # who still waits in the group is told so
             raise
-        for tensor, was, found in zip(offer.distinct, sent, arrived, strict=True):
-            if found != was:
+        for tensor, sum_sent, sum_arrived in zip(offer.distinct, sent, arrived, strict=True):
+            if sum_arrived != sum_sent:
                 raise WorkerError(
                     f"weights version {offer.version} arrived damaged: the checksum of {tensor.name} differs"
                 )

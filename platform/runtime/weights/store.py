@@ -127,9 +127,9 @@ def _put(
     known = {bucket.pieces: bucket for bucket in before.buckets} if before is not None else {}
     buckets: list[Bucket] = []
     for pieces, parts in in_buckets(flat(), base.BUCKET):
-        found, old = checksum_of(parts), known.get(pieces)
-        if old is None or old.checksum != found:
-            old = Bucket(pieces, found, store.store([pickle.PickleBuffer(part) for part in parts]))
+        checksum, old = checksum_of(parts), known.get(pieces)
+        if old is None or old.checksum != checksum:
+            old = Bucket(pieces, checksum, store.store([pickle.PickleBuffer(part) for part in parts]))
         buckets.append(old)
     return StoreManifest(tuple(tensors), tuple(buckets))
 

@@ -44,17 +44,17 @@ import torch
 from rl_platform.runtime.cpu import compute_alone
 
 torch.set_num_threads(3)
-found = []
+threads = []
 
 def alone():
     compute_alone()
-    found.append(torch.get_num_threads())
+    threads.append(torch.get_num_threads())
 
-for function in (alone, lambda: found.append(torch.get_num_threads())):
+for function in (alone, lambda: threads.append(torch.get_num_threads())):
     thread = threading.Thread(target=function)
     thread.start()
     thread.join()
-print(*found, torch.get_num_threads())
+print(*threads, torch.get_num_threads())
 """
 
 

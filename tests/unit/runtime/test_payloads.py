@@ -54,8 +54,8 @@ def test_large_items_travel_apart_and_keep_the_order(large_first: bool):
     contents = batch_contents(items, NO_REFERENCES)
     assert [isinstance(content, Packed) for content in contents] == [isinstance(item, np.ndarray) for item in items]
     assert sum(isinstance(content, StoredItem) for content in store_large(contents, memory)) == 1
-    found = arrived(contents, memory)
-    assert [str(item) for item in found] == [str(item) for item in items]
+    received = arrived(contents, memory)
+    assert [str(item) for item in received] == [str(item) for item in items]
 
 
 def test_items_that_came_as_parcels_go_on_as_they_came():

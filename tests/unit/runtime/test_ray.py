@@ -245,11 +245,11 @@ def test_errors_come_back_typed_with_the_remote_traceback(pair):
 
 def test_a_constructor_that_fails_ends_everything(start):
     def hosts() -> set[psutil.Process]:
-        found = set()
+        actors = set()
         for child in psutil.Process().children(recursive=True):
             with suppress(psutil.NoSuchProcess):
-                found |= {child} if "HostActor" in child.name() else set()
-        return found
+                actors |= {child} if "HostActor" in child.name() else set()
+        return actors
 
     before = hosts()
     with pytest.raises(WorkerError, match=r"rollout\[0\].__init__ raised OSError: no such model"):

@@ -167,10 +167,10 @@ class TestParcels:
         sent = store_large(contents(items), memory)
         assert len(memory.objects) == 1
         assert [type(content) for content in sent] == [StoredItem] * 3 + [bytes] * 2
-        found = unpack_items([Payload(content) for content in sent] + ["no payload"], NO_REFERENCES, memory)
+        received = unpack_items([Payload(content) for content in sent] + ["no payload"], NO_REFERENCES, memory)
         assert memory.loads == 1
-        assert all(np.array_equal(a, b) for a, b in zip(found[:3], items[:3], strict=True))
-        assert found[3:] == ["small", 5, "no payload"]
+        assert all(np.array_equal(a, b) for a, b in zip(received[:3], items[:3], strict=True))
+        assert received[3:] == ["small", 5, "no payload"]
 
     def test_an_object_takes_no_more_items_once_it_is_full(self) -> None:
         memory = Memory()

@@ -79,8 +79,8 @@ def learner() -> Iterator[SendingProcess]:
 
 def room() -> dict[str, torch.Tensor]:
     """What an engine has for the weights, one of them in another type."""
-    found = {name: torch.full_like(tensor, -1) for name, tensor in STATE.items()}
-    return found | {"half": torch.full((5,), -1.0), "tied": found["head"]}
+    tensors = {name: torch.full_like(tensor, -1) for name, tensor in STATE.items()}
+    return tensors | {"half": torch.full((5,), -1.0), "tied": tensors["head"]}
 
 
 def assert_arrived(own: dict[str, torch.Tensor], state: dict[str, torch.Tensor]) -> None:

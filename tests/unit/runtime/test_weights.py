@@ -59,11 +59,11 @@ def model() -> dict[str, torch.Tensor]:
     }
 
 
-def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    assert list(found) == list(expected)
+def assert_equal(state: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert list(state) == list(expected)
     for name, tensor in expected.items():
-        assert found[name].dtype == tensor.dtype
-        assert torch.equal(found[name], tensor), name
+        assert state[name].dtype == tensor.dtype
+        assert torch.equal(state[name], tensor), name
 
 
 def in_memfd(tensor: torch.Tensor) -> bool:
@@ -104,14 +104,14 @@ class TestBuckets:
     def test_all_of_a_state_arrives_in_buckets_of_bounded_size(self) -> None:
         state, store = model(), Memory()
         manifest = publish(state, store, None)
-        found = receive(TOKEN, manifest, store, None)
-        assert_equal(found.state, state)
-        assert found.state["tied"].data_ptr() == found.state["head"].data_ptr()
+        received = receive(TOKEN, manifest, store, None)
+        assert_equal(received.state, state)
+        assert received.state["tied"].data_ptr() == received.state["head"].data_ptr()
         sizes = [sum(map(len, buffers)) for buffers in store.objects]
         assert max(sizes) == BUCKET
-        assert (found.bytes, found.buckets) == (sum(sizes), len(sizes)) == (found.bytes, 5)
-        assert found.bytes == sum(tensor.nbytes for name, tensor in state.items() if name != "tied")
-        assert found.version == 3
+        assert (received.bytes, received.buckets) == (sum(sizes), len(sizes)) == (received.bytes, 5)
+        assert received.bytes == sum(tensor.nbytes for name, tensor in state.items() if name != "tied")
+        assert received.version == 3
 
     def test_an_update_of_one_tensor_moves_its_buckets_only(self) -> None:
         state, store = model(), Memory()
@@ -120,11 +120,11 @@ class TestBuckets:
         state["body"] += 1
         second = publish(state, store, first)
         assert len(store.objects) == 5 + 2, "what did not change was stored again"
-        found = receive(TOKEN, second, store, own)
-        assert (found.buckets, found.bytes < 2 * BUCKET) == (2, True)
-        assert_equal(found.state, state)
-        assert found.state["body"].data_ptr() == own["body"].data_ptr()
-        assert receive(TOKEN, second, store, found.state).bytes == 0
+        received = receive(TOKEN, second, store, own)
+        assert (received.buckets, received.bytes < 2 * BUCKET) == (2, True)
+        assert_equal(received.state, state)
+        assert received.state["body"].data_ptr() == own["body"].data_ptr()
+        assert receive(TOKEN, second, store, received.state).bytes == 0
 
     def test_who_missed_a_version_wrote_to_its_tensors_or_is_new_gets_what_it_lacks(self) -> None:
         state, store = model(), Memory()
@@ -144,9 +144,9 @@ class TestBuckets:
         first = publish(state, store, None)
         own = receive(TOKEN, first, store, None).state
         other = {name: tensor for name, tensor in state.items() if name != "none"}
-        found = receive(TOKEN, publish(other, store, first), store, own)
-        assert_equal(found.state, other)
-        assert found.buckets == 5
+        received = receive(TOKEN, publish(other, store, first), store, own)
+        assert_equal(received.state, other)
+        assert received.buckets == 5
 
     def test_tensors_that_are_there_one_after_the_other_make_the_same_publication(self) -> None:
         state, store = model(), Memory()
@@ -158,16 +158,16 @@ class TestBuckets:
                 if name != "tied":
                     made = tensor.clone()
                     assert sum(one() is not None for one in alive) <= 4, "the small ones of a bucket"
-                    assert sum(found.nbytes for one in alive if (found := one()) is not None) <= 4 * BUCKET
+                    assert sum(living.nbytes for one in alive if (living := one()) is not None) <= 4 * BUCKET
                     alive.append(weakref.ref(made))
                     yield ["head", "tied"] if name == "head" else [name], made
                     del made
 
         apart = publish_gathered(gathered(), store, together)
         assert apart.buckets == together.buckets, "the same bytes are not stored again"
-        found = receive(TOKEN, apart, store, None).state
-        assert_equal({name: found[name] for name in state}, state)
-        assert found["tied"].data_ptr() == found["head"].data_ptr()
+        received = receive(TOKEN, apart, store, None).state
+        assert_equal({name: received[name] for name in state}, state)
+        assert received["tied"].data_ptr() == received["head"].data_ptr()
 
     def test_a_flipped_bit_is_found(self) -> None:
         state, store = model(), Memory()
@@ -185,14 +185,14 @@ class TestNear:
     def test_all_of_a_state_is_read_where_it_lies(self) -> None:
         state, writer = model(), MemoryWriter()
         manifest = copy_to_memory(state, writer)
-        found = read_from_memory(TOKEN, manifest, MemoryReader())
-        assert_equal(found.state, state)
-        assert found.state["tied"].data_ptr() == found.state["head"].data_ptr()
-        assert all(tensor.data_ptr() % tensor.itemsize == 0 for tensor in found.state.values())
-        assert all(in_memfd(tensor) for tensor in found.state.values() if tensor.numel())
-        assert found.bytes == sum(tensor.nbytes for name, tensor in state.items() if name != "tied")
-        assert found.version == 3
-        assert 1 <= found.buckets <= 5, "as many as there are threads to copy them, if they are large"
+        received = read_from_memory(TOKEN, manifest, MemoryReader())
+        assert_equal(received.state, state)
+        assert received.state["tied"].data_ptr() == received.state["head"].data_ptr()
+        assert all(tensor.data_ptr() % tensor.itemsize == 0 for tensor in received.state.values())
+        assert all(in_memfd(tensor) for tensor in received.state.values() if tensor.numel())
+        assert received.bytes == sum(tensor.nbytes for name, tensor in state.items() if name != "tied")
+        assert received.version == 3
+        assert 1 <= received.buckets <= 5, "as many as there are threads to copy them, if they are large"
 
     def test_it_stays_while_one_of_its_tensors_is_in_use(self) -> None:
         state, writer, reader = {"a": torch.ones(50), "b": torch.ones(7)}, MemoryWriter(), MemoryReader()
@@ -200,17 +200,17 @@ class TestNear:
         for _ in range(4):
             state["a"] += 1
             state["b"] += 1
-            found = read_from_memory(TOKEN, copy_to_memory(state, writer), reader).state
-            assert_equal(found, state)
+            received = read_from_memory(TOKEN, copy_to_memory(state, writer), reader).state
+            assert_equal(received, state)
         assert kept.tolist() == [1.0] * 7
 
     def test_who_writes_to_what_it_has_gets_the_next_ones_all_the_same(self) -> None:
         state, writer, reader = {"a": torch.zeros(50_000)}, MemoryWriter(), MemoryReader()
         for _ in range(5):
             state["a"] += 1
-            found = read_from_memory(TOKEN, copy_to_memory(state, writer), reader).state
-            assert_equal(found, state)
-            found["a"][::7] = -1.0
+            received = read_from_memory(TOKEN, copy_to_memory(state, writer), reader).state
+            assert_equal(received, state)
+            received["a"][::7] = -1.0
 
     @pytest.mark.parametrize("place", [0, BUCKET + 1000, 3 * BUCKET + 20])
     def test_a_flipped_bit_is_found(self, place: int) -> None:
@@ -379,8 +379,8 @@ class Watched(LanguageActor):
         made: list[weakref.ref[torch.Tensor]] = []
         for names, tensor in super()._gathered():
             made.append(weakref.ref(tensor))
-            alive = [found for one in made if (found := one()) is not None]
-            self.most = max(self.most, sum(found.nbytes for found in alive))
+            alive = [living for one in made if (living := one()) is not None]
+            self.most = max(self.most, sum(living.nbytes for living in alive))
             del alive
             yield names, tensor
 
@@ -396,11 +396,11 @@ def test_sharded_weights_arrive_whole(start, layout: tuple[str, int, int]) -> No
     }
     groups = start(components, [("actor", 0)], [("actor", 1)], [("rollout", 0)])
     published = merge_published(groups["actor"].publish(1).wait())
-    (found,) = groups["rollout"].receive(published).wait()
+    (received,) = groups["rollout"].receive(published).wait()
     context = ComponentContext(name="actor", rank=0, world_size=1, node=0, accelerators=(), seed=5)
     expected = LanguageActor(context, config("fsdp")).publish(1).state
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    assert received.keys() == expected.keys()
+    assert all(torch.equal(received[name], tensor) for name, tensor in expected.items())
     sizes = {tensor.data_ptr(): tensor.nbytes for tensor in expected.values()}.values()
     room = SMALL + 2 * max(sizes)
     assert sum(sizes) > 2 * room, "a copy of the whole model would be seen"

@@ -47,8 +47,8 @@ class HostedEngine:
         self._folder = tempfile.TemporaryDirectory(prefix="rl-platform-model-")
         Path(self._folder.name, "config.json").write_text(json.dumps(setup.model_config), encoding="utf-8")
         self._label, self._setup, self._log = label, replace(setup, folder=self._folder.name), log
-        found = engine_environment(setup, sorted(os.sched_getaffinity(0)), visible_gpus())
-        self._environment = found | dict(environment)
+        variables = engine_environment(setup, sorted(os.sched_getaffinity(0)), visible_gpus())
+        self._environment = variables | dict(environment)
         self._shared = SharedWeights()
         self._weights: Weights | WeightsOffer | None = None
         self._group: tuple[Rendezvous, WeightGroup] | None = None

@@ -250,10 +250,10 @@ class EngineHost:
     async def _complete(self, number: int, request: Request, parameters: dict[str, object]) -> None:
         while True:
             await self.updating.wait()
-            found = await self.engine.async_generate(
+            response = await self.engine.async_generate(
                 input_ids=list(request.token_ids), sampling_params=parameters, return_logprob=True
             )
-            facts = found["meta_info"]
+            facts = response["meta_info"]
             reason = facts["finish_reason"]["type"]
             if reason != "abort" or number in self.aborting:
                 break

@@ -19,9 +19,9 @@ _SHARE = "rollout.gpu_memory_utilization"
 def recognised(label: str, log: str, version: str, memory_share: float) -> Problem | None:
     """The problem that `log` ends with; None: it is none of those known here."""
     for pattern in _ARCHITECTURES:
-        if (found := pattern.search(log)) is None:
+        if (match := pattern.search(log)) is None:
             continue
-        message = f"SGLang {version} has no model of architecture {found[1]} (actor.model)"
+        message = f"SGLang {version} has no model of architecture {match[1]} (actor.model)"
         hint = "rollout.backend: torch generates with the models that are trained here"
         return Problem("rollout.backend", message, value="sglang", hint=hint)
     if any(words in log for words in _NO_ROOM):
