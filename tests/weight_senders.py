@@ -12,7 +12,7 @@ import pytest
 from torch import Tensor
 
 from rl_platform.errors import WorkerError
-from rl_platform.runtime.weights.group import WeightGroup, WeightSender, WeightsOffer, described
+from rl_platform.runtime.weights.group import WeightGroup, WeightSender, WeightsOffer, offer_fields
 
 
 class SendingProcess:
@@ -28,7 +28,7 @@ class SendingProcess:
 
     def offer(self, state: Mapping[str, Tensor], version: int) -> WeightsOffer:
         """The weights as those of another process; that they are not fetched through main memory is part of it."""
-        tensors = described(state)["tensors"]
+        tensors = offer_fields(state)["tensors"]
 
         def send(group: WeightGroup) -> Sequence[bytes]:
             self.groups.append(group)

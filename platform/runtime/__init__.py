@@ -1,6 +1,6 @@
-"""What every runtime offers: it starts the components of a placement, connects them by channels and stops them.
+"""The interface of a runtime: it starts the components of a placement, connects them by channels and stops them.
 
-Runners and components see this interface only; a runtime for another kind of cluster is one more module beside `local`.
+Runners and components use this interface only. A runtime for another kind of cluster is one more module beside `local`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["ComponentSpec", "Placement", "Runtime"]
 
 
 class Placement(Protocol):
-    """What a runtime reads of a placement: the hosts in order of construction, and a component's number of ranks."""
+    """The parts of a placement that a runtime reads: the hosts in order of construction, and world sizes."""
 
     @property
     def hosts(self) -> Sequence[PlacedHost]: ...
@@ -30,14 +30,14 @@ class Placement(Protocol):
 class Runtime(Protocol):
     """A context manager that runs the components of one placement. Its constructor takes placement, deadline and seed.
 
-    A runtime whose hosts are processes must guarantee, besides what the methods say:
+    A runtime whose hosts are processes must also guarantee:
     - components of one host share one process and its `shared` dict; each rank's calls run in order, ranks run side
       by side;
     - a Worker's future raises a PlatformError as it was raised, and anything else as WorkerError with the remote
       traceback; a process or node that ends is WorkerDied, within seconds and not at the deadline;
     - a channel has the methods and meanings of `Channel`: exactly once or an error, back-pressure, deadlines that name
-      who waits and what the others do, and order within a key per producer; a killed consumer closes it with an error
-      rather than losing what it had taken unnoticed;
+      the waiting thread and the state of the others, and order within a key per producer; a killed consumer closes it
+      with an error, so that no item is lost unnoticed;
     - when a call fails or a process dies, channels that name this rank as producer or consumer are closed with that
       error;
     - `shutdown` and the end of the launching process end every process it started.

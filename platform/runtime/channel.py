@@ -1,8 +1,8 @@
 """Channels: named, bounded streams between components, within one process.
 
 A channel hands over references and copies nothing. Every item that was put is got exactly once, or the error the
-channel was closed with is raised. Every wait has a deadline, and the message of a missed one names who waited, since
-when, and what the other side is doing. Crossing processes is not covered here.
+channel was closed with is raised. Every wait has a deadline. The message of a missed one names the waiting
+thread, the time it began, and the state of the other side. Not covered: channels between processes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ChannelStats:
 
 
 class _Stream(Generic[T]):
-    """The items of one key in order of arrival, each with its weight, and who waits for them."""
+    """The items of one key in order of arrival, each with its weight, and the conditions to wait for them."""
 
     __slots__ = ("gathering", "items", "ready", "turn", "users")
 
@@ -49,10 +49,10 @@ class _Stream(Generic[T]):
 class Channel(Generic[T]):
     """A bounded stream with several producers and consumers; all methods may be called from any thread.
 
-    A key is an address: an item put with a key is got only by asking for that key, an item without one by asking for
-    none. Order is kept within a key. `capacity` counts the items of all keys together. A `timeout` is in seconds, null
-    means the channel's `deadline_s`; it limits the wait for the next bit of progress and raises Deadline.
-    `status` tells what a registered producer or consumer does now; it is called with the channel locked.
+    A key is an address: an item put with a key is returned only by a get with that key, an item without a key by a get
+    without one. Order is kept within a key. `capacity` counts the items of all keys together. A `timeout` is in
+    seconds, None is the channel's `deadline_s`; it limits the wait for the next bit of progress and raises Deadline.
+    `status` returns the state of a registered producer or consumer as text; it is called with the channel locked.
     """
 
     def __init__(

@@ -4,7 +4,7 @@ A child runs a string of code in a new interpreter, so it imports neither the us
 imported. Its end of the pipe is an inherited socket: no other process can open it. It leads a session of its own, so
 signals of the terminal are left to the parent, and killing the child also kills what the child started.
 
-Not covered: what is said on the pipe.
+Not covered: the messages on the pipe.
 """
 
 from __future__ import annotations

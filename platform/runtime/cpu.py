@@ -1,6 +1,6 @@
-"""How a process whose threads compute with torch on CPUs gets along with the C library and with OpenMP.
+"""Settings of the C library and of OpenMP for a process whose threads compute with torch on CPUs.
 
-Both matter on Linux with glibc and libgomp only; elsewhere the functions do nothing.
+They have an effect on Linux with glibc and libgomp only; on other systems the functions do nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST_KEPT = 2**31 - 1
 
 
 def keep_freed_memory() -> None:
-    """Have the allocator reuse freed memory instead of returning it to the system. Call before threads start.
+    """Makes the allocator reuse freed memory instead of returning it to the system. Call before threads start.
 
     glibc maps every large block anew, and the kernel clears each of its pages at the first touch: for a training step's
     activations that costs a fifth of the matrix products that fill them.
@@ -40,7 +40,7 @@ def keep_freed_memory() -> None:
 
 
 def compute_alone() -> None:
-    """The calling thread computes without a team from now on; others are not concerned."""
+    """Makes the calling thread compute without an OpenMP team; other threads keep theirs."""
     import torch
 
     # This sets the calling thread's number, and that of every thread that has not computed yet: the latter is undone.
@@ -52,15 +52,15 @@ def compute_alone() -> None:
 
 
 def memory_threads() -> int:
-    """How many threads are enough for work at the speed of memory."""
+    """The number of threads that saturates the memory bandwidth."""
     return min(len(os.sched_getaffinity(0)), MEMORY_THREADS)
 
 
 def in_threads(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """What it makes of each, in order; a few items at a time are taken and worked on, and the next ones then.
+    """Returns `function` of each item, in order; only a few items are taken at a time.
 
-    For functions at the speed of memory that let other threads run, as numpy's copies do. They take cores that were
-    given to other processes, as these wait for the outcome.
+    For functions that are limited by the memory and release the interpreter lock, as numpy's copies do. They also use
+    cores of other processes, which wait for the result.
     """
     count, left, results = memory_threads(), iter(items), list[Result]()
     with ThreadPoolExecutor(count) as pool:
@@ -70,7 +70,7 @@ def in_threads(function: Callable[[Item], Result], items: Iterable[Item]) -> lis
 
 
 def release_team() -> None:
-    """End the calling thread's OpenMP team, which is built anew when the thread needs it again.
+    """Ends the calling thread's OpenMP team; OpenMP builds it anew when the thread needs it again.
 
     libgomp keeps a team for every thread that ever ran a parallel region. As soon as all teams together have more
     threads than the machine has cores, no team waits for its next region actively any more: each region then costs a
@@ -83,5 +83,5 @@ def release_team() -> None:
 
 @cache
 def libgomp() -> ctypes.CDLL:
-    """By name, as torch brings its own. Raises OSError, which is not kept, while it is not loaded."""
+    """torch's own copy, by name. Raises OSError, which is not cached, while it is not loaded."""
     return ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)

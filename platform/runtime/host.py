@@ -1,7 +1,7 @@
 """Hosts: the component ranks that live together in one process, each with a thread of its own.
 
-A runtime decides in which process a host runs and who may call it; this module runs the components and types their
-errors. It does not cover process groups, devices or the transport of calls.
+A runtime decides in which process a host runs; this module runs the components and types their errors. Not covered:
+process groups, devices and the transport of calls.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FailureHook = Callable[[str, PlatformError], None]
 
 @dataclass
 class Progress:
-    """How far a rank's current call is; written by the component, read by whoever waits for the call."""
+    """The progress of a rank's current call, written by the component and read by the caller."""
 
     done: int = 0
     total: int = 0
@@ -46,7 +46,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class ComponentContext:
-    """What a component rank knows about itself.
+    """The identity of a component rank.
 
     name: the component's name in the placement; rank of world_size; node: index of its node; accelerators: the ones it
     owns on that node, possibly none; seed: the run's seed, the same for everyone, so that what a component draws
@@ -110,7 +110,7 @@ class _QueuedCall:
 class RankThread:
     """One component rank and the thread that constructs it and runs its calls in order.
 
-    A call that raises fails its future with a PlatformError, is logged and told to `on_failure`; the thread goes on.
+    A call that raises fails its future with a PlatformError, is logged and passed to `on_failure`; the thread goes on.
     """
 
     def __init__(self, host: str, context: ComponentContext, spec: ComponentSpec, on_failure: FailureHook) -> None:
@@ -213,7 +213,7 @@ class RankThread:
             result = call.function()
         except BaseException as error:  # SystemExit in a component must fail the call, not end the thread silently
             failure = _typed(error, self.label, call.method)
-            if not self._retired and not isinstance(error, ChannelClosed):  # these only tell of a failure elsewhere
+            if not self._retired and not isinstance(error, ChannelClosed):  # these are consequences of another failure
                 headline = str(error).partition("\n")[0]
                 logger.error("%s.%s raised %s: %s", self.label, call.method, type(error).__name__, headline)
         count, seconds = self._timings.get(call.method, (0, 0.0))
@@ -262,7 +262,7 @@ class Host:
 def _typed(error: BaseException, label: str, method: str) -> PlatformError:
     """The error a caller gets: PlatformErrors as they are, anything else as WorkerError with the traceback."""
     if isinstance(error, ChannelClosed) and isinstance(error.__cause__, PlatformError):
-        error = error.__cause__  # the channel was closed by a failure elsewhere: that failure is the news
+        error = error.__cause__  # the channel was closed by another failure, which is the cause
     if isinstance(error, PlatformError):
         error.add_note(f"raised in {label}.{method}")
         return error

@@ -1,4 +1,4 @@
-"""What all runtimes do alike at start and end: check components, name a channel's users, stop ranks, tell errors."""
+"""Start and end of a runtime: checks of components, labels of a channel's users, stopping ranks, reporting errors."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def stop_ranks(ranks: Iterable[RankThread], timeout: float) -> list[PlatformErro
 
 
 def stop_after(error: BaseException, fail: Callable[[PlatformError], None], shutdown: Callable[[float], None]) -> None:
-    """Shuts down because of `error`, which stays the news: what fails meanwhile becomes a note of it."""
+    """Shuts down because of `error`, which is the one reported: later failures become notes of it."""
     stopped = ChannelClosed(f"the run was stopped by {type(error).__name__}: {error}")
     news = error if isinstance(error, PlatformError) else stopped
     timeout = INTERRUPTED_S if isinstance(error, KeyboardInterrupt) else SHUTDOWN_S

@@ -103,7 +103,7 @@ class LocalRuntime(ShutsDown):
         raise error
 
     def fail(self, error: PlatformError) -> None:
-        """Closes every channel with `error`, so that nobody waits for data that will not come."""
+        """Closes every channel with `error`, so that no rank waits for data that will not come."""
         raise_first(_close_channels(list(self._channels.values()), error))
 
     def spans(self) -> list[Span]:

@@ -1,4 +1,4 @@
-"""Process groups of learners: ranks in different processes find each other and form torch's default group."""
+"""Process groups of learners: ranks in different processes form torch's default group through a TCP store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ RENDEZVOUS_S = 120.0  # a rank may still be importing libraries when the first o
 
 
 class Rendezvous:
-    """Where the ranks of one group meet; made in rank 0's process, which keeps the store."""
+    """The TCP store of one group, opened in rank 0's process."""
 
     def __init__(self, address: str, world_size: int) -> None:
         import torch.distributed as dist
@@ -27,13 +27,15 @@ class Rendezvous:
         self.port: int = self.store.port
 
 
-def join_group(meeting: Rendezvous | tuple[str, int], rank: int, world_size: int, timeout_s: float, cuda: bool) -> None:
+def join_group(
+    rendezvous: Rendezvous | tuple[str, int], rank: int, world_size: int, timeout_s: float, cuda: bool
+) -> None:
     """Joins the default process group of this process; returns when all ranks have. `timeout_s`: of a collective."""
     import torch.distributed as dist
 
-    store = meeting.store if isinstance(meeting, Rendezvous) else None
+    store = rendezvous.store if isinstance(rendezvous, Rendezvous) else None
     if store is None:
-        address, port = meeting  # type: ignore[misc]
+        address, port = rendezvous  # type: ignore[misc]
         store = dist.TCPStore(address, port, world_size, is_master=False, timeout=timedelta(seconds=RENDEZVOUS_S))
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if cuda else "gloo",

@@ -1,4 +1,4 @@
-"""Who runs, and what each thread of this process waits on: for the messages of missed deadlines."""
+"""Names of threads and the channels that they wait on, for the messages of missed deadlines."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _WAITING: dict[int, tuple[str, float]] = {}
 
 
 def caller() -> str:
-    """Who runs this code, for messages: `critic[2]` in a component's thread, `runner` in the main thread."""
+    """The name of the calling thread in messages: `critic[2]` of a component, `runner` of the main thread."""
     thread = threading.current_thread()
     return "runner" if thread is threading.main_thread() else thread.name
 
 
 @contextmanager
 def waits_on(channel: str) -> Iterator[None]:
-    """This thread is known to wait on the channel; within another such block, on that block's."""
+    """Registers that this thread waits on the channel; a nested block has no effect."""
     thread_id = threading.get_ident()
     if thread_id in _WAITING:
         yield

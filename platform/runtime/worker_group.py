@@ -26,7 +26,7 @@ PROGRESS_INTERVAL_S = 0.25
 
 
 class Worker(Protocol):
-    """One rank of a component, wherever it runs."""
+    """One rank of a component, in this or another process."""
 
     @property
     def label(self) -> str:
@@ -42,7 +42,7 @@ class Worker(Protocol):
         """Per method: calls executed and the seconds they took."""
 
     def progress(self) -> Progress:
-        """How far its current call is, as far as the component tells."""
+        """The progress of its current call, as the component reports it."""
 
 
 class Handle(Generic[R]):

@@ -16,7 +16,7 @@ from sglang_engine import needs_sglang
 from rl_platform.engines.rollout.sglang.engine import HostedEngine
 from rl_platform.engines.rollout.sglang.program import EngineSetup
 from rl_platform.records import SamplingParams, Weights
-from rl_platform.runtime.weights.group import WeightGroup, WeightSender, WeightsOffer, described, place_of
+from rl_platform.runtime.weights.group import WeightGroup, WeightSender, WeightsOffer, offer_fields, place_of
 
 GPUS = torch.cuda.device_count()
 pytestmark = [
@@ -83,7 +83,7 @@ def test_weights_on_a_gpu_are_read_where_they_are(start: Start, plain: Any, shar
 def test_weights_from_another_gpu_by_nccl(start: Start, plain: Any, shared: ModuleType) -> None:
     engine, sender = start(1), WeightSender()
     state = shared.state_of(plain.cuda(0))
-    tensors = described(state)["tensors"]
+    tensors = offer_fields(state)["tensors"]
 
     def send(group: WeightGroup) -> list[bytes]:
         assert group.backend == "nccl"

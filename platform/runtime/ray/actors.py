@@ -81,7 +81,7 @@ class RayActors:
         return partial(self._send, name)
 
     def _show_accelerators(self, hosts: Sequence[PlacedHost]) -> None:
-        """The plan counts accelerators, Ray says which of the node's are this run's."""
+        """Translates the plan's accelerators into the names of those that Ray reserved on the node."""
         used = sorted({local for placed in hosts for local in placed.accelerators})
         if not used:
             return

@@ -1,8 +1,8 @@
 """Channels between processes: the queue lives in one of them, its home; the others reach it by calls.
 
-In its home a channel passes references as in one process. From and to other processes items travel serialised, batch
-by batch; large ones do not pass through the home, only references to them do. A home that dies takes the queue with it:
-everyone who calls it gets WorkerDied. `RayTransport` carries the calls.
+In its home a channel passes references as in one process. From and to other processes items travel serialised, in
+batches; for large ones only references pass through the home. If the home dies the queue is lost, and all calls raise
+WorkerDied. `RayTransport` carries the calls.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ChannelAddress:
 
 
 class ChannelRegistry:
-    """The channels of one process: those that live here, and ways to the others. `here`: this host, or `runner`."""
+    """The channels of one process: its own queues, and proxies of the others. `here`: this host, or `runner`."""
 
     def __init__(
         self, here: str, transport: RayTransport, references: References, status: Callable[[str], str]
@@ -52,7 +52,7 @@ class ChannelRegistry:
         self._send_buffers: WeakValueDictionary[int, SendBuffer] = WeakValueDictionary()
 
     def channel(self, address: ChannelAddress) -> Channel[object] | ChannelProxy:
-        """The queue itself if it lives here, otherwise a way to it."""
+        """The queue itself if it lives here, otherwise a proxy."""
         return self.home(address) if address.home == self.here else ChannelProxy(address, self)
 
     def home(self, address: ChannelAddress) -> ServedChannel:
@@ -81,10 +81,10 @@ class ChannelRegistry:
                     failures.append(failure)
         return failures
 
-    def serve(self, address: ChannelAddress, operation: str, arguments: tuple[object, ...], who: str) -> object:
+    def serve(self, address: ChannelAddress, operation: str, arguments: tuple[object, ...], producer: str) -> object:
         """A call of another process, in a thread that bears the caller's name while it waits."""
         thread = threading.current_thread()
-        own, thread.name = thread.name, who
+        own, thread.name = thread.name, producer
         try:
             return getattr(self.home(address), f"serve_{operation}")(*arguments)
         finally:
@@ -101,7 +101,7 @@ class ChannelRegistry:
         return home.get_at_once(*arguments) if operation == "get_many" else None
 
     def send_buffer(self, channel: ChannelProxy) -> SendBuffer:
-        """Where all threads of this process put what goes to a channel elsewhere."""
+        """The buffer in which all threads of this process collect what they put into a channel of another process."""
         with self._lock:
             send_buffer = self._send_buffers.get(channel.address.number)
             if send_buffer is None:
@@ -109,23 +109,23 @@ class ChannelRegistry:
             return send_buffer
 
     def existing_send_buffer(self, address: ChannelAddress) -> SendBuffer | None:
-        """That of a channel on which somebody here has put."""
+        """The buffer of a channel into which this process has put items, else None."""
         with self._lock:
             return self._send_buffers.get(address.number)
 
-    def flush(self, who: str) -> None:
-        """Returns when all that this user put is in its channels. Raises what kept it out."""
+    def flush(self, producer: str) -> None:
+        """Returns when all items of this producer are in their channels. Raises the error of those that are not."""
         with self._lock:
             outboxes = list(self._send_buffers.values())
         for send_buffer in outboxes:
-            send_buffer.flush(who)
+            send_buffer.flush(producer)
 
     def contents(self, items: Iterable[object]) -> list[Content]:
-        """How each item travels to its channel."""
+        """The serialised form of each item for its channel."""
         return [to_payload(item, self.references).content for item in items]
 
     def batch_contents(self, items: Sequence[object]) -> list[Content]:
-        """How items travel to one who gets them; those that are serialised already are passed on."""
+        """The serialised form of items for one consumer; items that are serialised already are passed on."""
         return batch_contents(items, self.references)
 
     def store_large(self, contents: Sequence[Content]) -> list[Content]:
@@ -136,7 +136,7 @@ class ChannelRegistry:
 
 
 class ServedChannel(Channel[object]):
-    """The queue. Items that were put from elsewhere stay serialised until they are got."""
+    """The queue in its home. Items of other processes stay serialised until a get."""
 
     def __init__(self, address: ChannelAddress, registry: ChannelRegistry, status: Callable[[str], str]) -> None:
         super().__init__(
@@ -163,7 +163,7 @@ class ServedChannel(Channel[object]):
         errors: list[bytes | None] = []
         late = False
         for put in puts:
-            threading.current_thread().name = put.who
+            threading.current_thread().name = put.producer
             try:
                 self.put_many(
                     [Payload(content) for content in put.contents], put.weight, put.key, 0.0 if late else put.timeout
@@ -222,7 +222,7 @@ class ServedChannel(Channel[object]):
     def _contents(self, items: list[object]) -> list[Content]:
         try:
             return self._registry.store_large(self._registry.batch_contents(items))
-        except Exception as error:  # they are out of the queue and will reach nobody
+        except Exception as error:  # they have left the queue and are lost
             lost = WorkerError(f"channel '{self.name}': an item cannot travel to another process: {error}")
             self.close(lost)
             raise lost from error
@@ -231,8 +231,8 @@ class ServedChannel(Channel[object]):
 class ChannelProxy:
     """A channel that lives in another process; methods and meanings of `Channel`.
 
-    A put to a channel with plenty of room returns before its items arrive; see `SendBuffer`. They are there when this
-    thread gets, when this process asks for anything else or closes, and when the call of the rank ends.
+    A put to a channel with plenty of room returns before its items arrive; see `SendBuffer`. They arrive
+    before this thread gets, before this process calls another method, and before the call of the rank ends.
     """
 
     def __init__(self, address: ChannelAddress, registry: ChannelRegistry) -> None:
@@ -262,13 +262,13 @@ class ChannelProxy:
     def get_many(
         self, max_items: int, key: Hashable = None, timeout: float | None = None, linger: float = 0.0
     ) -> list[Any]:
-        return self._opened(self._ask("get_many", max_items, key, timeout, linger, timeout=timeout))
+        return self._opened(self._call_flushed("get_many", max_items, key, timeout, linger, timeout=timeout))
 
     def get_batch(self, weight: float, timeout: float | None = None, key: Hashable = None) -> list[Any]:
-        return self._opened(self._ask("get_batch", weight, timeout, key, timeout=timeout))
+        return self._opened(self._call_flushed("get_batch", weight, timeout, key, timeout=timeout))
 
     def __iter__(self) -> Iterator[Any]:
-        while items := self._opened(self._ask("next")):
+        while items := self._opened(self._call_flushed("next")):
             yield from items
 
     def close(self, error: BaseException | None = None) -> None:
@@ -286,15 +286,15 @@ class ChannelProxy:
 
     @property
     def closed(self) -> bool:
-        self._closed = self._closed or bool(self._ask("closed"))
+        self._closed = self._closed or bool(self._call_flushed("closed"))
         return self._closed
 
     def stats(self) -> ChannelStats:
-        stats: ChannelStats = self._ask("stats")
+        stats: ChannelStats = self._call_flushed("stats")
         return stats
 
     def check_integrity(self) -> None:
-        self._ask("check_integrity")
+        self._call_flushed("check_integrity")
 
     def _opened(self, contents: Sequence[Content]) -> list[Any]:
         return list(self._registry.unpack_items([Payload(content) for content in contents]))
@@ -306,20 +306,20 @@ class ChannelProxy:
         answer: tuple[Sequence[bytes | None], int] = self._call("put", sent, timeout=limit)
         return answer
 
-    def _ask(self, operation: str, *arguments: object, timeout: float | None = None) -> Any:
-        """After what was put before: by this thread, and unless items are wanted, by the whole process."""
+    def _call_flushed(self, operation: str, *arguments: object, timeout: float | None = None) -> Any:
+        """Calls after earlier puts have arrived: those of this thread for a get, else of the whole process."""
         self._flush(caller() if operation in ("get_many", "get_batch", "next") else "")
         return self._call(operation, *arguments, timeout=timeout)
 
-    def _flush(self, who: str = "") -> None:
+    def _flush(self, producer: str = "") -> None:
         if (send_buffer := self._registry.existing_send_buffer(self.address)) is not None:
             with waits_on(self.name):
-                send_buffer.flush(who)
+                send_buffer.flush(producer)
 
     def _call(self, operation: str, *arguments: object, timeout: float | None = None) -> Any:
         limit = self.address.deadline_s if timeout is None else timeout
         home = self.address.home
         with waits_on(self.name):
-            return self._registry.transport.ask(
+            return self._registry.transport.call(
                 home, "channel", self.address, operation, arguments, caller(), limit=limit
             )

@@ -42,7 +42,7 @@ class HostActor:
         self._waiting = ThreadPoolExecutor(WAITING_CALLS, thread_name_prefix="call")
         self._listener = self._transport.listen(name, self._take)
         self._process: HostProcess
-        self._meeting: Rendezvous | None = None
+        self._rendezvous: Rendezvous | None = None
 
     async def ping(self) -> None:
         return None
@@ -72,15 +72,15 @@ class HostActor:
 
         return await self._answer(build)
 
-    async def meet(self, world_size: int) -> Answer:
-        def meet() -> tuple[str, int]:
-            self._meeting = Rendezvous(self._transport.address(), world_size)
-            return self._transport.address(), self._meeting.port
+    async def open_group(self, world_size: int) -> Answer:
+        def open_group() -> tuple[str, int]:
+            self._rendezvous = Rendezvous(self._transport.address(), world_size)
+            return self._transport.address(), self._rendezvous.port
 
-        return await self._answer(meet)
+        return await self._answer(open_group)
 
-    async def join(self, meeting: tuple[str, int], rank: int, size: int, timeout_s: float, cuda: bool) -> Answer:
-        return await self._answer(partial(join_group, self._meeting or meeting, rank, size, timeout_s, cuda))
+    async def join(self, rendezvous: tuple[str, int], rank: int, size: int, timeout_s: float, cuda: bool) -> Answer:
+        return await self._answer(partial(join_group, self._rendezvous or rendezvous, rank, size, timeout_s, cuda))
 
     async def construct(self) -> Answer:
         return await self._answer(self._process.construct)
@@ -159,7 +159,7 @@ class HostActor:
             waiting = [waiting_on(thread.ident) for thread in threading.enumerate() if thread.name == RUNNER]
             return f"waiting on {waiting[0]}" if any(waiting) else "busy"
         try:
-            return str(self._transport.ask(self._homes[name], "doing", name, limit=1.0))
+            return str(self._transport.call(self._homes[name], "doing", name, limit=1.0))
         except PlatformError:
             return "dead"
 

@@ -88,12 +88,12 @@ class NamedReferences:
 class RecordBuffer(logging.Handler):
     """Keeps warnings and errors until the runner fetches them."""
 
-    def __init__(self, kept: deque[Record]) -> None:
+    def __init__(self, records: deque[Record]) -> None:
         super().__init__(logging.WARNING)
-        self._kept = kept
+        self._records = records
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._kept.append((record.name, record.levelno, record.getMessage()))
+        self._records.append((record.name, record.levelno, record.getMessage()))
 
 
 def prepare_process(environment: Mapping[str, str], threads: int, paths: Sequence[str], trace: bool) -> deque[Record]:
@@ -116,7 +116,7 @@ def prepare_process(environment: Mapping[str, str], threads: int, paths: Sequenc
 
 
 class HostProcess:
-    """The ranks of one host. `transport`: calls to other hosts; `status`: what a rank elsewhere does now."""
+    """The ranks of one host. `transport`: calls to other hosts; `status`: the state of a rank of another process."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class HostProcess:
         return self._labels[label].run("send weights", lambda _: function())
 
     def status(self, name: str) -> str:
-        """What a rank does now, here or elsewhere."""
+        """The state of a rank, of this or another process."""
         rank = self._labels.get(name)
         return rank.doing() if rank is not None else self._remote_status(name)
 

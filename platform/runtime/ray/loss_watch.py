@@ -23,7 +23,7 @@ from rl_platform.errors import RayLost
 LOOK_S = 0.5
 CONNECT_S = 2.0
 LOST_S = 4.0  # without an answer; a head that is started again by its cluster may be back by then
-HOST_LOST_S = 7.0  # later than the launcher, which says why
+HOST_LOST_S = 7.0  # later than the launcher, which reports the reason
 INTERRUPT_S = 2.0  # an interruption that code in between has lost is repeated
 LEAVE_S = 8.0  # for the launcher to end after the loss
 
@@ -102,7 +102,7 @@ def launcher_addresses() -> dict[str, str]:
 
 
 def answers(address: str, timeout_s: float) -> bool:
-    """Whether somebody accepts connections there."""
+    """Whether a connection to the address is accepted."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout_s).close()

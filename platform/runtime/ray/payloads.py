@@ -2,7 +2,7 @@
 
 All large items of one call are stored as one object, as an object costs more than a megabyte in it. Only references
 go through the queue, and every process of a node reads the same memory: received items must not be written to, and
-one that is kept keeps the memory of those it was stored with.
+a stored item that lives keeps the memory of its whole bundle.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a run reserves on each node of a cluster, and whether the cluster could ever give it."""
+"""The resources that a run reserves on each node of a cluster, and whether the cluster has them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Bundle = Mapping[str, float]  # resources by Ray's names
 
 @dataclass(frozen=True)
 class NodeResources:
-    """What is wanted of a node, or what a node has."""
+    """The resources and labels that a run needs of a node, or that a node has."""
 
     resources: Bundle
     labels: Mapping[str, str]
@@ -63,7 +63,7 @@ def bundle_for(hosts: Sequence[PlacedHost]) -> Bundle:
 
 
 def resources_for(hosts: Sequence[PlacedHost]) -> NodeResources:
-    """What the hosts of one node want of it; its labels are theirs, and placements of threads have none."""
+    """The needs of the hosts of one node; placements of threads have no labels."""
     labels = {key: value for placed in hosts for key, value in getattr(placed, "ray_labels", {}).items()}
     return NodeResources(bundle_for(hosts), labels)
 
@@ -75,20 +75,20 @@ def threads_for(placed: PlacedHost, hosts: Sequence[PlacedHost], cores: int) -> 
 
 
 def fits(wanted: Sequence[NodeResources], nodes: Sequence[NodeResources]) -> bool:
-    """Whether each wanted place can be a node of its own when nobody else uses the cluster."""
-    taken: dict[int, int] = {}  # node -> who has it
+    """Whether each request can get a node of its own on a cluster without other users."""
+    taken: dict[int, int] = {}  # node -> index of the request
 
-    def seat(index: int, tried: set[int]) -> bool:
+    def assign(index: int, tried: set[int]) -> bool:
         """Finds a node for one, moving others where that helps: an augmenting path of the bipartite matching."""
         for number, node in enumerate(nodes):
             if number not in tried and wanted[index].fits(node):
                 tried.add(number)
-                if number not in taken or seat(taken[number], tried):
+                if number not in taken or assign(taken[number], tried):
                     taken[number] = index
                     return True
         return False
 
-    return all(seat(index, set()) for index in range(len(wanted)))
+    return all(assign(index, set()) for index in range(len(wanted)))
 
 
 def too_large(bundles: Sequence[NodeResources], nodes: Sequence[NodeResources]) -> PlacementError:

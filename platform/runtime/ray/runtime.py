@@ -59,8 +59,8 @@ RESERVE_S = 60.0  # how long to wait for resources that others hold
 class RayRuntime(ShutsDown):
     """Runs a placement's hosts as Ray actors; a context manager that shuts down at its end.
 
-    Ray is initialised already. Several runs on one cluster do not meet. deadline_s: the longest wait for a call or a
-    channel, in seconds; seed: the run's; trace: hosts record spans for the timeline until `spans`; restarts: see
+    Ray is initialised already. Several runs on one cluster are independent. deadline_s: the longest wait for a call
+    or a channel, in seconds; seed: the run's; trace: hosts record spans for the timeline until `spans`; restarts: see
     `Restarts`.
     """
 
@@ -76,7 +76,7 @@ class RayRuntime(ShutsDown):
         self._channels: dict[str, ChannelProxy] = {}
         self._hosts: dict[str, HostProxy] = {}
         self._workers: dict[Member, WorkerProxy] = {}
-        self._told: list[Future[Any]] = []
+        self._notices: list[Future[Any]] = []
         self._restarts = Restarts(restarts)
         self._started = self._stopped = False
         self._watch = LauncherWatch()
@@ -144,7 +144,7 @@ class RayRuntime(ShutsDown):
         return channel
 
     def fail(self, error: PlatformError) -> None:
-        """Closes every channel with `error`, so that nobody waits for data that will not come."""
+        """Closes every channel with `error`, so that no rank waits for data that will not come."""
         alive = [host for host in self._hosts.values() if host.death is None]
         answers = [host.send("fail", None, pack_error(error)) for host in alive]
         raise_first([failure for failures in _answers(answers, NOTICE_S) for failure in failures])
@@ -173,14 +173,14 @@ class RayRuntime(ShutsDown):
         """Starts the processes that died; returns their ranks. Raises the death of one that is not started again."""
         members: list[Member] = []
         while lost := [host for host in self._hosts.values() if host.death is not None]:
-            told, self._told = self._told, []
-            concurrent.futures.wait(told, NOTICE_S)  # that a rank failed closes channels: none that come from now on
+            notices, self._notices = self._notices, []
+            concurrent.futures.wait(notices, NOTICE_S)  # that a rank failed closes channels: none that come from now on
             started = [self._replace(host) for host in lost]
             with ThreadPoolExecutor(len(started)) as pool:
                 list(pool.map(self._prepare, started))
             members += [member for host in lost for member in host.members]
         for host in self._hosts.values() if members else ():
-            host.send("rehome", self._homes())  # for messages only: nobody waits for it
+            host.send("rehome", self._homes())  # for messages only, so no answer is awaited
         return list(dict.fromkeys(members))
 
     def _replace(self, lost: HostProxy) -> HostProxy:
@@ -244,11 +244,11 @@ class RayRuntime(ShutsDown):
             host.stopping = True
         failures: list[PlatformError] = []
         try:
-            asked = {host: host.send("shutdown", timeout) for host in hosts}
-            for errors, records in _answers(list(asked.values()), 2 * timeout + NOTICE_S):
+            pending = {host: host.send("shutdown", timeout) for host in hosts}
+            for errors, records in _answers(list(pending.values()), 2 * timeout + NOTICE_S):
                 failures += [failure for data in errors for failure in _platform_errors(unpack_error(data))]
                 relay(records)
-            late = [name for host, answer in asked.items() if not answer.done() for name in host.labels]
+            late = [name for host, answer in pending.items() if not answer.done() for name in host.labels]
             failures += [Deadline(f"{name} did not stop in time; its process was ended") for name in late]
         finally:
             self._actors.stop(timeout)
@@ -291,38 +291,38 @@ class RayRuntime(ShutsDown):
 
     def _form_group(self, hosts: Sequence[PlacedHost]) -> None:
         first, size = hosts[0].name, len(hosts)
-        meeting = self._all("meet", {first: (size,)}, START_S)[first]
+        rendezvous = self._all("open_group", {first: (size,)}, START_S)[first]
         cuda = bool(hosts[0].accelerators)
         self._all(
             "join",
-            {placed.name: (meeting, rank, size, self._deadline_s, cuda) for rank, placed in enumerate(hosts)},
+            {placed.name: (rendezvous, rank, size, self._deadline_s, cuda) for rank, placed in enumerate(hosts)},
             START_S,
         )
 
     def _all(self, method: str, arguments: Mapping[str, tuple[object, ...]], timeout: float) -> dict[str, Any]:
         """The answers of these hosts by name, except those that died and may be started again.
 
-        Raises the first error of the others, or Deadline naming who did not answer.
+        Raises the first error of the others, or Deadline naming those without an answer.
         """
         alive = {name: values for name, values in arguments.items() if self._hosts[name].death is None}
-        asked = {name: self._hosts[name].send(method, *values) for name, values in alive.items()}
+        pending = {name: self._hosts[name].send(method, *values) for name, values in alive.items()}
         until = time.monotonic() + timeout
-        while asked:
+        while pending:
             left = max(0.0, until - time.monotonic())
-            concurrent.futures.wait(asked.values(), left, concurrent.futures.FIRST_EXCEPTION)
-            failed = {name: future.exception() for name, future in asked.items() if future.done()}
+            concurrent.futures.wait(pending.values(), left, concurrent.futures.FIRST_EXCEPTION)
+            failed = {name: future.exception() for name, future in pending.items() if future.done()}
             failed = {name: error for name, error in failed.items() if error is not None}
             for name, error in failed.items():
                 if not (isinstance(error, WorkerDied) and self._restarts.possible(self._hosts[name])):
                     raise error
                 self._hosts[name].died(error)
-                del asked[name]
+                del pending[name]
             if not failed:
                 break
-        late = [name for name, future in asked.items() if not future.done()]
+        late = [name for name, future in pending.items() if not future.done()]
         if late:
             raise Deadline(f"{', '.join(late)} did not answer to {method} within {timeout:g} s")
-        return {name: future.result() for name, future in asked.items()}
+        return {name: future.result() for name, future in pending.items()}
 
     def _home(self, *sides: Sequence[str]) -> str:
         for labels in sides:
@@ -338,14 +338,16 @@ class RayRuntime(ShutsDown):
         return next((host.doing(name) for host in self._hosts.values() if name in host.labels), "not started")
 
     def _on_failure(self, name: str | None, error: PlatformError) -> None:
-        """Tells all processes; waits for none, as this runs where answers arrive."""
+        """Notifies all processes without waiting, as this runs in the thread that receives answers."""
         data, number = pack_error(error), next(self._numbers)
         for host in self._hosts.values():
             if host.death is None:
-                self._told.append(host.send("fail", name, data, number))
+                self._notices.append(host.send("fail", name, data, number))
 
     def _on_death(self, host: HostProxy, error: WorkerDied) -> None:
-        for name in host.labels if self._restarts.possible(host) else [None]:  # None: the run ends, all may know
+        for name in (
+            host.labels if self._restarts.possible(host) else [None]
+        ):  # None: the run ends, all channels are closed
             self._on_failure(name, error)
 
     def _peers_of(self, component: str) -> Callable[[float], WorkerDied | None]:
@@ -363,11 +365,11 @@ class RayRuntime(ShutsDown):
             time.sleep(LOOK_S)
 
 
-def _answers(asked: Sequence[Future[Any]], timeout: float) -> list[Any]:
-    """What those who answered in time said; a process that is gone says nothing."""
+def _answers(pending: Sequence[Future[Any]], timeout: float) -> list[Any]:
+    """The answers that arrived in time; dead processes are left out."""
     until = time.monotonic() + timeout
-    concurrent.futures.wait(asked, max(0.0, until - time.monotonic()))
-    done = [future for future in asked if future.done()]
+    concurrent.futures.wait(pending, max(0.0, until - time.monotonic()))
+    done = [future for future in pending if future.done()]
     for future in done:
         if (error := future.exception()) is not None and not isinstance(error, WorkerDied):
             raise error

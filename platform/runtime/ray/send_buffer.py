@@ -1,11 +1,11 @@
-"""Puts of several threads of a process that go to the same channel elsewhere travel together: one call at a time.
+"""Puts of several threads of a process into one channel of another process are sent together, one call at a time.
 
-While one call is on its way, the puts that come meanwhile gather for the next, which waits a moment for those who were
-served last: who puts in a loop is about to come back, and the threads would otherwise travel in two groups by turns.
+While one call is on its way, further puts are collected for the next call. That call waits a moment for the producers
+of the last one: a producer in a loop is about to put again. The threads would otherwise form two alternating groups.
 
 A put waits until its items are in the channel, or raises its own error. Where the channel had plenty of room when it
 was last heard of, a put without a deadline of its own returns before: a thread of the buffer sends it, and `flush`, or
-the next put of the same user, raises what went wrong. Whoever flushes before anybody can ask sees no difference.
+the next put of the same producer, raises what went wrong. After a flush there is no difference to a waiting put.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from rl_platform.runtime.ray.payloads import Content
 from rl_platform.runtime.ray.serialization import Packed, unpack_error
 
 LINGER_S = 0.5e-3  # a tenth of what a call with large items takes
-AHEAD = 16 * 2**20  # bytes on their way that nobody waits for
+AHEAD = 16 * 2**20  # bytes on their way without a waiting producer
 IDLE_S = 1.0
 
 
 @dataclass(frozen=True)
 class PutRequest:
-    """Items as they travel, all of one weight and key; `who` waits at most `timeout` seconds for room."""
+    """Serialised items of one weight and key; `producer` waits at most `timeout` seconds for room."""
 
     contents: Sequence[Content]
     weight: float
     key: Hashable
     timeout: float | None
-    who: str
+    producer: str
 
     @property
     def size(self) -> int:
@@ -49,19 +49,19 @@ class SendBuffer:
         self._changed, self._arrived = threading.Condition(lock), threading.Condition(lock)
         self._gathered: list[PutRequest] = []
         self._sending = False
-        self._users = 1  # who put at the time of the last call
+        self._users = 1  # producers at the time of the last call
         self._room = 0
         self._items = self._bytes = 0  # gathered or on their way
         self._outcomes: dict[int, BaseException | None] = {}
-        self._ahead: set[int] = set()  # puts that nobody waits for
-        self._unsettled: Counter[str] = Counter()  # their number for each user
+        self._ahead: set[int] = set()  # puts without a waiting producer
+        self._unsettled: Counter[str] = Counter()  # their number for each producer
         self._failures: dict[str, BaseException] = {}
         self._sender: threading.Thread | None = None
 
     def put(self, put: PutRequest) -> None:
-        """Raises what kept its items, or earlier ones of this user, out of the channel."""
+        """Raises the error of its items, or of earlier ones of this producer, that are not in the channel."""
         with self._changed:
-            self._raise_failure(put.who)
+            self._raise_failure(put.producer)
             size = put.size
             fits = self._items + len(put.contents) <= self._room // 2 and self._bytes + size <= AHEAD
             self._gathered.append(put)
@@ -79,27 +79,27 @@ class SendBuffer:
         if error is not None:
             raise error
 
-    def flush(self, who: str = "") -> None:
-        """Returns when all that this user and threads named after it put is in the channel. Raises what kept it out."""
+    def flush(self, producer: str = "") -> None:
+        """Returns when the items of this producer and of threads named after it have arrived. Raises their error."""
         with self._changed:
-            self._changed.wait_for(lambda: not any(name.startswith(who) for name in self._unsettled))
-            for name in [name for name in self._failures if name.startswith(who)]:
+            self._changed.wait_for(lambda: not any(name.startswith(producer) for name in self._unsettled))
+            for name in [name for name in self._failures if name.startswith(producer)]:
                 self._raise_failure(name)
 
     def assume_full(self) -> None:
-        """What is known of the channel's room holds no more: the next put waits."""
+        """Treats the channel as full, so that the next put waits."""
         with self._changed:
             self._room = 0
 
     # What follows runs with the lock held.
 
-    def _raise_failure(self, who: str) -> None:
-        if who in self._failures:
-            raise self._failures.pop(who)
+    def _raise_failure(self, producer: str) -> None:
+        if producer in self._failures:
+            raise self._failures.pop(producer)
 
     def _leave(self, put: PutRequest) -> None:
         self._ahead.add(id(put))
-        self._unsettled[put.who] += 1
+        self._unsettled[put.producer] += 1
         if self._sender is None:
             self._sender = threading.Thread(target=self._serve, name="send buffer", daemon=True)
             self._sender.start()
@@ -137,11 +137,11 @@ class SendBuffer:
 
     def _settle(self, put: PutRequest, error: BaseException | None) -> None:
         self._ahead.discard(id(put))
-        self._unsettled[put.who] -= 1
-        if not self._unsettled[put.who]:
-            del self._unsettled[put.who]
+        self._unsettled[put.producer] -= 1
+        if not self._unsettled[put.producer]:
+            del self._unsettled[put.producer]
         if error is not None:
-            self._failures.setdefault(put.who, error)
+            self._failures.setdefault(put.producer, error)
 
     def _count_users(self, puts: Sequence[PutRequest]) -> int:
-        return len({put.who for put in puts})
+        return len({put.producer for put in puts})

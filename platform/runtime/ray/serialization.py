@@ -1,4 +1,4 @@
-"""How calls, results and messages become bytes: large arrays and tensors stay beside the pickled rest, uncopied.
+"""Serialisation of calls, results and messages: large arrays and tensors stay beside the pickled rest, uncopied.
 
 The buffers may live in shared memory: `unpack(copy=False)` makes arrays and tensors on top of them, which must not be
 written to; `copy=True` gives the receiver its own. Tensors on an accelerator travel through main memory. What travels
@@ -30,7 +30,7 @@ NodeResources = Callable[[pickle.PickleBuffer], bool]  # whether the buffer goes
 
 _READER = threading.local()
 
-# Tensors have no read-only kind; that received ones are not to be written to is said by `unpack`.
+# Tensors cannot be read-only; the documentation of `unpack` forbids writing to received ones.
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
 
 
@@ -56,7 +56,7 @@ class References(Protocol):
 
 
 class NoReferences:
-    """Nothing travels by name."""
+    """No object travels by name."""
 
     def token(self, value: object) -> None:
         return None

@@ -22,7 +22,7 @@ from rl_platform.runtime.ray.unix_socket import FetchThroughRay, SocketAnswer, S
 
 T = TypeVar("T")
 GRACE_S = 10.0  # how long a busy process may take to answer that it is alive
-FREQUENT = frozenset({"call", "channel", "export"})  # of an actor's methods those that `take` knows
+FREQUENT = frozenset({"call", "channel", "export"})  # methods of an actor that `HostActor._take` handles
 
 
 class RayTransport:
@@ -47,20 +47,20 @@ class RayTransport:
         then: Callable[[Future[Answer]], None],
     ) -> None:
         """Does not wait. `then` gets the answer; the future raises what Ray does."""
-        asked = self._over_socket(host, method, arguments)
-        if asked is None:
+        sent = self._call_over_socket(host, method, arguments)
+        if sent is None:
             getattr(actor, method).remote(*arguments).future().add_done_callback(then)
         else:
-            asked.add_done_callback(partial(self._arrived, actor, then))
+            sent.add_done_callback(partial(self._arrived, actor, then))
 
-    def ask(self, host: str, method: str, *arguments: object, limit: float) -> Any:
+    def call(self, host: str, method: str, *arguments: object, limit: float) -> Any:
         try:
             if host not in self._actors:
                 self._actors[host] = ray.get_actor(host, self.namespace)
             actor = self._actors[host]
-            asked = self._over_socket(host, method, arguments)
-            if asked is not None:
-                answer = self._wait(actor, host, lambda timeout: asked.result(timeout), limit)
+            sent = self._call_over_socket(host, method, arguments)
+            if sent is not None:
+                answer = self._wait(actor, host, lambda timeout: sent.result(timeout), limit)
                 if not isinstance(answer, FetchThroughRay):
                     return value_of(answer)
                 method, arguments = "fetch", (answer.number,)
@@ -83,7 +83,7 @@ class RayTransport:
         except RayError as error:
             raise WorkerDied(f"a message is lost with the process that sent it: {reason(error)}") from error
 
-    def _over_socket(self, host: str, method: str, arguments: tuple[object, ...]) -> Future[SocketAnswer] | None:
+    def _call_over_socket(self, host: str, method: str, arguments: tuple[object, ...]) -> Future[SocketAnswer] | None:
         """None: the call must go through Ray."""
         if method not in FREQUENT:
             return None
@@ -91,15 +91,15 @@ class RayTransport:
             if host not in self._clients:
                 self._clients[host] = SocketClient.to(self._socket_name(host), ray.ObjectRef)
             client = self._clients[host]
-        return None if client is None else client.ask(method, arguments)
+        return None if client is None else client.call(method, arguments)
 
     def _socket_name(self, host: str) -> str:
         return socket_name(self.namespace, ray.get_runtime_context().get_node_id(), host)
 
-    def _arrived(self, actor: ActorHandle, then: Callable[[Future[Answer]], None], asked: Future[SocketAnswer]) -> None:
-        answer = asked.result()
+    def _arrived(self, actor: ActorHandle, then: Callable[[Future[Answer]], None], sent: Future[SocketAnswer]) -> None:
+        answer = sent.result()
         if not isinstance(answer, FetchThroughRay):
-            then(asked)
+            then(sent)
             return
         try:
             fetched = actor.fetch.remote(answer.number).future()
@@ -128,6 +128,6 @@ def typed(host: str, error: BaseException) -> PlatformError:
 
 
 def reason(error: BaseException) -> str:
-    """What Ray says of the end of a process, on one line."""
+    """Ray's reason for the end of a process, on one line."""
     text = " ".join(str(error).split()).partition(" Some common causes include")[0]
     return text.partition("The actor is dead because its worker process has died. ")[2] or text

@@ -1,6 +1,6 @@
 """Calls between two processes of one node through a Unix-domain socket, in a fifth of the time of Ray's calls.
 
-Carries small messages without references to the object store; `ask` returns None for all others. A call counts as made
+Carries small messages without references to the object store; `call` returns None for all others. A call counts as made
 once it is written. Its answer comes through the socket. An answer that is large or holds references is stored until the
 caller fetches it through Ray. Not covered: whether the other process died. A closed connection only means that no
 answer will come.
@@ -34,7 +34,7 @@ from rl_platform.runtime.ray.serialization import SHARED, Answer, Packed
 
 logger = logging.getLogger(__name__)
 
-WAITING = 128  # connections that nobody has accepted yet
+WAITING = 128  # connections that are not accepted yet
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class SocketClient:
             return None
         return cls(Connection(end.detach()), reference) if _same_user(end) else None
 
-    def ask(self, method: str, arguments: tuple[object, ...]) -> Future[SocketAnswer] | None:
+    def call(self, method: str, arguments: tuple[object, ...]) -> Future[SocketAnswer] | None:
         """The answer, or FetchThroughRay; the future never raises. None: nothing was sent, use Ray.
 
         Callbacks of the future run where answers arrive, and must not wait.
@@ -135,7 +135,7 @@ class SocketServer:
         return None if number is None else self._unsent.pop(number, None)
 
     def _accept(self) -> None:
-        with self._socket:  # who connects after a failure is refused, and does not wait for an answer
+        with self._socket:  # a connection after a failure is refused and does not wait for an answer
             while True:
                 end, _ = self._socket.accept()
                 if _same_user(end):
@@ -166,7 +166,7 @@ class SocketServer:
             key = next(self._numbers)
             self._unsent[key] = done.result()
             data = pickle.dumps((number, FetchThroughRay(key)))
-        with sending, suppress(OSError):  # nobody waits for it any more
+        with sending, suppress(OSError):  # the caller is gone
             connection.send_bytes(data)
 
     def _forget(self) -> None:

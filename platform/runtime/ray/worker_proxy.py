@@ -1,7 +1,7 @@
-"""The runner's view of hosts in other processes: workers that send calls, and what is known of each process.
+"""Proxies of hosts and ranks in other processes: they send calls and hold the last known state of each process.
 
-How a call travels is the runtime's part (`Send`). What a rank does and how far it is arrives a few times a second, so
-that asking never blocks; a rank's timings arrive with each of its results.
+The state and the progress of each rank arrive a few times a second, so reading them never blocks. A rank's timings
+arrive with each of its results. Not covered: the transport of calls (`Send`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DEATH_NOTICE_S = 5.0  # how long after a rank's own error the death of another p
 
 
 class HostProxy:
-    """One host's process as the runner knows it; `name` is the process's.
+    """One host's process; `name` is the name of the process.
 
     `send(method, *arguments)` raises WorkerDied in its future.
     """
@@ -37,11 +37,11 @@ class HostProxy:
         self._states: dict[str, tuple[str, tuple[int, int, str]]] = {}
 
     def watch(self) -> None:
-        """Keeps asking how the ranks are, until the process ends."""
+        """Requests the state of the ranks again and again until the process ends."""
         if not self.stopping:
-            self.send("pulse").add_done_callback(self._heard)
+            self.send("pulse").add_done_callback(self._on_pulse)
 
-    def _heard(self, answer: Future[Any]) -> None:
+    def _on_pulse(self, answer: Future[Any]) -> None:
         error = answer.exception()
         if error is not None:
             self.died(error)
@@ -51,7 +51,7 @@ class HostProxy:
         self.watch()
 
     def died(self, error: BaseException) -> None:
-        """The process is gone; told to the runtime once, and not at all while it is being stopped."""
+        """Records that the process is gone; reports it to the runtime once, and not while it is being stopped."""
         if self.death is None and not self.stopping:
             self.death = error if isinstance(error, WorkerDied) else WorkerDied(f"{self.name}: {error}")
             self._on_death(self, self.death)
@@ -64,7 +64,7 @@ class HostProxy:
 
 
 class WorkerProxy:
-    """A rank in another process. `peers_died`: set when any process of the run is known to be gone."""
+    """A rank in another process. `lost_peer`: waits for the death of a process of the run."""
 
     def __init__(
         self,
@@ -79,9 +79,9 @@ class WorkerProxy:
         self._host, self._member, self._names, self._packed = host, member, names, packed
         self._on_failure, self._lost_peer = on_failure, lost_peer
         self._count = 0
-        self._order, self._telling = threading.Lock(), threading.Lock()  # what arrives must not wait for what is sent
+        self._order, self._arriving = threading.Lock(), threading.Lock()  # what arrives must not wait for what is sent
         self._timings: dict[str, tuple[int, float]] = {}
-        self._told_by = -1  # the latest call of this process that told them: results may overtake each other
+        self._latest = -1  # number of the latest result: results may overtake each other
 
     def submit(self, method: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Future[Any]:
         """Raises what pickling raises for arguments that cannot travel."""
@@ -100,8 +100,8 @@ class WorkerProxy:
 
     def move(self, host: HostProxy) -> None:
         """Calls go to the process that was started in place of the one that died."""
-        with self._order, self._telling:
-            self._host, self._count, self._told_by = host, 0, -1
+        with self._order, self._arriving:
+            self._host, self._count, self._latest = host, 0, -1
 
     def doing(self) -> str:
         return self._host.doing(self.label)
@@ -120,19 +120,19 @@ class WorkerProxy:
                 self._fail(host.death or error, future)
                 return
             outcome = done.result()
-            with self._telling:
-                if host is self._host and number > self._told_by:
-                    self._told_by, self._timings = number, outcome.timings
+            with self._arriving:
+                if host is self._host and number > self._latest:
+                    self._latest, self._timings = number, outcome.timings
             if outcome.error is not None:
                 self._fail_or_lost(unpack_error(outcome.error), future)
                 return
             assert outcome.result is not None
             future.set_result(unpack(outcome.result, self._names, copy=True))
-        except BaseException as error:  # nobody else would tell who waits for this call
+        except BaseException as error:  # the caller would wait for ever
             self._fail(WorkerError(f"the result of {self.label} cannot be read: {error}"), future)
 
     def _fail_or_lost(self, error: BaseException, future: Future[Any]) -> None:
-        """A rank whose partner in a collective died fails too, often first: then the death is the news."""
+        """A rank whose partner in a collective died fails too, often first; then the death is reported."""
         if not isinstance(error, WorkerError):
             self._fail(error, future)
             return

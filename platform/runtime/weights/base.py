@@ -32,7 +32,7 @@ Received = TypeVar("Received", covariant=True)
 class WeightsToken:
     """Published weights on their way: whose they are, which of its publications, and their version.
 
-    copies: the same weights elsewhere, as other ranks of a learner have published them. tensors: what there is to send
+    copies: the same weights as other ranks of a learner have published them. tensors: those that can be sent
     to a process group, on `device` (see `WeightsOffer`); None: they are not offered to one. held: the host has the
     tensors; else only the object store has. node: see `memory.node_name`.
     """
@@ -70,7 +70,7 @@ class WeightTransfer(Protocol[Received]):
 
 
 def merge_published(published: Sequence[Weights | WeightsToken]) -> Weights | WeightsToken:
-    """What all ranks of a learner published, as one: those who share a process with any of them read it there."""
+    """One token for the publications of all ranks of a learner: a receiver reads from the rank in its own process."""
     first = published[0]
     copies = tuple(token for token in published[1:] if token.held) if isinstance(first, WeightsToken) else ()
     return replace(first, copies=copies) if isinstance(first, WeightsToken) else first
@@ -126,7 +126,7 @@ class TensorSlice:
 def in_buckets(
     tensors: Iterable[tuple[str, np.ndarray]], room: int
 ) -> Iterator[tuple[tuple[TensorSlice, ...], list[np.ndarray]]]:
-    """The bytes of named tensors in order, `room` in each bucket; a tensor is asked for when its turn comes."""
+    """The bytes of named tensors in order, `room` in each bucket; tensors are produced one at a time."""
     pieces: list[TensorSlice] = []
     parts: list[np.ndarray] = []
     size = 0

@@ -1,8 +1,8 @@
-"""Weights from the process that learns straight into those that generate, by NCCL or gloo: one sends, others receive.
+"""Published weights sent by a process group (NCCL or gloo) from the learner's process to those that generate.
 
-For rollouts on GPUs apart from the learner's, whose weights then never see main memory. The learner is rank 0. Nobody
-keeps a copy on the way: a receiver that is started anew asks again. One that dies while it receives may leave the
-sender waiting (NCCL) until the group's timeout. Not covered: several receivers at once, `rollout.sync: delta`.
+For rollouts on GPUs apart from the learner's: the weights are never copied to main memory. The learner is rank 0. There
+is no copy on the way, so a receiver that is started anew requests them again. If a receiver dies meanwhile, the sender
+may wait (NCCL) until the group's timeout. Not covered: several receivers at once, `rollout.sync: delta`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ CPU = "cpu"
 
 @dataclass(frozen=True)
 class WeightGroup:
-    """Where the processes of a group meet. `receiver`: whose group it is, of which there is one at a time; `checked`:
-    it wants a checksum of every tensor."""
+    """The rendezvous of a group. `receiver`: its owner, which has one group at a time; `checked`: the sender returns a
+    checksum of every tensor."""
 
     receiver: str
     name: str
@@ -47,9 +47,9 @@ class WeightGroup:
 class WeightsOffer:
     """Published weights that are in another process, on `device` (as `place_of` names it).
 
-    address: of this process, for those who want to send something to it. fetch: a copy, through main memory. send:
+    address: of this process, for the sender. fetch: a copy, through main memory. send:
     rank 0 joins the group, if it has not, and sends the tensors in order, one of those that share their memory; returns
-    when all are sent, with their checksums if the group wants them.
+    when all are sent, with their checksums if the group is checked.
     """
 
     version: int
@@ -79,8 +79,9 @@ class WeightsOffer:
 
 def reachable(weights: Weights | WeightsOffer, devices: Iterable[torch.device]) -> Weights | WeightsOffer:
     """Weights that are offered by a group which does not reach these devices are fetched; all others are returned."""
-    fetched = isinstance(weights, WeightsOffer) and not weights.reaches(devices)
-    return weights.fetch() if fetched else weights
+    if isinstance(weights, WeightsOffer) and not weights.reaches(devices):
+        return weights.fetch()
+    return weights
 
 
 def place_of(device: torch.device) -> str:
@@ -88,19 +89,19 @@ def place_of(device: torch.device) -> str:
     return CPU if device.type == CPU else str(torch.cuda.get_device_properties(device).uuid)
 
 
-def described(state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What a token says of weights that may be sent to a group."""
+def offer_fields(state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The fields of a token for weights that may be sent by a group."""
     return {"tensors": shapes_of(state), "device": place_of(next(iter(state.values())).device)}
 
 
-def call_together(
+def open_group(
     receiver: str, address: str, world_size: int, device: torch.device | str, checked: bool = False
 ) -> tuple[Rendezvous, WeightGroup]:
-    """A new group for tensors on a kind of `device`, and the store where its processes meet, which lives as long."""
-    meeting = Rendezvous(address, world_size)
+    """A new group for tensors on a kind of `device`, and its rendezvous, which must live as long."""
+    rendezvous = Rendezvous(address, world_size)
     backend = "gloo" if torch.device(device).type == CPU else "nccl"
     name = f"weights-{uuid.uuid4().hex}"
-    return meeting, WeightGroup(receiver, name, address, meeting.port, world_size, backend, checked)
+    return rendezvous, WeightGroup(receiver, name, address, rendezvous.port, world_size, backend, checked)
 
 
 class WeightSender:
@@ -110,7 +111,7 @@ class WeightSender:
         self._groups: dict[str, tuple[str, dist.ProcessGroup]] = {}
 
     def send(self, state: Mapping[str, Tensor], tensors: Sequence[TensorShape], group: WeightGroup) -> list[bytes]:
-        """The checksums of what was sent, if the group wants them. Raises WorkerError if somebody does not receive."""
+        """Sends the tensors; returns checksums if the group is checked. Raises WorkerError if a receiver fails."""
         checksums = []
         try:
             joined = self._joined(group)
@@ -141,10 +142,10 @@ class WeightSender:
 
 
 class Membership:
-    """Rank 1 of one group: from the meeting until somebody leaves, which ends it for whoever waits in it."""
+    """Rank 1 of one group. If either rank leaves, collectives of the other one fail."""
 
     def __init__(self, label: str, address: str, device: torch.device) -> None:
-        self._meeting, self.group = call_together(label, address, 2, device, checked=True)
+        self._rendezvous, self.group = open_group(label, address, 2, device, checked=True)
         self._lock = threading.Lock()
         self._joined: dist.ProcessGroup | None = None
         self.left = False
@@ -185,7 +186,7 @@ class WeightReceiver:
             sent = offer.send(membership.group)
             arrived = arriving.result(SEND_S)
         except BaseException:
-            membership.leave()  # who still waits in the group is told so
+            membership.leave()  # ends collectives that still wait in the group
             raise
         for tensor, sum_sent, sum_arrived in zip(offer.distinct, sent, arrived, strict=True):
             if sum_arrived != sum_sent:
@@ -253,7 +254,7 @@ def join(group: WeightGroup, rank: int) -> dist.ProcessGroup:
 
 
 def leave(joined: dist.ProcessGroup) -> None:
-    """Without a word with the others, who may be dead: whoever waits for this process gets an error."""
+    """Without a message to the other ranks, which may be dead: collectives that wait for this process fail."""
     from torch.distributed import distributed_c10d as c10d
 
     c10d._abort_process_group(joined)

@@ -1,8 +1,8 @@
 """Published weights in memory that one process writes and others on its node read where it lies.
 
 It is anonymous (memfd): nothing lies on disk or in /dev/shm, and it is gone with the last process that has it. A reader
-opens it through /proc, so it must see the writer's process and be its user. Who uses what it read has a lock on the
-block, and a writer writes where nobody has one; the kernel lets go for a process that dies.
+opens it through /proc, so it must see the writer's process and be its user. A reader holds a lock on the
+block while it uses it, and a writer writes to blocks without a lock. The kernel releases the locks of a dead process.
 
 Not covered: other systems than Linux, memory of accelerators.
 """
@@ -84,7 +84,7 @@ class MemoryBlock:
         self.place = BlockAddress(f"/proc/{os.getpid()}/fd/{self._descriptor}", name, writer, size)
 
     def claim(self) -> bool:
-        """Whether nobody reads it; then nobody can, until `show`."""
+        """Locks the block against readers until `show`; False if one reads it."""
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -96,7 +96,7 @@ class MemoryBlock:
 
 
 class MemoryWriter:
-    """The blocks of one who writes again and again: two, if each is read until the next one is there."""
+    """The blocks of one writer: two, if each block is read until the next one is written."""
 
     def __init__(self) -> None:
         self._name = uuid.uuid4().hex
@@ -104,7 +104,7 @@ class MemoryWriter:
 
     @contextmanager
     def block(self, size: int) -> Iterator[MemoryBlock]:
-        """Memory that nobody reads; never that of the last time, which somebody may be about to read."""
+        """Memory without a reader; never the last block, which may be about to be read."""
         free = [block for block in self._blocks[:-1] if block.claim()]
         block = next((block for block in free if block.place.size == size), None)
         if block is None:
@@ -118,7 +118,7 @@ class MemoryWriter:
 
 
 class MemoryReader:
-    """What this process reads of others."""
+    """The blocks of other processes that this process reads."""
 
     def __init__(self) -> None:
         self._mapped: dict[str, tuple[BlockAddress, mmap.mmap]] = {}
@@ -127,8 +127,8 @@ class MemoryReader:
     def read(self, place: BlockAddress, anew: bool = False) -> np.ndarray:
         """[size] uint8, as it lies there. It stays as it is while an array or tensor over it lives.
 
-        Who writes to it changes pages of this process's own, which stay in place of what the writer puts there later:
-        `anew` does without them. Raises OSError if it cannot be reached, or something else is there by now.
+        A write changes private pages of this process, which hide what the writer writes later; `anew` maps the block
+        without them. Raises OSError if it cannot be reached, or something else is there by now.
         """
         if anew:
             with self._mapping:
@@ -223,11 +223,11 @@ def copy_to_memory(state: Mapping[str, Tensor], writer: MemoryWriter) -> MemoryM
 
 
 def read_from_memory(token: WeightsToken, shown: MemoryManifest, reader: MemoryReader) -> Weights:
-    """The weights where they lie in this node's memory, which is kept as long as one of their tensors lives.
+    """The weights in this node's shared memory, which stays mapped as long as one of their tensors lives.
 
     Raises OSError if this process cannot reach it, WorkerError if they are not what was published.
     """
-    for anew in (False, True):  # it is none of the publisher's faults if somebody here wrote to earlier weights
+    for anew in (False, True):  # a component here may have written to earlier weights
         memory = reader.read(shown.memory, anew)
         shares = [memory[start : start + shown.share] for start in range(0, memory.size, shown.share)]
         if tuple(in_threads(lambda share: checksum_of([share]), shares)) == shown.checksums:

@@ -19,7 +19,7 @@ from rl_platform.records import Weights
 from rl_platform.runtime.lifecycle import RUNNER
 from rl_platform.runtime.waits import caller
 from rl_platform.runtime.weights.base import WeightsToken, WeightTransfer
-from rl_platform.runtime.weights.group import GroupTransfer, WeightsOffer, described
+from rl_platform.runtime.weights.group import GroupTransfer, WeightsOffer, offer_fields
 from rl_platform.runtime.weights.memory import MemoryTransfer, node_name
 from rl_platform.runtime.weights.store import StoreTransfer
 
@@ -61,7 +61,7 @@ class Publications:
             state = {name: tensor for names, tensor in weights.gathered() for name in names}
             weights = replace(weights, state=state, gathered=None)
         self._published[caller()] = (self._count, weights)
-        return replace(token, **described(weights.state)) if weights.offered else token
+        return replace(token, **offer_fields(weights.state)) if weights.offered else token
 
     def resolve(self, token: WeightsToken) -> Weights | WeightsOffer | WeightsToken:
         """The weights themselves if they are in this process, else what the first transfer gives."""
@@ -106,4 +106,4 @@ class Publications:
         return next(weights for weights in received if weights is not None)
 
     def _ask(self, token: WeightsToken, transfer: str, request: object) -> object:
-        return self._transport.ask(token.host, "export", token, transfer, request, limit=EXPORT_S)
+        return self._transport.call(token.host, "export", token, transfer, request, limit=EXPORT_S)

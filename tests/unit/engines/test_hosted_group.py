@@ -12,7 +12,7 @@ from rl_platform.engines.rollout.sglang import engine as hosted
 from rl_platform.engines.rollout.sglang.engine import HostedEngine
 from rl_platform.engines.rollout.sglang.program import EngineSetup
 from rl_platform.errors import WorkerError
-from rl_platform.runtime.weights.group import WeightGroup, WeightsOffer, described
+from rl_platform.runtime.weights.group import WeightGroup, WeightsOffer, offer_fields
 
 STATE = {"backbone.norm.weight": torch.ones(3), "head.weight": torch.zeros(2, 3)}
 # Answers to everything and writes down what was asked; in its first life it dies when weights are to come.
@@ -48,7 +48,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def offer(send: Any) -> WeightsOffer:
-    return WeightsOffer(7, described(STATE)["tensors"], "cpu", "127.0.0.1", lambda: pytest.fail("fetched"), send)
+    return WeightsOffer(7, offer_fields(STATE)["tensors"], "cpu", "127.0.0.1", lambda: pytest.fail("fetched"), send)
 
 
 def test_an_engine_that_dies_while_it_receives_is_started_again_with_a_new_group(start: Any) -> None:

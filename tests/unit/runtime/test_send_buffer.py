@@ -37,8 +37,8 @@ class Home:
         return [item for call in self.calls for item in call]
 
 
-def put(number: Any, who: str = "rollout[0]", timeout: float | None = None) -> PutRequest:
-    return PutRequest([number], 1, None, timeout, who)
+def put(number: Any, producer: str = "rollout[0]", timeout: float | None = None) -> PutRequest:
+    return PutRequest([number], 1, None, timeout, producer)
 
 
 @pytest.fixture

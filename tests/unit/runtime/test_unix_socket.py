@@ -56,7 +56,7 @@ def echo(method: str, *arguments: Any) -> Future[Any]:
 
 
 def asked(caller: SocketClient, *arguments: Any) -> Future[Any]:
-    future = caller.ask("call", arguments)
+    future = caller.call("call", arguments)
     assert future is not None
     return future
 
@@ -107,7 +107,7 @@ def test_large_messages_and_references_travel_another_way(name: str, value: Any,
     listener = SocketServer(name, taken, Reference)
     caller = SocketClient.to(name, Reference)
     assert caller is not None
-    assert (caller.ask("call", (value,)) is not None) == travels
+    assert (caller.call("call", (value,)) is not None) == travels
     future = asked(caller, "short")
     while (call := taken.next())[0] != ("call", "short"):
         pass
@@ -127,7 +127,7 @@ def test_who_is_of_another_user_is_refused_by_both_ends(name: str, monkeypatch: 
     monkeypatch.setattr(unix_socket.os, "getuid", lambda: user + (threading.current_thread().name == "socket server"))
     caller = SocketClient.to(name, Reference)
     assert caller is not None
-    refused = caller.ask("call", ())
+    refused = caller.call("call", ())
     assert refused is None or refused.result(WITHIN_S) == FetchThroughRay(None)
     monkeypatch.setattr(unix_socket.os, "getuid", lambda: user + (threading.current_thread().name != "socket server"))
     assert SocketClient.to(name, Reference) is None
@@ -171,7 +171,7 @@ def test_a_connection_ends_with_the_process_even_if_a_child_of_it_lives_on_and_l
         assert process.stdout.readline() == "call\n"
         process.kill()
         assert [future.result(WITHIN_S) for future in waiting] == [FetchThroughRay(None)] * 2
-        assert caller.ask("call", ()) is None
+        assert caller.call("call", ()) is None
         end = time.monotonic() + WITHIN_S
         while name[1:] in Path("/proc/net/unix").read_text():  # the child closes one after the other
             assert time.monotonic() < end, "the socket is still there"

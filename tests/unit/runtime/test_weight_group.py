@@ -19,8 +19,8 @@ from rl_platform.runtime.weights.group import (
     WeightReceiver,
     WeightSender,
     WeightsOffer,
-    call_together,
-    described,
+    offer_fields,
+    open_group,
 )
 
 pytestmark = pytest.mark.timeout(120, method="thread")  # who waits in a collective hears no signal
@@ -32,7 +32,7 @@ STATE = {"head": HEAD, "half": torch.ones(5, dtype=torch.bfloat16), "turned": HE
 @pytest.fixture
 def other() -> Any:
     """The group, and the connection to the process that is its other rank."""
-    meeting, group = call_together("rollout[0]", "127.0.0.1", 2, CPU)
+    meeting, group = open_group("rollout[0]", "127.0.0.1", 2, CPU)
     context = multiprocessing.get_context("spawn")
     line, theirs = context.Pipe()
     process = context.Process(target=read_from_group, args=(group, theirs))
@@ -46,7 +46,7 @@ def other() -> Any:
 
 def test_every_tensor_arrives_once_and_in_order(other: Any) -> None:
     group, line, _ = other
-    sender, tensors = WeightSender(), described(STATE)["tensors"]
+    sender, tensors = WeightSender(), offer_fields(STATE)["tensors"]
     wanted = [(tensor.shape, tensor.dtype) for tensor in tensors if tensor.same_as is None]
     assert len(wanted) == 3, "tied weights are sent once"
     for factor in (1, 2):  # the second time in the group that is there
@@ -60,14 +60,14 @@ def test_every_tensor_arrives_once_and_in_order(other: Any) -> None:
 
 def test_a_receiver_that_dies_is_told(other: Any) -> None:
     group, line, process = other
-    sender, tensors = WeightSender(), described(STATE)["tensors"]
+    sender, tensors = WeightSender(), offer_fields(STATE)["tensors"]
     line.send([(tensor.shape, tensor.dtype) for tensor in tensors if tensor.same_as is None])
     sender.send(STATE, tensors, group)
     process.kill()
     process.join()
     large = {"head": torch.zeros(2**22)}  # more than the system keeps on the way
     with pytest.raises(WorkerError, match=r"weights for rollout\[0\] could not be sent"):
-        sender.send(large, described(large)["tensors"], group)
+        sender.send(large, offer_fields(large)["tensors"], group)
 
 
 @pytest.fixture

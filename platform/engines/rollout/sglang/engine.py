@@ -1,7 +1,7 @@
-"""SGLang as a rollout engine: its process, kept alive, with the current weights.
+"""SGLang as a rollout engine: keeps its process alive, with the current weights.
 
-When the process dies it is started again, gets the weights it had, and what was not answered is asked again: every
-request is answered once. What runs there is in `sglang.py`.
+A process that dies is started again with the weights it had, and unanswered requests are sent again. So every request
+is answered once. The code of the process is in `program`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rl_platform.engines.rollout.sglang.start_failures import recognised
 from rl_platform.errors import ConfigError, Deadline, WorkerDied, WorkerError
 from rl_platform.records import SamplingParams, Weights, WeightsReceived
 from rl_platform.runtime.process_group import Rendezvous
-from rl_platform.runtime.weights.group import WeightGroup, WeightsOffer, call_together, reachable
+from rl_platform.runtime.weights.group import WeightGroup, WeightsOffer, open_group, reachable
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ class HostedEngine:
         joining = []
         if self._group is None:
             size = 1 + self._setup.tensor_parallel
-            self._group = call_together(self._label, offer.address, size, self._setup.device)
+            self._group = open_group(self._label, offer.address, size, self._setup.device)
             group = self._group[1]
             joining = [self._process.call("join", group.name, group.address, group.port, group.backend)]
         group = self._group[1]

@@ -82,7 +82,7 @@ def _free(needed: int) -> bool:
 
 def write_folder(state: Mapping[str, Tensor], folder: Path) -> None:
     """The tensors as the weights of a Hugging Face folder. Of those that share their memory the first one is written:
-    who reads them ties the others to it."""
+    readers tie the others to it."""
     from safetensors.torch import save_file
 
     distinct = {tensor.data_ptr(): name for name, tensor in reversed(state.items())}
@@ -111,7 +111,7 @@ def _handles(tensors: list[tuple[str, Tensor]]) -> bytes:
 
 
 class _Handles(ForkingPickler):
-    """Says which GPU is meant by its UUID, as SGLang reads it: numbers depend on what a process may see."""
+    """Identifies a GPU by its UUID, as SGLang reads it: numbers depend on the GPUs that a process sees."""
 
     def reducer_override(self, value: object) -> Any:
         if not (isinstance(value, Tensor) and value.is_cuda):

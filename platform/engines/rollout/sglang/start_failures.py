@@ -1,4 +1,4 @@
-"""Why SGLang did not start, in words that name the key to change, where the end of its log tells."""
+"""Known reasons in SGLang's log why it did not start, as problems that name the config key to change."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHARE = "rollout.gpu_memory_utilization"
 
 
 def recognised(label: str, log: str, version: str, memory_share: float) -> Problem | None:
-    """The problem that `log` ends with; None: it is none of those known here."""
+    """The problem that `log` shows, None if it is not a known one."""
     for pattern in _ARCHITECTURES:
         if (match := pattern.search(log)) is None:
             continue
