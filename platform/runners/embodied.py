@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from rl_platform.components.actor import EmbodiedActor
 from rl_platform.components.env_ranks import Peers, Shares
@@ -17,6 +17,7 @@ from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.envs.embodied.success import success_rates
 from rl_platform.metrics import Reporter
 from rl_platform.records import RolloutBatch, StateDict
+from rl_platform.runners.groups import Groups
 from rl_platform.runners.ppo import Learners, sync_metrics
 from rl_platform.runners.recovery import EnvPart, Recovery, Simulation
 from rl_platform.runners.rollouts import Collected
@@ -39,15 +40,16 @@ class EmbodiedRunner:
             "env": ComponentSpec(Environment, {"config": config}),
         }
         self.groups = runtime.start(specs)
+        self.typed = cast(Groups, self.groups)
         self.actor = self.groups[actor]
         self.learners = Learners(self.actor)
-        self.recovery = Recovery(runtime, self.groups["rollout"])
+        self.recovery = Recovery(runtime, self.typed["rollout"])
         self.simulation = Simulation(self.recovery, self.parts()["env"])
         # a single rollout rank in the process of env rank 0 would only wait for it: it acts in its thread
-        alone = self.groups["rollout"].world_size == 1 and config.env.pipeline_stages == 1
-        self.acts_there: bool = alone and self.recovery.run(lambda: self.groups["env"].rank(0).finds_policy().result())
-        if self.groups["env"].world_size > 1:
-            self._with_peers(lambda peers: self.groups["env"].rank(0).begin(peers))
+        alone = self.typed["rollout"].world_size == 1 and config.env.pipeline_stages == 1
+        self.acts_there: bool = alone and self.recovery.run(lambda: self.typed["env"].rank(0).finds_policy().result())
+        if self.typed["env"].world_size > 1:
+            self._with_peers(lambda peers: self.typed["env"].rank(0).begin(peers))
 
     def sync_weights(self, version: int) -> dict[str, float]:
         weights = self.actor.publish(version, copy=self.config.runner.max_staleness > 0).wait()[0]
@@ -80,7 +82,7 @@ class EmbodiedRunner:
         """The results of `Environment.evaluate`. Equal steps sample equal actions."""
 
         def evaluate(policy: RemotePolicy | None) -> dict[str, Any]:
-            env = self.groups["env"].rank(0)  # of this attempt: a process may have been started again
+            env = self.typed["env"].rank(0)  # of this attempt: a process may have been started again
             result: dict[str, Any] = self._alone(lambda: env.evaluate(step, video, deterministic, policy))
             return result
 
@@ -94,8 +96,8 @@ class EmbodiedRunner:
 
     def parts(self) -> Mapping[str, EnvPart]:
         env = self.config.env
-        shares = Shares(env.num_envs, env.pipeline_stages, self.groups["env"].world_size)
-        return {"env": EnvPart(self.groups["env"], shares)}
+        shares = Shares(env.num_envs, env.pipeline_stages, self.typed["env"].world_size)
+        return {"env": EnvPart(self.typed["env"], shares)}
 
     def state_dict(self) -> StateDict:
         return {}
@@ -108,12 +110,12 @@ class EmbodiedRunner:
 
     def _collect(self, step: int) -> tuple[RolloutBatch, dict[str, float]]:
         """One rollout, which all env ranks simulate."""
-        env = self.groups["env"].rank(0)
+        env = self.typed["env"].rank(0)
         return self._with_policy(lambda policy: self._with_peers(lambda peers: env.collect(step, policy, peers)))
 
     def _with_policy(self, work: Callable[[RemotePolicy | None], T]) -> T:
         """The result of `work` on env rank 0 while the rollout serves; None: the policy is in that rank's process."""
-        rollout = self.groups["rollout"]
+        rollout = self.typed["rollout"]
         if self.acts_there:
             return work(None)
         capacity = self.config.env.pipeline_stages * rollout.world_size  # each has one message under way
@@ -135,7 +137,7 @@ class EmbodiedRunner:
 
     def _with_peers(self, call: Callable[[Peers | None], Handle]) -> Any:
         """The result of a call on env rank 0 while the other env ranks simulate; None: there are no others."""
-        env = self.groups["env"]
+        env = self.typed["env"]
         if env.world_size == 1:
             return self._alone(lambda: call(None))
         ranks = range(1, env.world_size)

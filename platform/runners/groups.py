@@ -7,19 +7,18 @@ components implement these methods without the `Handle`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, Self, TypedDict
 
 from torch import Tensor
 
 from rl_platform.checkpoint.verify import Written
 from rl_platform.components.env_ranks import Peers
-from rl_platform.components.partial_rollout import Group
-from rl_platform.components.policy_ranks import Policy
-from rl_platform.components.policy_rollout import Actions, Observations
+from rl_platform.components.policy_rollout import Actions, Observations, Policy
+from rl_platform.components.rollout import Group
 from rl_platform.config.schema.rollout import Sampling
 from rl_platform.envs.reasoning.scoring import ScoringStats
-from rl_platform.records import Prompt, RolloutBatch, Trajectory, Weights, WeightsReceived
+from rl_platform.records import Prompt, RolloutBatch, StateDict, Trajectory, Weights, WeightsReceived
 from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.weights.base import WeightsToken
 from rl_platform.runtime.worker_group import Handle
@@ -103,8 +102,8 @@ class EnvGroup(Ranks, Protocol):
     def evaluate(
         self, step: int, video: str | None, deterministic: bool, policy: Policy | None
     ) -> Handle[dict[str, Any]]: ...
-    def state_dict(self) -> Handle[dict[str, Any]]: ...
-    def load_state_dict(self, state: Mapping[str, Any]) -> Handle[None]: ...
+    def state_dict(self) -> Handle[StateDict]: ...
+    def load_state_dict(self, state: StateDict) -> Handle[None]: ...
 
 
 class Groups(TypedDict, total=False):

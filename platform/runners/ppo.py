@@ -28,6 +28,7 @@ from rl_platform.interrupts import stopping_after_step
 from rl_platform.metrics import Reporter
 from rl_platform.records import RolloutBatch, StateDict, WeightsReceived
 from rl_platform.rng import generator
+from rl_platform.runners.groups import ActorGroup, LearnerGroup, ReferenceGroup
 from rl_platform.runners.phases import ComponentTimings, Phase, Phases, TakingTurns
 from rl_platform.runners.rollouts import Collected, Rollouts
 from rl_platform.runners.state import RunState
@@ -48,9 +49,9 @@ class Learners:
     there.
     """
 
-    actor: WorkerGroup
-    critic: WorkerGroup | None = None
-    reference: WorkerGroup | None = None
+    actor: ActorGroup
+    critic: LearnerGroup | None = None
+    reference: ReferenceGroup | None = None
     reference_is_base: bool = False
     turns: TakingTurns | None = None
 

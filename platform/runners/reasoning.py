@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 from rl_platform.algorithms.dynamic_sampling import DynamicSampler
 from rl_platform.algorithms.shaping import ShapedRewards
@@ -22,6 +23,7 @@ from rl_platform.metrics import Reporter
 from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.placement.offload_order import OffloadOrder
 from rl_platform.records import Prompt, RolloutBatch, StateDict, Trajectory
+from rl_platform.runners.groups import Groups
 from rl_platform.runners.partial_rollouts import PartialRollouts, restore
 from rl_platform.runners.phases import TakingTurns, with_turns
 from rl_platform.runners.ppo import Learners, sync_metrics
@@ -77,18 +79,19 @@ class ReasoningRunner:
         if config.has_reference:
             components["reference"] = LanguageReference
         self.groups = runtime.start({name: ComponentSpec(cls, {"config": config}) for name, cls in components.items()})
+        self.typed = cast(Groups, self.groups)
         if config.has_reference and (config.algorithm.full_kl_in_reward or config.algorithm.full_kl_in_loss):
-            head = self.groups["reference"].head().wait()[0]
-            self.groups["actor"].receive_reference_head(head).wait()
+            head = self.typed["reference"].head().wait()[0]
+            self.typed["actor"].receive_reference_head(head).wait()
         self.warned_of_clipped_scores = False
-        self.recovery = Recovery(runtime, self.groups["rollout"])
+        self.recovery = Recovery(runtime, self.typed["rollout"])
         unfinished = PartialRollouts(config, runtime, self.recovery, self.groups, reporter, self.loader)
         self.partial = None if config.rollout.partial_rollout is None else unfinished
         self.turns = TakingTurns(turns, self.groups)
         self.learners = Learners(
-            self.groups["actor"],
-            self.groups.get("critic"),
-            self.groups.get("reference"),
+            self.typed["actor"],
+            self.typed.get("critic"),
+            self.typed.get("reference"),
             config.reference_is_base,
             self.turns,
         )
@@ -96,7 +99,7 @@ class ReasoningRunner:
 
     def sync_weights(self, version: int) -> dict[str, float]:
         self.turns.before("sync weights")
-        weights = self.groups["actor"].publish(version, copy=self.config.runner.max_staleness > 0).wait()
+        weights = self.typed["actor"].publish(version, copy=self.config.runner.max_staleness > 0).wait()
         return sync_metrics(self.recovery.sync(merge_published(weights)))
 
     def collect(self, step: int) -> Collected:
@@ -181,7 +184,7 @@ class ReasoningRunner:
     def finish(self) -> None:
         """Writes the trained model as a Hugging Face folder."""
         with self.reporter.phase("export"):
-            folder = self.groups["actor"].export(str(self.output_dir / "model")).wait()[0]
+            folder = self.typed["actor"].export(str(self.output_dir / "model")).wait()[0]
         self.reporter.note(f"trained model, loadable by transformers: {folder}")
 
     def _warn_of_clipped_scores(self, count: int) -> None:
@@ -229,8 +232,8 @@ class ReasoningRunner:
         total = len(prompts) * samples
         with self.recovery.working(generated, scored) as calls:
             arguments = prompts, samples, sampling, purpose, step, generated  # starts first, as it takes longest
-            calls.append(generating := self.groups["rollout"].generate(*arguments, self.recovery.version, answered))
-            calls.append(scoring := self.groups["reward"].stream(generated, scored))
+            calls.append(generating := self.typed["rollout"].generate(*arguments, self.recovery.version, answered))
+            calls.append(scoring := self.typed["reward"].stream(generated, scored))
             while len(trajectories) < total:
                 arrived = scored.get_many(total - len(trajectories), linger=GATHER_S)
                 trajectories += arrived

@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 from rl_platform.components.env_ranks import Shares, joined_states
 from rl_platform.errors import WorkerDied, WorkerError
 from rl_platform.records import StateDict, Weights, WeightsReceived
+from rl_platform.runners.groups import EnvGroup, RolloutGroup
 from rl_platform.runtime import Runtime
 from rl_platform.runtime.channel import Channel
-from rl_platform.runtime.worker_group import Handle, WorkerGroup
+from rl_platform.runtime.worker_group import Handle
 
 T = TypeVar("T")
 
@@ -20,13 +21,13 @@ T = TypeVar("T")
 class Recovery:
     """Stores the weights that the rollout must have, and sends them to ranks that were started again."""
 
-    def __init__(self, runtime: Runtime, rollout: WorkerGroup) -> None:
+    def __init__(self, runtime: Runtime, rollout: RolloutGroup) -> None:
         self.runtime, self.rollout = runtime, rollout
         self.version = -1
         self._weights: Weights | None = None
         self._received: list[WeightsReceived] = []
         self._behind: set[int] = set()  # ranks without these weights
-        self._calls: list[Handle] = []  # of an attempt that failed
+        self._calls: list[Handle[Any]] = []  # of an attempt that failed
 
     def sync(self, weights: Weights) -> list[WeightsReceived]:
         """Sends weights to all ranks of the rollout; returns their receipts."""
@@ -54,12 +55,12 @@ class Recovery:
             self._behind |= {rank for component, rank in restarted if component == self.rollout.name}
 
     @contextmanager
-    def working(self, *channels: Channel[Any]) -> Iterator[list[Handle]]:
+    def working(self, *channels: Channel[Any]) -> Iterator[list[Handle[Any]]]:
         """Calls added to the list end before the next attempt: after a death the channels are closed.
 
         Results of such a call are lost, except items that another component has received.
         """
-        calls: list[Handle] = []
+        calls: list[Handle[Any]] = []
         try:
             yield calls
         except WorkerDied as error:
@@ -97,13 +98,13 @@ class Recovery:
 class EnvPart:
     """The env group as a part of a checkpoint, which is the same for any number of ranks."""
 
-    group: WorkerGroup
+    group: EnvGroup
     shares: Shares
 
     def state_dict(self) -> Saving:
         return Saving(self.group.state_dict(), self.shares)
 
-    def load_state_dict(self, state: StateDict) -> Handle:
+    def load_state_dict(self, state: StateDict) -> Handle[None]:
         return self.group.load_state_dict(state)
 
 
@@ -111,7 +112,7 @@ class EnvPart:
 class Saving:
     """The state of the env group, as soon as all ranks have returned theirs."""
 
-    handle: Handle
+    handle: Handle[StateDict]
     shares: Shares
 
     def wait(self) -> list[StateDict]:
