@@ -15,10 +15,10 @@ from rl_platform.runtime.host import ComponentSpec, PlacedHost
 from rl_platform.runtime.worker_group import WorkerGroup
 from rl_platform.tracing import Span
 
-__all__ = ["ComponentSpec", "Placement", "Runtime"]
+__all__ = ["ComponentSpec", "Runtime", "RuntimePlacement"]
 
 
-class Placement(Protocol):
+class RuntimePlacement(Protocol):
     """The parts of a placement that a runtime reads: the hosts in order of construction, and world sizes."""
 
     @property

@@ -230,7 +230,7 @@ class RankThread:
             call.future.set_exception(failure)
 
 
-class Host:
+class HostRanks:
     """The component ranks of one process, built in the order of `placed.members`; `shared` is theirs together."""
 
     def __init__(

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rl_platform.errors import PlatformError, WorkerDied
-from rl_platform.runtime import ComponentSpec, Placement
+from rl_platform.runtime import ComponentSpec, RuntimePlacement
 from rl_platform.runtime.channel import Channel
-from rl_platform.runtime.host import Host, RankThread
+from rl_platform.runtime.host import HostRanks, RankThread
 from rl_platform.runtime.lifecycle import (
     RUNNER,
     SHUTDOWN_S,
@@ -40,7 +40,7 @@ class LocalRuntime(ShutsDown):
     seed: the run's.
     """
 
-    def __init__(self, placement: Placement, deadline_s: float, seed: int) -> None:
+    def __init__(self, placement: RuntimePlacement, deadline_s: float, seed: int) -> None:
         self._placement = placement
         self._deadline_s = min(deadline_s, threading.TIMEOUT_MAX)
         self._seed = seed
@@ -60,7 +60,7 @@ class LocalRuntime(ShutsDown):
         world_sizes = {name: self._placement.world_size(name) for name in components}
         try:
             for placed in self._placement.hosts:
-                self._ranks |= Host(placed, components, world_sizes, self._seed, self._on_failure).ranks
+                self._ranks |= HostRanks(placed, components, world_sizes, self._seed, self._on_failure).ranks
             groups = {
                 name: WorkerGroup(
                     name,

@@ -26,7 +26,7 @@ from rl_platform.garbage import collect_as_usual, collect_rarely
 from rl_platform.records import Weights
 from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.cpu import keep_freed_memory
-from rl_platform.runtime.host import ComponentSpec, Host, PlacedHost
+from rl_platform.runtime.host import ComponentSpec, HostRanks, PlacedHost
 from rl_platform.runtime.lifecycle import raise_first, stop_ranks
 from rl_platform.runtime.ray.channel_proxy import ChannelAddress, ChannelProxy, ChannelRegistry
 from rl_platform.runtime.ray.serialization import Answer, Packed, pack, pack_error, unpack
@@ -130,7 +130,7 @@ class HostProcess:
         self._remote_status = status
         receives = any(hasattr(specs[component].cls, "receive") for component, _ in placed.members)
         self.names = NamedReferences(placed.name, transport, self.status, receives)
-        self.host = Host(placed, specs, world_sizes, seed, self._on_failure)
+        self.host = HostRanks(placed, specs, world_sizes, seed, self._on_failure)
         self._labels = {rank.label: rank for rank in self.host.ranks.values()}
         self._order = threading.Lock()
         self._next: dict[Member, int] = defaultdict(int)

@@ -20,7 +20,7 @@ from typing import Any
 
 from rl_platform.errors import Deadline, PlacementError, PlatformError, Problem, WorkerDied
 from rl_platform.placement.layout import LEARNERS
-from rl_platform.runtime import ComponentSpec, Placement
+from rl_platform.runtime import ComponentSpec, RuntimePlacement
 from rl_platform.runtime.host import PlacedHost
 from rl_platform.runtime.lifecycle import (
     RUNNER,
@@ -65,7 +65,7 @@ class RayRuntime(ShutsDown):
     """
 
     def __init__(
-        self, placement: Placement, deadline_s: float, seed: int, trace: bool = False, restarts: int = 0
+        self, placement: RuntimePlacement, deadline_s: float, seed: int, trace: bool = False, restarts: int = 0
     ) -> None:
         self._placement, self._seed = placement, seed
         self._actors = RayActors(min(deadline_s, RESERVE_S), trace)
