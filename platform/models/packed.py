@@ -112,11 +112,11 @@ def similar(lengths: Sequence[int], prefix: int, worth: int) -> list[list[int]]:
     return groups if len(groups) > 1 else [sorted(order)]
 
 
-def pack(sequences: Sequence[Tensor], *, share_prefix: bool = True) -> PackedTokens:
-    """Packs token sequences [L_b] int64, L_b > 0; with `share_prefix` the longest common prefix is stored once."""
+def pack(sequences: Sequence[Tensor]) -> PackedTokens:
+    """Packs token sequences [L_b] int64, L_b > 0. Their longest common prefix is stored once."""
     device = sequences[0].device
     lengths = torch.tensor([len(sequence) for sequence in sequences], device=device)
-    prefix = common_prefix(sequences) if share_prefix and len(sequences) > 1 else 0
+    prefix = common_prefix(sequences) if len(sequences) > 1 else 0
     rest = lengths - prefix
     starts = prefix + torch.cumsum(rest, 0) - rest
     columns = torch.arange(int(rest.max()), device=device)

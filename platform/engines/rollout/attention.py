@@ -36,18 +36,18 @@ class PrefillChunk:
 class PrefillAttention:
     """Causal attention of new tokens of several prompts to the cached tokens of their prompt and to each other."""
 
-    def __init__(self, spans: Sequence[PrefillChunk]) -> None:
-        self.spans = spans
-        self.counts = [span.stop - span.start for span in spans]
-        self.pages = [[page.data for page in span.pages] for span in spans]
-        self.masks = [self._mask(span) for span in spans]
+    def __init__(self, chunks: Sequence[PrefillChunk]) -> None:
+        self.chunks = chunks
+        self.counts = [chunk.stop - chunk.start for chunk in chunks]
+        self.pages = [[page.data for page in chunk.pages] for chunk in chunks]
+        self.masks = [self._mask(chunk) for chunk in chunks]
 
-    def _mask(self, span: PrefillChunk) -> Tensor | None:
+    def _mask(self, chunk: PrefillChunk) -> Tensor | None:
         """The mask [new, seen] bool; None for the plain causal mask."""
-        if span.start == 0:
+        if chunk.start == 0:
             return None
-        shape = (span.stop - span.start, span.stop)
-        return torch.ones(shape, dtype=torch.bool, device=span.tail.device).tril(span.start)
+        shape = (chunk.stop - chunk.start, chunk.stop)
+        return torch.ones(shape, dtype=torch.bool, device=chunk.tail.device).tril(chunk.start)
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """query [1,Hq,N,D], key and value [1,Hkv,N,D] -> [N,Hq,D]."""
@@ -65,16 +65,16 @@ class PrefillAttention:
 
     def _stored(self, number: int, layer: int, which: int, new: Tensor) -> Tensor:
         """Writes `new` [Hkv, stop - start, D] into the cache; returns keys or values (`which` 0, 1) [Hkv, stop, D]."""
-        span, pages = self.spans[number], self.pages[number]
-        tail = span.tail[layer, which]
+        chunk, pages = self.chunks[number], self.pages[number]
+        tail = chunk.tail[layer, which]
         size = tail.shape[1]
-        full, filled = divmod(span.start, size)
-        if span.start:
+        full, filled = divmod(chunk.start, size)
+        if chunk.start:
             new = torch.cat([*(page[layer, which] for page in pages[:full]), tail[:, :filled], new], dim=1)
         for place, page in enumerate(pages[full:], start=full):
             page[layer, which] = new[:, place * size : (place + 1) * size]
-        rest = span.stop % size
-        tail[:, :rest] = new[:, span.stop - rest :]
+        rest = chunk.stop % size
+        tail[:, :rest] = new[:, chunk.stop - rest :]
         return new
 
 

@@ -102,7 +102,7 @@ def exchanged_attention() -> dict[str, Tensor]:
     gradients = [F.pad(tensor.grad, (0, 0, 0, 1))[:, :, mine] for tensor in whole]
     assert all(tensor.grad is not None for tensor in own)
     return {
-        "found": torch.cat([output.flatten(), *(tensor.grad.flatten() for tensor in own)]),
+        "actual": torch.cat([output.flatten(), *(tensor.grad.flatten() for tensor in own)]),
         "expected": torch.cat([F.pad(expected, (0, 0, 0, 0, 0, 1))[mine].flatten(), *(g.flatten() for g in gradients)]),
     }
 

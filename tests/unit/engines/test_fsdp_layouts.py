@@ -27,7 +27,7 @@ def fsdp_ranks(script: Callable[[Path], ModuleType]) -> ModuleType:
 
 @pytest.fixture(scope="module")
 def results(fsdp_ranks: ModuleType, two_ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
-    """What one plain process found, and under 0 and 1 what each of two ranks found."""
+    """The results of one plain process, and under 0 and 1 those of each of two ranks."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("ranks")
     one: dict[str, Any] = {}
@@ -125,7 +125,7 @@ def test_adapters_learn(ranks: ModuleType, fsdp_ranks: ModuleType) -> None:
 def test_one_key_head_serves_the_ranks_that_share_tokens(results: Any) -> None:
     for rank in range(2):
         actual = results[rank]["attention"]
-        torch.testing.assert_close(actual["found"], actual["expected"], rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(actual["actual"], actual["expected"], rtol=1e-6, atol=1e-6)
 
 
 def test_layers_gathered_in_bfloat16_are_the_autocast_of_one_process(results: Any) -> None:

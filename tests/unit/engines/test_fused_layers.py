@@ -32,7 +32,7 @@ def runs(script: Callable[[Path], ModuleType]) -> ModuleType:
 
 @pytest.fixture(scope="module")
 def results(runs: ModuleType, two_ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """By kind of model: what both ranks found, what plain torch found, and what it found going on from their state."""
+    """By kind of model: the results of both ranks, of plain torch, and of plain torch continued from their state."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("fused")
     two_ranks(Path(__file__).with_name("fused_ranks.py"), folder)

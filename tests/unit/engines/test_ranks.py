@@ -17,7 +17,7 @@ kinds = pytest.mark.parametrize("kind", ["actor", "critic", "embodied"])
 
 @pytest.fixture(scope="module")
 def results(ranks: ModuleType, two_ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
-    """What one process found, and under 0 and 1 what each of two ranks found."""
+    """The results of one process, and under 0 and 1 those of each of two ranks."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("ranks")
     one: dict[Any, Any] = {"run": ranks.run(folder), "poisoned": {kind: ranks.poisoned(kind) for kind in ranks.KINDS}}

@@ -73,10 +73,10 @@ class Flaky(Toy):
         self.p, self.log, self.faults = p, log, None
 
     def reset(self, *, seed=None, options=None):
-        found = super().reset(seed=seed)
+        first = super().reset(seed=seed)
         if seed is not None:
             self.faults = np.random.default_rng(seed)
-        return found
+        return first
 
     def observe(self):
         return np.array([[self.episode, self.np_random.normal()]], float)
