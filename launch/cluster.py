@@ -24,6 +24,7 @@ from typing import Any
 import psutil
 import torch
 
+from rl_platform.acceleration import accelerating, wait_passively_when_crowded
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.cluster import Cluster
 from rl_platform.errors import PlacementError, Problem, RayLost, WorkerDied
@@ -65,12 +66,16 @@ OWN_SETTINGS = {  # read by Ray's processes when they start
 def runtime_for(
     config: Config, placement: Placement, cluster_is_up: Callable[[], None] | None = None
 ) -> Iterator[Runtime]:
-    """Returns the runtime of a run; it ends with the block. Raises WorkerDied if Ray does not start.
+    """Returns the runtime of a run, with `runner.accelerate` applied; it ends with the block.
+
+    Raises WorkerDied if Ray does not start.
 
     `cluster_is_up`: the function of an enclosing `cluster_for`. Without it this block starts and ends the cluster.
     """
     with ExitStack() as stack:
         (cluster_is_up or stack.enter_context(cluster_for(config.cluster, placement)))()
+        stack.enter_context(accelerating(config.runner.accelerate))
+        wait_passively_when_crowded()
         deadline_s, seed = config.runner.deadline_s, config.runner.seed
         if not uses_ray(config.cluster, placement):
             yield stack.enter_context(LocalRuntime(placement, deadline_s, seed))

@@ -16,7 +16,6 @@ from typing import Any
 
 from rich.console import Console
 
-from rl_platform.acceleration import wait_passively_when_crowded
 from rl_platform.checkpoint.verify import Checkpoint, UnknownFormat
 from rl_platform.config import LoadedConfig
 from rl_platform.config.schema import Config
@@ -67,7 +66,6 @@ def evaluate_checkpoint(run: SavedRun, loaded: LoadedConfig, overrides: Sequence
     console = Console()
     reporter = Reporters([PlainView(console)])
     keep_freed_memory()
-    wait_passively_when_crowded()
     with closing(reporter), ExitStack() as stack:
         with reporter.phase("load"):
             runtime = stack.enter_context(runtime_for(config, placement))

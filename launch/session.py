@@ -8,7 +8,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from rl_platform.acceleration import wait_passively_when_crowded
 from rl_platform.algorithms.card import algorithm_card
 from rl_platform.config import LoadedConfig
 from rl_platform.config.schema import Config
@@ -87,7 +86,6 @@ def run(loaded: LoadedConfig, config_path: str, placement: Placement, inventory:
             reporter.note("env.normalize_observations: observations are images, which the model divides by 255 instead")
         try:
             keep_freed_memory()
-            wait_passively_when_crowded()
             with ExitStack() as running:
                 with reporter.phase("load"):
                     runtime = running.enter_context(runtime_for(config, placement, cluster_is_up))

@@ -21,7 +21,7 @@ from rl_platform import acceleration
 from rl_platform.envs.embodied import env_state
 from rl_platform.envs.embodied.adapter import reset_env
 from rl_platform.envs.embodied.buffers import Buffers
-from rl_platform.envs.embodied.mujoco.native import NativeEnvs
+from rl_platform.envs.embodied.build import native_envs, stop_timers
 from rl_platform.envs.embodied.spaces import EnvDescription, EnvSpaces, make_env
 from rl_platform.envs.embodied.spares import Spares
 from rl_platform.envs.embodied.success import SuccessCount
@@ -29,6 +29,8 @@ from rl_platform.tracing import recorder
 
 if TYPE_CHECKING:
     from gymnasium.envs.registration import EnvSpec
+
+    from rl_platform.envs.embodied.mujoco.native import NativeEnvs
 
 logger = logging.getLogger(__name__)
 
@@ -67,13 +69,10 @@ class EnvBlock:
         """numbers: the environments' numbers in the run, which determine their tasks; empty: first..last-1."""
         numbers = numbers or range(first, last)
         env = make_env(description.of_task(numbers[0]), spec, render_mode)
-        self._native = None if description.tasks else NativeEnvs.of(env, last - first, threads, description.backend)
+        self._native = None if description.tasks else native_envs(env, last - first, threads, description.backend)
         self.native = self._native is not None
         others = () if self.native else numbers[1:]
-        if "mujoco" in sys.modules:
-            from rl_platform.envs.embodied.mujoco.physics import stop_timers
-
-            stop_timers()
+        stop_timers()
         self._envs = [env, *(make_env(description.of_task(number), spec, render_mode) for number in others)]
         self._spares = Spares(description, spec, render_mode, buffers.failures, first, restarts, numbers)
         self._first = first

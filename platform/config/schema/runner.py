@@ -41,6 +41,9 @@ class Runner(Section):
     trace_steps: int = Field(
         default=5, ge=0, description="first steps of a launch whose timeline is written to trace.json; 0: none"
     )
+    accelerate: Literal["auto", "off"] = Field(
+        default="auto", description="off: plain torch and numpy instead of compiled loops and repacked weights"
+    )
     deadline_s: float = Field(default=600.0, gt=0, description="longest wait between components before the run ends")
     stop_grace_s: float = Field(
         default=20.0, ge=0, description="after SIGTERM or SIGHUP: longest wait for the end of the step, which is saved"

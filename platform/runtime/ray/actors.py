@@ -21,6 +21,7 @@ from ray.exceptions import RayActorError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from rl_platform import acceleration
 from rl_platform.errors import Deadline, WorkerDied
 from rl_platform.placement.inventory import VISIBLE_DEVICES
 from rl_platform.runtime.host import PlacedHost
@@ -58,7 +59,7 @@ class RayActors:
         """The hosts of one node share its cores; the first one stands for all accelerators that the run has there."""
         gpus = reservation.resources_for(hosts).resources.get("GPU", 0.0)
         for placed in hosts:
-            environment = dict(reservation.environment_of(placed))
+            environment = {**acceleration.environment(), **reservation.environment_of(placed)}
             own = {name: value for name, value in environment.items() if name != VISIBLE_DEVICES}
             options = {
                 "namespace": self.transport.namespace,

@@ -1,0 +1,50 @@
+"""The only module of the core that imports `mujoco/`: the native simulation of Gymnasium's MuJoCo tasks.
+
+Without that folder Gymnasium steps its MuJoCo tasks itself.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from rl_platform.errors import Problem
+
+if TYPE_CHECKING:
+    from gymnasium import Env
+
+    from rl_platform.envs.embodied.mujoco.native import NativeEnvs
+
+
+def native_envs(env: Env[Any, Any], num_envs: int, threads: int, backend: str) -> NativeEnvs | None:
+    """Simulates `num_envs` environments like `env`; None if Gymnasium has to step them. backend: `env.backend`."""
+    if not _present():
+        return None
+    from rl_platform.envs.embodied.mujoco.native import NativeEnvs
+
+    return NativeEnvs.of(env, num_envs, threads, backend)
+
+
+def stop_timers() -> None:
+    """Switches MuJoCo's timers per stage off, once MuJoCo was imported."""
+    if "mujoco" in sys.modules and _present():
+        from rl_platform.envs.embodied.mujoco.physics import stop_timers as stop
+
+        stop()
+
+
+def warp_problem(env: Env[Any, Any]) -> Problem | None:
+    """Why MuJoCo Warp cannot step the built environment `env`; None: it can."""
+    if not _present():
+        return Problem("env.backend", "this installation has no native simulation", value="mujoco_warp", hint="mujoco")
+    from rl_platform.envs.embodied.mujoco.warp import warp_problem as problem  # imports MuJoCo
+
+    return problem(env)
+
+
+@cache
+def _present() -> bool:
+    spec = find_spec("rl_platform.envs.embodied.mujoco")
+    return spec is not None and spec.origin is not None  # an empty folder is a namespace without an origin

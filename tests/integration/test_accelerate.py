@@ -1,0 +1,89 @@
+"""`runner.accelerate: off` trains without an import of `accel/`, to the same metrics."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_platform import acceleration
+from rl_platform.metrics import read_metrics
+
+CARTPOLE = Path(__file__).parents[2] / "configs" / "embodied" / "cartpole.yaml"
+HOPPER = (
+    "env.id=Hopper-v5",
+    "env.max_episode_steps=9",
+    "actor.model.initial_log_std=-1",
+    "env.normalize_observations=true",
+    "env.normalize_rewards=true",
+)
+FIELDS = ("actor/loss", "critic/loss", "grad_norm", "actor/entropy")
+
+
+def metrics(folder: Path, name: str) -> list[dict[str, Any]]:
+    return list(read_metrics(folder / name / "metrics.jsonl"))
+
+
+@pytest.fixture
+def without_accel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An import of a module of `accel/` fails; modules that other tests have imported are hidden."""
+    for name in [name for name in sys.modules if name.startswith("rl_platform.accel.")]:
+        monkeypatch.delitem(sys.modules, name)
+
+    class Refuses:
+        def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+            assert not name.startswith("rl_platform.accel."), f"imported {name}"
+
+    monkeypatch.setattr(sys, "meta_path", [Refuses(), *sys.meta_path])
+
+
+def same(folder: Path, tolerance: float) -> None:
+    plain, accelerated = metrics(folder, "off"), metrics(folder, "auto")
+    assert len(plain) == len(accelerated) == 3
+    compared = 0
+    for one, other in zip(plain, accelerated, strict=True):
+        assert one.keys() == other.keys()
+        for field in one:
+            if field.startswith(("actor/", "critic/", "advantages/", "env/", "grad_norm")) and "time" not in field:
+                assert one[field] == pytest.approx(other[field], rel=tolerance, abs=tolerance), field
+                compared += 1
+    assert compared > 30
+
+
+def test_cartpole_trains_alike_without_acceleration(folder: Path, command: Any, without_accel: None) -> None:
+    smaller = "runner.max_steps=3", "runner.logger_backends=[]", "env.evaluation.episodes=2"
+    assert command(CARTPOLE, *smaller, "runner.output_dir=off", "runner.accelerate=off").code == 0
+    sys.meta_path.pop(0)
+    assert command(CARTPOLE, *smaller, "runner.output_dir=auto").code == 0
+    same(folder, 1e-3)
+    assert acceleration.VARIABLE not in acceleration.environment()
+
+
+@pytest.mark.slow
+def test_a_robot_trains_alike_without_acceleration(folder: Path, command: Any, without_accel: None) -> None:
+    steps = "runner.max_steps=3", "runner.output_dir=off", "runner.accelerate=off"
+    assert command("embodied.yaml", *HOPPER, *steps).code == 0
+    sys.meta_path.pop(0)
+    assert command("embodied.yaml", *HOPPER, "runner.max_steps=3", "runner.output_dir=auto").code == 0
+    same(folder, 1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["auto", "off"])
+def test_a_run_resumes_with_the_other_value(folder: Path, command: Any, first: str) -> None:
+    second = {"auto": "off", "off": "auto"}[first]
+    assert command("embodied.yaml", "runner.max_steps=1", f"runner.accelerate={first}").code == 0
+    resumed = command("embodied.yaml", "runner.max_steps=3", f"runner.accelerate={second}")
+    assert resumed.code == 0
+    assert len(metrics(folder, "out")) == 3
+
+
+@pytest.mark.slow
+def test_reasoning_trains_alike_without_acceleration(folder: Path, command: Any, without_accel: None) -> None:
+    steps = "runner.max_steps=3", "runner.output_dir=off", "runner.accelerate=off"
+    assert command("reasoning.yaml", *steps).code == 0
+    sys.meta_path.pop(0)
+    assert command("reasoning.yaml", "runner.max_steps=3", "runner.output_dir=auto").code == 0
+    same(folder, 1e-3)
