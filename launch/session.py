@@ -6,11 +6,11 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from rl_platform.algorithms.card import algorithm_card
 from rl_platform.config import LoadedConfig
 from rl_platform.config.schema import Config
+from rl_platform.envs.embodied.build import warp_problem
 from rl_platform.envs.embodied.spaces import EnvDescription, EnvSpaces, check_time_limit, make_env, read_spaces
 from rl_platform.envs.reasoning.question import Split
 from rl_platform.envs.reasoning.tasks import build_questions
@@ -178,19 +178,13 @@ def spaces_of(config: Config) -> EnvSpaces:
 def _spaces_of(description: EnvDescription) -> EnvSpaces:
     env = make_env(description)
     try:
-        if description.backend == "mujoco_warp" and (problem := _warp_problem(env)) is not None:
+        if description.backend == "mujoco_warp" and (problem := warp_problem(env)) is not None:
             raise ConfigError([problem])
         spaces = read_spaces(env, description.id)
         check_time_limit(env, description.id)
         return spaces
     finally:
         env.close()
-
-
-def _warp_problem(env: Any) -> Problem | None:
-    from rl_platform.envs.embodied.mujoco.warp import warp_problem  # imports MuJoCo, which other environments lack
-
-    return warp_problem(env)
 
 
 def _say_finished(state: RunState, folder: Path) -> None:
