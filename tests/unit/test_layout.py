@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import platform
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import sysconfig
 import zipfile
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,25 @@ LEVELS = (
     {"launch"},
 )
 LEVEL = {area: number for number, areas in enumerate(LEVELS) for area in areas}
+EXTRAS = {  # folders that may be removed: the core imports them only when a config needs them
+    "rl_platform.planner": "platform/planner",
+    "rl_platform.accel": "platform/accel",
+    "rl_platform.engines.training.megatron": "platform/engines/training/megatron",
+    "rl_platform.engines.rollout.sglang": "platform/engines/rollout/sglang",
+    "rl_platform.envs.embodied.mujoco": "envs/embodied/mujoco",
+    "rl_platform.launch.check": "launch/check",
+    "rl_platform.launch.tools": "launch/tools",
+}
+SEAMS = (
+    "platform/acceleration.py",
+    "platform/engines/training/build.py",
+    "platform/engines/rollout/build.py",
+    "envs/embodied/build.py",
+    "launch/cli.py",
+    "launch/command.py",
+    "launch/preflight.py",
+    "launch/sharding.py",
+)
 LAZY = {"megatron": "engines/training/megatron", "sglang": "engines/rollout/sglang"}  # the folder of each
 
 
@@ -82,18 +103,62 @@ def at_import_time(tree: ast.Module) -> list[tuple[str, int]]:
     return [(name, line) for name, line in imports(tree) if line not in lazy]
 
 
+def extra_of(name: str) -> str | None:
+    """The extra that a dotted name or a path below the repository belongs to; None: the core."""
+    return next((extra for extra, folder in EXTRAS.items() if f"{name}.".startswith((f"{extra}.", f"{folder}/"))), None)
+
+
+def for_types_only(tree: ast.Module) -> set[int]:
+    """The lines of imports that only type checkers read."""
+    blocks = (node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    return {line for block in blocks for _, line in imports(block)}
+
+
 def test_imports_point_one_way():
     problems = []
     for path in source_files():
-        area = area_of(path)
+        area, extra = area_of(path), extra_of(str(path.relative_to(ROOT)))
         for name, line in imports(tree_of(path)):
             if name.startswith("."):
                 problems.append(f"{path}:{line}: relative import")
             elif name.startswith("rl_platform."):
                 imported = name.split(".")[1]
-                if LEVEL[imported] > LEVEL[area] and imported != "accel":
+                lazy = extra_of(name) not in (None, extra)  # has a law of its own, below
+                if LEVEL[imported] > LEVEL[area] and not lazy:
                     problems.append(f"{path}:{line}: {area} must not import {imported}")
     assert not problems, "\n".join(problems)
+
+
+def test_the_core_imports_extras_within_functions_of_few_files_only():
+    problems = []
+    for path in source_files():
+        relative, tree = path.relative_to(ROOT), tree_of(path)
+        own, types, eager = extra_of(str(relative)), for_types_only(tree), set(at_import_time(tree))
+        for name, line in imports(tree):
+            extra = extra_of(name)
+            if extra in (None, own) or line in types:
+                continue
+            if (name, line) in eager:
+                problems.append(f"{relative}:{line}: import {name} within a function, as {extra} is an extra")
+            elif str(relative) not in SEAMS:
+                problems.append(f"{relative}:{line}: {extra} is an extra, which only these files import: {SEAMS}")
+    assert not problems, "\n".join(problems)
+
+
+def test_folders_of_a_level_import_each_other_without_a_cycle():
+    imported: dict[str, dict[str, str]] = {area: {} for area in LEVEL}  # where an area imports another one
+    for path in source_files():
+        area, own = area_of(path), extra_of(str(path.relative_to(ROOT)))
+        for name, line in imports(tree_of(path)):
+            first, other, *_ = f"{name}..".split(".")
+            same_level = first == "rl_platform" and other != area and LEVEL.get(other) == LEVEL[area]
+            if same_level and extra_of(name) in (None, own):
+                imported[area].setdefault(other, f"{path.relative_to(ROOT)}:{line}")
+    try:
+        graphlib.TopologicalSorter(imported).prepare()
+    except graphlib.CycleError as error:
+        cycle = error.args[1][::-1]
+        pytest.fail("\n".join(f"{one} imports {other}: {imported[one][other]}" for one, other in pairwise(cycle)))
 
 
 def test_areas_are_all_known():

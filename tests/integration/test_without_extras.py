@@ -1,0 +1,70 @@
+"""The core trains both tasks in a copy of the package without the folders of the extras."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rl_platform.metrics import read_metrics
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = {"platform": "rl_platform", "envs": "rl_platform/envs", "launch": "rl_platform/launch"}
+EXTRAS = (
+    "planner",
+    "accel",
+    "engines/training/megatron",
+    "engines/rollout/sglang",
+    "envs/embodied/mujoco",
+    "launch/check",
+    "launch/tools",
+)
+# `sitecustomize.py` of the copy: every process that starts there forgets where the checkout is installed.
+FORGET = """
+import sys
+sys.meta_path = [finder for finder in sys.meta_path if "__editable__" not in repr(finder)]
+sys.path_hooks = [hook for hook in sys.path_hooks if "Editable" not in repr(hook)]
+sys.path_importer_cache.clear()
+"""
+PROGRAM = """
+import sys
+import rl_platform
+assert list(rl_platform.__path__) == [sys.argv.pop(1)], rl_platform.__path__
+from rl_platform.launch.cli import main
+main()
+"""
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `rl_platform` as a wheel installs it, but without the extras."""
+    folder = tmp_path_factory.mktemp("core")
+    for source, package in PACKAGES.items():
+        shutil.copytree(
+            ROOT / source, folder / package, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True
+        )
+    for extra in EXTRAS:
+        shutil.rmtree(folder / "rl_platform" / extra)
+    (folder / "sitecustomize.py").write_text(FORGET)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [
+        ("embodied/cartpole.yaml", ("env.evaluation.episodes=2",)),
+        ("reasoning/ppo_tiny.yaml", ("data.val_size=8",)),
+    ],
+)
+def test_the_core_trains_without_any_extra(core: Path, tmp_path: Path, name: str, overrides: tuple[str, ...]) -> None:
+    run = ("runner.max_steps=2", f"runner.output_dir={tmp_path}", "runner.logger_backends=[]", "cluster.runtime=local")
+    command = [sys.executable, "-c", PROGRAM, core / "rl_platform", ROOT / "configs" / name, *run, *overrides]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(core)}
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert len(list(read_metrics(tmp_path / "metrics.jsonl"))) == 2
