@@ -1,8 +1,8 @@
-"""Choosing actions with a small policy, as compiled loops for a CPU: a step of a few environments is some microseconds.
+"""Forward pass and sampling of a small policy as compiled loops for a CPU.
 
-As tensor operations it is some dozen calls that cost more than they compute. Every row goes through the same
-instructions in the same order, so what is chosen for an observation does not depend on which others it comes with. The
-functions are those of models/policy.py, equal up to rounding; tests hold the two together.
+For a few environments this takes microseconds; a dozen tensor operations would cost more than they compute. Every row
+goes through the same instructions in the same order, so an action does not depend on the other rows of the batch. The
+functions equal those of models/policy.py up to rounding; a test compares them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _layer(inputs: Any, weights: Any, bias: Any, outputs: Any, scratch: Any) -> 
     rows, width = outputs.shape
     a, b, c, d = scratch[0], scratch[1], scratch[2], scratch[3]
     for first in range(0, rows, BLOCK):
-        last = rows - 1  # stands in for rows that are not there, so that all go the same way
+        last = rows - 1  # replaces rows beyond the end, so that all rows use the same instructions
         p, q = inputs[first], inputs[min(first + 1, last)]
         r, s = inputs[min(first + 2, last)], inputs[min(first + 3, last)]
         for j in range(width):

@@ -1,7 +1,7 @@
-"""Masked GAE as one compiled loop per row, on a CPU: every number is read once and written once.
+"""Masked GAE as one compiled loop per row, on a CPU, for float32 and float64. Every number is read and written once.
 
-For large batches, which win back what compiling takes, and for embodied runs, which compile other loops anyway: gae.py
-decides. On other devices, and for other types than float32 and float64, it works in chunks of tensor operations.
+algorithms/gae.py selects it for large batches, which win back the time of compiling, and for embodied runs, which
+compile other loops anyway.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def compiled_gae(
     ends: Tensor | None = None,
     end_values: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As `gae` of gae.py; all tensors [B,T] on the CPU, `values` as `compiles` wants them."""
+    """As `gae` of algorithms/gae.py; all tensors [B,T] on the CPU, `values` of a type that `compiles` accepts."""
     # float64: 0.999 as float32 is off by 1e-8, which |V| of 10^4 turns into an error of each advantage
     lambdas = np.broadcast_to(np.asarray(lam, dtype=np.float64), len(values))
     estimated, returns = torch.empty_like(values), torch.empty_like(values)
@@ -75,7 +75,7 @@ def _scan_rows(
     end_values: Any = None,
 ) -> None:
     """Row by row from the end. Selects instead of branches: random masks are not predictable."""
-    zero = gamma * 0.0  # float64, as all that is carried
+    zero = gamma * 0.0  # float64, like all carried numbers
     for row in range(values.shape[0]):
         carry = gamma * lambdas[row]
         following = advantage = zero

@@ -1,7 +1,7 @@
 """Acting with a small policy on a CPU by compiled loops instead of tensor operations.
 
-The numbers are those of `ActorCriticPolicy.act` up to rounding, from the same random numbers. Not covered: training
-(accel/compiled_training.py), and policies that are not a small MLP with tanh.
+The results equal those of `ActorCriticPolicy.act` up to rounding, from the same random numbers. Not covered: training
+(accel/compiled_training.py), and policies other than a small MLP with tanh.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rl_platform.accel import compiled_acting as loops
 from rl_platform.accel import compiled_ppo as ppo
 from rl_platform.models.policy import ActorCriticPolicy, Tanh
 
-LARGEST = 2**15  # parameters: from about there on a few dozen rows are faster with torch
+LARGEST = 2**15  # parameters; above, torch is faster for a few dozen rows
 
 
 def is_plain(policy: nn.Module) -> bool:
@@ -40,7 +40,7 @@ def acts_compiled(policy: nn.Module, device: torch.device) -> bool:
 
 
 class CompiledPolicy:
-    """A copy of the policy as it is now: make another one when it has learned."""
+    """A copy of the policy's present weights; new weights need a new copy."""
 
     def __init__(self, policy: ActorCriticPolicy) -> None:
         layers = [layer for layer in policy.backbone if isinstance(layer, nn.Linear)] + [policy.policy_head]
@@ -54,7 +54,7 @@ class CompiledPolicy:
         """As `ActorCriticPolicy.act`: observations [N,D] float32 or uint8 -> actions [N,A] float32 or [N] int64 and
         log_probs [N].
 
-        among: (first, total): where these rows are in the whole choice.
+        among: (first, total): the position of these rows in the whole batch of observations.
         """
         count, heads = len(observations), self._heads(observations)
         drawn = torch.empty(among[1], heads.shape[1])

@@ -1,8 +1,8 @@
-"""What an optimizer step of a small policy does besides matrix products, as compiled loops for a CPU.
+"""Loss, gradients and Adam of an optimizer step of a small policy as compiled loops for a CPU, without matrix products.
 
-An embodied mini-batch is a few hundred numbers wide: as tensor operations its loss, gradient norm and Adam are some two
-hundred calls that cost more than they compute. The mathematics is that of losses.py, policy_losses.py and torch's
-AdamW, for a diagonal Gaussian policy with free deviations and every position active; tests hold the two together.
+An embodied mini-batch has a few hundred rows. Two hundred tensor operations on them cost more than they compute. The
+mathematics is that of losses.py, policy_losses.py and torch's AdamW, for a diagonal Gaussian policy with free deviations
+and every position active; a test compares them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LOG2_E = np.float32(math.log2(math.e))
 LN2_HIGH = np.float32(0.693359375)  # few bits: its product with a small integer is exact
 LN2_LOW = np.float32(math.log(2.0) - 0.693359375)
 HALF_LOG_2_PI = 0.5 * math.log(2.0 * math.pi)
-# What the loops add up over positions, in their order; the loss comes after them, then the extrema of the ratio.
+# Sums over positions, in the order of the loops' output; then the loss and the extrema of the ratio.
 POLICY_SUMS = (
     "actor/ratio_mean",
     "actor/approx_kl",
@@ -92,7 +92,7 @@ def tanh_gradient() -> Callable[..., None]:
 @cache
 def adam() -> Callable[..., Any]:
     """(parameters, gradients, first and second moments [P], step from 1, learning rate, betas, eps, weight decay, the
-    largest norm or infinity) -> the gradients' norm. All is updated in place, nothing unless the norm is finite.
+    largest norm or infinity) -> the gradients' norm. The arrays are updated in place, unless the norm is not finite.
 
     AdamW (Loshchilov and Hutter 2019) as torch computes it, gradients clipped by their norm before.
     """

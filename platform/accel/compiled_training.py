@@ -1,8 +1,8 @@
 """Training of a small embodied policy on one CPU, with an optimizer step that is compiled and allocates nothing.
 
-Everything but `step` is `FSDPEngine`'s: parameters and Adam's moments stay the tensors they are, side by side in one
-buffer each. What is compiled and when is in accel/compiled_ppo.py; other losses and split mini-batches take the
-way of `FSDPEngine`, with equal results up to rounding.
+Everything but `step` is `FSDPEngine`'s. Parameters and each of Adam's moments are views of one buffer. The compiled
+functions are in accel/compiled_ppo.py. Other losses and split mini-batches use `FSDPEngine.step`, with equal results up
+to rounding.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rl_platform.records import RolloutBatch
 
 LARGEST = 2**17  # parameters: with more of them products take the time, and nothing is gained
 WHOLE = MicroBatches()  # a mini-batch that is not split
-ALONE = 2**23  # parameters times rows: below, a team of threads costs a step more than it saves
+ALONE = 2**23  # parameters times rows up to which one thread is faster than several
 
 
 def compiles(model: nn.Module, device: torch.device, dtype: torch.dtype) -> bool:
@@ -66,15 +66,15 @@ class CompiledEngine(FSDPEngine):
             adam_state(self.optimizer, parameter).update(moments | {"step": self._steps[index]})
         self._layers = _layers(self._views(self._flat["weights"]), len(hidden))
         self._gradients = _layers(self._views(self._gradient), len(hidden))
-        # the same memory as the loops see it: a step is so short that making these views takes a tenth of it
+        # numpy views of the same memory, made once: making them takes a tenth of a step
         flat = self._flat["weights"], self._gradient, *(self._flat[name] for name in MOMENTS)
         self._arrays, self._step_counts = [tensor.numpy() for tensor in flat], self._steps.numpy()
         self._transposed = [weight.t() for weight, _ in self._layers[:-1]]
-        self._log_std, self._log_std_gradient = (found[-1][0].numpy() for found in (self._layers, self._gradients))
+        self._log_std, self._log_std_gradient = (views[-1][0].numpy() for views in (self._layers, self._gradients))
         self._buffers: dict[int, _Buffers] = {}
 
     def fastest_alone(self, rows: int) -> bool:
-        """Whether one thread steps through a mini-batch sooner than a team."""
+        """Whether one thread computes a mini-batch faster than several."""
         return len(self._gradient) * rows <= ALONE
 
     def step(self, mini_batch: RolloutBatch, loss: Loss, micro_batches: MicroBatches) -> Metrics | None:
@@ -183,7 +183,7 @@ def _layers(views: list[Tensor], hidden: int) -> list[Any]:
 
 
 def _joined(first: Tensor, second: Tensor) -> Tensor:
-    """One view of two tensors that lie behind each other."""
+    """One view of two tensors that are adjacent in memory."""
     return first.as_strided((len(first) + len(second), *first.shape[1:]), first.stride(), first.storage_offset())
 
 
@@ -202,8 +202,8 @@ class _Matrix(NamedTuple):
 
 @dataclass(frozen=True)
 class _Buffers:
-    """What a step of B rows computes on its way: outputs of every hidden layer [B,H] and of the heads [B,A+1], and the
-    gradients of what they are before tanh. policy, value: sums over positions, see accel/compiled_ppo.py."""
+    """Intermediate results of a step of B rows: outputs of every hidden layer [B,H] and of the heads [B,A+1], and the
+    gradients of their inputs to tanh. policy, value: sums over positions, see accel/compiled_ppo.py."""
 
     outputs: list[_Matrix]
     gradients: list[_Matrix]
@@ -223,7 +223,7 @@ def _all_count(batch: RolloutBatch) -> bool:
 
 
 def _algorithm_of(loss: Loss) -> Algorithm | None:
-    """Of a loss that is compiled."""
+    """The algorithm of a loss that is compiled; None: it is another one."""
     if not isinstance(loss, partial) or loss.func is not actor_critic_loss:
         return None
     algorithm: Algorithm = loss.keywords["algorithm"]

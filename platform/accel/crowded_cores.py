@@ -31,7 +31,7 @@ _TASKS = Path("/proc/self/task")
 
 @cache
 def wait_passively_when_crowded() -> None:
-    """Start the background thread, once per process. Does nothing where the kernel does not count waiting times."""
+    """Starts the background thread, once per process. Does nothing where the kernel does not count waiting times."""
     if waited_ns():
         threading.Thread(target=_watch, name="crowded cores", daemon=True).start()
 
@@ -42,12 +42,12 @@ def waited_ns() -> dict[str, int]:
     Empty where the kernel does not count them. Format: /proc/<pid>/schedstat in Linux's
     Documentation/scheduler/sched-stats.rst.
     """
-    found: dict[str, int] = {}
+    waited: dict[str, int] = {}
     with suppress(OSError):
         for task in os.listdir(_TASKS):
             with suppress(OSError):  # a thread that has just ended
-                found[task] = int((_TASKS / task / "schedstat").read_text(encoding="ascii").split()[1])
-    return found
+                waited[task] = int((_TASKS / task / "schedstat").read_text(encoding="ascii").split()[1])
+    return waited
 
 
 def _watch() -> None:
@@ -71,7 +71,7 @@ def _grown(before: Mapping[str, int], after: Mapping[str, int]) -> float:
 
 
 def _wait_passively() -> bool:
-    """Start an idle OpenMP team in the calling thread; False if libgomp is not loaded.
+    """Starts an idle OpenMP team in the calling thread; returns False if libgomp is not loaded.
 
     libgomp then counts more threads than cores, and reduces active waiting to about ten microseconds.
     """

@@ -1,9 +1,9 @@
 """Attention of one new token per running sequence as one compiled loop: float32, on a CPU.
 
-The threads that compute torch's own operations take the key heads of sequences, one after the other, whoever is free.
-Pages are read where they are. All that a page contributes is computed while it is in a core's cache, and added to what
-those before it did, with weights relative to the largest score so far (Dao et al. 2022, FlashAttention). Each number is
-computed by one thread in a fixed order: the number of threads changes no bit.
+The threads of torch's own operations take pairs of key head and sequence from a shared counter. Pages are read in
+place. The contribution of a page is computed while the page is in a core's cache, and added to the sum so far with
+weights relative to the largest score so far (Dao et al. 2022, FlashAttention). One thread computes each number in a
+fixed order, so the number of threads changes no bit.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ NO_SCORE = FLOAT(-3e38)
 
 
 class _Call(ctypes.Structure):
-    """started: how many pairs of key head and row. Arrays are addresses; `_head`, `_row`: bytes to the next one."""
+    """Arguments of the kernel. Arrays are addresses; `_head`, `_row`: bytes to the next one.
+
+    started: the counter of pairs of key head and row.
+    """
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("started", "rows", "heads", "group", "page", "layer")),
@@ -44,17 +47,17 @@ class _Call(ctypes.Structure):
 
 
 class PageTable:
-    """What each row reads: good until pages or rows change.
+    """The pages that each row reads; valid until pages or rows change.
 
-    starts [n+1]: where a row's begin in `pages` [K,2], which are its full pages and its tail: address in the first
-    layer, bytes from layer to layer.
+    pages [K,2]: full pages and the tail of each row, as address in the first layer and bytes from layer to layer.
+    starts [n+1]: index of each row's first page.
     """
 
     def __init__(self, cache: KVCache, rows: Sequence[Row]) -> None:
         tensors = [[*(page.data for page in row.pages), cache.tails[:, :, slot]] for slot, row in enumerate(rows)]
         self.starts = np.cumsum([0] + [len(row) for row in tensors])
-        found = [(tensor.data_ptr(), tensor.stride(0) * SIZE) for row in tensors for tensor in row]
-        self.pages = np.array(found, dtype=np.int64)
+        addresses = [(tensor.data_ptr(), tensor.stride(0) * SIZE) for row in tensors for tensor in row]
+        self.pages = np.array(addresses, dtype=np.int64)
 
 
 class CompiledDecodeAttention:
@@ -62,7 +65,7 @@ class CompiledDecodeAttention:
 
     def __init__(self, cache: KVCache, rows: Sequence[Row], table: PageTable) -> None:
         filled = np.array([row.stored - cache.page * len(row.pages) for row in rows], dtype=np.int64)
-        self.arrays = (table.starts, table.pages, filled)  # are there as long as their addresses
+        self.arrays = (table.starts, table.pages, filled)  # keeps the memory behind the addresses alive
         _, _, _, heads, page, head_dim = cache.tails.shape
         starts, pages, places = (array.ctypes.data for array in self.arrays)
         self.call = _Call(rows=len(rows), heads=heads, page=page, starts=starts, pages=pages, filled=places)
@@ -112,7 +115,7 @@ def _at(_context: Any, _address: Any) -> Any:
 
 @intrinsic
 def _taken(_context: Any, pointer: Any) -> Any:
-    """The int64 there, which becomes one more. No two threads get the same."""
+    """Increments the int64 at an address atomically and returns its old value."""
 
     def generate(_: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         counter = builder.bitcast(arguments[0], ir.IntType(64).as_pointer())
@@ -123,7 +126,7 @@ def _taken(_context: Any, pointer: Any) -> Any:
 
 @intrinsic
 def _prefetch(_context: Any, _address: Any) -> Any:
-    """Have the core fetch what it will need. No address is wrong."""
+    """Prefetches memory into the cache; an invalid address has no effect."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)

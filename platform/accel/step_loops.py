@@ -1,7 +1,7 @@
-"""What follows the physics of a step of MuJoCo tasks, for all environments of a block, as compiled loops.
+"""Observations, rewards and ends after the physics of a step of MuJoCo tasks, for all environments of a block.
 
-Some dozen array operations on a few hundred numbers each would take as long as the physics of one cheap environment,
-and the physics leaves nothing of them in the caches.
+Compiled loops: a dozen array operations on a few hundred numbers take as long as the physics of one small environment.
+The plain versions are in envs/embodied/ (vector.py, block.py, mujoco/).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def clip_actions() -> Callable[..., Any]:
 
 @cache
 def finish_step() -> Callable[..., Any]:
-    """(found [N,D], gained [N], over, cut, diverged, idle [N] bool: what the step gave; finals, observations [N,D],
+    """(observed [N,D], gained [N], over, cut, diverged, idle [N] bool: results of the step; finals, observations [N,D],
     rewards [N], terminated, truncated, invalid [N] bool, returns, lengths [N]) -> how many episodes ended.
 
-    All after `idle` is updated in place. observations: those before the step, and then those after it. What is not
-    finite is invalid too; an invalid step ends its episode with the last observation and no reward. Idle environments
-    stay as they are, without reward and end.
+    Arguments after `idle` are updated in place; `observations` are those before the step. Numbers that are not finite
+    make a step invalid. An invalid step ends its episode with the last observation and no reward. Idle environments
+    keep their state, without reward and end.
     """
     return compiled_loops(_finish_step, IN_ORDER)
 
@@ -38,21 +38,21 @@ def finish_step() -> Callable[..., Any]:
 @cache
 def diverged() -> Callable[..., None]:
     """(qpos [N,nq], qvel [N,nv], time [N], warnings [N,3], lengths [N], dt, largest, out: [N] bool): whether MuJoCo
-    started over from a state, which loses its time, or a number is not below `largest`."""
+    reset a simulation, which resets its time, or a number is not below `largest`."""
     return compiled_loops(_diverged, IN_ORDER)
 
 
 @cache
 def run_observation() -> Callable[..., None]:
-    """(qpos [N,nq], qvel [N,nv], leading positions to leave out, largest velocity to tell, out: [N,D])."""
+    """(qpos [N,nq], qvel [N,nv], leading positions to leave out, limit of velocities, out: [N,D])."""
     return compiled_loops(_run_observation, IN_ORDER)
 
 
 @cache
 def run_outcome() -> Callable[..., None]:
     """(positions [N], dt, actions [N,A] float32, qpos [N,nq], qvel [N,nv], low and high [nq+nv], weights of speed and
-    control, reward of the healthy, whether the unhealthy end, out: rewards, ends [N] bool). Speed is how far the first
-    of qpos has come from `positions`, which are brought up to date. Rounded as numpy does, squares of actions in
+    control, reward of the healthy, whether the unhealthy end, out: rewards, ends [N] bool). Speed is the
+    change of the first of qpos since `positions`, which are updated. Rounded as numpy does, squares of actions in
     float32.
 
     Healthy: every number is strictly between its bounds; without bounds, it may be anything."""
@@ -69,7 +69,7 @@ def _clip_actions(actions: Any, low: Any, high: Any, clipped: Any) -> Any:
 
 
 def _finish_step(
-    found: Any,
+    observed: Any,
     gained: Any,
     over: Any,
     cut: Any,
@@ -88,7 +88,7 @@ def _finish_step(
     for i in range(len(rewards)):
         finite = abs(gained[i]) <= _LARGEST
         for j in range(width):
-            finals[i, j] = found[i, j]
+            finals[i, j] = observed[i, j]
             finite &= abs(finals[i, j]) <= _LARGEST
         stays = idle[i]
         invalid[i] = (diverged[i] or not finite) and not stays
@@ -106,8 +106,8 @@ def _finish_step(
     return ended
 
 
-def _diverged(qpos: Any, qvel: Any, time: Any, warnings: Any, lengths: Any, dt: Any, largest: Any, found: Any) -> None:
-    for i in range(len(found)):
+def _diverged(qpos: Any, qvel: Any, time: Any, warnings: Any, lengths: Any, dt: Any, largest: Any, out: Any) -> None:
+    for i in range(len(out)):
         bad = not time[i] >= (lengths[i] + 0.5) * dt
         for j in range(warnings.shape[1]):
             bad |= warnings[i, j] != 0
@@ -115,17 +115,17 @@ def _diverged(qpos: Any, qvel: Any, time: Any, warnings: Any, lengths: Any, dt: 
             bad |= not abs(qpos[i, j]) < largest
         for j in range(qvel.shape[1]):
             bad |= not abs(qvel[i, j]) < largest
-        found[i] = bad
+        out[i] = bad
 
 
-def _run_observation(qpos: Any, qvel: Any, skipped: Any, largest: Any, found: Any) -> None:
+def _run_observation(qpos: Any, qvel: Any, skipped: Any, largest: Any, out: Any) -> None:
     shown = qpos.shape[1] - skipped
-    for i in range(len(found)):
+    for i in range(len(out)):
         for j in range(shown):
-            found[i, j] = qpos[i, skipped + j]
+            out[i, j] = qpos[i, skipped + j]
         for j in range(qvel.shape[1]):
             speed = qvel[i, j]
-            found[i, shown + j] = largest if speed > largest else -largest if speed < -largest else speed
+            out[i, shown + j] = largest if speed > largest else -largest if speed < -largest else speed
 
 
 def _run_outcome(
