@@ -1,8 +1,8 @@
 """Loss, gradients and Adam of an optimizer step of a small policy as compiled loops for a CPU, without matrix products.
 
 An embodied mini-batch has a few hundred rows. Two hundred tensor operations on them cost more than they compute. The
-mathematics is that of losses.py, policy_losses.py and torch's AdamW, for a diagonal Gaussian policy with free deviations
-and every position active; a test compares them.
+mathematics is that of losses.py, policy_losses.py and torch's AdamW, for a diagonal Gaussian policy with free
+deviations and every position active; a test compares them.
 """
 
 from __future__ import annotations
