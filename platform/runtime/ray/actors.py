@@ -59,7 +59,7 @@ class RayActors:
         """The hosts of one node share its cores; the first one stands for all accelerators that the run has there."""
         gpus = reservation.resources_for(hosts).resources.get("GPU", 0.0)
         for placed in hosts:
-            environment = {**acceleration.environment(), **reservation.environment_of(placed)}
+            environment = reservation.environment_of(placed)
             own = {name: value for name, value in environment.items() if name != VISIBLE_DEVICES}
             options = {
                 "namespace": self.transport.namespace,
@@ -70,8 +70,9 @@ class RayActors:
                 "runtime_env": {"env_vars": own} if own else None,  # before the process starts, for its loader
             }
             paths = [os.getcwd(), *sys.path]
+            variables = {**acceleration.environment(), **environment}
             threads = reservation.threads_for(placed, hosts, torch.get_num_threads())
-            self._recipes[placed.name] = options, (self.transport.namespace, environment, threads, paths, self._trace)
+            self._recipes[placed.name] = options, (self.transport.namespace, variables, threads, paths, self._trace)
             self.launch(placed.name, placed.name)
 
     def launch(self, host: str, name: str) -> Send:
