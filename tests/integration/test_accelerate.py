@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from rl_platform import acceleration
 from rl_platform.metrics import read_metrics
 
 CARTPOLE = Path(__file__).parents[2] / "configs" / "embodied" / "cartpole.yaml"
@@ -19,11 +18,11 @@ HOPPER = (
     "env.normalize_observations=true",
     "env.normalize_rewards=true",
 )
-FIELDS = ("actor/loss", "critic/loss", "grad_norm", "actor/entropy")
 
 
 def metrics(folder: Path, name: str) -> list[dict[str, Any]]:
-    return list(read_metrics(folder / name / "metrics.jsonl"))
+    """One dictionary per PPO step."""
+    return [step for step in read_metrics(folder / name / "metrics.jsonl") if step["step"] > 0]
 
 
 @pytest.fixture
@@ -42,14 +41,12 @@ def without_accel(monkeypatch: pytest.MonkeyPatch) -> None:
 def same(folder: Path, tolerance: float) -> None:
     plain, accelerated = metrics(folder, "off"), metrics(folder, "auto")
     assert len(plain) == len(accelerated) == 3
-    compared = 0
     for one, other in zip(plain, accelerated, strict=True):
         assert one.keys() == other.keys()
+        assert {"actor/loss", "grad_norm"} < one.keys()
         for field in one:
-            if field.startswith(("actor/", "critic/", "advantages/", "env/", "grad_norm")) and "time" not in field:
+            if not field.startswith(("time/", "perf/", "memory/")):
                 assert one[field] == pytest.approx(other[field], rel=tolerance, abs=tolerance), field
-                compared += 1
-    assert compared > 30
 
 
 def test_cartpole_trains_alike_without_acceleration(folder: Path, command: Any, without_accel: None) -> None:
@@ -58,7 +55,6 @@ def test_cartpole_trains_alike_without_acceleration(folder: Path, command: Any, 
     sys.meta_path.pop(0)
     assert command(CARTPOLE, *smaller, "runner.output_dir=auto").code == 0
     same(folder, 1e-3)
-    assert acceleration.VARIABLE not in acceleration.environment()
 
 
 @pytest.mark.slow
