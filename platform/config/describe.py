@@ -1,4 +1,4 @@
-"""The schema in words: its sections and keys, what each key accepts, its default. For messages and the reference."""
+"""Describes the schema: sections, keys, the values and the default of each key. For messages and docs."""
 
 from __future__ import annotations
 

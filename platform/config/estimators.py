@@ -1,4 +1,4 @@
-"""What each advantage estimator needs and reads, by its name in `algorithm.adv_type`.
+"""The advantage estimators by their name in `algorithm.adv_type`: the inputs and keys that each one reads.
 
 The formulas are in `algorithms/`. A user's own estimator, written as module:function, may read any key.
 """
@@ -40,5 +40,5 @@ _ANY = Estimator()
 
 
 def estimator_of(adv_type: str) -> Estimator:
-    """What `adv_type` needs. A user's function needs none of it, and gets values if there is a critic."""
+    """The needs of `adv_type`. A user's function has none, and gets values if there is a critic."""
     return ESTIMATORS.get(adv_type, _ANY)

@@ -1,4 +1,4 @@
-"""Turns pydantic's validation errors into problems in plain words: what stands where, what may stand there."""
+"""Turns pydantic's validation errors into problems in plain words: key, value, what is allowed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAPPINGS = ("dict_type", "model_type", "model_attributes_type")
 
 
 def explain(error: ValidationError, where: Where) -> list[Problem]:
-    """One problem (or, for a section of another system, one per known key) for each of pydantic's errors."""
+    """Returns one problem for each of pydantic's errors; for a section of another system, one per known key."""
     problems: dict[tuple[str, str], Problem] = {}
     for detail in error.errors(include_url=False):
         key = dotted(detail["loc"])
@@ -137,7 +137,7 @@ def _unknown(key: str, value: Any, where: Where) -> Iterator[Problem]:
 
 
 def _content(key: str, value: Any, where: Where) -> Iterator[Problem]:
-    """The keys below a section that is not ours, as far as they have a name here."""
+    """The problems of the keys below an unknown section that have a name here."""
     if isinstance(value, dict):
         for name, item in value.items():
             yield from _content(f"{key}.{name}", item, where)

@@ -97,6 +97,6 @@ def _text_of(path: str | Path) -> str:
 
 
 def _file_near(path: Path) -> str:
-    """Which config of the same folder was probably meant."""
+    """Returns a hint with the config of the same folder whose name is closest, "" if none is close."""
     close = nearest(path.stem, {file.stem for file in path.parent.glob("*.yaml")})
     return f"did you mean {path.with_name(f'{close}.yaml')}?" if close else ""

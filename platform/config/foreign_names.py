@@ -1,4 +1,4 @@
-"""What other systems call the keys here: reads `names.yaml`. Nothing is converted."""
+"""Names of other systems for the keys of the config, from `names.yaml`. No value is converted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Table:
 
 
 def translate(path: str) -> ForeignName | None:
-    """What the dotted `path` is called here. The longest known ending of the path decides; `-` counts as `_`."""
+    """Returns our name for a dotted path of another system. The longest listed ending decides; `-` counts as `_`."""
     steps = path.replace("-", "_").split(".")
     endings = (".".join(steps[start:]) for start in range(len(steps)))
     return next((name for ending in endings if (name := foreign_keys().get(ending)) is not None), None)
@@ -43,7 +43,7 @@ def foreign_keys() -> dict[str, ForeignName]:
 
 @functools.cache
 def _read() -> _Table:
-    """The file, read at the first unknown key."""
+    """Reads the file, once, at the first unknown key."""
     table = yaml.safe_load(Path(__file__).with_name("names.yaml").read_text(encoding="utf-8"))
     keys: dict[str, ForeignName] = {}
     for system, names in table["keys"].items():

@@ -1,4 +1,4 @@
-"""Which inherited keys a changed choice takes away: those that only the former choice reads.
+"""Drops inherited keys that only a former choice reads.
 
 A child that writes `data.task.type: jsonl` does not inherit the `params` of a generated task. Keys that the same file
 writes are kept, so that the rules can refuse them.
@@ -18,7 +18,7 @@ _TRAINED = {f"{role}.training_backend": role for role in ("actor", "critic")}
 
 
 def stale_keys(config: Config, layers: Layers) -> Iterator[tuple[str, str]]:
-    """The inherited keys that `config`, made of `layers`, does not have any more, each with the choice that changed."""
+    """Yields the inherited keys that `config`, made of `layers`, no longer reads, each with the changed choice."""
     defaults = default_tree()
     for key, switches in _bound(config):
         for switch in switches:
@@ -42,7 +42,7 @@ def _bound(config: Config) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def _is_choice(switch: str) -> bool:
-    """Whether the key chooses between kinds. A size may make another key idle, but nobody chooses that by it."""
+    """True for a key that selects a kind. A size may make another key idle, but is not set for that purpose."""
     field = field_at(switch)
     return field is not None and not {int, float} & {field.annotation, *get_args(field.annotation)}
 

@@ -17,7 +17,7 @@ _LOOKUP_FAILED = object()
 def resolve_references(
     tree: dict[str, Any], defaults: dict[str, Any], where: Callable[[str], str]
 ) -> tuple[dict[str, Any], list[Problem]]:
-    """`tree` with all references replaced, and the problems met: missing targets, cycles, sections inside text.
+    """`tree` with all references replaced, and the problems: missing targets, cycles, sections inside text.
 
     A value that is one reference as a whole keeps the type of its target. Keys that are not in `tree` are looked up in
     `defaults`, the schema's. A reference with a problem becomes None and is named in `Problem.key`. Raises ConfigError
@@ -38,7 +38,7 @@ class _Resolver:
         self._size = 0
 
     def value(self, value: Any, path: tuple[str, ...]) -> Any:
-        """`value`, which stands at `path`, without references."""
+        """Returns the value at `path` with its references replaced."""
         if isinstance(value, dict):
             return {key: self.value(item, (*path, key)) for key, item in value.items()}
         if isinstance(value, list):

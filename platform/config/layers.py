@@ -32,13 +32,13 @@ class Layers:
     problems: list[Problem] = field(default_factory=list)
 
     def add(self, tree: dict[str, Any], where: dict[str, str]) -> None:
-        """Lays another file over the layers; `where` are the places of its keys."""
+        """Merges another file over the layers; `where` are the places of its keys."""
         self._merge(self.tree, tree, "", where)
         self.note(where)
         self.close()
 
     def drop(self, key: str) -> None:
-        """Takes a key out of the config as it is now, and the sections that are empty without it."""
+        """Removes a key from the config, and the sections that are empty without it."""
         path, _, name = key.rpartition(".")
         inner = self.tree
         for section in path.split(".") if path else ():
@@ -50,12 +50,12 @@ class Layers:
             self.drop(path)
 
     def note(self, where: dict[str, str]) -> None:
-        """The keys of `where` are written by the layer that is being added."""
+        """Records that the layer being added writes the keys of `where`."""
         self.where.update(where)
         self.written.update(dict.fromkeys(where, len(self.trees)))
 
     def close(self) -> None:
-        """The layer is complete."""
+        """Completes the layer."""
         self.trees.append(copy.deepcopy(self.tree))
 
     def put(self, section: dict[str, Any], name: str, key: str, value: Any, where: dict[str, str]) -> None:
@@ -75,7 +75,7 @@ class Layers:
         self._forget(key)
 
     def _forget(self, key: str) -> None:
-        """Nothing is known any more of what stood below `key`."""
+        """Removes the records of all keys below `key`."""
         for known in (self.where, self.written):
             for stale in [path for path in known if path.startswith((f"{key}.", f"{key}["))]:
                 del known[stale]

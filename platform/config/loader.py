@@ -1,6 +1,6 @@
-"""Loads a config: YAML, overrides, references, schema, checks. Everything that is wrong is told at once.
+"""Loads a config: YAML, overrides, references, schema, checks. All problems are reported at once.
 
-Neither torch nor any other heavy library is imported, so that a typo is answered in a moment.
+Neither torch nor any other heavy library is imported, so that a refusal takes less than a second.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class LoadedConfig:
     notes: tuple[str, ...] = ()  # on what was decided for the user
 
     def with_backend(self, backend: str, why: str) -> LoadedConfig:
-        """With the engine that `rollout.backend: auto` stands for here."""
+        """Returns the config with `rollout.backend` set to the engine that `auto` selects here."""
         if self.config.rollout.backend == backend or self.config.runner.task_type == "embodied":
             return self
         rollout = self.config.rollout.model_copy(update={"backend": backend})
@@ -64,8 +64,8 @@ def load_config(
 ) -> LoadedConfig:
     """The config in the file at `path` with `section.key=value` overrides.
 
-    `check_cluster` says what is wrong with the placement, which needs knowledge of machines. It is asked whenever the
-    section can be read, however wrong the others are. Raises ConfigError with all problems found, in line order.
+    `check_cluster` returns the problems of the placement, which depend on the machines. It is called if the section
+    `cluster` can be read, even if others cannot. Raises ConfigError with all problems, in line order.
     """
     layers = read_config(path)
     apply_overrides(layers, overrides)
@@ -120,9 +120,10 @@ def _resolved(layers: Layers) -> tuple[dict[str, Any], Config | None, list[Probl
 def _validate(
     tree: dict[str, Any], where: Callable[[str], str], known: set[str]
 ) -> tuple[Config | None, list[Problem]]:
-    """The config and what the schema finds wrong.
+    """The config and the problems that the schema reports.
 
-    Bad keys are left at their defaults, so that the checks can still run; None if one of them has no default.
+    Keys with a problem get their defaults, so that the rules can still be checked. The config is None if one of them
+    has no default.
     """
     try:
         return Config.model_validate(tree), []
@@ -132,12 +133,12 @@ def _validate(
             _remove(tree, dotted(detail["loc"]))
     try:
         return Config.model_validate(tree), problems
-    except ValidationError:  # a required key is among the bad ones: already told
+    except ValidationError:  # a required key has a problem, which is in the list already
         return None, problems
 
 
 def _readable_cluster(tree: dict[str, Any], problems: list[Problem]) -> Cluster | None:
-    """The section `cluster`, None if anything in it cannot be trusted."""
+    """The section `cluster`, None if anything in it has a problem."""
     if "cluster" not in tree or any(problem.key.partition(".")[0] == "cluster" for problem in problems):
         return None
     return Cluster.model_validate(tree["cluster"])
@@ -151,7 +152,7 @@ def _fill_references(tree: dict[str, Any]) -> None:
 
 
 def _doubtful(problems: list[Problem]) -> set[str]:
-    """Keys that cannot be trusted: the bad ones, and those that were probably meant by a bad name."""
+    """Keys whose values cannot be trusted: those with a problem, and those that a message or hint names."""
     named = {key for problem in problems for key in re.findall(r"\w+(?:\.\w+)+", f"{problem.message} {problem.hint}")}
     return named | {problem.key for problem in problems}
 

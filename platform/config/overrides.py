@@ -11,11 +11,11 @@ from rl_platform.errors import Problem
 
 
 def apply_overrides(layers: Layers, overrides: Sequence[str]) -> None:
-    """Adds the arguments to `layers` as one more; what is wrong with them goes to its problems.
+    """Adds the arguments to `layers` as one more layer, and their problems to `layers.problems`.
 
-    A value is read as YAML and replaces what stands at the key, a whole section included; `!unset` takes it away. The
-    last of several for one key wins, so that a script can append arguments. Unknown keys are found later, as those of
-    the file are.
+    A value is read as YAML and replaces the value or the whole section at the key; `!unset` removes it. If several
+    arguments set one key, the last one wins, so that a script can append arguments. Unknown keys are reported later,
+    with those of the file.
     """
     for text in overrides:
         key, equals, value = text.partition("=")
@@ -55,7 +55,7 @@ def _malformed(text: str, key: str, equals: str, value: str) -> Problem | None:
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether the bytes of the argument were UTF-8: others arrive as halves of surrogate pairs."""
+    """True if the bytes of the argument were UTF-8. Others arrive as halves of surrogate pairs."""
     return not any("\ud800" <= mark <= "\udfff" for mark in text)
 
 

@@ -1,4 +1,4 @@
-"""What `rollout.backend: auto` stands for."""
+"""Selects the rollout engine for `rollout.backend: auto`, and the route of weights to it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import importlib.util
 from rl_platform.config.schema import Config
 
 
-def chosen_backend(asked: str, on_gpu: bool) -> tuple[str, str]:
-    """torch or sglang, and why."""
-    if asked != "auto":
-        return asked, "as the config says"
+def chosen_backend(backend: str, on_gpu: bool) -> tuple[str, str]:
+    """Returns torch or sglang, and the reason."""
+    if backend != "auto":
+        return backend, "as the config says"
     if not on_gpu:
         return "torch", "on a CPU it is faster than sglang"
     if importlib.util.find_spec("sglang") is None:
@@ -19,10 +19,10 @@ def chosen_backend(asked: str, on_gpu: bool) -> tuple[str, str]:
 
 
 def may_go_by_group(config: Config, on_gpu: bool) -> bool:
-    """Whether a learner offers its weights to a process group; the rollout decides whether one can reach it.
+    """True if a learner offers its weights to a process group. The rollout decides whether a group can reach it.
 
-    On CPUs memory is the faster way (docs/architecture.md). `sync: delta` sends what differs, which only the receiver
-    knows.
+    On CPUs main memory is faster (docs/architecture.md). `sync: delta` needs the receiver's weights for comparison,
+    so it never uses a group.
     """
     rollout, reasoning = config.rollout, config.runner.task_type == "reasoning"
     wanted = rollout.weight_transfer == "group" or (rollout.weight_transfer == "auto" and on_gpu)

@@ -1,4 +1,4 @@
-"""The name a user probably meant: nearest spelling, the same key in another section, another system's name for it."""
+"""Suggests the known name that is closest in spelling to a misspelt one."""
 
 from __future__ import annotations
 

@@ -255,7 +255,7 @@ def _has_nothing_to_correct(config: Config) -> bool:
 
 
 def _judges_sequences(config: Config) -> bool:
-    """Whether the correction of an embodied run weighs whole rows."""
+    """True if the correction of an embodied run weighs whole rows."""
     correction = config.algorithm.rollout_is
     if correction is None or not embodied(config) or not config.runner.max_staleness:
         return False

@@ -1,5 +1,7 @@
-"""Rules of `env`: the simulation, its processes and its tasks. What only the environment itself tells is checked when
-it is built."""
+"""Rules of `env`: the simulation, its processes and its tasks.
+
+Properties of the environment itself, such as its spaces, are checked when it is built.
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _CRITIC = (
 
 
 def policy_is(*types: str) -> Condition:
-    """Whether the policy of an embodied config is of one of these types."""
+    """Returns the condition that the config is embodied and its policy has one of these types."""
     return lambda config: embodied(config) and config.actor.model.type in types
 
 

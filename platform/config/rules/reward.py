@@ -16,7 +16,7 @@ _LESS = "multiplying a negative reward by a factor below 1 would reward truncati
 
 
 def _is_address(url: str) -> bool:
-    """Whether a request can be posted there. User and password would not be sent, so they are refused."""
+    """True for a URL that a request can be posted to. User and password would not be sent, so they are refused."""
     try:
         parts = urlsplit(url)
         named = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

@@ -1,4 +1,4 @@
-"""The `algorithm:` section: what PPO computes. Names follow the systems users know; the formulas are not here."""
+"""The `algorithm` section: estimators, losses and schedules of PPO. The formulas are in `algorithms/`."""
 
 from __future__ import annotations
 

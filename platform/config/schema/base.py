@@ -1,4 +1,4 @@
-"""What every config section shares: closed, frozen, documented fields. Loading is in `loader.py`, not here."""
+"""The base class of all config sections: closed, frozen, with documented fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `cluster` section: machines, and who works where."""
+"""The `cluster` section: machines, and the placement of components on them."""
 
 from __future__ import annotations
 

@@ -52,17 +52,17 @@ class Config(Section):
 
     @property
     def reference_is_base(self) -> bool:
-        """KL terms compare to the actor's own model with its adapters off: no second model, no component."""
+        """True if KL terms compare to the actor's own model without its adapters. There is no second model then."""
         return self.algorithm.needs_reference and self.actor.lora is not None and self.reference.model is None
 
     @property
     def has_reference(self) -> bool:
-        """There is a component `reference`."""
+        """True if the run has a component `reference`."""
         return self.algorithm.needs_reference and not self.reference_is_base
 
     @property
     def reference_section(self) -> Actor:
-        """How the reference is computed: as the actor, but for what its own section says. Nothing of it is trained."""
+        """The actor's section with the keys that `reference` writes. Nothing of the reference is trained."""
         own, backend = self.reference, self.reference.training_backend or self.actor.training_backend
         inherited = self.actor.parallel if backend == self.actor.training_backend else Parallel()
         changed = {
@@ -84,7 +84,7 @@ class Config(Section):
 
     @property
     def has_values(self) -> bool:
-        """Whether a value function is trained, as a head on the policy or as a model of its own."""
+        """True if a value function is trained, as a head on the policy or as a model of its own."""
         return self.algorithm.loss_type == "actor_critic" or self.critic.use_critic_model
 
     @property
@@ -107,7 +107,7 @@ class Config(Section):
 
     @property
     def instructions(self) -> tuple[str, ...]:
-        """What a policy that reads instructions is told: one for each task, or the only one."""
+        """The instructions of a policy that reads them: one for each task, or the only one."""
         own = tuple(task.instruction for task in self.env.tasks) or (self.actor.model.instruction,)
         return tuple(text for text in own if text is not None)
 
