@@ -17,7 +17,7 @@ from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.envs.embodied.success import success_rates
 from rl_platform.metrics import Reporter
 from rl_platform.records import RolloutBatch, StateDict
-from rl_platform.runners.groups import Groups
+from rl_platform.runners.groups import TypedGroups
 from rl_platform.runners.ppo import Learners, sync_metrics
 from rl_platform.runners.recovery import EnvPart, Recovery, Simulation
 from rl_platform.runners.rollouts import Collected
@@ -40,7 +40,7 @@ class EmbodiedRunner:
             "env": ComponentSpec(Environment, {"config": config}),
         }
         self.groups = runtime.start(specs)
-        self.typed = cast(Groups, self.groups)
+        self.typed = cast(TypedGroups, self.groups)
         self.actor = self.groups[actor]
         self.learners = Learners(self.actor)
         self.recovery = Recovery(runtime, self.typed["rollout"])

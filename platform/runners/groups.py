@@ -106,7 +106,7 @@ class EnvGroup(Ranks, Protocol):
     def load_state_dict(self, state: StateDict) -> Handle[None]: ...
 
 
-class Groups(TypedDict, total=False):
+class TypedGroups(TypedDict, total=False):
     """The worker groups of a run by component; `actor_critic` is the actor of a run with one model for both."""
 
     actor: ActorGroup

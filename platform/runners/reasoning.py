@@ -23,7 +23,7 @@ from rl_platform.metrics import Reporter
 from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.placement.offload_order import OffloadOrder
 from rl_platform.records import Prompt, RolloutBatch, StateDict, Trajectory
-from rl_platform.runners.groups import Groups
+from rl_platform.runners.groups import TypedGroups
 from rl_platform.runners.partial_rollouts import PartialRollouts, restore
 from rl_platform.runners.phases import TakingTurns, with_turns
 from rl_platform.runners.ppo import Learners, sync_metrics
@@ -79,7 +79,7 @@ class ReasoningRunner:
         if config.has_reference:
             components["reference"] = LanguageReference
         self.groups = runtime.start({name: ComponentSpec(cls, {"config": config}) for name, cls in components.items()})
-        self.typed = cast(Groups, self.groups)
+        self.typed = cast(TypedGroups, self.groups)
         if config.has_reference and (config.algorithm.full_kl_in_reward or config.algorithm.full_kl_in_loss):
             head = self.typed["reference"].head().wait()[0]
             self.typed["actor"].receive_reference_head(head).wait()
