@@ -83,8 +83,7 @@ class EmbodiedRunner:
 
         def evaluate(policy: RemotePolicy | None) -> dict[str, Any]:
             env = self.typed["env"].rank(0)  # of this attempt: a process may have been started again
-            result: dict[str, Any] = self._alone(lambda: env.evaluate(step, video, deterministic, policy))
-            return result
+            return self._alone(lambda: env.evaluate(step, video, deterministic, policy))
 
         return self.simulation.evaluate(lambda: self._with_policy(evaluate))
 
@@ -129,13 +128,13 @@ class EmbodiedRunner:
             from_policy.close()
         return result
 
-    def _alone(self, call: Callable[[], Handle]) -> Any:
+    def _alone(self, call: Callable[[], Handle[T]]) -> T:
         """The result of a call on env rank 0."""
         with self.recovery.working() as calls:
             calls.append(working := call())
             return working.wait(on_progress=self.reporter.progress)[0]
 
-    def _with_peers(self, call: Callable[[Peers | None], Handle]) -> Any:
+    def _with_peers(self, call: Callable[[Peers | None], Handle[T]]) -> T:
         """The result of a call on env rank 0 while the other env ranks simulate; None: there are no others."""
         env = self.typed["env"]
         if env.world_size == 1:
