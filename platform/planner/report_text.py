@@ -18,7 +18,7 @@ _COLUMNS = ("weights", "gradients", "optimizer", "activations", "kv_cache")
 
 def report_text(report: Report) -> str:
     """Returns the report. Lines are at most about 110 characters wide, except for warnings."""
-    parts = (_memory(report), _step(report), _turns(report), _batches(report), _warnings(report))
+    parts = (_memory(report), _step(report), _moves(report), _batches(report), _warnings(report))
     sections = [list(part) for part in parts]
     texts = [render(report.placement, report.inventory), *("\n".join(lines) + "\n" for lines in sections if lines)]
     return "\n".join(texts)
@@ -104,7 +104,7 @@ def _step(report: Report) -> Iterator[str]:
         yield f"  {names} stream: every {rows} finished responses are evaluated while others are generated"
 
 
-def _turns(report: Report) -> Iterator[str]:
+def _moves(report: Report) -> Iterator[str]:
     """Yields the moves of each phase for every group of GPUs that are used alike."""
     alike: dict[frozenset[str], list[DeviceUse]] = {}
     for use in report.devices:

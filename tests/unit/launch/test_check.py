@@ -287,9 +287,9 @@ def scaled(function: Callable, factor: Callable[..., Any]) -> Callable:
     """`function` with the first of its results, or its only one, times `factor(its arguments)`."""
 
     def wrong(*args: Any, **kwargs: Any) -> Any:
-        found = function(*args, **kwargs)
+        result = function(*args, **kwargs)
         by = factor(*args)
-        return (found[0] * by, *found[1:]) if isinstance(found, tuple) else found * by
+        return (result[0] * by, *result[1:]) if isinstance(result, tuple) else result * by
 
     return wrong
 
@@ -347,9 +347,9 @@ def test_an_embodied_loss_is_looked_at_too(monkeypatch: pytest.MonkeyPatch) -> N
 
 class TestCompare:
     def test_relative_to_the_largest_number(self) -> None:
-        found = compare("x", torch.tensor([100.0, 2.0]), torch.tensor([100.0, 1.0]), allowed=0.02)
-        assert (found.what, found.left, found.right, found.apart) == ("x at [1]", 2.0, 1.0, 0.01)
-        assert found.holds
+        difference = compare("x", torch.tensor([100.0, 2.0]), torch.tensor([100.0, 1.0]), allowed=0.02)
+        assert (difference.what, difference.left, difference.right, difference.apart) == ("x at [1]", 2.0, 1.0, 0.01)
+        assert difference.holds
 
     @pytest.mark.parametrize("bad", [torch.tensor([1.0, torch.nan]), torch.ones(3), torch.tensor([1.0, torch.inf])])
     def test_not_a_number_another_shape_and_infinity_do_not_hold(self, bad: torch.Tensor) -> None:

@@ -50,8 +50,8 @@ def test_processes_compute_with_the_launchers_priority_and_one_arena(tmp_path: P
     import ray
 
     with ray_cluster(Cluster(component_placement={})):
-        found = ray.get(ray.remote(priority_and_arenas).remote(str(tmp_path / "report.xml")))
-    assert found == (os.getpriority(os.PRIO_PROCESS, 0), 1)
+        settings = ray.get(ray.remote(priority_and_arenas).remote(str(tmp_path / "report.xml")))
+    assert settings == (os.getpriority(os.PRIO_PROCESS, 0), 1)
 
 
 def test_processes_of_an_own_ray_begin_with_their_share_of_the_threads(monkeypatch: pytest.MonkeyPatch):
@@ -63,10 +63,10 @@ def test_processes_of_an_own_ray_begin_with_their_share_of_the_threads(monkeypat
     torch.set_num_threads(6)
     try:
         with ray_cluster(Cluster(component_placement={}), processes=2):
-            found = ray.get(ray.remote(os.getenv).remote("OMP_NUM_THREADS"))
+            threads = ray.get(ray.remote(os.getenv).remote("OMP_NUM_THREADS"))
     finally:
         torch.set_num_threads(before)
-    assert found == "3"
+    assert threads == "3"
 
 
 def test_an_address_where_nobody_answers_is_told_soon():

@@ -43,17 +43,17 @@ def test_a_plan_of_too_few_ranks_says_so(command) -> None:
 )
 def test_ranks_divide_the_heads(heads: int, kv_heads: int, ranks: int, fits: bool) -> None:
     sizes = [text.format(number) for text, number in zip(HEADS, (heads, kv_heads), strict=True)]
-    found = unfit(FOUR, *sizes, f"actor.parallel.context={ranks}")
-    assert found.keys() == (set() if fits else {"actor.parallel.context"})
+    refused = unfit(FOUR, *sizes, f"actor.parallel.context={ranks}")
+    assert refused.keys() == (set() if fits else {"actor.parallel.context"})
     if not fits:
-        assert found["actor.parallel.context"].allowed == "1, 2"
+        assert refused["actor.parallel.context"].allowed == "1, 2"
 
 
 def test_adapters_belong_to_linear_layers() -> None:
-    found = unfit("actor.lora={target_modules: [q_proj, query]}", "critic.lora={target_modules: [norm]}")
-    assert found.keys() == {"actor.lora.target_modules", "critic.lora.target_modules"}
-    assert found["actor.lora.target_modules"].value == "query"
-    assert "q_proj" in found["actor.lora.target_modules"].allowed
+    refused = unfit("actor.lora={target_modules: [q_proj, query]}", "critic.lora={target_modules: [norm]}")
+    assert refused.keys() == {"actor.lora.target_modules", "critic.lora.target_modules"}
+    assert refused["actor.lora.target_modules"].value == "query"
+    assert "q_proj" in refused["actor.lora.target_modules"].allowed
     assert unfit("actor.lora={}", "critic.lora={}") == {}
 
 

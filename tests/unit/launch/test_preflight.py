@@ -72,13 +72,13 @@ def test_a_process_group_needs_another_process_with_the_same_kind_of_device(fold
         "reasoning.yaml", *group, "cluster.devices_per_node=2", apart
     )
     mixed = "cluster.component_placement={'actor,critic': 0, 'rollout,reward': {node_group: node, placement: 0}}"
-    found = cheap_problems("reasoning.yaml", *group, "cluster.gpus_per_node=1", mixed, "cluster.runtime=ray")
-    assert "one side is on GPUs" in found["rollout.weight_transfer"].message
+    refused = cheap_problems("reasoning.yaml", *group, "cluster.gpus_per_node=1", mixed, "cluster.runtime=ray")
+    assert "one side is on GPUs" in refused["rollout.weight_transfer"].message
     beside = "cluster.component_placement={'actor,critic': 0-1, 'rollout,reward': 1}"
     assert "rollout.weight_transfer" not in cheap_problems("reasoning.yaml", *group, "cluster.gpus_per_node=2", beside)
     onto = "cluster.component_placement={'actor,critic': 0-1, 'rollout,reward': 0}"
-    found = cheap_problems("reasoning.yaml", *group, "cluster.gpus_per_node=2", onto)
-    assert "on the GPU of actor[0]" in found["rollout.weight_transfer"].message
+    refused = cheap_problems("reasoning.yaml", *group, "cluster.gpus_per_node=2", onto)
+    assert "on the GPU of actor[0]" in refused["rollout.weight_transfer"].message
 
 
 def test_everything_this_version_cannot_run_is_told_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch):
@@ -86,10 +86,10 @@ def test_everything_this_version_cannot_run_is_told_at_once(folder: Path, monkey
     (folder / "out").mkdir()
     (folder / "out" / "thesis.pdf").touch()
     overrides = "actor.training_backend=megatron", "actor.parallel.tensor=4", "rollout.backend=sglang"
-    found = cheap_problems("reasoning.yaml", *overrides, "cluster.num_nodes=2", "cluster.gpus_per_node=0")
-    assert found.keys() == {"actor.parallel", "rollout.backend", "cluster.num_nodes", "runner.output_dir"}
-    assert all(problem.hint for problem in found.values())
-    assert "pip install 'rl-platform[sglang]'" in found["rollout.backend"].hint
+    refused = cheap_problems("reasoning.yaml", *overrides, "cluster.num_nodes=2", "cluster.gpus_per_node=0")
+    assert refused.keys() == {"actor.parallel", "rollout.backend", "cluster.num_nodes", "runner.output_dir"}
+    assert all(problem.hint for problem in refused.values())
+    assert "pip install 'rl-platform[sglang]'" in refused["rollout.backend"].hint
 
 
 def test_sglang_of_another_version_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch):
@@ -108,8 +108,8 @@ def test_sglang_of_another_version_is_refused(folder: Path, monkeypatch: pytest.
 )
 def test_placements_that_need_several_processes(folder: Path, placement: str, reason: str):
     slots = "cluster.devices_per_node=2", f"cluster.component_placement={placement}"
-    found = cheap_problems("reasoning.yaml", *slots, "cluster.runtime=local")
-    assert reason in found["cluster.runtime"].message
+    refused = cheap_problems("reasoning.yaml", *slots, "cluster.runtime=local")
+    assert reason in refused["cluster.runtime"].message
     assert cheap_problems("reasoning.yaml", *slots) == {}
 
 
@@ -120,15 +120,15 @@ def test_several_nodes_are_those_of_a_cluster_to_join(folder: Path):
 
 def test_a_gpu_that_is_declared_but_not_there(folder: Path):
     placed = "cluster.component_placement={'actor,critic,rollout,reward': 1}"
-    found = cheap_problems("reasoning.yaml", GPUS, placed)
-    assert "GPU 1 is used, but torch sees none" in found["cluster.gpus_per_node"].message
+    refused = cheap_problems("reasoning.yaml", GPUS, placed)
+    assert "GPU 1 is used, but torch sees none" in refused["cluster.gpus_per_node"].message
 
 
 def test_env_ranks_share_environments_and_processes_equally(folder: Path):
     placed = "cluster.component_placement={actor_critic: all, 'env,rollout': 'all:0-2'}"
-    found = cheap_problems("embodied.yaml", placed, "env.num_workers=4")
-    assert "3 ranks of env cannot share" in found["env.num_envs"].message
-    assert "3 ranks of env cannot share" in found["env.num_workers"].message
+    refused = cheap_problems("embodied.yaml", placed, "env.num_workers=4")
+    assert "3 ranks of env cannot share" in refused["env.num_envs"].message
+    assert "3 ranks of env cannot share" in refused["env.num_workers"].message
     staged = cheap_problems("embodied.yaml", placed.replace("0-2", "0-3"), "env.pipeline_stages=2")
     assert "in 2 stages" in staged["env.num_envs"].message
     assert cheap_problems("embodied.yaml", placed.replace("0-2", "0-3")) == {}
@@ -137,9 +137,9 @@ def test_env_ranks_share_environments_and_processes_equally(folder: Path):
 def test_a_rank_that_owns_several_gpus_would_leave_them_unused(folder: Path):
     placed = "cluster.component_placement={'actor,critic': 0-1:0, rollout: 2-5:0-1, reward: 6-7:0}"
     message = cheap_problems("reasoning.yaml", "cluster.gpus_per_node=8", placed)
-    found = message["cluster.component_placement"]
-    assert "a rank of" in found.message
-    assert "computes on one GPU and would keep 1 more" in found.message
+    problem = message["cluster.component_placement"]
+    assert "a rank of" in problem.message
+    assert "computes on one GPU and would keep 1 more" in problem.message
     assert cheap_problems("reasoning.yaml", "cluster.devices_per_node=8", placed) == {}
 
 
@@ -153,19 +153,19 @@ def test_output_folders_that_cannot_be_used(folder: Path, monkeypatch: pytest.Mo
     assert "is a file" in cheap_problems("embodied.yaml", "runner.output_dir=file/run")["runner.output_dir"].message
     (folder / "other").mkdir()
     (folder / "other" / "thesis.pdf").touch()
-    found = cheap_problems("embodied.yaml", "runner.output_dir=other")
-    assert "is not empty and holds no run" in found["runner.output_dir"].message
+    refused = cheap_problems("embodied.yaml", "runner.output_dir=other")
+    assert "is not empty and holds no run" in refused["runner.output_dir"].message
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # as for a user who may not write
-    found = cheap_problems("embodied.yaml", "runner.output_dir=new/run")
-    assert f"{folder} is not writable" in found["runner.output_dir"].message
+    refused = cheap_problems("embodied.yaml", "runner.output_dir=new/run")
+    assert f"{folder} is not writable" in refused["runner.output_dir"].message
 
 
 def test_an_existing_run_is_gone_on_with_unless_resume_is_never(folder: Path):
     (folder / "out").mkdir()
     (folder / "out" / "config.yaml").touch()
     assert cheap_problems("embodied.yaml") == {}
-    found = cheap_problems("embodied.yaml", "runner.resume=never")
-    assert "runner.resume is never" in found["runner.output_dir"].message
+    refused = cheap_problems("embodied.yaml", "runner.resume=never")
+    assert "runner.resume is never" in refused["runner.output_dir"].message
 
 
 def fail_in(config: Config, steps: int, *files: str) -> Path:
@@ -231,9 +231,9 @@ def test_a_checkpoint_of_adapters_is_small(folder: Path):
     """Not the frozen model: adapters, and the critic's value head."""
     shape = "actor.model.random_init={hidden_size: 8, num_layers: 2, num_heads: 1, intermediate_size: 8}"
     lora = "{rank: 3, target_modules: [q_proj, down_proj]}"
-    found = check_models(*loaded("reasoning.yaml", shape, f"actor.lora={lora}", f"critic.lora={lora}"))
+    size = check_models(*loaded("reasoning.yaml", shape, f"actor.lora={lora}", f"critic.lora={lora}"))
     adapters, value_head = 2 * 2 * 3 * (8 + 8), 8 + 1
-    assert found == (2 * adapters + value_head) * 3 * 4
+    assert size == (2 * adapters + value_head) * 3 * 4
 
 
 def test_models_that_do_not_fit_into_memory(folder: Path, monkeypatch: pytest.MonkeyPatch):

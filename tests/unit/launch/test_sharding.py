@@ -23,22 +23,22 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def problems(*overrides: str) -> dict[str, Problem]:
     config, placement, _ = load("reasoning.yaml", [*MEGATRON, *overrides])
-    found = [*sharding_problems(config.config, placement), *device_problems(config.config, placement)]
-    return {problem.key: problem for problem in found}
+    refused = [*sharding_problems(config.config, placement), *device_problems(config.config, placement)]
+    return {problem.key: problem for problem in refused}
 
 
 def test_ranks_hold_whole_copies():
     assert problems(FOUR, "actor.parallel.tensor=2", "critic.parallel.tensor=2") == {}
-    found = problems(FOUR, "actor.parallel.tensor=3", "critic.parallel.tensor=3")
-    assert found.keys() == {"actor.parallel", "critic.parallel"}
-    assert "4 ranks of actor" in found["actor.parallel"].message
-    assert "3 ranks share" in found["actor.parallel"].message
+    refused = problems(FOUR, "actor.parallel.tensor=3", "critic.parallel.tensor=3")
+    assert refused.keys() == {"actor.parallel", "critic.parallel"}
+    assert "4 ranks of actor" in refused["actor.parallel"].message
+    assert "3 ranks share" in refused["actor.parallel"].message
 
 
 def test_models_of_one_process_have_one_layout():
-    found = problems(FOUR, "actor.parallel.tensor=2")
-    assert found.keys() == {"critic.parallel"}
-    assert "that of the actor is tensor 2, pipeline 1" in found["critic.parallel"].message
+    refused = problems(FOUR, "actor.parallel.tensor=2")
+    assert refused.keys() == {"critic.parallel"}
+    assert "that of the actor is tensor 2, pipeline 1" in refused["critic.parallel"].message
     assert problems(APART, "actor.parallel.tensor=2") == {}
     assert problems(FOUR, "actor.parallel={tensor: 2, sequence: true}", "critic.parallel.tensor=2") == {}
 
@@ -50,9 +50,9 @@ COMPARED = ("algorithm.use_kl_loss=true", "actor.parallel.tensor=2", "critic.par
 
 def test_the_ranks_of_a_reference_hold_whole_copies_too():
     assert problems(ALL, *COMPARED) == {}
-    found = problems(ALONE, *COMPARED)
-    assert found.keys() == {"reference.parallel"}
-    assert "3 ranks of reference" in found["reference.parallel"].message
+    refused = problems(ALONE, *COMPARED)
+    assert refused.keys() == {"reference.parallel"}
+    assert "3 ranks of reference" in refused["reference.parallel"].message
     assert problems(ALONE, *COMPARED, "reference.parallel.pipeline=3") == {}
     assert problems(ALONE, *COMPARED, "reference.training_backend=fsdp") == {}
     context = "reference={training_backend: fsdp, parallel: {context: 2}}"
@@ -60,9 +60,9 @@ def test_the_ranks_of_a_reference_hold_whole_copies_too():
 
 
 def test_a_reference_in_the_actors_processes_has_the_actors_layout():
-    found = problems(ALL, *COMPARED, "reference.parallel.pipeline=2")
-    assert found.keys() == {"reference.parallel"}
-    assert "that of the actor is tensor 2, pipeline 1" in found["reference.parallel"].message
+    refused = problems(ALL, *COMPARED, "reference.parallel.pipeline=2")
+    assert refused.keys() == {"reference.parallel"}
+    assert "that of the actor is tensor 2, pipeline 1" in refused["reference.parallel"].message
     assert problems(ALL, *COMPARED, "reference.training_backend=fsdp") == {}
     beside = "cluster.component_placement={actor: 'all:0-3', 'critic,reference': 'all:0-3', 'rollout,reward': all}"
     assert "that of the critic" in problems(beside, *COMPARED, "critic.parallel.tensor=4")["reference.parallel"].message
@@ -84,10 +84,10 @@ def test_a_reference_of_another_model_is_asked_whether_it_fits():
 def test_expert_ranks_are_counted_beside_tensor_ranks():
     both = "actor.parallel.expert={}", "critic.parallel.expert={}"
     assert problems(FOUR, *(text.format(4) for text in both)) == {}
-    found = problems(FOUR, *(text.format(8) for text in both))
-    assert found.keys() == {"actor.parallel", "critic.parallel"}
-    assert "8 ranks share" in found["actor.parallel"].message
-    assert "expert times pipeline" in found["actor.parallel"].hint
+    refused = problems(FOUR, *(text.format(8) for text in both))
+    assert refused.keys() == {"actor.parallel", "critic.parallel"}
+    assert "8 ranks share" in refused["actor.parallel"].message
+    assert "expert times pipeline" in refused["actor.parallel"].hint
     assert "expert 4" in problems(FOUR, "actor.parallel.expert=4")["critic.parallel"].message
 
 
@@ -95,10 +95,10 @@ def test_expert_ranks_are_counted_beside_tensor_ranks():
 def test_interleaved_stages_take_as_many_micro_batches_as_there_are_stages(rows: int, number: int):
     """Two copies of two stages share 8 rows."""
     interleaved = "actor.parallel={pipeline: 2, virtual_pipeline: 2}", f"actor.micro_batch_size={rows}"
-    found = problems(APART, *interleaved, "data.mini_batch_size=8")
-    assert found.keys() == ({"actor.micro_batch_size"} if number % 2 else set())
+    refused = problems(APART, *interleaved, "data.mini_batch_size=8")
+    assert refused.keys() == ({"actor.micro_batch_size"} if number % 2 else set())
     if number % 2:
-        assert "a rank's 4 rows of a mini-batch make 1" in found["actor.micro_batch_size"].message
+        assert "a rank's 4 rows of a mini-batch make 1" in refused["actor.micro_batch_size"].message
 
 
 def test_fused_layers_that_are_not_there(monkeypatch: pytest.MonkeyPatch):

@@ -131,8 +131,8 @@ def test_slurms_warning_reaches_the_run(command, folder: Path, cluster: Path, mo
 def test_options_of_sbatch_are_passed_on_and_replace_ours(command, folder: Path):
     given = ("--sbatch=partition=gpu", "--sbatch=time=02:00:00", "--sbatch=cpus-per-task=16", "--sbatch=job-name=mine")
     assert command("--slurm", *given, "reasoning.yaml").code == 0
-    found = options((folder / "ppo.sbatch").read_text())
-    assert found == [
+    written = options((folder / "ppo.sbatch").read_text())
+    assert written == [
         "nodes=1",
         "ntasks-per-node=1",
         "signal=B:TERM@120",

@@ -64,7 +64,7 @@ def test_the_table_of_the_grammar_is_true() -> None:
         cluster = Cluster(num_nodes=2, component_placement={"rollout": yaml.safe_load(text)})
         slots = schedule(cluster, Inventory.declared(2, 8)).components["rollout"]
         ranks[text] = [(slot.node, slot.accelerators) for slot in slots]
-    assert [len(found) for found in ranks.values()] == [16, 4, 8, 4, 8, 8, 32]
+    assert [len(numbers) for numbers in ranks.values()] == [16, 4, 8, 4, 8, 8, 32]
     assert ranks["0-3,8-11"][4] == (1, (0,))
     assert ranks["0-7:0-3"][1] == (0, (2, 3))
     assert ranks["0-1:0-7"].count((0, (1,))) == 4

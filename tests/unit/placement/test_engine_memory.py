@@ -21,7 +21,7 @@ WIDE = ("actor.max_tokens_per_micro_batch=32000", "critic.max_tokens_per_micro_b
 APART: dict[str, object] = {"actor,critic,reward": "0-3", "rollout": "4-7"}
 
 
-def found(config: Config) -> EngineMemory | None:
+def derived(config: Config) -> EngineMemory | None:
     inventory = inventory_for(config.cluster)
     return engine_memory(config, schedule(config.cluster, inventory), inventory)
 
@@ -30,7 +30,7 @@ def test_an_engine_takes_what_its_running_sequences_need(plans: Any, tmp_path: P
     llama = plans.llama(tmp_path / "llama")
     lengths = ("data.max_prompt_length=1000", "data.max_response_length=3000", "data.train_batch_size=1024", *WIDE)
     config = plans.config(*SGLANG, llama, *lengths, "rollout.max_running_requests=32", placement=APART)
-    engine = found(config)
+    engine = derived(config)
     assert engine is not None
     assert (engine.sequences, engine.wanted) == (32, 32)
     keys_and_values = 2 * 16 * 8 * 64 * 2 * 4000 * 32  # layers, heads, width, bytes, tokens, sequences
@@ -38,7 +38,7 @@ def test_an_engine_takes_what_its_running_sequences_need(plans: Any, tmp_path: P
     assert engine.share * 80 * GIB == pytest.approx(1.1 * (engine.weights + keys_and_values), rel=0.02)
     assert with_engine_memory(config, engine).rollout.gpu_memory_utilization == engine.share
     assert with_engine_memory(config, None) is config
-    two = found(
+    two = derived(
         plans.config(
             *SGLANG,
             llama,
@@ -60,9 +60,9 @@ def test_others_on_the_gpu_leave_it_less(plans: Any, tmp_path: Path) -> None:
     settings = (*SGLANG, llama, *lengths, *small, "rollout.max_running_requests=256")
     shared: dict[str, object] = {"actor,critic,reward": "0-7", "rollout": "0-7"}
     engines = [
-        found(plans.config(*settings, placement=APART)),
-        found(plans.config(*settings, "rollout.offload=true", placement=shared)),
-        found(plans.config(*settings, "rollout.offload=false", placement=shared)),
+        derived(plans.config(*settings, placement=APART)),
+        derived(plans.config(*settings, "rollout.offload=true", placement=shared)),
+        derived(plans.config(*settings, "rollout.offload=false", placement=shared)),
     ]
     shares = [engine.share for engine in engines if engine is not None]
     assert len(shares) == 3
@@ -72,17 +72,17 @@ def test_others_on_the_gpu_leave_it_less(plans: Any, tmp_path: Path) -> None:
 
 
 def test_where_nothing_is_derived(plans: Any) -> None:
-    assert found(plans.config(*SGLANG, "rollout.gpu_memory_utilization=0.5", placement=APART)) is None
-    assert found(plans.config("rollout.backend=torch", placement=APART)) is None
-    assert found(plans.config(*SGLANG, placement=APART, gpu="")) is None
-    assert found(plans.config(*SGLANG, gpus=0)) is None
+    assert derived(plans.config(*SGLANG, "rollout.gpu_memory_utilization=0.5", placement=APART)) is None
+    assert derived(plans.config("rollout.backend=torch", placement=APART)) is None
+    assert derived(plans.config(*SGLANG, placement=APART, gpu="")) is None
+    assert derived(plans.config(*SGLANG, gpus=0)) is None
 
 
 def test_no_room_for_one_sequence_is_told_before_anything_starts(plans: Any, tmp_path: Path) -> None:
     large = plans.llama(tmp_path / "large", num_hidden_layers=64, hidden_size=8192, intermediate_size=32768)
     config = plans.config(*SGLANG, large, placement=APART)
     with pytest.raises(ConfigError) as caught:
-        found(config)
+        derived(config)
     (problem,) = caught.value.problems
     assert problem.key == "rollout.gpu_memory_utilization"
     assert "for the keys and values of one sequence" in problem.message

@@ -26,13 +26,13 @@ def install_nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, script: st
 
 
 def test_declared_nodes() -> None:
-    found = inventory_for(Cluster(num_nodes=2, gpus_per_node=8, component_placement=ONE))
-    assert [(node.name, node.accelerators, node.cpus) for node in found.nodes] == [
+    inventory = inventory_for(Cluster(num_nodes=2, gpus_per_node=8, component_placement=ONE))
+    assert [(node.name, node.accelerators, node.cpus) for node in inventory.nodes] == [
         ("node-0", 8, None),
         ("node-1", 8, None),
     ]
-    assert found.accelerators == 16
-    assert found.origin == "declared by cluster.gpus_per_node"
+    assert inventory.accelerators == 16
+    assert inventory.origin == "declared by cluster.gpus_per_node"
 
 
 def test_a_declaration_of_no_gpus_is_not_a_missing_one() -> None:
@@ -40,10 +40,10 @@ def test_a_declaration_of_no_gpus_is_not_a_missing_one() -> None:
 
 
 def test_cpu_workers_stand_for_accelerators_and_say_so() -> None:
-    found = inventory_for(Cluster(num_nodes=2, devices_per_node=8, component_placement=ONE))
-    assert found.accelerators == 16
-    assert found.origin == "no real GPUs: 8 CPU workers per node by cluster.devices_per_node"
-    assert found.nodes[0].visible_devices((0, 1)) == ""
+    inventory = inventory_for(Cluster(num_nodes=2, devices_per_node=8, component_placement=ONE))
+    assert inventory.accelerators == 16
+    assert inventory.origin == "no real GPUs: 8 CPU workers per node by cluster.devices_per_node"
+    assert inventory.nodes[0].visible_devices((0, 1)) == ""
 
 
 def test_this_machine() -> None:
@@ -56,9 +56,9 @@ def test_this_machine() -> None:
 
 
 def test_more_nodes_than_this_machine_are_an_assumption() -> None:
-    found = inventory_for(Cluster(num_nodes=3, component_placement=ONE))
-    assert len(found.nodes) == 3
-    assert "assuming that every node is like this machine" in found.origin
+    inventory = inventory_for(Cluster(num_nodes=3, component_placement=ONE))
+    assert len(inventory.nodes) == 3
+    assert "assuming that every node is like this machine" in inventory.origin
 
 
 def test_gpus_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,12 +120,14 @@ def test_without_the_tool_device_files_count(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_resources_count_accelerators_across_nodes_and_nodes_where_there_are_none() -> None:
-    found = Inventory((Node("a", 2), Node("b", 0, labels=frozenset({"cpu"})), Node("c", 1, labels=frozenset({"big"}))))
-    assert found.resources(None) == [(0, 0), (0, 1), (2, 0)]
-    assert found.resources("big") == [(2, 0)]
-    assert found.resources("cpu") == [(1, None)]
-    assert found.resources("node") == [(0, None), (1, None), (2, None)]
-    assert found.resources("tpu") == []
+    inventory = Inventory(
+        (Node("a", 2), Node("b", 0, labels=frozenset({"cpu"})), Node("c", 1, labels=frozenset({"big"})))
+    )
+    assert inventory.resources(None) == [(0, 0), (0, 1), (2, 0)]
+    assert inventory.resources("big") == [(2, 0)]
+    assert inventory.resources("cpu") == [(1, None)]
+    assert inventory.resources("node") == [(0, None), (1, None), (2, None)]
+    assert inventory.resources("tpu") == []
     assert Inventory((Node("a"), Node("b"))).resources(None) == [(0, None), (1, None)]
 
 
@@ -134,11 +136,11 @@ def test_groups_label_nodes_and_give_them_variables() -> None:
         NodeGroup(label="train", node_ranks="0-1", env_vars={"NCCL_SOCKET_IFNAME": "eth0"}),
         NodeGroup(label="sim", node_ranks="1,3", env_vars={"MUJOCO_GL": "egl", "NCCL_SOCKET_IFNAME": "eth0"}),
     ]
-    found, problems = Inventory.declared(4, 8).with_groups(groups)
+    inventory, problems = Inventory.declared(4, 8).with_groups(groups)
     assert problems == []
-    assert [sorted(node.labels) for node in found.nodes] == [["train"], ["sim", "train"], [], ["sim"]]
-    assert dict(found.nodes[1].env_vars) == {"NCCL_SOCKET_IFNAME": "eth0", "MUJOCO_GL": "egl"}
-    assert dict(found.nodes[2].env_vars) == {}
+    assert [sorted(node.labels) for node in inventory.nodes] == [["train"], ["sim", "train"], [], ["sim"]]
+    assert dict(inventory.nodes[1].env_vars) == {"NCCL_SOCKET_IFNAME": "eth0", "MUJOCO_GL": "egl"}
+    assert dict(inventory.nodes[2].env_vars) == {}
 
 
 @pytest.mark.parametrize(

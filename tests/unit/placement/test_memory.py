@@ -87,8 +87,8 @@ def test_learner_weights_gradients_and_optimizer_are_those_of_adamw(config: Conf
     states = sum(
         tensor.nbytes for state in optimizer.state.values() for name, tensor in state.items() if name != "step"
     )
-    found = model(config, layout({"actor,critic,rollout,reward": "0"})).rank("actor")
-    assert (found.weights, found.gradients, found.optimizer) == (size, gradients, states)
+    estimated = model(config, layout({"actor,critic,rollout,reward": "0"})).rank("actor")
+    assert (estimated.weights, estimated.gradients, estimated.optimizer) == (size, gradients, states)
 
 
 def test_the_key_value_cache_is_the_engines(config: Config) -> None:
@@ -132,10 +132,10 @@ def test_a_reward_model_is_whole_on_every_rank_of_the_reward(config: Config, tmp
     for dtype, share in (("float32", 1.0), ("bfloat16", 0.5)):
         section = Reward(type="model", max_batch_size=4, model=RewardModel(path=str(tmp_path), dtype=dtype))
         scored = config.model_copy(update={"reward": section})
-        found = model(scored, layout({"actor,critic,rollout": "0-3", "reward": "4-7"})).rank("reward")
-        assert found.weights == pytest.approx(size * share, rel=1e-3)
-        assert found.activations > 0
-        assert found.optimizer == found.gradients == 0
+        estimated = model(scored, layout({"actor,critic,rollout": "0-3", "reward": "4-7"})).rank("reward")
+        assert estimated.weights == pytest.approx(size * share, rel=1e-3)
+        assert estimated.activations > 0
+        assert estimated.optimizer == estimated.gradients == 0
     assert model(config, layout({"actor,critic,rollout,reward": "0"})).rank("reward").total == 0
 
 
@@ -146,9 +146,9 @@ def test_the_generator_shares_the_weights_of_a_single_rank_in_its_process_only()
         "several ranks": model(config, layout({"actor,critic,reference,rollout,reward": "0-1"})),
         "another GPU": model(config, layout({"actor,critic,reference": "0", "rollout,reward": "1"})),
     }
-    found = {name: estimate.rank("rollout").weights for name, estimate in weights.items()}
+    weights_of = {name: estimate.rank("rollout").weights for name, estimate in weights.items()}
     whole = weights["shared"].rank("actor").weights
-    assert found == {"shared": 0, "several ranks": whole, "another GPU": whole}
+    assert weights_of == {"shared": 0, "several ranks": whole, "another GPU": whole}
 
 
 def test_on_a_gpu_lasting_parts_add_up_and_the_largest_passing_one_counts() -> None:
@@ -272,12 +272,12 @@ def test_adapters_are_all_that_has_gradients_and_optimizer_state() -> None:
     adapters = sum(parameter.nbytes for parameter in network.parameters() if parameter.requires_grad)
     config = config.model_copy(update={"actor": config.actor.model_copy(update={"lora": lora})})
     assert "reference" not in shapes(config)[0]
-    found = model(config, layout({"actor,critic,rollout,reward": "0"}))
-    actor = found.rank("actor")
+    estimated = model(config, layout({"actor,critic,rollout,reward": "0"}))
+    actor = estimated.rank("actor")
     assert (actor.weights, actor.gradients, actor.optimizer) == (whole + adapters, adapters, 2 * adapters)
     shape = shapes(config)[0]["rollout"]
     assert isinstance(shape, ModelShape)
-    assert found.rank("rollout").weights == shape.layers * shape.matrices_per_layer * 4  # merged, its own
+    assert estimated.rank("rollout").weights == shape.layers * shape.matrices_per_layer * 4  # merged, its own
     eight = model(config, layout({"actor,critic,rollout,reward": "all"}))
     assert eight.rank("actor").optimizer == 2 * adapters // 8
 

@@ -157,9 +157,9 @@ def test_config_json_of_a_folder_and_of_the_hubs_cache(tmp_path: Path, monkeypat
 )
 def test_models_that_cannot_be_counted_say_why(tmp_path: Path, text: str, reason: str) -> None:
     (tmp_path / "config.json").write_text(text)
-    found = language_shape(Model(path=str(tmp_path)))
-    assert isinstance(found, str)
-    assert reason in found
+    unknown = language_shape(Model(path=str(tmp_path)))
+    assert isinstance(unknown, str)
+    assert reason in unknown
 
 
 def test_the_vocabulary_of_a_tokenizers_file(tmp_path: Path) -> None:

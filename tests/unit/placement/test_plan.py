@@ -18,9 +18,9 @@ def plan(
     inventory: Inventory | tuple[int, int],
     groups: list[NodeGroup] | None = None,
 ) -> str:
-    found = inventory if isinstance(inventory, Inventory) else Inventory.declared(*inventory)
-    cluster = Cluster(num_nodes=len(found.nodes), component_placement=placement, node_groups=groups or [])
-    return render(schedule(cluster, found), found)
+    machines = inventory if isinstance(inventory, Inventory) else Inventory.declared(*inventory)
+    cluster = Cluster(num_nodes=len(machines.nodes), component_placement=placement, node_groups=groups or [])
+    return render(schedule(cluster, machines), machines)
 
 
 def rows(text: str) -> dict[str, list[str]]:
@@ -138,9 +138,9 @@ def test_every_component_has_a_row_and_lines_stay_short(nodes: int, gpus: int, a
         rollout = "all"
     key = {"actor": "all", "critic": "all"} if apart else {"actor,critic": "all"}
     text = plan({**key, "rollout": rollout}, (nodes, gpus))
-    found = rows(text.split("Processes")[0])
-    assert {"actor", "critic", "rollout"} <= set(found)
-    assert ("GPU" in found) == (gpus > 0)
+    titles = rows(text.split("Processes")[0])
+    assert {"actor", "critic", "rollout"} <= set(titles)
+    assert ("GPU" in titles) == (gpus > 0)
     assert ("cpu" in text) == (gpus == 0)
     assert max(map(len, text.splitlines())) <= 120
     assert len(text.splitlines()) < 60

@@ -22,9 +22,9 @@ def place(
     groups: list[NodeGroup] | None = None,
 ) -> Placement:
     """Schedules on `inventory`, or on (nodes, GPUs per node)."""
-    found = inventory if isinstance(inventory, Inventory) else Inventory.declared(*inventory)
-    cluster = Cluster(num_nodes=len(found.nodes), component_placement=placement, node_groups=groups or [])
-    return schedule(cluster, found)
+    machines = inventory if isinstance(inventory, Inventory) else Inventory.declared(*inventory)
+    cluster = Cluster(num_nodes=len(machines.nodes), component_placement=placement, node_groups=groups or [])
+    return schedule(cluster, machines)
 
 
 def owned(placement: Placement, component: str) -> list[tuple[int, tuple[int, ...]]]:

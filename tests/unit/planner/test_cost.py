@@ -75,12 +75,12 @@ def test_weights_cost_nothing_in_one_process_and_the_network_between_nodes(tmp_p
         (1, {"actor,critic": "0-3", "rollout,reward": "4-7"}),
         (2, {"actor,critic": "0-7", "rollout,reward": "8-15"}),
     ]
-    found = [
+    sync = [
         seconds(plans.report(plans.config(model, nodes=nodes, placement=placement)))["sync weights"]
         for nodes, placement in placements
     ]
-    assert found[0] < 0.001 < found[1] < found[2]
-    assert found[2] == pytest.approx(1.236e9 * 4 / (50e9 * 0.7), rel=0.05)
+    assert sync[0] < 0.001 < sync[1] < sync[2]
+    assert sync[2] == pytest.approx(1.236e9 * 4 / (50e9 * 0.7), rel=0.05)
 
 
 def test_phases_of_shared_gpus_follow_one_another_in_the_order_of_the_step(plans: Any) -> None:

@@ -19,15 +19,15 @@ from rl_platform.planner.search import SearchResult, search, search_text
 ROOT = Path(__file__).parents[3]
 
 
-def found_for(config: Config) -> SearchResult:
+def result_for(config: Config) -> SearchResult:
     return search(config, inventory_for(config.cluster))
 
 
 def test_every_proposal_can_be_placed_and_is_what_the_plan_of_it_says(tmp_path: Path, plans: Any) -> None:
     config = plans.config(*plans.large, plans.llama(tmp_path), nodes=2, gpus=4)
-    found = found_for(config)
-    assert len(found.candidates) > 50
-    for candidate in found.candidates[:: len(found.candidates) // 12]:
+    result = result_for(config)
+    assert len(result.candidates) > 50
+    for candidate in result.candidates[:: len(result.candidates) // 12]:
         cluster = config.cluster.model_copy(update={"component_placement": candidate.component_placement})
         inventory = inventory_for(cluster)
         report = plan_report(config.model_copy(update={"cluster": cluster}), schedule(cluster, inventory), inventory)
@@ -36,7 +36,7 @@ def test_every_proposal_can_be_placed_and_is_what_the_plan_of_it_says(tmp_path: 
 
 
 def test_shared_split_and_separate_placements_are_among_them(plans: Any) -> None:
-    groupings = {tuple(candidate.component_placement) for candidate in found_for(plans.config()).candidates}
+    groupings = {tuple(candidate.component_placement) for candidate in result_for(plans.config()).candidates}
     assert groupings == {
         ("actor,critic,rollout,reward",),
         ("actor,critic", "rollout,reward"),
@@ -47,7 +47,7 @@ def test_shared_split_and_separate_placements_are_among_them(plans: Any) -> None
 
 def test_the_reference_is_placed_with_the_trainers_or_apart(plans: Any) -> None:
     config = plans.config("algorithm.use_kl_loss=true", placement={"actor,critic,reference,rollout,reward": "all"})
-    groupings = {tuple(candidate.component_placement) for candidate in found_for(config).candidates}
+    groupings = {tuple(candidate.component_placement) for candidate in result_for(config).candidates}
     assert ("actor,critic", "reference", "rollout,reward") in groupings
     assert ("actor,reference", "critic", "rollout,reward") in groupings
     assert ("actor", "critic", "reference", "rollout,reward") in groupings
@@ -61,36 +61,36 @@ def test_models_get_ranks_that_their_layouts_divide(plans: Any) -> None:
         "actor.training_backend=megatron",
         "actor.parallel={tensor: 2, pipeline: 2}",
     ]
-    found = found_for(plans.config(*layouts, "critic.parallel.context=2", placement=placed))
+    result = result_for(plans.config(*layouts, "critic.parallel.context=2", placement=placed))
     sizes = {name: set() for name in ("actor", "critic", "reference")}
-    for candidate in found.candidates:
+    for candidate in result.candidates:
         for names, devices in candidate.keys:
             for name in sizes.keys() & set(names):
                 sizes[name].add(len(devices))
     assert sizes == {"actor": {4, 8}, "critic": {2, 4, 8}, "reference": {4, 8}}
     with pytest.raises(ConfigError, match="no placement gives the models ranks that their layouts divide"):
-        found_for(plans.config(*layouts, placement=placed, gpus=3))
+        result_for(plans.config(*layouts, placement=placed, gpus=3))
 
 
 def test_what_does_not_fit_is_left_out(tmp_path: Path, plans: Any) -> None:
     huge = plans.llama(tmp_path, num_hidden_layers=32, hidden_size=4096)
     config = plans.config(*plans.large, huge, nodes=2)
-    found = found_for(config)
-    assert found.too_large > 0
-    memory = found.device.memory
+    result = result_for(config)
+    assert result.too_large > 0
+    memory = result.device.memory
     assert memory is not None
-    assert all(candidate.peak <= memory for candidate in found.candidates)
-    assert found.smallest_peak > memory
-    assert f"{found.too_large} do not fit into 79.0 GiB" in search_text(found, inventory_for(config.cluster), ())
-    roomy = found_for(plans.config(*plans.large, huge, nodes=2, gpu="b200"))
-    assert roomy.too_large < found.too_large
+    assert all(candidate.peak <= memory for candidate in result.candidates)
+    assert result.smallest_peak > memory
+    assert f"{result.too_large} do not fit into 79.0 GiB" in search_text(result, inventory_for(config.cluster), ())
+    roomy = result_for(plans.config(*plans.large, huge, nodes=2, gpu="b200"))
+    assert roomy.too_large < result.too_large
     with pytest.raises(ConfigError, match=r"none of .* placements fits into memory: the leanest needs"):
-        found_for(plans.config(*plans.large, huge, gpu="l4"))
+        result_for(plans.config(*plans.large, huge, gpu="l4"))
 
 
 def test_ranking_is_by_time_and_deterministic(tmp_path: Path, plans: Any) -> None:
     config = plans.config(*plans.large, plans.llama(tmp_path))
-    first, second = found_for(config), found_for(config)
+    first, second = result_for(config), result_for(config)
     assert first == second
     seconds = [candidate.seconds for candidate in first.candidates]
     assert seconds == sorted(seconds)
@@ -102,7 +102,7 @@ def test_more_gpus_are_never_predicted_slower(tmp_path: Path, size: str, plans: 
     """A model too small for all of them is proposed on fewer."""
     overrides = (*plans.large, plans.llama(tmp_path)) if size == "large" else ()
     best = [
-        found_for(plans.config(*overrides, nodes=nodes, gpus=gpus)).candidates[0].seconds
+        result_for(plans.config(*overrides, nodes=nodes, gpus=gpus)).candidates[0].seconds
         for nodes, gpus in [(1, 1), (1, 2), (1, 4), (1, 8), (2, 8), (4, 8), (8, 8)]
     ]
     assert best == sorted(best, reverse=True)
@@ -112,40 +112,40 @@ def test_more_gpus_are_never_predicted_slower(tmp_path: Path, size: str, plans: 
 def test_it_beats_or_equals_the_placement_of_the_config(tmp_path: Path, plans: Any) -> None:
     for overrides in ((), (*plans.large, plans.llama(tmp_path))):
         config = plans.config(*overrides)
-        assert found_for(config).candidates[0].seconds <= plans.report(config).seconds * (1 + 1e-9)
+        assert result_for(config).candidates[0].seconds <= plans.report(config).seconds * (1 + 1e-9)
 
 
 def test_machines_without_gpus_are_placed_by_node(plans: Any) -> None:
     config = plans.config(nodes=2, gpus=0)
-    found = found_for(config)
-    assert {"actor,critic,rollout,reward": "0-1"} in [candidate.component_placement for candidate in found.candidates]
-    for candidate in found.candidates:
+    result = result_for(config)
+    assert {"actor,critic,rollout,reward": "0-1"} in [candidate.component_placement for candidate in result.candidates]
+    for candidate in result.candidates:
         cluster = config.cluster.model_copy(update={"component_placement": candidate.component_placement})
         assert schedule(cluster, inventory_for(cluster)).hosts
 
 
 def test_a_model_that_cannot_be_counted_ends_the_search(plans: Any) -> None:
     with pytest.raises(ConfigError, match=r"actor.model: nothing can be predicted: no config.json of /nowhere"):
-        found_for(plans.config("actor.model.path=/nowhere"))
+        result_for(plans.config("actor.model.path=/nowhere"))
 
 
 def test_the_text_says_why_and_gives_yaml_to_paste(tmp_path: Path, plans: Any) -> None:
     config = plans.config(*plans.large, plans.llama(tmp_path), nodes=2)
-    found = found_for(config)
-    text = search_text(found, inventory_for(config.cluster), plans.report(config).spans)
+    result = result_for(config)
+    text = search_text(result, inventory_for(config.cluster), plans.report(config).spans)
     assert "Placements on 16 h100s by predicted seconds per step (not measured" in text
     assert text.count("% (") == 4  # one reason for every grouping
     assert "of 79 GiB" in text
     assert "the placement of the config" in text
     pasted = yaml.safe_load(text[text.index("\ncluster:") :])
-    assert pasted["cluster"]["component_placement"] == found.candidates[0].component_placement
-    assert "corrected by 3 steps of x" in search_text(found, inventory_for(config.cluster), (), "3 steps of x")
+    assert pasted["cluster"]["component_placement"] == result.candidates[0].component_placement
+    assert "corrected by 3 steps of x" in search_text(result, inventory_for(config.cluster), (), "3 steps of x")
 
 
 def test_an_embodied_run_keeps_one_rank_of_env_and_rollout() -> None:
     overrides = ["cluster.inventory={nodes: 1, gpus_per_node: 8, gpu: l4}"]
     config = load_config(ROOT / "configs" / "embodied" / "cartpole.yaml", overrides).config
-    placements = [candidate.component_placement for candidate in found_for(config).candidates]
+    placements = [candidate.component_placement for candidate in result_for(config).candidates]
     assert {"actor_critic,env,rollout": "0"} in placements
     assert {"actor_critic": "0-3", "env,rollout": "4"} in placements
     for text in placements:
