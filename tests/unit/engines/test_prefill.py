@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from rl_platform.accel.packed_linear import PackedLinear
 from rl_platform.engines.rollout import kv_cache, prefill
 from rl_platform.engines.rollout.attention import StepAttention
 from rl_platform.engines.rollout.base import Completion, Request
@@ -117,7 +118,7 @@ def test_fused_layers_compute_what_transformers_computes(kind: str, packed: bool
         fused = FusedDecoder(model)
         if packed and torch.backends.mkldnn.is_available():
             for linear in fused.linears:
-                linear.repack()
+                linear.pack(PackedLinear)
         logits = fused.logits(fused.hidden(*arguments))
         plain = TransformersDecoder(model)
         expected = plain.logits(plain.hidden(*arguments))
