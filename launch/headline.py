@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from rl_platform.envs.reasoning.verifiers import BUILT_IN
+from rl_platform.config.schema.reward import VERIFIERS
 from rl_platform.metrics import RunInfo, iter_metrics
 
 
@@ -86,7 +86,7 @@ RECENT_STEPS = 10
 def headline_of(config: Mapping[str, Any]) -> Headline:
     """Returns the headline of a run from its config (section, key, value)."""
     task = str(config["runner"]["task_type"])
-    own = task == "reasoning" and (config.get("reward") or {}).get("type", "task") not in BUILT_IN
+    own = task == "reasoning" and (config.get("reward") or {}).get("type", "task") not in VERIFIERS
     return OWN_REWARD if own else HEADLINES[task]
 
 

@@ -26,6 +26,7 @@ def main() -> None:
     connection and of the shared memory."""
     never_fail()  # an environment may print
     connection, memory_fd = Connection(int(sys.argv[1])), int(sys.argv[2])
+    del sys.argv[1:]  # an environment may parse the command line
     try:
         block = _build(connection, memory_fd)
         if block is not None:

@@ -80,7 +80,10 @@ class Child:
         descriptors: Sequence[int] = (),
         output: BinaryIO | None = None,
     ) -> None:
+        self._death = death
         self.socket, theirs = socket.socketpair()
+        for end in (self.socket, theirs):
+            end.setblocking(True)  # whatever socket.setdefaulttimeout is
         parent = [os.getpid()] if death is Death.THREAD else []
         self._process = subprocess.Popen(
             [sys.executable, "-c", _PRELUDES[death] + code, *map(str, (theirs.fileno(), *parent, *arguments))],
@@ -107,9 +110,13 @@ class Child:
         return Connection(self.socket.detach())
 
     def ends_within(self, seconds: float) -> bool:
-        """Waits for its end at most so long."""
+        """Waits for its end at most so long. With a guard, what it started is killed then."""
+        noticed = self.ended
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
+        if self.ended and not noticed and self._death is Death.GUARD:
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)  # the guard may have been killed
         if self.ended:
             self._release()
         return self.ended

@@ -7,9 +7,10 @@ from urllib.parse import urlsplit
 from rl_platform.config.rules.rule import FUNCTION, TASK, Rule, embodied, only, reasoning
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.algorithm import RewardScaling
+from rl_platform.config.schema.reward import VERIFIERS
 from rl_platform.config.suggest import nearest
 
-_TYPE, _TYPES = "reward.type", ("task", "math_verify", "exact_match", "model", "http")
+_TYPE, _TYPES = "reward.type", (*VERIFIERS, "model", "http")
 _SCALING, _OVERLONG = "algorithm.reward_scaling", "algorithm.overlong"
 _COEF, _BUFFER, _MAX = (f"{_OVERLONG}.{name}" for name in ("stop_properly_coef", "buffer_length", "max_length"))
 _LESS = "multiplying a negative reward by a factor below 1 would reward truncation"

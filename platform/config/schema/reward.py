@@ -8,6 +8,12 @@ from pydantic import Field
 
 from rl_platform.config.schema.base import Section
 
+VERIFIERS = (
+    "task",
+    "math_verify",
+    "exact_match",
+)  # BUILT_IN of envs/reasoning/verifiers.py, which imports no pydantic
+
 
 class RewardModel(Section):
     """`reward.model`: a sequence classifier with one label."""

@@ -116,8 +116,8 @@ class ChannelRegistry:
     def flush(self, producer: str) -> None:
         """Returns when all items of this producer are in their channels. Raises the error of those that are not."""
         with self._lock:
-            outboxes = list(self._send_buffers.values())
-        for send_buffer in outboxes:
+            send_buffers = list(self._send_buffers.values())
+        for send_buffer in send_buffers:
             send_buffer.flush(producer)
 
     def contents(self, items: Iterable[object]) -> list[Content]:

@@ -146,7 +146,7 @@ class HostProcess:
         collect_as_usual()
 
     def call(self, member: Member, number: int, method: str, arguments: Packed) -> Future[Answer]:
-        """Queues call `number` (from 0) of a rank; the future never raises, and has an Outcome."""
+        """Queues call `number` (from 0) of a rank; the future never raises."""
         answer: Future[Answer] = Future()
         with self._order:
             early = self._early[member]

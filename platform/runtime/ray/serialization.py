@@ -26,7 +26,6 @@ SHARED = 96 * 1024  # bytes: larger messages are put into the object store, whic
 
 Buffer = bytes | bytearray | memoryview | pickle.PickleBuffer
 Answer = tuple[Any, bytes | None]  # of a call to another process: a value, or a packed error
-NodeResources = Callable[[pickle.PickleBuffer], bool]  # whether the buffer goes into the pickle itself
 
 _READER = threading.local()
 

@@ -2,7 +2,7 @@
 
 A rank of a learner publishes weights; within its process they are passed by reference. For other processes there are
 three transfers behind one interface: memory of the node (`memory`), the object store (`store`) and a process group
-(`group`). `publications` chooses among them. Every transfer compares checksums.
+(`group`). `publications` chooses among them. Every transfer compares checksums, except groups with SGLang's processes.
 """
 
 from __future__ import annotations

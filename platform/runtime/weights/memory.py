@@ -30,8 +30,8 @@ from torch import Tensor
 
 from rl_platform.records import Weights
 from rl_platform.runtime.cpu import in_threads, memory_threads
+from rl_platform.runtime.weights import base
 from rl_platform.runtime.weights.base import (
-    BUCKET,
     Ask,
     TensorShape,
     WeightsToken,
@@ -167,7 +167,7 @@ class MemoryReader:
 
 @dataclass(frozen=True)
 class MemoryManifest:
-    """One publication in memory of this node, the tensors as `_places` has them; a checksum for every `share` bytes."""
+    """One publication in memory of this node, tensors where `places_of` puts them, a checksum for every `share` bytes."""
 
     tensors: tuple[TensorShape, ...]
     memory: BlockAddress
@@ -207,9 +207,9 @@ def copy_to_memory(state: Mapping[str, Tensor], writer: MemoryWriter) -> MemoryM
     tensors = shapes_of(state)
     places = places_of(tensors)
     size = sum(place.stop - place.start for place in places.values())
-    share = BUCKET  # of tensors on a GPU, which are copied twice
+    share = base.BUCKET  # of tensors on a GPU, which are copied twice
     if all(tensor.device.type == "cpu" for tensor in state.values()):
-        share = max(BUCKET, -(-size // memory_threads()))
+        share = max(base.BUCKET, -(-size // memory_threads()))
     with writer.block(size) as block:
 
         def copied(work: tuple[int, list[np.ndarray]]) -> bytes:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from rl_platform.algorithms.card import algorithm_card
+from rl_platform.config.estimators import ESTIMATORS
 from rl_platform.config.schema.algorithm import PFPPO, Algorithm, DynamicSampling, KLControl
 
 
@@ -42,6 +43,14 @@ def test_reasoning_card() -> None:
     assert "in the actor loss: k3" in card["KL to the reference"]
     assert card["old log-probs"].startswith("recomputed")
     assert card["critic warm-up"].startswith("exactly 3 PPO steps")
+
+
+def test_every_estimator_has_a_line() -> None:
+    for name in ESTIMATORS:
+        card = algorithm_card(
+            Algorithm(adv_type=name, group_size=2), rows_per_rollout=64, mini_batch_size=64, task_type="reasoning"
+        )
+        assert dict(card)["advantages"].startswith(f"{name}, ")
 
 
 def test_rewards_are_told_in_their_order() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -76,6 +77,31 @@ def test_what_a_child_started_is_killed_with_it() -> None:
     started = within(lambda: psutil.Process(child.pid).children())
     child.kill()
     assert not psutil.wait_procs(started, WITHIN_S)[1]
+
+
+def test_what_a_child_started_is_killed_even_without_its_guard() -> None:
+    child = Child(FAMILY, Death.GUARD)
+    leader = psutil.Process(child.pid)
+    within(lambda: len(leader.children()) == 2)
+    started = leader.children()
+    guard = next(process for process in started if process.cmdline() == leader.cmdline())
+    guard.kill()
+    leader.kill()
+    assert child.ends_within(WITHIN_S)
+    assert not psutil.wait_procs(started, WITHIN_S)[1]
+
+
+def test_a_default_timeout_of_sockets_does_not_reach_the_pipe() -> None:
+    socket.setdefaulttimeout(5.0)
+    try:
+        child = Child(ECHO, Death.HANG_UP, environment={"ADDED": "yes"})
+    finally:
+        socket.setdefaulttimeout(None)
+    pipe = child.connection()
+    assert pipe.recv()[1] == "yes"
+    time.sleep(0.5)  # the child waits for an answer meanwhile
+    pipe.send(None)
+    assert child.exit_reason(WITHIN_S) == "exit code 0"
 
 
 @pytest.mark.parametrize(
