@@ -2,7 +2,7 @@
 
 Each function returns an accelerated implementation, or None. None means that acceleration is off, that the folder
 `accel/` was removed, or that the implementation does not cover the arguments. The caller then uses its plain
-implementation. Callers resolve once, when they construct an object, and never in an inner loop.
+implementation. Callers never resolve in an inner loop.
 
 The switch is an environment variable, so every process that a run starts inherits it.
 """

@@ -15,6 +15,7 @@ from tempfile import mkdtemp
 import torch
 from rich.console import Console
 
+from rl_platform.acceleration import accelerating
 from rl_platform.config import LoadedConfig
 from rl_platform.config.estimators import ESTIMATORS
 from rl_platform.config.schema import Config
@@ -56,8 +57,8 @@ def check(loaded: LoadedConfig) -> None:
 
 def outcomes_of(config: Config, properties: Sequence[Property] = PROPERTIES) -> list[Outcome]:
     """Tries every property on a valid config, with numbers that follow from `runner.seed`."""
-    case = Case(config, config.runner.seed)
-    with _one_thread():
+    with accelerating(config.runner.accelerate), _one_thread():
+        case = Case(config, config.runner.seed)
         return [_tried(each, case) for each in properties]
 
 

@@ -52,8 +52,8 @@ def run_observation() -> Callable[..., None]:
 def run_outcome() -> Callable[..., None]:
     """(positions [N], dt, actions [N,A] float32, qpos [N,nq], qvel [N,nv], low and high [nq+nv], weights of speed and
     control, reward of the healthy, whether the unhealthy end, out: rewards, ends [N] bool). Speed is the
-    change of the first of qpos since `positions`, which are updated. Rounded as numpy does, squares of actions in
-    float32.
+    change of the first of qpos since `positions`, which are updated. Rounded as numpy does for up to 7 actions,
+    squares of actions in float32.
 
     Healthy: every number is strictly between its bounds; without bounds, it may be anything."""
     return compiled_loops(_run_outcome, frozenset())

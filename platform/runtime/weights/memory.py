@@ -167,7 +167,7 @@ class MemoryReader:
 
 @dataclass(frozen=True)
 class MemoryManifest:
-    """One publication in memory of this node, tensors where `places_of` puts them, a checksum for every `share` bytes."""
+    """One publication in memory of this node, tensors where `places_of` puts them, checksums of every `share` bytes."""
 
     tensors: tuple[TensorShape, ...]
     memory: BlockAddress

@@ -13,6 +13,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from rl_platform import acceleration
 from rl_platform.algorithms.advantages import advantages
 from rl_platform.algorithms.aggregation import Denominators
 from rl_platform.algorithms.losses import actor_critic_loss, actor_loss
@@ -338,6 +339,15 @@ def test_every_property_can_fail(
 
 def test_the_list_of_wrong_functions_has_every_property() -> None:
     assert {case[0] for case in WRONG} == {each.name for each in PROPERTIES}
+
+
+@pytest.mark.parametrize("mode", ["auto", "off"])
+def test_the_switch_of_the_accelerators_holds(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(acceleration, "training_engine_class", lambda *arguments: asked.append(acceleration.enabled()))
+    outcomes = outcomes_of(load_config(ROOT / EMBODIED, [f"runner.accelerate={mode}"]).config)
+    assert not any(outcome.failed for outcome in outcomes)
+    assert set(asked) == {mode == "auto"}
 
 
 def test_an_embodied_loss_is_looked_at_too(monkeypatch: pytest.MonkeyPatch) -> None:
