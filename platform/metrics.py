@@ -277,7 +277,7 @@ def iter_metrics(path: str | Path) -> Iterator[dict[str, float]]:
 
 
 def _summary(metrics: Mapping[str, float]) -> Summary:
-    """All numbers of a step as one TensorBoard event, so that there is one wait for the writer's thread."""
+    """Returns all numbers of a step as one TensorBoard event: adding it waits once for the writer's thread."""
     from tensorboard.compat.proto.summary_pb2 import Summary
 
     return Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()])

@@ -1,6 +1,6 @@
 """The rules between keys, in a file per section: what is refused, and which keys have no effect.
 
-What a single key accepts is in the schema.
+The schema has the types and ranges of single keys.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class EnvTask(Section):
     """An entry of `env.tasks`: one of several tasks in a run."""
 
     name: str = Field(pattern=r"^[\w.-]+$", description="in the names of its metrics, as `val/<name>/success_once`")
-    instruction: str | None = Field(default=None, min_length=1, description="vla: what the language model is told")
+    instruction: str | None = Field(default=None, min_length=1, description="vla: the text for the language model")
     kwargs: dict[str, Any] = Field(default_factory=dict, description="added to env.kwargs; what is in both counts here")
 
 

@@ -76,7 +76,7 @@ class Model(Section):
         default="gaussian",
         description="embodied, continuous actions: clipped to the bounds outside, or tanh of a Gaussian inside them",
     )
-    instruction: str | None = Field(default=None, min_length=1, description="vla: what the language model is told")
+    instruction: str | None = Field(default=None, min_length=1, description="vla: the text for the language model")
     action_bins: int = Field(
         default=32, ge=2, description="vla, continuous actions: values per component, evenly from bound to bound"
     )

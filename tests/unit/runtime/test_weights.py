@@ -192,7 +192,7 @@ class TestNear:
         assert all(in_memfd(tensor) for tensor in received.state.values() if tensor.numel())
         assert received.bytes == sum(tensor.nbytes for name, tensor in state.items() if name != "tied")
         assert received.version == 3
-        assert 1 <= received.buckets <= 5, "as many as there are threads to copy them, if they are large"
+        assert 1 <= received.buckets <= 5, "at most one bucket per copying thread if the tensors are large"
 
     def test_it_stays_while_one_of_its_tensors_is_in_use(self) -> None:
         state, writer, reader = {"a": torch.ones(50), "b": torch.ones(7)}, MemoryWriter(), MemoryReader()

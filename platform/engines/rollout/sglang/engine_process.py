@@ -52,7 +52,7 @@ class EngineCall:
 
 
 class EngineProcess:
-    """Starts `program`, sends it `setup` and then calls. What the process starts ends with it.
+    """Starts `program`, sends it `setup` and then calls. Processes that it starts end with it.
 
     `environment` is added to that of this process. Output goes to `log`.
     """
