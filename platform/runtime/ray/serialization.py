@@ -37,13 +37,13 @@ warnings.filterwarnings("ignore", message="The given NumPy array is not writable
 class Packed:
     """A pickled object and the large buffers it refers to."""
 
-    data: bytes
+    data: Buffer
     buffers: Sequence[Buffer]
 
     @property
     def size(self) -> int:
         """Bytes of all parts."""
-        return len(self.data) + sum(memoryview(buffer).nbytes for buffer in self.buffers)
+        return sum(memoryview(buffer).nbytes for buffer in (self.data, *self.buffers))
 
 
 class References(Protocol):

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from rl_platform.runtime.ray import unix_socket
+from rl_platform.runtime.ray.payloads import Payload, store_large, to_payload, unpack_items
 from rl_platform.runtime.ray.serialization import NO_REFERENCES, SHARED, Packed, pack
 from rl_platform.runtime.ray.unix_socket import FetchThroughRay, SocketClient, SocketServer, socket_name
 
@@ -90,6 +91,20 @@ def test_threads_share_a_client_and_several_clients_a_server(name: str) -> None:
 
     with ThreadPoolExecutor(6) as pool:
         assert all(pool.map(talk, range(6)))
+
+
+def test_an_item_of_a_channel_travels_whose_pickle_is_sent_from_where_it_lies(name: str) -> None:
+    """Such a pickle is at least IN_BAND large and smaller than SHARED: a PickleBuffer in the message."""
+    item = "x" * (SHARED // 2)
+    contents = store_large([to_payload(item, NO_REFERENCES).content], store=None)
+    taken = Taken()
+    listener = SocketServer(name, taken, Reference)
+    caller = SocketClient.to(name, Reference)
+    assert caller is not None
+    assert caller.call("put", (contents,)) is not None
+    (_, received), _ = taken.next()
+    assert unpack_items([Payload(content) for content in received], NO_REFERENCES, store=None) == [item]
+    del listener
 
 
 @pytest.mark.parametrize(
