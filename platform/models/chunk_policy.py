@@ -21,10 +21,7 @@ class ChunkPolicy(ActorCriticPolicy):
     """
 
     def __init__(
-        self,
-        observation_shape: Sequence[int],
-        action_space: ActionSpace,
-        config: PolicyConfig = DEFAULTS,
+        self, observation_shape: Sequence[int], action_space: ActionSpace, config: PolicyConfig = DEFAULTS
     ) -> None:
         wide = replace(action_space, size=config.num_actions * action_space.size)
         super().__init__(observation_shape, wide, config)

@@ -90,10 +90,7 @@ class ActorCriticPolicy(nn.Module):
     """
 
     def __init__(
-        self,
-        observation_shape: Sequence[int],
-        action_space: ActionSpace,
-        config: PolicyConfig = DEFAULTS,
+        self, observation_shape: Sequence[int], action_space: ActionSpace, config: PolicyConfig = DEFAULTS
     ) -> None:
         super().__init__()
         self.action_space, self.squash, self.encoder = action_space, config.squash, config.encoder

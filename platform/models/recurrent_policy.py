@@ -22,10 +22,7 @@ class RecurrentPolicy(nn.Module):
     """
 
     def __init__(
-        self,
-        observation_shape: Sequence[int],
-        action_space: ActionSpace,
-        config: PolicyConfig = DEFAULTS,
+        self, observation_shape: Sequence[int], action_space: ActionSpace, config: PolicyConfig = DEFAULTS
     ) -> None:
         super().__init__()
         self.action_space, self.recurrent_size = action_space, config.recurrent_size

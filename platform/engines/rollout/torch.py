@@ -126,10 +126,7 @@ class TorchRolloutEngine:
 
     @torch.inference_mode()
     def generate(
-        self,
-        requests: Sequence[Request],
-        sampling: SamplingParams,
-        on_finished: Callable[[Completion], None],
+        self, requests: Sequence[Request], sampling: SamplingParams, on_finished: Callable[[Completion], None]
     ) -> None:
         self._onload()
         batch = self._new_batch(requests, sampling)

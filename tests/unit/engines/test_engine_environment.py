@@ -21,8 +21,7 @@ def test_an_engine_counts_its_own_gpus_from_0_and_sees_the_others_behind_them() 
 
 
 @pytest.mark.parametrize(
-    ("ranks", "cores", "bound"),
-    [(2, [0, 1], "0|1"), (2, [4, 5, 8, 9, 12], "4,5|8,9,12"), (4, [0, 1], "0,1|0|0,1|1")],
+    ("ranks", "cores", "bound"), [(2, [0, 1], "0|1"), (2, [4, 5, 8, 9, 12], "4,5|8,9,12"), (4, [0, 1], "0,1|0|0,1|1")]
 )
 def test_tensor_parallel_ranks_on_a_cpu_share_its_cores(ranks: int, cores: list[int], bound: str) -> None:
     variables = engine_environment(replace(ON_CPU, tensor_parallel=ranks), cores, [])
