@@ -6,16 +6,13 @@ compile other loops anyway.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rl_platform.accel.compiling import compiled_loops
+from rl_platform.accel.compiling import Array, compiled_loops
 
 ROWS_AT_ONCE = 64  # per thread and piece of work: few enough that no thread waits long for the last one
 
@@ -45,7 +42,7 @@ def compiled_gae(
 
     def scan(start: int) -> None:
         rows = slice(start, start + ROWS_AT_ONCE)
-        _loop()(np.float64(gamma), *(array[rows] for array in arrays))
+        _scan_rows()(np.float64(gamma), *(array[rows] for array in arrays))
 
     starts, count = range(0, len(values), ROWS_AT_ONCE), torch.get_num_threads()
     if min(count, len(starts)) == 1:
@@ -56,25 +53,23 @@ def compiled_gae(
     return estimated, returns
 
 
-@cache
-def _loop() -> Callable[..., None]:
-    """(gamma, rewards, values and mask [B,T], lambdas [B], out: advantages and returns [B,T], ends and end values [B,T]
-    or none). "contract" allows fused multiply-add, and nothing that would let NaN or the order of additions change."""
-    return compiled_loops(_scan_rows, frozenset({"contract"}))
-
-
+# "contract" allows fused multiply-add, and nothing that would let NaN or the order of additions change
+@compiled_loops(frozenset({"contract"}))
 def _scan_rows(
-    gamma: Any,
-    rewards: Any,
-    values: Any,
-    mask: Any,
-    lambdas: Any,
-    estimated: Any,
-    returns: Any,
-    ends: Any = None,
-    end_values: Any = None,
+    gamma: float,
+    rewards: Array,
+    values: Array,
+    mask: Array,
+    lambdas: Array,
+    estimated: Array,
+    returns: Array,
+    ends: Array | None = None,
+    end_values: Array | None = None,
 ) -> None:
-    """Row by row from the end. Selects instead of branches: random masks are not predictable."""
+    """Arrays [B,T], lambdas [B] -> estimated (advantages) and returns [B,T], row by row from the end.
+
+    Selects instead of branches: random masks are not predictable.
+    """
     zero = gamma * 0.0  # float64, like all carried numbers
     for row in range(values.shape[0]):
         carry = gamma * lambdas[row]

@@ -1,6 +1,8 @@
 """Acting with a small policy on a CPU by compiled loops instead of tensor operations.
 
-The results equal those of `ActorCriticPolicy.act` up to rounding, from the same random numbers. Not covered: training
+For a few environments this takes microseconds; a dozen tensor operations would cost more than they compute. The results
+equal those of `ActorCriticPolicy.act` up to rounding, from the same random numbers. Every row goes through the same
+instructions in the same order, so an action does not depend on the other rows of the batch. Not covered: training
 (accel/compiled_training.py), and policies other than a small MLP with tanh.
 """
 
@@ -10,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rl_platform.accel import compiled_acting as loops
 from rl_platform.accel import compiled_ppo as ppo
+from rl_platform.accel.compiling import IN_ORDER, Array, compiled_loops
 from rl_platform.models.policy import ActorCriticPolicy, Tanh
 
+BLOCK = 4  # rows that share a pass over the weights
 LARGEST = 2**15  # parameters; above, torch is faster for a few dozen rows
 
 
@@ -45,7 +48,7 @@ class CompiledPolicy:
     def __init__(self, policy: ActorCriticPolicy) -> None:
         layers = [layer for layer in policy.backbone if isinstance(layer, nn.Linear)] + [policy.policy_head]
         self._layers = [(_copied(layer.weight.t()), _copied(layer.bias)) for layer in layers]
-        self._scratch = [np.empty((loops.BLOCK, len(bias)), np.float32) for _, bias in self._layers]
+        self._scratch = [np.empty((BLOCK, len(bias)), np.float32) for _, bias in self._layers]
         self._log_std = _copied(policy.log_std) if policy.action_space.kind == "continuous" else None
 
     def act(
@@ -62,25 +65,83 @@ class CompiledPolicy:
         if self._log_std is not None:
             noise = drawn.zero_() if deterministic else drawn.normal_(generator=generator)
             actions = np.empty_like(heads)
-            loops.gaussian_choice()(heads, self._log_std, noise.numpy()[rows], actions, log_probs)
+            gaussian_choice()(heads, self._log_std, noise.numpy()[rows], actions, log_probs)
             return actions, log_probs
         races = drawn.fill_(1.0) if deterministic else drawn.exponential_(generator=generator)
         choices = np.empty(count, np.int64)
-        loops.categorical_choice()(heads, races.numpy()[rows], choices, log_probs)
+        categorical_choice()(heads, races.numpy()[rows], choices, log_probs)
         return choices, log_probs
 
     def _heads(self, observations: np.ndarray) -> np.ndarray:
         """Means or logits [N,A]."""
         if observations.dtype == np.uint8:
             observations = observations.astype(np.float32) / np.float32(255)
-        layer, tanh, outputs = loops.layer(), ppo.tanh(), observations
+        multiply, tanh, outputs = layer(), ppo.tanh(), observations
         for (weights, bias), scratch in zip(self._layers, self._scratch, strict=True):
             if outputs is not observations:
                 tanh(outputs)
             inputs, outputs = outputs, np.empty((len(observations), len(bias)), np.float32)
-            layer(inputs, weights, bias, outputs, scratch)
+            multiply(inputs, weights, bias, outputs, scratch)
         return outputs
 
 
 def _copied(tensor: Tensor) -> np.ndarray:
     return np.array(tensor.detach().numpy(), order="C")
+
+
+@compiled_loops(IN_ORDER)
+def layer(inputs: Array, weights: Array, bias: Array, outputs: Array, scratch: Array) -> None:
+    """(inputs [N,I], weights [I,O], bias [O], out: outputs [N,O], scratch [BLOCK,O]), all float32."""
+    rows, width = outputs.shape
+    a, b, c, d = scratch[0], scratch[1], scratch[2], scratch[3]
+    for first in range(0, rows, BLOCK):
+        last = rows - 1  # replaces rows beyond the end, so that all rows use the same instructions
+        p, q = inputs[first], inputs[min(first + 1, last)]
+        r, s = inputs[min(first + 2, last)], inputs[min(first + 3, last)]
+        for j in range(width):
+            a[j] = b[j] = c[j] = d[j] = bias[j]
+        for i in range(len(weights)):
+            line = weights[i]
+            for j in range(width):
+                weight = line[j]
+                a[j] += p[i] * weight
+                b[j] += q[i] * weight
+                c[j] += r[i] * weight
+                d[j] += s[i] * weight
+        count = min(BLOCK, rows - first)
+        outputs[first : first + count] = scratch[:count]
+
+
+@compiled_loops(IN_ORDER)
+def gaussian_choice(means: Array, log_std: Array, noise: Array, actions: Array, log_probs: Array) -> None:
+    """(means [N,A], log_std [A], noise [N,A], out: actions [N,A], log_probs [N])."""
+    rows, width = means.shape
+    deviations = np.exp(log_std)
+    # log N(a; mu, sigma) = -sum_i (noise_i^2 / 2 + log sigma_i + log sqrt(2 pi))
+    constant = np.float32(log_std.sum() + width * ppo.HALF_LOG_2_PI)
+    for row in range(rows):
+        square = np.float32(0.0)
+        for column in range(width):
+            drawn = noise[row, column]
+            actions[row, column] = means[row, column] + drawn * deviations[column]
+            square += drawn * drawn
+        log_probs[row] = np.float32(-0.5) * square - constant
+
+
+@compiled_loops(IN_ORDER)
+def categorical_choice(logits: Array, races: Array, choices: Array, log_probs: Array) -> None:
+    """(logits [N,A], races [N,A], out: choices [N] int64, log_probs [N]): winners of exponential races, the argmax of
+    p / race, which is distributed as p; races of 1 give the most likely one."""
+    rows, width = logits.shape
+    for row in range(rows):
+        largest = logits[row, 0]
+        for column in range(1, width):
+            largest = max(largest, logits[row, column])
+        total, best, chosen = np.float32(0.0), -np.float32(np.inf), 0
+        for column in range(width):
+            total += np.exp(logits[row, column] - largest)
+            score = logits[row, column] - np.log(races[row, column])
+            if score > best:
+                best, chosen = score, column
+        choices[row] = chosen
+        log_probs[row] = logits[row, chosen] - largest - np.log(total)

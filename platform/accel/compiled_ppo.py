@@ -8,13 +8,10 @@ deviations and every position active; a test compares them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import cache
-from typing import Any
 
 import numpy as np
 
-from rl_platform.accel.compiling import IN_ORDER, compiled_loops
+from rl_platform.accel.compiling import IN_ORDER, Array, compiled_loops
 from rl_platform.algorithms.policy_losses import LARGEST_RATIO, SMALLEST_RATIO
 from rl_platform.config.schema.algorithm import Algorithm
 
@@ -60,56 +57,23 @@ def value_limits(algorithm: Algorithm) -> np.ndarray:
     return np.array([clip, delta, algorithm.value_loss_scale], dtype=np.float32)
 
 
-@cache
-def gaussian_policy() -> Callable[..., None]:
+@compiled_loops()
+def gaussian_policy(
+    heads: Array,
+    log_std: Array,
+    actions: Array,
+    old_log_probs: Array,
+    advantages: Array,
+    limits: Array,
+    gradient: Array,
+    log_std_gradient: Array,
+    sums: Array,
+) -> None:
     """Clipped surrogate of a mini-batch: (heads [B,A+1], log_std [A], actions [B,A], old log-probs and advantages [B],
     limits, out: gradients [B,A+1] and [A], sums [10]).
 
     The first A of `heads` are means. Gradients are those of the mean over positions, without an entropy bonus.
     """
-    return compiled_loops(_gaussian_policy)
-
-
-@cache
-def clipped_value() -> Callable[..., None]:
-    """Value loss of a mini-batch: (heads [B,A+1], old values and returns [B], limits, out: gradient [B,A+1], sums [4]).
-    The last of `heads` is the value."""
-    return compiled_loops(_clipped_value)
-
-
-@cache
-def tanh() -> Callable[..., None]:
-    """(numbers [B,H] float32): their tanh, in place, equal to 2e-7; a fifth of the time of a call for each."""
-    return compiled_loops(_tanh, IN_ORDER)
-
-
-@cache
-def tanh_gradient() -> Callable[..., None]:
-    """(gradient, outputs) both [B,H]: the gradient times 1 - outputs^2, in place."""
-    return compiled_loops(_tanh_gradient)
-
-
-@cache
-def adam() -> Callable[..., Any]:
-    """(parameters, gradients, first and second moments [P], step from 1, learning rate, betas, eps, weight decay, the
-    largest norm or infinity) -> the gradients' norm. The arrays are updated in place, unless the norm is not finite.
-
-    AdamW (Loshchilov and Hutter 2019) as torch computes it, gradients clipped by their norm before.
-    """
-    return compiled_loops(_adam)
-
-
-def _gaussian_policy(
-    heads: Any,
-    log_std: Any,
-    actions: Any,
-    old_log_probs: Any,
-    advantages: Any,
-    limits: Any,
-    gradient: Any,
-    log_std_gradient: Any,
-    sums: Any,
-) -> None:
     rows, width = actions.shape
     low, high, dual = limits[0], limits[1], limits[2]
     smallest, largest, share = np.float32(SMALLEST_RATIO), np.float32(LARGEST_RATIO), np.float32(1.0 / rows)
@@ -148,7 +112,10 @@ def _gaussian_policy(
     sums[2] = sums[3] + sums[4]
 
 
-def _clipped_value(heads: Any, old_values: Any, returns: Any, limits: Any, gradient: Any, sums: Any) -> None:
+@compiled_loops()
+def clipped_value(heads: Array, old_values: Array, returns: Array, limits: Array, gradient: Array, sums: Array) -> None:
+    """Value loss of a mini-batch: (heads [B,A+1], old values and returns [B], limits, out: gradient [B,A+1], sums [4]).
+    The last of `heads` is the value."""
     rows, last = heads.shape[0], heads.shape[1] - 1
     clip, delta, scale = limits[0], limits[1], limits[2] / np.float32(rows)
     half = np.float32(0.5)
@@ -168,7 +135,9 @@ def _clipped_value(heads: Any, old_values: Any, returns: Any, limits: Any, gradi
         sums[3] += half * error * error if size <= delta else delta * (size - half * delta)
 
 
-def _tanh(numbers: Any) -> None:
+@compiled_loops(IN_ORDER)
+def tanh(numbers: Array) -> None:
+    """(numbers [B,H] float32): their tanh, in place, equal to 2e-7; a fifth of the time of a call for each."""
     half, one, two = np.float32(0.5), np.float32(1.0), np.float32(2.0)
     flat = numbers.reshape(-1)
     for i in range(flat.size):
@@ -186,26 +155,34 @@ def _tanh(numbers: Any) -> None:
         flat[i] = one - two / (series * power + one)
 
 
-def _tanh_gradient(gradient: Any, outputs: Any) -> None:
+@compiled_loops()
+def tanh_gradient(gradient: Array, outputs: Array) -> None:
+    """(gradient, outputs) both [B,H]: the gradient times 1 - outputs^2, in place."""
     one = np.float32(1.0)
     for row in range(gradient.shape[0]):
         for column in range(gradient.shape[1]):
             gradient[row, column] *= one - outputs[row, column] * outputs[row, column]
 
 
-def _adam(
-    parameters: Any,
-    gradients: Any,
-    first: Any,
-    second: Any,
-    step: Any,
-    rate: Any,
-    beta1: Any,
-    beta2: Any,
-    eps: Any,
-    decay: Any,
-    largest_norm: Any,
-) -> Any:
+@compiled_loops()
+def adam(
+    parameters: Array,
+    gradients: Array,
+    first: Array,
+    second: Array,
+    step: float,
+    rate: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    decay: float,
+    largest_norm: float,
+) -> float:
+    """(parameters, gradients, first and second moments [P], step from 1, learning rate, betas, eps, weight decay, the
+    largest norm or infinity) -> the gradients' norm. The arrays are updated in place, unless the norm is not finite.
+
+    AdamW (Loshchilov and Hutter 2019) as torch computes it, gradients clipped by their norm before.
+    """
     square = 0.0
     for gradient in gradients:
         square += gradient * gradient

@@ -3,26 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, wraps
 from typing import Any
+
+import numpy as np
 
 # No "nnan" and "ninf": numbers that are not finite must stay so.
 ANY_ORDER = frozenset({"contract", "reassoc", "nsz", "arcp"})
 IN_ORDER = ANY_ORDER - {"reassoc"}
 """Keeps the order of additions, so equal rows give equal bits."""
+Array = np.ndarray
 
 
-def compiled_loops(function: Callable[..., Any], allowed: frozenset[str] = ANY_ORDER) -> Callable[..., Any]:
-    """Returns the function, which compiles at its first call and is cached on disk if the folder is writable.
+def compiled_loops(
+    allowed: frozenset[str] = ANY_ORDER,
+) -> Callable[[Callable[..., object]], Callable[[], Callable[..., Any]]]:
+    """Decorator: `function()` returns the compiled function, which compiles at its first call.
 
     allowed: LLVM's flags for the arithmetic of floats.
     """
-    import numba  # here, as language models never need it
 
-    made = partial(numba.njit, nogil=True, error_model="numpy", fastmath=set(allowed))
-    compiled: Callable[..., Any]
+    def decorated(function: Callable[..., object]) -> Callable[[], Callable[..., Any]]:
+        @cache
+        @wraps(function)
+        def compiled() -> Callable[..., Any]:
+            import numba  # here, as language models never need it
+
+            return cached(numba.njit, function, nogil=True, error_model="numpy", fastmath=set(allowed))
+
+        return compiled
+
+    return decorated
+
+
+def cached(compiler: Callable[..., Any], function: Callable[..., object], **options: object) -> Any:
+    """Returns `compiler(**options)(function)`, cached on disk if the folder is writable."""
     try:
-        compiled = made(cache=True)(function)
+        return compiler(cache=True, **options)(function)
     except RuntimeError:  # no folder for the cache is writable
-        compiled = made()(function)
-    return compiled
+        return compiler(**options)(function)

@@ -22,7 +22,7 @@ from numba import carray
 from numba.extending import intrinsic
 from torch import Tensor
 
-from rl_platform.accel.compiling import ANY_ORDER
+from rl_platform.accel.compiling import ANY_ORDER, cached
 from rl_platform.accel.openmp_team import run_by_team
 from rl_platform.engines.rollout.attention import Row
 from rl_platform.engines.rollout.kv_cache import KVCache
@@ -93,14 +93,10 @@ def _layout(tensor: Tensor) -> tuple[int, int, int]:
 
 @cache
 def _kernel(head_dim: int) -> int:
-    """Address of `decode`, compiled at the first call and kept on disk where that can be written."""
+    """Address of `decode`, compiled at the first call."""
     argument = numba.types.CPointer(numba.from_dtype(np.dtype(_Call)))
-    made = {"sig": numba.types.void(argument), "error_model": "numpy", "fastmath": set(ANY_ORDER)}
-    try:
-        compiled = numba.cfunc(cache=True, **made)(_loop(head_dim))
-    except RuntimeError:  # no folder to keep it in can be written
-        compiled = numba.cfunc(**made)(_loop(head_dim))
-    return int(compiled.address)
+    options = {"sig": numba.types.void(argument), "error_model": "numpy", "fastmath": set(ANY_ORDER)}
+    return int(cached(numba.cfunc, _loop(head_dim), **options).address)
 
 
 @intrinsic

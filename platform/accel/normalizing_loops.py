@@ -5,38 +5,17 @@ Each is called after every step with few numbers, for which array operations tak
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
-from typing import Any
-
 import numpy as np
 
-from rl_platform.accel.compiling import IN_ORDER, compiled_loops
+from rl_platform.accel.compiling import IN_ORDER, Array, compiled_loops
 
 _EPSILON = 1e-8
 
 
-@cache
-def update_moments() -> Callable[..., None]:
+@compiled_loops(IN_ORDER)
+def update_moments(batch: Array, mean: Array, variance: Array, count: int, clip: float, normalized: Array) -> None:
     """(batch [N,D], mean and variance [D] of `count` rows, count, clip, out: the first K rows normalised [K,D]):
     mean and variance are updated in place before that."""
-    return compiled_loops(_update_moments, IN_ORDER)
-
-
-@cache
-def normalize_rows() -> Callable[..., None]:
-    """(rows [N,D], mean [D], variance [D], clip, out: [N,D] float32)."""
-    return compiled_loops(_normalize_rows, IN_ORDER)
-
-
-@cache
-def normalize_rewards() -> Callable[..., None]:
-    """(rewards and ended [N], gamma, clip, discounted returns [N], mean and variance [] of `count` returns, count,
-    out: [N] float32); returns, mean and variance are updated in place."""
-    return compiled_loops(_normalize_rewards, IN_ORDER)
-
-
-def _update_moments(batch: Any, mean: Any, variance: Any, count: Any, clip: Any, normalized: Any) -> None:
     rows, width = batch.shape
     total = count + rows
     own_mean, squares = np.zeros(width), np.zeros(width)
@@ -60,16 +39,29 @@ def _update_moments(batch: Any, mean: Any, variance: Any, count: Any, clip: Any,
             normalized[row, column] = min(max((batch[row, column] - mean[column]) * scale[column], -clip), clip)
 
 
-def _normalize_rows(rows: Any, mean: Any, variance: Any, clip: Any, normalized: Any) -> None:
+@compiled_loops(IN_ORDER)
+def normalize_rows(rows: Array, mean: Array, variance: Array, clip: float, normalized: Array) -> None:
+    """(rows [N,D], mean [D], variance [D], clip, out: [N,D] float32)."""
     scale = 1.0 / np.sqrt(variance + _EPSILON)
     for row in range(rows.shape[0]):
         for column in range(rows.shape[1]):
             normalized[row, column] = min(max((rows[row, column] - mean[column]) * scale[column], -clip), clip)
 
 
-def _normalize_rewards(
-    rewards: Any, ended: Any, gamma: Any, clip: Any, returns: Any, mean: Any, variance: Any, count: Any, normalized: Any
+@compiled_loops(IN_ORDER)
+def normalize_rewards(
+    rewards: Array,
+    ended: Array,
+    gamma: float,
+    clip: float,
+    returns: Array,
+    mean: Array,
+    variance: Array,
+    count: int,
+    normalized: Array,
 ) -> None:
+    """(rewards and ended [N], gamma, clip, discounted returns [N], mean and variance [] of `count` returns, count,
+    out: [N] float32); returns, mean and variance are updated in place."""
     rows, own_mean, squares = len(rewards), 0.0, 0.0
     for row in range(rows):
         returns[row] = returns[row] * gamma + rewards[row]  # R_t = gamma R_{t-1} + r_t, from 0 in every episode

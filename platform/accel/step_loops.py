@@ -6,60 +6,16 @@ The plain versions are in envs/embodied/ (vector.py, block.py, mujoco/).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
-from typing import Any
-
 import numpy as np
 
-from rl_platform.accel.compiling import IN_ORDER, compiled_loops
+from rl_platform.accel.compiling import IN_ORDER, Array, compiled_loops
 
 _LARGEST = float(np.finfo(np.float64).max)
 
 
-@cache
-def clip_actions() -> Callable[..., Any]:
+@compiled_loops(IN_ORDER)
+def clip_actions(actions: Array, low: Array, high: Array, clipped: Array) -> bool:
     """(actions [N,A], low and high [A], out: [N,A] float32) -> whether all of `actions` are finite."""
-    return compiled_loops(_clip_actions, IN_ORDER)
-
-
-@cache
-def finish_step() -> Callable[..., Any]:
-    """(observed [N,D], gained [N], over, cut, diverged, idle [N] bool: results of the step; finals, observations [N,D],
-    rewards [N], terminated, truncated, invalid [N] bool, returns, lengths [N]) -> how many episodes ended.
-
-    Arguments after `idle` are updated in place; `observations` are those before the step. Numbers that are not finite
-    make a step invalid. An invalid step ends its episode with the last observation and no reward. Idle environments
-    keep their state, without reward and end.
-    """
-    return compiled_loops(_finish_step, IN_ORDER)
-
-
-@cache
-def diverged() -> Callable[..., None]:
-    """(qpos [N,nq], qvel [N,nv], time [N], warnings [N,3], lengths [N], dt, largest, out: [N] bool): whether MuJoCo
-    reset a simulation, which resets its time, or a number is not below `largest`."""
-    return compiled_loops(_diverged, IN_ORDER)
-
-
-@cache
-def run_observation() -> Callable[..., None]:
-    """(qpos [N,nq], qvel [N,nv], leading positions to leave out, limit of velocities, out: [N,D])."""
-    return compiled_loops(_run_observation, IN_ORDER)
-
-
-@cache
-def run_outcome() -> Callable[..., None]:
-    """(positions [N], dt, actions [N,A] float32, qpos [N,nq], qvel [N,nv], low and high [nq+nv], weights of speed and
-    control, reward of the healthy, whether the unhealthy end, out: rewards, ends [N] bool). Speed is the
-    change of the first of qpos since `positions`, which are updated. Rounded as numpy does for up to 7 actions,
-    squares of actions in float32.
-
-    Healthy: every number is strictly between its bounds; without bounds, it may be anything."""
-    return compiled_loops(_run_outcome, frozenset())
-
-
-def _clip_actions(actions: Any, low: Any, high: Any, clipped: Any) -> Any:
     finite, width = True, clipped.shape[1]
     for i in range(len(clipped)):
         for j in range(width):
@@ -68,22 +24,30 @@ def _clip_actions(actions: Any, low: Any, high: Any, clipped: Any) -> Any:
     return finite
 
 
-def _finish_step(
-    observed: Any,
-    gained: Any,
-    over: Any,
-    cut: Any,
-    diverged: Any,
-    idle: Any,
-    finals: Any,
-    observations: Any,
-    rewards: Any,
-    terminated: Any,
-    truncated: Any,
-    invalid: Any,
-    returns: Any,
-    lengths: Any,
-) -> Any:
+@compiled_loops(IN_ORDER)
+def finish_step(
+    observed: Array,
+    gained: Array,
+    over: Array,
+    cut: Array,
+    diverged: Array,
+    idle: Array,
+    finals: Array,
+    observations: Array,
+    rewards: Array,
+    terminated: Array,
+    truncated: Array,
+    invalid: Array,
+    returns: Array,
+    lengths: Array,
+) -> int:
+    """(observed [N,D], gained [N], over, cut, diverged, idle [N] bool: results of the step; finals, observations [N,D],
+    rewards [N], terminated, truncated, invalid [N] bool, returns, lengths [N]) -> how many episodes ended.
+
+    Arguments after `idle` are updated in place; `observations` are those before the step. Numbers that are not finite
+    make a step invalid. An invalid step ends its episode with the last observation and no reward. Idle environments
+    keep their state, without reward and end.
+    """
     ended, width = 0, finals.shape[1]
     for i in range(len(rewards)):
         finite = abs(gained[i]) <= _LARGEST
@@ -106,7 +70,12 @@ def _finish_step(
     return ended
 
 
-def _diverged(qpos: Any, qvel: Any, time: Any, warnings: Any, lengths: Any, dt: Any, largest: Any, out: Any) -> None:
+@compiled_loops(IN_ORDER)
+def diverged(
+    qpos: Array, qvel: Array, time: Array, warnings: Array, lengths: Array, dt: float, largest: float, out: Array
+) -> None:
+    """(qpos [N,nq], qvel [N,nv], time [N], warnings [N,3], lengths [N], dt, largest, out: [N] bool): whether MuJoCo
+    reset a simulation, which resets its time, or a number is not below `largest`."""
     for i in range(len(out)):
         bad = not time[i] >= (lengths[i] + 0.5) * dt
         for j in range(warnings.shape[1]):
@@ -118,7 +87,9 @@ def _diverged(qpos: Any, qvel: Any, time: Any, warnings: Any, lengths: Any, dt: 
         out[i] = bad
 
 
-def _run_observation(qpos: Any, qvel: Any, skipped: Any, largest: Any, out: Any) -> None:
+@compiled_loops(IN_ORDER)
+def run_observation(qpos: Array, qvel: Array, skipped: int, largest: float, out: Array) -> None:
+    """(qpos [N,nq], qvel [N,nv], leading positions to leave out, limit of velocities, out: [N,D])."""
     shown = qpos.shape[1] - skipped
     for i in range(len(out)):
         for j in range(shown):
@@ -128,21 +99,28 @@ def _run_observation(qpos: Any, qvel: Any, skipped: Any, largest: Any, out: Any)
             out[i, shown + j] = largest if speed > largest else -largest if speed < -largest else speed
 
 
-def _run_outcome(
-    positions: Any,
-    dt: Any,
-    actions: Any,
-    qpos: Any,
-    qvel: Any,
-    low: Any,
-    high: Any,
-    forward: Any,
-    control: Any,
-    reward: Any,
-    terminates: Any,
-    rewards: Any,
-    ends: Any,
+@compiled_loops(frozenset())
+def run_outcome(
+    positions: Array,
+    dt: float,
+    actions: Array,
+    qpos: Array,
+    qvel: Array,
+    low: Array,
+    high: Array,
+    forward: float,
+    control: float,
+    reward: float,
+    terminates: bool,
+    rewards: Array,
+    ends: Array,
 ) -> None:
+    """(positions [N], dt, actions [N,A] float32, qpos [N,nq], qvel [N,nv], low and high [nq+nv], weights of speed and
+    control, reward of the healthy, whether the unhealthy end, out: rewards, ends [N] bool). Speed is the
+    change of the first of qpos since `positions`, which are updated. Rounded as numpy does for up to 7 actions,
+    squares of actions in float32.
+
+    Healthy: every number is strictly between its bounds; without bounds, it may be anything."""
     width = qpos.shape[1]
     for i in range(len(rewards)):
         healthy = True

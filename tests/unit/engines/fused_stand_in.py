@@ -2,13 +2,17 @@
 
 What is Transformer Engine's own here: the names of parameters, which of them exist, how tensor ranks share them and
 which marks say so, and what a module does with the ranks. What it is not: its kernels, their precision and their speed.
+
+`main(rank, folder)` is one of two gloo processes that train with it; see megatron_ranks.py.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from contextlib import nullcontext
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -172,3 +176,22 @@ def _module(name: str, **content: Any) -> Any:
 def _mark(parameter: nn.Parameter, dimension: int) -> None:
     parameter.tensor_model_parallel = True
     parameter.partition_dim, parameter.partition_stride = dimension, 1
+
+
+def megatron_ranks() -> Any:
+    spec = importlib.util.spec_from_file_location("megatron_ranks", Path(__file__).with_name("megatron_ranks.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def preload() -> None:
+    """What both ranks import, before they are forked; the stand-in first."""
+    install()
+    megatron_ranks().preload()
+
+
+def main(rank: int, folder: Path) -> None:
+    megatron_ranks().main(rank, folder, "fused")

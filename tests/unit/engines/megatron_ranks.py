@@ -1,7 +1,8 @@
 """Training runs of the Megatron backend in several layouts, to be compared to plain torch. No test by itself.
 
-`main(rank, folder, *layouts)` is one of several gloo processes. It goes on from the states that plain torch
-has saved in the folder, and saves its own there.
+`main(rank, folder, *layouts)` is one of several gloo processes. It goes on from the states that plain torch has saved
+in the folder, and saves its own there. The layout "fused" has the layers of Megatron's specification for Transformer
+Engine, with the stand-in of `fused_stand_in`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from rl_platform.algorithms.losses import ModelOutputs
 from rl_platform.config.schema.models import Model, Optim, Parallel
 from rl_platform.engines.training.base import MicroBatches
 from rl_platform.engines.training.fsdp import FSDPEngine
-from rl_platform.engines.training.state_files import read, write
 from rl_platform.models.forward import TokenPolicy, TokenValues
 from rl_platform.models.language import LanguageModel
 from rl_platform.models.pretrained import PACKAGED, export_causal_lm, load_causal_lm, model_folder
@@ -37,6 +37,7 @@ LAYOUTS = {
     "one": Parallel(),
     "tp2": Parallel(tensor=2),
     "tp2 sp": Parallel(tensor=2, sequence=True),
+    "fused": Parallel(tensor=2, sequence=True),
     "pp2": Parallel(pipeline=2),
     "dp2": Parallel(),
     "tp2 pp2": Parallel(tensor=2, pipeline=2, sequence=True),
@@ -68,6 +69,7 @@ KINDS_OF = {  # in the other layouts: LLAMA
     "ep2": [*EXPERTS],
     "tp2 ep2": ["experts"],
     "pp2 vp2 ep2": ["experts"],
+    "fused": ["critic", "qwen2", "qwen3", "experts"],
 }
 
 
@@ -134,54 +136,6 @@ def engine_of(
     from rl_platform.engines.training.megatron.engine import MegatronEngine
 
     return MegatronEngine(network, optim, dtype=dtype, parallel=LAYOUTS[layout], **CPU, **options)
-
-
-def run(engine: Any, kind: str, folder: Path) -> dict[str, Any]:
-    """Three updates and two odd ones; the state after three is written to `folder`."""
-    batches = KINDS[kind]
-    report: dict[str, Any] = {"start": ranks.outputs(engine, batches)}
-    report["metrics"] = ranks.steps(engine, batches, 0, 3)
-    report["parameters"] = ranks.parameters(engine)
-    report["outputs"] = ranks.outputs(engine, batches)
-    write(engine.sharded_state(), folder)
-    report["odd"] = odd_steps(engine, batches)
-    report["continued"] = ranks.parameters(engine)
-    return report
-
-
-def odd_steps(engine: Any, batches: str) -> list[dict[str, float]]:
-    """Fewer rows than micro-batches for everyone, and a rank without any."""
-    few = engine.step(ranks.batch(batches, 3, (6, 4, 5)), ranks.loss(batches), MicroBatches(rows=1))
-    return [few.finalize(), engine.step(ranks.batch(batches, 4, (6,)), ranks.loss(batches), MicroBatches()).finalize()]
-
-
-def resumed(engine: Any, kind: str, folder: Path) -> dict[str, Any]:
-    """Go on from a state, as `run` did."""
-    read(engine.sharded_state(), folder)
-    outputs = ranks.outputs(engine, KINDS[kind])
-    odd_steps(engine, KINDS[kind])
-    return {"outputs": outputs, "continued": ranks.parameters(engine)}
-
-
-def poisoned(engine: Any, kind: str) -> dict[str, Any]:
-    """A step that is not finite in one row: what it changed, and that training goes on after it.
-
-    Sequences stand alone in their micro-batches here, unlike in `run`.
-    """
-    batches = KINDS[kind]
-    metrics = ranks.steps(engine, batches, 0, 2, ranks.UNPACKED)
-    before = tensors(engine)
-    spoiled = ranks.batch(batches, 5)
-    spoiled.advantages[3] = spoiled.returns[3] = float("nan")
-    answer = engine.step(spoiled, ranks.loss(batches), MicroBatches(rows=2))
-    after = tensors(engine)
-    metrics += ranks.steps(engine, batches, 2, 3, ranks.UNPACKED)
-    return {
-        "metrics": metrics,
-        "answer": answer,
-        "unchanged": len(before) == len(after) and all(torch.equal(*pair) for pair in zip(before, after, strict=True)),
-        "parameters": ranks.parameters(engine),
-    }
 
 
 def real(layout: str) -> dict[str, Any]:
@@ -281,19 +235,18 @@ def padded_outputs(network: Any, rows: RolloutBatch) -> ModelOutputs:
     return ModelOutputs(torch.where(mask, log_probs, 0.0), torch.where(mask, entropy, 0.0))
 
 
-def tensors(engine: Any) -> list[Tensor]:
-    """This rank's parts of parameters, masters and Adam state, copied."""
-    return [part.clone() for sharded in engine.sharded_state().values() for _, part in sharded.destinations]
-
-
 def report(kind: str, layout: str, folder: Path) -> dict[str, Any]:
     """Everything the tests compare of one model in one layout."""
-    engine = megatron(kind, layout, gradient_checkpointing=layout == "tp2 pp2")
-    results = run(engine, kind, folder / f"{layout}-{kind}")
-    results["held"] = held(engine, KINDS[kind])
-    results["resumed"] = resumed(engine, kind, folder / f"torch-{kind}")
+    batches = KINDS[kind]
+    kernels = "transformer_engine" if layout == "fused" else "torch"
+    engine = megatron(kind, layout, gradient_checkpointing=layout == "tp2 pp2", kernels=kernels)
+    results = ranks.run(engine, batches, folder / f"{layout}-{kind}")
+    if layout == "fused":
+        return results | {"names": [name for name, _ in engine.stages[0].named_parameters()]}
+    results["held"] = held(engine, batches)
+    results["resumed"] = ranks.resumed(engine, batches, folder / f"torch-{kind}")
     if kind in (*LLAMA, *DEEP, "experts"):
-        results["poisoned"] = poisoned(megatron(kind, layout), kind)
+        results["poisoned"] = ranks.poisoned(megatron(kind, layout), batches)
     return results
 
 

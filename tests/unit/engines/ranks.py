@@ -1,35 +1,52 @@
-"""Training runs that one process and two gloo processes must finish with the same numbers. Not a test by itself.
+"""Training runs that one process and several gloo processes must finish with the same numbers. No test by itself.
 
-`main(rank, folder)` is one of several processes; a test that calls `run(folder)` is the single one. Both
-save the states they reach into the folder and go on from the states the other kind has saved there.
+`main(rank, folder)` is one of two FSDP ranks. It saves the states that it reaches into the folder, and goes on from the
+states that one process has saved there. Tests and the scripts beside it use the runs for other engines too.
 """
 
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from rl_platform.algorithms.losses import actor_critic_loss, actor_loss, critic_loss
 from rl_platform.config.schema.algorithm import Algorithm
-from rl_platform.config.schema.models import Optim
+from rl_platform.config.schema.models import Lora, Optim
 from rl_platform.engines.swap import storages
 from rl_platform.engines.training.base import MicroBatches
 from rl_platform.engines.training.fsdp import FSDPEngine
 from rl_platform.engines.training.offload import OffloadingEngine
 from rl_platform.engines.training.state_files import _Reader, read, write
 from rl_platform.envs.embodied.spaces import ActionSpace
+from rl_platform.models.context_parallel import ContextParallel, UlyssesAttention
 from rl_platform.models.forward import EmbodiedActorCritic, TokenPolicy, TokenValues
 from rl_platform.models.language import LanguageModel
+from rl_platform.models.lora import add_adapters, without_adapters
+from rl_platform.models.packed import pack
 from rl_platform.models.policy import ActorCriticPolicy, PolicyConfig
 from rl_platform.records import RolloutBatch
 
 KINDS = ("actor", "critic", "embodied")
+LORA = Lora(rank=3, alpha=5.0, target_modules=["q_proj", "v_proj", "down_proj"])
+SINGLE = {**{kind: {} for kind in KINDS}, "actor lora": {"lora": LORA}, "critic lora": {"lora": LORA}}
+# what two ranks train; the first word is the kind
+VARIANTS: dict[str, dict[str, Any]] = {
+    **{kind: {} for kind in KINDS},
+    "actor context": {"context": 2},
+    "critic context": {"context": 2},
+    "actor offload": {"cpu_offload": True},
+    "critic lora": {"lora": LORA},
+    "actor lora, context, layers twice": {"lora": LORA, "context": 2, "gradient_checkpointing": True},
+}
 ALGORITHM = Algorithm(entropy_bonus=0.01, value_clip=0.5, loss_agg_func="seq-mean-token-mean", target_kl=1.0)
 OPTIM = Optim(lr=1e-2, eps=1e-4, weight_decay=0.1, clip_grad=0.5)  # eps: noise of a vanishing gradient makes no step
 LENGTHS = (5, 17, 9, 3, 30, 6, 4)  # odd, so that two ranks get unequally many rows
@@ -64,8 +81,13 @@ def model(kind: str, layers: int = 2) -> nn.Module:
     return TokenValues(LanguageModel(network, value_head=True))
 
 
-def engine(kind: str, optim: Optim = OPTIM, **options: Any) -> FSDPEngine:
-    return FSDPEngine(model(kind), optim, dtype=torch.float32, horizon=32, device=torch.device("cpu"), **options)
+def engine(kind: str, optim: Optim = OPTIM, lora: Lora | None = None, **options: Any) -> FSDPEngine:
+    network = model(kind)
+    if lora is not None:
+        add_adapters(network.model.backbone, lora, 3, "actor.lora")
+        network.model.head.requires_grad_(kind == "critic")
+    options = {"dtype": torch.float32, "horizon": 32, "device": torch.device("cpu")} | options
+    return FSDPEngine(network, optim, **options)
 
 
 def loss(kind: str) -> Any:
@@ -108,13 +130,13 @@ def batch(kind: str, seed: int = 0, lengths: tuple[int, ...] = LENGTHS) -> Rollo
     )
 
 
-def outputs(trained: FSDPEngine, kind: str) -> dict[str, Tensor]:
+def outputs(trained: Any, kind: str) -> dict[str, Tensor]:
     model_outputs = trained.evaluate(batch(kind), MicroBatches(rows=2))
     return {name: tensor for name, tensor in vars(model_outputs).items() if tensor is not None}
 
 
 def steps(
-    trained: FSDPEngine, kind: str, first: int, last: int, plans: tuple[MicroBatches, ...] = PLANS
+    trained: Any, kind: str, first: int, last: int, plans: tuple[MicroBatches, ...] = PLANS
 ) -> list[dict[str, float] | None]:
     """Optimizer steps, each with other data and other micro-batches; their metrics."""
     finalized = []
@@ -124,25 +146,39 @@ def steps(
     return finalized
 
 
-def parameters(trained: FSDPEngine) -> dict[str, Tensor]:
+def parameters(trained: Any) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in trained.weights().items()}
 
 
-def run(folder: Path) -> dict[str, Any]:
-    """Everything the tests compare, by kind of model."""
-    results: dict[str, Any] = {"in order": in_order()}
-    for kind in KINDS:
-        trained = engine(kind)
+def run(trained: Any, kind: str, folder: Path | None = None) -> dict[str, Any]:
+    """Three updates and two odd ones. The state after three is written to `folder`."""
+    adapted = any(".lora_" in name for name, _ in trained.model.named_parameters())
+    with without_adapters(trained.model) if adapted else nullcontext():  # then it is the reference's forward
         report: dict[str, Any] = {"start": outputs(trained, kind)}
-        report["metrics"] = steps(trained, kind, 0, 3)
-        report["parameters"] = parameters(trained)
-        report["outputs"] = outputs(trained, kind)
-        write(trained.sharded_state(), folder / f"{kind}-{trained.world_size}")
-        report["few rows"] = trained.step(batch(kind, 3, (6, 4, 5)), loss(kind), MicroBatches(rows=1)).finalize()
-        report["one row"] = trained.step(batch(kind, 4, (6,)), loss(kind), MicroBatches()).finalize()
-        report["continued"] = parameters(trained)
-        results[kind] = report
-    return results
+    report["begin"] = parameters(trained)
+    report["metrics"] = steps(trained, kind, 0, 3)
+    report["parameters"] = parameters(trained)
+    report["outputs"] = outputs(trained, kind)
+    if folder is not None:
+        write(trained.sharded_state(), folder)
+    report["odd"] = odd_steps(trained, kind)
+    report["continued"] = parameters(trained)
+    return report
+
+
+def odd_steps(trained: Any, kind: str) -> list[dict[str, float]]:
+    """Fewer rows than micro-batches for everyone, and a rank without any."""
+    few = trained.step(batch(kind, 3, (6, 4, 5)), loss(kind), MicroBatches(rows=1))
+    return [few.finalize(), trained.step(batch(kind, 4, (6,)), loss(kind), MicroBatches()).finalize()]
+
+
+def resumed(trained: Any, kind: str, folder: Path) -> dict[str, Any]:
+    """Goes on from a state, as `run` did. What is loaded replaces another step."""
+    steps(trained, kind, 5, 6)
+    read(trained.sharded_state(), folder)
+    evaluated = outputs(trained, kind)
+    odd_steps(trained, kind)
+    return {"outputs": evaluated, "continued": parameters(trained)}
 
 
 def in_order() -> dict[str, Any]:
@@ -150,20 +186,6 @@ def in_order() -> dict[str, Any]:
     trained = engine("actor", balance=False)
     metrics = steps(trained, "actor", 0, 1)
     return {"metrics": metrics[0], "parameters": parameters(trained)}
-
-
-def resumed(folder: Path, world_size: int) -> dict[str, Any]:
-    """Go on from what `world_size` ranks have saved."""
-    results = {}
-    for kind in KINDS:
-        trained = engine(kind)
-        outputs(trained, kind)
-        read(trained.sharded_state(), folder / f"{kind}-{world_size}")
-        evaluated = outputs(trained, kind)
-        trained.step(batch(kind, 3, (6, 4, 5)), loss(kind), MicroBatches(rows=1))
-        trained.step(batch(kind, 4, (6,)), loss(kind), MicroBatches())
-        results[kind] = {"outputs": evaluated, "continued": parameters(trained)}
-    return results
 
 
 def bytes_of_ranks(folder: Path) -> list[int]:
@@ -177,12 +199,11 @@ def bytes_of_ranks(folder: Path) -> list[int]:
     return [sizes[file] for file in sorted(sizes)]
 
 
-def poisoned(kind: str) -> dict[str, Any]:
-    """A step that is not finite in one row, so on one rank: what it changed, and that training goes on after it.
+def poisoned(trained: Any, kind: str) -> dict[str, Any]:
+    """Three steps, and before the last one a step that is not finite in one row, so on one rank.
 
     Sequences stand alone in their micro-batches here, unlike in `run`.
     """
-    trained = engine(kind)
     metrics = steps(trained, kind, 0, 2, UNPACKED)
     before = tensors(trained)
     spoiled = batch(kind, 5)
@@ -190,25 +211,16 @@ def poisoned(kind: str) -> dict[str, Any]:
     answer = trained.step(spoiled, loss(kind), MicroBatches(rows=2))
     after = tensors(trained)
     return {
-        "metrics": metrics,
         "answer": answer,
         "unchanged": len(before) == len(after) and all(torch.equal(*pair) for pair in zip(before, after, strict=True)),
-        "next": steps(trained, kind, 2, 3, UNPACKED)[0],
+        "metrics": metrics + steps(trained, kind, 2, 3, UNPACKED),
         "parameters": parameters(trained),
     }
 
 
-def tensors(trained: FSDPEngine) -> list[Tensor]:
-    """This rank's own part of parameters and Adam state, copied."""
-    states = [value for state in trained.optimizer.state.values() for value in state.values()]
-    local = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in [*trained.parameters, *states]]
-    return [tensor.detach().clone() for tensor in local]
-
-
-def recomputed() -> dict[str, Any]:
-    """Three updates of an actor whose layers are computed again in the backward."""
-    trained = engine("actor", gradient_checkpointing=True)
-    return {"metrics": steps(trained, "actor", 0, 3), "parameters": parameters(trained)}
+def tensors(trained: Any) -> list[Tensor]:
+    """This rank's parts of parameters and optimizer state, copied."""
+    return [part.clone() for sharded in trained.sharded_state().values() for _, part in sharded.destinations]
 
 
 def offloaded() -> dict[str, Any]:
@@ -223,20 +235,48 @@ def offloaded() -> dict[str, Any]:
     return {"metrics": metrics, "held": held, "outputs": outputs(trained, "actor"), "parameters": parameters(trained)}
 
 
+def exchanged_attention() -> dict[str, Tensor]:
+    """Attention with one key head for four query heads, over 11 tokens that two ranks share; with its gradients."""
+    packed = pack([torch.arange(7), torch.arange(4) + 2])
+    numbers = torch.Generator().manual_seed(1)
+    whole = [torch.randn(1, heads, 11, 6, generator=numbers, requires_grad=True) for heads in (4, 1, 1)]
+    expected = packed.attention(0, *whole, 0.4)
+    weights = torch.randn(expected.shape, generator=numbers)
+    (expected * weights).sum().backward()
+    context = ContextParallel(dist.group.WORLD)
+    mine = slice(6 * context.rank, 6 * context.rank + 6)
+    own = [F.pad(tensor.detach(), (0, 0, 0, 1))[:, :, mine].requires_grad_() for tensor in whole]
+    output = UlyssesAttention(packed.attention, context, 11)(0, *own, 0.4)
+    (output * F.pad(weights, (0, 0, 0, 0, 0, 1))[mine]).sum().backward()
+    gradients = [F.pad(tensor.grad, (0, 0, 0, 1))[:, :, mine] for tensor in whole]
+    assert all(tensor.grad is not None for tensor in own)
+    return {
+        "actual": torch.cat([output.flatten(), *(tensor.grad.flatten() for tensor in own)]),
+        "expected": torch.cat([F.pad(expected, (0, 0, 0, 0, 0, 1))[mine].flatten(), *(g.flatten() for g in gradients)]),
+    }
+
+
 def preload() -> None:
     """What all ranks import, before they are forked."""
     import torch.distributed.fsdp  # noqa: F401
 
-    for kind in KINDS:
-        model(kind)
+    engine("critic", lora=LORA)
 
 
 def main(rank: int, folder: Path) -> None:
-    results: dict[str, Any] = {
-        "run": run(folder),
-        "resumed": resumed(folder, 1),
-        "poisoned": {kind: poisoned(kind) for kind in KINDS},
-    }
-    results["recomputed"] = recomputed()
-    results["offloaded"] = offloaded()
+    results: dict[str, Any] = {"in order": in_order(), "offloaded": offloaded(), "attention": exchanged_attention()}
+    for name, options in VARIANTS.items():
+        kind = name.split(maxsplit=1)[0]
+        report = run(engine(kind, **options), kind, folder / f"{name} 2")
+        report["resumed"] = resumed(engine(kind, **options), kind, folder / f"{single(name)} 1")
+        if name in KINDS or "context" in name:
+            report["poisoned"] = poisoned(engine(kind, **options), kind)
+        results[name] = report
+    results["bfloat16"] = run(engine("actor", dtype=torch.bfloat16), "actor")
     torch.save(results, folder / f"rank{rank}.pt")
+
+
+def single(variant: str) -> str:
+    """What one process trains to the numbers of this variant."""
+    kind = variant.split(maxsplit=1)[0]
+    return f"{kind} lora" if "lora" in variant else kind
