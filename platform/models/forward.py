@@ -9,8 +9,7 @@ from rl_platform.algorithms.action_levels import ActionLevels
 from rl_platform.algorithms.losses import ModelOutputs
 from rl_platform.models.chunk_policy import ChunkPolicy
 from rl_platform.models.context_parallel import ContextParallel
-from rl_platform.models.full_kl import full_kl_of_states
-from rl_platform.models.language import Entropy, LanguageModel
+from rl_platform.models.language import Entropy, LanguageModel, full_kl_of_states
 from rl_platform.models.packed import PackedTokens, pack
 from rl_platform.models.policy import ActorCriticPolicy
 from rl_platform.models.recurrent_policy import RecurrentPolicy

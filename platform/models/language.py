@@ -7,17 +7,21 @@ attention and a plain linear head (Llama, Qwen2, Qwen3 ...); `pretrained.load_ca
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from rl_platform.algorithms.kl import full_kl
 from rl_platform.models.packed import ATTENTION, Attention, PackedTokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+T = TypeVar("T")
 Entropy = Literal["none", "value", "gradient"]
 TOKENS_PER_CHUNK = 1024  # logits [1024, vocabulary] are the most that exist at the same time
 
@@ -66,15 +70,7 @@ class LanguageModel(nn.Module):
 
         Logits are divided by `temperature` and computed for TOKENS_PER_CHUNK positions at a time.
         """
-        recompute = torch.is_grad_enabled() and len(states) > TOKENS_PER_CHUNK  # a single chunk saves no memory
-        chunks = zip(states.split(TOKENS_PER_CHUNK), targets.split(TOKENS_PER_CHUNK), strict=True)
-        parts = []
-        for states_part, targets_part in chunks:
-            arguments = (states_part, self.head.weight, targets_part, temperature, entropy)
-            if recompute:
-                parts.append(checkpoint(token_log_probs, *arguments, use_reentrant=False))
-            else:
-                parts.append(token_log_probs(*arguments))
+        parts = in_chunks(token_log_probs, (states, targets), self.head.weight, temperature, entropy)
         log_probs = torch.cat([part[0] for part in parts])
         return log_probs, None if entropy == "none" else torch.cat([part[1] for part in parts])
 
@@ -85,11 +81,39 @@ class LanguageModel(nn.Module):
             return self.head(states.float()).squeeze(-1)
 
 
+def in_chunks(function: Callable[..., T], rows: tuple[Tensor, Tensor], *shared: object) -> list[T]:
+    """Calls `function(*chunk, *shared)` for TOKENS_PER_CHUNK rows of both tensors at a time.
+
+    The backward pass recomputes several chunks, so that their logits never exist together.
+    """
+    chunks = zip(*(tensor.split(TOKENS_PER_CHUNK) for tensor in rows), strict=True)
+    if not torch.is_grad_enabled() or len(rows[0]) <= TOKENS_PER_CHUNK:  # a single chunk saves no memory
+        return [function(*chunk, *shared) for chunk in chunks]
+    return [checkpoint(function, *chunk, *shared, use_reentrant=False) for chunk in chunks]
+
+
+def full_kl_of_states(
+    states: Tensor, weight: Tensor, reference_states: Tensor, reference_weight: Tensor, temperature: float
+) -> Tensor:
+    """Returns KL(pi || pi_ref) [K] float32 over the whole vocabulary, differentiable in `states` and `weight`.
+
+    The logits of both models are divided by `temperature`. `states` [K,H], `weight` [V,H]; `reference_states` [K,G] and
+    `reference_weight` [V,G] may have another width. The reference sends hidden states, because the logits of a whole
+    batch do not fit into memory.
+    """
+
+    def chunk(states: Tensor, reference_states: Tensor) -> Tensor:
+        logits, reference = F.linear(states, weight), F.linear(reference_states, reference_weight)
+        return full_kl(logits.float() / temperature, reference.float() / temperature)
+
+    return torch.cat(in_chunks(chunk, (states, reference_states)))
+
+
 def token_log_probs(
-    states: Tensor, weight: Tensor, targets: Tensor, temperature: float, entropy: Entropy
+    states: Tensor, targets: Tensor, weight: Tensor, temperature: float, entropy: Entropy
 ) -> tuple[Tensor, Tensor | None]:
-    """states [K,H], weight [V,H], targets [K] -> log-probs [K] and entropies [K] or None, float32."""
-    logits = torch.nn.functional.linear(states, weight).float()
+    """states [K,H], targets [K], weight [V,H] -> log-probs [K] and entropies [K] or None, float32."""
+    logits = F.linear(states, weight).float()
     if temperature != 1.0:
         logits = logits / temperature
     norm = torch.logsumexp(logits, dim=-1)

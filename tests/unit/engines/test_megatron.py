@@ -24,7 +24,6 @@ from training_checks import assert_close, assert_moved, learned
 
 from rl_platform.config.schema.models import Model, Parallel
 from rl_platform.engines.training.base import MicroBatches
-from rl_platform.engines.training.megatron import vocab_parallel
 from rl_platform.engines.training.state_files import read, write
 from rl_platform.errors import ConfigError
 from rl_platform.models import language
@@ -127,8 +126,7 @@ def test_plain_torch_packed_is_a_plain_loop_over_padded_rows(runs, expected, kin
 @pytest.mark.parametrize("backend", ["plain", "megatron"])
 def test_logits_never_exist_for_more_than_a_chunk_of_tokens(runs, monkeypatch, backend: str) -> None:
     """31 tokens in the vocabulary, 51 actions, chunks of 20; a model of width 16 has no tensor of 31 columns else."""
-    for module in (language, vocab_parallel):
-        monkeypatch.setattr(module, "TOKENS_PER_CHUNK", 20)
+    monkeypatch.setattr(language, "TOKENS_PER_CHUNK", 20)
     engine, rows = getattr(runs, backend)("actor"), runs.ranks.batch("actor")
     assert int(rows.action_mask.sum()) > 40
     with Shapes() as shapes:

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 
 from rl_platform.config.schema.models import Parallel
-from rl_platform.engines.training.megatron import vocab_parallel
 from rl_platform.engines.training.megatron.supported import unfit, uses_transformer_engine
 from rl_platform.engines.training.megatron.vocab_parallel import vocab_parallel_full_kl, vocab_parallel_log_probs
 from rl_platform.engines.training.megatron.weights import source_of
-from rl_platform.models.full_kl import full_kl_of_states
-from rl_platform.models.language import token_log_probs
+from rl_platform.models import language
+from rl_platform.models.language import full_kl_of_states, token_log_probs
 
 HEADS, KEY_HEADS, HEAD, WIDTH, INNER, VOCABULARY = 8, 4, 6, 20, 24, 31
 CONFIG = SimpleNamespace(
@@ -108,13 +107,13 @@ class TestLogProbs:
     @pytest.mark.parametrize("temperature", [1.0, 0.7])
     @pytest.mark.parametrize("chunk", [4, 1024])
     def test_as_with_full_logits(self, monkeypatch, entropy: Any, temperature: float, chunk: int) -> None:
-        monkeypatch.setattr(vocab_parallel, "TOKENS_PER_CHUNK", chunk)
+        monkeypatch.setattr(language, "TOKENS_PER_CHUNK", chunk)
         draw = torch.Generator().manual_seed(0)
         states, weight = (torch.randn(rows, 8, generator=draw) for rows in (11, 23))
         targets = torch.randint(23, (11,), generator=draw)
         results = []
         for function in (
-            lambda s, w: token_log_probs(s, w, targets, temperature, entropy),
+            lambda s, w: token_log_probs(s, targets, w, temperature, entropy),
             lambda s, w: vocab_parallel_log_probs(s, w, targets, 0, temperature, entropy),
         ):
             leaves = [tensor.clone().requires_grad_() for tensor in (states, weight)]
@@ -133,7 +132,7 @@ class TestLogProbs:
     def test_logits_of_more_than_a_chunk_never_exist(self, monkeypatch) -> None:
         sizes = []
         linear = torch.nn.functional.linear
-        monkeypatch.setattr(vocab_parallel, "TOKENS_PER_CHUNK", 4)
+        monkeypatch.setattr(language, "TOKENS_PER_CHUNK", 4)
         monkeypatch.setattr(torch.nn.functional, "linear", lambda *a: sizes.append(len(a[0])) or linear(*a))
         states = torch.randn(11, 8, requires_grad=True)
         weight = torch.randn(23, 8, requires_grad=True)
@@ -145,7 +144,7 @@ class TestLogProbs:
 
     @pytest.mark.parametrize("chunk", [1, 4, 1024])
     def test_kl_over_the_whole_vocabulary(self, monkeypatch, chunk: int) -> None:
-        monkeypatch.setattr(vocab_parallel, "TOKENS_PER_CHUNK", chunk)
+        monkeypatch.setattr(language, "TOKENS_PER_CHUNK", chunk)
         draw = torch.Generator().manual_seed(0)
         shapes = ((11, 8), (23, 8), (11, 6), (23, 6))
         states, weight, other_states, other_weight = (torch.randn(shape, generator=draw) for shape in shapes)

@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from rl_platform.algorithms.kl import full_kl
 from rl_platform.models import language, packed
 from rl_platform.models.forward import TokenPolicy, TokenValues
+from rl_platform.models.language import full_kl_of_states
 from rl_platform.models.packed import common_prefix, pack, similar
 from rl_platform.records import RolloutBatch
 
@@ -186,6 +189,24 @@ def test_chunks_that_are_computed_twice_change_nothing(both, token_batch, gradie
     torch.testing.assert_close(parts.log_probs, whole.log_probs, rtol=0, atol=1e-6)
     torch.testing.assert_close(parts.entropy, whole.entropy, rtol=0, atol=1e-6)
     assert_same_gradients(part_gradients, whole_gradients)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 7, 100])
+def test_chunks_change_no_kl_over_the_vocabulary(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = torch.Generator().manual_seed(0)
+    states, weight, reference_states, reference_weight = (
+        torch.randn(shape, generator=numbers) for shape in ((7, 4), (11, 4), (7, 6), (11, 6))
+    )
+    leaves = [states.requires_grad_(), weight.requires_grad_()]
+    logits, reference_logits = F.linear(states, weight) / 0.7, F.linear(reference_states, reference_weight) / 0.7
+    expected = full_kl(logits, reference_logits)
+    gradients = torch.autograd.grad(expected.square().sum(), leaves)
+    monkeypatch.setattr(language, "TOKENS_PER_CHUNK", chunk)
+    divergence = full_kl_of_states(states, weight, reference_states, reference_weight, temperature=0.7)
+    torch.testing.assert_close(divergence, expected)
+    torch.testing.assert_close(torch.autograd.grad(divergence.square().sum(), leaves), gradients)
+    with torch.no_grad():
+        torch.testing.assert_close(full_kl_of_states(states, weight, reference_states, reference_weight, 0.7), expected)
 
 
 def test_logged_entropy_has_no_gradient(both, token_batch) -> None:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from rl_platform.models.language import TOKENS_PER_CHUNK, Entropy
+from rl_platform.models.language import Entropy, in_chunks
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
@@ -33,14 +33,9 @@ def vocab_parallel_log_probs(
     `weight` [V_r,H]: this rank's rows, for the tokens from `first` on. Logits are divided by `temperature`. The
     gradient of `states` is this rank's part. `group` None: this rank holds the whole vocabulary.
     """
-    recompute = torch.is_grad_enabled() and len(states) > TOKENS_PER_CHUNK
-    log_probs, entropies = [], []
-    for part, wanted in zip(states.split(TOKENS_PER_CHUNK), targets.split(TOKENS_PER_CHUNK), strict=True):
-        arguments = (part, weight, wanted, first, temperature, entropy, group)
-        chunk = checkpoint(_chunk, *arguments, use_reentrant=False) if recompute else _chunk(*arguments)
-        log_probs.append(chunk[0])
-        entropies.append(chunk[1])
-    return torch.cat(log_probs), None if entropy == "none" else torch.cat(entropies)
+    parts = in_chunks(_chunk, (states, targets), weight, first, temperature, entropy, group)
+    log_probs = torch.cat([part[0] for part in parts])
+    return log_probs, None if entropy == "none" else torch.cat([part[1] for part in parts])
 
 
 def vocab_parallel_full_kl(
@@ -51,28 +46,23 @@ def vocab_parallel_full_kl(
     temperature: float,
     group: dist.ProcessGroup | None = None,
 ) -> Tensor:
-    """As `models.full_kl.full_kl_of_states`, [K] float32, with this rank's rows in `weight` and `reference_weight`.
+    """As `models.language.full_kl_of_states`, [K] float32, with this rank's rows in `weight` and `reference_weight`.
 
     `states` [K,H] and `reference_states` [K,G] are equal on all ranks. The gradient of `states` is this rank's part.
     """
-    recompute = torch.is_grad_enabled() and len(states) > TOKENS_PER_CHUNK
-    parts = []
-    for own, other in zip(states.split(TOKENS_PER_CHUNK), reference_states.split(TOKENS_PER_CHUNK), strict=True):
-        arguments = (own, weight, other, reference_weight, temperature, group)
-        parts.append(checkpoint(_kl_chunk, *arguments, use_reentrant=False) if recompute else _kl_chunk(*arguments))
-    return torch.cat(parts)
+    return torch.cat(in_chunks(_kl_chunk, (states, reference_states), weight, reference_weight, temperature, group))
 
 
 def _kl_chunk(
     states: Tensor,
-    weight: Tensor,
     reference_states: Tensor,
+    weight: Tensor,
     reference_weight: Tensor,
     temperature: float,
     group: dist.ProcessGroup | None,
 ) -> Tensor:
-    logits = torch.nn.functional.linear(states, weight).float() / temperature
-    reference = torch.nn.functional.linear(reference_states, reference_weight).float() / temperature
+    logits = F.linear(states, weight).float() / temperature
+    reference = F.linear(reference_states, reference_weight).float() / temperature
     largest = torch.stack([logits.detach().amax(dim=-1), reference.amax(dim=-1)])
     if group is not None:
         dist.all_reduce(largest, dist.ReduceOp.MAX, group)
@@ -86,14 +76,14 @@ def _kl_chunk(
 
 def _chunk(
     states: Tensor,
-    weight: Tensor,
     targets: Tensor,
+    weight: Tensor,
     first: int,
     temperature: float,
     entropy: Entropy,
     group: dist.ProcessGroup | None,
 ) -> tuple[Tensor, Tensor]:
-    logits = torch.nn.functional.linear(states, weight).float()
+    logits = F.linear(states, weight).float()
     if temperature != 1.0:
         logits = logits / temperature
     largest = logits.detach().amax(dim=-1)
