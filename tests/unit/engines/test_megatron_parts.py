@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import importlib
+import math
 import subprocess
 import sys
+from collections.abc import Sequence
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from rl_platform.config.schema.models import Parallel
 from rl_platform.engines.training.megatron.supported import unfit, uses_transformer_engine
 from rl_platform.engines.training.megatron.vocab_parallel import vocab_parallel_full_kl, vocab_parallel_log_probs
-from rl_platform.engines.training.megatron.weights import source_of
+from rl_platform.engines.training.megatron.weights import Source, boxes, join, placed, source_of, split
 from rl_platform.models import language
 from rl_platform.models.language import full_kl_of_states, token_log_probs
 
@@ -23,83 +29,97 @@ HEADS, KEY_HEADS, HEAD, WIDTH, INNER, VOCABULARY = 8, 4, 6, 20, 24, 31
 CONFIG = SimpleNamespace(
     num_attention_heads=HEADS, num_key_value_heads=KEY_HEADS, head_dim=HEAD, vocab_size=VOCABULARY, hidden_size=WIDTH
 )
-SHAPES = {
-    "q_proj": (HEADS * HEAD, WIDTH),
-    "k_proj": (KEY_HEADS * HEAD, WIDTH),
-    "v_proj": (KEY_HEADS * HEAD, WIDTH),
-    "o_proj": (WIDTH, HEADS * HEAD),
-    "gate_proj": (INNER, WIDTH),
-    "up_proj": (INNER, WIDTH),
-    "down_proj": (WIDTH, INNER),
-    "experts": (8, INNER, WIDTH),
-    "embed_tokens": (VOCABULARY, WIDTH),
-    "head": (VOCABULARY, WIDTH),
-    "norm": (WIDTH,),
-    "gate": (8, WIDTH),
+QUERIES, KEYS = HEADS * HEAD, KEY_HEADS * HEAD
+WHOLE = {  # parameters of a stage, and the shapes of the tensors that they consist of
+    "decoder.layers.1.self_attention.linear_qkv.weight": [(QUERIES, WIDTH), (KEYS, WIDTH), (KEYS, WIDTH)],
+    "decoder.layers.1.self_attention.linear_qkv.bias": [(QUERIES,), (KEYS,), (KEYS,)],
+    "decoder.layers.1.self_attention.linear_proj.weight": [(WIDTH, QUERIES)],
+    "decoder.layers.1.mlp.linear_fc1.weight": [(INNER, WIDTH), (INNER, WIDTH)],
+    "decoder.layers.1.mlp.linear_fc2.weight": [(WIDTH, INNER)],
+    "decoder.layers.1.mlp.experts.gate_up": [(8, INNER, WIDTH)],
+    "decoder.layers.1.mlp.experts.down": [(8, WIDTH, INNER)],
+    "decoder.layers.1.mlp.router.weight": [(8, WIDTH)],
+    "embedding.word_embeddings.weight": [(VOCABULARY, WIDTH)],
+    "output_layer.weight": [(VOCABULARY, WIDTH)],
+    "decoder.final_layernorm.weight": [(WIDTH,)],
 }
-PARAMETERS = [
-    "decoder.layers.1.self_attention.linear_qkv.weight",
-    "decoder.layers.1.self_attention.linear_qkv.bias",
-    "decoder.layers.1.self_attention.linear_proj.weight",
-    "decoder.layers.1.mlp.linear_fc1.weight",
-    "decoder.layers.1.mlp.linear_fc2.weight",
-    "decoder.layers.1.mlp.experts.gate_up",
-    "decoder.layers.1.mlp.experts.down",
-    "decoder.layers.1.mlp.router.weight",
-    "embedding.word_embeddings.weight",
-    "output_layer.weight",
-    "decoder.final_layernorm.weight",
-]
 
 
-def tensor_of(name: str) -> Tensor:
-    """A tensor in which every number is different."""
-    module, kind = name.split(".")[-2:]
-    shape = SHAPES[module][:1] if kind == "bias" else SHAPES[module]
-    return torch.arange(float(torch.tensor(shape).prod())).view(shape) + len(module) / 100
+def shared(source: Source, whole: Sequence[Tensor], size: int) -> list[Tensor]:
+    """The parameters of `size` ranks, put together from whole tensors in the order of Megatron's layers."""
+    match source.sharing:
+        case "replicated":
+            return [whole[0]] * size
+        case "columns":
+            return [*whole[0].chunk(size, dim=1)]
+        case "vocabulary":
+            return [*F.pad(whole[0], (0, 0, 0, -len(whole[0]) % size)).chunk(size)]
+        case "gate_up":
+            return [torch.cat(halves) for halves in zip(*(tensor.chunk(size) for tensor in whole), strict=True)]
+        case "qkv":  # for each key head its queries, its key and its value
+            heads = [tensor.view(KEY_HEADS, -1, *tensor.shape[1:]) for tensor in whole]
+            return [*torch.cat(heads, dim=1).flatten(0, 1).chunk(size)]
+        case _:
+            return [*whole[0].chunk(size)]
 
 
 class TestShares:
+    @pytest.mark.parametrize("cuts", [1, 3], ids=["parameters", "stretches of them"])
     @pytest.mark.parametrize("size", [1, 2, 4])
-    @pytest.mark.parametrize("name", PARAMETERS)
-    def test_shares_are_equal_and_whole_together(self, name: str, size: int) -> None:
-        source = source_of(name, 5, CONFIG, size, value_head=False, expert_size=size)
-        whole = [tensor_of(part) for part in source.names]
-        parts = [source.split(whole, rank) for rank in range(size)]
-        assert len({part.shape for part in parts}) == 1
-        joined = source.join(parts)
-        assert len(joined) == len(whole)
+    @pytest.mark.parametrize("name", WHOLE)
+    def test_all_ranks_together_make_up_the_whole(self, name: str, size: int, cuts: int) -> None:
+        """Each element of a rank's parameter comes back to its place once; and a view writes through."""
+        source, shapes = source_of(name, 5, CONFIG, value_head=False), WHOLE[name]
+        whole = [torch.rand(shape) for shape in shapes]
+        joined = [torch.full(shape, math.nan) for shape in shapes]
+        times = [torch.zeros(shape) for shape in shapes]
+        parameters = shared(source, whole, size)
+        for rank, parameter in enumerate(parameters[:1] if source.sharing == "replicated" else parameters):
+            assert torch.equal(split(source, rank, parameter.shape, whole), parameter)
+            own = parameter.clone()
+            ends = [round(own.numel() * number / cuts) for number in range(cuts + 1)]  # across rows
+            for start, stop in pairwise(ends):
+                for index, offsets, part in placed(source, rank, own.shape, shapes, own.view(-1)[start:stop], start):
+                    assert part.untyped_storage().data_ptr() == own.untyped_storage().data_ptr()
+                    where = tuple(slice(first, first + count) for first, count in zip(offsets, part.shape, strict=True))
+                    joined[index][where] = part
+                    times[index][where] += 1
         assert all(torch.equal(*pair) for pair in zip(joined, whole, strict=True))
+        assert all(bool((count == 1).all()) for count in times)
+        assert all(torch.equal(*pair) for pair in zip(join(source, parameters, shapes), whole, strict=True))
 
-    def test_experts_are_shared_by_other_ranks_than_matrices(self) -> None:
-        source = source_of("decoder.layers.0.mlp.experts.down", 0, CONFIG, 2, value_head=False, expert_size=4)
-        (experts,) = (tensor_of(name) for name in source.names)
-        assert torch.equal(source.split([experts], 3), experts[6:])
+    @given(shape=st.lists(st.integers(1, 5), min_size=1, max_size=4), data=st.data())
+    def test_boxes_are_the_stretch_in_order(self, shape: list[int], data: st.DataObject) -> None:
+        stop = data.draw(st.integers(0, math.prod(shape)))
+        start = data.draw(st.integers(0, stop))
+        numbers = torch.arange(math.prod(shape)).view(shape)
+        elements = []
+        for offsets, sizes in boxes(shape, start, stop):
+            box = numbers[tuple(slice(first, first + size) for first, size in zip(offsets, sizes, strict=True))]
+            assert box.shape == sizes
+            elements += box.flatten().tolist()
+        assert elements == list(range(start, stop))
 
-    def test_norms_of_fused_layers_are_those_of_the_plain_ones(self) -> None:
-        for fused, plain in (
-            ("self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight"),
-            ("mlp.linear_fc1.layer_norm_weight", "pre_mlp_layernorm.weight"),
-        ):
-            sources = [source_of(f"decoder.layers.3.{n}", 0, CONFIG, 2, value_head=False) for n in (fused, plain)]
-            assert sources[0] == sources[1]
+    def test_names(self) -> None:
+        def source(name: str, value_head: bool = False) -> Source:
+            return source_of(name, 5, CONFIG, value_head=value_head)
 
-    def test_layers_are_numbered_in_the_model(self) -> None:
-        source = source_of("decoder.layers.1.mlp.linear_fc2.weight", 5, CONFIG, 1, value_head=False)
-        assert source.names == ("model.backbone.layers.6.mlp.down_proj.weight",)
+        layer = "decoder.layers.1"
+        assert source(f"{layer}.mlp.linear_fc2.weight").names == ("model.backbone.layers.6.mlp.down_proj.weight",)
+        norms = {"self_attention.linear_qkv": "input_layernorm", "mlp.linear_fc1": "pre_mlp_layernorm"}
+        for fused, plain in norms.items():  # Transformer Engine's layers include the norm
+            assert source(f"{layer}.{fused}.layer_norm_weight") == source(f"{layer}.{plain}.weight")
+        head = source("output_layer.bias", value_head=True)
+        assert (head.names, head.sharing) == (("model.head.bias",), "replicated")
 
     def test_a_rank_holds_whole_heads_and_the_queries_of_its_keys(self) -> None:
-        source = source_of("decoder.layers.0.self_attention.linear_qkv.weight", 0, CONFIG, 2, value_head=False)
-        query, key, value = (tensor_of(name) for name in source.names)
-        mine = source.split([query, key, value], 1)  # key heads 2 and 3, query heads 4 to 7
+        source = source_of("decoder.layers.0.self_attention.linear_qkv.weight", 0, CONFIG, value_head=False)
+        query, key, value = (torch.rand(rows, WIDTH) for rows in (QUERIES, KEYS, KEYS))
+        mine = split(source, 1, (8 * HEAD, WIDTH), [query, key, value])  # key heads 2 and 3, query heads 4 to 7
         per_key = mine.view(2, -1, WIDTH)
         assert torch.equal(per_key[:, : 2 * HEAD].flatten(0, 1), query[4 * HEAD :])
         assert torch.equal(per_key[:, 2 * HEAD : 3 * HEAD].flatten(0, 1), key[2 * HEAD :])
         assert torch.equal(per_key[:, 3 * HEAD :].flatten(0, 1), value[2 * HEAD :])
-
-    def test_a_value_head_is_not_shared(self) -> None:
-        source = source_of("output_layer.bias", 0, CONFIG, 2, value_head=True)
-        assert (source.names, source.sharing) == (("model.head.bias",), "replicated")
 
 
 class TestLogProbs:
@@ -128,19 +148,6 @@ class TestLogProbs:
             if expected is not None:
                 torch.testing.assert_close(actual, expected, rtol=1e-4, atol=3e-5)
         assert results[1][1] is None or results[1][1].requires_grad == (entropy == "gradient")
-
-    def test_logits_of_more_than_a_chunk_never_exist(self, monkeypatch) -> None:
-        sizes = []
-        linear = torch.nn.functional.linear
-        monkeypatch.setattr(language, "TOKENS_PER_CHUNK", 4)
-        monkeypatch.setattr(torch.nn.functional, "linear", lambda *a: sizes.append(len(a[0])) or linear(*a))
-        states = torch.randn(11, 8, requires_grad=True)
-        weight = torch.randn(23, 8, requires_grad=True)
-        vocab_parallel_log_probs(states, weight, torch.zeros(11, dtype=torch.int64), 0, 1.0, "value")[
-            0
-        ].sum().backward()
-        assert max(sizes) == 4
-        assert sum(sizes) == 22  # forward, and again for the backward
 
     @pytest.mark.parametrize("chunk", [1, 4, 1024])
     def test_kl_over_the_whole_vocabulary(self, monkeypatch, chunk: int) -> None:

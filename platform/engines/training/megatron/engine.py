@@ -184,12 +184,8 @@ class MegatronEngine:
     def _parameters(self, stage: Any) -> Iterator[tuple[torch.nn.Parameter, Source]]:
         """Yields the parameters of one of this rank's stages with their sources."""
         first = stage.decoder.layers[0].layer_number - 1
-        config, size, expert_size = self.model.model.config, self.tensor.size, self.parallel.expert
         for name, parameter in stage.named_parameters():
-            yield (
-                parameter,
-                source_of(name, first, config, size, value_head=self.is_value_model, expert_size=expert_size),
-            )
+            yield parameter, source_of(name, first, self.model.model.config, value_head=self.is_value_model)
 
     def _parts(self, batch: RolloutBatch, micro_batches: MicroBatches) -> list[tuple[list[int], RolloutBatch]]:
         """This data-parallel rank's micro-batches, which its tensor and pipeline ranks share."""

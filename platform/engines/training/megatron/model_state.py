@@ -14,8 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rl_platform.engines.training.megatron.shards import placed
-from rl_platform.engines.training.megatron.weights import Source
+from rl_platform.engines.training.megatron.weights import Source, join, placed, split
 from rl_platform.engines.training.sharded_state import MOMENTS, ShardedState, ShardedTensor, adam_state
 
 HEAD, EMBEDDING = "model.head.weight", "model.backbone.embed_tokens.weight"
@@ -130,7 +129,11 @@ class ModelState:
     def start_from(self, whole: dict[str, Tensor]) -> None:
         """Loads whole parameters, which every rank has. The masters of half-precision parameters get full precision."""
         for parameter, source in self.parameters:
-            self._load_parameter(parameter, source, [whole[name].to(self.device) for name in source.names])
+            tensors = [whole[name].to(self.device) for name in source.names]
+            part = split(source, self.groups.sharing(source).rank, parameter.shape, tensors)
+            parameter.data.copy_(part)
+            if (master := self._master(parameter)) is not None:
+                master.parts[VALUES].view(-1).copy_(part.view(-1)[master.start : master.stop])
 
     def weights(self) -> dict[str, Tensor]:
         """Returns copies of all parameters in float32 on every rank."""
@@ -165,12 +168,6 @@ class ModelState:
                 state[f"optimizer.{name}.step"].add((), master.parts["step"], written)
         return state
 
-    def _load_parameter(self, own: nn.Parameter, source: Source, whole: list[Tensor]) -> None:
-        part = source.split(whole, self.groups.sharing(source).rank)
-        own.data.copy_(part)
-        if (master := self._master(own)) is not None:
-            master.parts[VALUES].view(-1).copy_(part.reshape(-1)[master.start : master.stop])
-
     def _stored(self, name: str) -> str:
         """The name under which a tensor is saved: a tied output matrix is the embedding."""
         return EMBEDDING if self.tied and name == HEAD else name
@@ -183,7 +180,7 @@ class ModelState:
                     continue
                 if stage == self.pipeline.rank:
                     parts = self._parts_of_ranks(self.parameters[index][0], source)
-                    whole = [tensor.contiguous() for tensor in source.join(parts)]
+                    whole = join(source, parts, [self.shapes[name] for name in source.names])
                     del parts
                 else:
                     whole = [torch.empty(self.shapes[name], device=self.device) for name in source.names]
@@ -195,16 +192,13 @@ class ModelState:
         part = parameter.detach().to(torch.float32, copy=True)
         return [part] if source.sharing == "replicated" else self.groups.sharing(source).gather(part)
 
-    def _optimizer(self, parameter: nn.Parameter) -> Any:
-        return self.optimizers[-1 if is_expert(parameter) else 0]
-
     def _master(self, parameter: nn.Parameter) -> Master | None:
         """This rank's master of a parameter; None if other data-parallel ranks hold all of it or it is frozen."""
         if not self.optimizers:
             return None
         start, stop = 0, parameter.numel()
-        optimizer = self._optimizer(parameter)
-        if _shared_by_data_ranks(optimizer):
+        optimizer = self.optimizers[0 if getattr(parameter, "allreduce", True) else -1]  # Megatron marks experts
+        if hasattr(optimizer, "model_param_group_index_map"):  # data-parallel ranks shard its state
             if parameter not in optimizer.model_param_group_index_map:
                 return None
             group, order = optimizer.model_param_group_index_map[parameter]
@@ -214,13 +208,3 @@ class ModelState:
         else:
             values = getattr(parameter, "main_param", parameter)
         return Master({VALUES: values.data, **adam_state(optimizer.optimizer, values)}, start, stop)
-
-
-def is_expert(parameter: nn.Parameter) -> bool:
-    """Whether a parameter belongs to an expert, by Megatron's mark."""
-    return not getattr(parameter, "allreduce", True)
-
-
-def _shared_by_data_ranks(optimizer: Any) -> bool:
-    """Whether data-parallel ranks shard the state of this optimizer."""
-    return hasattr(optimizer, "model_param_group_index_map")

@@ -1,21 +1,25 @@
-"""Maps parameters of a Megatron model to Hugging Face tensors and splits them over ranks.
+"""Maps parameters of a Megatron model to Hugging Face tensors, and ranks to the parts that they hold.
 
-Used for parameters and for the moments of their optimizer. Covers Llama, Qwen2, Qwen3 and Qwen3-MoE.
+Used for parameters and for the moments of their optimizer. Covers Llama, Qwen2, Qwen3 and Qwen3-MoE. A rank's parameter
+may interleave rows of several tensors, and its optimizer may hold any slice of the flattened parameter.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-import torch
 from torch import Tensor
+
+from rl_platform.engines.training.sharded_state import Offsets
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
+Shape = Sequence[int]
 Sharing = Literal["replicated", "columns", "vocabulary", "qkv", "gate_up", "experts"]
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 _OF_LAYER: dict[str, tuple[Sharing, tuple[str, ...]]] = {
@@ -43,61 +47,18 @@ _OF_MODEL: dict[str, tuple[Sharing, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class Source:
-    """The names of the tensors that a Megatron parameter consists of, and how `size` ranks split it.
+    """The names of the tensors that a Megatron parameter consists of, and how ranks split it.
 
     The ranks are expert-parallel if `sharing` is "experts", else tensor-parallel.
     """
 
     names: tuple[str, ...]
     sharing: Sharing
-    size: int
     key_heads: int
     head_size: int
-    vocabulary: int
-
-    def split(self, whole: Sequence[Tensor], rank: int) -> Tensor:
-        """Returns the part of a rank, from the whole tensors."""
-        size = self.size
-        match self.sharing:
-            case "replicated":
-                return whole[0]
-            case "columns":
-                return whole[0].chunk(size, dim=1)[rank]
-            case "vocabulary":
-                missing = padded(self.vocabulary, size) - self.vocabulary
-                return torch.cat([whole[0], whole[0].new_zeros(missing, whole[0].shape[1])]).chunk(size)[rank]
-            case "gate_up":
-                return torch.cat([tensor.chunk(size)[rank] for tensor in whole])
-            case "qkv":  # for each key head its queries, its key and its value
-                heads = [tensor.view(self.key_heads, -1, *tensor.shape[1:]) for tensor in whole]
-                return torch.cat(heads, dim=1).flatten(0, 1).chunk(size)[rank]
-            case "experts":  # whole experts
-                return whole[0].chunk(size)[rank]
-
-    def join(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """Returns the whole tensors, from the parts of all ranks."""
-        match self.sharing:
-            case "replicated":
-                return [parts[0]]
-            case "columns":
-                return [torch.cat([*parts], dim=1)]
-            case "vocabulary":
-                return [torch.cat([*parts])[: self.vocabulary]]
-            case "gate_up":
-                halves = [part.chunk(2) for part in parts]
-                return [torch.cat([half[index] for half in halves]) for index in range(2)]
-            case "qkv":
-                both = torch.cat([*parts])
-                heads = both.view(self.key_heads, -1, *both.shape[1:])
-                sizes = [heads.shape[1] - 2 * self.head_size, self.head_size, self.head_size]
-                return [part.flatten(0, 1) for part in heads.split(sizes, dim=1)]
-            case "experts":
-                return [torch.cat([*parts])]
 
 
-def source_of(
-    name: str, first_layer: int, config: PretrainedConfig, tensor_size: int, *, value_head: bool, expert_size: int = 1
-) -> Source:
+def source_of(name: str, first_layer: int, config: PretrainedConfig, *, value_head: bool) -> Source:
     """Returns the source of parameter `name` of a pipeline stage that begins with layer `first_layer` of the model.
 
     `config`: the transformers config. Names are those of the platform's models (`model.backbone...`).
@@ -110,8 +71,108 @@ def source_of(
         sharing, names = "replicated" if value_head else "vocabulary", (f"model.head.{name.rpartition('.')[2]}",)
     else:
         sharing, names = _OF_MODEL[name]
-    size = expert_size if sharing == "experts" else tensor_size
-    return Source(names, sharing, size, config.num_key_value_heads, head_size(config), config.vocab_size)
+    return Source(names, sharing, config.num_key_value_heads, head_size(config))
+
+
+def split(source: Source, rank: int, shape: Shape, whole: Sequence[Tensor]) -> Tensor:
+    """Returns the parameter of a rank, of this shape, from the whole tensors. Padding of the vocabulary is 0."""
+    part = whole[0].new_zeros(tuple(shape))
+    for index, offsets, view in placed(source, rank, shape, [tensor.shape for tensor in whole], part):
+        view.copy_(_box(whole[index], offsets, view.shape))
+    return part
+
+
+def join(source: Source, parts: Sequence[Tensor], shapes: Sequence[Shape]) -> list[Tensor]:
+    """Returns the whole tensors, of these shapes, from the parameters of all ranks."""
+    whole = [parts[0].new_empty(tuple(shape)) for shape in shapes]
+    for rank, part in enumerate(parts):
+        for index, offsets, view in placed(source, rank, part.shape, shapes, part):
+            _box(whole[index], offsets, view.shape).copy_(view)
+    return whole
+
+
+def _box(whole: Tensor, offsets: Offsets, sizes: Shape) -> Tensor:
+    return whole[tuple(slice(first, first + size) for first, size in zip(offsets, sizes, strict=True))]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Rows [local, local + rows) of a parameter are rows [first, first + rows) of tensor `index` of its source."""
+
+    index: int
+    local: int
+    first: int
+    rows: int
+
+
+def placed(
+    source: Source, rank: int, shape: Shape, whole: Sequence[Shape], values: Tensor, start: int = 0
+) -> Iterator[tuple[int, Offsets, Tensor]]:
+    """Yields the parts of `values` as (index of the tensor in `source`, offsets in it, view).
+
+    shape: of the parameter of `rank`, one of the ranks that share the source; whole: shapes of the source's tensors;
+    values: elements of the flattened parameter from `start` on. Padding of the vocabulary belongs to no tensor.
+    """
+    values = values.reshape(-1)
+    runs = _runs(source, rank, shape[0], whole)
+    column = rank * shape[1] if source.sharing == "columns" else 0
+    done = 0
+    for (row, *others), (rows, *sizes) in boxes(shape, start, start + len(values)):
+        if others:
+            others[0] += column
+        width = math.prod(sizes)
+        for run in runs:
+            low, high = max(row, run.local), min(row + rows, run.local + run.rows)
+            if low < high:
+                part = values[done + (low - row) * width : done + (high - row) * width]
+                yield run.index, (run.first + low - run.local, *others), part.view(high - low, *sizes)
+        done += rows * width
+
+
+def boxes(shape: Shape, start: int, stop: int) -> Iterator[tuple[Offsets, tuple[int, ...]]]:
+    """Yields the elements [start:stop] of a flattened tensor as boxes (offsets, sizes), in order.
+
+    >>> list(boxes((3, 4), 2, 9))
+    [((0, 2), (1, 2)), ((1, 0), (1, 4)), ((2, 0), (1, 1))]
+    """
+    if start >= stop:
+        return
+    if len(shape) == 1:
+        yield (start,), (stop - start,)
+        return
+    inner = math.prod(shape[1:])
+    row, within = divmod(start, inner)
+    if within or stop - start < inner:  # a part of a row
+        end = min(stop, (row + 1) * inner)
+        for offsets, sizes in boxes(shape[1:], within, end - row * inner):
+            yield (row, *offsets), (1, *sizes)
+        yield from boxes(shape, end, stop)
+        return
+    rows = (stop - start) // inner
+    yield (row, *(0 for _ in shape[1:])), (rows, *shape[1:])
+    yield from boxes(shape, start + rows * inner, stop)
+
+
+def _runs(source: Source, rank: int, rows: int, whole: Sequence[Shape]) -> list[Run]:
+    match source.sharing:
+        case "replicated" | "columns":
+            return [Run(0, 0, 0, rows)]
+        case "gate_up":
+            half = rows // 2
+            return [Run(index, index * half, rank * half, half) for index in range(2)]
+        case "qkv":  # for each key head its queries, the key, the value
+            queries, size = whole[0][0] // source.key_heads, source.head_size
+            together = queries + 2 * size
+            runs = []
+            for number in range(rows // together):
+                head, local = rank * (rows // together) + number, number * together
+                runs.append(Run(0, local, head * queries, queries))
+                runs.append(Run(1, local + queries, head * size, size))
+                runs.append(Run(2, local + queries + size, head * size, size))
+            return runs
+        case _:  # consecutive equal shares; the last ones may have padding
+            first = rank * rows
+            return [Run(0, 0, first, min(rows, whole[0][0] - first))]
 
 
 def head_size(config: PretrainedConfig) -> int:
