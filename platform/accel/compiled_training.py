@@ -29,7 +29,6 @@ from rl_platform.models.forward import EmbodiedActorCritic
 from rl_platform.records import RolloutBatch
 
 LARGEST = 2**17  # parameters: with more of them products take the time, and nothing is gained
-WHOLE = MicroBatches()  # a mini-batch that is not split
 ALONE = 2**23  # parameters times rows up to which one thread is faster than several
 
 
@@ -80,10 +79,9 @@ class CompiledEngine(FSDPEngine):
     def step(self, mini_batch: RolloutBatch, loss: Loss, micro_batches: MicroBatches) -> Metrics | None:
         algorithm = _algorithm_of(loss)
         observations = mini_batch.inputs["observations"].flatten(0, 1)
-        plain = (
-            mini_batch.loss_weights is None and mini_batch.value_mask is None and observations.dtype == torch.float32
-        )
-        if algorithm is None or not plain or micro_batches != WHOLE or not _all_count(mini_batch):
+        plain = mini_batch.loss_weights is None and mini_batch.value_mask is None and micro_batches == MicroBatches()
+        every = mini_batch.action_mask.numpy().all() and mini_batch.sample_mask.numpy().all()
+        if algorithm is None or not (plain and every and observations.dtype == torch.float32):
             return super().step(mini_batch, loss, micro_batches)
         buffers = self._buffers.get(len(mini_batch)) or _Buffers.of(len(mini_batch), self._layers)
         self._buffers[len(mini_batch)] = buffers
@@ -98,10 +96,8 @@ class CompiledEngine(FSDPEngine):
         log_std, bonus = self._log_std, algorithm.entropy_bonus
         self._log_std_gradient -= bonus
         entropy = float(log_std.sum()) + len(log_std) * (0.5 + ppo.HALF_LOG_2_PI)
-        policy_loss, value_loss = (
-            float(buffers.policy[ppo.POLICY_LOSS]) / rows,
-            float(buffers.value[ppo.VALUE_LOSS]) / rows,
-        )
+        policy_loss = float(buffers.policy[ppo.POLICY_LOSS]) / rows
+        value_loss = float(buffers.value[ppo.VALUE_LOSS]) / rows
         finite = math.isfinite(buffers.policy.sum() + buffers.value.sum())
         norm = self._update() if finite else math.nan
         if not math.isfinite(norm):
@@ -128,26 +124,13 @@ class CompiledEngine(FSDPEngine):
             inputs = outputs.tensor
 
     def _loss(self, batch: RolloutBatch, algorithm: Algorithm, buffers: _Buffers) -> None:
-        assert batch.log_probs is not None
-        assert batch.advantages is not None
-        assert batch.values is not None
-        assert batch.returns is not None
         heads, gradient = buffers.outputs[-1].array, buffers.gradients[-1].array
-        old_log_probs, advantages, old_values, returns = (
-            column.numpy().reshape(-1) for column in (batch.log_probs, batch.advantages, batch.values, batch.returns)
-        )
-        ppo.gaussian_policy()(
-            heads,
-            self._log_std,
-            batch.inputs["actions"].numpy().reshape(len(heads), -1),
-            old_log_probs,
-            advantages,
-            ppo.policy_limits(algorithm),
-            gradient,
-            self._log_std_gradient,
-            buffers.policy,
-        )
-        ppo.clipped_value()(heads, old_values, returns, ppo.value_limits(algorithm), gradient, buffers.value)
+        columns = batch.log_probs, batch.advantages, batch.values, batch.returns
+        log_probs, advantages, values, returns = (column.numpy().reshape(-1) for column in columns)
+        actions, limits = batch.inputs["actions"].numpy().reshape(len(heads), -1), ppo.policy_limits(algorithm)
+        out = gradient, self._log_std_gradient, buffers.policy
+        ppo.gaussian_policy()(heads, self._log_std, actions, log_probs, advantages, limits, *out)
+        ppo.clipped_value()(heads, values, returns, ppo.value_limits(algorithm), gradient, buffers.value)
 
     def _backward(self, observations: Tensor, buffers: _Buffers) -> None:
         """Fills the gradients of weights and biases, from the heads down."""
@@ -215,11 +198,6 @@ class _Buffers:
         widths = [len(bias) for _, bias in layers[:-1]]
         outputs, gradients = ([_Matrix.empty(rows, width) for width in widths] for _ in range(2))
         return cls(outputs, gradients, np.zeros(ppo.RATIO_MAX + 1), np.zeros(ppo.VALUE_LOSS + 1))
-
-
-def _all_count(batch: RolloutBatch) -> bool:
-    """Whether every position of every row counts."""
-    return bool(batch.action_mask.numpy().all() and batch.sample_mask.numpy().all())
 
 
 def _algorithm_of(loss: Loss) -> Algorithm | None:

@@ -12,7 +12,7 @@ import ctypes
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numba
 import numpy as np
@@ -22,10 +22,16 @@ from numba import carray
 from numba.extending import intrinsic
 from torch import Tensor
 
-from rl_platform.accel.compiling import ANY_ORDER, cached
+from rl_platform.accel.compiling import ANY_ORDER, Array, cached
 from rl_platform.accel.openmp_team import run_by_team
 from rl_platform.engines.rollout.attention import Row
 from rl_platform.engines.rollout.kv_cache import KVCache
+
+if TYPE_CHECKING:
+    from numba.core.base import BaseContext
+
+    Values = Sequence[ir.Value]
+    Emit = Callable[[BaseContext, ir.IRBuilder, object, Values], ir.Value]
 
 FLOAT, SIZE = np.float32, 4  # bytes
 LINE = 16  # floats that a core fetches together
@@ -100,20 +106,20 @@ def _kernel(head_dim: int) -> int:
 
 
 @intrinsic
-def _at(_context: Any, _address: Any) -> Any:
+def _at(_context: object, _address: object) -> tuple[object, Emit]:
     """A pointer to an address, for `carray`."""
 
-    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+    def generate(context: BaseContext, builder: ir.IRBuilder, _: object, arguments: Values) -> ir.Value:
         return builder.inttoptr(arguments[0], context.get_value_type(numba.types.voidptr))
 
     return numba.types.voidptr(numba.types.int64), generate
 
 
 @intrinsic
-def _taken(_context: Any, pointer: Any) -> Any:
+def _taken(_context: object, pointer: object) -> tuple[object, Emit]:
     """Increments the int64 at an address atomically and returns its old value."""
 
-    def generate(_: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+    def generate(_: BaseContext, builder: ir.IRBuilder, __: object, arguments: Values) -> ir.Value:
         counter = builder.bitcast(arguments[0], ir.IntType(64).as_pointer())
         return builder.atomic_rmw("add", counter, ir.Constant(ir.IntType(64), 1), "monotonic")
 
@@ -121,10 +127,10 @@ def _taken(_context: Any, pointer: Any) -> Any:
 
 
 @intrinsic
-def _prefetch(_context: Any, _address: Any) -> Any:
+def _prefetch(_context: object, _address: object) -> tuple[object, Emit]:
     """Prefetches memory into the cache; an invalid address has no effect."""
 
-    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+    def generate(context: BaseContext, builder: ir.IRBuilder, _: object, arguments: Values) -> ir.Value:
         byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
         fetch = builder.module.declare_intrinsic("llvm.prefetch", [byte], kind)
@@ -139,7 +145,7 @@ _SERIES = tuple(FLOAT(math.log(2) ** k / math.factorial(k)) for k in range(8))
 
 
 @_inlined
-def _power(x: Any) -> Any:
+def _power(x: float) -> float:
     """2^x of x <= 0 up to float32's rounding; of NaN NaN."""
     x = FLOAT(-126) if x < FLOAT(-126) else x  # what is smaller is no normal number
     whole = np.int32(x - FLOAT(0.5))
@@ -150,7 +156,7 @@ def _power(x: Any) -> Any:
 
 
 @_inlined
-def _score(query: Any, keys: Any, count: Any, scores: Any, values_at: Any) -> None:
+def _score(query: Array, keys: Array, count: int, scores: Array, values_at: int) -> None:
     """query [Q,D], keys [page,D] -> scores [Q,page] of the first `count`. Their values will be needed next."""
     for token in range(count):
         for place in range(0, keys.shape[1], LINE):
@@ -163,7 +169,7 @@ def _score(query: Any, keys: Any, count: Any, scores: Any, values_at: Any) -> No
 
 
 @_inlined
-def _weigh(scores: Any, largest: Any) -> Any:
+def _weigh(scores: Array, largest: float) -> tuple[float, float]:
     """scores [count] become weights 2^(score - top) with top = max(scores, largest) -> (top, sum of the weights)."""
     top, total = largest, FLOAT(0)
     for score in scores:
@@ -175,7 +181,7 @@ def _weigh(scores: Any, largest: Any) -> Any:
 
 
 @_inlined
-def _add_up(weights: Any, values: Any, sums: Any) -> None:
+def _add_up(weights: Array, values: Array, sums: Array) -> None:
     """sums [D] += weights [count] @ values [>= count,D]. Four at a time, as each time the sums are read and written."""
     fours = len(weights) & ~3
     for token in range(0, fours, 4):
@@ -188,15 +194,13 @@ def _add_up(weights: Any, values: Any, sums: Any) -> None:
             sums[place] += weights[token] * values[token, place]
 
 
-def _loop(head_dim: int) -> Callable[[Any], None]:
+def _loop(head_dim: int) -> Callable[[object], None]:
     """What each thread runs, with the size of the heads as a constant."""
 
-    def decode(pointer: Any) -> None:
+    def decode(pointer: object) -> None:
         call = carray(pointer, 1)[0]
-        starts, filled = (
-            carray(_at(call.starts), call.rows + 1, np.int64),
-            carray(_at(call.filled), call.rows, np.int64),
-        )
+        starts = carray(_at(call.starts), call.rows + 1, np.int64)
+        filled = carray(_at(call.filled), call.rows, np.int64)
         pages = carray(_at(call.pages), (starts[call.rows], 2), np.int64)
         page, group = (call.page, head_dim), (call.group, head_dim)
         query, sums, scores = np.empty(group, FLOAT), np.empty(group, FLOAT), np.empty((call.group, call.page), FLOAT)

@@ -15,6 +15,9 @@ def chosen_backend(backend: str, on_gpu: bool) -> tuple[str, str]:
         return "torch", "on a CPU it is faster than sglang"
     if importlib.util.find_spec("sglang") is None:
         return "torch", "sglang is not installed"
+    own = importlib.util.find_spec("rl_platform.engines.rollout.sglang")
+    if own is None or own.origin is None:  # an empty folder is a namespace without an origin
+        return "torch", "platform/engines/rollout/sglang was removed"
     return "sglang", "there are GPUs and sglang is installed"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import importlib.util
 from typing import Any
 
@@ -23,8 +24,17 @@ from rl_platform.config.rollout_backend import chosen_backend, may_go_by_group
 def test_choice(
     asked: str, on_gpu: bool, installed: bool, chosen: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if installed else None)
+    find = importlib.util.find_spec
+    engines = {"sglang": object() if installed else None}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: engines[name] if name in engines else find(name))
     assert chosen_backend(asked, on_gpu) == (chosen, why)
+
+
+@pytest.mark.parametrize("left", [None, importlib.machinery.ModuleSpec("sglang", None)], ids=["nothing", "cache"])
+def test_a_removed_folder_is_not_chosen(left: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    engines = {"sglang": object(), "rl_platform.engines.rollout.sglang": left}
+    monkeypatch.setattr(importlib.util, "find_spec", engines.__getitem__)
+    assert chosen_backend("auto", True) == ("torch", "platform/engines/rollout/sglang was removed")
 
 
 def test_who_offers_weights_to_a_process_group(load: Any) -> None:

@@ -1,4 +1,4 @@
-"""What every rollout engine promises, checked on the torch engine against transformers."""
+"""The torch engine against transformers, with pages of several sizes. test_engine_contract.py has what all promise."""
 
 from __future__ import annotations
 
@@ -99,29 +99,16 @@ def teacher_forced(plain: Any, request: Request, completion: Completion, tempera
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "mistral", "olmo2"])  # the last with transformers' modules
 @pytest.mark.parametrize("shared", [0, 6])
-@pytest.mark.parametrize("tied", [True, False])
-def test_greedy_decoding_equals_transformers(kind: str, shared: int, tied: bool) -> None:
-    plain = causal_lm(kind, tied)
+def test_greedy_decoding_equals_transformers(kind: str, shared: int) -> None:
+    plain, greedy = causal_lm(kind), SamplingParams(10, temperature=0.0)
     requests = prompts(shared=shared)
-    completions = answers(
-        engine_for(copy.deepcopy(plain), max_running=4), requests, SamplingParams(10, temperature=0.0)
-    )
+    completions = answers(engine_for(copy.deepcopy(plain), max_running=4), requests, greedy)
     for request in requests:
         prompt = torch.tensor([request.token_ids])
         options = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 10, "do_sample": False}
         expected = plain.generate(prompt, **options)
         assert completions[request.index].token_ids == tuple(expected[0, len(request.token_ids) :].tolist())
         assert completions[request.index].finish_reason == "length"
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.6, 0.0])
-def test_log_probs_equal_teacher_forced_ones(temperature: float) -> None:
-    plain = causal_lm()
-    requests = prompts(shared=3)
-    sampling = SamplingParams(12, temperature, top_p=0.9, top_k=20)
-    for index, completion in answers(engine_for(copy.deepcopy(plain), max_running=5), requests, sampling).items():
-        expected = teacher_forced(plain, requests[index], completion, temperature or 1.0)
-        torch.testing.assert_close(torch.tensor(completion.log_probs), expected, rtol=0, atol=1e-4)
 
 
 HOT = SamplingParams(16, temperature=1.3)
@@ -168,15 +155,6 @@ class TestIndependence:
 
 
 class TestEnds:
-    def test_eos_as_first_token(self) -> None:
-        plain, requests = causal_lm(), prompts()
-        greedy = SamplingParams(5, temperature=0.0)
-        first = answers(engine_for(plain), requests, greedy)[3].token_ids[0]
-        completion = answers(engine_for(plain, (first,), max_running=2), requests, greedy)[3]
-        assert completion.token_ids == (first,)
-        assert len(completion.log_probs) == 1
-        assert completion.finish_reason == "stop"
-
     def test_one_token(self) -> None:
         plain, requests = causal_lm(), prompts()
         completions = answers(engine_for(plain, max_running=2), requests, SamplingParams(1, temperature=0.0))
@@ -278,11 +256,8 @@ class TestWeights:
             assert {tensor.dtype for tensor in own.values()} == {torch.bfloat16}
             assert {parameter.dtype for parameter in plain.parameters()} == {torch.float32}
             assert (own["head.weight"].data_ptr() == own["backbone.embed_tokens.weight"].data_ptr()) == tied
-            errors = [
-                (
-                    torch.tensor(completion.log_probs)
-                    - teacher_forced(copy.deepcopy(plain), requests[index], completion)
-                ).abs()
-                for index, completion in answers(engine, requests, SamplingParams(6)).items()
-            ]
+            errors = []
+            for index, completion in answers(engine, requests, SamplingParams(6)).items():
+                expected = teacher_forced(copy.deepcopy(plain), requests[index], completion)
+                errors.append((torch.tensor(completion.log_probs) - expected).abs())
             assert torch.cat(errors).mean() < 0.06  # other weights are off by more than 0.3

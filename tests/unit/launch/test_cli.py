@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -123,7 +124,8 @@ def test_plan_starts_nothing(command, folder: Path):
 def test_the_engine_that_auto_stands_for(
     installed: bool, gpus: int, backend: str, why: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: object() if installed else None)
+    found = ModuleSpec("sglang", None, origin="a file") if installed else None
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: found)
     loaded = command_line.load("reasoning.yaml", [f"cluster.gpus_per_node={gpus}"])[0]
     assert loaded.config.rollout.backend == backend
     assert loaded.notes[0].startswith(f"rollout.backend auto is {backend} here: ")

@@ -201,7 +201,11 @@ class EngineHost:
             for part in parts:
                 names, dtypes, shapes = map(list, zip(*part, strict=True))
                 request = messages.UpdateWeightsFromDistributedReqInput(
-                    names=names, dtypes=dtypes, shapes=shapes, group_name=name, flush_cache=part is parts[-1]
+                    names=names,
+                    dtypes=dtypes,
+                    shapes=shapes,
+                    group_name=name,
+                    flush_cache=part is parts[-1],
                 )
                 _check(await self.manager.update_weights_from_distributed(request, None))
 
