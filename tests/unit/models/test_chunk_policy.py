@@ -1,4 +1,4 @@
-"""Policies of action chunks: their distribution, and one action per chunk against the policy of single actions."""
+"""Policies of action chunks: their distribution. test_squash.py compares chunks of one action to single actions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.distributions import Categorical, Normal
 
 from rl_platform.envs.embodied.spaces import ActionSpace
 from rl_platform.models.chunk_policy import ChunkPolicy
-from rl_platform.models.policy import ActorCriticPolicy, PolicyConfig
+from rl_platform.models.policy import PolicyConfig
 
 SPACES = [ActionSpace("continuous", 3), ActionSpace("discrete", 4)]
 
@@ -54,20 +54,6 @@ def test_actions_are_drawn_from_it(space: ActionSpace) -> None:
         torch.testing.assert_close(shares, heads[0].softmax(-1), atol=0.02, rtol=0)
     best, _ = policy.act(observations[:1], deterministic=True)
     assert torch.equal(best[0], heads[0] if space.kind == "continuous" else heads[0].argmax(-1))
-
-
-@pytest.mark.parametrize("space", SPACES, ids=lambda space: space.kind)
-def test_a_chunk_of_one_action_is_the_policy_of_single_actions(space: ActionSpace) -> None:
-    chunks, single = policies(space), ActorCriticPolicy((5,), space, PolicyConfig((16,)))
-    single.load_state_dict(chunks.state_dict())
-    observations = torch.randn(7, 5)
-    actions, log_probs = (outputs.squeeze(1) for outputs in chunks.act(observations, torch.Generator().manual_seed(1)))
-    expected, expected_log_probs = single.act(observations, torch.Generator().manual_seed(1))
-    torch.testing.assert_close(actions, expected)
-    torch.testing.assert_close(log_probs.sum(-1), expected_log_probs)
-    outputs = chunks.evaluate(observations, actions[:, None])
-    for mine, its in zip(outputs, single.evaluate(observations, actions), strict=True):
-        torch.testing.assert_close(mine.flatten(1).sum(1), its)
 
 
 def test_the_start_is_that_of_other_policies() -> None:

@@ -15,16 +15,21 @@ from rl_platform.models.squash import Squash
 
 LOW, HIGH = (-1.0, 0.0, -3.0), (1.0, 5.0, -1.0)
 SPACE = ActionSpace("continuous", 3)
+CHOICE = ("free", False, ActionSpace("discrete", 4))
 KINDS = [(log_std, squashed) for log_std in ("free", "state") for squashed in (False, True)]
 
 
 def policy(
-    log_std: str, squashed: bool, kind: type[ActorCriticPolicy] = ActorCriticPolicy, **options
-) -> torch.nn.Module:
+    log_std: str,
+    squashed: bool,
+    kind: type[ActorCriticPolicy] = ActorCriticPolicy,
+    space: ActionSpace = SPACE,
+    **options: object,
+) -> ActorCriticPolicy:
     torch.manual_seed(0)
     squash = Squash(LOW, HIGH) if squashed else None
     config = PolicyConfig((16,), initial_log_std=-0.4, log_std=log_std, squash=squash, **options)
-    made = kind((5,), SPACE, config)
+    made = kind((5,), space, config)
     with torch.no_grad():  # away from the near-uniform start, so that mistakes show
         for parameter in made.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
@@ -109,9 +114,11 @@ def test_executed_actions_lie_within_the_bounds_and_the_most_likely_one_is_that_
     torch.testing.assert_close(squashing.act(observations, deterministic=True)[0], squashing(observations)[0])
 
 
-@pytest.mark.parametrize(("log_std", "squashed"), KINDS)
-def test_chunks_have_the_same_distribution(log_std: str, squashed: bool) -> None:
-    single, chunks = policy(log_std, squashed), policy(log_std, squashed, ChunkPolicy)
+@pytest.mark.parametrize(("log_std", "squashed", "space"), [*((*kind, SPACE) for kind in KINDS), CHOICE])
+def test_a_chunk_of_one_action_is_the_policy_of_single_actions(
+    log_std: str, squashed: bool, space: ActionSpace
+) -> None:
+    single, chunks = (policy(log_std, squashed, kind, space) for kind in (ActorCriticPolicy, ChunkPolicy))
     chunks.load_state_dict(single.state_dict())
     observations = torch.randn(7, 5, dtype=torch.float64)
     actions, log_probs = single.act(observations, torch.Generator().manual_seed(1))
