@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -24,23 +24,12 @@ from rl_platform.algorithms.metrics import Metrics, Sums
 from rl_platform.config.schema.models import Optim
 from rl_platform.engines.training.base import Loss, MicroBatches
 from rl_platform.engines.training.sharded_state import ShardedState, ShardedTensor, adam_state
-from rl_platform.engines.training.sharing import balance_metrics_of, hidden_size_of, over_ranks, part_of, shares
+from rl_platform.engines.training.sharing import Group, balance_metrics_of, hidden_size_of, over_ranks, part_of, shares
 from rl_platform.errors import PlacementError, Problem
 from rl_platform.models.context_parallel import ContextParallel
 from rl_platform.records import RolloutBatch
 
-
-@dataclass(frozen=True)
-class DataRanks:
-    """A rank among the data-parallel ranks. `group` None: the default process group."""
-
-    rank: int
-    size: int
-    group: dist.ProcessGroup | None = None
-
-
 Arguments, Output = ParamSpec("Arguments"), TypeVar("Output")
-ALONE = DataRanks(0, 1)
 
 
 class FSDPEngine:
@@ -70,8 +59,7 @@ class FSDPEngine:
         cpu_offload: bool = False,
     ) -> None:
         self.rank, self.world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-        self.device, self.horizon, self.nominal = device, horizon, nominal
-        self.balance = balance
+        self.device, self.horizon, self.nominal, self.balance = device, horizon, nominal, balance
         self.data = _data_ranks(model, device, context)
         self.sharded = self.world_size > 1 or cpu_offload
         self.model = model if cpu_offload else model.to(device)
@@ -87,26 +75,34 @@ class FSDPEngine:
         # AdamW refuses an empty list
         self.optimizer = torch.optim.AdamW(self.parameters, **options, fused=True) if self.parameters else None
 
+    @torch.no_grad()
     def evaluate(self, batch: RolloutBatch, micro_batches: MicroBatches) -> ModelOutputs:
+        whole_outputs: dict[str, Tensor] = {}
         with self.precision:
-            outputs = evaluate(self.model, batch, micro_batches, self.device, self.data, balance=self.balance)
+            for rows in self._shares(batch, micro_batches):
+                outputs = self.model(part_of(batch, rows).to(self.device))
+                for name, tensor in vars(outputs).items():
+                    if tensor is not None:
+                        shape = (*batch.action_mask.shape, *tensor.shape[2:])
+                        whole = whole_outputs.setdefault(name, torch.zeros(shape, device=self.device))
+                        whole[torch.tensor(rows, dtype=torch.int64)] = tensor[: len(rows)].float()
+        for tensor in whole_outputs.values():
+            self.data.sum(tensor)  # each row is computed on one rank and 0 on the others
         if self.sharded:
             self.model.reshard()  # a forward without backward leaves the outermost unit gathered
-        return outputs
+        return ModelOutputs(**{name: tensor.cpu() for name, tensor in whole_outputs.items()})
 
     def step(self, mini_batch: RolloutBatch, loss: Loss, micro_batches: MicroBatches) -> Metrics | None:
         denominators = denominators_of(mini_batch, self.horizon, nominal=self.nominal)
         metrics, total = Metrics(), torch.zeros((), device=self.device)
-        width = hidden_size_of(self.model)
-        for rows in shares(mini_batch, micro_batches, self.data.rank, self.data.size, width, self.balance):
+        for rows in self._shares(mini_batch, micro_batches):
             part = part_of(mini_batch, rows).to(self.device)
             with self.precision:
                 outputs = self.model(part, entropy=True)
             part_loss, part_metrics = loss(outputs, part, denominators if rows else replace(denominators, full=False))
             (part_loss * self.world_size if self.world_size > 1 else part_loss).backward()
             metrics, total = metrics.merge(part_metrics), total + part_loss.detach()
-        if self.data.size > 1:
-            dist.all_reduce(total, group=self.data.group)
+        self.data.sum(total)
         norm = self._clipped_gradient_norm()
         finite = bool(torch.isfinite(norm + total))  # a clipped ratio has no gradient and hides a loss that is NaN
         if finite:
@@ -115,8 +111,8 @@ class FSDPEngine:
         if not finite:
             return None
         if self.data.size > 1:
-            metrics = over_ranks(metrics, self.device, self.data.group)
-            metrics = metrics.merge(balance_metrics_of(mini_batch, self.data.size, width, self.balance))
+            balance = balance_metrics_of(mini_batch, self.data.size, hidden_size_of(self.model), self.balance)
+            metrics = over_ranks(metrics, self.device, self.data).merge(balance)
         return metrics.merge(Metrics(means={("grad_norm",): Sums(norm.detach().reshape(1), 1.0)}))
 
     def set_learning_rate(self, value: float) -> None:
@@ -159,6 +155,10 @@ class FSDPEngine:
         values = [value for state in states for value in state.values()]
         return parameters, [*gradients, *(value for value in values if isinstance(value, Tensor))]
 
+    def _shares(self, batch: RolloutBatch, micro_batches: MicroBatches) -> list[Sequence[int]]:
+        width = hidden_size_of(self.model)
+        return shares(batch, micro_batches, self.data.rank, self.data.size, width, self.balance)
+
     def _clipped_gradient_norm(self) -> Tensor:
         norm = nn.utils.get_total_norm([parameter.grad for parameter in self.parameters if parameter.grad is not None])
         if hasattr(norm, "full_tensor"):  # the norm of sharded gradients
@@ -173,30 +173,6 @@ def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager
     return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype=dtype)
 
 
-@torch.no_grad()
-def evaluate(
-    model: nn.Module,
-    batch: RolloutBatch,
-    micro_batches: MicroBatches,
-    device: torch.device,
-    data: DataRanks = ALONE,
-    balance: bool = True,
-) -> ModelOutputs:
-    """Returns outputs [B,T] of a batch on every rank, float32 on the CPU. Each rank computes its share of rows."""
-    whole_outputs: dict[str, Tensor] = {}
-    for rows in shares(batch, micro_batches, data.rank, data.size, hidden_size_of(model), balance):
-        outputs = model(part_of(batch, rows).to(device))
-        for name, tensor in vars(outputs).items():
-            if tensor is not None:
-                shape = (*batch.action_mask.shape, *tensor.shape[2:])
-                whole = whole_outputs.setdefault(name, torch.zeros(shape, device=device))
-                whole[torch.tensor(rows, dtype=torch.int64)] = tensor[: len(rows)].float()
-    if data.size > 1:
-        for tensor in whole_outputs.values():
-            dist.all_reduce(tensor, group=data.group)  # each row is computed on one rank and 0 on the others
-    return ModelOutputs(**{name: tensor.cpu() for name, tensor in whole_outputs.items()})
-
-
 def _layers(model: nn.Module) -> list[nn.Module]:
     """The decoder layers of a language model."""
     return [layer for module in model.modules() if isinstance(module, nn.ModuleList) for layer in module]
@@ -209,22 +185,22 @@ def _recomputed(forward: Callable[Arguments, Output], *args: Arguments.args, **k
     return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
 
-def _data_ranks(model: nn.Module, device: torch.device, context: int) -> DataRanks:
+def _data_ranks(model: nn.Module, device: torch.device, context: int) -> Group:
     """Returns the data-parallel ranks; with `context` > 1 also sets the model's context-parallel group.
 
     Raises PlacementError if `context` does not divide the number of ranks.
     """
-    rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    if context == 1:
-        return DataRanks(rank, size)
+    size = dist.get_world_size() if dist.is_initialized() else 1
     if size % context:
         message = f"{size} ranks cannot form groups of {context} that share the tokens of a micro-batch"
         raise PlacementError([Problem("cluster.component_placement", message, allowed=f"a multiple of {context}")])
+    if context == 1:
+        return Group.of(dist.group.WORLD) if dist.is_initialized() else Group(None, 0, 1)
     from torch.distributed.device_mesh import init_device_mesh
 
     mesh = init_device_mesh(device.type, (size // context, context), mesh_dim_names=("data", "context"))
     model.context = ContextParallel(mesh.get_group("context"))
-    return DataRanks(rank // context, size // context, mesh.get_group("data"))
+    return Group.of(mesh.get_group("data"))
 
 
 def _shard(model: nn.Module, device: torch.device, dtype: torch.dtype, *, cpu_offload: bool) -> None:

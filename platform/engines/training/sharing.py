@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,50 @@ from rl_platform.algorithms.balance import balance_metrics, balanced_parts, cont
 from rl_platform.algorithms.metrics import Metrics, Sums, over
 from rl_platform.engines.training.base import MicroBatches, row_lengths
 from rl_platform.records import RolloutBatch
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Group:
+    """A process group with this rank's index; `handle` None: this is the only rank."""
+
+    handle: dist.ProcessGroup | None
+    rank: int
+    size: int
+
+    @classmethod
+    def of(cls, handle: dist.ProcessGroup) -> Group:
+        size = handle.size()
+        return cls(handle if size > 1 else None, handle.rank(), size)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Sums `tensor` over the ranks, in place."""
+        if self.handle is not None:
+            dist.all_reduce(tensor, group=self.handle)
+        return tensor
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """Returns the equally shaped tensors of all ranks, in order of rank."""
+        if self.handle is None:
+            return [tensor]
+        tensors = [torch.empty_like(tensor) for _ in range(self.size)]
+        dist.all_gather(tensors, tensor.contiguous(), group=self.handle)
+        return tensors
+
+    def broadcast(self, tensor: Tensor, source: int) -> Tensor:
+        """Overwrites `tensor` with that of rank `source` of the group."""
+        if self.handle is not None:
+            dist.broadcast(tensor, group=self.handle, group_src=source)
+        return tensor
+
+    def broadcast_object(self, value: T, source: int) -> T:
+        """Returns the object of rank `source` of the group."""
+        if self.handle is None:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, group=self.handle, group_src=source)
+        return box[0]
 
 
 def shares(
@@ -67,18 +112,15 @@ def part_of(batch: RolloutBatch, rows: Sequence[int]) -> RolloutBatch:
     return batch if rows == range(len(batch)) else batch.select(torch.tensor(rows))
 
 
-def over_ranks(metrics: Metrics, device: torch.device, group: dist.ProcessGroup | None = None) -> Metrics:
-    """Merges the metrics of all ranks of `group` (None: all ranks), on every rank.
-
-    All ranks must have the same names in the same order.
-    """
+def over_ranks(metrics: Metrics, device: torch.device, group: Group) -> Metrics:
+    """Merges the metrics of all ranks of `group`, on every rank. All must have the same names in the same order."""
 
     def reduced(tensors: list[Tensor | float], operation: dist.ReduceOp.RedOpType) -> list[Tensor]:
         if not tensors:
             return []
         parts = [torch.as_tensor(tensor, dtype=torch.float64, device=device) for tensor in tensors]
         flat = torch.cat([part.reshape(-1) for part in parts])
-        dist.all_reduce(flat, operation, group)
+        dist.all_reduce(flat, operation, group.handle)
         return [new.view_as(part) for new, part in zip(flat.split([p.numel() for p in parts]), parts, strict=True)]
 
     totals = reduced([sums.total for sums in metrics.means.values()], dist.ReduceOp.SUM)

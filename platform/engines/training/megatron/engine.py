@@ -151,9 +151,8 @@ class MegatronEngine:
         if not finite:
             return None
         if self.last.post_process and self.data.handle is not None:
-            metrics = over_ranks(metrics, self.device, self.data.handle)
-            width = self.model.hidden_size
-            metrics = metrics.merge(balance_metrics_of(mini_batch, self.data.size, width, self.balance))
+            balance = balance_metrics_of(mini_batch, self.data.size, self.model.hidden_size, self.balance)
+            metrics = over_ranks(metrics, self.device, self.data).merge(balance)
         metrics = self.pipeline.broadcast_object(on_cpu(metrics), self.pipeline.size - 1)
         metrics = self.tensor.broadcast_object(metrics, 0)  # a metric may stop the update, so it must be bit-identical
         return metrics.merge(Metrics(means={("grad_norm",): Sums(torch.tensor([norm]), 1.0)}))

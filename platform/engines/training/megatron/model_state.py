@@ -11,56 +11,14 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from rl_platform.engines.training.megatron.weights import Source, join, placed, split
 from rl_platform.engines.training.sharded_state import MOMENTS, ShardedState, ShardedTensor, adam_state
+from rl_platform.engines.training.sharing import Group
 
 HEAD, EMBEDDING = "model.head.weight", "model.backbone.embed_tokens.weight"
 VALUES = "values"
-
-
-@dataclass(frozen=True)
-class Group:
-    """A process group with this rank's index; `handle` None: this is the only rank."""
-
-    handle: dist.ProcessGroup | None
-    rank: int
-    size: int
-
-    @classmethod
-    def of(cls, handle: dist.ProcessGroup) -> Group:
-        size = handle.size()
-        return cls(handle if size > 1 else None, handle.rank(), size)
-
-    def sum(self, tensor: Tensor) -> Tensor:
-        """Sums `tensor` over the ranks, in place."""
-        if self.handle is not None:
-            dist.all_reduce(tensor, group=self.handle)
-        return tensor
-
-    def gather(self, tensor: Tensor) -> list[Tensor]:
-        """Returns the equally shaped tensors of all ranks, in order of rank."""
-        if self.handle is None:
-            return [tensor]
-        tensors = [torch.empty_like(tensor) for _ in range(self.size)]
-        dist.all_gather(tensors, tensor.contiguous(), group=self.handle)
-        return tensors
-
-    def broadcast(self, tensor: Tensor, source: int) -> Tensor:
-        """Overwrites `tensor` with that of rank `source` of the group."""
-        if self.handle is not None:
-            dist.broadcast(tensor, group=self.handle, group_src=source)
-        return tensor
-
-    def broadcast_object(self, value: Any, source: int) -> Any:
-        """Returns the object of rank `source` of the group."""
-        if self.handle is None:
-            return value
-        box = [value]
-        dist.broadcast_object_list(box, group=self.handle, group_src=source)
-        return box[0]
 
 
 @dataclass(frozen=True)
