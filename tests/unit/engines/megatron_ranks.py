@@ -77,14 +77,7 @@ def model(kind: str) -> nn.Module:
     """Like `ranks.model`; qwen2 has biases, qwen3 norms in its attention, all an output matrix of their own."""
     if kind in LLAMA or kind in DEEP or kind == "kl":
         return ranks.model(KINDS[kind], layers=4 if kind in DEEP else 2)
-    from transformers import (
-        Qwen2Config,
-        Qwen2ForCausalLM,
-        Qwen3Config,
-        Qwen3ForCausalLM,
-        Qwen3MoeConfig,
-        Qwen3MoeForCausalLM,
-    )
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(7)
     sizes: dict[str, Any] = {
@@ -97,15 +90,12 @@ def model(kind: str) -> nn.Module:
         "max_position_embeddings": 64,
         "tie_word_embeddings": False,
     }
-    network: Any
-    if kind == "qwen2":
-        network = Qwen2ForCausalLM(Qwen2Config(**sizes))
-    elif kind in EXPERTS:
+    if kind in EXPERTS:
         sizes |= {"num_hidden_layers": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
-        config = Qwen3MoeConfig(**sizes, head_dim=8, norm_topk_prob=kind == "experts")
-        network = Qwen3MoeForCausalLM(config)
-    else:
-        network = Qwen3ForCausalLM(Qwen3Config(**sizes, head_dim=8))
+        sizes["norm_topk_prob"] = kind == "experts"
+    sizes |= {} if kind == "qwen2" else {"head_dim": 8}
+    family = "qwen3_moe" if kind in EXPERTS else kind
+    network: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes))
     with torch.no_grad():  # biases start at 0 and norms at 1, which would hide a wrong share
         for parameter in network.parameters():
             parameter.add_(0.02 * torch.randn(parameter.shape))

@@ -24,32 +24,22 @@ def _one_thread() -> None:
 @pytest.fixture
 def causal_lm() -> Callable[..., Any]:
     """`causal_lm("qwen2")`: a transformers model with 4 query heads on 2 key heads and no weight near zero."""
-    from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
-
-    kinds = {
-        "llama": (LlamaConfig, LlamaForCausalLM),
-        "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-        "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-    }
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     def build(kind: str = "llama", seed: int = 0, **options: Any) -> Any:
-        make_config, make_model = kinds[kind]
-        config = make_config(
-            **{
-                "vocab_size": VOCABULARY,
-                "hidden_size": 32,
-                "intermediate_size": 48,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 4,
-                "num_key_value_heads": 2,
-                "head_dim": 8,
-                "max_position_embeddings": 128,
-                "tie_word_embeddings": kind == "llama",
-                **options,
-            }
-        )
+        sizes = {
+            "vocab_size": VOCABULARY,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "max_position_embeddings": 128,
+            "tie_word_embeddings": kind == "llama",
+        }
         torch.manual_seed(seed)
-        model = make_model(config).eval()
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes | options)).eval()
         for parameter in model.parameters():  # biases start at 0, norms at 1: errors there would not show
             parameter.data.add_(torch.randn_like(parameter), alpha=0.1)
         return model
