@@ -53,9 +53,8 @@ class LanguageModel(nn.Module):
 
     def hidden(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """tokens, positions [N] -> last hidden states [N,H]."""
-        output = self.backbone(
-            input_ids=tokens[None], position_ids=positions[None], attention=attention, use_cache=False
-        )
+        inputs = {"input_ids": tokens[None], "position_ids": positions[None]}
+        output = self.backbone(**inputs, attention=attention, use_cache=False)
         return output.last_hidden_state[0]
 
     def states_before(self, packed: PackedTokens, rows: Tensor, columns: Tensor) -> Tensor:

@@ -125,9 +125,8 @@ def pack(sequences: Sequence[Tensor]) -> PackedTokens:
     tokens = torch.cat([sequences[0][:prefix], *(sequence[prefix:] for sequence in sequences)])
     positions = torch.cat([torch.arange(prefix, device=device), (prefix + columns).expand_as(rest_mask)[rest_mask]])
     shared = torch.arange(prefix, device=device).expand(len(sequences), -1)
-    return PackedTokens(
-        tokens, positions, torch.cat([shared, rest_index], dim=1), PackedAttention(prefix, rest_index, rest_mask)
-    )
+    flat_index = torch.cat([shared, rest_index], dim=1)
+    return PackedTokens(tokens, positions, flat_index, PackedAttention(prefix, rest_index, rest_mask))
 
 
 def common_prefix(sequences: Sequence[Tensor]) -> int:

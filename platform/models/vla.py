@@ -187,9 +187,8 @@ def vision_language_policy(
     texts = instructions or (model.instruction or "",)
     tokens = [torch.tensor(tokenizer.encode(text)) for text in texts]
     language = LanguageModel(network, value_head=True)
-    policy = VisionLanguagePolicy(
-        language, tokens, ImageEncoder(spaces.observation_shape, model.cnn), spaces, model.action_bins
-    )
+    encoder = ImageEncoder(spaces.observation_shape, model.cnn)
+    policy = VisionLanguagePolicy(language, tokens, encoder, spaces, model.action_bins)
     length = max(policy.lengths) + policy.encoder.positions + policy.components
     if length > (readable := getattr(network.config, "max_position_embeddings", length)):
         message = f"instruction, picture and action are {length} tokens, the language model reads {readable}"
@@ -208,9 +207,7 @@ def _keep_first_layers(network: Any, count: int) -> None:
     """
     layers = network.base_model.layers
     if count > len(layers):
-        message = f"the language model has {len(layers)} layers"
-        raise ConfigError(
-            [Problem("actor.model.backbone_layers", message, value=str(count), allowed=f"1..{len(layers)}")]
-        )
+        message, allowed = f"the language model has {len(layers)} layers", f"1..{len(layers)}"
+        raise ConfigError([Problem("actor.model.backbone_layers", message, value=str(count), allowed=allowed)])
     del layers[count:]
     network.config.num_hidden_layers = count

@@ -34,9 +34,8 @@ def test_both_count_and_normalize_alike(dtype: type) -> None:
     for one, other in zip(compiled, plain, strict=True):
         assert one.state_dict().keys() == other.state_dict().keys()
     for name in ("mean", "variance"):
-        np.testing.assert_allclose(
-            compiled[0].state_dict()[name], plain[0].state_dict()[name], rtol=1e-10, err_msg=name
-        )
+        moments = [each[0].state_dict()[name] for each in (compiled, plain)]
+        np.testing.assert_allclose(*moments, rtol=1e-10, err_msg=name)
     np.testing.assert_allclose(compiled[1].state_dict()["returns"], plain[1].state_dict()["returns"], rtol=1e-12)
 
 

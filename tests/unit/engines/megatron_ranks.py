@@ -180,9 +180,8 @@ def logits_of(engine: Any, batch: RolloutBatch) -> Tensor | None:
     logits: list[Tensor] = []
 
     def keep(rows: list[int], part: RolloutBatch, packed: Any, hidden: Tensor, **_: Any) -> None:
-        shares = engine.tensor.gather(
-            engine._gathered(hidden)[:, 0] @ engine.last.shared_embedding_or_output_weight().T
-        )
+        weight = engine.last.shared_embedding_or_output_weight()
+        shares = engine.tensor.gather(engine._gathered(hidden)[:, 0] @ weight.T)
         length = len(packed.tokens) - packed.padding
         logits.append(torch.cat(shares, dim=-1)[:length, : engine.model.model.config.vocab_size])
 

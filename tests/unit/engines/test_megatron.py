@@ -202,9 +202,8 @@ def test_a_step_that_is_not_finite_changes_no_rank(results, expected, layout: st
 
 def test_ranks_hold_their_shares_only(results) -> None:
     """(parameters, layers, tokens in the norms of a pack of 7, moments) of the actor on each rank."""
-    held = {
-        layout: [rank["actor"]["held"] for rank in ranks] for layout, ranks in results.items() if "actor" in ranks[0]
-    }
+    actors = {layout: ranks for layout, ranks in results.items() if "actor" in ranks[0]}
+    held = {layout: [rank["actor"]["held"] for rank in ranks] for layout, ranks in actors.items()}
     whole = held["one"][0]
     assert whole["layers"] == 2
     assert whole["tokens"] == 7
@@ -214,25 +213,22 @@ def test_ranks_hold_their_shares_only(results) -> None:
     assert [rank["tokens"] for rank in held["tp2 sp"]] == [4, 4]  # one is added to share 7
     assert [rank["layers"] for rank in held["pp2"]] == [1, 1]
     assert [rank["layers"] for rank in held["tp2 pp2"]] == [1, 1, 1, 1]
-    experts = {
-        layout: [rank["experts"]["held"] for rank in results[layout]] for layout in ("one", "ep2", "pp2 vp2 ep2")
-    }
+    mixtures = ("one", "ep2", "pp2 vp2 ep2")
+    experts = {layout: [rank["experts"]["held"] for rank in results[layout]] for layout in mixtures}
     assert [rank["layers"] for rank in experts["pp2 vp2 ep2"]] == [2, 2, 2, 2]
     outside = 4 * 4 * 3 * 12 * 16  # parameters of four experts in four layers
     for rank in experts["ep2"]:
         assert rank["parameters"] == experts["one"][0]["parameters"] - outside / 2
-    assert sum(rank["moments"] for rank in held["dp2"]) == pytest.approx(
-        whole["moments"], rel=0.1
-    )  # buffers are padded
-    assert max(rank["moments"] for rank in held["dp2"]) < 0.6 * whole["moments"]
+    moments = [rank["moments"] for rank in held["dp2"]]
+    assert sum(moments) == pytest.approx(whole["moments"], rel=0.1)  # buffers are padded
+    assert max(moments) < 0.6 * whole["moments"]
 
 
 def test_a_plan_expects_what_the_ranks_hold(runs, results, expected) -> None:
     """Parameters and moments of the first rank, beside the estimate for its layout."""
     dense = ModelShape(31, 16, 2, heads=4, kv_heads=2, head_dim=4, intermediate=24, tied=True)
-    mixture = replace(
-        dense, layers=4, head_dim=8, intermediate=12, tied=False, qk_norm=True, experts=4, active_experts=2
-    )
+    mixture = replace(dense, layers=4, head_dim=8, intermediate=12, tied=False, qk_norm=True)
+    mixture = replace(mixture, experts=4, active_experts=2)
     for kind, shape in (("actor", dense), ("experts", mixture)):
         assert shape.parameters == sum(tensor.numel() for tensor in runs.model(kind).parameters())
         for layout, ranks in results.items():

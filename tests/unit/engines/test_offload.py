@@ -78,12 +78,8 @@ class TestSwap:
                 model(torch.randn(5, 8, generator=numbers)).square().sum().backward()
                 if swap_between:
                     swap.leave()
-                    assert (
-                        sum(
-                            p.untyped_storage().nbytes() + p.grad.untyped_storage().nbytes() for p in model.parameters()
-                        )
-                        == 0
-                    )
+                    left = [tensor.untyped_storage() for p in model.parameters() for tensor in (p, p.grad)]
+                    assert sum(storage.nbytes() for storage in left) == 0
                     swap.enter()
                 if seed % 2:
                     optimizer.step()
@@ -172,9 +168,8 @@ def test_it_is_there_only_while_it_is_used(ranks: ModuleType, kind: str) -> None
     state = whole_state(engine)
     assert held(engine) == (weights, 0)
     engine.offload(weights=True)
-    assert {f"model.{name}" for name in engine.weights()} >= {
-        name.partition(" ")[0] for name in state if name.startswith("model.")
-    }
+    saved = {name.partition(" ")[0] for name in state if name.startswith("model.")}
+    assert {f"model.{name}" for name in engine.weights()} >= saved
     assert held(engine) == (weights, 0)
     engine.offload(weights=True)
     whole_state(engine)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -38,9 +39,7 @@ def test_refused(model: dict[str, Any], spaces: EnvSpaces, key: str, reason: str
 
 
 def test_a_vla_needs_bounds_too() -> None:
-    unbounded = EnvSpaces(
-        IMAGES.observation_shape, UNBOUNDED.action, (1,), UNBOUNDED.action_low, UNBOUNDED.action_high, 0, "uint8"
-    )
+    unbounded = replace(IMAGES, action_low=UNBOUNDED.action_low)
     assert [problem.key for problem in policy_problems(Model(type="vla"), unbounded)] == ["actor.model.type"]
     assert policy_problems(Model(), unbounded) == []
 

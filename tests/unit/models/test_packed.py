@@ -80,9 +80,8 @@ def test_log_probs_entropies_and_gradients(kind, sequences, prompts, shared, bot
     (weights @ log_probs[batch.action_mask] + 0.3 * weights.flip(0) @ entropies[batch.action_mask]).backward()
 
     outputs = TokenPolicy(model, TEMPERATURE, entropy_gradient=True)(batch, entropy=True)
-    (
-        weights @ outputs.log_probs[batch.action_mask] + 0.3 * weights.flip(0) @ outputs.entropy[batch.action_mask]
-    ).backward()
+    actual = weights @ outputs.log_probs[batch.action_mask]
+    (actual + 0.3 * weights.flip(0) @ outputs.entropy[batch.action_mask]).backward()
 
     torch.testing.assert_close(outputs.log_probs, log_probs, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(outputs.entropy, entropies, rtol=1e-5, atol=1e-5)

@@ -115,9 +115,7 @@ def test_executed_actions_lie_within_the_bounds_and_the_most_likely_one_is_that_
 
 
 @pytest.mark.parametrize(("log_std", "squashed", "space"), [*((*kind, SPACE) for kind in KINDS), CHOICE])
-def test_a_chunk_of_one_action_is_the_policy_of_single_actions(
-    log_std: str, squashed: bool, space: ActionSpace
-) -> None:
+def test_a_chunk_of_one_action_is_a_single_action(log_std: str, squashed: bool, space: ActionSpace) -> None:
     single, chunks = (policy(log_std, squashed, kind, space) for kind in (ActorCriticPolicy, ChunkPolicy))
     chunks.load_state_dict(single.state_dict())
     observations = torch.randn(7, 5, dtype=torch.float64)

@@ -19,9 +19,7 @@ LAYOUTS = [  # shape, and what makes [B,channels,height,width] of it
 ]
 
 
-@pytest.mark.parametrize(
-    ("shape", "channels_first"), LAYOUTS, ids=lambda value: str(value) if isinstance(value, tuple) else ""
-)
+@pytest.mark.parametrize(("shape", "channels_first"), LAYOUTS, ids=[str(shape) for shape, _ in LAYOUTS])
 def test_features_are_those_of_the_convolutions(shape: tuple[int, ...], channels_first) -> None:
     torch.manual_seed(0)
     encoder = ImageEncoder(shape, SMALL)

@@ -86,9 +86,8 @@ def _torch_without_cuda() -> ModuleType:
         manual_seed=torch.manual_seed,
     )
     distributed = _View(torch.distributed, all_to_all_single=_all_to_all)
-    return _View(
-        torch, cuda=cuda, distributed=distributed, **{name: _on_cpu(getattr(torch, name)) for name in _FACTORIES}
-    )
+    factories = {name: _on_cpu(getattr(torch, name)) for name in _FACTORIES}
+    return _View(torch, cuda=cuda, distributed=distributed, **factories)
 
 
 def _all_to_all(output: torch.Tensor, input: torch.Tensor, **options: object) -> dist.Work | None:
