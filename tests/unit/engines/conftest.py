@@ -18,3 +18,9 @@ def _one_thread() -> None:
 @pytest.fixture(scope="session")
 def ranks(script: Callable[[Path], ModuleType]) -> ModuleType:
     return script(Path(__file__).with_name("ranks.py"))
+
+
+@pytest.fixture(scope="session")
+def shared(script: Callable[[Path], ModuleType]) -> ModuleType:
+    """Models, prompts and checks of the rollout engines."""
+    return script(Path(__file__).with_name("test_rollout.py"))

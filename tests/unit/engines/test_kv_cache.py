@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import random
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -25,12 +24,6 @@ TOKEN = 2 * 2 * 2 * 8 * 4  # bytes: layers, keys and values, heads, head_dim, fl
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_cache, "PAGE", PAGE)
-
-
-@pytest.fixture(scope="module")
-def shared(script: Any) -> ModuleType:
-    """Models, prompts and checks of the rollout engines."""
-    return script(Path(__file__).with_name("test_rollout.py"))
 
 
 def allocated() -> int:

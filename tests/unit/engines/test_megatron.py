@@ -253,19 +253,6 @@ def test_resuming_is_exact(runs, kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["actor", "critic"])
-@pytest.mark.parametrize("limit", [MicroBatches(rows=1), MicroBatches(rows=3), MicroBatches(tokens=36)], ids=str)
-def test_micro_batches_change_nothing(runs, kind: str, limit: MicroBatches) -> None:
-    optim = runs.ranks.OPTIM.model_copy(update={"eps": 100.0, "lr": 1.0, "clip_grad": None})  # a step is the gradient
-    results = []
-    for micro_batches in (MicroBatches(), limit):
-        engine = runs.megatron(kind, optim=optim)
-        metrics = engine.step(runs.ranks.batch(kind), runs.ranks.loss(kind), micro_batches)
-        results.append((runs.ranks.parameters(engine), metrics.finalize()))
-    assert_close(results[1][0], results[0][0], 1e-6)
-    assert results[1][1] == pytest.approx(results[0][1], rel=1e-5, abs=1e-6)
-
-
-@pytest.mark.parametrize("kind", ["actor", "critic"])
 def test_half_precision_keeps_master_weights(runs, kind: str) -> None:
     """Updates far below the resolution of bfloat16 add up, and a state holds them."""
     optim = runs.ranks.OPTIM.model_copy(update={"lr": 1e-5, "weight_decay": 0.0})

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -28,12 +26,6 @@ SAMPLING = SamplingParams(8, temperature=1.3)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the few tokens here fill several."""
     monkeypatch.setattr(kv_cache, "PAGE", 4)
-
-
-@pytest.fixture(scope="module")
-def shared(script: Any) -> ModuleType:
-    """Models, prompts and checks of the rollout engines."""
-    return script(Path(__file__).with_name("test_rollout.py"))
 
 
 def prefilled(engine: TorchRolloutEngine) -> list[list[int]]:
@@ -76,14 +68,11 @@ def test_what_all_prompts_begin_with_is_computed_once_per_call(shared: ModuleTyp
 def test_samples_of_one_prompt_that_follow_each_other_are_prefilled_once(max_running: int, shared: ModuleType) -> None:
     prompts = [request.token_ids for request in shared.prompts((9, 4, 12))]
     requests = [Request(number, prompts[number // 5], 50 + number) for number in range(15)]
-    limited = [replace(request, max_new_tokens=1 + request.index % 4) for request in requests]
     engine = shared.engine_for(shared.causal_lm(), max_running=max_running)
     seen = prefilled(engine)
     completions = shared.answers(engine, requests, SAMPLING)
     assert sum(map(len, seen)) == sum(map(len, prompts))
     check(shared, completions, requests)
-    for index, completion in shared.answers(engine, limited, SAMPLING).items():
-        assert completion.token_ids == completions[index].token_ids[: 1 + index % 4]
 
 
 def test_samples_of_a_single_prompt(shared: ModuleType) -> None:

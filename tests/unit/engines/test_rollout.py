@@ -134,24 +134,11 @@ class TestIndependence:
             assert (together.token_ids, together.finish_reason) == (alone[index].token_ids, alone[index].finish_reason)
             assert together.log_probs == pytest.approx(alone[index].log_probs, abs=1e-4)
 
-    def test_of_the_order_of_requests(self) -> None:
-        engine = engine_for(causal_lm(), SOME_STOP_EARLY, 4)
-        requests = prompts()
-        forwards, backwards = (answers(engine, order, HOT) for order in (requests, requests[::-1]))
-        assert {i: c.token_ids for i, c in forwards.items()} == {i: c.token_ids for i, c in backwards.items()}
-
     def test_equal_prompts_differ_by_their_seeds(self) -> None:
         prompt = (5, 6, 7)
         requests = [Request(0, prompt, 1), Request(1, prompt, 2), Request(2, prompt, 1)]
         completions = answers(engine_for(causal_lm()), requests, HOT)
         assert completions[0].token_ids == completions[2].token_ids != completions[1].token_ids
-
-    def test_prefills_of_limited_size(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        engine, requests = engine_for(causal_lm(), SOME_STOP_EARLY), prompts()
-        expected = answers(engine, requests, HOT)
-        monkeypatch.setattr("rl_platform.engines.rollout.prefill.PREFILL_TOKENS", 8)  # some prompts are longer
-        completions = answers(engine, requests, HOT)
-        assert {i: c.token_ids for i, c in completions.items()} == {i: c.token_ids for i, c in expected.items()}
 
 
 class TestEnds:

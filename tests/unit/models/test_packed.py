@@ -135,21 +135,6 @@ def test_sequences_of_one_token() -> None:
     assert pack(sequences).tokens.tolist() == [3, 3, 3, 4]
 
 
-def test_without_sharing_the_result_is_the_same(both, monkeypatch) -> None:
-    _, model = both()
-    sequences = [torch.tensor(sequence) for sequence in SEQUENCES["shared prefix"][0]]
-    results = []
-    for share in (True, False):
-        if not share:
-            monkeypatch.setattr("rl_platform.models.packed.common_prefix", lambda _: 0)
-        packed = pack(sequences)
-        assert (packed.attention.prefix > 0) == share
-        states = model.hidden(packed.tokens, packed.positions, packed.attention)
-        results.append([states[packed.flat_index[row, : len(s)]] for row, s in enumerate(sequences)])
-    for shared, alone in zip(*results, strict=True):
-        torch.testing.assert_close(shared, alone, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("value_head", [False, True])
 def test_padding_changes_nothing(value_head: bool, both, token_batch, gradients) -> None:
     sequences, prompts, _ = SEQUENCES["shared prefix"]

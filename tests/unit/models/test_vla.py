@@ -115,14 +115,6 @@ def test_bins_divide_the_way_between_the_bounds(build) -> None:
     assert build(CHOOSE)[0].executed(torch.tensor([[3], [0]])).tolist() == [3, 0]
 
 
-def test_a_row_does_not_depend_on_the_others_nor_its_random_numbers_on_how_rows_are_shared(build) -> None:
-    policy, _ = build()
-    whole = policy.act(pixels(), torch.Generator().manual_seed(1))
-    parts = [policy.act(pixels()[i : i + 2], torch.Generator().manual_seed(1), among=(i, 6)) for i in (0, 2, 4)]
-    assert torch.equal(whole[0], torch.cat([part[0] for part in parts]))
-    torch.testing.assert_close(whole[1], torch.cat([part[1] for part in parts]))
-
-
 def model(**changes: Any) -> Model:
     return Model(type="vla", random_init=TINY, tokenizer="bytes", instruction="reach", cnn=CNN, **changes)
 
