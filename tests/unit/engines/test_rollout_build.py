@@ -1,4 +1,4 @@
-"""What rollout engines start with: the type of numbers of the built-in one, and for SGLang's process ranks, GPUs and cores."""
+"""What rollout engines start with: the built-in one's type of numbers; ranks, GPUs and cores of SGLang's process."""
 
 from __future__ import annotations
 
