@@ -25,10 +25,7 @@ def cpu_engine(network: Any, running: int, room: int, threads: int | None) -> It
 
     model = network.config.to_dict() | {"eos_token_id": None}
     setup = EngineSetup(model, "cpu", 1, "float32", running, room, 0.1, seed=1)
-    environment = {
-        "PYTHONPATH": str(STAND_INS),
-        "OMP_NUM_THREADS": str(threads or len(os.sched_getaffinity(0))),
-    }
+    environment = {"PYTHONPATH": str(STAND_INS), "OMP_NUM_THREADS": str(threads or len(os.sched_getaffinity(0)))}
     with tempfile.TemporaryDirectory() as folder:
         engine = HostedEngine("rollout", setup, (), environment, Path(folder, "sglang.log"))
         try:

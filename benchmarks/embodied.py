@@ -122,11 +122,7 @@ def stable_baselines(turns: Turns, settings: argparse.Namespace) -> None:
         ent_coef=algorithm.entropy_bonus,
         vf_coef=algorithm.value_loss_scale,
         max_grad_norm=actor.optim.clip_grad,
-        policy_kwargs={
-            "features_extractor_class": Trunk,
-            "net_arch": [],
-            "log_std_init": actor.model.initial_log_std,
-        },
+        policy_kwargs={"features_extractor_class": Trunk, "net_arch": [], "log_std_init": actor.model.initial_log_std},
         seed=config.runner.seed,
         device="cpu",
     )

@@ -80,11 +80,7 @@ CLAIMS = {
     ),
     "megatron": Claim(
         "reasoning/ppo_tiny.yaml",
-        (
-            Limit("val/accuracy", 1, "<", 0.1),
-            Limit("reward/mean", 5, "<", 0.02),
-            Limit("reward/mean", -5, ">", 0.2),
-        ),
+        (Limit("val/accuracy", 1, "<", 0.1), Limit("reward/mean", 5, "<", 0.02), Limit("reward/mean", -5, ">", 0.2)),
         (*TENSOR_RANKS, "runner.max_steps=100"),
     ),
     "calculator": Claim(
@@ -121,10 +117,7 @@ def make(claim: Claim, seed: int, variant: str, overrides: Sequence[str], folder
     began = time.perf_counter()
     clean = {name: value for name, value in os.environ.items() if name not in VARIANTS["avx2"]}
     ended = subprocess.run(
-        [*command, f"runner.output_dir={folder}"],
-        stdout=subprocess.DEVNULL,
-        env=clean | VARIANTS[variant],
-        check=False,
+        [*command, f"runner.output_dir={folder}"], stdout=subprocess.DEVNULL, env=clean | VARIANTS[variant], check=False
     )
     if ended.returncode:
         raise SystemExit(f"{folder}: the run ended with exit code {ended.returncode}")

@@ -33,10 +33,7 @@ from rl_platform.runtime.cpu import keep_freed_memory
 SETTLES_S = 3.0
 SHIPPED, WITHOUT = "as shipped", "without"
 MOST_BESIDE, LEAST_QUIET = 2.5, 0.97
-OVERRIDES = {
-    "reasoning": ["data.train_batch_size=16", "data.mini_batch_size=16", "data.val_size=1"],
-    "embodied": [],
-}
+OVERRIDES = {"reasoning": ["data.train_batch_size=16", "data.mini_batch_size=16", "data.val_size=1"], "embodied": []}
 
 
 def training(turns: common.Turns, settings: argparse.Namespace) -> None:

@@ -29,14 +29,7 @@ class EnvWorker:
     """The learner's side of one worker process, which steps environments first..last-1."""
 
     def __init__(
-        self,
-        index: int,
-        first: int,
-        last: int,
-        env_id: str,
-        memory_fd: int,
-        cpus: set[int],
-        variables: dict[str, str],
+        self, index: int, first: int, last: int, env_id: str, memory_fd: int, cpus: set[int], variables: dict[str, str]
     ) -> None:
         """Start the process. `cpus` it may run on, with a thread each (empty: one thread on any of them); `variables`
         are added to its environment."""

@@ -39,10 +39,7 @@ KEYS = [
         (CHUNKS, "algorithm.entropy_bonus=0.1"),
     ),
     (("algorithm.bootstrap_type=always",), ()),
-    (
-        ("env.max_episode_steps=5", "algorithm.bootstrap_type=none"),
-        ("env.max_episode_steps=5",),
-    ),
+    (("env.max_episode_steps=5", "algorithm.bootstrap_type=none"), ("env.max_episode_steps=5",)),
     ((*CHEETAH, "algorithm.logprob_type=token_level"), CHEETAH),
     (
         (*CHEETAH, "algorithm.entropy_bonus=0.1", "algorithm.entropy_type=token_level"),

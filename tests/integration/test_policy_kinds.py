@@ -101,11 +101,7 @@ def test_every_key_has_an_effect(before: tuple[str, ...], key: str, learned, dif
 
 @pytest.mark.parametrize(
     "kind",
-    [
-        (*SQUASHED, "actor.model.log_std=state"),
-        CNN,
-        (*VLA, "actor.model.train_backbone=false"),
-    ],
+    [(*SQUASHED, "actor.model.log_std=state"), CNN, (*VLA, "actor.model.train_backbone=false")],
     ids=["squashed", "cnn", "vla"],
 )
 def test_a_run_that_was_stopped(kind: tuple[str, ...], learned, differences) -> None:

@@ -17,10 +17,7 @@ ONE_RANK: dict[str, list[str]] = {
     "fsdp": [],
     "megatron": ["actor.training_backend=megatron", "critic.training_backend=megatron"],
 }
-APART = [
-    "cluster.devices_per_node=4",
-    "cluster.component_placement={'actor,critic': 0-1, rollout: 2, reward: 3}",
-]
+APART = ["cluster.devices_per_node=4", "cluster.component_placement={'actor,critic': 0-1, rollout: 2, reward: 3}"]
 
 
 def two_ranks(parallel: str) -> dict[str, list[str]]:

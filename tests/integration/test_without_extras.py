@@ -56,10 +56,7 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "overrides"),
-    [
-        ("embodied/cartpole.yaml", ("env.evaluation.episodes=2",)),
-        ("reasoning/ppo_tiny.yaml", ("data.val_size=8",)),
-    ],
+    [("embodied/cartpole.yaml", ("env.evaluation.episodes=2",)), ("reasoning/ppo_tiny.yaml", ("data.val_size=8",))],
 )
 def test_the_core_trains_without_any_extra(core: Path, tmp_path: Path, name: str, overrides: tuple[str, ...]) -> None:
     run = ("runner.max_steps=2", f"runner.output_dir={tmp_path}", "runner.logger_backends=[]", "cluster.runtime=local")

@@ -39,8 +39,7 @@ def _assert_equal(ours: StepResult, theirs: StepResult) -> None:
 
 @pytest.mark.parametrize(("before", "after"), [(0, 0), (2, 2), (0, 2)], ids=["local", "workers", "local to workers"])
 @pytest.mark.parametrize(
-    ("env_id", "limit"),
-    [("HalfCheetah-v5", 40), ("CartPole-v1", None), ("Pendulum-v1", 40), ("Humanoid-v5", None)],
+    ("env_id", "limit"), [("HalfCheetah-v5", 40), ("CartPole-v1", None), ("Pendulum-v1", 40), ("Humanoid-v5", None)]
 )
 def test_continues_bit_for_bit(env_id: str, limit: int | None, before: int, after: int) -> None:
     _continues(EnvDescription(env_id, max_episode_steps=limit), before, after)

@@ -139,10 +139,7 @@ def test_gold_answer_of_gsm8k(solution: str, answer: str) -> None:
         ([], r"a\.jsonl: the file holds no questions"),
         (["", " "], r"the file holds no questions \(2 lines\)"),
         ([*rows(1), "", '{"question": 1'], r"a\.jsonl:3:\d+: not JSON"),
-        (
-            [*rows(1), {"prompt": "x", "answer": "1"}],
-            r":2: no column 'question'. Columns there: prompt, answer",
-        ),
+        ([*rows(1), {"prompt": "x", "answer": "1"}], r":2: no column 'question'. Columns there: prompt, answer"),
         ([{"question": "x", "solution": "1"}], r"a\.jsonl:1: no column 'answer'. Columns there: question, solution"),
         ([[1, 2]], r"a\.jsonl:1: a JSON object is needed, not \[1, 2\]"),
         ([{"question": "", "answer": "1"}], r"a\.jsonl:1: column 'question'"),
