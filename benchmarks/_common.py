@@ -17,28 +17,30 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rl_platform.acceleration import wait_passively_when_crowded
 from rl_platform.config import load_config
-from rl_platform.config.schema import Config
+from rl_platform.envs.embodied.spaces import EnvDescription, make_env, read_spaces
+from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.launch.cluster import runtime_for
-from rl_platform.metrics import Reporter, Reporters, RunInfo, RunLog, Sample
+from rl_platform.metrics import Reporters, RunInfo, RunLog
 from rl_platform.placement.inventory import inventory_for
-from rl_platform.placement.scheduler import Placement, schedule
+from rl_platform.placement.offload_order import OffloadOrder
+from rl_platform.placement.scheduler import schedule
+from rl_platform.runners.embodied import EmbodiedRunner
 from rl_platform.runners.ppo import Runner, train
+from rl_platform.runners.reasoning import ReasoningRunner
 from rl_platform.runners.state import RunState
-from rl_platform.runtime import Runtime
 from rl_platform.runtime.cpu import keep_freed_memory
 from rl_platform.tracing import covered, recorder
 
 LONG_RUN = 1_000_000  # steps or episodes: every race ends before
 JOIN_S = 60.0
 WORK = "perf/work_seconds"
-Build = Callable[[Config, Runtime, Reporter, Path, Placement], Runner]
 
 
 class Lap(NamedTuple):
@@ -157,7 +159,7 @@ def prepare_cpu() -> None:
 
 
 def train_ours(
-    turns: Turns, config_path: str, overrides: Sequence[str], build: Build, prepare: Callable[[], None] = prepare_cpu
+    turns: Turns, config_path: str, overrides: Sequence[str], prepare: Callable[[], None] = prepare_cpu
 ) -> None:
     """The training loop of a real run, one lap per PPO step with logging; validates once, before it is ready."""
     loaded = load_config(config_path, [*overrides, f"runner.max_steps={LONG_RUN}", "runner.val_check_interval=0"])
@@ -165,47 +167,45 @@ def train_ours(
     placement = schedule(config.cluster, inventory_for(config.cluster))
     with tempfile.TemporaryDirectory() as folder:
         output_dir = Path(folder)
-        reporter = Reporters([RunLog(output_dir), _TurnReporter(turns)])
+        reporter = Reporters([_Laps(output_dir, turns)])
         reporter.start(RunInfo(config.runner.experiment_name, config.runner.task_type, output_dir, LONG_RUN))
+        recorder.on = True
         prepare()
         with runtime_for(config, placement) as runtime:
-            task = build(config, runtime, reporter, output_dir, placement)
-            train(config, task, reporter, RunState(config, output_dir, reporter))
+            runner: Runner
+            if config.runner.task_type == "reasoning":
+                questions = build_questions(config.data, config.runner.seed)
+                order = OffloadOrder(placement.layout)
+                runner = ReasoningRunner(config, runtime, reporter, output_dir, questions, order)
+            else:
+                env = make_env(EnvDescription.of(config.env))
+                spaces = read_spaces(env, config.env.id)
+                env.close()
+                runner = EmbodiedRunner(config, runtime, reporter, output_dir, spaces, "actor_critic")
+            train(config, runner, reporter, RunState(config, output_dir, reporter))
 
 
-class _TurnReporter:
-    """A sink of the run's reporter for which every finished step is a lap.
+class _Laps(RunLog):
+    """The files of a run; every finished step is a lap.
 
     WORK: seconds of the lap in which there was physics, inference or an optimizer step of an embodied run.
     """
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, output_dir: Path, turns: Turns) -> None:
+        super().__init__(output_dir)
         self._turns = turns
 
-    def start(self, info: RunInfo) -> None:
-        recorder.on = True
-
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def progress(self, done: int, total: int, unit: str, **numbers: float) -> None:
-        pass
-
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        super().step(step, metrics)
         work = covered((span.began, span.seconds) for span in recorder.drain() if span.kind == "work")
         self._turns.next({**metrics, WORK: work})
 
-    def samples(self, step: int, samples: Sequence[Sample]) -> None:
-        pass
 
-    def sync(self) -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+def print_seconds(laps: Mapping[str, Sequence[Lap]]) -> None:
+    """Median wall and CPU seconds of a lap of every contestant."""
+    for name, done in laps.items():
+        seconds, cpu = (statistics.median(times) for times in zip(*(lap[:2] for lap in done), strict=True))
+        print(f"  {name}: {seconds:.3g} s, {cpu:.3g} CPU seconds")
 
 
 def total(laps: Sequence[Lap], number: str) -> float:

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from rl_platform.envs.embodied.evaluate import evaluate
 from rl_platform.envs.embodied.spaces import EnvDescription
 from rl_platform.envs.embodied.success import success_rates
@@ -24,67 +26,25 @@ from rl_platform.metrics import RunInfo, RunLog
 ZOO_SOURCE = (
     "https://github.com/DLR-RM/rl-baselines3-zoo/blob/208b6fdf3a9aa24de44b2e068c6e5f6a07d97fcc/hyperparams/ppo.yml"
 )
-_WIDE = {"activation": "relu", "net_arch": [256, 256], "log_std_init": -2.0, "ortho_init": False}
-ZOO: Mapping[str, Mapping[str, Any]] = {
-    # tuned by the zoo for version 4 of the MuJoCo tasks; what is not named is Stable-Baselines3's default, as there
-    "HalfCheetah-v5": {
-        "normalize": True,
-        "n_envs": 1,
-        "n_steps": 512,
-        "batch_size": 64,
-        "n_epochs": 20,
-        "gamma": 0.98,
-        "gae_lambda": 0.92,
-        "learning_rate": 2.0633e-05,
-        "ent_coef": 0.000401762,
-        "clip_range": 0.1,
-        "max_grad_norm": 0.8,
-        "vf_coef": 0.58096,
-        "policy": _WIDE,
-    },
-    "Hopper-v5": {
-        "normalize": True,
-        "n_envs": 1,
-        "n_steps": 512,
-        "batch_size": 32,
-        "n_epochs": 5,
-        "gamma": 0.999,
-        "gae_lambda": 0.99,
-        "learning_rate": 9.80828e-05,
-        "ent_coef": 0.00229519,
-        "clip_range": 0.2,
-        "max_grad_norm": 0.7,
-        "vf_coef": 0.835671,
-        "policy": _WIDE,
-    },
-    "Walker2d-v5": {
-        "normalize": True,
-        "n_envs": 1,
-        "n_steps": 512,
-        "batch_size": 32,
-        "n_epochs": 20,
-        "gamma": 0.99,
-        "gae_lambda": 0.95,
-        "learning_rate": 5.05041e-05,
-        "ent_coef": 0.000585045,
-        "clip_range": 0.1,
-        "max_grad_norm": 1.0,
-        "vf_coef": 0.871923,
-    },
-    "Ant-v5": {"normalize": True, "n_envs": 1},
-    "CartPole-v1": {
-        "normalize": False,
-        "n_envs": 8,
-        "n_steps": 32,
-        "batch_size": 256,
-        "n_epochs": 20,
-        "gamma": 0.98,
-        "gae_lambda": 0.8,
-        "learning_rate": "linear 0.001",
-        "ent_coef": 0.0,
-        "clip_range": "linear 0.2",
-    },
-}
+# tuned by the zoo for version 4 of the MuJoCo tasks; the rest is Stable-Baselines3's default, as there
+ZOO: Mapping[str, Mapping[str, Any]] = yaml.safe_load("""
+HalfCheetah-v5:
+  {normalize: true, n_envs: 1, n_steps: 512, batch_size: 64, n_epochs: 20, gamma: 0.98, gae_lambda: 0.92,
+   learning_rate: 2.0633e-05, ent_coef: 0.000401762, clip_range: 0.1, max_grad_norm: 0.8, vf_coef: 0.58096,
+   policy: &wide {activation: relu, net_arch: [256, 256], log_std_init: -2.0, ortho_init: false}}
+Hopper-v5:
+  {normalize: true, n_envs: 1, n_steps: 512, batch_size: 32, n_epochs: 5, gamma: 0.999, gae_lambda: 0.99,
+   learning_rate: 9.80828e-05, ent_coef: 0.00229519, clip_range: 0.2, max_grad_norm: 0.7, vf_coef: 0.835671,
+   policy: *wide}
+Walker2d-v5:
+  {normalize: true, n_envs: 1, n_steps: 512, batch_size: 32, n_epochs: 20, gamma: 0.99, gae_lambda: 0.95,
+   learning_rate: 5.05041e-05, ent_coef: 0.000585045, clip_range: 0.1, max_grad_norm: 1.0, vf_coef: 0.871923}
+Ant-v5:
+  {normalize: true, n_envs: 1}
+CartPole-v1:
+  {normalize: false, n_envs: 8, n_steps: 32, batch_size: 256, n_epochs: 20, gamma: 0.98, gae_lambda: 0.8,
+   learning_rate: linear 0.001, ent_coef: 0.0, clip_range: linear 0.2}
+""")
 
 
 def train(asked: Mapping[str, Any], folder: Path) -> None:

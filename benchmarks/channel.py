@@ -5,93 +5,80 @@ threads` has a producer and a consumer (with hand-over and, for the channel, bac
 its own, so it runs in one thread only: it is the floor. Not covered: large payloads, which cost the same, as references
 travel.
 
-    python benchmarks/channel.py [--messages 200000] [--batch 64] [--repeats 5] [--json FILE]
+    python benchmarks/channel.py [--messages 200000] [--batch 64] [--rounds 5] [--json FILE]
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
 import queue
 import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable
+
+from _common import machine, new_parser, write_json
 
 from rl_platform.runtime.channel import Channel
 
 TARGET = 200_000  # small messages per second with batching
 CAPACITY = 1024
+Case = Callable[[int, int], list[int]]  # number of messages, size of a batch -> what was received
 
 
 def new_channel() -> Channel[int]:
     return Channel("benchmark", CAPACITY, deadline_s=60)
 
 
-def check(received: Iterable[int], messages: int) -> None:
-    if list(received) != list(range(messages)):
-        raise SystemExit("messages were lost, repeated or reordered: the timings mean nothing")
-
-
-def two_threads(produce: Callable[[], None], consume: Callable[[], list[int]], messages: int) -> None:
+def two_threads(produce: Callable[[], None], consume: Callable[[], list[int]]) -> list[int]:
     producer = threading.Thread(target=produce)
     producer.start()
     received = consume()
     producer.join()
-    check(received, messages)
+    return received
 
 
-def deque_one_thread(messages: int, batch: int) -> None:
+def deque_one_thread(messages: int, batch: int) -> list[int]:
     line: deque[int] = deque()
     received = []
     for item in range(messages):
         line.append(item)
         received.append(line.popleft())
-    check(received, messages)
+    return received
 
 
-def simple_queue_one_thread(messages: int, batch: int) -> None:
-    line: queue.SimpleQueue[int] = queue.SimpleQueue()
-    received = []
-    for item in range(messages):
-        line.put(item)
-        received.append(line.get())
-    check(received, messages)
+def one_thread(new_line: Callable[[], queue.SimpleQueue[int] | Channel[int]]) -> Case:
+    def case(messages: int, batch: int) -> list[int]:
+        line = new_line()
+        received = []
+        for item in range(messages):
+            line.put(item)
+            received.append(line.get())
+        return received
+
+    return case
 
 
-def channel_one_thread(messages: int, batch: int) -> None:
-    channel = new_channel()
-    received = []
-    for item in range(messages):
-        channel.put(item)
-        received.append(channel.get())
-    check(received, messages)
-
-
-def channel_batched_one_thread(messages: int, batch: int) -> None:
+def channel_batched_one_thread(messages: int, batch: int) -> list[int]:
     channel = new_channel()
     received: list[int] = []
     for start in range(0, messages, batch):
         channel.put_many(range(start, min(messages, start + batch)))
         received += channel.get_many(batch)
-    check(received, messages)
+    return received
 
 
-def simple_queue_two_threads(messages: int, batch: int) -> None:
+def simple_queue_two_threads(messages: int, batch: int) -> list[int]:
     line: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def produce() -> None:
         for item in range(messages):
             line.put(item)
 
-    two_threads(produce, lambda: [line.get() for _ in range(messages)], messages)
+    return two_threads(produce, lambda: [line.get() for _ in range(messages)])
 
 
-def channel_two_threads(messages: int, batch: int) -> None:
+def channel_two_threads(messages: int, batch: int) -> list[int]:
     channel = new_channel()
 
     def produce() -> None:
@@ -99,10 +86,10 @@ def channel_two_threads(messages: int, batch: int) -> None:
             channel.put(item)
         channel.close()
 
-    two_threads(produce, lambda: list(channel), messages)
+    return two_threads(produce, lambda: list(channel))
 
 
-def channel_batched_two_threads(messages: int, batch: int) -> None:
+def channel_batched_two_threads(messages: int, batch: int) -> list[int]:
     channel = new_channel()
 
     def produce() -> None:
@@ -115,13 +102,13 @@ def channel_batched_two_threads(messages: int, batch: int) -> None:
             received += channel.get_many(batch)
         return received
 
-    two_threads(produce, consume, messages)
+    return two_threads(produce, consume)
 
 
-CASES: dict[str, Callable[[int, int], None]] = {
+CASES: dict[str, Case] = {
     "deque, one thread": deque_one_thread,
-    "SimpleQueue, one thread": simple_queue_one_thread,
-    "channel, one thread": channel_one_thread,
+    "SimpleQueue, one thread": one_thread(queue.SimpleQueue),
+    "channel, one thread": one_thread(new_channel),
     "channel batched, one thread": channel_batched_one_thread,
     "SimpleQueue, two threads": simple_queue_two_threads,
     "channel, two threads": channel_two_threads,
@@ -129,30 +116,27 @@ CASES: dict[str, Callable[[int, int], None]] = {
 }
 
 
-def measure(messages: int, batch: int, repeats: int) -> dict[str, list[float]]:
-    """Messages per second of every case and repeat; the cases take turns, so that a busy machine slows all alike."""
+def measure(messages: int, batch: int, rounds: int) -> dict[str, list[float]]:
+    """Messages per second of every case and round; the cases take turns, so that a busy machine slows all alike."""
     rates: dict[str, list[float]] = {name: [] for name in CASES}
-    for _ in range(repeats):
+    for _ in range(rounds):
         for name, case in CASES.items():
             start = time.perf_counter()
-            case(messages, batch)
+            received = case(messages, batch)
             rates[name].append(messages / (time.perf_counter() - start))
+            if received != list(range(messages)):
+                raise SystemExit("messages were lost, repeated or reordered: the timings mean nothing")
     return rates
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__, rounds=5)
     parser.add_argument("--messages", type=int, default=200_000)
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="write the numbers here too")
     options = parser.parse_args()
-
-    rates = measure(options.messages, options.batch, options.repeats)
+    found = machine(())
+    rates = measure(options.messages, options.batch, options.rounds)
     medians = {name: statistics.median(values) for name, values in rates.items()}
-    print(
-        f"Python {platform.python_version()}, {os.cpu_count()} CPUs, {options.messages} messages, batch {options.batch}"
-    )
     print(f"{'messages/s, median (lowest - highest)':<62}  of deque  of SimpleQueue")
     for name, values in rates.items():
         queue_rate = medians[f"SimpleQueue, {name.split(', ')[1]}"]
@@ -161,10 +145,7 @@ def main() -> None:
         print(f"{name:<28} {spread:<33}  {shares}")
     reached = medians["channel batched, two threads"]
     print(f"target: {TARGET:,} messages/s batched between two threads: {'met' if reached >= TARGET else 'missed'}")
-    if options.json:
-        options.json.write_text(
-            json.dumps({"options": vars(options) | {"json": None}, "messages_per_s": rates}, indent=1)
-        )
+    write_json(options.json, {"options": vars(options), "machine": found, "messages_per_s": rates})
 
 
 if __name__ == "__main__":

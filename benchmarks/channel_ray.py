@@ -5,25 +5,22 @@ every producer puts its arrays, then every consumer gets its half of them by ref
 no order and no back-pressure. Floor and channel take turns, so that a busy machine slows both. Every transfer is
 checked for completeness. Not covered: several nodes, where the network decides.
 
-    python benchmarks/channel_ray.py [--items 25] [--messages 20000] [--batch 64] [--repeats 3] [--json FILE]
+    python benchmarks/channel_ray.py [--items 25] [--messages 20000] [--batch 64] [--rounds 3] [--json FILE]
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import numpy as np
 import ray
+from _common import machine, new_parser, write_json
 
 from rl_platform.errors import ChannelClosed
 from rl_platform.runtime import ComponentSpec
@@ -139,14 +136,12 @@ def seconds(call: Callable[[], None]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__, rounds=3)
     parser.add_argument("--items", type=int, default=25, help="of each producer")
     parser.add_argument("--messages", type=int, default=20_000)
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="write the numbers here too")
     options = parser.parse_args()
-
+    about = machine(["ray"])
     ray.init(
         num_cpus=2,
         include_dashboard=False,
@@ -161,7 +156,7 @@ def main() -> None:
     with RayRuntime(Placed(), 120.0, 1) as runtime:
         groups = runtime.start({"producer": ComponentSpec(Producer), "consumer": ComponentSpec(Consumer)})
         megabytes = PRODUCERS * options.items
-        for number in range(options.repeats + 1):  # the first one warms up
+        for number in range(options.rounds + 1):  # the first one warms up
             rates = {
                 "channel MB/s": megabytes / seconds(lambda: through_channel(runtime, groups, options.items)),
                 "bare MB/s": megabytes / seconds(lambda: bare(producers, consumers, options.items)),
@@ -172,15 +167,14 @@ def main() -> None:
                 for name, rate in rates.items():
                     found[name].append(rate)
     ray.shutdown()
-    print(f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}; median (lowest - highest)")
+    print("median (lowest - highest)")
     for name, values in found.items():
         print(f"{name:<18} {statistics.median(values):>10,.0f} ({min(values):,.0f} - {max(values):,.0f})")
     share = statistics.median(a / b for a, b in zip(found["channel MB/s"], found["bare MB/s"], strict=True))
     print(f"share of bare Ray: {share:.2f} (target {SHARE_TARGET}): {'met' if share >= SHARE_TARGET else 'missed'}")
     rate = statistics.median(found["small messages/s"])
     print(f"small messages: target {RATE_TARGET:,}/s: {'met' if rate >= RATE_TARGET else 'missed'}")
-    if options.json:
-        options.json.write_text(json.dumps({"options": vars(options) | {"json": None}, "rates": found}, indent=1))
+    write_json(options.json, {"options": vars(options), "machine": about, "rates": found})
 
 
 if __name__ == "__main__":

@@ -38,10 +38,6 @@ from _common import (
 )
 
 from rl_platform.config import load_config
-from rl_platform.config.schema import Config
-from rl_platform.metrics import Reporter
-from rl_platform.placement.scheduler import Placement
-from rl_platform.runtime import Runtime
 
 CONFIG = Path(__file__).parents[1] / "configs/embodied/ppo.yaml"
 TARGET = 3.0
@@ -52,18 +48,7 @@ MOST_PROCESSES = 16  # of Stable-Baselines3: one per environment, and each takes
 
 
 def ours(turns: Turns, settings: argparse.Namespace) -> None:
-    from rl_platform.envs.embodied.spaces import EnvDescription, make_env, read_spaces
-    from rl_platform.runners.embodied import EmbodiedRunner
-
-    def build(
-        config: Config, runtime: Runtime, reporter: Reporter, folder: Path, placement: Placement
-    ) -> EmbodiedRunner:
-        env = make_env(EnvDescription.of(config.env))
-        spaces = read_spaces(env, config.env.id)
-        env.close()
-        return EmbodiedRunner(config, runtime, reporter, folder, spaces, "actor_critic")
-
-    train_ours(turns, str(CONFIG), [*settings.changes, "env.evaluation={episodes: 1}"], build)
+    train_ours(turns, str(CONFIG), [*settings.changes, "env.evaluation={episodes: 1}"])
 
 
 def stable_baselines(turns: Turns, settings: argparse.Namespace) -> None:

@@ -15,75 +15,31 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import statistics
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from _common import Entry, Turns, machine, new_parser, print_verdict, race, ratios, write_json
-
-if TYPE_CHECKING:
-    from rl_platform.engines.training.base import TrainingEngine
-    from rl_platform.records import RolloutBatch
+from _common import Entry, Turns, machine, new_parser, print_seconds, print_verdict, race, ratios, write_json
+from _language import (
+    BACKENDS,
+    QUICK,
+    SMOLLM2,
+    TRANSFORMERS,
+    WIDE,
+    action_log_probs,
+    action_states,
+    batch,
+    network,
+    row_lengths,
+    training_engine,
+)
 
 TARGET = 1.5
 SMALL_GROWTH = 0.1  # of what plain logits grow by: the engines' peak must not follow tokens times vocabulary
-SMOLLM2 = {"vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30}
-QUICK = {"vocab_size": 512, "hidden_size": 72, "intermediate_size": 96, "num_hidden_layers": 2}
-WIDE = {"vocab_size": 32_768, "hidden_size": 36, "intermediate_size": 72, "num_hidden_layers": 1}
-TRANSFORMERS, BACKENDS = "transformers", ("fsdp", "megatron")
 ROW = 512  # tokens of each row in the measurement of memory
 TOKENS = (2048, 8192)
-
-
-def network(shape: dict[str, int]) -> Any:
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    heads = {"num_attention_heads": 9, "num_key_value_heads": 3, "max_position_embeddings": 2048}
-    return LlamaForCausalLM(LlamaConfig(**shape, **heads, tie_word_embeddings=True))
-
-
-def batch(lengths: list[int], vocabulary: int) -> RolloutBatch:
-    """Rows whose first quarter is the prompt."""
-    import torch
-
-    from rl_platform.records import RolloutBatch
-
-    longest, rows = max(lengths), torch.tensor(lengths)[:, None]
-    positions = torch.arange(longest)
-    mask = (positions >= rows // 4) & (positions < rows)
-    tokens = torch.randint(vocabulary, mask.shape, generator=torch.Generator().manual_seed(0))
-    return RolloutBatch(
-        inputs={"tokens": tokens, "lengths": torch.tensor(lengths)},
-        action_mask=mask,
-        sample_mask=torch.ones(len(lengths), dtype=torch.bool),
-        group_ids=torch.arange(len(lengths)),
-        rewards=torch.zeros(mask.shape),
-        rollout_log_probs=torch.zeros(mask.shape),
-    )
-
-
-def engine(backend: str, shape: dict[str, int], values: bool) -> TrainingEngine:
-    import torch
-
-    from rl_platform.config.schema.models import Trainable
-    from rl_platform.engines.training.build import training_engine
-    from rl_platform.models.forward import TokenPolicy, TokenValues
-    from rl_platform.models.language import LanguageModel
-
-    model = LanguageModel(network(shape), value_head=values)
-    return training_engine(
-        Trainable(training_backend=backend),
-        TokenValues(model) if values else TokenPolicy(model, temperature=1.0),
-        dtype=torch.float32,
-        horizon=1,
-        device=torch.device("cpu"),
-        nominal=False,
-    )
 
 
 def ours(turns: Turns, settings: argparse.Namespace) -> None:
@@ -91,7 +47,7 @@ def ours(turns: Turns, settings: argparse.Namespace) -> None:
     from rl_platform.runtime.cpu import keep_freed_memory
 
     keep_freed_memory()
-    trained = engine(settings.backend, settings.shape, settings.values)
+    trained = training_engine(settings.backend, settings.shape, values=settings.values)
     rows = batch(settings.lengths, settings.shape["vocab_size"])
     turns.next()
     while True:
@@ -113,25 +69,8 @@ def transformers(turns: Turns, settings: argparse.Namespace) -> None:
     turns.next()
     while True:
         with torch.no_grad():
-            found = head(_states(model, rows)) if settings.values else _log_probs(model, rows)
+            found = head(action_states(model, rows)) if settings.values else action_log_probs(model, rows)
         turns.next({"sum": float(found.sum())})
-
-
-def _states(model: Any, rows: RolloutBatch) -> Any:
-    """Last hidden states [K,H] before the actions, of padded rows."""
-    import torch
-
-    tokens = rows.inputs["tokens"]
-    present = (torch.arange(tokens.shape[1]) < rows.inputs["lengths"][:, None]).long()
-    states = model.model(input_ids=tokens, attention_mask=present, use_cache=False).last_hidden_state
-    row, column = rows.action_mask.nonzero(as_tuple=True)
-    return states[row, column - 1]
-
-
-def _log_probs(model: Any, rows: RolloutBatch) -> Any:
-    logits = model.lm_head(_states(model, rows))
-    chosen = rows.inputs["tokens"][rows.action_mask]
-    return logits.gather(1, chosen[:, None]).squeeze(1) - logits.logsumexp(-1)
 
 
 def peak_bytes(name: str, tokens: int, shape: dict[str, int]) -> int:
@@ -142,11 +81,11 @@ def peak_bytes(name: str, tokens: int, shape: dict[str, int]) -> int:
 
     torch.set_num_threads(1)
     rows, small = (batch([ROW] * count, shape["vocab_size"]) for count in (tokens // ROW, 1))
-    run: Callable[[RolloutBatch], Any]
+    run: Callable[[Any], Any]
     if name == TRANSFORMERS:
-        run = torch.no_grad()(partial(_log_probs, network(shape)))
+        run = torch.no_grad()(partial(action_log_probs, network(shape)))
     else:
-        run = partial(engine(name, shape, values=False).evaluate, micro_batches=MicroBatches())
+        run = partial(training_engine(name, shape).evaluate, micro_batches=MicroBatches())
     run(small)  # libraries that load at the first pass
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     before = _memory("VmHWM")
@@ -185,9 +124,8 @@ def main() -> None:
     if options.quick:
         options.rows, options.length, options.rounds = 4, 64, 2
     found = machine(("torch", "transformers", "megatron-core"))
-    shape, first = QUICK if options.quick else SMOLLM2, options.length // 8
-    step = (options.length - first) / max(options.rows - 1, 1)
-    lengths = [round(first + row * step) for row in range(options.rows)]
+    shape = QUICK if options.quick else SMOLLM2
+    lengths = row_lengths(options.rows, options.length, mixed=True)
     results = {}
     for case in ("log-probs", "values"):
         shared = {"lengths": lengths, "shape": shape, "values": case == "values"}
@@ -197,9 +135,7 @@ def main() -> None:
         laps = results[case] = race(entries, options.warm_up, options.rounds)
         sums = {name: round(of_one[0].numbers["sum"], 3) for name, of_one in laps.items()}
         print(f"\n{case}, lengths {lengths[0]} to {lengths[-1]}; their sums: {sums}")
-        for name, of_one in laps.items():
-            seconds, cpu = (statistics.median(times) for times in zip(*(lap[:2] for lap in of_one), strict=True))
-            print(f"  {name}: {seconds:.3g} s, {cpu:.3g} CPU seconds")
+        print_seconds(laps)
         for backend in BACKENDS:
             faster = ratios(laps[backend], laps[TRANSFORMERS])
             print_verdict(f"  {backend}, times as fast as padded rows", faster, TARGET)

@@ -26,7 +26,7 @@ from contextlib import contextmanager
 
 import _common as common
 import rollout
-from runtime import ROOT, build
+from runtime import ROOT
 
 from rl_platform.runtime.cpu import keep_freed_memory
 
@@ -38,7 +38,7 @@ OVERRIDES = {"reasoning": ["data.train_batch_size=16", "data.mini_batch_size=16"
 
 def training(turns: common.Turns, settings: argparse.Namespace) -> None:
     config = str(ROOT / "configs" / settings.job / "ppo.yaml")
-    common.train_ours(turns, config, OVERRIDES[settings.job], build, _prepare(settings))
+    common.train_ours(turns, config, OVERRIDES[settings.job], _prepare(settings))
 
 
 def generation(turns: common.Turns, settings: argparse.Namespace) -> None:

@@ -4,19 +4,18 @@
 and write the text. Every placement is checked for completeness: each component must own exactly the GPUs it was given.
 CPU seconds, so that other work on the machine does not count. Not covered: reading the config, starting anything.
 
-    python benchmarks/placement.py [--nodes 1250] [--gpus-per-node 8] [--repeats 5] [--json FILE]
+    python benchmarks/placement.py [--nodes 1250] [--gpus-per-node 8] [--rounds 5] [--json FILE]
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
-import os
-import platform
 import statistics
 import time
 from pathlib import Path
+
+from _common import machine, new_parser, write_json
 
 from rl_platform.config import load_config
 from rl_platform.placement.inventory import inventory_for
@@ -68,19 +67,17 @@ def measure(nodes: int, gpus_per_node: int, placement: dict[str, str]) -> dict[s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__, rounds=5)
     parser.add_argument("--nodes", type=int, default=1250)
     parser.add_argument("--gpus-per-node", type=int, default=8)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="write the numbers here too")
     options = parser.parse_args()
-
+    found = machine(())
     gpus = options.nodes * options.gpus_per_node
-    print(f"Python {platform.python_version()}, {os.cpu_count()} CPUs, {options.nodes} nodes, {gpus} simulated GPUs")
+    print(f"{options.nodes} nodes, {gpus} simulated GPUs")
     print(f"{'CPU seconds, median':<27}" + "".join(f"{name:>10}" for name in COLUMNS) + "   plan: lowest - highest")
     seconds: dict[str, list[dict[str, float]]] = {}
     for name, placement in cases(gpus).items():
-        runs = [measure(options.nodes, options.gpus_per_node, placement) for _ in range(options.repeats)]
+        runs = [measure(options.nodes, options.gpus_per_node, placement) for _ in range(options.rounds)]
         medians = [statistics.median(run[column] for run in runs) for column in COLUMNS]
         plans = [run["plan"] for run in runs]
         cells = "".join(f"{median:>10.3f}" for median in medians)
@@ -88,8 +85,7 @@ def main() -> None:
         seconds[name] = runs
     slowest = max(statistics.median(run["plan"] for run in runs) for runs in seconds.values())
     print(f"target: a plan in {TARGET_S:g} s: {'met' if slowest < TARGET_S else 'missed'}")
-    if options.json:
-        options.json.write_text(json.dumps({"options": vars(options) | {"json": None}, "seconds": seconds}, indent=1))
+    write_json(options.json, {"options": vars(options), "machine": found, "seconds": seconds})
 
 
 if __name__ == "__main__":

@@ -37,11 +37,6 @@ from _common import (
     write_json,
 )
 
-from rl_platform.config.schema import Config
-from rl_platform.metrics import Reporter
-from rl_platform.placement.scheduler import Placement
-from rl_platform.runtime import Runtime
-
 CONFIG = Path(__file__).parents[1] / "configs/reasoning/ppo.yaml"
 TARGET = 1.5
 PACKAGES = ("torch", "transformers", "trl", "accelerate")
@@ -87,17 +82,7 @@ def overrides(settings: argparse.Namespace) -> list[str]:
 
 
 def ours(turns: Turns, settings: argparse.Namespace) -> None:
-    from rl_platform.envs.reasoning.tasks import build_questions
-    from rl_platform.placement.offload_order import OffloadOrder
-    from rl_platform.runners.reasoning import ReasoningRunner
-
-    def build(
-        config: Config, runtime: Runtime, reporter: Reporter, folder: Path, placement: Placement
-    ) -> ReasoningRunner:
-        questions = build_questions(config.data, config.runner.seed)
-        return ReasoningRunner(config, runtime, reporter, folder, questions, OffloadOrder(placement.layout))
-
-    train_ours(turns, str(CONFIG), overrides(settings), build)
+    train_ours(turns, str(CONFIG), overrides(settings))
 
 
 def trl(turns: Turns, settings: argparse.Namespace) -> None:

@@ -32,8 +32,8 @@ from typing import Any
 
 import psutil
 from _common import Entry, Lap, Turns, machine, new_parser, print_verdict, race, rate, ratios, write_json
+from _language import sglang_installed, sglang_on_cpu
 from _limit import measure_rates, tokens_at_limit
-from _sglang import cpu_engine, installed
 
 from rl_platform.config.schema.data import Data, Task
 from rl_platform.config.schema.models import Model
@@ -85,7 +85,7 @@ def ours(turns: Turns, settings: argparse.Namespace) -> None:
 def sglang(turns: Turns, settings: argparse.Namespace) -> None:
     network = causal_lm()
     room = sum(len(prompt) + tokens + 1 for prompt, tokens in requests(settings))
-    with cpu_engine(network, settings.count, room, settings.threads) as engine:
+    with sglang_on_cpu(network, settings.count, room, settings.threads) as engine:
         run_laps(turns, our_lap(engine, network, settings))
 
 
@@ -239,7 +239,7 @@ def main() -> None:
         options.tokens, options.rounds = 20, 1
 
     contestants = {OURS: ours, GENERATE: generate, GENERATE_BATCH: generate_batch, LIMIT: measure_rates}
-    if installed():
+    if sglang_installed():
         contestants[SGLANG] = sglang
     else:
         print("SGLang is not installed: left out")

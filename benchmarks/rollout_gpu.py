@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from _common import machine, new_parser, print_verdict, write_json
-from _gpu_shape import shape_of
-from _sglang import STAND_INS
+from _language import STAND_INS, gpu_shape, sglang_installed
 
 if TYPE_CHECKING:
     from rl_platform.engines.rollout.sglang.program import EngineSetup
@@ -40,7 +39,7 @@ def setup_of(settings: argparse.Namespace) -> EngineSetup:
     from rl_platform.engines.rollout.sglang.program import EngineSetup
 
     return EngineSetup(
-        model_config=shape_of(settings.dry_run)
+        model_config=gpu_shape(settings.dry_run)
         | {"architectures": ["Qwen2ForCausalLM"], "eos_token_id": None, "bos_token_id": None},
         device="cpu" if settings.dry_run else "cuda",
         tensor_parallel=settings.gpus,
@@ -125,8 +124,6 @@ def timed(settings: argparse.Namespace, lap: Callable[[int], int]) -> list[float
 
 
 def main() -> None:
-    import importlib.util
-
     import torch
 
     parser = new_parser(__doc__, rounds=3)
@@ -137,7 +134,7 @@ def main() -> None:
     parser.add_argument("--dry-run", action="store_true", help="a tiny shape on the CPU")
     settings = parser.parse_args()
     settings.dry_run |= settings.quick
-    if importlib.util.find_spec("sglang") is None:
+    if not sglang_installed():
         raise SystemExit(NO_SGLANG)
     if settings.dry_run:
         settings.requests, settings.prompt, settings.tokens, settings.rounds, settings.warm_up = 4, 8, 8, 1, 1

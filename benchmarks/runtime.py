@@ -12,35 +12,15 @@ from __future__ import annotations
 import argparse
 import statistics
 from pathlib import Path
-from typing import Any
 
 import _common as common
-
-from rl_platform.config.schema import Config
-from rl_platform.envs.embodied.spaces import EnvDescription, make_env, read_spaces
-from rl_platform.envs.reasoning.tasks import build_questions
-from rl_platform.placement.offload_order import OffloadOrder
-from rl_platform.placement.scheduler import Placement
-from rl_platform.runners.embodied import EmbodiedRunner
-from rl_platform.runners.ppo import Runner
-from rl_platform.runners.reasoning import ReasoningRunner
 
 ROOT = Path(__file__).parents[1]
 TARGET = 0.909  # of the local runtime's speed: a tenth more per step
 
 
-def build(config: Config, runtime: Any, reporter: Any, folder: Path, placement: Placement) -> Runner:
-    if config.runner.task_type == "reasoning":
-        questions = build_questions(config.data, config.runner.seed)
-        return ReasoningRunner(config, runtime, reporter, folder, questions, OffloadOrder(placement.layout))
-    env = make_env(EnvDescription.of(config.env))
-    spaces = read_spaces(env, config.env.id)
-    env.close()
-    return EmbodiedRunner(config, runtime, reporter, folder, spaces, "actor_critic")
-
-
 def run(turns: common.Turns, settings: argparse.Namespace) -> None:
-    common.train_ours(turns, settings.config, [f"cluster.runtime={settings.runtime}"], build)
+    common.train_ours(turns, settings.config, [f"cluster.runtime={settings.runtime}"])
 
 
 def main() -> None:

@@ -9,9 +9,7 @@ clusters that run already, large models.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import signal
 import statistics
 import subprocess
@@ -21,6 +19,7 @@ import time
 from pathlib import Path
 
 import psutil
+from _common import machine, new_parser, write_json
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = ("configs/reasoning/ppo_tiny.yaml", "configs/embodied/cartpole.yaml")
@@ -64,13 +63,10 @@ def _cpu_seconds(process: psutil.Process) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3, help="starts of every config")
+    parser = new_parser(__doc__, rounds=3)
     parser.add_argument("--runtime", choices=("ray", "local"), help="only this one")
-    parser.add_argument("--json", type=Path, help="write the numbers here too")
     options = parser.parse_args()
-
-    print(f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}; median (lowest - highest)")
+    about = machine(())
     found = {}
     for runtime in [options.runtime] if options.runtime else ["local", "ray"]:
         for config in CONFIGS:
@@ -81,8 +77,7 @@ def main() -> None:
             verdict = f"; target {TARGET_S:g} s: {'met' if middle <= TARGET_S else 'missed'}"
             print(f"{runtime:<6} {config:<34} {spread}{verdict}")
             found[f"{runtime} {config}"] = laps
-    if options.json:
-        options.json.write_text(json.dumps({"rounds": options.rounds, "laps": found}, indent=1))
+    write_json(options.json, {"options": vars(options), "machine": about, "laps": found})
 
 
 if __name__ == "__main__":

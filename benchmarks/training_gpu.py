@@ -20,9 +20,9 @@ several GPUs, generation.
 from __future__ import annotations
 
 import argparse
-import math
 import multiprocessing
 import os
+import random
 import statistics
 import time
 import traceback
@@ -32,54 +32,26 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from _common import machine, new_parser, write_json
-from _gpu_shape import shape_of
+from _language import BACKENDS, batch, gpu_shape, network, row_lengths, training_engine
 
 if TYPE_CHECKING:
     import torch
 
     from rl_platform.records import RolloutBatch
 
-PLAIN, BACKENDS = "plain FSDP", ("fsdp", "megatron")
+PLAIN = "plain FSDP"
 CASES = ("equal", "mixed")
 NO_GPU = "training_gpu.py: torch sees no GPU on this machine. --dry-run tries the script out on the CPU."
 
 
-def network(settings: argparse.Namespace) -> Any:
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(**shape_of(settings.dry_run))
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
-
-
 def lengths_of(settings: argparse.Namespace, case: str) -> list[int]:
-    shortest = settings.length // 8 if case == "mixed" else settings.length
-    step = (settings.length - shortest) / max(settings.rows - 1, 1)
-    return [round(shortest + row * step) for row in range(settings.rows)]
+    return row_lengths(settings.rows, settings.length, mixed=case == "mixed")
 
 
-def batch(settings: argparse.Namespace, case: str) -> RolloutBatch:
-    """Rows in a random order, whose first quarter is the prompt."""
-    import torch
-
-    from rl_platform.records import RolloutBatch
-
-    draw = torch.Generator().manual_seed(0)
-    lengths = torch.tensor(lengths_of(settings, case))[torch.randperm(settings.rows, generator=draw)]
-    positions = torch.arange(settings.length)
-    mask = (positions >= lengths[:, None] // 4) & (positions < lengths[:, None])
-    vocabulary = shape_of(settings.dry_run)["vocab_size"]
-    return RolloutBatch(
-        inputs={"tokens": torch.randint(vocabulary, mask.shape, generator=draw), "lengths": lengths},
-        action_mask=mask,
-        sample_mask=torch.ones(settings.rows, dtype=torch.bool),
-        group_ids=torch.arange(settings.rows),
-        rewards=torch.zeros(mask.shape),
-        rollout_log_probs=torch.zeros(mask.shape),
-        log_probs=0.1 * torch.randn(mask.shape, generator=draw) - math.log(vocabulary),
-        advantages=torch.randn(mask.shape, generator=draw),
-    )
+def shuffled(settings: argparse.Namespace, case: str) -> RolloutBatch:
+    """The rows in a random order."""
+    lengths = random.Random(0).sample(lengths_of(settings, case), settings.rows)
+    return batch(lengths, gpu_shape(settings.dry_run)["vocab_size"])
 
 
 def device_of(settings: argparse.Namespace) -> torch.device:
@@ -94,21 +66,11 @@ def ours(settings: argparse.Namespace, case: str, backend: str) -> Callable[[], 
 
     from rl_platform.algorithms.losses import actor_loss
     from rl_platform.config.schema.algorithm import Algorithm
-    from rl_platform.config.schema.models import Trainable
     from rl_platform.engines.training.base import MicroBatches
-    from rl_platform.engines.training.build import training_engine
-    from rl_platform.models.forward import TokenPolicy
-    from rl_platform.models.language import LanguageModel
 
-    engine = training_engine(
-        Trainable(training_backend=backend, gradient_checkpointing=True),
-        TokenPolicy(LanguageModel(network(settings)), temperature=1.0),
-        dtype=torch.bfloat16,
-        horizon=1,
-        device=device_of(settings),
-        nominal=False,
-    )
-    rows, loss = batch(settings, case), partial(actor_loss, algorithm=Algorithm())
+    shape, device = gpu_shape(settings.dry_run), device_of(settings)
+    engine = training_engine(backend, shape, dtype=torch.bfloat16, device=device, recompute=True)
+    rows, loss = shuffled(settings, case), partial(actor_loss, algorithm=Algorithm())
     limit = MicroBatches(tokens=settings.micro_tokens)
 
     def step() -> float:
@@ -124,9 +86,9 @@ def plain(settings: argparse.Namespace, case: str) -> Callable[[], float]:
     import torch
 
     device = device_of(settings)
-    model = _sharded(network(settings).to(device), device)
+    model = _sharded(network(gpu_shape(settings.dry_run)).to(device), device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0, fused=True)
-    rows = batch(settings, case).to(device)
+    rows = shuffled(settings, case).to(device)
     actions = rows.action_mask.sum()
 
     def step() -> float:
@@ -195,7 +157,7 @@ def flops(settings: argparse.Namespace, case: str) -> float:
     """Of one optimizer step: forward and backward of all real tokens, attention over half of the pairs."""
     from rl_platform.placement.model_shape import ModelShape, from_options
 
-    shape = from_options(shape_of(settings.dry_run))
+    shape = from_options(gpu_shape(settings.dry_run))
     assert isinstance(shape, ModelShape)
     lengths = lengths_of(settings, case)
     products = sum(lengths) * shape.layers * shape.matrices_per_layer

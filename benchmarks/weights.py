@@ -33,7 +33,7 @@ from typing import Any
 import cloudpickle
 from _common import machine, new_parser, write_json
 from _gloo import Broadcast
-from _sglang import cpu_engine, installed
+from _language import sglang_installed, sglang_on_cpu
 
 MODEL = "smollm2-135m-instruct"
 TARGET = 0.5
@@ -238,8 +238,8 @@ def main() -> None:
         GLOO: lambda: group.send(checked=False),
         CHECKED: lambda: group.send(checked=True),
     }
-    if installed():
-        ways[SGLANG] = into_sglang(opened.enter_context(cpu_engine(network, 1, ROOM, options.threads)), state)
+    if sglang_installed():
+        ways[SGLANG] = into_sglang(opened.enter_context(sglang_on_cpu(network, 1, ROOM, options.threads)), state)
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(options.warm_up + options.rounds):
         for tensor in distinct:

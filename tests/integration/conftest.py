@@ -150,6 +150,28 @@ def logged():
     return read
 
 
+@pytest.fixture(scope="module")
+def finished_runs() -> dict[tuple[str | int, ...], tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """What `learned` returned, by its arguments."""
+    return {}
+
+
+@pytest.fixture
+def learned(command, final_state, logged, finished_runs):
+    """learned("embodied.yaml", "key=value", steps=2): (checkpoint, log). Equal runs of a file of tests run once."""
+
+    def run(*arguments: str, steps: int = 2) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        key = (*arguments, steps)
+        if key not in finished_runs:
+            folder = f"run{len(finished_runs)}"
+            ended = command(*arguments, f"runner.max_steps={steps}", f"runner.output_dir={folder}")
+            assert ended.code == 0, ended.err
+            finished_runs[key] = final_state(folder, steps), logged(folder)
+        return finished_runs[key]
+
+    return run
+
+
 @pytest.fixture
 def differences():
     """differences(a, b): paths at which two nested states are not equal bit for bit."""

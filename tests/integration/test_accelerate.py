@@ -10,8 +10,13 @@ import pytest
 
 from rl_platform.metrics import read_metrics
 
-CARTPOLE = Path(__file__).parents[2] / "configs" / "embodied" / "cartpole.yaml"
+CARTPOLE = (
+    Path(__file__).parents[2] / "configs" / "embodied" / "cartpole.yaml",
+    "runner.logger_backends=[]",
+    "env.evaluation.episodes=2",
+)
 HOPPER = (
+    "embodied.yaml",
     "env.id=Hopper-v5",
     "env.max_episode_steps=9",
     "actor.model.initial_log_std=-1",
@@ -38,7 +43,12 @@ def without_accel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "meta_path", [Refuses(), *sys.meta_path])
 
 
-def same(folder: Path, tolerance: float) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("run", [CARTPOLE, HOPPER, ("reasoning.yaml",)], ids=["CartPole", "a robot", "reasoning"])
+def test_a_run_trains_alike_without_acceleration(folder: Path, command: Any, without_accel: None, run: Any) -> None:
+    assert command(*run, "runner.max_steps=3", "runner.output_dir=off", "runner.accelerate=off").code == 0
+    sys.meta_path.pop(0)
+    assert command(*run, "runner.max_steps=3", "runner.output_dir=auto").code == 0
     plain, accelerated = metrics(folder, "off"), metrics(folder, "auto")
     assert len(plain) == len(accelerated) == 3
     for one, other in zip(plain, accelerated, strict=True):
@@ -46,24 +56,7 @@ def same(folder: Path, tolerance: float) -> None:
         assert {"actor/loss", "actor/grad_norm"} < one.keys()
         for field in one:
             if not field.startswith(("time/", "perf/", "memory/")):
-                assert one[field] == pytest.approx(other[field], rel=tolerance, abs=tolerance), field
-
-
-def test_cartpole_trains_alike_without_acceleration(folder: Path, command: Any, without_accel: None) -> None:
-    smaller = "runner.max_steps=3", "runner.logger_backends=[]", "env.evaluation.episodes=2"
-    assert command(CARTPOLE, *smaller, "runner.output_dir=off", "runner.accelerate=off").code == 0
-    sys.meta_path.pop(0)
-    assert command(CARTPOLE, *smaller, "runner.output_dir=auto").code == 0
-    same(folder, 1e-3)
-
-
-@pytest.mark.slow
-def test_a_robot_trains_alike_without_acceleration(folder: Path, command: Any, without_accel: None) -> None:
-    steps = "runner.max_steps=3", "runner.output_dir=off", "runner.accelerate=off"
-    assert command("embodied.yaml", *HOPPER, *steps).code == 0
-    sys.meta_path.pop(0)
-    assert command("embodied.yaml", *HOPPER, "runner.max_steps=3", "runner.output_dir=auto").code == 0
-    same(folder, 1e-3)
+                assert one[field] == pytest.approx(other[field], rel=1e-3, abs=1e-3), field
 
 
 @pytest.mark.slow
@@ -74,12 +67,3 @@ def test_a_run_resumes_with_the_other_value(folder: Path, command: Any, first: s
     resumed = command("embodied.yaml", "runner.max_steps=3", f"runner.accelerate={second}")
     assert resumed.code == 0
     assert len(metrics(folder, "out")) == 3
-
-
-@pytest.mark.slow
-def test_reasoning_trains_alike_without_acceleration(folder: Path, command: Any, without_accel: None) -> None:
-    steps = "runner.max_steps=3", "runner.output_dir=off", "runner.accelerate=off"
-    assert command("reasoning.yaml", *steps).code == 0
-    sys.meta_path.pop(0)
-    assert command("reasoning.yaml", "runner.max_steps=3", "runner.output_dir=auto").code == 0
-    same(folder, 1e-3)

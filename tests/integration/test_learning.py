@@ -31,6 +31,7 @@ def test_a_language_model_learns_the_last_digit(start, folder: Path):
     assert rows[-1]["val/accuracy"] > 0.9
 
 
+@pytest.mark.release  # that this layout computes what one process computes is tested always: test_resharding.py
 @pytest.mark.skipif(torch.cuda.is_available(), reason="Megatron would compute on the GPU of this machine")
 def test_a_language_model_that_four_megatron_processes_train_learns(start, folder: Path):
     """The beginning of a run that ends at 100 %. Whoever answers with any digit is right once in ten."""

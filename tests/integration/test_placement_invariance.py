@@ -14,22 +14,14 @@ APART = {
 
 
 @pytest.fixture
-def learned(command, final_state, logged):
-    """learned(file, placement): models, optimizers and metrics after three steps."""
-
-    def run(file: str, placement: str, output_dir: str, *more: str):
-        overrides = f"cluster.component_placement={placement}", "runner.max_steps=3", f"runner.output_dir={output_dir}"
-        ended = command(file, *overrides, *more)
-        assert ended.code == 0, ended.err
-        return final_state(output_dir, 3), logged(output_dir)
-
-    return run
+def learned_in(learned):
+    """learned_in(file, placement, *overrides): checkpoint and log after three steps."""
+    return lambda file, placement, *more: learned(file, f"cluster.component_placement={placement}", *more, steps=3)
 
 
 @pytest.mark.parametrize("placement", APART.values(), ids=APART)
-def test_reasoning(learned, differences, placement: str):
-    together, apart = learned("reasoning.yaml", TOGETHER, "together"), learned("reasoning.yaml", placement, "apart")
-    assert differences(together, apart) == []
+def test_reasoning(learned_in, differences, placement: str):
+    assert differences(learned_in("reasoning.yaml", TOGETHER), learned_in("reasoning.yaml", placement)) == []
 
 
 EMBODIED_APART = {
@@ -41,9 +33,9 @@ EMBODIED_APART = {
 
 
 @pytest.mark.parametrize("placement", EMBODIED_APART.values(), ids=EMBODIED_APART)
-def test_embodied(learned, differences, placement: str):
-    together = learned("embodied.yaml", "{'actor_critic,env,rollout': all}", "together")
-    found = differences(together, learned("embodied.yaml", placement, "apart"))
+def test_embodied(learned_in, differences, placement: str):
+    together = learned_in("embodied.yaml", "{'actor_critic,env,rollout': all}")
+    found = differences(together, learned_in("embodied.yaml", placement))
     # rollout ranks round the log-probs of fewer rows in another way, which these metrics alone are made of
     assert [path for path in found if "/mismatch/" not in path] == []
 
@@ -58,8 +50,8 @@ def test_embodied(learned, differences, placement: str):
     ],
     ids=["stages", "worker processes", "action chunks", "continuous actions"],
 )
-def test_env_ranks(learned, differences, overrides: tuple[str, ...]):
+def test_env_ranks(learned_in, differences, overrides: tuple[str, ...]):
     """Bit for bit: who simulates an environment is no part of what happens in it."""
-    one = learned("embodied.yaml", "{'actor_critic,env,rollout': all}", "one", *overrides)
-    two = learned("embodied.yaml", "{'actor_critic,rollout': all, env: 'all:0-1'}", "two", *overrides)
+    one = learned_in("embodied.yaml", "{'actor_critic,env,rollout': all}", *overrides)
+    two = learned_in("embodied.yaml", "{'actor_critic,rollout': all, env: 'all:0-1'}", *overrides)
     assert differences(one, two) == []

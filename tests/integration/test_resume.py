@@ -85,13 +85,20 @@ def test_stopped_by_max_steps(command, whole: Callable[[str], Path], name: str, 
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_stopped_by_sigkill(command, killed, name: str, assert_equal):
-    arguments = (*RUNS[name], *INTERVALS, "actor.optim.lr_schedule=cosine")
-    assert command(*arguments, "runner.output_dir=whole").code == 0
+def test_stopped_by_sigkill(command, killed, whole: Callable[[str], Path], name: str, assert_equal):
+    arguments = (*RUNS[name], *INTERVALS)
     killed(*arguments, folder="killed")
     ended = command(*arguments, "runner.output_dir=killed")
     assert ended.code == 0
     assert "resumed from step" in ended.out
+    assert_equal(whole(name), "killed")
+
+
+def test_a_learning_rate_schedule_goes_on(command, killed, assert_equal):
+    arguments = (*RUNS["CartPole"], *INTERVALS, "actor.optim.lr_schedule=cosine")
+    assert command(*arguments, "runner.output_dir=whole").code == 0
+    killed(*arguments, folder="killed")
+    assert command(*arguments, "runner.output_dir=killed").code == 0
     assert_equal("whole", "killed")
 
 
@@ -107,7 +114,7 @@ def test_a_rollout_collected_ahead_survives_sigkill(command, killed, assert_equa
         assert ages == [(0, 0)] + [(1, 1)] * (STEPS - 1)
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", ["reasoning", "CartPole"])
 def test_a_run_of_another_seed_learns_something_else(
     command, whole: Callable[[str], Path], name: str, final_state, differences
 ):
