@@ -22,14 +22,12 @@ from rl_platform.envs.embodied import env_state
 from rl_platform.envs.embodied.adapter import reset_env
 from rl_platform.envs.embodied.buffers import Buffers
 from rl_platform.envs.embodied.build import native_envs, stop_timers
-from rl_platform.envs.embodied.spaces import EnvDescription, EnvSpaces, make_env
+from rl_platform.envs.embodied.spaces import EnvSetup
 from rl_platform.envs.embodied.spares import Spares
 from rl_platform.envs.embodied.success import SuccessCount
 from rl_platform.tracing import recorder
 
 if TYPE_CHECKING:
-    from gymnasium.envs.registration import EnvSpec
-
     from rl_platform.envs.embodied.mujoco.native import NativeEnvs
 
 logger = logging.getLogger(__name__)
@@ -46,35 +44,19 @@ class EnvFailure(Exception):
 
 
 class EnvBlock:
-    """Environments first..last-1, stepped in order, or in `threads` threads if `NativeEnvs` can step them.
+    """Environments first..last-1 of `setup`, stepped in order, or in `threads` threads if `NativeEnvs` can step them.
 
-    Every method may raise EnvFailure.
+    worker: the index of this block in `buffers.busy`. Every method may raise EnvFailure.
     """
 
-    def __init__(
-        self,
-        description: EnvDescription,
-        spec: EnvSpec,
-        spaces: EnvSpaces,
-        buffers: Buffers,
-        first: int,
-        last: int,
-        worker: int,
-        render_mode: str | None = None,
-        threads: int = 1,
-        *,
-        restarts: int = 0,
-        numbers: Sequence[int] = (),
-    ) -> None:
-        """numbers: the environments' numbers in the run, which determine their tasks; empty: first..last-1."""
-        numbers = numbers or range(first, last)
-        env = make_env(description.of_task(numbers[0]), spec, render_mode)
+    def __init__(self, setup: EnvSetup, buffers: Buffers, first: int, last: int, worker: int, threads: int = 1) -> None:
+        description, spaces = setup.description, setup.spaces
+        env = setup.make(first)
         self._native = None if description.tasks else native_envs(env, last - first, threads, description.backend)
         self.native = self._native is not None
-        others = () if self.native else numbers[1:]
         stop_timers()
-        self._envs = [env, *(make_env(description.of_task(number), spec, render_mode) for number in others)]
-        self._spares = Spares(description, spec, render_mode, buffers.failures, first, restarts, numbers)
+        self._envs = [env, *(setup.make(index) for index in range(first + 1, first if self.native else last))]
+        self._spares = Spares(setup, buffers.failures, first)
         self._first = first
         self._spaces = spaces
         rows = slice(first, last)

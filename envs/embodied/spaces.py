@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -114,6 +114,26 @@ class EnvSpaces:
         for length in self.observation_shape:
             size *= length
         return size
+
+
+@dataclass(frozen=True)
+class EnvSetup:
+    """How every process builds its environments of a `VectorEnv`.
+
+    numbers: the numbers of the environments in the run, which determine their tasks. restarts: the most replacements of
+    environments.
+    """
+
+    description: EnvDescription
+    spec: EnvSpec
+    spaces: EnvSpaces
+    numbers: Sequence[int]
+    render_mode: str | None = None
+    restarts: int = 0
+
+    def make(self, index: int) -> AnyEnv:
+        """Builds the environment at this index of `numbers`."""
+        return make_env(self.description.of_task(self.numbers[index]), self.spec, self.render_mode)
 
 
 def find_spec(description: EnvDescription) -> EnvSpec:

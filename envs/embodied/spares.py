@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rl_platform.envs.embodied.spaces import EnvDescription, make_env
-
 if TYPE_CHECKING:
-    from gymnasium.envs.registration import EnvSpec
-
-    from rl_platform.envs.embodied.spaces import AnyEnv
+    from rl_platform.envs.embodied.spaces import AnyEnv, EnvSetup
 
 logger = logging.getLogger(__name__)
 
@@ -22,38 +17,26 @@ logger = logging.getLogger(__name__)
 class Spares:
     """Builds replacements for environments first, first + 1, ... and counts them in `failures` [N] of all workers.
 
-    `restarts`: the most replacements of all environments. `numbers`: the environments' numbers in the run. `seeds`:
-    their seeds.
+    `seeds`: the seeds of these environments.
     """
 
-    def __init__(
-        self,
-        description: EnvDescription,
-        spec: EnvSpec,
-        render_mode: str | None,
-        failures: np.ndarray,
-        first: int,
-        restarts: int,
-        numbers: Sequence[int],
-    ) -> None:
-        self._description, self._spec, self._render_mode = description, spec, render_mode
-        self._failures, self._first, self._restarts = failures, first, restarts
-        self._numbers = numbers
+    def __init__(self, setup: EnvSetup, failures: np.ndarray, first: int) -> None:
+        self._setup, self._failures, self._first = setup, failures, first
         self._new: set[int] = set()
         self.seeds: list[int] = []
 
     def replacement(self, i: int, broken: AnyEnv, error: Exception) -> AnyEnv:
         """Returns a replacement for environment first + i, which raised `error`. Raises it if no restarts are left."""
-        left = self._restarts - int(self._failures.sum())
+        left = self._setup.restarts - int(self._failures.sum())
         if left <= 0:
             raise error
-        name = f"environment {self._first + i} ({self._description.id})"
+        name = f"environment {self._first + i} ({self._setup.description.id})"
         logger.warning("%s is replaced, %d restarts are left; it raised", name, left - 1, exc_info=error)
         self._failures[self._first + i] += 1
         with contextlib.suppress(Exception):  # it may be broken
             broken.close()
         self._new.add(i)
-        return make_env(self._description.of_task(self._numbers[i]), self._spec, self._render_mode)
+        return self._setup.make(self._first + i)
 
     def seed_of_new(self, i: int) -> int | None:
         """Returns the seed of a new replacement, once; None for an environment that keeps its random state."""

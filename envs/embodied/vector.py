@@ -14,23 +14,27 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-import cloudpickle
 import numpy as np
 
 from rl_platform import acceleration
 from rl_platform.envs.embodied.block import EnvBlock, EnvFailure
 from rl_platform.envs.embodied.buffers import Buffers
-from rl_platform.envs.embodied.spaces import ActionSpace, EnvDescription, EnvSpaces, find_spec, make_env, read_spaces
+from rl_platform.envs.embodied.spaces import (
+    ActionSpace,
+    EnvDescription,
+    EnvSetup,
+    EnvSpaces,
+    find_spec,
+    make_env,
+    read_spaces,
+)
 from rl_platform.envs.embodied.success import Success, success_of
 from rl_platform.envs.embodied.worker import cpu_count, failure
 from rl_platform.envs.embodied.workers import EnvWorkers
 from rl_platform.errors import CheckpointError, ConfigError, Diverged, Problem
 from rl_platform.tracing import recorder
-
-if TYPE_CHECKING:
-    from gymnasium.envs.registration import EnvSpec
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,6 @@ class VectorEnv:
             raise ConfigError([Problem("env.num_workers", message, value=str(num_workers), allowed=allowed)])
         self.description = description
         self.num_envs = num_envs
-        self._numbers = numbers or range(num_envs)
         self._seed = 0
         self._steps = 0
         self._under_way = [False] * stages
@@ -120,14 +123,15 @@ class VectorEnv:
         self._blocks: list[EnvBlock] = []
         self._workers: EnvWorkers | None = None
         self.native, self._closed, self._failures = False, False, 0
+        setup = EnvSetup(description, spec, self.spaces, numbers or range(num_envs), render_mode, restarts)
+        self._bounds = _shares(num_envs, num_workers or stages)
         if num_workers == 0:
-            self._build_here(spec, stages, render_mode, restarts)
+            self._buffers = Buffers(num_envs, self.spaces)
+            shares = enumerate(pairwise(self._bounds))
+            self._blocks = [EnvBlock(setup, self._buffers, *share, index, cpu_count()) for index, share in shares]
+            self.native = self._blocks[0].native
         else:
-            self._bounds = _shares(num_envs, num_workers)
-            self._workers = EnvWorkers(
-                *(description, cloudpickle.dumps(spec), self.spaces, self._bounds),
-                *(step_timeout_s, restarts, render_mode, worker_variables or {}, self._numbers),
-            )
+            self._workers = EnvWorkers(setup, self._bounds, step_timeout_s, worker_variables or {})
             self._buffers = self._workers.buffers
             with self._closing_on_error():
                 self._workers.wait_for_start()
@@ -136,16 +140,6 @@ class VectorEnv:
         results = buffers.observations, buffers.rewards, buffers.terminated, buffers.truncated, buffers.invalid
         self._results = [[array[rows] for array in results] for rows in self.rows]  # of each stage
         self._no_finals = buffers.final_observations[:0]
-
-    def _build_here(self, spec: EnvSpec, stages: int, render_mode: str | None, restarts: int) -> None:
-        self._bounds = _shares(self.num_envs, stages)
-        self._buffers = Buffers(self.num_envs, self.spaces)
-        shared, options = (self.description, spec, self.spaces, self._buffers), (render_mode, cpu_count())
-        self._blocks = [
-            EnvBlock(*shared, first, last, index, *options, restarts=restarts, numbers=self._numbers[first:last])
-            for index, (first, last) in enumerate(pairwise(self._bounds))
-        ]
-        self.native = self._blocks[0].native
 
     @property
     def action_space(self) -> ActionSpace:

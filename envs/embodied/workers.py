@@ -16,10 +16,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+import cloudpickle
 import numpy as np
 
 from rl_platform.envs.embodied.buffers import Buffers
-from rl_platform.envs.embodied.spaces import EnvDescription, EnvSpaces
+from rl_platform.envs.embodied.spaces import EnvSetup
 from rl_platform.envs.embodied.worker import START_TIMEOUT_S, EnvWorker, cpu_shares
 from rl_platform.errors import Deadline, WorkerDied
 
@@ -27,35 +28,25 @@ logger = logging.getLogger(__name__)
 
 
 class EnvWorkers:
-    """Worker w steps environments bounds[w]..bounds[w+1]-1. `restarts` failures are replaced, the next one is raised.
+    """Worker w steps environments bounds[w]..bounds[w+1]-1. Raises after `setup.restarts` failures.
 
     Every method may raise WorkerDied, Deadline (both name environment and worker) or WorkerError with an environment's
     traceback. `seed`: of the first environment, from which seeds of replacements are derived.
     """
 
     def __init__(
-        self,
-        description: EnvDescription,
-        spec: bytes,
-        spaces: EnvSpaces,
-        bounds: Sequence[int],
-        step_timeout_s: float,
-        restarts: int,
-        render_mode: str | None,
-        variables: Mapping[str, str],
-        numbers: Sequence[int],
+        self, setup: EnvSetup, bounds: Sequence[int], step_timeout_s: float, variables: Mapping[str, str]
     ) -> None:
         """Starts the processes; `wait_for_start` waits until they are ready."""
-        self._description, self._variables = description, dict(variables)
-        self._bounds, self._timeout_s, self._restarts = bounds, step_timeout_s, restarts
+        self._variables, self._bounds, self._timeout_s = dict(variables), bounds, step_timeout_s
+        self._env_id, self._restarts, self._setup = setup.description.id, setup.restarts, cloudpickle.dumps(setup)
         self.seed = 0
-        self._arguments = (description, spec, spaces, bounds[-1], render_mode, restarts, numbers)
-        size = Buffers.size(bounds[-1], spaces)
+        size = Buffers.size(bounds[-1], setup.spaces)
         folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         # without a name, so that no file is left if a process is killed
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - replacements map it too
         self._file.truncate(size)
-        self.buffers = Buffers(bounds[-1], spaces, mmap.mmap(self._file.fileno(), size))
+        self.buffers = Buffers(bounds[-1], setup.spaces, mmap.mmap(self._file.fileno(), size))
         self._cpus = cpu_shares(len(bounds) - 1)
         self._members: list[EnvWorker] = []
         self._starting: set[int] = set()
@@ -123,12 +114,9 @@ class EnvWorkers:
         self._file.close()
 
     def _start(self, index: int) -> EnvWorker:
-        first, last = self._bounds[index : index + 2]
-        member = EnvWorker(
-            index, first, last, self._description.id, self._file.fileno(), self._cpus[index], self._variables
-        )
-        member.start(*self._arguments)
-        return member
+        rows = self._bounds[index], self._bounds[index + 1]
+        process = self._file.fileno(), self._cpus[index], self._variables
+        return EnvWorker(index, rows, self._env_id, self._setup, *process)
 
     def _replace(self, index: int, error: Deadline | WorkerDied) -> None:
         """Starts another process in place of one that failed. Raises `error` if no restarts are left."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from rl_platform.envs.reasoning.reward_server import RewardServer, Unanswered
 from rl_platform.envs.reasoning.score import RAISED, Score, unscored
-from rl_platform.envs.reasoning.score_queue import QueuedScorer
+from rl_platform.envs.reasoning.score_queue import ScoreQueue
 from rl_platform.envs.reasoning.verifiers import ScoreItem
 from rl_platform.errors import ConfigError, Problem, Unreachable
 
@@ -19,7 +19,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0  # between retries; each pause is twi
 WAITING_REQUESTS = 8  # queued requests per concurrent request
 
 
-class HttpScorer(QueuedScorer):
+class HttpScorer(ScoreQueue):
     """Sends requests of up to `batch_size` responses to a reward server, `num_workers` of them concurrently.
 
     A failed request is retried up to `retries` times; then its responses are invalid. If the server has not answered
@@ -44,7 +44,7 @@ class HttpScorer(QueuedScorer):
     def close(self) -> None:
         """Ends running requests and fails queued ones. May be called twice."""
         self._closing.set()
-        self._queue.close()
+        super().close()
         self._server.close()
         for thread in self._threads:
             thread.join()
@@ -60,7 +60,7 @@ class HttpScorer(QueuedScorer):
             raise Unreachable(f"the reward server does not answer: {error.detail}\n    hint: {hint}") from error
 
     def _serve(self) -> None:
-        while jobs := self._queue.take(self._batch_size):
+        while jobs := self.take(self._batch_size):
             began = time.monotonic()
             try:
                 scores = self._ask([job.item for job in jobs])
@@ -69,11 +69,11 @@ class HttpScorer(QueuedScorer):
                 scores = [score] * len(jobs)
                 if self._heard < began:
                     self._silent = True
-                    self._queue.give_up_waiting(score)
+                    self.give_up_waiting(score)
             except Exception as failure:  # unexpected: raised where the scores are awaited
-                self._queue.fail(jobs, failure)
+                self.fail(jobs, failure)
                 continue
-            self._queue.finish(jobs, scores)
+            self.finish(jobs, scores)
 
     def _ask(self, items: Sequence[ScoreItem]) -> list[Score]:
         """Returns the scores of the first successful try. Raises the error of the last try."""

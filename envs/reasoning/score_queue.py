@@ -1,4 +1,4 @@
-"""A queue of responses for scorers that take several at once, with counts of the results."""
+"""The queue of a scorer that scores several responses at once, with counts of the results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TOO_LATE = "the reward was closed before this response was scored"
 
 
 class ScoreQueue:
-    """A thread-safe queue of at most `limit` responses; `submit` blocks until there is room."""
+    """Base class of scorers whose threads take responses from a thread-safe queue of at most `limit`."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -31,7 +31,7 @@ class ScoreQueue:
         return self._stats
 
     def submit(self, items: Sequence[ScoreItem]) -> list[Future[Score]]:
-        """Queues responses; the futures complete in any order. Raises WorkerDied once the queue is closed."""
+        """Queues responses, waiting for room; the futures complete in any order. Raises WorkerDied once closed."""
         jobs = [Job(item, Future()) for item in items]
         with self._changed:
             for job in jobs:
@@ -76,18 +76,3 @@ class ScoreQueue:
             jobs, self._waiting = list(self._waiting), deque()
             self._changed.notify_all()
         self.fail(jobs, WorkerDied(_TOO_LATE))
-
-
-class QueuedScorer:
-    """Base class of scorers whose threads take responses from `_queue`, which holds at most `limit`."""
-
-    def __init__(self, limit: int) -> None:
-        self._queue = ScoreQueue(limit)
-
-    def submit(self, items: Sequence[ScoreItem]) -> list[Future[Score]]:
-        """Queues responses, waiting for room; the futures complete in any order. Raises WorkerDied once closed."""
-        return self._queue.submit(items)
-
-    @property
-    def stats(self) -> ScoringStats:
-        return self._queue.stats

@@ -199,7 +199,7 @@ class ScoringPool:
 
     def _accept(self, worker: ScoringProcess, line: bytes) -> None:
         if not worker.jobs:
-            raise ValueError("a score that nobody asked for")
+            raise ValueError("a score without a response")
         self._finish(worker, decode(line, getattr(worker.jobs[0].item, "response", "")))
 
     def _ready(self, worker: ScoringProcess, line: bytes) -> None:
@@ -210,7 +210,7 @@ class ScoringPool:
 
     def _finish(self, worker: ScoringProcess, score: Score) -> None:
         job = worker.jobs.popleft()
-        worker.now_working()
+        worker.next_response()
         self._stats = self._stats.counting(score)
         job.future.set_result(score)
 

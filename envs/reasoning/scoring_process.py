@@ -1,6 +1,6 @@
-"""One scoring process as the pool sees it: its socket, the responses it was given, how long it has been at one.
+"""The pool's handle of one scoring process: its socket, its responses, and the time spent on the current response.
 
-When to start, kill or replace it is decided in `scoring.py`; what it does is in `scoring_worker.py`.
+Not covered: when a process is started, killed or replaced (`scoring.py`), and its program (`scoring_worker.py`).
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from rl_platform.runtime.child import Child, Death
 
 LARGEST_CHUNK = 16
 QUICK_S = 0.005
-SEND_LIMIT_S = 10.0  # for a process that is idle and yet does not read
+SEND_LIMIT_S = 10.0  # of an idle process that does not read
 READ_AT_ONCE = 2**18  # bytes
 _WORKER = "from rl_platform.envs.reasoning.scoring_worker import main; main()"
 
 
 @dataclass
 class Job:
-    """A response to score and who waits for its score."""
+    """A response to score, and the future of its score."""
 
     item: ScoreItem
     future: Future[Score]
-    failures: int = 0  # processes that ended, or sent something else than a score, while they scored it
+    failures: int = 0  # processes that ended or sent an invalid line while they scored it
 
 
 class ScoringProcess:
-    """One scoring process and the responses it was given, the first of which it works on."""
+    """One scoring process and its responses in `jobs`; it scores the first of them."""
 
     def __init__(self, spec: VerifierSpec) -> None:
         self.child = Child(_WORKER, Death.THREAD)  # a verifier that hangs may hold the interpreter lock
@@ -45,7 +45,7 @@ class ScoringProcess:
         self.jobs: deque[Job] = deque()
         self.chunk_size = 1
         self._since = time.monotonic()
-        with suppress(OSError):  # a process that is dead already is noticed when its socket is read
+        with suppress(OSError):  # reading the socket reports that the process is dead
             self._send(spec)
 
     @property
@@ -54,11 +54,11 @@ class ScoringProcess:
 
     @property
     def waiting_s(self) -> float:
-        """Seconds on the response in work, or since the process was started; 0 when idle."""
+        """Seconds since the current response was begun, or since the process was started; 0 when idle."""
         return 0.0 if self.idle else time.monotonic() - self._since
 
     def start(self, jobs: list[Job]) -> bool:
-        """False if the process is dead."""
+        """Sends responses to the process. Returns False if the process is dead."""
         self.jobs.extend(jobs)
         self._since = time.monotonic()
         try:
@@ -73,9 +73,9 @@ class ScoringProcess:
         return bool(wait([self.connection], 0.0))
 
     def read(self) -> list[bytes]:
-        """The lines that are complete. Raises EOFError or OSError if the process ended, ValueError for an endless line.
+        """Returns the complete lines. Raises EOFError or OSError if the process ended, ValueError for a line too long.
 
-        It never waits for the rest of a line: a process that withholds it must not hold up the others.
+        It does not wait for the rest of a line, because a process that withholds it must not delay the others.
         """
         arrived = self.connection.recv(READ_AT_ONCE)
         if not arrived:
@@ -88,13 +88,13 @@ class ScoringProcess:
     def _send(self, message: object) -> None:
         self.connection.sendall(pickle.dumps(message))
 
-    def now_working(self) -> None:
-        """One response is done. Quick ones make the next chunk larger, slow ones smaller."""
+    def next_response(self) -> None:
+        """Updates the chunk size after a score: a quick response doubles it, a slow one halves it."""
         now = time.monotonic()
         quick = now - self._since < QUICK_S
         self.chunk_size = min(2 * self.chunk_size, LARGEST_CHUNK) if quick else max(self.chunk_size // 2, 1)
         self._since = now
 
     def kill(self) -> None:
-        """Kills it and what it started, and closes the socket. Again does nothing."""
+        """Kills the process and its children, and closes the socket. May be called twice."""
         self.child.kill()

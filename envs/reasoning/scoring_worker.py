@@ -1,10 +1,8 @@
-"""The process that scores: started by `scoring.py`, one verifier, one response at a time.
+"""The program of a scoring process, which `scoring.py` starts: one verifier or tool, one response at a time.
 
-A tool that answers turns of a conversation works in the same way, see `tools.py`.
-
-It reads a VerifierSpec from its socket, then lists of ScoreItem, all pickled. It writes lines of JSON, which cannot
-carry code: whether it is ready (`started`), then one score per item as soon as it is known (`score.py`). Nothing here
-needs torch, so a process starts quickly.
+The process reads a VerifierSpec (or ToolSpec) and then lists of ScoreItem (or ToolCall) from its socket, all pickled.
+It writes lines of JSON, which cannot carry code: first whether it is ready (`started`), then one score per item as soon
+as it is known (`score.py`). Nothing here imports torch, so a process starts quickly.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ import socket
 import sys
 import traceback
 from dataclasses import asdict
-from typing import Any
 
 from rl_platform.envs.reasoning.score import RAISED, Score, checked_reward, checked_steps, encode, unscored
 from rl_platform.envs.reasoning.verifiers import ScoreItem, Verifier
@@ -49,13 +46,15 @@ def _serve(connection: socket.socket) -> None:
             connection.sendall(encode(score_one(verifier, item)))
 
 
-def _line(message: dict[str, Any]) -> bytes:
+def _line(message: dict[str, object]) -> bytes:
     return json.dumps(message).encode() + b"\n"
 
 
 def started(line: bytes) -> None:
-    """Reads a process's first line. Raises ConfigError or WorkerError if it could not load its verifier or tool,
-    ValueError for any other line."""
+    """Checks the first line of a process: it is ready.
+
+    Raises ConfigError or WorkerError if the process could not load its verifier or tool, ValueError for other lines.
+    """
     match json.loads(line):
         case {"problems": [*problems]}:
             raise ConfigError([Problem(**problem) for problem in problems])
@@ -63,11 +62,11 @@ def started(line: bytes) -> None:
             raise WorkerError(f"the verifier or tool cannot be loaded:\n{error}")
         case {"ready": True}:
             return
-    raise ValueError(f"it wrote {line[:100]!r} before it was ready")
+    raise ValueError(f"the process wrote {line[:100]!r} before it was ready")
 
 
 def score_one(verifier: Verifier, item: ScoreItem) -> Score:
-    """The verifier's verdict. Whatever it raises, SystemExit too, makes the sample invalid; the process goes on."""
+    """Returns the score of an item; any exception of the verifier, also SystemExit, makes the score invalid."""
     try:
         verdict = verifier(item)
         if isinstance(verdict, Score):  # of a tool

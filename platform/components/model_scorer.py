@@ -10,7 +10,7 @@ import torch
 from rl_platform.config.schema import Config
 from rl_platform.envs.reasoning.prompts import PLACEHOLDER
 from rl_platform.envs.reasoning.score import RAISED, Score, checked_reward, unscored
-from rl_platform.envs.reasoning.score_queue import QueuedScorer
+from rl_platform.envs.reasoning.score_queue import ScoreQueue
 from rl_platform.envs.reasoning.scoring_process import Job
 from rl_platform.envs.reasoning.verifiers import ScoreItem
 from rl_platform.models.classifier import SequenceClassifier
@@ -20,7 +20,7 @@ from rl_platform.runtime.cpu import release_team
 WAITING_BATCHES = 64
 
 
-class ModelScorer(QueuedScorer):
+class ModelScorer(ScoreQueue):
     """Scores with the classifier of `reward.model` on `device`, in one thread and batches of `reward.max_batch_size`.
 
     The classifier reads what the policy read: system turn, prompt and response. A conversation that is longer than its
@@ -38,11 +38,11 @@ class ModelScorer(QueuedScorer):
 
     def close(self) -> None:
         """Waits for the batch in work and fails what is queued. Idempotent."""
-        self._queue.close()
+        super().close()
         self._thread.join()
 
     def _serve(self) -> None:
-        while jobs := self._queue.take(self._batch_size):
+        while jobs := self.take(self._batch_size):
             self._score(jobs)
             release_team()
 
@@ -50,9 +50,9 @@ class ModelScorer(QueuedScorer):
         try:
             scores = self._scores([self._classifier.encode(self._conversation(job.item)) for job in jobs])
         except Exception as error:  # such as out of memory; raised where the scores are awaited
-            self._queue.fail(jobs, error)
+            self.fail(jobs, error)
         else:
-            self._queue.finish(jobs, scores)
+            self.finish(jobs, scores)
 
     def _scores(self, rows: Sequence[Sequence[int]]) -> list[Score]:
         longest = self._classifier.longest

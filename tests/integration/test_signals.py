@@ -104,15 +104,7 @@ def newest(folder: Path) -> Checkpoint:
 @pytest.mark.parametrize(("number", "code"), CODES)
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task[0])
 def test_a_signal_saves_the_step(
-    group,
-    command,
-    folder: Path,
-    number: signal.Signals,
-    code: int,
-    task: tuple[str, ...],
-    final_state,
-    logged,
-    differences,
+    group, command, folder: Path, number: signal.Signals, code: int, task, final_state, logged, differences
 ):
     ended = group(*task, *ENDLESS).steps(3).send(number)
     assert ended.code == code
