@@ -35,7 +35,7 @@ def flattened(env: AnyEnv) -> AnyEnv:
     return FlatObservations(env) if isinstance(space, Dict | Tuple) and space.is_np_flattenable else env
 
 
-def reset_env(env: AnyEnv, seed: int | None) -> Any:
+def reset_env(env: AnyEnv, seed: int | None) -> object:
     """Starts an episode and returns its first observation. `seed` None keeps the environment's random state.
 
     Environments with the older method `seed` (Meta-World) ignore the seed of `reset`.

@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from rl_platform.tracing import recorder
 
 if TYPE_CHECKING:
     from rl_platform.envs.embodied.mujoco.native import NativeEnvs
+    from rl_platform.envs.embodied.spaces import AnyEnv
 
 logger = logging.getLogger(__name__)
 
@@ -171,7 +172,7 @@ class EnvBlock:
             raise EnvFailure(self._first + i, doing, traceback.format_exc()) from reason
         self._find_physics_failures()
 
-    def _check_shape(self, i: int, observation: Any) -> None:
+    def _check_shape(self, i: int, observation: object) -> None:
         """Raises EnvFailure for a wrong shape, which NumPy would broadcast silently."""
         expected = self._spaces.observation_shape
         if np.shape(observation) != expected:
@@ -278,7 +279,7 @@ class EnvBlock:
             env.close()
 
 
-def _physics_failures(env: Any) -> np.ndarray | None:
+def _physics_failures(env: AnyEnv) -> np.ndarray | None:
     """A view of MuJoCo's counters of bad states that it has reset; None for other environments."""
     data = getattr(env.unwrapped, "data", None)
     mujoco = sys.modules.get("mujoco")

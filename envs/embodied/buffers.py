@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,7 +21,7 @@ class Buffers:
 
     def __init__(self, num_envs: int, spaces: EnvSpaces, memory: mmap.mmap | None = None) -> None:
         fields = self._fields(num_envs, spaces)
-        block: Any = memory if memory is not None else bytearray(self.size(num_envs, spaces))
+        block: mmap.mmap | bytearray = memory if memory is not None else bytearray(self.size(num_envs, spaces))
         offset = 0
         for name, (shape, dtype) in fields.items():
             array: np.ndarray = np.ndarray(shape, dtype, buffer=block, offset=offset)
@@ -54,21 +54,14 @@ class Buffers:
     def _fields(num_envs: int, spaces: EnvSpaces) -> dict[str, tuple[tuple[int, ...], type]]:
         rows, dtype = (num_envs, spaces.observation_size), np.dtype(spaces.observation_dtype).type
         continuous = spaces.action.kind == "continuous"
+        numbers = {"rewards": np.float64, "returns": np.float64, "lengths": np.int64}
+        numbers |= dict.fromkeys(("terminated", "truncated", "invalid", "idle"), np.bool_)
+        numbers |= {"success_once": np.int8, "success_at_end": np.int8, "busy": np.int64, "failures": np.int64}
         return {
             "observations": (rows, dtype),
             "final_observations": (rows, dtype),
             "actions": ((num_envs, spaces.action.size), np.float32) if continuous else ((num_envs,), np.int64),
-            "rewards": ((num_envs,), np.float64),
-            "returns": ((num_envs,), np.float64),
-            "lengths": ((num_envs,), np.int64),
-            "terminated": ((num_envs,), np.bool_),
-            "truncated": ((num_envs,), np.bool_),
-            "invalid": ((num_envs,), np.bool_),
-            "success_once": ((num_envs,), np.int8),
-            "success_at_end": ((num_envs,), np.int8),
-            "idle": ((num_envs,), np.bool_),
-            "busy": ((num_envs,), np.int64),
-            "failures": ((num_envs,), np.int64),
+            **{name: ((num_envs,), kind) for name, kind in numbers.items()},
         }
 
 

@@ -8,17 +8,16 @@ from __future__ import annotations
 import sys
 from functools import cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rl_platform.errors import Problem
 
 if TYPE_CHECKING:
-    from gymnasium import Env
-
     from rl_platform.envs.embodied.mujoco.native import NativeEnvs
+    from rl_platform.envs.embodied.spaces import AnyEnv
 
 
-def native_envs(env: Env[Any, Any], num_envs: int, threads: int, backend: str) -> NativeEnvs | None:
+def native_envs(env: AnyEnv, num_envs: int, threads: int, backend: str) -> NativeEnvs | None:
     """Simulates `num_envs` environments like `env`; None if Gymnasium has to step them. backend: `env.backend`."""
     if not _present():
         return None
@@ -35,7 +34,7 @@ def stop_timers() -> None:
         stop()
 
 
-def warp_problem(env: Env[Any, Any]) -> Problem | None:
+def warp_problem(env: AnyEnv) -> Problem | None:
     """Why MuJoCo Warp cannot step the built environment `env`; None: it can."""
     if not _present():
         return Problem("env.backend", "this installation has no native simulation", value="mujoco_warp", hint="mujoco")

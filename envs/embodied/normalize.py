@@ -38,7 +38,7 @@ class RunningMoments:
         self._update(rows, self.mean.reshape(-1), self.variance.reshape(-1), self.count, clip, normalized)
         self.count += len(batch)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {"count": self.count, "mean": self.mean.tolist(), "variance": self.variance.tolist()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -72,7 +72,7 @@ class ObservationNormalizer:
         self._normalize(observations, self._moments.mean, self._moments.variance, self._clip, normalized)
         return normalized
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return self._moments.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -106,7 +106,7 @@ class RewardNormalizer:
             self._returns[rows] = returns
         return normalized
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {"moments": self._moments.state_dict(), "returns": self._returns.tolist()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -158,7 +158,9 @@ def normalize_rewards(
     returns[ended] = 0.0
 
 
-def _merge(mean: np.ndarray, variance: np.ndarray, count: int, rows: int, own_mean: Any, squares: Any) -> None:
+def _merge(
+    mean: np.ndarray, variance: np.ndarray, count: int, rows: int, own_mean: np.ndarray, squares: np.ndarray
+) -> None:
     """Merges `rows` numbers with their mean and sum of squared distances into mean and variance of `count` others."""
     total, delta = count + rows, own_mean - mean
     # M2 = M2_a + M2_b + delta^2 n_a n_b / n;  variance = M2 / n

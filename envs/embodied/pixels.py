@@ -82,7 +82,7 @@ def _check_camera(env: AnyEnv, camera: str | None) -> None:
         raise ConfigError([Problem("env.pixels.camera", message, value=camera, allowed=allowed)])
 
 
-def drawing_kwargs(description: EnvDescription, spec: EnvSpec) -> dict[str, Any]:
+def drawing_kwargs(description: EnvDescription, spec: EnvSpec) -> dict[str, object]:
     """Returns arguments of gymnasium.make for these pixels. Raises ConfigError if MuJoCo does not render `spec`."""
     pixels = description.pixels
     assert pixels is not None

@@ -238,7 +238,7 @@ class VectorEnv:
         with self._closing_on_error():
             return self._workers.render() if self._workers else self._blocks[0].render()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Returns the state to continue bit for bit, in types that `torch.load(weights_only=True)` accepts.
 
         The number of workers may change between runs, the environments may not. A warning names an environment that
@@ -291,7 +291,7 @@ class VectorEnv:
         if self._workers:
             self._workers.seed = seed
 
-    def _call(self, method: str, *per_env: list[Any]) -> list[Any]:
+    def _call(self, method: str, *per_env: Sequence[object]) -> list[object]:
         """Calls a method of every EnvBlock with its part of each list and returns the joined results."""
         with self._closing_on_error():
             if self._workers:

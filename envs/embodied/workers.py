@@ -14,7 +14,6 @@ import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 import cloudpickle
 import numpy as np
@@ -88,7 +87,7 @@ class EnvWorkers:
                 self._replace(index, error)
                 self._invalidate(index)
 
-    def call(self, method: str, *per_env: list[Any]) -> list[Any]:
+    def call(self, method: str, *per_env: Sequence[object]) -> list[object]:
         """Calls a method of every EnvBlock with its part of each list and returns the joined results."""
         for index in sorted(self._starting):
             self._join(index)

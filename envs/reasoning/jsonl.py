@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from rl_platform.config.schema.data import Data, Task
 from rl_platform.disk import read_regular
@@ -74,7 +73,7 @@ def _question(line: bytes, where: str, prompt_column: str, answer_column: str) -
     return Question(text=text, answer=final_answer(str(answer)), metadata=row)
 
 
-def _row(line: bytes, where: str) -> dict[str, Any]:
+def _row(line: bytes, where: str) -> dict[str, object]:
     try:
         row = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:

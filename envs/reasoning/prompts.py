@@ -115,7 +115,7 @@ class PromptLoader:
                 self._order = self._epoch_order()
         return batch
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {"epoch": self._epoch, "position": self._position, "seed": self._seed, "prompts": self._fingerprint}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

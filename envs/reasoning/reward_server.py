@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
-from typing import Any
 from urllib.parse import urlsplit
 
 from rl_platform.envs.reasoning.score import DIED, RAISED, TIMEOUT, Score, checked_reward, json_number, unscored
@@ -123,7 +122,7 @@ class RewardServer:
         return [_score(value) for value in scores]
 
 
-def _to_json(item: ScoreItem) -> dict[str, Any]:
+def _to_json(item: ScoreItem) -> dict[str, object]:
     return {"prompt": item.question, "response": item.response, "answer": item.answer, "metadata": item.metadata}
 
 

@@ -268,7 +268,7 @@ _DIVISION = re.compile(r"/|\u00f7|\\[dt]?frac|\\div")
 _QUOTIENT = re.compile(r"[-+]?[\d.,]+ */ *[\d.,]+|[-+]?[\d.,]+ *\\?%?")
 
 
-def _worked_out(gold: Any, given: list[Any]) -> bool:
+def _worked_out(gold: object, given: Sequence[object]) -> bool:
     """Whether the answer is a number if a number is expected, and not an expression with that value.
 
     `(34 - 54)` equals -20, but a response that repeats the question is no answer, and training would exploit it.

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from rl_platform.envs.embodied.spaces import EnvDescription
+from rl_platform.envs.embodied.vector import VectorEnv
 
 TOYS = '''
 import os, time
@@ -172,3 +176,21 @@ def _toy_module(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(autouse=True)
 def _scratch_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # MuJoCo writes its log into the current folder
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., VectorEnv]]:
+    """make("CartPole-v1", 2, 0, {"sutton_barto_reward": True}, restarts=1): environments, closed (twice) at the end."""
+    made: list[VectorEnv] = []
+
+    def build(
+        env: str | EnvDescription, num_envs: int, num_workers: int = 0, kwargs: dict | None = None, **options: object
+    ) -> VectorEnv:
+        description = EnvDescription(env, kwargs or {}) if isinstance(env, str) else env
+        made.append(VectorEnv(description, num_envs, num_workers, **options))
+        return made[-1]
+
+    yield build
+    for envs in made:
+        envs.close()
+        envs.close()

@@ -187,24 +187,6 @@ def test_time_that_goes_back_and_states_beyond_all_bounds_are_divergence(kind: t
     assert envs.diverged.tolist() == [True, False, True]
 
 
-@pytest.mark.parametrize("env_id", ["Swimmer-v5", "Ant-v5"])
-def test_idle_environments_stand_still(env_id: str) -> None:
-    some, all_ = (NativeEnvs(make_env(EnvDescription(env_id)), NUM_ENVS, 2) for _ in range(2))
-    for envs in (some, all_):
-        envs.reset(np.arange(NUM_ENVS), [0, 1, 2])
-    lengths, idle = np.zeros(NUM_ENVS, np.int64), np.array([False, True, False])
-    rng, size = np.random.default_rng(0), make_env(EnvDescription(env_id)).action_space.shape[0]
-    kept = some.save(1)
-    for _ in range(4):
-        actions = rng.uniform(-1, 1, (NUM_ENVS, size)).astype(np.float32)
-        actual, expected = some.step(actions, lengths, idle), all_.step(actions, lengths)
-        for mine, other in zip(actual, expected, strict=True):
-            np.testing.assert_array_equal(mine[~idle], other[~idle])
-        assert not some.diverged.any()
-        lengths += ~idle
-    assert some.save(1) == kept
-
-
 def test_a_state_of_something_else_is_refused() -> None:
     env = make_env(EnvDescription("Reacher-v5"))
     env.reset(seed=0)

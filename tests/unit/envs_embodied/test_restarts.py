@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 
-from rl_platform.envs.embodied.spaces import EnvDescription
 from rl_platform.envs.embodied.vector import StepResult, VectorEnv
 from rl_platform.errors import Deadline, WorkerDied, WorkerError
 
@@ -22,18 +20,15 @@ MANY = 1000
 
 
 @pytest.fixture
-def make() -> Iterator:
-    made: list[VectorEnv] = []
+def started(make) -> Callable[..., VectorEnv]:
+    """started(id, num_envs, num_workers, kwargs, **options): environments that have begun their episodes."""
 
-    def build(env_id: str, num_envs: int, num_workers: int, kwargs: dict[str, Any], **options: Any) -> VectorEnv:
-        made.append(VectorEnv(EnvDescription(env_id, kwargs), num_envs, num_workers, **options))
-        made[-1].reset(range(num_envs))
-        return made[-1]
+    def build(*arguments: object, **options: object) -> VectorEnv:
+        envs = make(*arguments, **options)
+        envs.reset(range(envs.num_envs))
+        return envs
 
-    yield build
-    for envs in made:
-        envs.close()
-        envs.close()
+    return build
 
 
 def steps(envs: VectorEnv, count: int) -> list[StepResult]:
@@ -48,11 +43,11 @@ def assert_equal_rows(actual: list[StepResult], expected: list[StepResult], rows
 
 
 @pytest.mark.parametrize("num_workers", [0, 4], ids=["this process", "workers"])
-def test_environments_that_raise_once_in_a_hundred_steps(make, num_workers: int, tmp_path: Path) -> None:
+def test_environments_that_raise_once_in_a_hundred_steps(started, num_workers: int, tmp_path: Path) -> None:
     log = tmp_path / "raised"
-    flaky = make("toy_envs:Flaky-v0", 8, num_workers, {"p": 0.01, "log": str(log)}, restarts=MANY)
+    flaky = started("toy_envs:Flaky-v0", 8, num_workers, {"p": 0.01, "log": str(log)}, restarts=MANY)
     results = steps(flaky, 200)
-    expected = steps(make("toy_envs:Flaky-v0", 8, 0, {}), 200)
+    expected = steps(started("toy_envs:Flaky-v0", 8, 0, {}), 200)
     raised = [int(line) for line in log.read_text().split()]
     assert len(raised) >= 3, "the fault was injected"
     assert sum(result.failures for result in results) == sum(result.invalid.sum() for result in results) == len(raised)
@@ -71,12 +66,12 @@ def test_environments_that_raise_once_in_a_hundred_steps(make, num_workers: int,
 
 @pytest.mark.parametrize("fault", ["hang", "die"])
 @pytest.mark.parametrize("stages", [1, 3])
-def test_a_process_that_hangs_or_dies_is_replaced_alone(make, fault: str, stages: int) -> None:
+def test_a_process_that_hangs_or_dies_is_replaced_alone(started, fault: str, stages: int) -> None:
     timeout, three = 2.0, {"step_timeout_s": 2.0, "restarts": 1, "stages": stages}
-    envs = make(TOY, 3, 3, {"fault": fault, "which": 1}, **three)
+    envs = started(TOY, 3, 3, {"fault": fault, "which": 1}, **three)
     if stages == 3:
         envs.step = lambda actions: by_stages(envs, actions)
-    expected = steps(make(TOY, 3, 0, {}), 9)
+    expected = steps(started(TOY, 3, 0, {}), 9)
     pids = envs.worker_pids
     results = steps(envs, 2)
     began = time.monotonic()
@@ -109,8 +104,8 @@ def by_stages(envs: VectorEnv, actions: np.ndarray) -> StepResult:
     return StepResult(**joined, episodes=[one for part in parts for one in part.episodes], failures=failures)
 
 
-def test_a_process_killed_between_steps_is_replaced_with_all_its_environments(make) -> None:
-    envs = make(TOY, 4, 2, {}, restarts=1)
+def test_a_process_killed_between_steps_is_replaced_with_all_its_environments(started) -> None:
+    envs = started(TOY, 4, 2, {}, restarts=1)
     steps(envs, 2)
     os.kill(envs.worker_pids[0], signal.SIGKILL)
     psutil.Process(envs.worker_pids[0]).wait(5)
@@ -127,8 +122,8 @@ def test_a_process_killed_between_steps_is_replaced_with_all_its_environments(ma
 
 
 @pytest.mark.parametrize("num_workers", [0, 2], ids=["this process", "workers"])
-def test_an_environment_that_raises_in_reset(make, num_workers: int) -> None:
-    results = steps(make("toy_envs:BadReset-v0", 2, num_workers, {}, restarts=2), 12)
+def test_an_environment_that_raises_in_reset(started, num_workers: int) -> None:
+    results = steps(started("toy_envs:BadReset-v0", 2, num_workers, {}, restarts=2), 12)
     assert [result.failures for result in results] == [0] * 4 + [2] + [0] * 7
     assert not any(result.invalid.any() for result in results), "the episode before it was over"
     assert results[4].observations.tolist() == [[1, 0]] * 2
@@ -136,9 +131,9 @@ def test_an_environment_that_raises_in_reset(make, num_workers: int) -> None:
 
 
 @pytest.mark.parametrize(("fault", "error"), [("raise", WorkerError), ("hang", Deadline), ("die", WorkerDied)])
-def test_one_failure_too_many_ends_it_with_the_name(make, fault: str, error: type[Exception]) -> None:
+def test_one_failure_too_many_ends_it_with_the_name(started, fault: str, error: type[Exception]) -> None:
     """The same seed has the same fault again: environments start over with the first one's seed."""
-    envs = make(TOY, 2, 2, {"fault": fault, "which": 1, "at": 1}, restarts=1, step_timeout_s=1.0)
+    envs = started(TOY, 2, 2, {"fault": fault, "which": 1, "at": 1}, restarts=1, step_timeout_s=1.0)
     first = steps(envs, 1)
     assert first[0].failures == 1
     pids = envs.worker_pids
@@ -148,18 +143,18 @@ def test_one_failure_too_many_ends_it_with_the_name(make, fault: str, error: typ
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
-def test_a_state_can_be_saved_while_a_replacement_starts(make) -> None:
-    envs = make(TOY, 2, 2, {"fault": "die", "which": 1}, restarts=1)
+def test_a_state_can_be_saved_while_a_replacement_starts(started) -> None:
+    envs = started(TOY, 2, 2, {"fault": "die", "which": 1}, restarts=1)
     steps(envs, 3)
     state = envs.state_dict()
-    other = make(TOY, 2, 0, {})
+    other = started(TOY, 2, 0, {})
     assert other.load_state_dict(state).tolist() == [[1, 3], [1, 0]]
     assert steps(envs, 1)[0].invalid.tolist() == [False, True], "nobody saw that observation yet"
     assert steps(envs, 1)[0].observations.tolist() == [[2, 0], [1, 1]]
 
 
-def test_a_replacement_that_is_idle_waits_for_the_next_choice(make) -> None:
-    envs = make(TOY, 2, 2, {"fault": "die", "which": 1}, restarts=1)
+def test_a_replacement_that_is_idle_waits_for_the_next_choice(started) -> None:
+    envs = started(TOY, 2, 2, {"fault": "die", "which": 1}, restarts=1)
     steps(envs, 3)
     envs.send(np.zeros((2, 2), np.float32), idle=np.array([False, True]))
     result = envs.receive()

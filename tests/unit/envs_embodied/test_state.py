@@ -37,44 +37,38 @@ def _assert_equal(ours: StepResult, theirs: StepResult) -> None:
     assert ours.episodes == theirs.episodes
 
 
-@pytest.mark.parametrize(("before", "after"), [(0, 0), (2, 2), (0, 2)], ids=["local", "workers", "local to workers"])
-@pytest.mark.parametrize(
-    ("env_id", "limit"), [("HalfCheetah-v5", 40), ("CartPole-v1", None), ("Pendulum-v1", 40), ("Humanoid-v5", None)]
-)
-def test_continues_bit_for_bit(env_id: str, limit: int | None, before: int, after: int) -> None:
-    _continues(EnvDescription(env_id, max_episode_steps=limit), before, after)
+LONG = {"HalfCheetah-v5": 40, "CartPole-v1": None, "Pendulum-v1": 40, "Humanoid-v5": None}
+PROCESSES = [((0, 0), "local"), ((2, 2), "workers"), ((0, 2), "local to workers")]
+RESTARTS = [
+    pytest.param(EnvDescription(env_id, max_episode_steps=limit), *workers, id=f"{env_id}, {name}")
+    for env_id, limit in LONG.items()
+    for workers, name in PROCESSES
+]
+RESTARTS += [
+    pytest.param(EnvDescription(f"{task.__name__}-v5", max_episode_steps=40), 0, 0, id=f"{task.__name__}, short")
+    for task in TASKS.values()
+]
+STEPPED_BY_GYMNASIUM = EnvDescription("Ant-v5", {"render_mode": "rgb_array"}, max_episode_steps=40)
 
 
-@pytest.mark.parametrize("env_id", [f"{task.__name__}-v5" for task in TASKS.values()])
-def test_every_mujoco_task_continues_bit_for_bit_in_the_middle_of_an_episode(env_id: str) -> None:
-    _continues(EnvDescription(env_id, max_episode_steps=40), 0, 0)
-
-
-def test_mujoco_as_gymnasium_steps_it_continues_bit_for_bit() -> None:
-    _continues(EnvDescription("Ant-v5", {"render_mode": "rgb_array"}, max_episode_steps=40), 0, 0)
-
-
-def _continues(description: EnvDescription, before: int, after: int) -> None:
-    """Stop `before` workers' environments, go on with `after` workers, and compare with those never stopped."""
-    first, second = VectorEnv(description, NUM_ENVS, before), VectorEnv(description, NUM_ENVS, after)
-    try:
-        first.reset([5, 6, 7])
-        for actions in _actions(first, 55, seed=0):
-            first.step(actions)
-        state = _through_a_file(first.state_dict())
-        second.reset([90, 91, 92])  # somewhere else first
-        for actions in _actions(second, 7, seed=1):
-            second.step(actions)
-        assert np.array_equal(second.load_state_dict(state), first.observations)
-        ends = 0
-        for actions in _actions(first, 90, seed=2):
-            expected = first.step(actions)
-            _assert_equal(second.step(actions), expected)
-            ends += int(expected.ended.sum())
-        assert ends >= NUM_ENVS, "resets must be part of what is compared"
-    finally:
-        first.close()
-        second.close()
+@pytest.mark.parametrize(("description", "before", "after"), [*RESTARTS, (STEPPED_BY_GYMNASIUM, 0, 0)])
+def test_continues_bit_for_bit(make, description: EnvDescription, before: int, after: int) -> None:
+    """Environments with `after` workers go on from the state of those with `before`, and equal those never stopped."""
+    first, second = make(description, NUM_ENVS, before), make(description, NUM_ENVS, after)
+    first.reset([5, 6, 7])
+    for actions in _actions(first, 55, seed=0):
+        first.step(actions)
+    state = _through_a_file(first.state_dict())
+    second.reset([90, 91, 92])  # somewhere else first
+    for actions in _actions(second, 7, seed=1):
+        second.step(actions)
+    assert np.array_equal(second.load_state_dict(state), first.observations)
+    ends = 0
+    for actions in _actions(first, 90, seed=2):
+        expected = first.step(actions)
+        _assert_equal(second.step(actions), expected)
+        ends += int(expected.ended.sum())
+    assert ends >= NUM_ENVS, "resets must be part of what is compared"
 
 
 def test_saving_changes_nothing() -> None:
@@ -109,8 +103,8 @@ def test_a_checkpoint_of_other_environments_is_refused() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2], ids=["local", "workers"])
-def test_a_step_that_is_under_way_is_dropped_by_loading(workers: int) -> None:
-    envs = VectorEnv(EnvDescription("CartPole-v1"), NUM_ENVS, workers)
+def test_a_step_that_is_under_way_is_dropped_by_loading(make, workers: int) -> None:
+    envs = make("CartPole-v1", NUM_ENVS, workers)
     first, second = _actions(envs, 2, seed=0)
     envs.reset(range(NUM_ENVS))
     state = _through_a_file(envs.state_dict())
@@ -118,4 +112,3 @@ def test_a_step_that_is_under_way_is_dropped_by_loading(workers: int) -> None:
     envs.send(second)
     envs.load_state_dict(state)
     _assert_equal(envs.step(first), expected)
-    envs.close()

@@ -6,11 +6,16 @@ covered: stepping the physics (`physics.py`), and the environment that combines 
 
 from __future__ import annotations
 
-from typing import Any
-
 from rl_platform.envs.embodied.mujoco.tasks.base import MujocoTask
-from rl_platform.envs.embodied.mujoco.tasks.humanoids import Humanoid, HumanoidStandup
-from rl_platform.envs.embodied.mujoco.tasks.locomotion import Ant, HalfCheetah, Hopper, Swimmer, Walker2d
+from rl_platform.envs.embodied.mujoco.tasks.locomotion import (
+    Ant,
+    HalfCheetah,
+    Hopper,
+    Humanoid,
+    HumanoidStandup,
+    Swimmer,
+    Walker2d,
+)
 from rl_platform.envs.embodied.mujoco.tasks.manipulation import Pusher, Reacher
 from rl_platform.envs.embodied.mujoco.tasks.pendulums import InvertedDoublePendulum, InvertedPendulum
 
@@ -30,7 +35,7 @@ TASKS: dict[str, type[MujocoTask]] = {
 """By the full name of the environment's class, as a subclass may compute something else."""
 
 
-def find_task(env: Any) -> type[MujocoTask] | None:
+def find_task(env: object) -> type[MujocoTask] | None:
     """Returns the task of the unwrapped environment `env`; None for other environments."""
     kind = type(env)
     return TASKS.get(f"{kind.__module__}.{kind.__qualname__}")
