@@ -25,7 +25,8 @@ import argparse
 import json
 import statistics
 import subprocess
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,6 @@ from typing import Any
 import psutil
 from _common import Entry, Lap, Turns, machine, new_parser, print_verdict, race, rate, ratios, write_json
 from _language import sglang_installed, sglang_on_cpu
-from _limit import measure_rates, tokens_at_limit
 
 from rl_platform.config.schema.data import Data, Task
 from rl_platform.config.schema.models import Model
@@ -211,10 +211,51 @@ def causal_lm(attention: str | None = None) -> Any:
     return AutoModelForCausalLM.from_pretrained(model_folder(MODEL), **options).eval()
 
 
+def measure_rates(turns: Turns, settings: argparse.Namespace) -> None:
+    """A contestant: every lap measures both rates, with `settings.count` sequences."""
+    import torch
+
+    from rl_platform.accel.packed_linear import PackedLinear
+
+    layer = torch.nn.Linear(576, 3072, bias=False)  # stays in the cache
+    product, states, memory = PackedLinear([layer]), torch.randn(settings.count, 576), torch.ones(2**26)
+
+    def fastest(call: Callable[[], Any], repeats: int) -> float:
+        found = []
+        for _ in range(repeats):
+            began = time.perf_counter()
+            call()
+            found.append(time.perf_counter() - began)
+        return min(found)
+
+    turns.next()
+    with torch.inference_mode():
+        while True:
+            flops = 2 * settings.count * layer.weight.numel() / fastest(lambda: product(states), 300)
+            turns.next({"flops": flops, "bandwidth": memory.nbytes / fastest(memory.sum, 10)})
+
+
+def tokens_at_limit(laps: Sequence[Lap], wanted: Requests) -> float:
+    """Tokens per second that the measured rates allow."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(model_folder(MODEL))
+    heads = config.num_attention_heads + config.num_key_value_heads
+    attention = 2 * config.hidden_size * heads * config.hidden_size // config.num_attention_heads
+    layers = config.num_hidden_layers * (attention + 3 * config.hidden_size * config.intermediate_size)
+    head = config.vocab_size * config.hidden_size
+    new = sum(tokens for _, tokens in wanted)
+    products = 2 * (layers * (new + sum(len(prompt) for prompt, _ in wanted)) + head * new)
+    read = 4 * (layers + head) * max(tokens for _, tokens in wanted)
+    flops, bandwidth = (max(lap.numbers[name] for lap in laps) for name in ("flops", "bandwidth"))
+    print(f"memory is read at {bandwidth / 1e9:.1f} GB/s, matrices are multiplied at {flops / 1e9:.0f} GFLOP/s")
+    return new / max(products / flops, read / bandwidth)
+
+
 def report(case: str, laps: dict[str, list[Lap]], wanted: Requests) -> None:
     expected = sum(tokens for _, tokens in wanted)
     print(f"\n{case}: {len(wanted)} requests, {expected} new tokens, float32")
-    at_limit = tokens_at_limit(model_folder(MODEL), laps.pop(LIMIT), wanted)
+    at_limit = tokens_at_limit(laps.pop(LIMIT), wanted)
     print(f"{'':<28} {'tokens/s':>9} {'seconds':>8} {'CPU seconds':>12}")
     for name, done in laps.items():
         if any(lap.numbers["tokens"] != expected for lap in done):

@@ -25,18 +25,18 @@ import pickle
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from typing import Any
 
 import cloudpickle
 from _common import machine, new_parser, write_json
-from _gloo import Broadcast
 from _language import sglang_installed, sglang_on_cpu
 
 MODEL = "smollm2-135m-instruct"
 TARGET = 0.5
+TIMEOUT_S = 120.0  # of the process group
 ROOM = 4096  # tokens of keys and values, of which there are none
 COPY, REFERENCE, SHARED, SGLANG = "copy", "one process", "engine's process", "SGLang"
 NEAR, STORE = "another process", "object store"
@@ -114,6 +114,73 @@ def host_process(connection: Connection) -> None:
     serve(connection, lambda manifest: state.update(read_from_memory(token(), manifest, reader).state), lambda: state)
 
 
+def gloo_process(connection: Connection) -> None:
+    """Rank 1 of a process group, which receives the buckets of `runtime/weights/store.py` by gloo's broadcasts.
+
+    First it is shown the port of the rendezvous and the tensors, then for each transport whether it has checksums.
+    """
+    import torch
+    import torch.distributed as dist
+
+    from rl_platform.runtime.process_group import join_group, leave_group
+    from rl_platform.runtime.weights.base import BUCKET, checksum_of, empty
+
+    port, tensors = connection.recv()
+    join_group(("127.0.0.1", port), 1, 2, TIMEOUT_S, cuda=False)
+    state = empty(tensors)
+    packed, checksum = torch.empty(BUCKET, dtype=torch.uint8), torch.empty(16, dtype=torch.uint8)
+    connection.send(None)
+
+    def receive(checked: bool) -> None:
+        for parts in buckets(state, tensors):
+            dist.broadcast(packed[: sum(part.size for part in parts)], 0)
+            start = 0
+            for part in parts:
+                torch.from_numpy(part).copy_(packed[start : start + part.size])
+                start += part.size
+            if checked:
+                dist.broadcast(checksum, 0)
+                if checksum_of(parts) != checksum.numpy().tobytes():
+                    raise SystemExit("a bucket arrived damaged")
+
+    serve(connection, receive, lambda: state)
+    leave_group()
+
+
+def buckets(state: Any, tensors: Any) -> Iterator[list[Any]]:
+    """The bytes of distinct tensors, as `publish` cuts them."""
+    from rl_platform.runtime.weights.base import BUCKET, bytes_of, in_buckets
+
+    flat = ((tensor.name, bytes_of(state[tensor.name])) for tensor in tensors if tensor.same_as is None)
+    return (parts for _, parts in in_buckets(flat, BUCKET))
+
+
+def by_gloo(state: dict[str, Any], group: Beside) -> Callable[[bool], None]:
+    """Joins the group as rank 0. The function broadcasts all buckets, packed one by one, and waits until they are in
+    the other process."""
+    import torch
+    import torch.distributed as dist
+
+    from rl_platform.runtime.process_group import Rendezvous, join_group
+    from rl_platform.runtime.weights.base import BUCKET, checksum_of, shapes_of
+
+    meeting, tensors = Rendezvous("127.0.0.1", 2), shapes_of(state)
+    group.ask((meeting.port, tensors), lambda: join_group(meeting, 0, 2, TIMEOUT_S, cuda=False))
+    packed = torch.empty(BUCKET, dtype=torch.uint8)
+
+    def broadcast(checked: bool) -> None:
+        for parts in buckets(state, tensors):
+            start = 0
+            for part in parts:
+                packed[start : start + part.size] = torch.from_numpy(part)
+                start += part.size
+            dist.broadcast(packed[:start], 0)
+            if checked:
+                dist.broadcast(torch.frombuffer(bytearray(checksum_of(parts)), dtype=torch.uint8), 0)
+
+    return lambda checked: group.ask(checked, lambda: broadcast(checked))
+
+
 def serve(connection: Connection, take: Callable[[Any], None], state: Callable[[], Any]) -> None:
     """Takes what comes; says the sum of the weights it has if that is nothing."""
     while True:
@@ -136,8 +203,11 @@ class Beside:
         self._process.start()
         theirs.close()
 
-    def ask(self, shown: Any) -> Any:
+    def ask(self, shown: Any, meanwhile: Callable[[], None] | None = None) -> Any:
+        """The answer to `shown`; `meanwhile` runs here before the answer is awaited."""
         self._line.send(shown)
+        if meanwhile is not None:
+            meanwhile()
         return self._line.recv()
 
     def close(self) -> None:
@@ -212,6 +282,7 @@ def main() -> None:
     from rl_platform.models.language import LanguageModel
     from rl_platform.models.pretrained import model_folder
     from rl_platform.runtime.cpu import keep_freed_memory
+    from rl_platform.runtime.process_group import leave_group
     from rl_platform.runtime.weights.store import publish
 
     keep_freed_memory()
@@ -226,8 +297,8 @@ def main() -> None:
 
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=2 * 2**30)
     receiver = ray.remote(Receiver).options(num_cpus=0).remote()
-    engine, host = Beside(engine_process), Beside(host_process)
-    group = Broadcast(state)
+    engine, host, group = Beside(engine_process), Beside(host_process), Beside(gloo_process)
+    broadcast = by_gloo(state, group)
     opened = ExitStack()
     ways: dict[str, Callable[[], Any]] = {
         COPY: lambda: [own.copy_(tensor) for own, tensor in zip(copies, distinct, strict=True)],
@@ -235,8 +306,8 @@ def main() -> None:
         SHARED: through_shared_memory(state, engine),
         NEAR: to_neighbour(state, host),
         STORE: lambda: ray.get(receiver.receive.remote(publish(state, RayStore(), None))),
-        GLOO: lambda: group.send(checked=False),
-        CHECKED: lambda: group.send(checked=True),
+        GLOO: lambda: broadcast(False),
+        CHECKED: lambda: broadcast(True),
     }
     if sglang_installed():
         ways[SGLANG] = into_sglang(opened.enter_context(sglang_on_cpu(network, 1, ROOM, options.threads)), state)
@@ -249,13 +320,13 @@ def main() -> None:
             way()
             if number >= options.warm_up:
                 seconds[name].append(time.perf_counter() - began)
-    arrived = {engine.ask(None), host.ask(None), ray.get(receiver.total.remote()), group.total()}
+    arrived = {engine.ask(None), host.ask(None), ray.get(receiver.total.remote()), group.ask(None)}
     if arrived != {total(state)}:
         raise SystemExit("what arrived is not what was sent: the timings mean nothing")
     opened.close()
-    engine.close()
-    host.close()
-    group.close()
+    for process in (engine, host, group):
+        process.close()
+    leave_group()
     ray.shutdown()
 
     report(size, seconds)

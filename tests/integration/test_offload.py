@@ -1,12 +1,14 @@
-"""`offload: true` in whole runs: components leave and come back in turns, and what is learned is equal to the bit."""
+"""`offload: true` (components leave the device in turns) and `cpu_offload` (states in main memory) in whole runs."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 PLACED = "cluster.component_placement={'actor,critic,reference,rollout,reward': all}"
 KL = "algorithm={ppo_epochs: 2, use_kl_loss: true}"
@@ -46,3 +48,24 @@ def test_turns_change_no_bit(learned_in_parts, differences) -> None:
             swaps = {"offload", "onload"}.intersection(calls("-".join(leaving), name))
             assert swaps == ({"offload", "onload"} if name in leaving else set()), name
         assert differences(leave, stay) == []
+
+
+OFFLOAD = ("actor.cpu_offload=true", "critic.cpu_offload=true")
+
+
+def test_states_in_main_memory_learn_the_same_and_checkpoints_fit_both(command, final_state, scored: str) -> None:
+    def run(name: str, *overrides: str) -> None:
+        kept = ("runner.max_steps=3", "runner.save_interval=1", "runner.keep_checkpoints=3")
+        ended = command("reasoning.yaml", scored, *kept, f"runner.output_dir={name}", *overrides)
+        assert ended.code == 0, ended.err
+
+    run("plain")
+    run("offloaded", *OFFLOAD)
+    shutil.copytree("offloaded", "moved")
+    shutil.rmtree("moved/checkpoints/step-00000003")
+    run("moved")  # the last step without offload, from where the offloaded run was after two
+    states = [final_state(name, 3) for name in ("plain", "offloaded", "moved")]
+    for role in ("actor", "critic"):
+        for name, expected in states[0][role]["model"].items():
+            for other in states[1:]:
+                torch.testing.assert_close(other[role]["model"][name], expected, rtol=1e-6, atol=1e-6)
