@@ -94,17 +94,10 @@ def test_stopped_by_sigkill(command, killed, whole: Callable[[str], Path], name:
     assert_equal(whole(name), "killed")
 
 
-def test_a_learning_rate_schedule_goes_on(command, killed, assert_equal):
-    arguments = (*RUNS["CartPole"], *INTERVALS, "actor.optim.lr_schedule=cosine")
-    assert command(*arguments, "runner.output_dir=whole").code == 0
-    killed(*arguments, folder="killed")
-    assert command(*arguments, "runner.output_dir=killed").code == 0
-    assert_equal("whole", "killed")
-
-
 @pytest.mark.parametrize("task", ["reasoning.yaml", "embodied.yaml"])
-def test_a_rollout_collected_ahead_survives_sigkill(command, killed, assert_equal, task: str):
-    arguments = (task, *INTERVALS, "runner.max_staleness=1", "algorithm.rollout_is={}")
+def test_a_rollout_collected_ahead_and_a_schedule_survive_sigkill(command, killed, assert_equal, task: str):
+    ahead = "runner.max_staleness=1", "algorithm.rollout_is={}"
+    arguments = (task, *INTERVALS, *ahead, "actor.optim.lr_schedule=cosine")
     assert command(*arguments, "runner.output_dir=whole").code == 0
     killed(*arguments, folder="killed")
     assert command(*arguments, "runner.output_dir=killed").code == 0
