@@ -124,28 +124,6 @@ class EnvBlock:
     def _step_each(self) -> None:
         """Steps one environment after the other."""
         began = time.monotonic()
-        self._call_each()
-        recorder.add("work", "physics", began)
-        self._finish_step(None)
-
-    def _finish_step(self, diverged: np.ndarray | None) -> None:
-        """Turns what the environments returned into the step's results. diverged [N] bool: of native environments."""
-        if self._idle.any():
-            self._leave_idle()
-        self._invalidate(diverged)
-        self._returns += self._rewards
-        self._lengths += ~self._idle
-        self._observations[:] = self._finals
-        self._some_ended = bool((self._terminated | self._truncated).any())
-
-    def _leave_idle(self) -> None:
-        """Sets the results of idle environments: their last observation and no reward."""
-        idle = self._idle
-        self._finals[idle] = self._observations[idle]
-        self._rewards[idle] = 0.0
-        self._terminated[idle] = self._truncated[idle] = False
-
-    def _call_each(self) -> None:
         if self._spaces.action.kind == "continuous":
             actions = list(self._actions.reshape(-1, *self._spaces.action_shape).copy())
         else:
@@ -163,6 +141,21 @@ class EnvBlock:
             except Exception as error:
                 self._replace(i, "step", error)
                 rewards[i] = np.nan  # which makes the step invalid
+        recorder.add("work", "physics", began)
+        self._finish_step(None)
+
+    def _finish_step(self, diverged: np.ndarray | None) -> None:
+        """Turns what the environments returned into the step's results. diverged [N] bool: of native environments."""
+        idle = self._idle
+        if idle.any():  # they keep their last observation and get no reward
+            self._finals[idle] = self._observations[idle]
+            self._rewards[idle] = 0.0
+            self._terminated[idle] = self._truncated[idle] = False
+        self._invalidate(diverged)
+        self._returns += self._rewards
+        self._lengths += ~idle
+        self._observations[:] = self._finals
+        self._some_ended = bool((self._terminated | self._truncated).any())
 
     def _replace(self, i: int, doing: str, error: Exception) -> None:
         """Replaces environment i, which raised `error`."""

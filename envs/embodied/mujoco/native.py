@@ -43,7 +43,7 @@ class NativeEnvs:
 
         from rl_platform.envs.embodied.mujoco.physics import make_physics
 
-        kind = _kind(env)
+        kind = native_task(env)
         if kind is None:
             raise ValueError(f"{env} has to be stepped by Gymnasium")
         inner: Any = env.unwrapped
@@ -66,7 +66,7 @@ class NativeEnvs:
     @classmethod
     def of(cls, env: AnyEnv, num_envs: int, threads: int, backend: str = "mujoco") -> NativeEnvs | None:
         """Returns None if only Gymnasium can step such environments. backend: `env.backend` of the config."""
-        if _kind(env) is None:
+        if native_task(env) is None:
             return None
         if backend == "mujoco":
             return cls(env, num_envs, threads)
@@ -156,13 +156,8 @@ def find_diverged(
         diverged |= ~(np.abs(numbers) < largest).all(axis=1)
 
 
-def is_native(env: AnyEnv) -> bool:
-    """Whether `NativeEnvs` can step such environments."""
-    return _kind(env) is not None
-
-
-def _kind(env: AnyEnv) -> type[MujocoTask] | None:
-    """The task by which `NativeEnvs` can step `env` with its wrappers; None if only Gymnasium can."""
+def native_task(env: AnyEnv) -> type[MujocoTask] | None:
+    """Returns the task by which `NativeEnvs` can step `env` with its wrappers; None if only Gymnasium can."""
     if env.render_mode is not None:
         return None
     layer: Any = env

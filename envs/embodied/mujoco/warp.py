@@ -13,7 +13,6 @@ from typing import Any
 import mujoco
 import numpy as np
 
-from rl_platform.envs.embodied.mujoco.tasks import find_task
 from rl_platform.envs.embodied.mujoco.tasks.base import Quantities
 from rl_platform.errors import Problem
 
@@ -24,14 +23,13 @@ _STATE = ("time", "qpos", "qvel", "act", "qacc_warmstart")
 
 def warp_problem(env: Any) -> Problem | None:
     """Returns a problem if MuJoCo Warp cannot step the environment `env`; None if it can."""
-    from rl_platform.envs.embodied.mujoco.native import is_native
+    from rl_platform.envs.embodied.mujoco.native import native_task
 
     key, name = "env.backend", "mujoco_warp"
-    if not is_native(env):
+    if (task := native_task(env)) is None:
         allowed = "Gymnasium's MuJoCo tasks of version 5"
         return Problem(key, f"{env.spec.id} is none of the tasks it steps", value=name, allowed=allowed)
-    task = find_task(env.unwrapped)
-    if task is not None and (others := set(task.fields) - COVERED):
+    if others := set(task.fields) - COVERED:
         message = f"{env.spec.id} observes what it computes otherwise than MuJoCo: {', '.join(sorted(others))}"
         return Problem(key, message, value=name, hint="env.backend: mujoco")
     if importlib.util.find_spec("mujoco_warp") is None:
