@@ -9,10 +9,10 @@ import errno
 import os
 import stat
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 
-def sync(file: IO[Any]) -> None:
+def sync(file: IO[str] | IO[bytes]) -> None:
     """Returns when everything written to the open file is on the disk. Raises OSError if it does not get there."""
     file.flush()
     os.fsync(file.fileno())

@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rl_platform.errors import ConfigError, DataError, Problem
 from rl_platform.step_lines import StepLines, read_lines
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 Sample = tuple[str, str, float]
 """Prompt, response, reward."""
@@ -62,13 +64,17 @@ class RunInfo:
 
 
 class Reporter(Protocol):
-    """The interface for runners. Thread-safe; a call never waits for a terminal or a network."""
+    """The interface for runners. Thread-safe; a call never waits for a terminal or a network.
+
+    A sink that inherits from it ignores the calls that it does not override.
+    """
 
     def start(self, info: RunInfo) -> None:
         """Called once, before the first step."""
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """`with reporter.phase("generate"):` names the current phase; its seconds become `time/generate`."""
+        return nullcontext()
 
     def progress(self, done: int, total: int, unit: str, **numbers: float) -> None:
         """Progress of the current phase, with a few numbers of interest; `total` 0: unknown."""
@@ -157,7 +163,7 @@ class Reporters:
                 stack.callback(sink.close)
 
 
-class RunLog:
+class RunLog(Reporter):
     """Files of a run: `metrics.jsonl` (one line per step, strict JSON, non-finite numbers as null), `samples.jsonl`,
     and those of `backends`: TensorBoard events under `tensorboard/`, Weights & Biases.
 
@@ -183,43 +189,30 @@ class RunLog:
     def start(self, info: RunInfo) -> None:
         self.output_dir.mkdir(parents=True, exist_ok=True)
         self._metrics = StepLines(self.output_dir / "metrics.jsonl", info.resumed_step, contiguous=True)
-        self._diagnose("samples.jsonl", lambda: self._open_samples(info.resumed_step))
+        path = self.output_dir / "samples.jsonl"
+        self._samples = self._diagnose(path.name, lambda: StepLines(path, info.resumed_step, contiguous=False))
         first_step = 0 if info.resumed_step is None else info.resumed_step + 1
         if "tensorboard" in self.backends:
             from torch.utils.tensorboard import SummaryWriter  # takes a second to import
 
             # its thread writes within a second; waiting for it would cost a third of a millisecond per step
             folder = str(self.output_dir / "tensorboard")
-
-            def start() -> None:
-                self._tensorboard = SummaryWriter(folder, purge_step=first_step, flush_secs=1)
-
-            self._diagnose("tensorboard", start)
+            self._tensorboard = self._diagnose(
+                "tensorboard", lambda: SummaryWriter(folder, purge_step=first_step, flush_secs=1)
+            )
         if "wandb" in self.backends:
-            self._diagnose("wandb", lambda: setattr(self, "_wandb", _start_wandb(info)))
+            self._wandb = self._diagnose("wandb", lambda: _start_wandb(info))
 
-    def _open_samples(self, resumed_step: int | None) -> None:
-        self._samples = StepLines(self.output_dir / "samples.jsonl", resumed_step, contiguous=False)
-
-    def _write_sample(self, line: Mapping[str, object]) -> None:
-        assert self._samples is not None
-        self._samples.write(line)
-
-    def _diagnose(self, name: str, write: Callable[[], object]) -> None:
-        """Runs `write`. After its first failure, which a note reports, diagnostic `name` is not written any more."""
+    def _diagnose(self, name: str, write: Callable[[], T]) -> T | None:
+        """Runs `write`. After its first failure, which a warning reports, diagnostic `name` is not written any more."""
         if name in self._failed:
-            return
+            return None
         try:
-            write()
+            return write()
         except Exception as error:
             self._failed.add(name)
             log.warning("%s: nothing more is written: %s. The run goes on", self.output_dir / name, error)
-
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def progress(self, done: int, total: int, unit: str, **numbers: float) -> None:
-        pass
+            return None
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
@@ -232,19 +225,16 @@ class RunLog:
             self._diagnose("wandb", lambda: self._wandb.log(dict(metrics), step=step))
 
     def samples(self, step: int, samples: Sequence[Sample]) -> None:
-        for prompt, response, reward in samples:
+        for prompt, response, reward in samples if self._samples is not None else ():
             score = float(reward) if math.isfinite(reward) else None
             line = {"step": step, "prompt": prompt, "response": response, "reward": score}
-            self._diagnose("samples.jsonl", partial(self._write_sample, line))
+            self._diagnose("samples.jsonl", partial(self._samples.write, line))
 
     def sync(self) -> None:
         assert self._metrics is not None
         self._metrics.sync()
         if self._samples is not None:
             self._diagnose("samples.jsonl", self._samples.sync)
-
-    def note(self, text: str) -> None:
-        pass
 
     def close(self) -> None:
         for file in (self._metrics, self._samples):

@@ -18,13 +18,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from rl_platform.metrics import Reporter, RunInfo
+
 log = logging.getLogger(__name__)
 
 _EPOCH = time.time() - time.monotonic()  # the processes of one node share a clock
 
 
 @dataclass(frozen=True)
-class Span:
+class TraceSpan:
     """`began`: seconds since 1970; `seconds`: its length. `kind`: call, wait, work, phase or step."""
 
     host: str
@@ -54,10 +56,10 @@ class Recorder:
         host, own = getattr(self._here, "host", "run"), getattr(self._here, "lane", "runner")
         self._spans.append((host, lane or own, kind, name, _EPOCH + began, time.monotonic() - began))
 
-    def drain(self) -> list[Span]:
+    def drain(self) -> list[TraceSpan]:
         """The spans since the last call."""
         spans, self._spans = self._spans, []
-        return [Span(*span) for span in spans]
+        return [TraceSpan(*span) for span in spans]
 
 
 recorder = Recorder()
@@ -74,7 +76,7 @@ def covered(spans: Iterable[tuple[float, float]]) -> float:
     return total
 
 
-class Timeline:
+class Timeline(Reporter):
     """The sink of a run's reporter that writes `trace.json` when `steps` steps are done, or at the end of the run.
 
     `sources` return spans; a runtime with other processes adds one for them.
@@ -82,10 +84,10 @@ class Timeline:
 
     def __init__(self, path: Path, steps: int) -> None:
         self.path, self.steps = path, steps
-        self.sources: list[Callable[[], Sequence[Span]]] = [recorder.drain]
+        self.sources: list[Callable[[], Sequence[TraceSpan]]] = [recorder.drain]
         self._began = time.monotonic()
 
-    def start(self, info: object) -> None:
+    def start(self, info: RunInfo | None) -> None:
         recorder.drain()
         recorder.on = self.steps > 0
         self._began = time.monotonic()
@@ -98,9 +100,6 @@ class Timeline:
         finally:
             recorder.add("phase", name, began)
 
-    def progress(self, done: int, total: int, unit: str, **numbers: float) -> None:
-        pass
-
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         recorder.add("step", f"step {step}" if step else "start", self._began, lane="steps")
         self._began = time.monotonic()
@@ -108,15 +107,6 @@ class Timeline:
             self.steps -= 1
         if self.steps == 0:
             self.write()
-
-    def samples(self, step: int, samples: Sequence[tuple[str, str, float]]) -> None:
-        pass
-
-    def sync(self) -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        pass
 
     def close(self) -> None:
         self.write()
@@ -136,7 +126,7 @@ class Timeline:
                     part.unlink()
 
 
-def trace_events(spans: Iterable[Span]) -> dict[str, object]:
+def trace_events(spans: Iterable[TraceSpan]) -> dict[str, object]:
     """The content of `trace.json`: times in microseconds since the first span, hosts as processes, lanes as threads."""
     ordered = sorted(spans, key=lambda span: span.began)
     first = ordered[0].began if ordered else 0.0
@@ -151,17 +141,8 @@ def trace_events(spans: Iterable[Span]) -> dict[str, object]:
         if lane not in lanes:
             lanes[lane] = len(lanes) + 1
             events.append(_name("thread_name", hosts[span.host], lanes[lane], span.lane))
-        events.append(
-            {
-                "ph": "X",
-                "name": span.name,
-                "cat": span.kind,
-                "pid": hosts[span.host],
-                "tid": lanes[lane],
-                "ts": round((span.began - first) * 1e6, 1),
-                "dur": round(span.seconds * 1e6, 1),
-            }
-        )
+        place = {"pid": hosts[span.host], "tid": lanes[lane], "ts": round((span.began - first) * 1e6, 1)}
+        events.append({"ph": "X", "name": span.name, "cat": span.kind, **place, "dur": round(span.seconds * 1e6, 1)})
     return {"displayTimeUnit": "ms", "traceEvents": events}
 
 

@@ -1,8 +1,9 @@
-"""What `PPO` gets in tests without a runtime: worker groups that answer at once, a reporter that says nothing."""
+"""Stand-ins in tests of parts: worker groups that answer at once, a reporter that ignores all calls, placements."""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -62,3 +63,27 @@ class SilentReporter:
         return nullcontext()
 
     def note(self, text: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class PlacedHost:
+    name: str
+    members: tuple[tuple[str, int], ...]
+    node: int = 0
+    accelerators: tuple[int, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A placement of the hosts `host0`, `host1` and so on."""
+
+    hosts: list[PlacedHost]
+
+    @classmethod
+    def of(cls, *hosts: list[tuple[str, int]], **options: Any) -> Placed:
+        """Placed.of([("actor", 0), ("critic", 0)], [("actor", 1)]) has two hosts."""
+        return cls([PlacedHost(f"host{index}", tuple(members), **options) for index, members in enumerate(hosts)])
+
+    def world_size(self, component: str) -> int:
+        return sum(name == component for host in self.hosts for name, _ in host.members)

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from rl_platform.errors import CheckpointError
+from rl_platform.records import StateDict
 
 FORMAT = 2
 MANIFEST = "manifest.json"
@@ -67,11 +68,11 @@ class Checkpoint:
             raise CheckpointError(f"checkpoint {path} is damaged: " + "; ".join(damages))
         return cls(path, manifest["step"], manifest["fingerprint"], manifest["parts"])
 
-    def load(self, part: str, map_location: str | torch.device = "cpu") -> dict[str, Any]:
+    def load(self, part: str, map_location: str | torch.device = "cpu") -> StateDict:
         """The part as it was saved, tensors on `map_location`. CheckpointError if it is missing or unreadable."""
         file = self.file(part)
         try:
-            state: dict[str, Any] = torch.load(file, map_location=map_location, weights_only=True)
+            state: StateDict = torch.load(file, map_location=map_location, weights_only=True)
         except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
             raise CheckpointError(f"checkpoint file {file} cannot be read: {error}") from error
         return state

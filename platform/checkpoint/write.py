@@ -15,16 +15,15 @@ import os
 import re
 import shutil
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 import torch
 
-from rl_platform.checkpoint.shards import Shards, write_shards
 from rl_platform.checkpoint.verify import (
     FORMAT,
     MANIFEST,
@@ -39,7 +38,6 @@ from rl_platform.disk import sync, sync_folder
 from rl_platform.errors import CheckpointError
 
 Buffer = bytes | bytearray | memoryview
-Part = Mapping[str, object] | Shards
 
 _HASH_IN_THREAD = 1 << 20  # bytes of one write from which hashing beside the disk write pays for the hand-over
 _PART_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -47,6 +45,21 @@ _CONTAINERS = (list, tuple, torch.Size)
 _SCALARS = (str, int, float, bool, bytes, type(None))
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Shards:
+    """A part that several processes write, each its own files.
+
+    bytes: about how much they write together. write: they write into the folder, which all of them see, and sync; the
+    result is what was written, by file name. Raises CheckpointError if one of them cannot.
+    """
+
+    bytes: int
+    write: Callable[[Path], Mapping[str, Written]]
+
+
+Part = Mapping[str, object] | Shards
 
 
 class CheckpointStore:
@@ -166,7 +179,7 @@ class CheckpointStore:
         places = {name: name if isinstance(part, Shards) else f"{name}.pt" for name, part in parts.items()}
         for name, part in parts.items():
             if isinstance(part, Shards):
-                files |= write_shards(stage, name, part)
+                files |= _write_shards(stage / name, part)
             else:
                 files[places[name]] = write_state(stage / places[name], part)
         body = {
@@ -285,6 +298,15 @@ def write_state(path: Path, state: Mapping[str, object]) -> Written:
             raise
         sync(file)
     return writer.written
+
+
+def _write_shards(folder: Path, shards: Shards) -> dict[str, Written]:
+    os.mkdir(folder)
+    written = shards.write(folder)
+    if missing := sorted(file for file in written if not (folder / file).exists()):
+        raise CheckpointError(f"{missing[0]} was written elsewhere: every node must see the same output folder")
+    sync_folder(folder)
+    return {f"{folder.name}/{file}": hashed for file, hashed in written.items()}
 
 
 def _bytes_of(parts: Mapping[str, Part]) -> int:

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from rl_platform.checkpoint.shards import Shards
 from rl_platform.checkpoint.verify import Checkpoint, Written
-from rl_platform.checkpoint.write import CheckpointStore, Part
+from rl_platform.checkpoint.write import CheckpointStore, Part, Shards
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import Model, Trainable
 from rl_platform.errors import CheckpointError

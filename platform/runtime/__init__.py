@@ -13,7 +13,7 @@ from rl_platform.errors import PlatformError, WorkerDied
 from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.host import ComponentSpec, PlacedHost
 from rl_platform.runtime.worker_group import WorkerGroup
-from rl_platform.tracing import Span
+from rl_platform.tracing import TraceSpan
 
 __all__ = ["ComponentSpec", "Runtime", "RuntimePlacement"]
 
@@ -69,7 +69,7 @@ class Runtime(Protocol):
     def fail(self, error: PlatformError) -> None:
         """Closes every channel with `error`."""
 
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[TraceSpan]:
         """What hosts that are processes recorded for the timeline; they record no more then."""
 
     def shutdown(self) -> None:

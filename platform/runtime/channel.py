@@ -23,26 +23,23 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ChannelStats:
-    """Counts of items, and the seconds that all producers and all consumers spent waiting."""
+    """Counts of items, and whether the channel is closed."""
 
     puts: int
     gets: int
     depth: int
     max_depth: int
-    producer_wait_s: float
-    consumer_wait_s: float
+    closed: bool
 
 
 class _Stream(Generic[T]):
-    """The items of one key in order of arrival, each with its weight, and the conditions to wait for them."""
+    """The items of one key in order of arrival, the condition to wait for them, and the number of waiting consumers."""
 
-    __slots__ = ("gathering", "items", "ready", "turn", "users")
+    __slots__ = ("items", "ready", "users")
 
     def __init__(self, lock: threading.Lock) -> None:
-        self.items: deque[tuple[T, float]] = deque()
+        self.items: deque[T] = deque()
         self.ready = threading.Condition(lock)
-        self.turn = threading.Condition(lock)
-        self.gathering = False
         self.users = 0
 
 
@@ -79,27 +76,22 @@ class Channel(Generic[T]):
         self._closed = False
         self._error: BaseException | None = None
         self._puts = self._gets = self._depth = self._max_depth = 0
-        self._producer_wait_s = self._consumer_wait_s = 0.0
 
-    def put(self, item: T, weight: float = 1, key: Hashable = None, timeout: float | None = None) -> None:
+    def put(self, item: T, key: Hashable = None, timeout: float | None = None) -> None:
         """Adds one item, waiting for room. Raises ChannelClosed, caused by the error the channel was closed with."""
-        self.put_many((item,), weight, key, timeout)
+        self.put_many((item,), key, timeout)
 
-    def put_many(
-        self, items: Iterable[T], weight: float = 1, key: Hashable = None, timeout: float | None = None
-    ) -> None:
-        """Adds items in order, each of this weight, as room appears; an error's message says how many went in."""
-        if weight < 0:
-            raise ValueError(f"channel '{self.name}': weight {weight} must not be negative")
-        pairs = [(item, weight) for item in items]
-        done, total = 0, len(pairs)
+    def put_many(self, items: Iterable[T], key: Hashable = None, timeout: float | None = None) -> None:
+        """Adds items in order, as room appears; an error's message says how many went in."""
+        items = list(items)
+        done, total = 0, len(items)
         with self._lock:
             while done < total:
                 if self._closed or self._depth >= self.capacity:
                     self._wait_for_room(f"{done} of {total} items put" if total > 1 else "", timeout)
                 stop = min(total, done + self.capacity - self._depth)
                 stream = self._streams.get(key) or self._open(key)
-                self._add(stream, pairs[done:stop] if stop - done < total else pairs)
+                self._add(stream, items[done:stop] if stop - done < total else items)
                 done = stop
 
     def get(self, key: Hashable = None, timeout: float | None = None) -> T:
@@ -119,53 +111,24 @@ class Channel(Generic[T]):
             stream = self._streams.get(key) or self._open(key)
             try:
                 while True:
-                    if not stream.items and not self._wait_for_items(stream, key, "", timeout):
+                    if not stream.items and not self._wait_for_items(stream, key, timeout):
                         raise self._end()
                     self._linger(stream, max_items, linger)
-                    if stream.items:  # nobody else took them meanwhile
-                        return [item for item, _ in self._take(stream, max_items)]
+                    if stream.items:  # no other consumer took them meanwhile
+                        return self._take(stream, max_items)
             finally:
                 self._forget(key, stream)
-
-    def get_batch(self, weight: float, timeout: float | None = None, key: Hashable = None) -> list[T]:
-        """Items whose weights add up to at least `weight`, or what was left at the close; then ends as `get` does.
-
-        Consumers that gather batches at the same time are served one after the other, so that two of them never hold
-        half a batch each. A batch that misses its deadline goes back to the front of the channel.
-        """
-        if weight <= 0:
-            raise ValueError(f"channel '{self.name}': weight {weight} of a batch must be positive")
-        with self._lock:
-            stream = self._streams.get(key) or self._open(key)
-            stream.users += 1
-            try:
-                while stream.gathering:
-                    self._wait(
-                        stream.turn, lambda: stream.gathering, "consumer", "another batch is gathered first", timeout
-                    )
-                stream.gathering = True
-                try:
-                    taken = self._gather(stream, key, weight, timeout)
-                finally:
-                    stream.gathering = False
-                    stream.turn.notify()
-            finally:
-                stream.users -= 1
-                self._forget(key, stream)
-            if not taken:
-                raise self._end()
-            return [item for item, _ in taken]
 
     def __iter__(self) -> Iterator[T]:
         """Items without a key until the channel is closed and empty; raises the error it was closed with."""
         stream = self._streams[None]
         while True:
             with self._lock:
-                if not stream.items and not self._wait_for_items(stream, None, "", None):
+                if not stream.items and not self._wait_for_items(stream, None, None):
                     if self._error is not None:
                         raise self._error
                     return
-                ((item, _),) = self._take(stream, 1)
+                (item,) = self._take(stream, 1)
             yield item
 
     def close(self, error: BaseException | None = None) -> None:
@@ -176,7 +139,6 @@ class Channel(Generic[T]):
             self._room.notify_all()
             for stream in self._streams.values():
                 stream.ready.notify_all()
-                stream.turn.notify_all()
         self.check_integrity()
 
     @property
@@ -185,9 +147,7 @@ class Channel(Generic[T]):
 
     def stats(self) -> ChannelStats:
         with self._lock:
-            return ChannelStats(
-                self._puts, self._gets, self._depth, self._max_depth, self._producer_wait_s, self._consumer_wait_s
-            )
+            return ChannelStats(self._puts, self._gets, self._depth, self._max_depth, self._closed)
 
     def check_integrity(self) -> None:
         """Raises PlatformError unless every put was got once or is still there."""
@@ -201,13 +161,13 @@ class Channel(Generic[T]):
 
     # What follows runs with the lock held.
 
-    def _add(self, stream: _Stream[T], pairs: Sequence[tuple[T, float]]) -> None:
-        stream.items.extend(pairs)
-        self._depth += len(pairs)
-        self._puts += len(pairs)
+    def _add(self, stream: _Stream[T], items: Sequence[T]) -> None:
+        stream.items.extend(items)
+        self._depth += len(items)
+        self._puts += len(items)
         self._max_depth = max(self._max_depth, self._depth)
         if stream.users:
-            stream.ready.notify(len(pairs))
+            stream.ready.notify(len(items))
 
     def _open(self, key: Hashable) -> _Stream[T]:
         stream = self._streams[key] = _Stream(self._lock)
@@ -217,7 +177,7 @@ class Channel(Generic[T]):
         if key is not None and not stream.items and not stream.users:
             self._streams.pop(key, None)
 
-    def _take(self, stream: _Stream[T], max_items: int) -> list[tuple[T, float]]:
+    def _take(self, stream: _Stream[T], max_items: int) -> list[T]:
         items = stream.items
         if len(items) <= max_items:
             taken = list(items)
@@ -241,24 +201,6 @@ class Channel(Generic[T]):
         finally:
             stream.users -= 1
 
-    def _gather(self, stream: _Stream[T], key: Hashable, weight: float, timeout: float | None) -> list[tuple[T, float]]:
-        taken: list[tuple[T, float]] = []
-        gathered = 0.0
-        try:
-            while gathered < weight:
-                progress = f"gathered weight {gathered:g} of {weight:g}"
-                if not stream.items and not self._wait_for_items(stream, key, progress, timeout):
-                    break
-                taken += self._take(stream, 1)
-                gathered += taken[-1][1]
-        except BaseException:
-            stream.items.extendleft(reversed(taken))
-            self._depth += len(taken)
-            self._gets -= len(taken)
-            stream.ready.notify(len(taken))
-            raise
-        return taken
-
     def _end(self) -> BaseException:
         return self._error or ChannelClosed(f"get on channel '{self.name}', which is closed and empty")
 
@@ -275,10 +217,9 @@ class Channel(Generic[T]):
             reason = f" because of {type(self._error).__name__}: {self._error}" if self._error else ""
             raise ChannelClosed(f"put on channel '{self.name}', which is closed{reason}{detail}") from self._error
 
-    def _wait_for_items(self, stream: _Stream[T], key: Hashable, progress: str, timeout: float | None) -> bool:
+    def _wait_for_items(self, stream: _Stream[T], key: Hashable, timeout: float | None) -> bool:
         """False if the channel is closed and has no item of this key."""
-        if key is not None:
-            progress = f"none with key {key!r}" + (f", {progress}" if progress else "")
+        progress = "" if key is None else f"none with key {key!r}"
         stream.users += 1
         try:
             self._wait(stream.ready, lambda: not stream.items and not self._closed, "consumer", progress, timeout)
@@ -287,12 +228,7 @@ class Channel(Generic[T]):
         return bool(stream.items)
 
     def _wait(
-        self,
-        condition: threading.Condition,
-        blocked: Callable[[], bool],
-        role: str,
-        progress: str,
-        timeout: float | None,
+        self, ready: threading.Condition, blocked: Callable[[], bool], role: str, progress: str, timeout: float | None
     ) -> None:
         limit = self._deadline_s if timeout is None else timeout
         start = time.monotonic()
@@ -302,16 +238,12 @@ class Channel(Generic[T]):
                     remaining = start + limit - time.monotonic()
                     if remaining <= 0:
                         raise Deadline(self._deadline_message(role, limit, progress))
-                    condition.wait(remaining)
+                    ready.wait(remaining)
         except BaseException:
-            condition.notify()  # this waiter may have eaten a wake-up that another one needs
+            ready.notify()  # this thread may have consumed a wake-up that another one needs
             raise
         finally:
             recorder.add("wait", f"{self.name}: {'full' if role == 'producer' else 'empty'}", start)
-            if role == "producer":
-                self._producer_wait_s += time.monotonic() - start
-            else:
-                self._consumer_wait_s += time.monotonic() - start
 
     def _deadline_message(self, role: str, limit: float, progress: str) -> str:
         other, names = ("consumers", self.consumers) if role == "producer" else ("producers", self.producers)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from rl_platform.errors import ChannelClosed, PlatformError, WorkerDied, WorkerError
 from rl_platform.runtime.cpu import release_team
@@ -132,11 +132,11 @@ class RankThread:
         """Constructs the component in its own thread."""
         return self._enqueue("__init__", self._construct)
 
-    def submit(self, method: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Future[Any]:
+    def submit(self, method: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Future[object]:
         """Queues a call. Raises WorkerDied after `retire`."""
         return self._enqueue(method, partial(getattr(self._component, method), *args, **kwargs))
 
-    def run(self, name: str, function: Callable[[Any], T]) -> Future[T]:
+    def run(self, name: str, function: Callable[[object], T]) -> Future[T]:
         """Queues `function(component)` as a call of this name. Raises WorkerDied after `retire`."""
         return self._enqueue(name, lambda: function(self._component))
 
@@ -230,33 +230,24 @@ class RankThread:
             call.future.set_exception(failure)
 
 
-class HostRanks:
-    """The component ranks of one process, built in the order of `placed.members`; `shared` is theirs together."""
-
-    def __init__(
-        self,
-        placed: PlacedHost,
-        specs: Mapping[str, ComponentSpec],
-        world_sizes: Mapping[str, int],
-        seed: int,
-        on_failure: FailureHook,
-    ) -> None:
-        self.name = placed.name
-        self.shared: dict[str, object] = {}
-        self.ranks: dict[tuple[str, int], RankThread] = {}
-        names = tuple(dict.fromkeys(name for name, _ in placed.members))
-        for name, rank in placed.members:
-            context = ComponentContext(
-                name=name,
-                rank=rank,
-                world_size=world_sizes[name],
-                node=placed.node,
-                accelerators=tuple(placed.accelerators),
-                seed=seed,
-                neighbours=tuple(other for other in names if other != name),
-                shared=self.shared,
-            )
-            self.ranks[name, rank] = RankThread(placed.name, context, specs[name], on_failure)
+def start_ranks(
+    placed: PlacedHost,
+    specs: Mapping[str, ComponentSpec],
+    world_sizes: Mapping[str, int],
+    seed: int,
+    on_failure: FailureHook,
+) -> dict[tuple[str, int], RankThread]:
+    """The threads of a host's ranks, in the order of `placed.members`; their components share one dict."""
+    shared: dict[str, object] = {}
+    names = tuple(dict.fromkeys(name for name, _ in placed.members))
+    accelerators, ranks = tuple(placed.accelerators), {}
+    for name, rank in placed.members:
+        neighbours = tuple(other for other in names if other != name)
+        context = ComponentContext(
+            name, rank, world_sizes[name], placed.node, accelerators, seed, neighbours=neighbours, shared=shared
+        )
+        ranks[name, rank] = RankThread(placed.name, context, specs[name], on_failure)
+    return ranks
 
 
 def _typed(error: BaseException, label: str, method: str) -> PlatformError:

@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar
 
 from rl_platform.errors import ChannelClosed, Deadline, PlacementError, PlatformError, Problem
+from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.host import ComponentSpec, RankThread, label
 
+T = TypeVar("T")
 RUNNER = "runner"
 SHUTDOWN_S = 10.0
 INTERRUPTED_S = 3.0  # on Ctrl-C, where a person waits
@@ -89,6 +91,17 @@ class ShutsDown(Protocol):
             self.shutdown()
         else:
             stop_after(error, self.fail, self.shutdown)
+
+
+def close_channels(channels: Iterable[Channel[T]], error: PlatformError | None) -> list[PlatformError]:
+    """Closes all of them with `error`; returns what was wrong with them."""
+    failures: list[PlatformError] = []
+    for channel in channels:
+        try:
+            channel.close(error)
+        except PlatformError as failure:
+            failures.append(failure)
+    return failures
 
 
 def raise_first(failures: Sequence[PlatformError]) -> None:

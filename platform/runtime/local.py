@@ -15,20 +15,21 @@ from typing import Any
 from rl_platform.errors import PlatformError, WorkerDied
 from rl_platform.runtime import ComponentSpec, RuntimePlacement
 from rl_platform.runtime.channel import Channel
-from rl_platform.runtime.host import HostRanks, RankThread
+from rl_platform.runtime.host import RankThread, start_ranks
 from rl_platform.runtime.lifecycle import (
     RUNNER,
     SHUTDOWN_S,
     ShutsDown,
     check_components,
+    close_channels,
     labels_of,
     raise_first,
     stop_after,
     stop_ranks,
 )
 from rl_platform.runtime.waits import waiting_on
-from rl_platform.runtime.worker_group import Handle, WorkerGroup
-from rl_platform.tracing import Span
+from rl_platform.runtime.worker_group import Handle, WorkerGroup, worker_groups
+from rl_platform.tracing import TraceSpan
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class LocalRuntime(ShutsDown):
         self._seed = seed
         self._members = [member for host in placement.hosts for member in host.members]
         self._ranks: dict[tuple[str, int], RankThread] = {}
-        self._channels: dict[str, Channel[Any]] = {}
+        self._channels: dict[str, Channel[object]] = {}
         self._stopped = False
         self.restarts = 0
 
@@ -56,20 +57,14 @@ class LocalRuntime(ShutsDown):
         Raises PlacementError if `components` and the placement name different components, and what a constructor
         raised, typed as a call's error; whatever was started is closed then.
         """
-        self._check_startable(components)
+        if self._stopped or self._ranks:
+            raise RuntimeError("a runtime starts its components once: make a new one")
+        check_components({name for name, _ in self._members}, components)
         world_sizes = {name: self._placement.world_size(name) for name in components}
         try:
             for placed in self._placement.hosts:
-                self._ranks |= HostRanks(placed, components, world_sizes, self._seed, self._on_failure).ranks
-            groups = {
-                name: WorkerGroup(
-                    name,
-                    spec.cls,
-                    {rank: self._ranks[name, rank] for rank in range(world_sizes[name])},
-                    self._deadline_s,
-                )
-                for name, spec in components.items()
-            }
+                self._ranks |= start_ranks(placed, components, world_sizes, self._seed, self._on_failure)
+            groups = worker_groups(components, self._ranks, self._deadline_s)
             for (name, _), thread in self._ranks.items():
                 Handle(f"{name}.__init__", [thread], [thread.construct()], self._deadline_s).wait()
         except BaseException as error:
@@ -104,9 +99,9 @@ class LocalRuntime(ShutsDown):
 
     def fail(self, error: PlatformError) -> None:
         """Closes every channel with `error`, so that no rank waits for data that will not come."""
-        raise_first(_close_channels(list(self._channels.values()), error))
+        raise_first(close_channels(list(self._channels.values()), error))
 
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[TraceSpan]:
         """None: all threads record in this process."""
         return []
 
@@ -120,38 +115,20 @@ class LocalRuntime(ShutsDown):
         if self._stopped:
             return
         self._stopped = True
-        failures = _close_channels(list(self._channels.values()), None)
+        failures = close_channels(list(self._channels.values()), None)
         failures += stop_ranks(self._ranks.values(), timeout)
         for channel in self._channels.values():
             if depth := channel.stats().depth:
                 logger.warning("channel '%s' was shut down with %d items that nobody got", channel.name, depth)
         raise_first(failures)
 
-    def _check_startable(self, components: Mapping[str, ComponentSpec]) -> None:
-        if self._stopped or self._ranks:
-            raise RuntimeError("a runtime starts its components once: make a new one")
-        check_components({name for name, _ in self._members}, components)
-
     def _status(self, name: str) -> str:
         if name == RUNNER:
             waiting = waiting_on(threading.main_thread().ident)
             return f"waiting on {waiting}" if waiting else "busy"
-        for thread in list(self._ranks.values()):
-            if thread.label == name:
-                return thread.doing()
-        return "not started"
+        return next((rank.doing() for rank in list(self._ranks.values()) if rank.label == name), "not started")
 
     def _on_failure(self, name: str, error: PlatformError) -> None:
         channels = list(self._channels.values())
         theirs = [channel for channel in channels if name in channel.producers or name in channel.consumers]
-        raise_first(_close_channels(theirs, error))
-
-
-def _close_channels(channels: Iterable[Channel[Any]], error: PlatformError | None) -> list[PlatformError]:
-    failures: list[PlatformError] = []
-    for channel in channels:
-        try:
-            channel.close(error)
-        except PlatformError as failure:
-            failures.append(failure)
-    return failures
+        raise_first(close_channels(theirs, error))

@@ -17,7 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from rl_platform.errors import Deadline
 from rl_platform.runtime.cpu import release_team
-from rl_platform.runtime.host import Progress
+from rl_platform.runtime.host import ComponentSpec, Progress
 from rl_platform.runtime.waits import caller, clock_before
 
 R = TypeVar("R", covariant=True)
@@ -32,7 +32,7 @@ class Worker(Protocol):
     def label(self) -> str:
         """Its name in messages, `critic[2]`."""
 
-    def submit(self, method: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Future[Any]:
+    def submit(self, method: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Future[object]:
         """Starts a call after those submitted before. The future raises PlatformErrors only."""
 
     def doing(self) -> str:
@@ -181,6 +181,16 @@ class WorkerGroup:
         nearest = difflib.get_close_matches(method, methods, n=1)
         hint = f"did you mean '{nearest[0]}'?" if nearest else f"it has: {', '.join(methods)}"
         return f"component '{self.name}' ({self._cls.__name__}) has no method '{method}'; {hint}"
+
+
+def worker_groups(
+    components: Mapping[str, ComponentSpec], workers: Mapping[tuple[str, int], Worker], deadline_s: float
+) -> dict[str, WorkerGroup]:
+    """One group for each component; the keys of `workers` are (component, rank)."""
+    ranks: dict[str, dict[int, Worker]] = {name: {} for name in components}
+    for name, rank in sorted(workers):
+        ranks[name][rank] = workers[name, rank]
+    return {name: WorkerGroup(name, spec.cls, ranks[name], deadline_s) for name, spec in components.items()}
 
 
 def _public_methods(cls: type) -> list[str]:

@@ -20,9 +20,8 @@ import torch
 
 from rl_platform.checkpoint import verify
 from rl_platform.checkpoint import write as module
-from rl_platform.checkpoint.shards import Shards
 from rl_platform.checkpoint.verify import MANIFEST, Checkpoint
-from rl_platform.checkpoint.write import CheckpointStore, HashingWriter, Part
+from rl_platform.checkpoint.write import CheckpointStore, HashingWriter, Part, Shards
 from rl_platform.engines.training.sharded_state import ShardedTensor, state_bytes
 from rl_platform.engines.training.state_files import read_whole, write
 from rl_platform.errors import CheckpointError

@@ -6,10 +6,12 @@ import json
 import os
 import shutil
 import signal
+import string
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -27,7 +29,7 @@ from rl_platform.components.policy_rollout import Actions, Observations, PolicyR
 from rl_platform.components.reward import Reward
 from rl_platform.components.rollout import LanguageRollout
 from rl_platform.engines.training.state_files import read_whole
-from rl_platform.records import RolloutBatch, Weights, WeightsReceived
+from rl_platform.records import RolloutBatch, Trajectory, Weights, WeightsReceived
 from rl_platform.runners import embodied, reasoning
 from rl_platform.runtime.host import ComponentContext, Progress
 from rl_platform.runtime.ray.channel_proxy import ChannelProxy
@@ -48,7 +50,8 @@ RUN = [
     "data.max_response_length=6",
     "rollout.max_running_requests=1",  # one after the other: some are done, others have not begun
 ]
-APART = ["cluster.devices_per_node=4", "cluster.component_placement={'actor,critic': 0, rollout: 1-2, reward: 3}"]
+APART = ["cluster.devices_per_node=3", "cluster.component_placement={'actor,critic,reward': 0, rollout: 1-2}"]
+ALL_APART = ["cluster.devices_per_node=4", "cluster.component_placement={'actor,critic': 0, rollout: 1-2, reward: 3}"]
 TWO_LEARNERS = ["cluster.devices_per_node=2", "cluster.component_placement={'actor,critic,rollout,reward': 0-1}"]
 
 
@@ -84,36 +87,36 @@ def address() -> Iterator[str]:
 
 
 @pytest.fixture
-def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
-    """(weights version, prompt, sample) of every trajectory that is trained, in their order."""
-    found: list[tuple[int, int, int]] = []
-    original = reasoning.trajectory_metrics  # asked for once, of the whole batch
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[Trajectory]:
+    """Every trajectory that is trained on, in their order."""
+    found: list[Trajectory] = []
+    original = reasoning.trajectory_metrics  # called once, with the whole batch
 
     def noted(trajectories: Any) -> dict[str, float]:
-        found.extend((one.weights_version, one.prompt.index, one.sample) for one in trajectories)
+        found.extend(trajectories)
         return original(trajectories)
 
     monkeypatch.setattr(reasoning, "trajectory_metrics", noted)
     return found
 
 
+def names(trajectories: list[Trajectory]) -> list[tuple[int, int, int]]:
+    return [(one.weights_version, one.prompt.index, one.sample) for one in trajectories]
+
+
 Undisturbed = tuple[dict[str, Any], list[tuple[int, int, int]]]
-
-
-@pytest.fixture(scope="module")
-def kept() -> dict[str, Undisturbed]:
-    return {}
+undisturbed_runs: list[Undisturbed] = []
 
 
 @pytest.fixture
-def undisturbed(command, trained, kept: dict[str, Undisturbed]) -> Undisturbed:
-    """What a run in one process, in which nobody dies, learns and trains on."""
-    if not kept:
+def undisturbed(command, trained) -> Undisturbed:
+    """What a run in one process, in which no process dies, learns and trains on."""
+    if not undisturbed_runs:
         assert command(*RUN).code == 0
-        kept["local"] = learned(STEPS), list(trained)
+        undisturbed_runs.append((learned(STEPS), names(trained)))
     shutil.rmtree("out", ignore_errors=True)
     trained.clear()
-    return kept["local"]
+    return undisturbed_runs[0]
 
 
 def learned(step: int, *learners: str) -> dict[str, Any]:
@@ -175,7 +178,7 @@ def test_a_rollout_that_is_killed_while_it_generates(command, address, undisturb
     assert "2 restarts are left" in warning.getMessage()
     assert warning.created - kills[0] < NOTICED_S
     assert metrics("runtime/restarts") == [0, 1, 1]
-    assert (trained, metrics("perf/samples")) == (undisturbed[1], [8.0] * STEPS)
+    assert (names(trained), metrics("perf/samples")) == (undisturbed[1], [8.0] * STEPS)
     assert equal(learned(STEPS), undisturbed[0])
 
 
@@ -205,14 +208,18 @@ def die_once(mark: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def half_done(done: int, total: int) -> bool:
+    return done == total // 2
+
+
 @contextmanager
-def dying_halfway(progress: Progress, mark: str) -> Iterator[None]:
-    """The process is killed once, when the call that reports this progress is half done."""
+def dying_at(progress: Progress, due: Callable[[int, int], bool], mark: str) -> Iterator[None]:
+    """The process is killed once, when the progress of its call is `due`."""
     original = progress.update
 
     def update(done: int, total: int, unit: str) -> None:
         original(done, total, unit)
-        if done == total // 2:
+        if due(done, total):
             die_once(mark)
 
     progress.update = update  # type: ignore[method-assign]
@@ -227,7 +234,7 @@ class DiesInUpdate(LanguageActor):
 
     def update(self, batch: RolloutBatch, step: int) -> dict[str, float]:
         dies = (step, self.context.rank) == (1, 1)
-        with dying_halfway(self.context.progress, "killed") if dies else nullcontext():
+        with dying_at(self.context.progress, half_done, "killed") if dies else nullcontext():
             return super().update(batch, step)
 
 
@@ -273,8 +280,8 @@ def test_a_rollout_that_is_killed_with_half_of_the_weights(command, address, und
     assert ended.code == 0, ended.err
     assert Path("killed").exists()
     assert metrics("runtime/restarts") == [0, 0, 1]
-    assert {version for version, _, _ in trained} == {0, 1, 2}
-    assert trained == undisturbed[1]
+    assert {one.weights_version for one in trained} == {0, 1, 2}
+    assert names(trained) == undisturbed[1]
     assert equal(learned(STEPS), undisturbed[0])
 
 
@@ -312,7 +319,7 @@ class DiesWhileItSimulates(Environment):
         return super().finds_policy()
 
     def collect(self, step: int, *others: Any) -> Any:
-        with dying_halfway(self.context.progress, "env killed") if step == 2 else nullcontext():
+        with dying_at(self.context.progress, half_done, "env killed") if step == 2 else nullcontext():
             return super().collect(step, *others)
 
 
@@ -371,13 +378,46 @@ def test_a_rollout_and_a_reward_that_are_killed_while_the_run_starts(
         build(self, hosts)
 
     monkeypatch.setattr(RayRuntime, "_build", fatal)
-    ended = command(*RUN, *APART, f"cluster.address={address}")
+    ended = command(*RUN, *ALL_APART, f"cluster.address={address}")
     assert ended.code == 0, ended.err
     assert Path("killed").exists()
     assert Path("reward killed").exists()
     assert metrics("runtime/restarts") == [3, 3, 3]
-    assert trained == undisturbed[1]
+    assert names(trained) == undisturbed[1]
     assert equal(learned(STEPS), undisturbed[0])
+
+
+PARTIAL = [
+    f"rollout.stop={json.dumps(list(string.ascii_letters))}",  # so that lengths differ
+    "rollout.max_running_requests=3",
+    "rollout.partial_rollout={}",
+    "algorithm.rollout_is={}",
+]
+
+
+class DiesWhileItContinues(LanguageRollout):
+    """Rank 1 is killed once, in the third step, with some responses delivered and others in work."""
+
+    def generate_until(self, groups: Any, needed: int, sampling: Any, step: int, *others: Any) -> None:
+        dies = (step, self.context.rank) == (2, 1)
+        with dying_at(self.context.progress, lambda done, total: done == 2, "killed") if dies else nullcontext():
+            super().generate_until(groups, needed, sampling, step, *others)
+
+
+def test_a_rollout_that_is_killed_while_cut_responses_are_continued(command, address, trained, monkeypatch):
+    """No prompt is lost, and none is trained on twice."""
+    monkeypatch.setattr(reasoning, "LanguageRollout", DiesWhileItContinues)
+    ended = command(*RUN, *PARTIAL, *APART, f"cluster.address={address}", "runner.max_steps=4")
+    assert ended.code == 0, ended.err
+    assert Path("killed").exists()
+    assert metrics("runtime/restarts") == [0, 0, 1, 1]
+    assert metrics("perf/samples") == [8] * 4
+    assert metrics("partial_rollout/open_prompts")[-1] == 0
+    assert max(metrics("partial_rollout/continued_frac")) > 0
+    counts = Counter(one.prompt.index for one in trained)
+    assert set(counts.values()) == {1}
+    assert len(counts) == 4 * 8
+    assert all(one.complete and one.valid for one in trained)
 
 
 class DyingEnvironment(Environment):

@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from rl_platform.checkpoint.shards import Shards
 from rl_platform.checkpoint.verify import MANIFEST, Checkpoint, Written, seal
-from rl_platform.checkpoint.write import CheckpointStore
+from rl_platform.checkpoint.write import CheckpointStore, Shards
 from rl_platform.errors import CheckpointError
 
 

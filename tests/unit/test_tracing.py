@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rl_platform.runtime.channel import Channel
-from rl_platform.tracing import Recorder, Span, Timeline, recorder, trace_events
+from rl_platform.tracing import Recorder, Timeline, TraceSpan, recorder, trace_events
 
 
 @pytest.fixture(autouse=True)
@@ -63,9 +63,9 @@ def test_a_wait_on_a_channel_is_a_span_and_a_hand_over_without_a_wait_is_none() 
 
 def test_trace_events_name_hosts_and_lanes_once() -> None:
     spans = [
-        Span("h2", "rollout[0]", "call", "generate", began=101.0, seconds=0.5),
-        Span("run", "runner", "phase", "collect", began=100.0, seconds=2.0),
-        Span("h2", "rollout[0]", "wait", "prompts: empty", began=101.25, seconds=0.25),
+        TraceSpan("h2", "rollout[0]", "call", "generate", began=101.0, seconds=0.5),
+        TraceSpan("run", "runner", "phase", "collect", began=100.0, seconds=2.0),
+        TraceSpan("h2", "rollout[0]", "wait", "prompts: empty", began=101.25, seconds=0.25),
     ]
     content = trace_events(spans)
     events = json.loads(json.dumps(content))["traceEvents"]
@@ -96,17 +96,10 @@ def test_written_after_the_steps_asked_for_and_off_from_then_on(tmp_path: Path) 
     assert sorted(names) == ["start", "step 1", "step 2", "train 1", "train 2"]
 
 
-def test_a_run_that_ends_earlier_leaves_what_there_is(tmp_path: Path) -> None:
-    timeline = Timeline(tmp_path / "trace.json", steps=9)
+@pytest.mark.parametrize("steps", [9, 0])
+def test_a_run_that_ends_earlier_leaves_what_there_is_and_no_steps_leave_no_file(tmp_path: Path, steps: int) -> None:
+    timeline = Timeline(tmp_path / "trace.json", steps)
     timeline.start(None)
     timeline.step(1, {})
     timeline.close()
-    assert timeline.path.exists()
-
-
-def test_no_steps_no_file(tmp_path: Path) -> None:
-    timeline = Timeline(tmp_path / "trace.json", steps=0)
-    timeline.start(None)
-    timeline.step(1, {})
-    timeline.close()
-    assert not timeline.path.exists()
+    assert timeline.path.exists() == (steps > 0)

@@ -27,8 +27,9 @@ from rl_platform.placement.inventory import VISIBLE_DEVICES
 from rl_platform.runtime.host import PlacedHost
 from rl_platform.runtime.ray import reservation
 from rl_platform.runtime.ray.host_actor import HostActor
+from rl_platform.runtime.ray.serialization import Answer, unpack_error
 from rl_platform.runtime.ray.transport import RayTransport, typed
-from rl_platform.runtime.ray.worker_proxy import Send, answered
+from rl_platform.runtime.ray.worker_proxy import Send
 
 
 class RayActors:
@@ -111,17 +112,14 @@ class RayActors:
         if actor is None:
             future.set_exception(WorkerDied(f"the process of {host} was ended"))
         else:
-            self.transport.send(host, actor, method, arguments, partial(answered, future, partial(typed, host)))
+            self.transport.send(host, actor, method, arguments, partial(_answered, host, future))
         return future
 
     def _reserve(self, wanted: Sequence[reservation.NodeResources]) -> None:
         """Waits for the placement group: one that cannot be met would stay pending for ever."""
         assert self._group is not None
-        nodes = [
-            reservation.NodeResources(node["Resources"], node.get("Labels", {}))
-            for node in ray.nodes()
-            if node["Alive"]
-        ]
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        nodes = [reservation.NodeResources(node["Resources"], node.get("Labels", {})) for node in alive]
         if not reservation.fits(wanted, nodes):
             self.stop(0)
             raise reservation.too_large(wanted, nodes)
@@ -130,3 +128,15 @@ class RayActors:
             free = f"{ray.available_resources().get('GPU', 0):g} GPUs of the cluster are free"
             needed = f"the placement needs {reservation.listed(wanted)}"
             raise Deadline(f"{needed}, which others still hold after {self._patience:g} s: {free}")
+
+
+def _answered(host: str, future: Future[Any], done: Future[Answer]) -> None:
+    error = done.exception()
+    if error is not None:
+        future.set_exception(typed(host, error))
+        return
+    value, failure = done.result()
+    if failure is None:
+        future.set_result(value)
+    else:
+        future.set_exception(unpack_error(failure))

@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 
 from rl_platform.errors import Deadline, PlatformError, WorkerDied, WorkerError
 from rl_platform.runtime.channel import Channel, ChannelStats
+from rl_platform.runtime.lifecycle import close_channels
 from rl_platform.runtime.ray.payloads import Content, Payload, batch_contents, store_large, to_payload, unpack_items
 from rl_platform.runtime.ray.send_buffer import PutRequest, SendBuffer
 from rl_platform.runtime.ray.serialization import References, pack_error, unpack_error
@@ -72,14 +73,9 @@ class ChannelRegistry:
         """
         with self._lock:
             homes = [home for home in self._homes.values() if home.address.number < before]
-        failures: list[PlatformError] = []
-        for channel in homes:
-            if label is None or label in (*channel.producers, *channel.consumers):
-                try:
-                    channel.close(error)
-                except PlatformError as failure:
-                    failures.append(failure)
-        return failures
+        return close_channels(
+            (home for home in homes if label is None or label in (*home.producers, *home.consumers)), error
+        )
 
     def serve(self, address: ChannelAddress, operation: str, arguments: tuple[object, ...], producer: str) -> object:
         """A call of another process, in a thread that bears the caller's name while it waits."""
@@ -120,18 +116,7 @@ class ChannelRegistry:
         for send_buffer in send_buffers:
             send_buffer.flush(producer)
 
-    def contents(self, items: Iterable[object]) -> list[Content]:
-        """The serialised form of each item for its channel."""
-        return [to_payload(item, self.references).content for item in items]
-
-    def batch_contents(self, items: Sequence[object]) -> list[Content]:
-        """The serialised form of items for one consumer; items that are serialised already are passed on."""
-        return batch_contents(items, self.references)
-
-    def store_large(self, contents: Sequence[Content]) -> list[Content]:
-        return store_large(contents, self.transport)
-
-    def unpack_items(self, items: Sequence[object]) -> list[object]:
+    def unpacked(self, items: Sequence[object]) -> list[object]:
         return unpack_items(items, self.references, self.transport)
 
 
@@ -147,14 +132,11 @@ class ServedChannel(Channel[object]):
     def get_many(
         self, max_items: int, key: Hashable = None, timeout: float | None = None, linger: float = 0.0
     ) -> list[object]:
-        return self._registry.unpack_items(super().get_many(max_items, key, timeout, linger))
-
-    def get_batch(self, weight: float, timeout: float | None = None, key: Hashable = None) -> list[object]:
-        return self._registry.unpack_items(super().get_batch(weight, timeout, key))
+        return self._registry.unpacked(super().get_many(max_items, key, timeout, linger))
 
     def __iter__(self) -> Iterator[object]:
         for item in super().__iter__():
-            yield self._registry.unpack_items([item])[0]
+            yield self._registry.unpacked([item])[0]
 
     # For other processes: serialised items in and out.
 
@@ -165,9 +147,7 @@ class ServedChannel(Channel[object]):
         for put in puts:
             threading.current_thread().name = put.producer
             try:
-                self.put_many(
-                    [Payload(content) for content in put.contents], put.weight, put.key, 0.0 if late else put.timeout
-                )
+                self.put_many([Payload(content) for content in put.contents], put.key, 0.0 if late else put.timeout)
                 errors.append(None)
             except PlatformError as error:
                 late = late or isinstance(error, Deadline)
@@ -179,27 +159,22 @@ class ServedChannel(Channel[object]):
             fits = not self._closed and self._depth + sum(len(put.contents) for put in puts) <= self.capacity
             for put in puts if fits else ():
                 stream = self._streams.get(put.key) or self._open(put.key)
-                self._add(stream, [(Payload(content), put.weight) for content in put.contents])
+                self._add(stream, [Payload(content) for content in put.contents])
             return ([None] * len(puts), self.capacity - self._depth) if fits else None
 
     def get_at_once(self, max_items: int, key: Hashable, _: float | None, linger: float) -> list[Content] | None:
         with self._lock:
             stream = self._streams.get(key)
-            if stream is None or max_items < 1 or not stream.items or stream.gathering:
+            if stream is None or max_items < 1 or not stream.items or (linger and len(stream.items) < max_items):
                 return None
-            if linger > 0 and len(stream.items) < max_items:
-                return None
-            if not all(isinstance(item, Payload) for item, _ in itertools.islice(stream.items, max_items)):
+            if not all(isinstance(item, Payload) for item in itertools.islice(stream.items, max_items)):
                 return None
             taken = self._take(stream, max_items)
             self._forget(key, stream)
-        return self._registry.store_large([item.content for item, _ in taken])
+        return store_large([item.content for item in taken], self._registry.transport)
 
     def serve_get_many(self, max_items: int, key: Hashable, timeout: float | None, linger: float) -> list[Content]:
         return self._contents(super().get_many(max_items, key, timeout, linger))
-
-    def serve_get_batch(self, weight: float, timeout: float | None, key: Hashable) -> list[Content]:
-        return self._contents(super().get_batch(weight, timeout, key))
 
     def serve_next(self) -> list[Content]:
         """The next item without a key, or nothing at a clean end."""
@@ -210,18 +185,12 @@ class ServedChannel(Channel[object]):
     def serve_close(self, error: bytes | None) -> None:
         self.close(None if error is None else unpack_error(error))
 
-    def serve_closed(self) -> bool:
-        return self.closed
-
     def serve_stats(self) -> ChannelStats:
         return self.stats()
 
-    def serve_check_integrity(self) -> None:
-        self.check_integrity()
-
     def _contents(self, items: list[object]) -> list[Content]:
         try:
-            return self._registry.store_large(self._registry.batch_contents(items))
+            return store_large(batch_contents(items, self._registry.references), self._registry.transport)
         except Exception as error:  # they have left the queue and are lost
             lost = WorkerError(f"channel '{self.name}': an item cannot travel to another process: {error}")
             self.close(lost)
@@ -242,19 +211,15 @@ class ChannelProxy:
         self._closed = False
         self._send_buffer: SendBuffer | None = None
 
-    def put(self, item: object, weight: float = 1, key: Hashable = None, timeout: float | None = None) -> None:
-        self.put_many((item,), weight, key, timeout)
+    def put(self, item: object, key: Hashable = None, timeout: float | None = None) -> None:
+        self.put_many((item,), key, timeout)
 
-    def put_many(
-        self, items: Iterable[object], weight: float = 1, key: Hashable = None, timeout: float | None = None
-    ) -> None:
-        if weight < 0:
-            raise ValueError(f"channel '{self.name}': weight {weight} must not be negative")
-        contents = self._registry.contents(items)
+    def put_many(self, items: Iterable[object], key: Hashable = None, timeout: float | None = None) -> None:
+        contents = [to_payload(item, self._registry.references).content for item in items]
         if contents:
             self._send_buffer = self._send_buffer or self._registry.send_buffer(self)
             with waits_on(self.name):
-                self._send_buffer.put(PutRequest(contents, weight, key, timeout, caller()))
+                self._send_buffer.put(PutRequest(contents, key, timeout, caller()))
 
     def get(self, key: Hashable = None, timeout: float | None = None) -> Any:
         return self.get_many(1, key, timeout)[0]
@@ -263,9 +228,6 @@ class ChannelProxy:
         self, max_items: int, key: Hashable = None, timeout: float | None = None, linger: float = 0.0
     ) -> list[Any]:
         return self._opened(self._call_flushed("get_many", max_items, key, timeout, linger, timeout=timeout))
-
-    def get_batch(self, weight: float, timeout: float | None = None, key: Hashable = None) -> list[Any]:
-        return self._opened(self._call_flushed("get_batch", weight, timeout, key, timeout=timeout))
 
     def __iter__(self) -> Iterator[Any]:
         while items := self._opened(self._call_flushed("next")):
@@ -286,29 +248,26 @@ class ChannelProxy:
 
     @property
     def closed(self) -> bool:
-        self._closed = self._closed or bool(self._call_flushed("closed"))
+        self._closed = self._closed or self.stats().closed
         return self._closed
 
     def stats(self) -> ChannelStats:
         stats: ChannelStats = self._call_flushed("stats")
         return stats
 
-    def check_integrity(self) -> None:
-        self._call_flushed("check_integrity")
-
     def _opened(self, contents: Sequence[Content]) -> list[Any]:
-        return list(self._registry.unpack_items([Payload(content) for content in contents]))
+        return list(self._registry.unpacked([Payload(content) for content in contents]))
 
     def send(self, puts: Sequence[PutRequest]) -> tuple[Sequence[bytes | None], int]:
         limit = max(self.address.deadline_s if put.timeout is None else put.timeout for put in puts)
-        contents = iter(self._registry.store_large([content for put in puts for content in put.contents]))
+        contents = iter(store_large([content for put in puts for content in put.contents], self._registry.transport))
         sent = [replace(put, contents=list(itertools.islice(contents, len(put.contents)))) for put in puts]
         answer: tuple[Sequence[bytes | None], int] = self._call("put", sent, timeout=limit)
         return answer
 
     def _call_flushed(self, operation: str, *arguments: object, timeout: float | None = None) -> Any:
         """Calls after earlier puts have arrived: those of this thread for a get, else of the whole process."""
-        self._flush(caller() if operation in ("get_many", "get_batch", "next") else "")
+        self._flush(caller() if operation in ("get_many", "next") else "")
         return self._call(operation, *arguments, timeout=timeout)
 
     def _flush(self, producer: str = "") -> None:

@@ -6,7 +6,7 @@ import hashlib
 import importlib.util
 import platform
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 
 from rl_platform import errors
@@ -19,8 +19,8 @@ def code_fingerprint() -> str:
     for path in _modules():
         digest.update(f"{path.parent.name}/{path.name}\n".encode())
         digest.update(path.read_bytes())
-    parts = [f"rl-platform {_version('rl-platform')} ({digest.hexdigest()[:12]})"]
-    parts += [f"{name} {_version(name)}" for name in ("torch", "numpy", "ray")]
+    parts = [f"rl-platform {version('rl-platform')} ({digest.hexdigest()[:12]})"]
+    parts += [f"{name} {version(name)}" for name in ("torch", "numpy", "ray")]
     return ", ".join([*parts, f"Python {platform.python_version()}"])
 
 
@@ -31,10 +31,3 @@ def _modules() -> list[Path]:
     specs = [importlib.util.find_spec(f"rl_platform.{area}") for area in sorted(areas)]
     folders = [Path(spec.origin).parent for spec in specs if spec is not None and spec.origin is not None]
     return [*sorted(own.glob("*.py")), *(path for folder in folders for path in sorted(folder.rglob("*.py")))]
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"

@@ -1,37 +1,52 @@
-"""The Ray actor of one host: passes calls on to `HostProcess` and answers when they are done."""
+"""The Ray actor of one host: its ranks, the channels that live in its process, the weights it published.
+
+Calls of a rank run in the order of their numbers, whatever order they arrive in. Channels and published weights are
+sent by reference.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from typing import Any, TypeVar
 
 import ray
 
 from rl_platform.errors import PlatformError, WorkerDied
+from rl_platform.garbage import collect_as_usual
 from rl_platform.placement.inventory import VISIBLE_DEVICES
-from rl_platform.runtime.lifecycle import RUNNER
+from rl_platform.runtime.host import RankThread, start_ranks
+from rl_platform.runtime.lifecycle import RUNNER, raise_first, stop_ranks
 from rl_platform.runtime.process_group import Rendezvous, join_group, leave_group
 from rl_platform.runtime.ray import reservation
-from rl_platform.runtime.ray.channel_proxy import ChannelAddress, ChannelRegistry
 from rl_platform.runtime.ray.fingerprint import code_fingerprint
-from rl_platform.runtime.ray.host_process import HostProcess, ProcessInfo, Record, prepare_process
+from rl_platform.runtime.ray.host_process import (
+    CallResult,
+    Member,
+    NamedReferences,
+    ProcessInfo,
+    Record,
+    prepare_process,
+)
 from rl_platform.runtime.ray.loss_watch import watch_head
-from rl_platform.runtime.ray.serialization import NO_REFERENCES, Answer, Packed, pack_error, unpack, unpack_error
+from rl_platform.runtime.ray.serialization import NO_REFERENCES, Answer, Packed, pack, pack_error, unpack, unpack_error
 from rl_platform.runtime.ray.transport import RayTransport
 from rl_platform.runtime.waits import waiting_on
 from rl_platform.runtime.weights.base import WeightsToken
 from rl_platform.tracing import recorder
 
+T = TypeVar("T")
 PULSE_S = 0.5
 WAITING_CALLS = 512  # threads, made as needed, of calls that wait in one process for a channel
 
 
 class HostActor:
-    """The process of one host: passes calls on to `HostProcess` and answers when they are done."""
+    """The process of one host. Its methods answer with a value or a packed error."""
 
     def __init__(
         self, name: str, namespace: str, environment: Mapping[str, str], threads: int, paths: Sequence[str], trace: bool
@@ -41,7 +56,11 @@ class HostActor:
         self._transport = RayTransport(namespace)
         self._waiting = ThreadPoolExecutor(WAITING_CALLS, thread_name_prefix="call")
         self._listener = self._transport.listen(name, self._take)
-        self._process: HostProcess
+        self._names: NamedReferences
+        self._ranks: dict[Member, RankThread] = {}
+        self._order = threading.Lock()
+        self._next: dict[Member, int] = defaultdict(int)
+        self._early: dict[Member, dict[int, Callable[[], None]]] = defaultdict(dict)
         self._rendezvous: Rendezvous | None = None
 
     async def ping(self) -> None:
@@ -67,8 +86,10 @@ class HostActor:
         def build() -> None:
             self._homes = homes
             _, kwargs = unpack(packed, NO_REFERENCES, copy=True)
-            transport, components = self._transport, kwargs["components"]
-            self._process = HostProcess(seat, components, world_sizes, seed, transport, self._remote_status)
+            components = kwargs["components"]
+            receives = any(hasattr(components[component].cls, "receive") for component, _ in seat.members)
+            self._names = NamedReferences(seat.name, self._transport, self._status, receives)
+            self._ranks = start_ranks(seat, components, world_sizes, seed, self._on_failure)
 
         return await self._answer(build)
 
@@ -83,13 +104,17 @@ class HostActor:
         return await self._answer(partial(join_group, self._rendezvous or rendezvous, rank, size, timeout_s, cuda))
 
     async def construct(self) -> Answer:
-        return await self._answer(self._process.construct)
+        """All components, one after the other in the placement's order: the end of this process's start."""
 
-    async def call(self, member: tuple[str, int], number: int, method: str, arguments: Packed) -> Answer:
-        return await asyncio.wrap_future(self._take("call", member, number, method, arguments))
+        def construct() -> None:
+            for rank in self._ranks.values():
+                rank.construct().result()
+            collect_as_usual()
 
-    async def channel(self, address: ChannelAddress, operation: str, arguments: tuple[object, ...], who: str) -> Answer:
-        return await asyncio.wrap_future(self._take("channel", address, operation, arguments, who))
+        return await self._answer(construct)
+
+    async def take(self, method: str, *arguments: object) -> Answer:
+        return await asyncio.wrap_future(self._take(method, *arguments))
 
     async def fetch(self, number: int | None) -> Answer:
         """The answer to a call that came through a socket."""
@@ -97,64 +122,103 @@ class HostActor:
         return self._listener.fetch(number) or lost
 
     async def fail(self, label: str | None, error: bytes, *before: int) -> Answer:
-        if not hasattr(self, "_process"):
+        if not self._ranks:
             return [], None
-        return await self._answer(lambda: self._registry.fail(label, unpack_error(error), *before))
-
-    async def export(self, token: WeightsToken, *how: object) -> Answer:
-        return await asyncio.wrap_future(self._take("export", token, *how))
+        return await self._answer(lambda: self._names.registry.fail(label, unpack_error(error), *before))
 
     async def rehome(self, homes: Mapping[str, str]) -> Answer:
         self._homes = homes
         return None, None
 
     async def doing(self, name: str) -> Answer:
-        return self._process.status(name), None
+        return self._status(name), None
 
     async def spans(self) -> Answer:
         recorder.on = False
         return recorder.drain(), None
 
     async def pulse(self) -> Answer:
+        """The state of each rank, and the records of the log since the last call."""
         await asyncio.sleep(PULSE_S)
-        return (self._process.pulse(), self._fetched()), None
+        states = {rank.label: (rank.doing(), rank.progress()) for rank in self._ranks.values()}
+        return (states, self._fetched()), None
 
     async def shutdown(self, timeout: float) -> Answer:
         def shutdown() -> tuple[list[bytes], list[Record]]:
-            failures = self._process.shutdown(timeout) if hasattr(self, "_process") else []
+            failures = self._names.registry.fail(None, None) if self._ranks else []
+            failures += stop_ranks(self._ranks.values(), timeout)
             leave_group()
             return [pack_error(failure) for failure in failures], self._fetched()
 
         return await self._answer(shutdown)
 
-    @property
-    def _registry(self) -> ChannelRegistry:
-        return self._process.names.registry
-
-    def _take(self, method: str, *arguments: object) -> Future[Answer]:
-        """One of the frequent calls, whichever way it came."""
+    def _take(self, method: str, *arguments: Any) -> Future[Answer]:
+        """A frequent call, through a socket or through Ray. The future never raises."""
         if method == "call":
-            return self._process.call(*arguments)
+            return self._call(*arguments)
         if method == "export":
-            return self._waiting.submit(_answer_of, partial(self._process.export, *arguments))
+            return self._waiting.submit(_answer_of, partial(self._export, *arguments))
         address, operation, given, who = arguments
         done: Future[Answer] = Future()
         try:
-            at_once = self._registry.serve_at_once(address, operation, given)
+            at_once = self._names.registry.serve_at_once(address, operation, given)
         except PlatformError as error:
             done.set_result((None, pack_error(error)))
             return done
         if at_once is None:
-            return self._waiting.submit(_answer_of, partial(self._registry.serve, address, operation, given, who))
+            return self._waiting.submit(_answer_of, partial(self._names.registry.serve, address, operation, given, who))
         done.set_result((at_once, None))
         return done
+
+    def _call(self, member: Member, number: int, method: str, arguments: Packed) -> Future[Answer]:
+        """Queues call `number` (from 0) of a rank."""
+        answer: Future[Answer] = Future()
+        with self._order:
+            early = self._early[member]
+            early[number] = partial(self._start, self._ranks[member], method, arguments, answer)
+            while (run := early.pop(self._next[member], None)) is not None:
+                self._next[member] += 1
+                run()
+        return answer
+
+    def _start(self, rank: RankThread, method: str, arguments: Packed, answer: Future[Answer]) -> None:
+        def run(component: object) -> Packed:
+            args, kwargs = unpack(arguments, self._names, copy=True)
+            result = getattr(component, method)(*args, **kwargs)
+            self._names.registry.flush(rank.label)  # before the caller learns that the items are there
+            return pack(result, self._names)
+
+        def finish(done: Future[Packed]) -> None:
+            error = done.exception()
+            packed = None if error is not None else done.result()
+            answer.set_result((CallResult(packed, None if error is None else pack_error(error), rank.timings()), None))
+
+        try:
+            rank.run(method, run).add_done_callback(finish)
+        except WorkerDied as error:
+            answer.set_result((CallResult(None, pack_error(error), rank.timings()), None))
+
+    def _export(self, token: WeightsToken, transfer: str, request: object) -> object:
+        """Weights that a rank of this process published, see `Publications.export`."""
+
+        def run_in_turn(label: str, function: Callable[[], T]) -> Future[T]:
+            rank = next(rank for rank in self._ranks.values() if rank.label == label)
+            return rank.run("send weights", lambda _: function())
+
+        return self._names.weights.export(token, transfer, request, run_in_turn)
+
+    def _on_failure(self, name: str, error: PlatformError) -> None:
+        raise_first(self._names.registry.fail(name, error))
 
     async def _answer(self, function: Callable[[], object]) -> Answer:
         """Runs in a thread, as it may wait."""
         return await asyncio.get_running_loop().run_in_executor(self._waiting, _answer_of, function)
 
-    def _remote_status(self, name: str) -> str:
-        """For the message of a missed deadline: what the runner or a rank of another host does."""
+    def _status(self, name: str) -> str:
+        """For the message of a missed deadline: the state of the runner, or of a rank in this or another process."""
+        for rank in list(self._ranks.values()):
+            if rank.label == name:
+                return rank.doing()
         if name == RUNNER:  # it waits here in a thread that bears its name
             waiting = [waiting_on(thread.ident) for thread in threading.enumerate() if thread.name == RUNNER]
             return f"waiting on {waiting[0]}" if any(waiting) else "busy"

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from types import FrameType
-from typing import Any
 
 import ray
 
@@ -32,27 +31,21 @@ class RayLostInterrupt(KeyboardInterrupt):
     """Ends whatever the main thread waits for, as Ctrl-C does."""
 
 
-class RayWatch:
+def watch(addresses: Mapping[str, str], patience_s: float, lost: Callable[[str], None], over: threading.Event) -> None:
     """Calls `lost(reason)` in a thread of its own, once, if one of `addresses` (by name) does not answer for
-    `patience_s` seconds."""
+    `patience_s` seconds; ends when `over` is set."""
 
-    def __init__(self, addresses: Mapping[str, str], patience_s: float, lost: Callable[[str], None]) -> None:
-        self._addresses, self._patience_s, self._lost = addresses, patience_s, lost
-        self._stopped = threading.Event()
-        threading.Thread(target=self._look, name="ray watch", daemon=True).start()
-
-    def stop(self) -> None:
-        self._stopped.set()
-
-    def _look(self) -> None:
-        answered = dict.fromkeys(self._addresses, time.monotonic())
-        while not self._stopped.wait(LOOK_S):
-            for name, address in self._addresses.items():
+    def look() -> None:
+        answered = dict.fromkeys(addresses, time.monotonic())
+        while not over.wait(LOOK_S):
+            for name, address in addresses.items():
                 if answers(address, CONNECT_S):
                     answered[name] = time.monotonic()
-                elif time.monotonic() - answered[name] > self._patience_s:
-                    self._lost(f"{name} at {address} is gone: it has not answered for {self._patience_s:g} s")
+                elif time.monotonic() - answered[name] > patience_s:
+                    lost(f"{name} at {address} is gone: it has not answered for {patience_s:g} s")
                     return
+
+    threading.Thread(target=look, name="ray watch", daemon=True).start()
 
 
 class LauncherWatch:
@@ -64,10 +57,9 @@ class LauncherWatch:
         self._main = threading.current_thread() is threading.main_thread()
         if self._main:
             signal.signal(signal.SIGUSR1, self._interrupt)  # stays: a late signal must not end the process
-        self._watch = RayWatch(launcher_addresses(), LOST_S, self._end)
+        watch(launcher_addresses(), LOST_S, self._end, self._over)
 
     def stop(self) -> None:
-        self._watch.stop()
         self._over.set()
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
@@ -90,13 +82,14 @@ class LauncherWatch:
 
 def watch_head() -> None:
     """Ends this process, which a Ray that has no head any more would keep for a minute."""
-    RayWatch({"Ray's head": ray.get_runtime_context().gcs_address}, HOST_LOST_S, lambda reason: os._exit(1))
+    head = {"Ray's head": ray.get_runtime_context().gcs_address}
+    watch(head, HOST_LOST_S, lambda reason: os._exit(1), threading.Event())
 
 
 def launcher_addresses() -> dict[str, str]:
     """Of the processes without which the launcher cannot go on."""
     context = ray.get_runtime_context()
-    node: dict[str, Any] = next(node for node in ray.nodes() if node["NodeID"] == context.get_node_id())
+    node = next(node for node in ray.nodes() if node["NodeID"] == context.get_node_id())
     raylet = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
     return {"Ray's head": context.gcs_address, "Ray's raylet": raylet}
 

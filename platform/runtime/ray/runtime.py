@@ -47,8 +47,8 @@ from rl_platform.runtime.ray.worker_proxy import (
     relay,
 )
 from rl_platform.runtime.waits import waiting_on
-from rl_platform.runtime.worker_group import WorkerGroup
-from rl_platform.tracing import Span
+from rl_platform.runtime.worker_group import WorkerGroup, worker_groups
+from rl_platform.tracing import TraceSpan
 
 START_S = 300.0  # for a process to come up and import its libraries
 NOTICE_S = 3.0  # for processes to hear that the run failed
@@ -76,7 +76,7 @@ class RayRuntime(ShutsDown):
         self._channels: dict[str, ChannelProxy] = {}
         self._hosts: dict[str, HostProxy] = {}
         self._workers: dict[Member, WorkerProxy] = {}
-        self._notices: list[Future[Any]] = []
+        self._notices: list[Future[object]] = []
         self._restarts = Restarts(restarts)
         self._started = self._stopped = False
         self._watch = LauncherWatch()
@@ -106,21 +106,13 @@ class RayRuntime(ShutsDown):
             self._greet(self._hosts)
             self._build(self._hosts.values())
             self._form_groups()
-            self._all("construct", dict.fromkeys(self._hosts, ()), START_S)
+            self._all("construct", dict.fromkeys(self._hosts, ()))
             self._watch_over(self._hosts.values())
             self._start_again()
         except BaseException as error:
             stop_after(error, self.fail, self.shutdown)
             raise
-        return {
-            name: WorkerGroup(
-                name,
-                spec.cls,
-                {rank: self._workers[name, rank] for rank in range(self._placement.world_size(name))},
-                self._deadline_s,
-            )
-            for name, spec in components.items()
-        }
+        return worker_groups(components, self._workers, self._deadline_s)
 
     def channel(
         self, name: str, capacity: int, producers: Iterable[str] = (), consumers: Iterable[str] = ()
@@ -198,7 +190,7 @@ class RayRuntime(ShutsDown):
         try:
             self._greet([host.name])
             self._build([host])
-            self._all("construct", {host.name: ()}, START_S)
+            self._all("construct", {host.name: ()})
         except WorkerDied as error:
             host.died(error)
         self._watch_over([host])
@@ -208,7 +200,7 @@ class RayRuntime(ShutsDown):
             if host.death is None:
                 host.watch()
 
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[TraceSpan]:
         """What the hosts recorded for the timeline; they record no more then."""
         alive = [] if self._stopped else [host for host in self._hosts.values() if host.death is None]
         return [span for recorded in _answers([host.send("spans") for host in alive], NOTICE_S) for span in recorded]
@@ -246,7 +238,7 @@ class RayRuntime(ShutsDown):
         try:
             pending = {host: host.send("shutdown", timeout) for host in hosts}
             for errors, records in _answers(list(pending.values()), 2 * timeout + NOTICE_S):
-                failures += [failure for data in errors for failure in _platform_errors(unpack_error(data))]
+                failures += [error for error in map(unpack_error, errors) if isinstance(error, PlatformError)]
                 relay(records)
             late = [name for host, answer in pending.items() if not answer.done() for name in host.labels]
             failures += [Deadline(f"{name} did not stop in time; its process was ended") for name in late]
@@ -255,7 +247,7 @@ class RayRuntime(ShutsDown):
         raise_first(failures)
 
     def _greet(self, hosts: Iterable[str]) -> None:
-        greetings: dict[str, ProcessInfo] = self._all("greet", dict.fromkeys(hosts, ()), START_S)
+        greetings: dict[str, ProcessInfo] = self._all("greet", dict.fromkeys(hosts, ()))
         for name, info in greetings.items():
             self._hosts[name].pid = info.pid
         own = code_fingerprint()
@@ -270,9 +262,8 @@ class RayRuntime(ShutsDown):
     def _build(self, hosts: Iterable[HostProxy]) -> None:
         world_sizes = {name: self._placement.world_size(name) for name, _ in self._members}
         given = self._packed, world_sizes, self._seed, self._homes()
-        self._all(
-            "build", {host.name: (replace(HostView.of(host.placed), name=host.name), *given) for host in hosts}, START_S
-        )
+        seats = {host.name: replace(HostView.of(host.placed), name=host.name) for host in hosts}
+        self._all("build", {name: (seat, *given) for name, seat in seats.items()})
 
     def _homes(self) -> dict[str, str]:
         """The process of every rank."""
@@ -286,27 +277,20 @@ class RayRuntime(ShutsDown):
             if set(names) & set(LEARNERS):
                 groups.setdefault(names, []).append(placed)
         for hosts in groups.values():
-            if len(hosts) > 1:
-                self._form_group(hosts)
+            first, size, cuda = hosts[0].name, len(hosts), bool(hosts[0].accelerators)
+            if size > 1:
+                rendezvous = self._all("open_group", {first: (size,)})[first]
+                given = size, self._deadline_s, cuda
+                self._all("join", {placed.name: (rendezvous, rank, *given) for rank, placed in enumerate(hosts)})
 
-    def _form_group(self, hosts: Sequence[PlacedHost]) -> None:
-        first, size = hosts[0].name, len(hosts)
-        rendezvous = self._all("open_group", {first: (size,)}, START_S)[first]
-        cuda = bool(hosts[0].accelerators)
-        self._all(
-            "join",
-            {placed.name: (rendezvous, rank, size, self._deadline_s, cuda) for rank, placed in enumerate(hosts)},
-            START_S,
-        )
-
-    def _all(self, method: str, arguments: Mapping[str, tuple[object, ...]], timeout: float) -> dict[str, Any]:
+    def _all(self, method: str, arguments: Mapping[str, tuple[object, ...]]) -> dict[str, Any]:
         """The answers of these hosts by name, except those that died and may be started again.
 
         Raises the first error of the others, or Deadline naming those without an answer.
         """
         alive = {name: values for name, values in arguments.items() if self._hosts[name].death is None}
         pending = {name: self._hosts[name].send(method, *values) for name, values in alive.items()}
-        until = time.monotonic() + timeout
+        until = time.monotonic() + START_S
         while pending:
             left = max(0.0, until - time.monotonic())
             concurrent.futures.wait(pending.values(), left, concurrent.futures.FIRST_EXCEPTION)
@@ -321,7 +305,7 @@ class RayRuntime(ShutsDown):
                 break
         late = [name for name, future in pending.items() if not future.done()]
         if late:
-            raise Deadline(f"{', '.join(late)} did not answer to {method} within {timeout:g} s")
+            raise Deadline(f"{', '.join(late)} did not answer to {method} within {START_S:g} s")
         return {name: future.result() for name, future in pending.items()}
 
     def _home(self, *sides: Sequence[str]) -> str:
@@ -345,9 +329,8 @@ class RayRuntime(ShutsDown):
                 self._notices.append(host.send("fail", name, data, number))
 
     def _on_death(self, host: HostProxy, error: WorkerDied) -> None:
-        for name in (
-            host.labels if self._restarts.possible(host) else [None]
-        ):  # None: the run ends, all channels are closed
+        # None: the run ends, and all channels are closed
+        for name in host.labels if self._restarts.possible(host) else [None]:
             self._on_failure(name, error)
 
     def _peers_of(self, component: str) -> Callable[[float], WorkerDied | None]:
@@ -367,14 +350,9 @@ class RayRuntime(ShutsDown):
 
 def _answers(pending: Sequence[Future[Any]], timeout: float) -> list[Any]:
     """The answers that arrived in time; dead processes are left out."""
-    until = time.monotonic() + timeout
-    concurrent.futures.wait(pending, max(0.0, until - time.monotonic()))
+    concurrent.futures.wait(pending, timeout)
     done = [future for future in pending if future.done()]
     for future in done:
         if (error := future.exception()) is not None and not isinstance(error, WorkerDied):
             raise error
     return [future.result() for future in done if future.exception() is None]
-
-
-def _platform_errors(error: BaseException) -> list[PlatformError]:
-    return [error] if isinstance(error, PlatformError) else []

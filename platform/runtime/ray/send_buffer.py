@@ -25,10 +25,9 @@ IDLE_S = 1.0
 
 @dataclass(frozen=True)
 class PutRequest:
-    """Serialised items of one weight and key; `producer` waits at most `timeout` seconds for room."""
+    """Serialised items of one key; `producer` waits at most `timeout` seconds for room."""
 
     contents: Sequence[Content]
-    weight: float
     key: Hashable
     timeout: float | None
     producer: str

@@ -78,7 +78,7 @@ def pack(value: object, references: References) -> Packed:
         return False
 
     stream = io.BytesIO()
-    _Pickler(stream, references, place).dump(value)
+    _MessagePickler(stream, references, place).dump(value)
     return Packed(stream.getvalue(), buffers)
 
 
@@ -126,7 +126,7 @@ def value_of(answer: Answer) -> Any:
     return value
 
 
-class _Pickler(cloudpickle.Pickler):
+class _MessagePickler(cloudpickle.Pickler):
     def __init__(
         self, stream: io.BytesIO, references: References, place: Callable[[pickle.PickleBuffer], bool]
     ) -> None:

@@ -22,7 +22,7 @@ from rl_platform.runtime.ray.unix_socket import FetchThroughRay, SocketAnswer, S
 
 T = TypeVar("T")
 GRACE_S = 10.0  # how long a busy process may take to answer that it is alive
-FREQUENT = frozenset({"call", "channel", "export"})  # methods of an actor that `HostActor._take` handles
+FREQUENT = frozenset({"call", "channel", "export"})  # handled by `HostActor.take`
 
 
 class RayTransport:
@@ -49,7 +49,7 @@ class RayTransport:
         """Does not wait. `then` gets the answer; the future raises what Ray does."""
         sent = self._call_over_socket(host, method, arguments)
         if sent is None:
-            getattr(actor, method).remote(*arguments).future().add_done_callback(then)
+            _call_through_ray(actor, method, arguments).future().add_done_callback(then)
         else:
             sent.add_done_callback(partial(self._arrived, actor, then))
 
@@ -64,7 +64,7 @@ class RayTransport:
                 if not isinstance(answer, FetchThroughRay):
                     return value_of(answer)
                 method, arguments = "fetch", (answer.number,)
-            reference = getattr(actor, method).remote(*arguments)
+            reference = _call_through_ray(actor, method, arguments)
             return value_of(self._wait(actor, host, lambda timeout: ray.get(reference, timeout=timeout), limit))
         except (RayActorError, ValueError) as error:
             if isinstance(error, ValueError) and not str(error).startswith("Failed to look up actor"):
@@ -118,6 +118,12 @@ class RayTransport:
                     ray.get(actor.ping.remote(), timeout=GRACE_S)
                 except TimeoutError:
                     raise Deadline(f"the process of {host} has not answered for {limit + 2 * GRACE_S:g} s") from None
+
+
+def _call_through_ray(actor: ActorHandle, method: str, arguments: tuple[object, ...]) -> ray.ObjectRef:
+    if method in FREQUENT:
+        return actor.take.remote(method, *arguments)
+    return getattr(actor, method).remote(*arguments)
 
 
 def typed(host: str, error: BaseException) -> PlatformError:

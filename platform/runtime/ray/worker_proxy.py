@@ -14,10 +14,11 @@ from typing import Any
 
 from rl_platform.errors import PlatformError, WorkerDied, WorkerError
 from rl_platform.runtime.host import FailureHook, PlacedHost, Progress, label
-from rl_platform.runtime.ray.host_process import CallResult, NamedReferences, Record
-from rl_platform.runtime.ray.serialization import SHARED, Answer, pack, unpack, unpack_error
+from rl_platform.runtime.ray.host_process import CallResult, NamedReferences, RankState, Record
+from rl_platform.runtime.ray.serialization import SHARED, pack, unpack, unpack_error
 
 Send = Callable[..., "Future[Any]"]
+IDLE = "idle", Progress()
 DEATH_NOTICE_S = 5.0  # how long after a rank's own error the death of another process may become known
 
 
@@ -34,14 +35,14 @@ class HostProxy:
         self.pid = 0
         self.stopping = False
         self._on_death = on_death
-        self._states: dict[str, tuple[str, tuple[int, int, str]]] = {}
+        self._states: dict[str, RankState] = {}
 
     def watch(self) -> None:
         """Requests the state of the ranks again and again until the process ends."""
         if not self.stopping:
             self.send("pulse").add_done_callback(self._on_pulse)
 
-    def _on_pulse(self, answer: Future[Any]) -> None:
+    def _on_pulse(self, answer: Future[tuple[dict[str, RankState], list[Record]]]) -> None:
         error = answer.exception()
         if error is not None:
             self.died(error)
@@ -57,10 +58,10 @@ class HostProxy:
             self._on_death(self, self.death)
 
     def doing(self, name: str) -> str:
-        return "dead" if self.death is not None else self._states.get(name, ("idle", (0, 0, "")))[0]
+        return "dead" if self.death is not None else self._states.get(name, IDLE)[0]
 
     def progress(self, name: str) -> Progress:
-        return Progress(*self._states.get(name, ("", (0, 0, "")))[1])
+        return self._states.get(name, IDLE)[1]
 
 
 class WorkerProxy:
@@ -83,10 +84,10 @@ class WorkerProxy:
         self._timings: dict[str, tuple[int, float]] = {}
         self._latest = -1  # number of the latest result: results may overtake each other
 
-    def submit(self, method: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Future[Any]:
+    def submit(self, method: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Future[object]:
         """Raises what pickling raises for arguments that cannot travel."""
         arguments = self._packed(args, kwargs)
-        future: Future[Any] = Future()
+        future: Future[object] = Future()
         with self._order:
             host = self._host
             if host.death is not None:
@@ -112,7 +113,7 @@ class WorkerProxy:
     def progress(self) -> Progress:
         return self._host.progress(self.label)
 
-    def _finish(self, host: HostProxy, number: int, done: Future[CallResult], future: Future[Any]) -> None:
+    def _finish(self, host: HostProxy, number: int, done: Future[CallResult], future: Future[object]) -> None:
         try:
             error = done.exception()
             if error is not None:
@@ -131,7 +132,7 @@ class WorkerProxy:
         except BaseException as error:  # the caller would wait for ever
             self._fail(WorkerError(f"the result of {self.label} cannot be read: {error}"), future)
 
-    def _fail_or_lost(self, error: BaseException, future: Future[Any]) -> None:
+    def _fail_or_lost(self, error: BaseException, future: Future[object]) -> None:
         """A rank whose partner in a collective died fails too, often first; then the death is reported."""
         if not isinstance(error, WorkerError):
             self._fail(error, future)
@@ -145,25 +146,12 @@ class WorkerProxy:
 
         threading.Thread(target=decide, daemon=True).start()
 
-    def _fail(self, error: BaseException, future: Future[Any]) -> None:
+    def _fail(self, error: BaseException, future: Future[object]) -> None:
         try:
             if isinstance(error, PlatformError):
                 self._on_failure(self.label, error)
         finally:
             future.set_exception(error)
-
-
-def answered(future: Future[Any], typed: Callable[[BaseException], PlatformError], done: Future[Answer]) -> None:
-    """Passes the answer on to the future of a `Send`; `typed` makes what the transport raised an error of ours."""
-    error = done.exception()
-    if error is not None:
-        future.set_exception(typed(error))
-        return
-    value, failure = done.result()
-    if failure is None:
-        future.set_result(value)
-    else:
-        future.set_exception(unpack_error(failure))
 
 
 class ArgumentPacker:

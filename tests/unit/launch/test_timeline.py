@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 
 from rl_platform.launch.tools.timeline import read_lanes, shown
-from rl_platform.tracing import Span, trace_events
+from rl_platform.tracing import TraceSpan, trace_events
 
 needs_matplotlib = pytest.mark.skipif(
     importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed"
 )
 SPANS = [
-    Span("run", "steps", "step", "start", 10.0, 1.0),
-    Span("run", "steps", "step", "step 1", 11.0, 1.0),
-    Span("run", "steps", "step", "step 2", 12.0, 2.0),
-    Span("run", "runner", "phase", "collect", 11.0, 0.9),
-    Span("actor[0]", "actor[0]", "call", "update", 12.5, 1.0),
-    Span("actor[0]", "actor[0]", "wait", "rollouts: empty", 12.6, 0.5),
+    TraceSpan("run", "steps", "step", "start", 10.0, 1.0),
+    TraceSpan("run", "steps", "step", "step 1", 11.0, 1.0),
+    TraceSpan("run", "steps", "step", "step 2", 12.0, 2.0),
+    TraceSpan("run", "runner", "phase", "collect", 11.0, 0.9),
+    TraceSpan("actor[0]", "actor[0]", "call", "update", 12.5, 1.0),
+    TraceSpan("actor[0]", "actor[0]", "wait", "rollouts: empty", 12.6, 0.5),
 ]
 
 

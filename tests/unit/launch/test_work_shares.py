@@ -13,20 +13,20 @@ from rl_platform.launch.tools.timeline import read_lanes
 from rl_platform.launch.tools.work_shares import as_text, work_shares
 from rl_platform.placement.inventory import inventory_for
 from rl_platform.placement.scheduler import schedule
-from rl_platform.tracing import Span, covered, trace_events
+from rl_platform.tracing import TraceSpan, covered, trace_events
 
 STEPS = [
-    Span("run", "steps", "step", "start", 0.0, 10.0),
-    Span("run", "steps", "step", "step 1", 10.0, 10.0),
-    Span("run", "steps", "step", "step 2", 20.0, 10.0),
-    Span("run", "steps", "step", "step 3", 30.0, 10.0),
+    TraceSpan("run", "steps", "step", "start", 0.0, 10.0),
+    TraceSpan("run", "steps", "step", "step 1", 10.0, 10.0),
+    TraceSpan("run", "steps", "step", "step 2", 20.0, 10.0),
+    TraceSpan("run", "steps", "step", "step 3", 30.0, 10.0),
 ]
 
 
 def lanes_of(tmp_path: Path, *work: tuple[str, str, float, float]):
     """work: lane, name, begin, seconds."""
-    spans = [Span("run", lane, "work", name, begin, seconds) for lane, name, begin, seconds in work]
-    calls = [Span("run", "env[0]", "call", "collect", 10.0, 30.0)]  # a call is no work
+    spans = [TraceSpan("run", lane, "work", name, begin, seconds) for lane, name, begin, seconds in work]
+    calls = [TraceSpan("run", "env[0]", "call", "collect", 10.0, 30.0)]  # a call is no work
     (tmp_path / "trace.json").write_text(json.dumps(trace_events([*STEPS, *calls, *spans])))
     return read_lanes(tmp_path)
 

@@ -31,7 +31,7 @@ from rl_platform.runners.reasoning import ReasoningRunner
 from rl_platform.runners.streamed_evaluation import StreamedEvaluation
 from rl_platform.runners.trajectories import rollout_batch, shaped_rewards
 from rl_platform.runtime.local import LocalRuntime
-from rl_platform.tracing import Span, recorder
+from rl_platform.tracing import TraceSpan, recorder
 
 TINY = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "intermediate_size": 64, "max_positions": 64}
 APART = {"actor,critic,reference": "0", "rollout,reward": "1"}
@@ -197,7 +197,7 @@ def test_numbers_are_those_of_the_phases_in_every_run(placement: dict[str, str],
     assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
-def calls(name: str, spans: list[Span]) -> list[tuple[str, float, float]]:
+def calls(name: str, spans: list[TraceSpan]) -> list[tuple[str, float, float]]:
     return [(span.lane, span.began, span.began + span.seconds) for span in spans if span.name == name]
 
 

@@ -6,41 +6,14 @@ import itertools
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
 import pytest
+from stand_ins import Placed
 
 GPUS = 4  # pretended: Ray hands them out, nobody computes on them
 WITHIN_S = 10.0
-
-
-@dataclass(frozen=True)
-class PlacedHost:
-    name: str
-    members: tuple[tuple[str, int], ...]
-    node: int = 0
-    accelerators: tuple[int, ...] = ()
-    env: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Placed:
-    hosts: list[PlacedHost]
-
-    def world_size(self, component: str) -> int:
-        return sum(name == component for host in self.hosts for name, _ in host.members)
-
-
-@pytest.fixture(scope="session")
-def placed() -> Callable[..., Placed]:
-    """placed([("actor", 0), ("critic", 0)], [("actor", 1)]): a placement of two hosts, `host0` and `host1`."""
-
-    def place(*hosts: list[tuple[str, int]], **options: Any) -> Placed:
-        return Placed([PlacedHost(f"host{index}", tuple(members), **options) for index, members in enumerate(hosts)])
-
-    return place
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +46,7 @@ class Idle:
 
 
 @pytest.fixture(scope="module")
-def ray_channel(ray_cluster: None, placed: Callable[..., Placed]) -> Iterator[Callable[..., Any]]:
+def ray_channel(ray_cluster: None) -> Iterator[Callable[..., Any]]:
     """ray_channel(capacity=2): a channel that lives in another process."""
     import sys
 
@@ -85,7 +58,7 @@ def ray_channel(ray_cluster: None, placed: Callable[..., Placed]) -> Iterator[Ca
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     numbers = itertools.count(1_000_000)
-    with RayRuntime(placed([("reward", 0)]), 20.0, 7) as runtime:
+    with RayRuntime(Placed.of([("reward", 0)]), 20.0, 7) as runtime:
         runtime.start({"reward": ComponentSpec(Idle)})
         registry = runtime._names.registry
 

@@ -11,6 +11,7 @@ import time
 
 import psutil
 import pytest
+from waiting import until
 
 from rl_platform.runtime.child import Child, Death
 
@@ -74,7 +75,7 @@ def test_a_child_that_does_not_end_in_time_is_killed(death: Death) -> None:
 
 def test_what_a_child_started_is_killed_with_it() -> None:
     child = Child(FAMILY, Death.GUARD)
-    started = within(lambda: psutil.Process(child.pid).children())
+    started = until(lambda: psutil.Process(child.pid).children())
     child.kill()
     assert not psutil.wait_procs(started, WITHIN_S)[1]
 
@@ -82,7 +83,7 @@ def test_what_a_child_started_is_killed_with_it() -> None:
 def test_what_a_child_started_is_killed_even_without_its_guard() -> None:
     child = Child(FAMILY, Death.GUARD)
     leader = psutil.Process(child.pid)
-    within(lambda: len(leader.children()) == 2)
+    until(lambda: len(leader.children()) == 2)
     started = leader.children()
     guard = next(process for process in started if process.cmdline() == leader.cmdline())
     guard.kill()
@@ -118,19 +119,10 @@ def test_a_child_dies_with_a_parent_that_is_killed(death: Death, code: str) -> N
     assert parent.stdout is not None
     child = psutil.Process(int(parent.stdout.readline()))
     if code == FAMILY:
-        within(lambda: len(child.children()) == 2)  # the guard, and what the child started
+        until(lambda: len(child.children()) == 2)  # the guard, and what the child started
     elif code == BUSY:
-        within(lambda: child.cpu_times().user > 0.2)
+        until(lambda: child.cpu_times().user > 0.2)
     family = [child, *child.children(recursive=True)]
     os.kill(parent.pid, signal.SIGKILL)
     parent.communicate()
     assert not psutil.wait_procs(family, WITHIN_S)[1]
-
-
-def within(condition) -> object:
-    """What `condition` returns, as soon as that is true."""
-    end = time.monotonic() + WITHIN_S
-    while not (result := condition()):
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    return result

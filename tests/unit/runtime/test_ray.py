@@ -19,11 +19,13 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from stand_ins import Placed
+from waiting import until
 
 from rl_platform.components.base import ComponentContext
 from rl_platform.errors import ChannelClosed, DataError, Deadline, PlacementError, WorkerDied, WorkerError
 from rl_platform.records import Weights
-from rl_platform.runtime import ComponentSpec, Runtime
+from rl_platform.runtime import ComponentSpec
 from rl_platform.runtime.ray import runtime as ray_runtime
 from rl_platform.runtime.ray.fingerprint import code_fingerprint
 from rl_platform.runtime.weights.base import merge_published
@@ -32,14 +34,6 @@ pytestmark = pytest.mark.usefixtures("ray_cluster")
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 NOTICED_S = 10.0
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Waits for a condition that another process brings about."""
-    end = time.monotonic() + NOTICED_S
-    while not condition():
-        assert time.monotonic() < end, "the condition never came true"
-        time.sleep(0.02)
 
 
 class Worker:
@@ -138,7 +132,7 @@ class Worker:
 
 
 @pytest.fixture
-def start(placed: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+def start() -> Iterator[Callable[..., Any]]:
     """start([("actor", 0)], ...): a runtime on these hosts and its groups; shut down at the end."""
     from rl_platform.runtime.ray.runtime import RayRuntime
 
@@ -147,7 +141,7 @@ def start(placed: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
     def run(
         *hosts: list[tuple[str, int]], deadline_s: float = 20.0, broken: str = "", restarts: int = 0, **options: Any
     ) -> Any:
-        runtime = RayRuntime(placed(*hosts, **options), deadline_s, 7, restarts=restarts)
+        runtime = RayRuntime(Placed.of(*hosts, **options), deadline_s, 7, restarts=restarts)
         started.append(runtime)
         names = dict.fromkeys(name for members in hosts for name, _ in members)
         return runtime, runtime.start({name: ComponentSpec(Worker, {"broken": broken}) for name in names})
@@ -162,14 +156,12 @@ PAIR = [("actor", 0), ("critic", 0)], [("rollout", 0)]
 
 
 @pytest.fixture(scope="module", params=["by sockets", "through Ray"])
-def pair(
-    request: pytest.FixtureRequest, ray_cluster: None, placed: Callable[..., Any]
-) -> Iterator[tuple[Any, dict[str, Any]]]:
+def pair(request: pytest.FixtureRequest, ray_cluster: None) -> Iterator[tuple[Any, dict[str, Any]]]:
     """A runtime on the hosts of `PAIR` and its groups, for tests that leave it as it was; the runner's calls travel as
     on one node, or as to other nodes."""
     from rl_platform.runtime.ray.runtime import RayRuntime
 
-    with RayRuntime(placed(*PAIR), 20.0, 7) as runtime:
+    with RayRuntime(Placed.of(*PAIR), 20.0, 7) as runtime:
         if request.param == "through Ray":
             runtime._actors.transport._clients.update(host0=None, host1=None)
         groups = runtime.start({name: ComponentSpec(Worker) for name in ("actor", "critic", "rollout")})
@@ -189,9 +181,7 @@ def sockets(runtime: Any) -> list[str]:
 
 
 def test_components_of_a_host_share_a_process_and_calls_keep_their_order(pair):
-    runtime, groups = pair
-    chosen: Runtime = runtime
-    assert chosen is runtime
+    _, groups = pair
     (actor,), (critic,), (rollout,) = (groups[name].about().wait() for name in ("actor", "critic", "rollout"))
     assert actor[0] == critic[0] != rollout[0] != os.getpid()
     assert actor[1] == ["actor[0]", "critic[0]"]
@@ -318,54 +308,34 @@ def test_a_failed_call_closes_the_channels_of_its_rank_everywhere(pair):
         consuming.wait(5)
 
 
-def test_weights_are_the_very_tensors_in_their_process_and_a_verified_copy_elsewhere(start):
-    _, groups = start([("actor", 0), ("critic", 0)], [("rollout", 0)], [("rollout", 1)])
-    published = groups["actor"].publish(1).wait()[0]
-    assert groups["rollout"].receive(published).wait() == [(1, 1.0, False)] * 2
-    groups["critic"].receive(published).wait()
-    assert groups["critic"].receive(published).wait() == [(1, 1.0, True)]
-    newer = groups["actor"].publish(2).wait()[0]
-    assert groups["rollout"].receive(newer).wait() == [(2, 2.0, False)] * 2
-    with pytest.raises(WorkerError, match=r"weights version 1 of actor\[0\] were replaced"):
-        groups["rollout"].receive(published).wait()
-
-
-def test_a_rollout_beside_any_rank_of_the_learner_reads_that_ranks_weights(start):
+def test_weights_are_those_of_the_learners_rank_in_the_process_or_a_verified_copy(start):
     _, groups = start([("actor", 0)], [("actor", 1), ("critic", 0)], [("rollout", 0)])
-    for version, held in ((1, False), (2, True)):
-        published = merge_published(groups["actor"].publish(version).wait())
-        assert groups["critic"].receive(published).wait() == [(version, float(version), held)]
-        assert groups["rollout"].receive(published).wait() == [(version, float(version), False)]
+    first = merge_published(groups["actor"].publish(1).wait())
+    assert groups["rollout"].receive(first).wait() == [(1, 1.0, False)]
+    assert groups["critic"].receive(first).wait() == [(1, 1.0, False)]
+    assert groups["critic"].receive(first).wait() == [(1, 1.0, True)], "the tensor that it has received already"
+    second = merge_published(groups["actor"].publish(2).wait())
+    assert groups["rollout"].receive(second).wait() == [(2, 2.0, False)]
+    assert groups["critic"].receive(second).wait() == [(2, 2.0, True)]
+    with pytest.raises(WorkerError, match=r"weights version 1 of actor\[0\] were replaced"):
+        groups["rollout"].receive(first).wait()
 
 
-def test_learners_with_several_ranks_have_a_process_group(start):
-    _, groups = start([("actor", 0)], [("actor", 1)])
-    assert groups["actor"].reduce().wait() == [3.0, 3.0]
-
-
-def test_a_dead_process_is_noticed_named_and_closes_its_channels(start):
-    runtime, groups = start(*PAIR)
-    channel = runtime.channel("answers", 4, ["rollout"], ["actor"])
-    consuming = groups["actor"].consume(channel)
-    began = time.monotonic()
+def test_a_dead_process_is_noticed_in_a_call_or_without_one_and_closes_its_channels(start):
+    runtime, groups = start([("actor", 0)], [("rollout", 0)], [("rollout", 1)])
+    pid = groups["rollout"].about().wait()[1][0]
+    for ending, host in ((lambda: os.kill(pid, signal.SIGKILL), "host2"), (groups["rollout"].rank(0).die, "host1")):
+        channel = runtime.channel(f"answers of {host}", 4, ["rollout"], ["actor"])
+        consuming = groups["actor"].consume(channel)
+        dying = ending()
+        with pytest.raises(WorkerDied, match=f"the process of {host} died"):
+            consuming.wait(NOTICED_S)
     with pytest.raises(WorkerDied, match="the process of host1 died"):
-        groups["rollout"].die().wait()
-    with pytest.raises(WorkerDied, match="host1"):
-        consuming.wait(NOTICED_S)
-    assert time.monotonic() - began < NOTICED_S
-    with pytest.raises(WorkerDied):
-        groups["rollout"].echo(1).wait()
+        dying.wait(NOTICED_S)
+    for rank in (0, 1):
+        with pytest.raises(WorkerDied):
+            groups["rollout"].rank(rank).echo(1).wait()
     assert groups["actor"].echo("lives").wait() == ["lives"]
-
-
-def test_a_process_that_dies_while_nobody_calls_it_is_noticed(start):
-    runtime, groups = start(*PAIR)
-    (pid, *_) = groups["rollout"].about().wait()[0]
-    channel = runtime.channel("answers", 4, ["rollout"], ["actor"])
-    consuming = groups["actor"].consume(channel)
-    os.kill(pid, signal.SIGKILL)
-    with pytest.raises(WorkerDied, match="host1"):
-        consuming.wait(NOTICED_S)
 
 
 def test_a_line_that_breaks_between_living_processes_fails_the_call_and_nobody_waits(start):
@@ -378,8 +348,9 @@ def test_a_line_that_breaks_between_living_processes_fails_the_call_and_nobody_w
     broken.close()
 
 
-def test_of_a_group_that_computes_together_the_death_is_the_news(start):
+def test_learners_with_several_ranks_have_a_process_group_whose_first_death_is_reported(start):
     _, groups = start([("actor", 0)], [("actor", 1)])
+    assert groups["actor"].reduce().wait() == [3.0, 3.0]
     surviving = groups["actor"].rank(0).reduce_after(0.0)
     dying = groups["actor"].rank(1).die(0.3)
     with pytest.raises(WorkerDied, match="host1"):

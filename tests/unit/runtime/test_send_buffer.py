@@ -38,7 +38,7 @@ class Home:
 
 
 def put(number: Any, producer: str = "rollout[0]", timeout: float | None = None) -> PutRequest:
-    return PutRequest([number], 1, None, timeout, producer)
+    return PutRequest([number], None, timeout, producer)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from typing import Any
 import cloudpickle
 import pytest
 import torch
+from stand_ins import Placed
 
 from rl_platform.components.actor import LanguageActor
 from rl_platform.components.base import ComponentContext
@@ -325,13 +326,13 @@ class Whole:
 
 
 @pytest.fixture
-def start(ray_cluster: None, placed: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+def start(ray_cluster: None) -> Iterator[Callable[..., Any]]:
     from rl_platform.runtime.ray.runtime import RayRuntime
 
     started: list[Any] = []
 
     def run(specs: dict[str, ComponentSpec], *hosts: list[tuple[str, int]]) -> Any:
-        runtime = RayRuntime(placed(*hosts), 60.0, 5)
+        runtime = RayRuntime(Placed.of(*hosts), 60.0, 5)
         started.append(runtime)
         return runtime.start(specs)
 
