@@ -32,7 +32,7 @@ from rl_platform.placement.inventory import inventory_for
 from rl_platform.placement.offload_order import OffloadOrder
 from rl_platform.placement.scheduler import schedule
 from rl_platform.runners.embodied import EmbodiedRunner
-from rl_platform.runners.ppo import Runner, train
+from rl_platform.runners.ppo import TaskRunner, train
 from rl_platform.runners.reasoning import ReasoningRunner
 from rl_platform.runners.state import RunState
 from rl_platform.runtime.cpu import keep_freed_memory
@@ -172,7 +172,7 @@ def train_ours(
         recorder.on = True
         prepare()
         with runtime_for(config, placement) as runtime:
-            runner: Runner
+            runner: TaskRunner
             if config.runner.task_type == "reasoning":
                 questions = build_questions(config.data, config.runner.seed)
                 order = OffloadOrder(placement.layout)

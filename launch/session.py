@@ -37,7 +37,7 @@ from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.occupancy import offload_order
 from rl_platform.placement.plan import render
 from rl_platform.placement.scheduler import Placement
-from rl_platform.runners.ppo import Runner, train
+from rl_platform.runners.ppo import TaskRunner, train
 from rl_platform.runners.state import RunState
 from rl_platform.runtime import Runtime
 from rl_platform.runtime.cpu import keep_freed_memory
@@ -147,7 +147,7 @@ def task_of(
     world: EnvSpaces | Split,
     placement: Placement,
     inventory: Inventory,
-) -> Runner:
+) -> TaskRunner:
     """Starts the components of a config; returns its runner. `world`: spaces of the environment, or the questions."""
     if isinstance(world, Split):
         from rl_platform.runners.reasoning import ReasoningRunner

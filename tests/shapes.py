@@ -1,6 +1,6 @@
 """Checks the shapes of tensors in the signatures of `rl_platform.algorithms` and `rl_platform.records` at each call.
 
-The modules import jaxtyping's names for type checkers only, so a run does not load it. Here they are built-in names.
+The modules import these names for type checkers only, so a run does not load it. Here they are built-in names.
 Needs jaxtyping and beartype (pip install -e '.[test]').
 """
 
@@ -18,8 +18,11 @@ check = beartype(conf=BeartypeConf(is_pep484_tower=True))  # an int is accepted 
 
 def check_shapes() -> None:
     """To be called before the modules are imported."""
-    for name in ("Bool", "Float", "Int", "Shaped"):
-        setattr(builtins, name, getattr(jaxtyping, name))
+    from rl_platform.algorithms import shapes
+
+    for module, names in ((jaxtyping, ("Bool", "Float", "Int", "Shaped")), (shapes, shapes.__all__)):
+        for name in names:
+            setattr(builtins, name, getattr(module, name))
     jaxtyping.install_import_hook(["rl_platform.algorithms", "rl_platform.records"], "shapes.check")
 
 

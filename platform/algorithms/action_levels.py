@@ -22,6 +22,8 @@ from rl_platform.records import RolloutBatch
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Shaped
 
+    from rl_platform.algorithms.shapes import FloatBT
+
 
 @dataclass(frozen=True)
 class ActionLevels:
@@ -108,7 +110,7 @@ def _added_up(x: Float[Tensor, "*rows units"], count: int) -> Float[Tensor, "*ro
     return x.reshape(*x.shape[:-1], count, -1).sum(-1)
 
 
-def to_log_prob_level(advantages: Float[Tensor, "batch seq"], batch: RolloutBatch) -> Float[Tensor, "batch seq"]:
+def to_log_prob_level(advantages: FloatBT, batch: RolloutBatch) -> FloatBT:
     """[B,T]: the advantage of a chunk or action at each of its positions, 0 outside `batch.mask`."""
     if batch.value_mask is None:
         return advantages

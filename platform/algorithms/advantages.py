@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rl_platform.algorithms.action_levels import to_log_prob_level
 from rl_platform.algorithms.gae import decoupled_gae, length_adaptive_lambda
-from rl_platform.algorithms.groups import group_baseline, grpo, leave_one_out, local_penalties, raw, reward_to_go, rloo
+from rl_platform.algorithms.groups import grpo, leave_one_out, local_penalties, raw, reward_to_go, rloo
 from rl_platform.algorithms.statistics import whiten, whiten_rows
 from rl_platform.algorithms.user_estimator import Estimate, load_estimator
 from rl_platform.algorithms.validation import check_finite
@@ -21,12 +21,10 @@ from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.records import RolloutBatch
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from rl_platform.algorithms.shapes import FloatBT
 
 
-def advantages(
-    batch: RolloutBatch, algorithm: Algorithm
-) -> tuple[Float[Tensor, "batch seq"], Float[Tensor, "batch seq"] | None]:
+def advantages(batch: RolloutBatch, algorithm: Algorithm) -> tuple[FloatBT, FloatBT | None]:
     """Advantages and returns [B,T] of the batch, exactly 0 outside `batch.mask`; returns None: there is no critic.
 
     Advantages are whitened over all active positions of the batch where the estimator says so, else where
@@ -50,48 +48,50 @@ def advantages(
 
 def estimator(adv_type: str) -> Estimate:
     """The function behind `algorithm.adv_type`. Raises ConfigError for a user's function that cannot be imported."""
-    return FUNCTIONS.get(adv_type) or load_estimator(adv_type)
+    return BUILT_IN_ESTIMATORS.get(adv_type) or load_estimator(adv_type)
 
 
-def _gae(batch: RolloutBatch, algorithm: Algorithm) -> tuple[Float[Tensor, "batch seq"], Float[Tensor, "batch seq"]]:
+def _gae(batch: RolloutBatch, algorithm: Algorithm) -> tuple[FloatBT, FloatBT]:
     assert batch.values is not None, "gae needs batch.values"
     mask = batch.value_positions
-    lam_policy: float | Tensor = _or(algorithm.gae_lambda_policy, algorithm.gae_lambda)
+    lam, lam_value = algorithm.gae_lambda, algorithm.gae_lambda_value
+    lam_policy: float | Tensor | None = algorithm.gae_lambda_policy
     if algorithm.length_adaptive_alpha > 0:
         lam_policy = length_adaptive_lambda(mask, algorithm.length_adaptive_alpha)
-    lam_value = _or(algorithm.gae_lambda_value, algorithm.gae_lambda)
-    boundaries, rewards = (batch.ends, batch.end_values), batch.rewards
+    rewards = batch.rewards
     if batch.ends is None and batch.end_values is not None:
         # delta_T = r_T + gamma V_end - V_T: the value after the end of a row is added to its last reward
         rewards = rewards + algorithm.gamma * batch.end_values
-    return decoupled_gae(rewards, batch.values, mask, algorithm.gamma, lam_policy, lam_value, *boundaries)
+    return decoupled_gae(
+        rewards,
+        batch.values,
+        mask,
+        algorithm.gamma,
+        lam if lam_policy is None else lam_policy,
+        lam if lam_value is None else lam_value,
+        batch.ends,
+        batch.end_values,
+    )
 
 
-def _grpo(batch: RolloutBatch, algorithm: Algorithm) -> tuple[Float[Tensor, "batch seq"], None]:
+def _grpo(batch: RolloutBatch, algorithm: Algorithm) -> tuple[FloatBT, None]:
     arguments = batch.rewards, batch.mask, batch.group_ids
     if algorithm.grpo_leave_one_out:
         return leave_one_out(*arguments, batch.baseline_mask), None
     return grpo(*arguments, algorithm.grpo_std_normalization, batch.baseline_mask), None
 
 
-def _reinforce_plus_plus(batch: RolloutBatch, algorithm: Algorithm) -> tuple[Float[Tensor, "batch seq"], None]:
+def _reinforce_plus_plus(batch: RolloutBatch, algorithm: Algorithm) -> tuple[FloatBT, None]:
     if algorithm.reinforce_kl_credit == "local" and batch.kl_penalties is not None:
         return local_penalties(batch.rewards, batch.kl_penalties, batch.mask, algorithm.gamma), None
     return reward_to_go(batch.rewards, batch.mask, algorithm.gamma), None
 
 
-def _or(number: float | None, default: float) -> float:
-    return default if number is None else number
-
-
-FUNCTIONS: dict[str, Estimate] = {
+BUILT_IN_ESTIMATORS: dict[str, Estimate] = {
     "gae": _gae,
     "grpo": _grpo,
     "rloo": lambda b, _: (rloo(b.rewards, b.mask, b.group_ids, b.baseline_mask), None),
     "reinforce_plus_plus": _reinforce_plus_plus,
-    "reinforce_plus_plus_baseline": lambda b, _: (
-        group_baseline(b.rewards, b.mask, b.group_ids, b.baseline_mask),
-        None,
-    ),
+    "reinforce_plus_plus_baseline": lambda b, _: (grpo(b.rewards, b.mask, b.group_ids, False, b.baseline_mask), None),
     "raw": lambda b, _: (raw(b.rewards, b.mask), None),
 }

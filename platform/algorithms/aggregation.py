@@ -18,6 +18,8 @@ from rl_platform.config.schema.algorithm import LossAggregation
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Shaped
 
+    from rl_platform.algorithms.shapes import BoolB, BoolBT, FloatBT
+
 
 @dataclass(frozen=True)
 class Denominators:
@@ -39,14 +41,7 @@ class Denominators:
     entropy: Denominators | None = None
 
     @classmethod
-    def of(
-        cls,
-        mask: Bool[Tensor, "batch seq"],
-        horizon: float,
-        correct: Bool[Tensor, " batch"] | None = None,
-        *,
-        nominal: bool = False,
-    ) -> Denominators:
+    def of(cls, mask: BoolBT, horizon: float, correct: BoolB | None = None, *, nominal: bool = False) -> Denominators:
         """Counted on the mask [B,T] bool of a whole mini-batch, and on its `correct` [B] bool where rows are judged.
 
         `nominal`: rows without an active position count as sequences too.
@@ -59,8 +54,8 @@ class Denominators:
 
 
 def aggregate(
-    per_token_loss: Float[Tensor, "batch seq"],
-    mask: Bool[Tensor, "batch seq"] | None,
+    per_token_loss: FloatBT,
+    mask: BoolBT | None,
     denominators: Denominators,
     mode: LossAggregation,
     sequence_lengths: Shaped[Tensor, " batch"] | None = None,

@@ -5,25 +5,32 @@ Whitening is not here, nor the choice of lambdas from a config: see advantages.p
 
 from __future__ import annotations
 
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from rl_platform import acceleration
+
+if TYPE_CHECKING:
+    from rl_platform.algorithms.shapes import BoolBT, FloatB, FloatBT
 
 COMPILE_FROM = 2**22  # positions of a batch from which compiling a loop is won back, within a hundred batches or so
 
 
 @torch.no_grad()
 def gae(
-    rewards: Tensor,
-    values: Tensor,
-    mask: Tensor,
+    rewards: FloatBT,
+    values: FloatBT,
+    mask: BoolBT,
     gamma: float,
-    lam: float | Tensor,
-    ends: Tensor | None = None,
-    end_values: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Advantages and returns; every tensor [B,T].
+    lam: float | FloatB,
+    ends: BoolBT | None = None,
+    end_values: FloatBT | None = None,
+) -> tuple[FloatBT, FloatBT]:
+    """Advantages and returns.
 
     Scanning each row from its end with v_next = 0 and g = 0:
 
@@ -43,15 +50,15 @@ def gae(
 
 
 def decoupled_gae(
-    rewards: Tensor,
-    values: Tensor,
-    mask: Tensor,
+    rewards: FloatBT,
+    values: FloatBT,
+    mask: BoolBT,
     gamma: float,
-    lam_policy: float | Tensor,
+    lam_policy: float | FloatB,
     lam_value: float,
-    ends: Tensor | None = None,
-    end_values: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+    ends: BoolBT | None = None,
+    end_values: FloatBT | None = None,
+) -> tuple[FloatBT, FloatBT]:
     """Advantages with `lam_policy`, returns with `lam_value` (VAPO, Yue et al. 2025); otherwise as `gae`."""
     estimated, returns = gae(rewards, values, mask, gamma, lam_policy, ends, end_values)
     if isinstance(lam_policy, Tensor) or lam_policy != lam_value:
@@ -59,7 +66,7 @@ def decoupled_gae(
     return estimated, returns
 
 
-def length_adaptive_lambda(mask: Tensor, alpha: float) -> Tensor:
+def length_adaptive_lambda(mask: BoolBT, alpha: float) -> FloatB:
     """[B] clip(1 - 1 / (alpha l), 0, 1) with l active positions in the row of `mask` [B,T] (VAPO, Yue et al. 2025).
 
     0 for l <= 1 / alpha: of such a response only the last position sees an outcome reward.
@@ -68,29 +75,33 @@ def length_adaptive_lambda(mask: Tensor, alpha: float) -> Tensor:
 
 
 def _plain_gae(
-    rewards: Tensor,
-    values: Tensor,
-    mask: Tensor,
+    rewards: FloatBT,
+    values: FloatBT,
+    mask: BoolBT,
     gamma: float,
-    lam: float | Tensor,
-    ends: Tensor | None,
-    end_values: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """`gae` position by position. float64: in float32 an advantage is rounded at the size of V, such as 10^4."""
-    advantages, returns = torch.empty_like(values), torch.empty_like(values)
-    lam = torch.as_tensor(lam, dtype=torch.float64, device=values.device)
-    next_value = next_advantage = values.new_zeros(len(values), dtype=torch.float64)
-    for t in reversed(range(values.shape[1])):
-        if ends is not None and end_values is not None:
-            next_value = torch.where(ends[:, t], end_values[:, t].double(), next_value)
-            next_advantage = next_advantage.masked_fill(ends[:, t], 0.0)
-        active, value = mask[:, t], values[:, t].double()
-        # delta_t = r_t + gamma V_{t+1} - V_t
-        error = rewards[:, t].double() + gamma * next_value - value
-        # A_t = delta_t + gamma lambda A_{t+1}
-        advantage = error + gamma * lam * next_advantage
-        # G_t = A_t + V_t
-        advantages[:, t], returns[:, t] = advantage, advantage + value
-        next_value = torch.where(active, value, next_value)
-        next_advantage = torch.where(active, advantage, next_advantage)
-    return advantages.masked_fill_(~mask, 0.0), returns.masked_fill_(~mask, 0.0)
+    lam: float | FloatB,
+    ends: BoolBT | None,
+    end_values: FloatBT | None,
+) -> tuple[FloatBT, FloatBT]:
+    """`gae` as a linear recursion, A_t = a_t A_{t+1} + b_t, whose coefficients are computed for all positions at once.
+
+    float64: in float32 an advantage is rounded at the size of V, such as 10^4.
+    """
+    if ends is None or end_values is None:
+        ends, end_values = torch.zeros_like(mask), torch.zeros_like(values)
+    steps = values.shape[1]
+    # known_t: the first position from t on that is active or an end; `steps`: none, so the value that follows is 0
+    known = torch.where(mask | ends, torch.arange(steps, device=values.device), steps)
+    known = F.pad(known.flip(1).cummin(dim=1).values.flip(1), (0, 1), value=steps)
+    known_values = F.pad(torch.where(mask, values, end_values).double(), (0, 1))
+    following = torch.where(ends, end_values.double(), known_values.gather(1, known[:, 1:]))
+    # b_t = delta_t = r_t + gamma V_{t+1} - V_t and a_t = gamma lambda; a_t = 0 where an episode ends
+    errors = torch.where(mask, rewards.double() + gamma * following - values.double(), 0.0)
+    decays = gamma * torch.as_tensor(lam, dtype=torch.float64, device=values.device).view(-1, 1)
+    decays = torch.where(mask, decays, 1.0).masked_fill(ends, 0.0)
+    estimated = errors.T.contiguous()
+    columns = list(zip(estimated.unbind(), decays.T.contiguous().unbind(), strict=True))
+    for (following_advantage, _), (advantage, decay) in pairwise(reversed(columns)):
+        advantage.addcmul_(decay, following_advantage)
+    advantages = torch.where(mask, estimated.T, 0.0)
+    return advantages.to(values.dtype), torch.where(mask, advantages + values, 0.0).to(values.dtype)

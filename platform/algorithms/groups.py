@@ -2,8 +2,8 @@
 
 A group is the samples of one prompt, with its id. S is the score of a row, mu and sigma are mean and standard deviation
 of the scores of its group, n is the size of the group. Statistics are in float64. Rows without an active position in
-`mask` [B,T] take no part, except those in `baseline` [B,T]: their score is known, so the others are compared to it, and
-they are not trained on. Whitening over the batch is not here.
+`mask` take no part, except those in `compared` (None: `mask`): the others are compared to their score, but they are not
+trained on. Whitening over the batch is not here.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from rl_platform.algorithms.gae import gae
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
+    from rl_platform.algorithms.shapes import BoolBT, FloatB, FloatBT, IntB
 
 STD_EPSILON = 1e-6  # added to the deviation, as in GRPO (Shao et al. 2024)
 NO_SPREAD = 1e-12  # scores of a group that differ by less are equal up to rounding
@@ -24,18 +23,14 @@ NO_SPREAD = 1e-12  # scores of a group that differ by less are equal up to round
 
 @torch.no_grad()
 def grpo(
-    rewards: Float[Tensor, "batch seq"],
-    mask: Bool[Tensor, "batch seq"],
-    group_ids: Int[Tensor, " batch"],
-    std_normalization: bool = True,
-    baseline: Bool[Tensor, "batch seq"] | None = None,
-) -> Float[Tensor, "batch seq"]:
-    """(S - mean of the group) / (unbiased deviation of the group + 1e-6) on the active positions; [B,T] like `rewards`.
+    rewards: FloatBT, mask: BoolBT, group_ids: IntB, std_normalization: bool = True, compared: BoolBT | None = None
+) -> FloatBT:
+    """(S - mean of the group) / (unbiased deviation of the group + 1e-6) on the active positions.
 
-    S is the sum of a row's rewards; `group_ids` [B]. GRPO (Shao et al. 2024), without the division Dr. GRPO (Liu et al.
-    2025). Exactly 0 in groups of one sample or of equal scores.
+    S is the sum of a row's rewards. GRPO (Shao et al. 2024); without the division Dr. GRPO (Liu et al.
+    2025), and before whitening REINFORCE++-baseline (Hu 2025). Exactly 0 in groups of one sample or of equal scores.
     """
-    group = _Groups.of(rewards, mask if baseline is None else baseline, group_ids)
+    group = _Groups(rewards, mask if compared is None else compared, group_ids)
     if not std_normalization:
         return _on_actions(group.centred, mask, rewards)  # A = S - mu
     # A = (S - mu) / (sigma + eps)
@@ -44,70 +39,42 @@ def grpo(
 
 
 @torch.no_grad()
-def rloo(
-    rewards: Float[Tensor, "batch seq"],
-    mask: Bool[Tensor, "batch seq"],
-    group_ids: Int[Tensor, " batch"],
-    baseline: Bool[Tensor, "batch seq"] | None = None,
-) -> Float[Tensor, "batch seq"]:
-    """S - mean of the other samples of the group = n / (n - 1) (S - mean), as `grpo` (Ahmadian et al. 2024)."""
-    group = _Groups.of(rewards, mask if baseline is None else baseline, group_ids)
+def rloo(rewards: FloatBT, mask: BoolBT, group_ids: IntB, compared: BoolBT | None = None) -> FloatBT:
+    """S - mean of the other samples of the group = n / (n - 1) (S - mean) (Ahmadian et al. 2024)."""
+    group = _Groups(rewards, mask if compared is None else compared, group_ids)
     # A = S - 1/(n-1) sum_{j != i} S_j = n/(n-1) (S - mu)
     return _on_actions(group.centred * group.sizes / (group.sizes - 1).clamp(min=1), mask, rewards)
 
 
 @torch.no_grad()
-def leave_one_out(
-    rewards: Float[Tensor, "batch seq"],
-    mask: Bool[Tensor, "batch seq"],
-    group_ids: Int[Tensor, " batch"],
-    baseline: Bool[Tensor, "batch seq"] | None = None,
-) -> Float[Tensor, "batch seq"]:
+def leave_one_out(rewards: FloatBT, mask: BoolBT, group_ids: IntB, compared: BoolBT | None = None) -> FloatBT:
     """(S - mean of the others) / (unbiased deviation of the others + 1e-6), otherwise as `grpo`.
 
     NeMo-RL's default for grpo. If the others are all equal, their deviation is 0 or a rounding error, and the advantage
     would be in the thousands. A lone success in a group is therefore not divided by the standard deviation.
     """
-    group = _Groups.of(rewards, mask if baseline is None else baseline, group_ids)
+    group = _Groups(rewards, mask if compared is None else compared, group_ids)
     means, deviations = group.of_the_others()
     scale = torch.where(deviations > 0, 1.0 / (deviations + STD_EPSILON), 1.0)
     return _on_actions(torch.where(group.varied, (group.scores - means) * scale, 0.0), mask, rewards)
 
 
 @torch.no_grad()
-def group_baseline(
-    rewards: Float[Tensor, "batch seq"],
-    mask: Bool[Tensor, "batch seq"],
-    group_ids: Int[Tensor, " batch"],
-    baseline: Bool[Tensor, "batch seq"] | None = None,
-) -> Float[Tensor, "batch seq"]:
-    """S - mean of the group: REINFORCE++-baseline (Hu 2025) before its whitening."""
-    return grpo(rewards, mask, group_ids, std_normalization=False, baseline=baseline)
-
-
-@torch.no_grad()
-def raw(rewards: Float[Tensor, "batch seq"], mask: Bool[Tensor, "batch seq"]) -> Float[Tensor, "batch seq"]:
-    """S itself on the active positions [B,T]."""
+def raw(rewards: FloatBT, mask: BoolBT) -> FloatBT:
+    """S itself on the active positions."""
     return _on_actions(outcome_scores(rewards, mask), mask, rewards)
 
 
-def reward_to_go(
-    rewards: Float[Tensor, "batch seq"], mask: Bool[Tensor, "batch seq"], gamma: float
-) -> Float[Tensor, "batch seq"]:
-    """G_t = r_t + gamma G_next over active positions [B,T]: REINFORCE++ (Hu 2025) before its whitening.
+def reward_to_go(rewards: FloatBT, mask: BoolBT, gamma: float) -> FloatBT:
+    """G_t = r_t + gamma G_next over active positions: REINFORCE++ (Hu 2025) before its whitening.
 
     Positions before an observation get the rewards after it. Equal to the returns of GAE with lambda 1 and values 0.
     """
     return gae(rewards, torch.zeros_like(rewards), mask, gamma, 1.0)[1]
 
 
-def local_penalties(
-    rewards: Float[Tensor, "batch seq"],
-    penalties: Float[Tensor, "batch seq"],
-    mask: Bool[Tensor, "batch seq"],
-    gamma: float,
-) -> Float[Tensor, "batch seq"]:
-    """`reward_to_go` of the task's rewards alone, minus each position's own penalty [B,T] that `rewards` contain.
+def local_penalties(rewards: FloatBT, penalties: FloatBT, mask: BoolBT, gamma: float) -> FloatBT:
+    """`reward_to_go` of the task's rewards alone, minus each position's own penalty that `rewards` contain.
 
     The KL penalty of REINFORCE++ in NeMo-RL: a token pays for its own drift, not for that of later tokens.
     """
@@ -115,7 +82,7 @@ def local_penalties(
     return torch.where(mask, reward_to_go(rewards + penalties, mask, gamma) - penalties, 0.0)
 
 
-def outcome_scores(rewards: Float[Tensor, "batch seq"], mask: Bool[Tensor, "batch seq"]) -> Float[Tensor, " batch"]:
+def outcome_scores(rewards: FloatBT, mask: BoolBT) -> FloatB:
     """[B] float64: S = sum of r_t over the active positions."""
     return torch.where(mask, rewards, 0.0).sum(dim=1, dtype=torch.float64)
 
@@ -124,30 +91,23 @@ class _Groups:
     """sizes [B]: rows that count in a row's group; centred [B]: scores minus the group's mean, 0 without spread;
     varied [B]: the row counts, and its group has a spread."""
 
-    @classmethod
-    def of(
-        cls, rewards: Float[Tensor, "batch seq"], mask: Bool[Tensor, "batch seq"], group_ids: Int[Tensor, " batch"]
-    ) -> _Groups:
-        return cls(outcome_scores(rewards, mask), mask.any(dim=1), group_ids)
-
-    def __init__(
-        self, scores: Float[Tensor, " batch"], counted: Bool[Tensor, " batch"], group_ids: Int[Tensor, " batch"]
-    ) -> None:
+    def __init__(self, rewards: FloatBT, mask: BoolBT, group_ids: IntB) -> None:
+        scores, counted = outcome_scores(rewards, mask), mask.any(dim=1)
         self.scores, self._counted = scores, counted
         ids, self._group = torch.unique(group_ids, return_inverse=True)
         self._number = len(ids)
         self.sizes = self.sums(torch.ones_like(scores)).clamp(min=1)
         centred = scores - self.sums(scores) / self.sizes
-        spread = self._extremum(scores, "amax") - self._extremum(scores, "amin")
-        self.varied = counted & (spread > NO_SPREAD)
+        highest, lowest = self._extrema("amax", -torch.inf), self._extrema("amin", torch.inf)
+        self.varied = counted & (highest - lowest > NO_SPREAD)
         self.centred = torch.where(self.varied, centred, 0.0)
 
-    def sums(self, x: Float[Tensor, " batch"]) -> Float[Tensor, " batch"]:
+    def sums(self, x: FloatB) -> FloatB:
         """[B]: the sum of `x` over the rows of the same group that count."""
         total = x.new_zeros(self._number)
         return total.index_add_(0, self._group, torch.where(self._counted, x, 0.0))[self._group]
 
-    def of_the_others(self) -> tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]:
+    def of_the_others(self) -> tuple[FloatB, FloatB]:
         """Mean and unbiased deviation [B] of the other rows of a row's group; deviation 0 where those do not differ.
 
         In two passes over a table of groups [N,G], as [N,G,G]: differences of sums would leave rounding errors.
@@ -169,13 +129,10 @@ class _Groups:
         deviations = torch.where(spread > NO_SPREAD, (squares / (number - 1).clamp(min=1)).sqrt(), 0.0)
         return means.squeeze(2)[where], deviations.squeeze(2)[where]
 
-    def _extremum(self, x: Float[Tensor, " batch"], kind: str) -> Float[Tensor, " batch"]:
-        start = -torch.inf if kind == "amax" else torch.inf
-        extrema = x.new_full((self._number,), start)
-        return extrema.scatter_reduce_(0, self._group, torch.where(self._counted, x, start), kind)[self._group]
+    def _extrema(self, kind: str, start: float) -> FloatB:
+        scores = torch.where(self._counted, self.scores, start)
+        return scores.new_full((self._number,), start).scatter_reduce_(0, self._group, scores, kind)[self._group]
 
 
-def _on_actions(
-    per_row: Float[Tensor, " batch"], mask: Bool[Tensor, "batch seq"], like: Float[Tensor, "batch seq"]
-) -> Float[Tensor, "batch seq"]:
+def _on_actions(per_row: FloatB, mask: BoolBT, like: FloatBT) -> FloatBT:
     return torch.where(mask, per_row.to(like.dtype)[:, None], 0.0)

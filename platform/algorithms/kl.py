@@ -1,4 +1,4 @@
-"""KL divergence to the reference policy: per-token estimators and the coefficient's controllers.
+"""KL divergence to the reference policy: per-token estimators and the controller of the coefficient.
 
 With d = log pi - log pi_ref of a sampled token (Schulman, "Approximating KL divergence"):
 k1 = d, abs = |d|, k2 = d^2 / 2, k3 = exp(-d) - 1 + d. Differentiated directly and averaged over samples, k1 has
@@ -19,6 +19,8 @@ from rl_platform.errors import CheckpointError
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
+
+    from rl_platform.algorithms.shapes import BoolBT, FloatBT
 
 EXPONENT_LIMIT = 20.0  # exp of a larger |d| would overflow or dominate every sum
 ADAPTIVE_LIMIT = 0.2  # the relative error the adaptive controller reacts to at most
@@ -97,69 +99,46 @@ def full_kl(
     Both are divided by the same temperature beforehand. In logit v the gradient is
     pi(v) (log pi(v) - log pi_ref(v) - KL).
     """
-    # KL = sum_v pi(v) (log pi(v) - log pi_ref(v))
     log_probs, reference = logits.log_softmax(dim=-1), reference_logits.log_softmax(dim=-1)
     return (log_probs.exp() * (log_probs - reference)).sum(dim=-1)
 
 
-def sequence_mean_kl(kl: Float[Tensor, "batch seq"], mask: Bool[Tensor, "batch seq"]) -> float:
+def sequence_mean_kl(kl: FloatBT, mask: BoolBT) -> float:
     """Mean over the rows with an action of each row's mean K, for the adaptive controller. `kl`, `mask` [B,T]."""
     lengths = mask.sum(dim=1)
     row_means = torch.where(mask, kl, 0.0).sum(dim=1) / lengths.clamp(min=1)
     return float(row_means.sum() / (lengths > 0).sum().clamp(min=1))
 
 
-class FixedKLController:
-    """A constant coefficient. It has no state: on resume the config decides."""
+class KLController:
+    """The coefficient beta that `algorithm.kl_ctrl` describes: constant, or adapted to a target (Ziegler et al. 2019).
 
-    def __init__(self, coefficient: float) -> None:
-        self.coefficient = coefficient
-
-    def update(self, kl: float, trajectories: int) -> None:
-        """Nothing to adapt."""
-
-    def state_dict(self) -> dict[str, float]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, float]) -> None:
-        """Nothing to restore."""
-
-
-class AdaptiveKLController:
-    """beta <- beta * (1 + clip(kl / target - 1, -0.2, 0.2) * trajectories / horizon) (Ziegler et al. 2019).
-
-    `update` is called once per rollout batch, after the batch has used the coefficient.
+    A constant coefficient has no state: on resume the config decides.
     """
 
-    def __init__(self, coefficient: float, target: float, horizon: float) -> None:
-        self.coefficient = coefficient
-        self.target = target
-        self.horizon = horizon
+    def __init__(self, control: KLControl) -> None:
+        self.control, self.coefficient = control, control.kl_coef
 
     def update(self, kl: float, trajectories: int) -> None:
-        """`kl` from `sequence_mean_kl`; `trajectories` counts samples, not prompts."""
-        # beta <- beta (1 + clip(KL / target - 1, -0.2, 0.2) n / horizon)
-        error = min(max(kl / self.target - 1.0, -ADAPTIVE_LIMIT), ADAPTIVE_LIMIT)
-        self.coefficient *= 1.0 + error * trajectories / self.horizon
+        """Adapts beta to `kl` from `sequence_mean_kl`; `trajectories` counts samples, not prompts.
+
+        Called once per rollout batch, after the batch has used the coefficient.
+        """
+        if self.control.type == "adaptive":
+            # beta <- beta (1 + clip(KL / target - 1, -0.2, 0.2) n / horizon)
+            error = min(max(kl / self.control.target_kl - 1.0, -ADAPTIVE_LIMIT), ADAPTIVE_LIMIT)
+            self.coefficient *= 1.0 + error * trajectories / self.control.horizon
 
     def state_dict(self) -> dict[str, float]:
-        return {"coefficient": self.coefficient}
+        return {"coefficient": self.coefficient} if self.control.type == "adaptive" else {}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Raises CheckpointError if the state is of a run with a fixed coefficient."""
+        """Raises CheckpointError if the coefficient is adaptive and was fixed in the run of the checkpoint."""
+        if self.control.type != "adaptive":
+            return
         if "coefficient" not in state:
             raise CheckpointError(
                 "the checkpoint holds no adaptive KL coefficient: it was written with algorithm.kl_ctrl.type=fixed; "
                 "resume with that type, or start a new run"
             )
         self.coefficient = state["coefficient"]
-
-
-KLController = FixedKLController | AdaptiveKLController
-
-
-def kl_controller(control: KLControl) -> KLController:
-    """The controller that `algorithm.kl_ctrl` describes."""
-    if control.type == "adaptive":
-        return AdaptiveKLController(control.kl_coef, control.target_kl, control.horizon)
-    return FixedKLController(control.kl_coef)

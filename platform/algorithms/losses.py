@@ -23,7 +23,9 @@ from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.records import RolloutBatch
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
+    from jaxtyping import Float
+
+    from rl_platform.algorithms.shapes import BoolBT, FloatBT
 
 
 @dataclass(frozen=True)
@@ -34,19 +36,15 @@ class ModelOutputs:
     full_kl: of that distribution to the reference's. states [B,T,H]: hidden states of a reference, for the full KL.
     """
 
-    log_probs: Float[Tensor, "batch seq"] | None = None
-    entropy: Float[Tensor, "batch seq"] | None = None
-    values: Float[Tensor, "batch seq"] | None = None
-    full_kl: Float[Tensor, "batch seq"] | None = None
+    log_probs: FloatBT | None = None
+    entropy: FloatBT | None = None
+    values: FloatBT | None = None
+    full_kl: FloatBT | None = None
     states: Float[Tensor, "batch seq hidden"] | None = None
 
 
 @torch.no_grad()
-def drift_metrics(
-    log_probs: Float[Tensor, "batch seq"],
-    old_log_probs: Float[Tensor, "batch seq"],
-    mask: Bool[Tensor, "batch seq"] | None,
-) -> Metrics:
+def drift_metrics(log_probs: FloatBT, old_log_probs: FloatBT, mask: BoolBT | None) -> Metrics:
     """`actor/approx_kl_k3`, the mean of rho - 1 - log rho >= 0 over active positions: how far the policy has moved.
 
     An estimate of KL(pi_old || pi) with little variance (Schulman, "Approximating KL divergence", 2020).
@@ -58,13 +56,13 @@ def drift_metrics(
 
 
 def value_loss(
-    values: Float[Tensor, "batch seq"],
-    old_values: Float[Tensor, "batch seq"],
-    returns: Float[Tensor, "batch seq"],
-    mask: Bool[Tensor, "batch seq"] | None,
+    values: FloatBT,
+    old_values: FloatBT,
+    returns: FloatBT,
+    mask: BoolBT | None,
     clip: float | None = None,
     huber_delta: float | None = None,
-) -> tuple[Float[Tensor, "batch seq"], Metrics]:
+) -> tuple[FloatBT, Metrics]:
     """max(phi(V - R), phi(V_clipped - R)) per position [B,T], V_clipped = V_old + clip(V - V_old, -clip, clip).
 
     phi(e) = e^2 / 2, or with `huber_delta` e^2 / 2 up to delta and delta (|e| - delta / 2) beyond.
@@ -103,38 +101,7 @@ def actor_loss(
     correct with a `positive_nll_coef`; its loss_weights, if it has them, multiply the policy loss of every position and
     nothing else. `outputs` needs log_probs, entropy with an `entropy_bonus`, and full_kl with `kl_loss_type: full`.
     """
-    return _actor_loss(outputs, batch, _mask(batch, denominators), denominators, algorithm)
-
-
-def critic_loss(
-    outputs: ModelOutputs, batch: RolloutBatch, denominators: Denominators, algorithm: Algorithm
-) -> tuple[Float[Tensor, ""], Metrics]:
-    """value_loss_scale * value loss of a micro-batch. `batch` needs values and returns, `outputs` values."""
-    return _critic_loss(outputs, batch, _mask(batch, denominators), denominators, algorithm)
-
-
-def actor_critic_loss(
-    outputs: ModelOutputs, batch: RolloutBatch, denominators: Denominators, algorithm: Algorithm
-) -> tuple[Float[Tensor, ""], Metrics]:
-    """`actor_loss` + `critic_loss`, for a model with policy and value heads and one backward."""
-    mask = _mask(batch, denominators)
-    actor, actor_metrics = _actor_loss(outputs, batch, mask, denominators, algorithm)
-    critic, critic_metrics = _critic_loss(outputs, batch, mask, denominators, algorithm)
-    return actor + critic, actor_metrics.merge(critic_metrics)
-
-
-def _mask(batch: RolloutBatch, denominators: Denominators) -> Bool[Tensor, "batch seq"] | None:
-    """[B,T] bool; None: every position is active."""
-    return None if denominators.full else batch.mask
-
-
-def _actor_loss(
-    outputs: ModelOutputs,
-    batch: RolloutBatch,
-    mask: Bool[Tensor, "batch seq"] | None,
-    denominators: Denominators,
-    algorithm: Algorithm,
-) -> tuple[Float[Tensor, ""], Metrics]:
+    mask = None if denominators.full else batch.mask  # None: every position is active
     assert outputs.log_probs is not None
     assert batch.advantages is not None
     old_log_probs = _old_log_probs(outputs, batch, algorithm)
@@ -170,7 +137,35 @@ def _actor_loss(
     return loss, metrics.merge(_loss_metrics(terms, per_token, mask, denominators))
 
 
-def _old_log_probs(outputs: ModelOutputs, batch: RolloutBatch, algorithm: Algorithm) -> Float[Tensor, "batch seq"]:
+def critic_loss(
+    outputs: ModelOutputs, batch: RolloutBatch, denominators: Denominators, algorithm: Algorithm
+) -> tuple[Float[Tensor, ""], Metrics]:
+    """value_loss_scale * value loss of a micro-batch. `batch` needs values and returns, `outputs` values."""
+    mask = None if denominators.full else batch.mask  # None: every position is active
+    assert outputs.values is not None
+    assert batch.values is not None
+    assert batch.returns is not None
+    if denominators.values is not None:
+        mask, denominators = batch.value_positions, denominators.values
+    per_token, metrics = value_loss(
+        outputs.values, batch.values, batch.returns, mask, algorithm.value_clip, algorithm.huber_delta
+    )
+    loss = algorithm.value_loss_scale * aggregate(
+        per_token, mask, denominators, algorithm.loss_agg_func, zero_outside=True
+    )
+    return loss, metrics.merge(_loss_metrics({"critic/loss": loss}, per_token, mask, denominators))
+
+
+def actor_critic_loss(
+    outputs: ModelOutputs, batch: RolloutBatch, denominators: Denominators, algorithm: Algorithm
+) -> tuple[Float[Tensor, ""], Metrics]:
+    """`actor_loss` + `critic_loss`, for a model with policy and value heads and one backward."""
+    actor, actor_metrics = actor_loss(outputs, batch, denominators, algorithm)
+    critic, critic_metrics = critic_loss(outputs, batch, denominators, algorithm)
+    return actor + critic, actor_metrics.merge(critic_metrics)
+
+
+def _old_log_probs(outputs: ModelOutputs, batch: RolloutBatch, algorithm: Algorithm) -> FloatBT:
     """[B,T] log pi_old. `current` is right as long as no step has changed the model since the rollout."""
     if algorithm.old_log_probs == "current":
         assert outputs.log_probs is not None
@@ -179,9 +174,7 @@ def _old_log_probs(outputs: ModelOutputs, batch: RolloutBatch, algorithm: Algori
     return batch.log_probs
 
 
-def _kl_term(
-    outputs: ModelOutputs, batch: RolloutBatch, mask: Bool[Tensor, "batch seq"] | None, algorithm: Algorithm
-) -> Float[Tensor, "batch seq"]:
+def _kl_term(outputs: ModelOutputs, batch: RolloutBatch, mask: BoolBT | None, algorithm: Algorithm) -> FloatBT:
     """[B,T], 0 outside `mask`."""
     if algorithm.kl_loss_type == "full":
         assert outputs.full_kl is not None
@@ -199,32 +192,8 @@ def _kl_term(
     )
 
 
-def _critic_loss(
-    outputs: ModelOutputs,
-    batch: RolloutBatch,
-    mask: Bool[Tensor, "batch seq"] | None,
-    denominators: Denominators,
-    algorithm: Algorithm,
-) -> tuple[Float[Tensor, ""], Metrics]:
-    assert outputs.values is not None
-    assert batch.values is not None
-    assert batch.returns is not None
-    if denominators.values is not None:
-        mask, denominators = batch.value_positions, denominators.values
-    per_token, metrics = value_loss(
-        outputs.values, batch.values, batch.returns, mask, algorithm.value_clip, algorithm.huber_delta
-    )
-    loss = algorithm.value_loss_scale * aggregate(
-        per_token, mask, denominators, algorithm.loss_agg_func, zero_outside=True
-    )
-    return loss, metrics.merge(_loss_metrics({"critic/loss": loss}, per_token, mask, denominators))
-
-
 def _loss_metrics(
-    terms: dict[str, Float[Tensor, ""]],
-    like: Float[Tensor, "batch seq"],
-    mask: Bool[Tensor, "batch seq"] | None,
-    denominators: Denominators,
+    terms: dict[str, Float[Tensor, ""]], like: FloatBT, mask: BoolBT | None, denominators: Denominators
 ) -> Metrics:
     """Parts of mini-batch losses, weighted by their share of the mini-batch, so that the mean is over mini-batches."""
     share = active_positions(like, mask) / max(denominators.tokens, 1.0)

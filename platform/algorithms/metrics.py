@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int, Shaped
+    from jaxtyping import Float, Int, Shaped
+
+    from rl_platform.algorithms.shapes import BoolBT, FloatBT
 
 Names = tuple[str, ...]
 Key = TypeVar("Key")
@@ -45,19 +47,15 @@ class Metrics:
 
     def merge(self, other: Metrics) -> Metrics:
         """Both together: sums and counts add up, extrema are compared."""
-        return Metrics(
-            _merge(self.means, other.means, Sums.__add__),
-            _merge(self.minima, other.minima, _smaller),
-            _merge(self.maxima, other.maxima, _larger),
-        )
+        return Metrics.together([self, other])
 
     @classmethod
     def together(cls, parts: Sequence[Metrics]) -> Metrics:
         """All of them merged, in one pass."""
         return cls(
-            {names: _sum_of(sums) for names, sums in _by_key(part.means for part in parts).items()},
-            {name: _extreme(values, min, _smaller) for name, values in _by_key(part.minima for part in parts).items()},
-            {name: _extreme(values, max, _larger) for name, values in _by_key(part.maxima for part in parts).items()},
+            _merged((part.means for part in parts), _sum_of),
+            _merged((part.minima for part in parts), lambda values: _extremum(values, min, torch.minimum)),
+            _merged((part.maxima for part in parts), lambda values: _extremum(values, max, torch.maximum)),
         )
 
     def mean(self, name: str) -> float | None:
@@ -83,21 +81,12 @@ class Metrics:
         return {name: total / counts[name] for name, total in totals.items() if counts[name] > 0}
 
 
-def _merge(
-    left: dict[Key, Value], right: dict[Key, Value], combine: Callable[[Value, Value], Value]
-) -> dict[Key, Value]:
-    merged = dict(left)
-    for key, value in right.items():
-        merged[key] = combine(left[key], value) if key in left else value
-    return merged
-
-
-def _by_key(parts: Iterable[dict[Key, Value]]) -> dict[Key, list[Value]]:
+def _merged(parts: Iterable[dict[Key, Value]], combine: Callable[[Sequence[Value]], Value]) -> dict[Key, Value]:
     values: dict[Key, list[Value]] = defaultdict(list)
     for part in parts:
         for key, value in part.items():
             values[key].append(value)
-    return values
+    return {key: combine(several) for key, several in values.items()}
 
 
 def _sum_of(parts: Sequence[Sums]) -> Sums:
@@ -106,24 +95,13 @@ def _sum_of(parts: Sequence[Sums]) -> Sums:
     return reduce(Sums.__add__, parts)
 
 
-def _extreme(
+def _extremum(
     values: Sequence[Tensor | float],
-    of_numbers: Callable[[Iterable[float]], float],
-    of_two: Callable[[Tensor | float, Tensor | float], Tensor | float],
+    of_numbers: Callable[[Sequence[float]], float],
+    of_tensors: Callable[[Tensor, Tensor], Tensor],
 ) -> Tensor | float:
-    return of_numbers(values) if set(map(type, values)) == {float} else reduce(of_two, values)  # type: ignore[arg-type]
-
-
-def _smaller(one: Tensor | float, other: Tensor | float) -> Tensor | float:
-    if isinstance(one, float) and isinstance(other, float):
-        return min(one, other)
-    return torch.minimum(torch.as_tensor(one), torch.as_tensor(other))
-
-
-def _larger(one: Tensor | float, other: Tensor | float) -> Tensor | float:
-    if isinstance(one, float) and isinstance(other, float):
-        return max(one, other)
-    return torch.maximum(torch.as_tensor(one), torch.as_tensor(other))
+    numbers = [value for value in values if isinstance(value, float)]
+    return of_numbers(numbers) if len(numbers) == len(values) else reduce(of_tensors, map(torch.as_tensor, values))
 
 
 def over(count: Shaped[Tensor, ""] | float, totals: dict[str, Shaped[Tensor, ""]]) -> dict[Names, Sums]:
@@ -131,8 +109,6 @@ def over(count: Shaped[Tensor, ""] | float, totals: dict[str, Shaped[Tensor, ""]
     return {tuple(totals): Sums(torch.stack(list(totals.values())), count)}
 
 
-def active_positions(
-    like: Float[Tensor, "batch seq"], mask: Bool[Tensor, "batch seq"] | None
-) -> Int[Tensor, ""] | float:
+def active_positions(like: FloatBT, mask: BoolBT | None) -> Int[Tensor, ""] | float:
     """How many positions of a tensor [B,T] count; `mask` None: all."""
     return float(like.numel()) if mask is None else torch.count_nonzero(mask)

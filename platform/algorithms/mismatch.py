@@ -21,16 +21,15 @@ from rl_platform.config.schema.algorithm import Rejection, RolloutIS
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
+    from rl_platform.algorithms.shapes import BoolBT, FloatBT
+
 EXPONENT_LIMIT = 20.0
 
 
 @torch.no_grad()
 def mismatch_weights(
-    log_probs: Float[Tensor, "batch seq"],
-    rollout_log_probs: Float[Tensor, "batch seq"],
-    mask: Bool[Tensor, "batch seq"],
-    correction: RolloutIS,
-) -> tuple[Float[Tensor, "batch seq"], dict[str, float]]:
+    log_probs: FloatBT, rollout_log_probs: FloatBT, mask: BoolBT, correction: RolloutIS
+) -> tuple[FloatBT, dict[str, float]]:
     """Constants [B,T] to multiply the policy loss with, 0 outside `mask` [B,T] bool, and the metrics `is/*`.
 
     Truncated importance sampling, IcePop, geometric sequence mask, and rejection by an estimate of the KL. A
@@ -50,9 +49,7 @@ def mismatch_weights(
     return weights, _weight_metrics(weights, mask, outside, broken, rejected)
 
 
-def _weights(
-    u: Float[Tensor, "batch seq"], lengths: Int[Tensor, "batch 1"], correction: RolloutIS
-) -> tuple[Float[Tensor, "batch seq"], Bool[Tensor, "batch seq"]]:
+def _weights(u: FloatBT, lengths: Int[Tensor, "batch 1"], correction: RolloutIS) -> tuple[FloatBT, BoolBT]:
     """Weights [B,T], and the positions outside the bounds. NaN is outside and has weight 0."""
     if correction.mode is None:
         return (~u.isnan()).to(u.dtype), torch.zeros_like(u, dtype=torch.bool)
@@ -69,9 +66,7 @@ def _weights(
     return weights.masked_fill(outside, 0.0), outside
 
 
-def _rejected(
-    u: Float[Tensor, "batch seq"], lengths: Int[Tensor, "batch 1"], rejection: Rejection
-) -> Bool[Tensor, "batch _"]:
+def _rejected(u: FloatBT, lengths: Int[Tensor, "batch 1"], rejection: Rejection) -> Bool[Tensor, "batch _"]:
     """[B,T] or [B,1] bool; a statistic that is not finite is rejected."""
     match rejection.stat:
         case "k1":
@@ -95,11 +90,7 @@ def _k3(u: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 
 def _weight_metrics(
-    weights: Float[Tensor, "batch seq"],
-    mask: Bool[Tensor, "batch seq"],
-    outside: Bool[Tensor, "batch seq"],
-    broken: Bool[Tensor, "batch seq"],
-    rejected: Bool[Tensor, "batch seq"],
+    weights: FloatBT, mask: BoolBT, outside: BoolBT, broken: BoolBT, rejected: BoolBT
 ) -> dict[str, float]:
     """Of the weights as applied; ess: the effective sample size (sum w)^2 / sum w^2, as share of the tokens."""
     count = int(mask.sum())
@@ -120,11 +111,7 @@ def _weight_metrics(
 
 
 @torch.no_grad()
-def mismatch_metrics(
-    log_probs: Float[Tensor, "batch seq"],
-    rollout_log_probs: Float[Tensor, "batch seq"],
-    mask: Bool[Tensor, "batch seq"],
-) -> dict[str, float]:
+def mismatch_metrics(log_probs: FloatBT, rollout_log_probs: FloatBT, mask: BoolBT) -> dict[str, float]:
     """How far the two engines disagree, over all active positions [B,T].
 
     prob_error = mean exp|u| (1 is perfect; above 1.05 look into it), abs_logp = mean |u|, kl = mean(-u) and
@@ -139,11 +126,7 @@ def mismatch_metrics(
 
 
 @torch.no_grad()
-def token_mismatch_metrics(
-    log_probs: Float[Tensor, "batch seq"],
-    rollout_log_probs: Float[Tensor, "batch seq"],
-    mask: Bool[Tensor, "batch seq"],
-) -> dict[str, float]:
+def token_mismatch_metrics(log_probs: FloatBT, rollout_log_probs: FloatBT, mask: BoolBT) -> dict[str, float]:
     """More metrics where a row [B,T] is a sequence of tokens; empty if no position is active.
 
     prob_diff_mean, _max: of |p_training - p_rollout|; prob_diff_pearson: correlation of the two (left out where one

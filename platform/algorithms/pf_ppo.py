@@ -9,26 +9,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from rl_platform.config.schema.algorithm import PFPPO
 from rl_platform.errors import DataError
 from rl_platform.records import RolloutBatch
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
+    from rl_platform.algorithms.shapes import BoolB, FloatB
 
 SMALLEST_WEIGHT = 1e-8  # rewards that are all 0 give a uniform choice
 
 
-def row_scores(rewards: Float[Tensor, "batch seq"], mask: Bool[Tensor, "batch seq"]) -> Float[Tensor, " batch"]:
-    """[B] float64: the rewards [B,T] of each row added up over `mask`. Call it before a KL penalty enters them."""
-    return torch.where(mask, rewards, 0.0).sum(dim=1, dtype=torch.float64)
-
-
-def row_probabilities(
-    scores: Float[Tensor, " batch"], counted: Bool[Tensor, " batch"], options: PFPPO
-) -> Float[Tensor, " batch"]:
+def row_probabilities(scores: FloatB, counted: BoolB, options: PFPPO) -> FloatB:
     """[B] float64, with sum 1: how likely each row is drawn; 0 for rows that are not `counted` [B] bool.
 
     In proportion to 1e-8 plus: |s|^power (`pow`); 1 for the highest and the lowest score, else 0 (`max_min`); 0.4 for
@@ -54,7 +46,7 @@ def row_probabilities(
 
 
 def apply_pf_ppo(
-    batch: RolloutBatch, scores: Float[Tensor, " batch"], options: PFPPO, generator: torch.Generator
+    batch: RolloutBatch, scores: FloatB, options: PFPPO, generator: torch.Generator
 ) -> tuple[RolloutBatch, dict[str, float]]:
     """The batch that is trained on, and `pf_ppo/effective_rows`, 1 / sum(p^2): how many rows share the weight.
 

@@ -24,7 +24,9 @@ from rl_platform.config.schema.algorithm import Algorithm, PositiveNLLNorm
 from rl_platform.user_function import load_function, misfit
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
+    from jaxtyping import Float, Int
+
+    from rl_platform.algorithms.shapes import BoolB, BoolBT, FloatBT
 
 KEY = "algorithm.policy_loss"
 LOG_RATIO_LIMIT = 20.0
@@ -34,12 +36,8 @@ PolicyLoss = Callable[[Tensor, Tensor, Tensor, Tensor | None, Algorithm], tuple[
 
 
 def ppo_clip(
-    log_probs: Float[Tensor, "batch seq"],
-    old_log_probs: Float[Tensor, "batch seq"],
-    advantages: Float[Tensor, "batch seq"],
-    mask: Bool[Tensor, "batch seq"] | None,
-    algorithm: Algorithm,
-) -> tuple[Float[Tensor, "batch seq"], Metrics]:
+    log_probs: FloatBT, old_log_probs: FloatBT, advantages: FloatBT, mask: BoolBT | None, algorithm: Algorithm
+) -> tuple[FloatBT, Metrics]:
     """`clipped_surrogate` of the ratio of every position."""
     log_ratio = select(log_probs.detach() - old_log_probs, mask)
     loss, gradient, metrics = clipped_surrogate(log_ratio, advantages, mask, algorithm)
@@ -47,12 +45,8 @@ def ppo_clip(
 
 
 def gspo(
-    log_probs: Float[Tensor, "batch seq"],
-    old_log_probs: Float[Tensor, "batch seq"],
-    advantages: Float[Tensor, "batch seq"],
-    mask: Bool[Tensor, "batch seq"] | None,
-    algorithm: Algorithm,
-) -> tuple[Float[Tensor, "batch seq"], Metrics]:
+    log_probs: FloatBT, old_log_probs: FloatBT, advantages: FloatBT, mask: BoolBT | None, algorithm: Algorithm
+) -> tuple[FloatBT, Metrics]:
     """`clipped_surrogate` with one ratio per row, exp(mean over its active positions of log_probs - old_log_probs).
 
     The sequence ratio of GSPO (Zheng et al. 2025), the same at every position of the row: rows must be whole.
@@ -66,12 +60,8 @@ def gspo(
 
 
 def cispo(
-    log_probs: Float[Tensor, "batch seq"],
-    old_log_probs: Float[Tensor, "batch seq"],
-    advantages: Float[Tensor, "batch seq"],
-    mask: Bool[Tensor, "batch seq"] | None,
-    algorithm: Algorithm,
-) -> tuple[Float[Tensor, "batch seq"], Metrics]:
+    log_probs: FloatBT, old_log_probs: FloatBT, advantages: FloatBT, mask: BoolBT | None, algorithm: Algorithm
+) -> tuple[FloatBT, Metrics]:
     """-stop(clip(rho, 1 - clip_ratio_low, 1 + clip_ratio_high)) A log_probs: clipping bounds a weight.
 
     No position loses its gradient. MiniMax-M1 (2025). `actor/clip_frac` counts positions whose weight is bounded,
@@ -89,12 +79,8 @@ def cispo(
 
 
 def reinforce(
-    log_probs: Float[Tensor, "batch seq"],
-    old_log_probs: Float[Tensor, "batch seq"],
-    advantages: Float[Tensor, "batch seq"],
-    mask: Bool[Tensor, "batch seq"] | None,
-    algorithm: Algorithm,
-) -> tuple[Float[Tensor, "batch seq"], Metrics]:
+    log_probs: FloatBT, old_log_probs: FloatBT, advantages: FloatBT, mask: BoolBT | None, algorithm: Algorithm
+) -> tuple[FloatBT, Metrics]:
     """-A log_probs (Williams 1992). The old log-probs serve the metrics only."""
     with torch.no_grad():
         log_ratio = select(log_probs - old_log_probs, mask)
@@ -126,12 +112,8 @@ def _user_policy_loss(name: str) -> PolicyLoss:
     function = load_function(KEY, name, signature)
 
     def loss(
-        log_probs: Float[Tensor, "batch seq"],
-        old_log_probs: Float[Tensor, "batch seq"],
-        advantages: Float[Tensor, "batch seq"],
-        mask: Bool[Tensor, "batch seq"] | None,
-        algorithm: Algorithm,
-    ) -> tuple[Float[Tensor, "batch seq"], Metrics]:
+        log_probs: FloatBT, old_log_probs: FloatBT, advantages: FloatBT, mask: BoolBT | None, algorithm: Algorithm
+    ) -> tuple[FloatBT, Metrics]:
         tensors = (select(x, mask) for x in (log_probs, old_log_probs, advantages))
         result = function(*tensors, mask, algorithm)
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Metrics)):
@@ -145,9 +127,9 @@ def _user_policy_loss(name: str) -> PolicyLoss:
 
 
 def positive_nll(
-    log_probs: Float[Tensor, "batch seq"],
-    correct: Bool[Tensor, " batch"],
-    mask: Bool[Tensor, "batch seq"] | None,
+    log_probs: FloatBT,
+    correct: BoolB,
+    mask: BoolBT | None,
     denominators: Denominators,
     norm: PositiveNLLNorm = "correct_tokens",
 ) -> Float[Tensor, ""]:
@@ -164,11 +146,8 @@ def positive_nll(
 
 @torch.no_grad()
 def clipped_surrogate(
-    log_ratio: Float[Tensor, "batch seq"],
-    advantages: Float[Tensor, "batch seq"],
-    mask: Bool[Tensor, "batch seq"] | None,
-    algorithm: Algorithm,
-) -> tuple[Float[Tensor, "batch seq"], Float[Tensor, "batch seq"], Metrics]:
+    log_ratio: FloatBT, advantages: FloatBT, mask: BoolBT | None, algorithm: Algorithm
+) -> tuple[FloatBT, FloatBT, Metrics]:
     """Clipped surrogate with asymmetric and dual clip, per position [B,T]: the loss, its derivative with respect to
     `log_ratio`, metrics. `log_ratio` is 0 outside `mask`, and so are both; `mask` None: all positions.
 
@@ -198,9 +177,7 @@ def clipped_surrogate(
     return loss, gradient, _metrics(log_ratio, ratio, clipped, mask)
 
 
-def _with_gradient(
-    variable: Float[Tensor, "batch seq"], loss: Float[Tensor, "batch seq"], gradient: Float[Tensor, "batch seq"]
-) -> Float[Tensor, "batch seq"]:
+def _with_gradient(variable: FloatBT, loss: FloatBT, gradient: FloatBT) -> FloatBT:
     """`loss` as a function of `variable`, with `gradient` as its elementwise derivative; all of one shape."""
     result: Tensor = _KnownGradient.apply(variable, loss, gradient)  # type: ignore[no-untyped-call]
     return result
@@ -208,12 +185,7 @@ def _with_gradient(
 
 class _KnownGradient(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        variable: Float[Tensor, "batch seq"],
-        loss: Float[Tensor, "batch seq"],
-        gradient: Float[Tensor, "batch seq"],
-    ) -> Float[Tensor, "batch seq"]:
+    def forward(ctx: Any, variable: FloatBT, loss: FloatBT, gradient: FloatBT) -> FloatBT:
         ctx.save_for_backward(gradient)
         return loss
 
@@ -224,18 +196,13 @@ class _KnownGradient(torch.autograd.Function):
         return incoming[0] * gradient, None, None
 
 
-def _clip_counts(high: Bool[Tensor, "batch seq"], low: Bool[Tensor, "batch seq"]) -> dict[str, Int[Tensor, ""]]:
+def _clip_counts(high: BoolBT, low: BoolBT) -> dict[str, Int[Tensor, ""]]:
     """Of flags [B,T] that are False outside the mask, and never both True."""
     above, below = torch.count_nonzero(high), torch.count_nonzero(low)
     return {"actor/clip_frac": above + below, "actor/clip_frac_high": above, "actor/clip_frac_low": below}
 
 
-def _metrics(
-    log_ratio: Float[Tensor, "batch seq"],
-    ratio: Float[Tensor, "batch seq"],
-    clipped: dict[str, Int[Tensor, ""]],
-    mask: Bool[Tensor, "batch seq"] | None,
-) -> Metrics:
+def _metrics(log_ratio: FloatBT, ratio: FloatBT, clipped: dict[str, Int[Tensor, ""]], mask: BoolBT | None) -> Metrics:
     """`log_ratio` is 0 outside `mask`; `clipped`: numbers of positions."""
     ratio = ratio.clamp(SMALLEST_RATIO, LARGEST_RATIO)
     active = select(ratio, mask)

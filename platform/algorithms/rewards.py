@@ -18,13 +18,13 @@ from rl_platform.config.schema.algorithm import Algorithm, KLPenalty
 from rl_platform.records import RolloutBatch
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Shaped
+    from jaxtyping import Shaped
+
+    from rl_platform.algorithms.shapes import BoolBT, FloatBT
 
 
 @torch.no_grad()
-def place_outcome_rewards(
-    scores: Shaped[Tensor, " batch"], action_mask: Bool[Tensor, "batch seq"]
-) -> Float[Tensor, "batch seq"]:
+def place_outcome_rewards(scores: Shaped[Tensor, " batch"], action_mask: BoolBT) -> FloatBT:
     """[B] scores -> [B,T] rewards: each score on the last position with `action_mask` [B,T] set, 0 elsewhere.
 
     The last action, not the last token: a trajectory that ends with an observation or with padding keeps its reward.
@@ -36,9 +36,7 @@ def place_outcome_rewards(
 
 
 @torch.no_grad()
-def place_process_rewards(
-    addressed: Float[Tensor, "batch seq"], action_mask: Bool[Tensor, "batch seq"]
-) -> tuple[Float[Tensor, "batch seq"], int]:
+def place_process_rewards(addressed: FloatBT, action_mask: BoolBT) -> tuple[FloatBT, int]:
     """[B,T] rewards of single steps, each on an action, and how many had to be moved there.
 
     `addressed` [B,T]: a reward outside `action_mask` [B,T] moves to the nearest action before it, or to the
@@ -54,15 +52,15 @@ def place_process_rewards(
 
 @torch.no_grad()
 def penalize_kl(
-    rewards: Float[Tensor, "batch seq"],
-    log_probs: Float[Tensor, "batch seq"],
-    reference_log_probs: Float[Tensor, "batch seq"],
-    mask: Bool[Tensor, "batch seq"],
+    rewards: FloatBT,
+    log_probs: FloatBT,
+    reference_log_probs: FloatBT,
+    mask: BoolBT,
     coefficient: float,
     estimator: KLPenalty,
-    full_kl: Float[Tensor, "batch seq"] | None = None,
+    full_kl: FloatBT | None = None,
     output_clip: float | None = 10.0,
-) -> tuple[Float[Tensor, "batch seq"], Float[Tensor, "batch seq"]]:
+) -> tuple[FloatBT, FloatBT]:
     """rewards_t - coefficient * K_t on the positions of `mask`; all tensors [B,T].
 
     `log_probs` are those of the policy before the update; `full_kl` [B,T] is K for the estimator full; `output_clip`
@@ -78,9 +76,7 @@ def penalize_kl(
     return rewards - coefficient * kl, kl
 
 
-def penalized(
-    batch: RolloutBatch, algorithm: Algorithm, coefficient: float
-) -> tuple[RolloutBatch, Float[Tensor, "batch seq"]]:
+def penalized(batch: RolloutBatch, algorithm: Algorithm, coefficient: float) -> tuple[RolloutBatch, FloatBT]:
     """The batch with the penalty of `use_kl_in_reward` subtracted from its rewards, and K [B,T].
 
     Rows that do not count but serve as a baseline pay as the others do.

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from rl_platform.algorithms.statistics import SMALLEST_VARIANCE, WHITEN_EPSILON, masked_mean, masked_var
 from rl_platform.config.schema.algorithm import Algorithm, RewardScaling
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
+    from rl_platform.algorithms.shapes import BoolB, FloatB, IntB
 
 
 @dataclass(frozen=True)
@@ -24,20 +23,15 @@ class ShapedRewards:
     """rewards [B] float32: one per response. sample_mask [B] bool: responses that count. compared [B] bool: those that
     the others of their group are compared to. metrics: for the log."""
 
-    rewards: Float[Tensor, " batch"]
-    sample_mask: Bool[Tensor, " batch"]
-    compared: Bool[Tensor, " batch"]
+    rewards: FloatB
+    sample_mask: BoolB
+    compared: BoolB
     metrics: dict[str, float]
 
 
 @torch.no_grad()
 def shape_rewards(
-    scores: Float[Tensor, " batch"],
-    scored: Bool[Tensor, " batch"],
-    lengths: Int[Tensor, " batch"],
-    truncated: Bool[Tensor, " batch"],
-    algorithm: Algorithm,
-    longest_response: int,
+    scores: FloatB, scored: BoolB, lengths: IntB, truncated: BoolB, algorithm: Algorithm, longest_response: int
 ) -> ShapedRewards:
     """All keys of `algorithm` that change outcome rewards, in their fixed order.
 
@@ -66,9 +60,7 @@ def shape_rewards(
     return ShapedRewards(torch.where(scored, rewards, 0.0), counted, compared, metrics)
 
 
-def scale_rewards(
-    rewards: Float[Tensor, " batch"], scaling: RewardScaling
-) -> tuple[Float[Tensor, " batch"], Bool[Tensor, " batch"]]:
+def scale_rewards(rewards: FloatB, scaling: RewardScaling) -> tuple[FloatB, BoolB]:
     """The linear map of [source_min, source_max] onto [target_min, target_max], and which [B] lay outside the source.
 
     target_min + (clip(R, source_min, source_max) - source_min) / (source_max - source_min) (target_max - target_min)
@@ -79,9 +71,7 @@ def scale_rewards(
     return scaling.target_min + share * (scaling.target_max - scaling.target_min), inside != rewards
 
 
-def overlong_penalty(
-    lengths: Int[Tensor, " batch"], max_length: int, buffer_length: int, penalty: float
-) -> Float[Tensor, " batch"]:
+def overlong_penalty(lengths: IntB, max_length: int, buffer_length: int, penalty: float) -> FloatB:
     """clip((l - (max_length - buffer_length)) / buffer_length, 0, 1) * penalty for lengths l [B], to be subtracted.
 
     The soft punishment of DAPO (Yu et al. 2025). It is never more than `penalty`, also beyond `max_length`.
@@ -91,7 +81,7 @@ def overlong_penalty(
     return excess.clamp(0.0, 1.0) * penalty
 
 
-def whiten_rewards(rewards: Float[Tensor, " batch"], counted: Bool[Tensor, " batch"]) -> Float[Tensor, " batch"]:
+def whiten_rewards(rewards: FloatB, counted: BoolB) -> FloatB:
     """mean + (R - mean) / sqrt(var + 1e-8), with mean and unbiased variance of the rewards that are `counted` [B].
 
     The mean stays, so that a reward of the right sign keeps it (`whiten` with shift_mean=False), and rewards that are

@@ -16,6 +16,8 @@ from torch import Tensor
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
+    from rl_platform.algorithms.shapes import BoolBT, FloatBT
+
 WHITEN_EPSILON = 1e-8  # added to the variance, as NeMo-RL and verl do
 SMALLEST_VARIANCE = 1e-8  # below it the returns are constant and explained variance has no meaning
 
@@ -66,7 +68,7 @@ def whiten(
     return torch.where(mask, whitened if shift_mean else whitened + mean, 0.0)
 
 
-def whiten_rows(x: Float[Tensor, "batch seq"], mask: Bool[Tensor, "batch seq"]) -> Float[Tensor, "batch seq"]:
+def whiten_rows(x: FloatBT, mask: BoolBT) -> FloatBT:
     """As `whiten`, with mean and unbiased variance of the means of the rows: a long row counts as much as a short one.
 
     `x` [B,T] is meant to be the same at every active position of a row; rows without any take no part.

@@ -14,7 +14,7 @@ from rl_platform.records import RolloutBatch
 from rl_platform.user_function import load_function, misfit
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
+    from rl_platform.algorithms.shapes import BoolBT, FloatBT
 
 Estimate = Callable[[RolloutBatch, Algorithm], tuple[Tensor, Tensor | None]]
 KEY = "algorithm.adv_type"
@@ -38,7 +38,7 @@ def load_estimator(name: str) -> Estimate:
     return checked
 
 
-def _check(name: str, what: str, result: object, mask: Bool[Tensor, "batch seq"]) -> Float[Tensor, "batch seq"]:
+def _check(name: str, what: str, result: object, mask: BoolBT) -> FloatBT:
     """`result` as float32, 0 outside `mask`. Raises ConfigError if it is not finite numbers in the shape of `mask`."""
     if result is None:
         raise misfit(KEY, name, "returned no returns, but a critic is trained on them", SIGNATURE)

@@ -12,9 +12,7 @@ from torch import Tensor, nn
 from rl_platform import acceleration
 from rl_platform.algorithms.action_levels import ActionLevels
 from rl_platform.algorithms.losses import ModelOutputs, actor_critic_loss, actor_loss
-from rl_platform.components.base import ComponentContext
-from rl_platform.components.evaluator import present
-from rl_platform.components.learner import Learner
+from rl_platform.components.learner import Learner, present
 from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import ConfigError, Problem
@@ -29,6 +27,7 @@ from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.records import RolloutBatch
 from rl_platform.rng import derive_seed
 from rl_platform.runtime.cpu import compute_alone
+from rl_platform.runtime.host import ComponentContext
 
 
 class LanguageActor(Learner):

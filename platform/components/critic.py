@@ -9,13 +9,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rl_platform.algorithms.losses import critic_loss
-from rl_platform.components.base import ComponentContext
-from rl_platform.components.evaluator import present
-from rl_platform.components.learner import Learner
+from rl_platform.components.learner import Learner, present
 from rl_platform.config.schema import Config
 from rl_platform.models.build import language_model
 from rl_platform.models.forward import TokenValues
 from rl_platform.records import RolloutBatch
+from rl_platform.runtime.host import ComponentContext
 
 
 class LanguageCritic(Learner):

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from rl_platform.components.actor import action_levels
-from rl_platform.components.base import ComponentContext
 from rl_platform.components.env_ranks import AllEnvs, Peers, Shares, follow_orders
 from rl_platform.components.env_tasks import EnvTasks
 from rl_platform.components.policy_rollout import Actions, LocalPolicy, Observations, Policy
@@ -26,7 +25,7 @@ from rl_platform.envs.embodied.video import record_video
 from rl_platform.errors import ConfigError, PlatformError, Problem
 from rl_platform.records import RolloutBatch, StateDict
 from rl_platform.rng import derive_seed
-from rl_platform.runtime.host import label
+from rl_platform.runtime.host import ComponentContext, label
 
 RECENT_EPISODES = 100  # metrics `episode/` and `env/success_` are means over the last ones
 _POLICY = label("rollout", 0)
@@ -130,9 +129,9 @@ class Environment:
                 result = envs.receive(stage)
                 failures += result.failures
                 stepped = rollout.stepped(rows)
-                rewards = self._rewards(result, rows, stepped)
-                finals = self._normalized(result.final_observations)
-                rollout.add((rows, position), current[rows], chosen[stage], rewards, result, finals)
+                rewards, finals = self._rewards(result, rows, stepped), self._normalized(result.final_observations)
+                normalised = result._replace(rewards=rewards, final_observations=finals)
+                rollout.add((rows, position), current[rows], chosen[stage], normalised)
                 if memory is not None:
                     memory.advance(rows, chosen[stage], result.ended)
                 current[rows] = observations = self._seen(result.observations, stepped)
@@ -283,9 +282,7 @@ class Environment:
             "perf/env_steps": float(rollout.env_steps),
         }
         if self.recent:
-            metrics["episode/return"], metrics["episode/length"] = (
-                float(mean) for mean in np.mean(self.recent, axis=0)
-            )
+            metrics["episode/return"], metrics["episode/length"] = np.mean(self.recent, axis=0).tolist()
         returns = [return_ for return_, _ in self.recent]
         metrics |= self.tasks.metrics("env", self.recent_numbers, returns, self.recent_successes)
         return metrics | success_rates(list(self.recent_successes), "env")

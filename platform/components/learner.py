@@ -1,4 +1,4 @@
-"""The common part of actor and critic: a model that is trained in epochs of mini-batches.
+"""The common parts of actor, critic and reference: a model in a training engine, trained in epochs of mini-batches.
 
 Mini-batches whose gradient was not finite are written to `failures/` in the output folder.
 """
@@ -14,21 +14,22 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from rl_platform.algorithms.losses import ModelOutputs
 from rl_platform.algorithms.metrics import Metrics
 from rl_platform.algorithms.schedule import MiniBatches, ShuffleBuffers
 from rl_platform.checkpoint.verify import Written
-from rl_platform.components.base import ComponentContext
-from rl_platform.components.evaluator import Evaluator
 from rl_platform.config.rollout_backend import may_go_by_group
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import Actor, Critic
-from rl_platform.engines.training.base import Loss, learning_rate
-from rl_platform.engines.training.offload import onloaded
+from rl_platform.engines.training.base import Loss, MicroBatches, learning_rate
+from rl_platform.engines.training.build import training_engine
+from rl_platform.engines.training.offload import OffloadingEngine, onloaded
 from rl_platform.engines.training.sharded_state import ShardedState, ShardedTensor, state_bytes
 from rl_platform.errors import Diverged
 from rl_platform.models.lora import merged
 from rl_platform.records import RolloutBatch, Weights
 from rl_platform.rng import generator
+from rl_platform.runtime.host import ComponentContext
 from rl_platform.tracing import recorder
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,39 @@ logger = logging.getLogger(__name__)
 FOLDER = "failures"  # of the run's output folder
 MOST_KEPT = 10  # files of a run: the first ones are the most useful, and the disk must not fill up
 FAILURES_IN_A_ROW = 3  # optimizer steps with a non-finite gradient before the run is called diverged
+
+
+class Evaluator:
+    """Base of learners and reference. `section`: backend, layout and micro-batches of `model`."""
+
+    def __init__(self, context: ComponentContext, config: Config, section: Actor | Critic, model: nn.Module) -> None:
+        self.context, self.config = context, config
+        self.device = torch.device("cuda", context.accelerators[0]) if context.accelerators else torch.device("cpu")
+        self.engine = training_engine(
+            section,
+            model,
+            dtype=getattr(torch, (section.model or config.actor.model).dtype),
+            horizon=config.algorithm.loss_agg_horizon or config.data.max_response_length,
+            device=self.device,
+            nominal=config.algorithm.loss_agg_denominator == "nominal",
+        )
+        micro_batch_rows = section.micro_batch_size and section.micro_batch_size // config.sequence_length
+        self.training_micro_batches = MicroBatches(micro_batch_rows, section.max_tokens_per_micro_batch)
+        forward_rows = config.algorithm.logprob_forward_micro_batch_size
+        self.forward_micro_batches = MicroBatches(forward_rows) if forward_rows else self.training_micro_batches
+
+    def outputs(self, batch: RolloutBatch) -> ModelOutputs:
+        """Outputs [B,T] of the model as it is now, without gradient."""
+        began = time.monotonic()
+        outputs = self.engine.evaluate(batch, self.forward_micro_batches)
+        recorder.add("work", "inference", began)
+        return outputs
+
+    def offload(self, weights: bool) -> None:
+        """Moves gradients and optimizer state off the device until they are used, and the weights too if `weights`.
+        Only for a section with `offload: true`."""
+        assert isinstance(self.engine, OffloadingEngine)
+        self.engine.offload(weights=weights)
 
 
 class Learner(Evaluator):
@@ -193,3 +227,9 @@ def _tensors(batch: RolloutBatch) -> dict[str, Tensor]:
     fields = {name: value for name, value in vars(batch).items() if isinstance(value, Tensor)}
     fields |= {f"inputs.{name}": value for name, value in batch.inputs.items()}
     return {name: tensor.clone() for name, tensor in fields.items()}  # torch.save writes the whole storage of a view
+
+
+def present(tensor: Tensor | None) -> Tensor:
+    """An output that this kind of model always has."""
+    assert tensor is not None
+    return tensor

@@ -16,7 +16,6 @@ import torch
 
 from rl_platform import acceleration
 from rl_platform.components.actor import embodied_policy
-from rl_platform.components.base import ComponentContext
 from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import ChannelClosed, WorkerError
@@ -24,6 +23,7 @@ from rl_platform.records import Weights, WeightsReceived
 from rl_platform.rng import derive_seed
 from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.cpu import compute_alone
+from rl_platform.runtime.host import ComponentContext
 from rl_platform.tracing import recorder
 
 

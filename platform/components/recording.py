@@ -16,6 +16,8 @@ from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.envs.embodied.vector import EpisodeStats, StepResult
 from rl_platform.records import RolloutBatch
 
+Where = tuple[slice, int]  # environments, and the position in steps
+
 
 def bootstrapped(ends: np.ndarray, terminated: np.ndarray, kind: Bootstrap) -> np.ndarray:
     """[num_envs, T] bool: the ends after which the value of the next state counts.
@@ -44,7 +46,7 @@ class Recording:
     def env_steps(self) -> int:
         return int(self.ends.size)
 
-    def next_actions(self, actions: np.ndarray, where: tuple[slice, int]) -> tuple[np.ndarray, np.ndarray | None]:
+    def next_actions(self, actions: np.ndarray, where: Where) -> tuple[np.ndarray, np.ndarray | None]:
         """The actions of one step at `where`, and which environments skip it (None: no environment does)."""
         return actions, None
 
@@ -52,42 +54,39 @@ class Recording:
         """The environments among `rows` that took the current step; None: all did."""
         return None
 
-    def add(
-        self,
-        where: tuple[slice, int],
-        observations: np.ndarray,
-        actions: Actions,
-        rewards: np.ndarray,
-        result: StepResult,
-        final_observations: np.ndarray,
-    ) -> None:
-        """One step at `where`: environments and position, counted in steps."""
+    def add(self, where: Where, observations: np.ndarray, actions: Actions, result: StepResult) -> None:
+        """One step: what the policy saw and chose, and its result with normalised rewards and final observations."""
         self.observations[where] = observations
         if self.actions is None:
             self.actions = np.zeros((*self.ends.shape, *actions.array.shape[1:]), actions.array.dtype)
         self.actions[where], self.log_probs[where] = actions.array, actions.log_probs
-        self.rewards[where] = rewards
+        self.rewards[where] = result.rewards
         self.ends[where], self.invalid[where], self.terminated[where] = result.ended, result.invalid, result.terminated
-        if len(final_observations):
-            self.end_observations[where][result.ended] = final_observations
+        if len(result.final_observations):
+            self.end_observations[where][result.ended] = result.final_observations
         self.episodes += result.episodes
 
     def finish(self, next_observations: np.ndarray, kind: Bootstrap) -> RolloutBatch:
         """The batch; a row that stops in the middle of an episode continues with `next_observations`."""
         followed = self._close(next_observations, kind)
-        assert self.actions is not None
-        num_envs = len(self.ends)
-        arrays = {"observations": self.observations, "actions": self.actions}
-        return RolloutBatch(
-            inputs={name: torch.from_numpy(array) for name, array in arrays.items()},
+        return self._batch(
             action_mask=torch.from_numpy(~self.invalid),
-            sample_mask=torch.ones(num_envs, dtype=torch.bool),
-            group_ids=torch.arange(num_envs),
             rewards=torch.from_numpy(self.rewards),
             rollout_log_probs=torch.from_numpy(self.log_probs),
             ends=torch.from_numpy(self.ends),
             bootstrapped=torch.from_numpy(followed),
+        )
+
+    def _batch(self, **fields: torch.Tensor | None) -> RolloutBatch:
+        """The batch of these fields, one row per environment."""
+        assert self.actions is not None
+        num_envs = len(self.ends)
+        return RolloutBatch(
+            inputs={"observations": torch.from_numpy(self.observations), "actions": torch.from_numpy(self.actions)},
+            sample_mask=torch.ones(num_envs, dtype=torch.bool),
+            group_ids=torch.arange(num_envs),
             end_observations=torch.from_numpy(self.end_observations),
+            **fields,
         )
 
     def _close(self, next_observations: np.ndarray, kind: Bootstrap) -> np.ndarray:
@@ -124,16 +123,8 @@ class RecurrentRecording(Recording):
         self.states, self.length = states, length
         self.first_states = np.zeros((num_envs, steps // length, states.array.shape[1]), np.float32)
 
-    def add(
-        self,
-        where: tuple[slice, int],
-        observations: np.ndarray,
-        actions: Actions,
-        rewards: np.ndarray,
-        result: StepResult,
-        final_observations: np.ndarray,
-    ) -> None:
-        super().add(where, observations, actions, rewards, result, final_observations)
+    def add(self, where: Where, observations: np.ndarray, actions: Actions, result: StepResult) -> None:
+        super().add(where, observations, actions, result)
         rows, (sequence, offset) = where[0], divmod(where[1], self.length)
         if offset == 0:
             self.first_states[rows, sequence] = self.states.array[rows]
@@ -172,7 +163,7 @@ class ChunkRecording(Recording):
     def env_steps(self) -> int:
         return int(self.executed.sum() + self.invalid.sum())
 
-    def next_actions(self, actions: np.ndarray, where: tuple[slice, int]) -> tuple[np.ndarray, np.ndarray | None]:
+    def next_actions(self, actions: np.ndarray, where: Where) -> tuple[np.ndarray, np.ndarray | None]:
         rows, slot = where[0], where[1] % self.levels.num_actions
         if slot == 0:
             self.idle[rows] = False
@@ -181,49 +172,37 @@ class ChunkRecording(Recording):
     def stepped(self, rows: slice) -> np.ndarray | None:
         return np.flatnonzero(~self.idle[rows]) if self.idle[rows].any() else None
 
-    def add(
-        self,
-        where: tuple[slice, int],
-        observations: np.ndarray,
-        actions: Actions,
-        rewards: np.ndarray,
-        result: StepResult,
-        final_observations: np.ndarray,
-    ) -> None:
+    def add(self, where: Where, observations: np.ndarray, actions: Actions, result: StepResult) -> None:
         rows, (choice, slot) = where[0], divmod(where[1], self.levels.num_actions)
         if slot == 0:
             self.observations[rows, choice] = observations
             self.actions[rows, choice], self.log_probs[rows, choice] = actions.array, actions.log_probs
-        self.rewards[rows, choice, slot] = rewards
+        self.rewards[rows, choice, slot] = result.rewards
         self.executed[rows, choice, slot] = ~self.idle[rows] & ~result.invalid
         self.invalid[rows, choice, slot] = result.invalid
         self.ends[rows, choice] |= result.ended
         self.terminated[rows, choice] |= result.terminated
-        if len(final_observations):
-            self.end_observations[rows, choice][result.ended] = final_observations
+        if len(result.final_observations):
+            self.end_observations[rows, choice][result.ended] = result.final_observations
         self.idle[rows] |= result.ended
         self.episodes += result.episodes
 
     def finish(self, next_observations: np.ndarray, kind: Bootstrap) -> RolloutBatch:
         followed = self._close(next_observations, kind)
-        num_envs, levels = len(self.ends), self.levels
-        executed = torch.from_numpy(self.executed)
+        levels, executed = self.levels, torch.from_numpy(self.executed)
         log_probs = levels.of_components(torch.from_numpy(self.log_probs).flatten(0, 1), executed.flatten(0, 1))
         value_mask, entropy_units = levels.value_mask(executed), levels.entropy_units(executed)
-        arrays = {"observations": self.observations, "actions": self.actions, "executed": self.executed}
-        return RolloutBatch(
-            inputs={name: torch.from_numpy(array) for name, array in arrays.items()},
+        batch = self._batch(
             action_mask=levels.mask(executed).flatten(1),
-            sample_mask=torch.ones(num_envs, dtype=torch.bool),
-            group_ids=torch.arange(num_envs),
             rewards=levels.placed_rewards(torch.from_numpy(self.rewards)).flatten(1),
-            rollout_log_probs=log_probs.view(num_envs, -1),
+            rollout_log_probs=log_probs.view(len(self.ends), -1),
             ends=self._at_last_position(self.ends),
             bootstrapped=self._at_last_position(followed),
-            end_observations=torch.from_numpy(self.end_observations),
             value_mask=None if value_mask is None else value_mask.flatten(1),
             entropy_units=None if entropy_units is None else entropy_units.flatten(1),
         )
+        batch.inputs["executed"] = executed
+        return batch
 
     def _at_last_position(self, of_choices: np.ndarray) -> torch.Tensor:
         """[num_envs, C] bool -> [num_envs, C P]: behind actions that were not executed, which estimators skip."""

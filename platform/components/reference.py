@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rl_platform.components.base import ComponentContext
-from rl_platform.components.evaluator import Evaluator, present
+from rl_platform.components.learner import Evaluator, present
 from rl_platform.config.schema import Config
 from rl_platform.models.build import language_model, token_temperature
 from rl_platform.models.forward import TokenPolicy
 from rl_platform.records import RolloutBatch
+from rl_platform.runtime.host import ComponentContext
 
 
 class LanguageReference(Evaluator):

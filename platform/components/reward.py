@@ -47,7 +47,7 @@ class Scorer(Protocol):
         ...
 
 
-class Reward:
+class LanguageReward:
     """Scores trajectories by their text. A response without a score (timeout, exception, crash, refused) comes back
     with `valid=False` and reward 0; if no response of a call gets a score, raises WorkerError with a traceback, or
     Unreachable if a server did not answer.

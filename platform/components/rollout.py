@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
-from rl_platform.components.base import ComponentContext
 from rl_platform.components.conversations import Conversations
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.rollout import Sampling
@@ -22,6 +21,7 @@ from rl_platform.models.tokenizer import load_tokenizer, stop_tokens
 from rl_platform.records import Prompt, SamplingParams, Trajectory, Weights, WeightsReceived
 from rl_platform.rng import derive_seed
 from rl_platform.runtime.channel import Channel
+from rl_platform.runtime.host import ComponentContext
 from rl_platform.runtime.weights.group import WeightsOffer
 
 Group = Sequence[Trajectory]  # the responses to one prompt, complete or not

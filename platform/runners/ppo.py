@@ -5,8 +5,8 @@
                  -> validate, log, checkpoint
 
 Neighbours in brackets run side by side where their components share no device. `train` is the loop, `PPO.update` one
-step of it from a rollout batch to updated models, and `Runner` what differs between the two tasks. The mathematics is
-in `rl_platform.algorithms`; the runtime decides in which processes components run.
+step of it from a rollout batch to updated models, and `TaskRunner` what differs between the two tasks. The mathematics
+is in `rl_platform.algorithms`; the runtime decides in which processes components run.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from rl_platform.algorithms.advantages import advantages
-from rl_platform.algorithms.kl import kl_controller, sequence_mean_kl
+from rl_platform.algorithms.groups import outcome_scores
+from rl_platform.algorithms.kl import KLController, sequence_mean_kl
 from rl_platform.algorithms.mismatch import mismatch_weights
-from rl_platform.algorithms.pf_ppo import apply_pf_ppo, row_scores
+from rl_platform.algorithms.pf_ppo import apply_pf_ppo
 from rl_platform.algorithms.rewards import penalized
 from rl_platform.algorithms.summary import rollout_metrics
 from rl_platform.algorithms.validation import check_batch
@@ -56,7 +57,7 @@ class Learners:
     turns: TakingTurns | None = None
 
 
-class Runner(Protocol):
+class TaskRunner(Protocol):
     """The interface of the two tasks: collection of experience, validation, and parts of a checkpoint."""
 
     learners: Learners
@@ -87,7 +88,7 @@ class Runner(Protocol):
         """Called after the last step: exports, videos."""
 
 
-def train(config: Config, runner: Runner, reporter: Reporter, state: RunState) -> None:
+def train(config: Config, runner: TaskRunner, reporter: Reporter, state: RunState) -> None:
     """Runs PPO steps until `runner.max_steps`, from the step `state` was resumed at.
 
     After a signal, saves at the end of the step and raises Interrupted.
@@ -134,7 +135,7 @@ def train(config: Config, runner: Runner, reporter: Reporter, state: RunState) -
     runner.finish()
 
 
-def validate(runner: Runner, reporter: Reporter, step: int) -> Metrics:
+def validate(runner: TaskRunner, reporter: Reporter, step: int) -> Metrics:
     with reporter.phase("validate"):
         return runner.validate(step)
 
@@ -150,7 +151,7 @@ class PPO:
         self.algorithm, self.learners, self.reporter = config.algorithm, learners, reporter
         self.phases = Phases(config, learners.turns, reporter)
         self.seed, self.warned_of_mismatch = config.runner.seed, False
-        self.kl_controller = kl_controller(config.algorithm.kl_ctrl)
+        self.kl_controller = KLController(config.algorithm.kl_ctrl)
         # the correction gives weight 0 to log-probs that are not finite, and counts them
         self.tolerated = ("rollout_log_probs",) if config.algorithm.rollout_is is not None else ()
 
@@ -168,7 +169,9 @@ class PPO:
         not belong together.
         """
         self._check(batch, step)
-        scores = row_scores(batch.rewards, batch.mask) if self.algorithm.use_pf_ppo else None  # without a KL penalty
+        scores = (
+            outcome_scores(batch.rewards, batch.mask) if self.algorithm.use_pf_ppo else None
+        )  # without a KL penalty
         batch = self._evaluate(batch)
         batch, metrics = self._penalize(batch)
         batch = self._estimate(batch)

@@ -13,7 +13,7 @@ from rl_platform.algorithms.shaping import ShapedRewards
 from rl_platform.components.actor import LanguageActor
 from rl_platform.components.critic import LanguageCritic
 from rl_platform.components.reference import LanguageReference
-from rl_platform.components.reward import Reward, verifier_spec
+from rl_platform.components.reward import LanguageReward, verifier_spec
 from rl_platform.components.rollout import LanguageRollout
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.rollout import Sampling
@@ -73,7 +73,7 @@ class ReasoningRunner:
         self.sampler = dynamic_sampler(config)
         self.loader = PromptLoader(train.prompts, round_size(config), config.runner.seed, config.data.shuffle)
 
-        components: dict[str, type] = {"actor": LanguageActor, "rollout": LanguageRollout, "reward": Reward}
+        components: dict[str, type] = {"actor": LanguageActor, "rollout": LanguageRollout, "reward": LanguageReward}
         if config.critic.use_critic_model:
             components["critic"] = LanguageCritic
         if config.has_reference:
@@ -88,13 +88,8 @@ class ReasoningRunner:
         unfinished = PartialRollouts(config, runtime, self.recovery, self.groups, reporter, self.loader)
         self.partial = None if config.rollout.partial_rollout is None else unfinished
         self.turns = TakingTurns(turns, self.groups)
-        self.learners = Learners(
-            self.typed["actor"],
-            self.typed.get("critic"),
-            self.typed.get("reference"),
-            config.reference_is_base,
-            self.turns,
-        )
+        actor, critic, reference = self.typed["actor"], self.typed.get("critic"), self.typed.get("reference")
+        self.learners = Learners(actor, critic, reference, config.reference_is_base, self.turns)
         self.streaming = streamed_evaluation(config, turns, self.groups, self._batch)
 
     def sync_weights(self, version: int) -> dict[str, float]:
@@ -140,10 +135,10 @@ class ReasoningRunner:
         purpose = f"train-{number}" if number else "train"
         samples, sampling = self.config.algorithm.group_size, self.config.rollout.sampling
         prompts = self.loader.next_batch()
-        if self.streaming is None:
-            return self._generate(prompts, samples, sampling, purpose, step)
-        self.streaming.begin(prompts, samples)
-        return self._generate(prompts, samples, sampling, purpose, step, self.streaming.add)
+        if self.streaming is not None:
+            self.streaming.begin(prompts, samples)
+        on_arrival = None if self.streaming is None else self.streaming.add
+        return self._generate(prompts, samples, sampling, purpose, step, on_arrival)
 
     def validate(self, step: int) -> dict[str, float]:
         trajectories = self.answers(self.config.rollout.val_sampling, step)
@@ -211,39 +206,31 @@ class ReasoningRunner:
         """
         self.turns.before("generate")
         trajectories: list[Trajectory] = []
-        self.recovery.run(lambda: self._fill(trajectories, prompts, samples, sampling, purpose, step, on_arrival))
+        total = len(prompts) * samples
+
+        def fill() -> None:
+            """Adds the scored responses that are not among `trajectories` yet."""
+            generated = self.runtime.channel("trajectories", CHANNEL_CAPACITY, ["rollout"], ["reward"])
+            scored = self.runtime.channel("scored", CHANNEL_CAPACITY, ["reward"], ["runner"])
+            answered = [(trajectory.prompt.index, trajectory.sample) for trajectory in trajectories]
+            with self.recovery.working(generated, scored) as calls:
+                arguments = prompts, samples, sampling, purpose, step, generated  # starts first, as it takes longest
+                calls.append(generating := self.typed["rollout"].generate(*arguments, self.recovery.version, answered))
+                calls.append(scoring := self.typed["reward"].stream(generated, scored))
+                while len(trajectories) < total:
+                    arrived = scored.get_many(total - len(trajectories), linger=GATHER_S)
+                    trajectories.extend(arrived)
+                    if on_arrival is not None:
+                        on_arrival(arrived)
+                    self.reporter.progress(len(trajectories), total, "responses")
+                generating.wait()
+                generated.close()
+                scored.close()  # without waiting for the result of `stream`
+                scoring.wait()
+
+        self.recovery.run(fill)
         place = {prompt.index: position for position, prompt in enumerate(prompts)}
         return sorted(trajectories, key=lambda trajectory: (place[trajectory.prompt.index], trajectory.sample))
-
-    def _fill(
-        self,
-        trajectories: list[Trajectory],
-        prompts: Sequence[Prompt],
-        samples: int,
-        sampling: Sampling,
-        purpose: str,
-        step: int,
-        on_arrival: Callable[[Sequence[Trajectory]], None] | None,
-    ) -> None:
-        """Adds the scored responses that are not among `trajectories` yet."""
-        generated = self.runtime.channel("trajectories", CHANNEL_CAPACITY, ["rollout"], ["reward"])
-        scored = self.runtime.channel("scored", CHANNEL_CAPACITY, ["reward"], ["runner"])
-        answered = [(trajectory.prompt.index, trajectory.sample) for trajectory in trajectories]
-        total = len(prompts) * samples
-        with self.recovery.working(generated, scored) as calls:
-            arguments = prompts, samples, sampling, purpose, step, generated  # starts first, as it takes longest
-            calls.append(generating := self.typed["rollout"].generate(*arguments, self.recovery.version, answered))
-            calls.append(scoring := self.typed["reward"].stream(generated, scored))
-            while len(trajectories) < total:
-                arrived = scored.get_many(total - len(trajectories), linger=GATHER_S)
-                trajectories += arrived
-                if on_arrival is not None:
-                    on_arrival(arrived)
-                self.reporter.progress(len(trajectories), total, "responses")
-            generating.wait()
-            generated.close()
-            scored.close()  # without waiting for the result of `stream`
-            scoring.wait()
 
 
 def validation_metric(config: Config) -> str:

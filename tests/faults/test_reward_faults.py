@@ -14,7 +14,7 @@ import psutil
 import pytest
 from waiting import until
 
-from rl_platform.components.reward import Reward
+from rl_platform.components.reward import LanguageReward
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.cluster import Cluster
 from rl_platform.config.schema.reward import Reward as RewardConfig
@@ -352,7 +352,7 @@ def reward(folder: Path):
         cluster=Cluster(component_placement={"reward": "all"}),
         reward=RewardConfig(type=SPEC.type, num_workers=2, timeout_s=1.0),
     )
-    component = Reward(ComponentContext("reward", 0, 1, 0, (), seed=1), config)
+    component = LanguageReward(ComponentContext("reward", 0, 1, 0, (), seed=1), config)
     yield component
     component.close()
 
@@ -372,7 +372,7 @@ EXPECTED = [(0, 0.1, 0.1, True), (1, 0.0, 0.0, False), (2, 0.0, 0.0, False), (3,
 MIXED = ("a", "hang", "raise", "bb", "crash")
 
 
-def test_component_scores_in_order_and_masks_faults(folder: Path, reward: Reward) -> None:
+def test_component_scores_in_order_and_masks_faults(folder: Path, reward: LanguageReward) -> None:
     given = trajectories(folder, *MIXED)
     scored = reward.score(given)
     assert [outcome(trajectory) for trajectory in scored] == EXPECTED
@@ -382,7 +382,7 @@ def test_component_scores_in_order_and_masks_faults(folder: Path, reward: Reward
     assert reward.score([]) == []
 
 
-def test_component_streams_what_is_ready(folder: Path, reward: Reward) -> None:
+def test_component_streams_what_is_ready(folder: Path, reward: LanguageReward) -> None:
     source, sink = Channel("rollouts", 64, 20.0), Channel("scored", 64, 20.0)
     returned: list[int] = []
     thread = threading.Thread(target=lambda: returned.append(reward.stream(source, sink)))
@@ -399,7 +399,7 @@ def test_component_streams_what_is_ready(folder: Path, reward: Reward) -> None:
     assert sorted(outcome(trajectory) for trajectory in sink.get_many(64)) == EXPECTED[1:]
 
 
-def test_a_reward_that_always_raises_ends_the_run_with_its_traceback(folder: Path, reward: Reward) -> None:
+def test_a_reward_that_always_raises_ends_the_run_with_its_traceback(folder: Path, reward: LanguageReward) -> None:
     with pytest.raises(WorkerError, match=r"scored none of 3 responses \(raised 3\)") as caught:
         reward.score(trajectories(folder, *["raise"] * 3))
     assert "KeyError: 'my own mistake'" in str(caught.value)
@@ -410,7 +410,7 @@ def test_a_reward_that_always_raises_ends_the_run_with_its_traceback(folder: Pat
         reward.stream(source, sink)
 
 
-def test_stream_ends_with_the_error_of_its_channels(folder: Path, reward: Reward) -> None:
+def test_stream_ends_with_the_error_of_its_channels(folder: Path, reward: LanguageReward) -> None:
     source, sink = Channel("rollouts", 64, 20.0), Channel("scored", 64, 20.0)
     source.put_many(trajectories(folder, "a", "bb"))
     source.close(WorkerDied("rollout[0] died"))

@@ -26,7 +26,7 @@ from rl_platform.checkpoint.verify import Checkpoint
 from rl_platform.components.actor import LanguageActor
 from rl_platform.components.environment import Environment
 from rl_platform.components.policy_rollout import Actions, Observations, PolicyRollout
-from rl_platform.components.reward import Reward
+from rl_platform.components.reward import LanguageReward
 from rl_platform.components.rollout import LanguageRollout
 from rl_platform.engines.training.state_files import read_whole
 from rl_platform.records import RolloutBatch, Trajectory, Weights, WeightsReceived
@@ -357,7 +357,7 @@ class DiesInConstruction(LanguageRollout):
         super().__init__(context, *others, **named)
 
 
-class DyingReward(Reward):
+class DyingReward(LanguageReward):
     """Killed once, while it is constructed."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
@@ -369,7 +369,7 @@ def test_a_rollout_and_a_reward_that_are_killed_while_the_run_starts(
     command, address, undisturbed, trained, monkeypatch
 ):
     monkeypatch.setattr(reasoning, "LanguageRollout", DiesInConstruction)
-    monkeypatch.setattr(reasoning, "Reward", DyingReward)
+    monkeypatch.setattr(reasoning, "LanguageReward", DyingReward)
     build, kills = RayRuntime._build, []
 
     def fatal(self: RayRuntime, hosts: Any) -> None:

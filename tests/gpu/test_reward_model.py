@@ -9,10 +9,10 @@ import pytest
 import torch
 from reward_parts import make_classifier
 
-from rl_platform.components.base import ComponentContext
-from rl_platform.components.reward import Reward
+from rl_platform.components.reward import LanguageReward
 from rl_platform.config.schema import Config
 from rl_platform.records import Prompt, Trajectory
+from rl_platform.runtime.host import ComponentContext
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
 
@@ -27,7 +27,7 @@ def scores(folder: Path, accelerators: tuple[int, ...]) -> tuple[list[float], An
     context = ComponentContext(
         name="reward", rank=0, world_size=1, node=0, accelerators=accelerators, seed=1, neighbours=("actor",)
     )
-    component = Reward(context, config)
+    component = LanguageReward(context, config)
     texts = ("short", "a longer one", "!", "the longest of all of them")
     found = component.score([Trajectory(Prompt(0, "?", "", (1,)), 0, (1,), (0.0,), "stop", 0, text) for text in texts])
     where = next(component._scorer._classifier._network.parameters()).device

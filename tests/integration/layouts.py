@@ -19,7 +19,6 @@ from torch.nn import functional as F
 
 from rl_platform.algorithms.losses import ModelOutputs
 from rl_platform.components.actor import EmbodiedActor, LanguageActor
-from rl_platform.components.base import ComponentContext
 from rl_platform.components.critic import LanguageCritic
 from rl_platform.components.reference import LanguageReference
 from rl_platform.config.schema import Config
@@ -27,6 +26,7 @@ from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces
 from rl_platform.records import Prompt, RolloutBatch, Trajectory
 from rl_platform.runners.ppo import PPO, Learners
 from rl_platform.runners.trajectories import rollout_batch, shaped_rewards
+from rl_platform.runtime.host import ComponentContext
 
 STEPS, PROMPTS, SAMPLES, MINI_BATCH = 2, 8, 2, 8
 PROMPT_LENGTH, RESPONSE_LENGTH = 6, 12

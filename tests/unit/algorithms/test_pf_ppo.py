@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from rl_platform.algorithms.aggregation import Denominators
+from rl_platform.algorithms.groups import outcome_scores
 from rl_platform.algorithms.losses import ModelOutputs, actor_loss
-from rl_platform.algorithms.pf_ppo import apply_pf_ppo, row_probabilities, row_scores
+from rl_platform.algorithms.pf_ppo import apply_pf_ppo, row_probabilities
 from rl_platform.config.schema.algorithm import PFPPO, Algorithm
 from rl_platform.errors import DataError
 from rl_platform.records import RolloutBatch
@@ -80,13 +81,13 @@ def test_a_score_without_a_weight_is_named(score: float, power: float) -> None:
 def test_scores_ignore_masked_positions() -> None:
     rewards = torch.tensor([[1.0, float("nan"), 2.0], [0.5, 3.0, float("inf")]])
     mask = torch.tensor([[True, False, True], [True, True, False]])
-    assert row_scores(rewards, mask).tolist() == [3.0, 3.5]
+    assert outcome_scores(rewards, mask).tolist() == [3.0, 3.5]
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_resampled_rows_still_belong_together(seed: int) -> None:
     batch = tagged()
-    drawn, _ = apply_pf_ppo(batch, row_scores(batch.rewards, batch.mask), PFPPO(), generator(seed, "pf_ppo", 0))
+    drawn, _ = apply_pf_ppo(batch, outcome_scores(batch.rewards, batch.mask), PFPPO(), generator(seed, "pf_ppo", 0))
     assert len(drawn) == len(batch)
     tags = drawn.group_ids.tolist()
     assert set(tags) <= {1, 2, 3, 4}  # 0 has no reward, 5 does not count
@@ -117,7 +118,7 @@ def test_draws_follow_the_probabilities() -> None:
 
 class TestWeight:
     def weighted(self, batch: RolloutBatch) -> RolloutBatch:
-        scores = row_scores(batch.rewards, batch.mask)
+        scores = outcome_scores(batch.rewards, batch.mask)
         return apply_pf_ppo(batch, scores, PFPPO(mode="weight"), generator(0, "pf_ppo", 0))[0]
 
     def test_mean_one_over_the_rows_that_count_and_the_same_rows(self) -> None:
@@ -141,7 +142,7 @@ class TestWeight:
         batch = tagged(5, 1)
         batch.sample_mask[:] = True
         outputs = ModelOutputs(log_probs=batch.log_probs + 0.1)
-        probabilities = row_probabilities(row_scores(batch.rewards, batch.mask), ALL.new_ones(5), PFPPO())
+        probabilities = row_probabilities(outcome_scores(batch.rewards, batch.mask), ALL.new_ones(5), PFPPO())
 
         def loss(rows: RolloutBatch, log_probs: torch.Tensor) -> float:
             denominators = Denominators.of(rows.mask, 1)

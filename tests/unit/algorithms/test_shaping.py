@@ -10,13 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rl_platform.algorithms.shaping import (
-    ShapedRewards,
-    overlong_penalty,
-    scale_rewards,
-    shape_rewards,
-    whiten_rewards,
-)
+from rl_platform.algorithms.shaping import ShapedRewards, overlong_penalty, scale_rewards, shape_rewards, whiten_rewards
 from rl_platform.config.schema.algorithm import Algorithm, RewardScaling
 
 NAN = float("nan")

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from rl_platform.components.base import ComponentContext
 from rl_platform.config.schema import Config
 from rl_platform.records import RolloutBatch
+from rl_platform.runtime.host import ComponentContext
 
 TINY = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "intermediate_size": 32, "max_positions": 32}
 

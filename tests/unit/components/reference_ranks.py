@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rl_platform.components.base import ComponentContext
 from rl_platform.components.reference import LanguageReference
 from rl_platform.config.schema import Config
 from rl_platform.records import RolloutBatch
+from rl_platform.runtime.host import ComponentContext
 
 SIZES: dict[str, Any] = {"vocab_size": 259, "hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
 SIZES |= {"intermediate_size": 24, "max_position_embeddings": 40}

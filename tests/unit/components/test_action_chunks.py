@@ -14,12 +14,12 @@ import torch
 
 from rl_platform.algorithms.advantages import advantages
 from rl_platform.components.actor import EmbodiedActor
-from rl_platform.components.base import ComponentContext
 from rl_platform.components.environment import Environment
 from rl_platform.components.policy_rollout import Actions, Observations, PolicyRollout, RemotePolicy
 from rl_platform.config.schema import Config
 from rl_platform.records import RolloutBatch
 from rl_platform.rng import derive_seed
+from rl_platform.runtime.host import ComponentContext
 
 NAN = float("nan")
 

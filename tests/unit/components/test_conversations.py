@@ -11,7 +11,7 @@ import torch
 
 from rl_platform.algorithms.shaping import ShapedRewards
 from rl_platform.components.actor import LanguageActor
-from rl_platform.components.reward import Reward
+from rl_platform.components.reward import LanguageReward
 from rl_platform.components.rollout import LanguageRollout
 from rl_platform.errors import WorkerError
 from rl_platform.records import Prompt, Trajectory
@@ -148,7 +148,7 @@ def test_a_tool_that_raises_or_hangs_costs_its_response(generated, context, reas
     found = generated("some", timeout_s=1.0)
     assert [one.valid for one in found] == [False] * 4 + [True] * 2
     assert conversation_metrics(found)["tool/errors"] == 4
-    reward = Reward(context("reward"), reasoning(reward={"type": "exact_match", "num_workers": 1}))
+    reward = LanguageReward(context("reward"), reasoning(reward={"type": "exact_match", "num_workers": 1}))
     scored = reward.score(found)
     reward.close()
     assert [one.valid for one in scored] == [False] * 4 + [True] * 2

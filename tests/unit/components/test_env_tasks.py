@@ -8,7 +8,6 @@ import gymnasium
 import numpy as np
 import pytest
 
-from rl_platform.components.base import ComponentContext
 from rl_platform.components.env_ranks import Shares
 from rl_platform.components.env_tasks import EnvTasks
 from rl_platform.components.environment import Environment
@@ -16,6 +15,7 @@ from rl_platform.components.policy_rollout import Observations, RemotePolicy
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.env import Env
 from rl_platform.envs.embodied.success import Success
+from rl_platform.runtime.host import ComponentContext
 
 
 class Shown(gymnasium.Env):
@@ -83,12 +83,7 @@ def test_each_task_has_the_numbers_of_its_episodes() -> None:
     tasks = EnvTasks(Env.model_validate(env()), reads_instructions=False)
     successes = [Success(True, False), None, Success(False, False), None]
     found = tasks.metrics("val", [0, 1, 3, 4], [1.0, 5.0, 2.0, 7.0], successes)
-    assert found == {
-        "val/a/return": 1.5,
-        "val/a/success_once": 0.5,
-        "val/a/success_at_end": 0.0,
-        "val/b/return": 6.0,
-    }
+    assert found == {"val/a/return": 1.5, "val/a/success_once": 0.5, "val/a/success_at_end": 0.0, "val/b/return": 6.0}
     nobody = EnvTasks(Env.model_validate(env(tasks=[])), reads_instructions=True)
     assert nobody.metrics("val", [0], [1.0], [None]) == {}
     assert nobody.read(slice(3)) is None

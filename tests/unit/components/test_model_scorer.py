@@ -8,7 +8,7 @@ import pytest
 import torch
 from reward_parts import make_classifier
 
-from rl_platform.components.reward import Reward
+from rl_platform.components.reward import LanguageReward
 from rl_platform.errors import WorkerDied, WorkerError
 from rl_platform.models.classifier import SequenceClassifier
 from rl_platform.records import Prompt, Trajectory
@@ -18,12 +18,12 @@ from rl_platform.runtime.channel import Channel
 @pytest.fixture
 def build(tmp_path: Path, context, reasoning):
     make_classifier(tmp_path / "model", positions=48)
-    built: list[Reward] = []
+    built: list[LanguageReward] = []
 
-    def build(batch_size: int = 4, **data: object) -> Reward:
+    def build(batch_size: int = 4, **data: object) -> LanguageReward:
         section = {"type": "model", "max_batch_size": batch_size, "model": {"path": str(tmp_path / "model")}}
         sizes = {"mini_batch_size": 4, "max_prompt_length": 8, "max_response_length": 8}
-        built.append(Reward(context("reward"), reasoning(reward=section, data=sizes | data)))
+        built.append(LanguageReward(context("reward"), reasoning(reward=section, data=sizes | data)))
         return built[-1]
 
     yield build
@@ -35,7 +35,7 @@ def trajectory(text: str, index: int = 0) -> Trajectory:
     return Trajectory(Prompt(index, "2+2", "4", (50,)), 0, (1,), (0.0,), "stop", 0, text=text)
 
 
-def expected(component: Reward, *turns: tuple[str, str]) -> float:
+def expected(component: LanguageReward, *turns: tuple[str, str]) -> float:
     classifier: SequenceClassifier = component._scorer._classifier
     return classifier.scores([classifier.encode([{"role": role, "content": text} for role, text in turns])])[0]
 

@@ -110,11 +110,7 @@ class TestTorchEngine:
         assert found == [one for group in not_begun(2) for one in group]
 
 
-@given(
-    groups=st.integers(1, 40),
-    ranks=st.integers(1, 9),
-    data=st.data(),
-)
+@given(groups=st.integers(1, 40), ranks=st.integers(1, 9), data=st.data())
 def test_ranks_share_groups_and_what_is_needed(groups: int, ranks: int, data: Any) -> None:
     needed = data.draw(st.integers(0, groups))
     everything = not_begun(groups)

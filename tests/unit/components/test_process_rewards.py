@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rl_platform.algorithms.rewards import place_process_rewards
-from rl_platform.components.reward import Reward
+from rl_platform.components.reward import LanguageReward
 from rl_platform.records import Prompt, Trajectory
 from rl_platform.runners.trajectories import process_rewards
 
@@ -32,11 +32,11 @@ def reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, context, reasoning):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    built: list[Reward] = []
+    built: list[LanguageReward] = []
 
-    def build(function: str) -> Reward:
+    def build(function: str) -> LanguageReward:
         section = {"type": f"step_verifiers:{function}", "num_workers": 1}
-        built.append(Reward(context("reward"), reasoning(reward=section)))
+        built.append(LanguageReward(context("reward"), reasoning(reward=section)))
         return built[-1]
 
     yield build

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from rl_platform.components.actor import EmbodiedActor
-from rl_platform.components.base import ComponentContext
 from rl_platform.components.environment import Environment
 from rl_platform.components.policy_rollout import Actions, Observations, PolicyRollout, RemotePolicy
 from rl_platform.config.schema import Config
 from rl_platform.records import RolloutBatch, Weights
+from rl_platform.runtime.host import ComponentContext
 
 NUM_ENVS, STEPS, SIZE = 4, 24, 6
 

@@ -15,12 +15,12 @@ from process_groups import end_process_groups
 from torch import Tensor
 
 from rl_platform.components.actor import LanguageActor
-from rl_platform.components.base import ComponentContext
 from rl_platform.config.schema.cluster import Cluster
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.memory import MemoryModel
 from rl_platform.placement.model_shape import shapes
 from rl_platform.placement.scheduler import schedule
+from rl_platform.runtime.host import ComponentContext
 
 pytestmark = [
     pytest.mark.slow,
@@ -29,10 +29,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of Megatron, about kernels that are not installed
 ]
 ALONE = ("cpu_offload", "megatron")  # in this process
-PLACES = {
-    2: ("dp2", "context", "megatron dp2", "tp2", "tp2 sp", "pp2", "pp2 vp2", "ep2"),
-    4: ("tp2 dp2", "tp2 pp2"),
-}
+PLACES = {2: ("dp2", "context", "megatron dp2", "tp2", "tp2 sp", "pp2", "pp2 vp2", "ep2"), 4: ("tp2 dp2", "tp2 pp2")}
 RANKS = {layout: size for size, layouts in PLACES.items() for layout in layouts}
 layouts = pytest.mark.parametrize("layout", [*ALONE, *RANKS])
 

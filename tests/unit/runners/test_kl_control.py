@@ -20,12 +20,7 @@ def make_ppo(kl_penalty: str = "k1", **kl_ctrl: Any) -> PPO:
     config = Config(
         runner={"task_type": "reasoning"},
         cluster={"component_placement": {"actor,critic,rollout,reward,reference": "all"}},
-        algorithm={
-            "use_kl_in_reward": True,
-            "kl_penalty": kl_penalty,
-            "kl_ctrl": kl_ctrl,
-            "gae_lambda": 1.0,
-        },
+        algorithm={"use_kl_in_reward": True, "kl_penalty": kl_penalty, "kl_ctrl": kl_ctrl, "gae_lambda": 1.0},
     )
     learners = Learners(
         actor=FixedGroup(log_probs=torch.full(SHAPE, -1.0)),

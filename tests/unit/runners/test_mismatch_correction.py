@@ -44,8 +44,7 @@ def test_engines_that_differ_by_more_than_rounding_are_told_once(gap: float, war
     reporter = SilentReporter()
     reporter.note = notes.append  # type: ignore[method-assign]
     config = Config(
-        runner={"task_type": "reasoning"},
-        cluster={"component_placement": {"actor,critic,rollout,reward": "all"}},
+        runner={"task_type": "reasoning"}, cluster={"component_placement": {"actor,critic,rollout,reward": "all"}}
     )
     rows = torch.arange(2)
     learners = Learners(FixedGroup(log_probs=LOG_PROBS), FixedGroup(values=torch.zeros(2, 3)))  # type: ignore[arg-type]

@@ -12,13 +12,13 @@ import torch
 from stand_ins import DirectGroup, Done
 
 from rl_platform.components.actor import LanguageActor
-from rl_platform.components.base import ComponentContext
 from rl_platform.components.critic import LanguageCritic
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.data import Data
 from rl_platform.records import RolloutBatch
 from rl_platform.runners.ppo import PPO, Learners, train
 from rl_platform.runners.rollouts import Collected
+from rl_platform.runtime.host import ComponentContext
 
 WARM_UP, STEPS, ROWS = 2, 4, 8
 TINY = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 32, "max_positions": 16}

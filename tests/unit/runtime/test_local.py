@@ -14,9 +14,9 @@ import pytest
 from stand_ins import Placed
 from waiting import until
 
-from rl_platform.components.base import ComponentContext
 from rl_platform.errors import ChannelClosed, DataError, Deadline, PlacementError, WorkerDied, WorkerError
 from rl_platform.runtime import ComponentSpec
+from rl_platform.runtime.host import ComponentContext
 from rl_platform.runtime.local import LocalRuntime
 
 

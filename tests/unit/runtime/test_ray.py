@@ -22,10 +22,10 @@ import torch
 from stand_ins import Placed
 from waiting import until
 
-from rl_platform.components.base import ComponentContext
 from rl_platform.errors import ChannelClosed, DataError, Deadline, PlacementError, WorkerDied, WorkerError
 from rl_platform.records import Weights
 from rl_platform.runtime import ComponentSpec
+from rl_platform.runtime.host import ComponentContext
 from rl_platform.runtime.ray import runtime as ray_runtime
 from rl_platform.runtime.ray.fingerprint import code_fingerprint
 from rl_platform.runtime.weights.base import merge_published

@@ -14,11 +14,11 @@ import torch
 from stand_ins import Placed
 
 from rl_platform.components.actor import LanguageActor
-from rl_platform.components.base import ComponentContext
 from rl_platform.config.schema import Config
 from rl_platform.errors import WorkerError
 from rl_platform.records import Weights
 from rl_platform.runtime import ComponentSpec
+from rl_platform.runtime.host import ComponentContext
 from rl_platform.runtime.weights import base, memory
 from rl_platform.runtime.weights.base import BUCKET, ROW, WeightsToken, _sums, checksum, checksum_of, merge_published
 from rl_platform.runtime.weights.memory import MemoryReader, MemoryWriter, copy_to_memory, read_from_memory
