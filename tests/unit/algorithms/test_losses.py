@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rl_platform.algorithms.aggregation import Denominators, aggregate
-from rl_platform.algorithms.losses import ModelOutputs, actor_critic_loss, actor_loss, critic_loss
+from rl_platform.algorithms.losses import ModelOutputs, actor_critic_loss, actor_loss
 from rl_platform.algorithms.metrics import Metrics
 from rl_platform.algorithms.mismatch import mismatch_weights
 from rl_platform.algorithms.policy_losses import ppo_clip
@@ -109,28 +109,6 @@ def test_micro_batches_change_nothing(mode: str, seed: int, cuts: set[int], orde
     edges = [0, *sorted(cuts), 6]
     parts = [order[start:end] for start, end in itertools.pairwise(edges)]
     assert_same(run(outputs, batch, algorithm, parts), run(outputs, batch, algorithm, [list(range(6))]))
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_data_parallel_ranks_change_nothing(mode: str, ranks: int) -> None:
-    """Gradients averaged over ranks, with the backend's factor `ranks`, equal those of one rank."""
-    outputs, batch = random_case(5)
-    algorithm = Algorithm(**ALL_TERMS, loss_agg_func=mode)
-    expected = run(outputs, batch, algorithm, [list(range(6))])[1]
-    denominators = Denominators.of(batch.mask, horizon=8, correct=batch.correct)
-    averaged = {name: torch.zeros_like(tensor) for name, tensor in outputs.items()}
-    for rank in range(ranks):
-        index = torch.arange(rank, 6, ranks)
-        leaves = {name: tensor.clone().requires_grad_() for name, tensor in outputs.items()}
-        selected = ModelOutputs(**{name: leaf[index] for name, leaf in leaves.items()})
-        loss, _ = actor_critic_loss(selected, batch.select(index), denominators, algorithm)
-        (ranks * loss).backward()
-        for name, leaf in leaves.items():
-            assert leaf.grad is not None
-            averaged[name] += leaf.grad / ranks
-    for name in averaged:
-        torch.testing.assert_close(averaged[name], expected[name], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -383,17 +361,6 @@ def test_full_kl_of_the_model_is_a_term_of_the_loss() -> None:
     loss.backward()
     torch.testing.assert_close(kl.grad, 0.1 / 6 * batch.mask.float())
     assert metrics.finalize()["actor/kl_loss"] == pytest.approx(0.5)
-
-
-def test_actor_critic_is_the_sum_of_both() -> None:
-    outputs, batch = random_case(1)
-    algorithm, denominators = Algorithm(**ALL_TERMS), Denominators.of(batch.mask, 5)
-    model = ModelOutputs(**outputs)
-    actor, actor_metrics = actor_loss(model, batch, denominators, algorithm)
-    critic, critic_metrics = critic_loss(model, batch, denominators, algorithm)
-    both, metrics = actor_critic_loss(model, batch, denominators, algorithm)
-    assert both.item() == pytest.approx((actor + critic).item())
-    assert metrics.finalize() == actor_metrics.merge(critic_metrics).finalize()
 
 
 def test_losses_match_finite_differences() -> None:
