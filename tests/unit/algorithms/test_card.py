@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -9,19 +9,26 @@ from rl_platform.config.estimators import ESTIMATORS
 from rl_platform.config.schema.algorithm import PFPPO, Algorithm, DynamicSampling, KLControl
 
 
+def card(
+    task_type: Literal["embodied", "reasoning"] = "reasoning", has_values: bool = True, **keys: Any
+) -> dict[str, str]:
+    """Of rollouts of 128 rows in mini-batches of 64."""
+    options = {"rows_per_rollout": 128, "mini_batch_size": 64, "has_values": has_values}
+    return dict(algorithm_card(Algorithm(**keys), task_type=task_type, **options))
+
+
 def test_embodied_card() -> None:
-    algorithm = Algorithm(loss_type="actor_critic", huber_delta=10.0, value_clip=0.2, ppo_epochs=10, gamma=0.99)
-    card = dict(algorithm_card(algorithm, rows_per_rollout=4096, mini_batch_size=256, task_type="embodied"))
-    assert card["optimizer steps per rollout"].startswith("160 (10 epochs x 16 mini-batches of 256 transitions)")
-    assert card["value loss"].startswith("Huber, delta 10, values clipped to old values +-0.2")
-    assert card["old log-probs"].startswith("recomputed with the values")
-    assert card["KL to the reference"] == "none"
-    assert card["critic warm-up"].startswith("none")
-    assert "actor steps per rollout" not in card
+    found = card("embodied", loss_type="actor_critic", huber_delta=10.0, value_clip=0.2, ppo_epochs=10, gamma=0.99)
+    assert found["optimizer steps per rollout"].startswith("20 (10 epochs x 2 mini-batches of 64 transitions)")
+    assert found["value loss"].startswith("Huber, delta 10, values clipped to old values +-0.2")
+    assert found["old log-probs"].startswith("recomputed with the values")
+    assert found["KL to the reference"] == "none"
+    assert found["critic warm-up"].startswith("none")
+    assert "actor steps per rollout" not in found
 
 
 def test_reasoning_card() -> None:
-    algorithm = Algorithm(
+    found = card(
         clip_ratio_high=0.28,
         clip_ratio_c=3.0,
         loss_agg_func="seq-mean-token-sum-norm",
@@ -33,53 +40,36 @@ def test_reasoning_card() -> None:
         use_kl_loss=True,
         normalize_advantages=False,
     )
-    card = dict(algorithm_card(algorithm, rows_per_rollout=256, mini_batch_size=64, task_type="reasoning"))
-    assert card["actor steps per rollout"].startswith("4 ")
-    assert card["critic steps per rollout"].startswith("8 ")
-    assert card["policy loss"] == "ratio clipped to [0.8, 1.28], dual clip 3; no entropy bonus"
-    assert "not whitened" in card["advantages"]
-    assert card["loss is divided by"].endswith("times the horizon 512")
-    assert "in the reward: k1, coefficient 0.001, adaptive to 0.05" in card["KL to the reference"]
-    assert "in the actor loss: k3" in card["KL to the reference"]
-    assert card["old log-probs"].startswith("recomputed")
-    assert card["critic warm-up"].startswith("exactly 3 PPO steps")
-
-
-def test_every_estimator_has_a_line() -> None:
-    for name in ESTIMATORS:
-        card = algorithm_card(
-            Algorithm(adv_type=name, group_size=2), rows_per_rollout=64, mini_batch_size=64, task_type="reasoning"
-        )
-        assert dict(card)["advantages"].startswith(f"{name}, ")
+    assert found["actor steps per rollout"].startswith("2 ")
+    assert found["critic steps per rollout"].startswith("4 ")
+    assert found["policy loss"] == "ratio clipped to [0.8, 1.28], dual clip 3; no entropy bonus"
+    assert "not whitened" in found["advantages"]
+    assert found["loss is divided by"].endswith("times the horizon 512")
+    assert "in the reward: k1, coefficient 0.001, adaptive to 0.05" in found["KL to the reference"]
+    assert "in the actor loss: k3" in found["KL to the reference"]
+    assert found["old log-probs"].startswith("recomputed")
+    assert found["critic warm-up"].startswith("exactly 3 PPO steps")
+    assert card(policy_training_start_step=1)["critic warm-up"].startswith("exactly 1 PPO step trains the critic only")
 
 
 def test_rewards_are_told_in_their_order() -> None:
-    def rewards(**keys: Any) -> str:
-        card = algorithm_card(Algorithm(**keys), rows_per_rollout=64, mini_batch_size=64, task_type="reasoning")
-        return dict(card)["rewards"]
-
-    assert rewards() == "the score, on the last action of the response"
-    assert rewards(reward_scaling={}, overlong={"buffer_length": 64, "filter": True}, reward_whitening=True) == (
+    assert card()["rewards"] == "the score, on the last action of the response"
+    found = card(reward_scaling={}, overlong={"buffer_length": 64, "filter": True}, reward_whitening=True)
+    assert found["rewards"] == (
         "the score, clipped to [0, 1] and mapped to [-1, 1], minus up to 1 over the last 64 tokens before the longest "
         "response, truncated responses do not count, scaled to unit variance over the rollout batch, the mean kept, "
         "on the last action of the response"
     )
-    assert "times 0.5 if truncated" in rewards(overlong={"stop_properly_coef": 0.5})
+    assert "times 0.5 if truncated" in card(overlong={"stop_properly_coef": 0.5})["rewards"]
 
 
 def test_the_gradient_of_the_kl_loss_is_told() -> None:
     def kl(**keys: Any) -> str:
-        algorithm = Algorithm(use_kl_loss=True, kl_loss_coef=0.5, **keys)
-        return dict(algorithm_card(algorithm, rows_per_rollout=64, mini_batch_size=64, task_type="reasoning"))[
-            "KL to the reference"
-        ]
+        return card(use_kl_loss=True, kl_loss_coef=0.5, **keys)["KL to the reference"]
 
     assert kl() == "in the actor loss: k3, coefficient 0.5, its plain gradient"
-    assert (
-        kl(kl_loss_type="k3+")
-        == kl(kl_loss_grad="k2")
-        == "in the actor loss: k3, coefficient 0.5, with the gradient of k2"
-    )
+    of_k2 = "in the actor loss: k3, coefficient 0.5, with the gradient of k2"
+    assert kl(kl_loss_type="k3+") == kl(kl_loss_grad="k2") == of_k2
     assert "times the ratio to the old policy" in kl(kl_loss_grad="score")
     assert kl(use_kl_in_reward=True, allow_both_kl=True).endswith("; both on purpose")
 
@@ -126,12 +116,8 @@ def test_the_gradient_of_the_kl_loss_is_told() -> None:
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_every_choice_shows(change: dict[str, object]) -> None:
-    plain, changed = (
-        algorithm_card(Algorithm(**keys), rows_per_rollout=128, mini_batch_size=64, task_type="reasoning")
-        for keys in ({}, change)
-    )
-    assert plain != changed
+def test_every_choice_shows(change: dict[str, Any]) -> None:
+    assert card() != card(**change)
 
 
 @pytest.mark.parametrize(
@@ -139,6 +125,12 @@ def test_every_choice_shows(change: dict[str, object]) -> None:
     [
         ({"loss_agg_func": "seq-mean-token-sum"}, {"loss_agg_denominator": "nominal"}, "masked ones included"),
         ({"adv_type": "grpo"}, {"grpo_leave_one_out": True}, "divided by the others' unbiased deviation"),
+        ({"adv_type": "grpo"}, {"grpo_std_normalization": False}, "not divided by it"),
+        (
+            {"gae_lambda_value": 1.0},
+            {"length_adaptive_alpha": 0.05},
+            "lambda 1 - 1 / (0.05 length) for advantages and 1 for returns",
+        ),
         ({}, {"bootstrap_truncated": True}, "truncated responses go on with the critic's value"),
         ({"dynamic_sampling": {}}, {"dynamic_sampling": {"prompts_per_round": 99}}, "rounds of 99 prompts"),
         ({}, {"advantage_clip": [-2, 3.5]}, "bounded by [-2, 3.5]"),
@@ -158,68 +150,36 @@ def test_every_choice_shows(change: dict[str, object]) -> None:
     ],
     ids=str,
 )
-def test_every_control_shows(base: dict[str, object], change: dict[str, object], text: str) -> None:
-    plain, changed = (
-        str(algorithm_card(Algorithm(**keys), rows_per_rollout=128, mini_batch_size=64, task_type="reasoning"))
-        for keys in (base, base | change)
-    )
-    assert text in changed
-    assert text not in plain
+def test_every_control_shows(base: dict[str, Any], change: dict[str, Any], text: str) -> None:
+    assert text in str(card(**base | change))
+    assert text not in str(card(**base))
 
 
-@pytest.mark.parametrize("adv_type", ["grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "raw"])
-def test_without_critic(adv_type: str) -> None:
-    def card(**keys: object) -> dict[str, str]:
-        algorithm = Algorithm(adv_type=adv_type, **keys)
-        parts = algorithm_card(
-            algorithm, rows_per_rollout=128, mini_batch_size=64, task_type="reasoning", has_values=False
-        )
-        return dict(parts)
-
-    assert card()["advantages"].startswith(f"{adv_type}, ")
-    assert card()["value loss"] == "none: there is no critic"
-    assert not {"critic steps per rollout", "critic warm-up"} & card().keys()
-    whitened = adv_type not in ("grpo", "rloo")
-    assert card()["advantages"].endswith("; not whitened") != whitened
-    if adv_type == "grpo":
-        assert card() != card(grpo_std_normalization=False)
-
-
-def test_decoupled_lambdas() -> None:
-    algorithm = Algorithm(gae_lambda_value=1.0, length_adaptive_alpha=0.05)
-    card = dict(algorithm_card(algorithm, rows_per_rollout=128, mini_batch_size=64, task_type="reasoning"))
-    assert "lambda 1 - 1 / (0.05 length) for advantages and 1 for returns" in card["advantages"]
+@pytest.mark.parametrize("adv_type", ESTIMATORS)
+def test_estimators_with_and_without_critic(adv_type: str) -> None:
+    found = card(has_values=adv_type == "gae", adv_type=adv_type, group_size=2)
+    assert found["advantages"].startswith(f"{adv_type}, ")
+    assert found["advantages"].endswith("; not whitened") == (adv_type in ("grpo", "rloo"))
+    if adv_type != "gae":
+        assert found["value loss"] == "none: there is no critic"
+        assert not {"critic steps per rollout", "critic warm-up"} & found.keys()
 
 
 def test_choice_of_rows() -> None:
-    algorithm = Algorithm(
-        use_pf_ppo=True,
-        dynamic_sampling=DynamicSampling(max_rounds=3, on_exhausted="train_partial"),
-        group_size=4,
-        target_kl=0.02,
-    )
-    card = dict(algorithm_card(algorithm, rows_per_rollout=256, mini_batch_size=64, task_type="reasoning"))
-    assert card["PF-PPO"].endswith("|reward|^2 (rewards of 0 and 1: successes only), for actor and critic")
+    sampling = DynamicSampling(max_rounds=3, on_exhausted="train_partial")
+    found = card(use_pf_ppo=True, dynamic_sampling=sampling, group_size=4, target_kl=0.02)
+    assert found["PF-PPO"].endswith("|reward|^2 (rewards of 0 and 1: successes only), for actor and critic")
     for words in ("groups of 4", "up to 3 rounds", "the step is smaller", "first in the next step"):
-        assert words in card["dynamic sampling"]
-    assert card["early stop"].startswith("the actor's update ends")
-    assert card["early stop"].endswith("exceeds 0.02")
+        assert words in found["dynamic sampling"]
+    assert found["early stop"].startswith("the actor's update ends")
+    assert found["early stop"].endswith("exceeds 0.02")
 
 
 @pytest.mark.parametrize(
     "change", [{"method": "max_min"}, {"method": "max_random"}, {"power": 3.0}, {"mode": "weight"}]
 )
-def test_every_choice_of_pf_ppo_shows(change: dict[str, object]) -> None:
-    plain, changed = (
-        algorithm_card(
-            Algorithm(use_pf_ppo=True, pf_ppo=PFPPO(**keys)),
-            rows_per_rollout=128,
-            mini_batch_size=64,
-            task_type="reasoning",
-        )
-        for keys in ({}, change)
-    )
-    assert plain != changed
+def test_every_choice_of_pf_ppo_shows(change: dict[str, Any]) -> None:
+    assert card(use_pf_ppo=True) != card(use_pf_ppo=True, pf_ppo=PFPPO(**change))
 
 
 @pytest.mark.parametrize(
@@ -234,7 +194,5 @@ def test_every_choice_of_pf_ppo_shows(change: dict[str, object]) -> None:
     ],
     ids=str,
 )
-def test_mismatch_correction(keys: dict[str, object], text: str) -> None:
-    algorithm = Algorithm.model_validate({"rollout_is": keys})
-    card = dict(algorithm_card(algorithm, rows_per_rollout=64, mini_batch_size=64, task_type="reasoning"))
-    assert text in card["rollout mismatch"]
+def test_mismatch_correction(keys: dict[str, Any], text: str) -> None:
+    assert text in card(rollout_is=keys)["rollout mismatch"]

@@ -23,6 +23,7 @@ from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.errors import WorkerError
 from rl_platform.placement.early_evaluation import part_rows, streaming_chains
 from rl_platform.placement.inventory import Inventory
+from rl_platform.placement.layout import Layout
 from rl_platform.placement.occupancy import offload_order
 from rl_platform.placement.scheduler import schedule
 from rl_platform.records import Prompt, RolloutBatch, Trajectory
@@ -97,88 +98,70 @@ def learned(config: Config) -> tuple[list[RolloutBatch], dict[str, float]]:
         return batches, metrics
 
 
+FULL_KL = {"use_kl_in_reward": True, "use_kl_loss": False, "kl_penalty": "full"}
+
+
 class TestPlacement:
     @pytest.mark.parametrize(
-        ("placement", "chains"),
+        ("placement", "algorithm", "chains"),
         [
-            (SHARED, ()),
-            (APART, (("reference", "actor", "critic"),)),
-            (EACH, (("reference",), ("actor",), ("critic",))),
-            ({"actor,rollout,reward": "0", "critic,reference": "1"}, (("reference", "critic"),)),
-            ({"actor": "0", "reference,critic,rollout,reward": "1"}, (("actor",),)),
+            (SHARED, {}, ()),
+            (APART, {}, (("reference", "actor", "critic"),)),
+            (EACH, {}, (("reference",), ("actor",), ("critic",))),
+            ({"actor,rollout,reward": "0", "critic,reference": "1"}, {}, (("reference", "critic"),)),
+            ({"actor": "0", "reference,critic,rollout,reward": "1"}, {}, (("actor",),)),
             (
                 {"actor": "0-1", "critic": "1-2", "reference": "2", "rollout,reward": "3"},
+                {},
                 (("reference", "actor", "critic"),),
             ),
+            (EACH, {"dynamic_sampling": {}, "group_size": 2}, ()),
+            (EACH, {"old_log_probs": "rollout"}, (("reference",), ("critic",))),
+            (EACH, FULL_KL, (("reference", "actor"), ("critic",))),
+            # a full KL needs the states of a reference that streams
+            ({"actor": "0", "critic": "1", "reference,rollout,reward": "2"}, FULL_KL, (("critic",),)),
         ],
         ids=str,
     )
-    def test_who_streams_follows_from_the_placement(self, placement: Any, chains: Any) -> None:
-        config = build(placement)
-        layout = schedule(config.cluster, Inventory.emulated(1, DEVICES)).layout
-        assert streaming_chains(config, layout) == chains
+    def test_who_streams(self, placement: Any, algorithm: Any, chains: Any) -> None:
+        config = build(placement, **algorithm)
+        assert streaming_chains(config, layout(config)) == chains
 
     def test_one_cpu_is_shared_by_all(self) -> None:
         config = build(dict.fromkeys(("actor", "critic", "reference", "rollout", "reward"), "all"))
-        layout = schedule(config.cluster, Inventory.declared(1, 0)).layout
-        assert streaming_chains(config, layout) == ()
+        one = schedule(config.cluster, Inventory.declared(1, 0)).layout
+        assert streaming_chains(config, one) == ()
 
     @pytest.mark.parametrize(
-        ("algorithm", "chains"),
-        [
-            ({"dynamic_sampling": {}, "group_size": 2}, ()),
-            ({"old_log_probs": "rollout"}, (("reference",), ("critic",))),
-            (
-                {"use_kl_in_reward": True, "use_kl_loss": False, "kl_penalty": "full"},
-                (("reference", "actor"), ("critic",)),
-            ),
-        ],
-        ids=str,
+        ("section", "change"), [("runner", {"max_staleness": 1}), ("rollout", {"partial_rollout": PartialRollout()})]
     )
-    def test_who_may_stream_follows_from_the_algorithm(self, algorithm: Any, chains: Any) -> None:
-        config = build(EACH, **algorithm)
-        layout = schedule(config.cluster, Inventory.emulated(1, DEVICES)).layout
-        assert streaming_chains(config, layout) == chains
-
-    def test_models_that_are_trained_meanwhile_do_not(self) -> None:
-        config = build(EACH)
-        ahead = config.model_copy(update={"runner": config.runner.model_copy(update={"max_staleness": 1})})
-        layout = schedule(config.cluster, Inventory.emulated(1, DEVICES)).layout
-        assert streaming_chains(ahead, layout) == ()
-
-    def test_it_is_not_known_yet_what_a_step_with_partial_rollouts_trains_on(self) -> None:
+    def test_nobody_streams_ahead_or_with_partial_rollouts(self, section: str, change: dict[str, Any]) -> None:
+        """Models that are trained meanwhile; it is not known yet what the step trains on."""
         config = build(EACH, rollout_is={})
-        partial = config.rollout.model_copy(update={"partial_rollout": PartialRollout()})
-        layout = schedule(config.cluster, Inventory.emulated(1, DEVICES)).layout
-        assert streaming_chains(config, layout)
-        assert streaming_chains(config.model_copy(update={"rollout": partial}), layout) == ()
-
-    def test_a_full_kl_needs_the_states_of_a_reference_that_streams(self) -> None:
-        algorithm = {"use_kl_in_reward": True, "use_kl_loss": False, "kl_penalty": "full"}
-        config = build({"actor": "0", "critic": "1", "reference,rollout,reward": "2"}, **algorithm)
-        layout = schedule(config.cluster, Inventory.emulated(1, DEVICES)).layout
-        assert streaming_chains(config, layout) == (("critic",),)
+        assert streaming_chains(config, layout(config))
+        changed = config.model_copy(update={section: getattr(config, section).model_copy(update=change)})
+        assert streaming_chains(changed, layout(config)) == ()
 
     @pytest.mark.parametrize(
-        ("keys", "rows"),
-        [({}, 4), ({"logprob_forward_micro_batch_size": 3}, 3), ({"logprob_forward_micro_batch_size": 20}, 4)],
+        ("actor", "rows", "expected"),
+        [("0", None, 4), ("0", 3, 3), ("0", 20, 4), ("0-1", 2, 4)],
+        ids=["a forward pass", "a smaller one", "at most a quarter of the batch", "all ranks get rows"],
     )
-    def test_parts_are_a_forward_pass_or_a_quarter_of_the_batch(self, keys: Any, rows: int) -> None:
-        config = build(APART, **keys)
-        layout = schedule(config.cluster, Inventory.emulated(1, DEVICES)).layout
-        assert part_rows(config, layout, ["actor", "critic"]) == rows
+    def test_rows_of_a_part(self, actor: str, rows: int | None, expected: int) -> None:
+        placement = {"actor,critic,reference": actor, "rollout,reward": "3"}
+        config = build(placement, logprob_forward_micro_batch_size=rows)
+        assert part_rows(config, layout(config), ["actor", "critic"]) == expected
 
-    def test_all_ranks_get_rows(self) -> None:
-        config = build({"actor,critic,reference": "0-1", "rollout,reward": "3"}, logprob_forward_micro_batch_size=2)
-        layout = schedule(config.cluster, Inventory.emulated(1, DEVICES)).layout
-        assert part_rows(config, layout, ["actor", "critic"]) == 4
+
+def layout(config: Config) -> Layout:
+    return schedule(config.cluster, Inventory.emulated(1, DEVICES)).layout
 
 
 @pytest.mark.parametrize(
     ("placement", "algorithm"),
     [
         (EACH, {"bootstrap_truncated": True}),
-        (APART, {"use_kl_in_reward": True, "use_kl_loss": False, "kl_penalty": "full"}),
+        (APART, FULL_KL),
     ],
     ids=["three chains", "full kl in one chain"],
 )
