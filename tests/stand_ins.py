@@ -1,4 +1,4 @@
-"""Stand-ins in tests of parts: worker groups that answer at once, a reporter that ignores all calls, placements."""
+"""Stand-ins in tests of parts: contexts, groups that answer at once, a reporter that ignores all calls, placements."""
 
 from __future__ import annotations
 
@@ -8,7 +8,46 @@ from typing import Any
 
 from torch import Tensor
 
+from rl_platform.config.schema import Config
 from rl_platform.records import RolloutBatch
+from rl_platform.runtime.host import ComponentContext
+
+
+def context(name: str = "actor", rank: int = 0, world_size: int = 1) -> ComponentContext:
+    return ComponentContext(name=name, rank=rank, world_size=world_size, node=0, accelerators=(), seed=3)
+
+
+def embodied_config(env: dict[str, Any], model: dict[str, Any], algorithm: dict[str, Any], **sections: Any) -> Config:
+    """A config of an embodied run in one process; neither observations nor rewards are normalised unless `env` says."""
+    known = {"normalize_observations": False, "normalize_rewards": False}
+    return Config.model_validate(
+        {
+            "runner": {"task_type": "embodied"},
+            "cluster": {"component_placement": {"actor_critic,env,rollout": "all"}},
+            "algorithm": {"loss_type": "actor_critic"} | algorithm,
+            "actor": {"model": model},
+            "env": known | env,
+            **sections,
+        }
+    )
+
+
+class DirectRollout:
+    """A rollout behind both channels of a `RemotePolicy`, in the thread of the caller, and all that passed them."""
+
+    def __init__(self, rollout: Any) -> None:
+        self.rollout = rollout
+        self.asked: list[Any] = []
+        self.answers: list[Any] = []
+        self._waiting: list[Any] = []
+
+    def put(self, observations: Any, key: int | None = None) -> None:
+        self.asked.append(observations)
+        self.answers.append(self.rollout.act(observations))
+        self._waiting.append(self.answers[-1])
+
+    def get(self, key: int | None = None) -> Any:
+        return self._waiting.pop(0)
 
 
 class Done:

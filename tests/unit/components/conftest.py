@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import stand_ins
 import torch
 
 from rl_platform.config.schema import Config
@@ -23,10 +24,7 @@ def _one_thread() -> None:
 
 @pytest.fixture
 def context() -> Callable[..., ComponentContext]:
-    def build(name: str = "actor", rank: int = 0, world_size: int = 1) -> ComponentContext:
-        return ComponentContext(name=name, rank=rank, world_size=world_size, node=0, accelerators=(), seed=3)
-
-    return build
+    return stand_ins.context
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from stand_ins import DirectRollout, context, embodied_config
 
 from rl_platform.algorithms.advantages import advantages
 from rl_platform.components.actor import EmbodiedActor
@@ -19,7 +20,6 @@ from rl_platform.components.policy_rollout import Actions, Observations, PolicyR
 from rl_platform.config.schema import Config
 from rl_platform.records import RolloutBatch
 from rl_platform.rng import derive_seed
-from rl_platform.runtime.host import ComponentContext
 
 NAN = float("nan")
 
@@ -68,27 +68,10 @@ class CountsActions:
         return Actions(actions, -0.01 * actions[..., None].astype(np.float32))
 
 
-def context(name: str) -> ComponentContext:
-    return ComponentContext(name=name, rank=0, world_size=1, node=0, accelerators=(), seed=3)
-
-
 def config(algorithm: dict[str, Any] | None = None, num_actions: int = 2, **env: Any) -> Config:
-    settings = {
-        "id": "Counter-v0",
-        "num_envs": 1,
-        "rollout_steps": 6,
-        "normalize_observations": False,
-        "normalize_rewards": False,
-    }
-    return Config.model_validate(
-        {
-            "runner": {"task_type": "embodied"},
-            "cluster": {"component_placement": {"actor_critic,env,rollout": "all"}},
-            "algorithm": {"loss_type": "actor_critic", "normalize_advantages": False} | (algorithm or {}),
-            "actor": {"model": {"hidden_sizes": [8], "num_action_chunks": num_actions}},
-            "env": settings | env,
-        }
-    )
+    settings = {"id": "Counter-v0", "num_envs": 1, "rollout_steps": 6} | env
+    model = {"hidden_sizes": [8], "num_action_chunks": num_actions}
+    return embodied_config(settings, model, {"normalize_advantages": False} | (algorithm or {}))
 
 
 def collect(settings: Config) -> SimpleNamespace:
@@ -232,9 +215,8 @@ class TestBootstrap:
 
 
 def one_rollout(environment: Environment, rollout: PolicyRollout) -> RolloutBatch:
-    waiting: list[Observations] = []
-    channel = SimpleNamespace(put=waiting.append, get=lambda: rollout.act(waiting.pop(0)))
-    return environment.collect(0, RemotePolicy(channel, channel))[0]
+    policy = DirectRollout(rollout)
+    return environment.collect(0, RemotePolicy(policy, policy))[0]
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "HalfCheetah-v5"])

@@ -7,6 +7,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from stand_ins import context, embodied_config
 
 from rl_platform.components.env_ranks import Shares
 from rl_platform.components.env_tasks import EnvTasks
@@ -15,7 +16,6 @@ from rl_platform.components.policy_rollout import Observations, RemotePolicy
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.env import Env
 from rl_platform.envs.embodied.success import Success
-from rl_platform.runtime.host import ComponentContext
 
 
 class Shown(gymnasium.Env):
@@ -44,15 +44,7 @@ def env(**changes: Any) -> dict[str, Any]:
 
 
 def config(**changes: Any) -> Config:
-    return Config.model_validate(
-        {
-            "runner": {"task_type": "embodied"},
-            "cluster": {"component_placement": {"actor_critic,env,rollout": "all"}},
-            "algorithm": {"loss_type": "actor_critic"},
-            "actor": {"model": {"hidden_sizes": [4]}},
-            "env": env(normalize_observations=False, **changes),
-        }
-    )
+    return embodied_config(env(normalize_rewards=True, **changes), {"hidden_sizes": [4]}, {})
 
 
 @pytest.mark.parametrize("stages", [1, 2])
@@ -61,8 +53,7 @@ def test_an_environment_has_the_task_of_its_number(ranks: int, stages: int) -> N
     seen = np.zeros(12)
     shares = Shares(12, stages, ranks)
     for rank in range(ranks):
-        context = ComponentContext(name="env", rank=rank, world_size=ranks, node=0, accelerators=(), seed=3)
-        environment = Environment(context, config(pipeline_stages=stages))
+        environment = Environment(context("env", rank, ranks), config(pipeline_stages=stages))
         seen[shares.of(rank)] = environment.envs.observations[:, 0]
         environment.close()
     assert seen.tolist() == [1, 11, 21] * 4

@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from stand_ins import context, embodied_config
 
 from rl_platform.components.actor import EmbodiedActor
 from rl_platform.components.env_ranks import Order, Peers
@@ -21,7 +22,6 @@ from rl_platform.envs.embodied.success import Success
 from rl_platform.errors import WorkerError
 from rl_platform.records import Weights
 from rl_platform.runtime.channel import Channel
-from rl_platform.runtime.host import ComponentContext
 
 ENV_ID = "Corridor-v0"
 
@@ -56,26 +56,8 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not 
 
 
 def config(**env) -> Config:
-    settings = {
-        "id": ENV_ID,
-        "num_envs": 2,
-        "rollout_steps": 7,
-        "normalize_observations": False,
-        "normalize_rewards": False,
-    }
-    return Config.model_validate(
-        {
-            "runner": {"task_type": "embodied"},
-            "cluster": {"component_placement": {"actor_critic,env,rollout": "all"}},
-            "algorithm": {"loss_type": "actor_critic", "gamma": 0.9},
-            "actor": {"model": {"hidden_sizes": [8]}},
-            "env": settings | env,
-        }
-    )
-
-
-def context(name: str) -> ComponentContext:
-    return ComponentContext(name=name, rank=0, world_size=1, node=0, accelerators=(), seed=3)
+    settings = {"id": ENV_ID, "num_envs": 2, "rollout_steps": 7} | env
+    return embodied_config(settings, {"hidden_sizes": [8]}, {"gamma": 0.9})
 
 
 class AlwaysChooses:
@@ -182,7 +164,7 @@ def test_a_step_that_is_not_finite_is_masked_and_ends_its_episode():
 
 
 def test_a_failing_environment_of_another_rank_is_named_by_its_number_in_the_run():
-    rank = ComponentContext(name="env", rank=2, world_size=3, node=0, accelerators=(), seed=3)
+    rank = context("env", 2, 3)
     environment = Environment(rank, config(num_envs=6, restarts=0))
     environment.envs._blocks[0]._envs[1].unwrapped.step = None
     peers = Peers(Channel("orders", 2, 5.0), Channel("answers", 2, 5.0))

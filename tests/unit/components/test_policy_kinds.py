@@ -8,13 +8,13 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from stand_ins import DirectRollout, context, embodied_config
 
 from rl_platform.components.actor import EmbodiedActor
 from rl_platform.components.environment import Environment
 from rl_platform.components.policy_rollout import Actions, Observations, PolicyRollout, RemotePolicy
 from rl_platform.config.schema import Config
 from rl_platform.records import RolloutBatch, Weights
-from rl_platform.runtime.host import ComponentContext
 
 
 class Tiles(gymnasium.Env):
@@ -68,37 +68,9 @@ MODELS = {
 
 
 def config(model: dict[str, Any], lora: dict[str, Any] | None = None, **env: Any) -> Config:
-    return Config.model_validate(
-        {
-            "runner": {"task_type": "embodied"},
-            "cluster": {"component_placement": {"actor_critic,env,rollout": "all"}},
-            "algorithm": {"loss_type": "actor_critic", "ppo_epochs": 2},
-            "data": {"mini_batch_size": 8},
-            "actor": {"model": model, "optim": {"lr": 1e-2}, "lora": lora},
-            "env": {"id": "Tiles-v0", "num_envs": 4, "rollout_steps": 8, "normalize_rewards": False} | env,
-        }
-    )
-
-
-def context(name: str) -> ComponentContext:
-    return ComponentContext(name=name, rank=0, world_size=1, node=0, accelerators=(), seed=3)
-
-
-class Direct:
-    """A rollout behind the channel interface, without a thread."""
-
-    def __init__(self, rollout: PolicyRollout) -> None:
-        self.rollout = rollout
-        self.waiting: list[Observations] = []
-        self.answers: list[Actions] = []
-
-    def put(self, observations: Observations) -> None:
-        assert observations.array.dtype == np.uint8
-        self.waiting.append(observations)
-
-    def get(self) -> Actions:
-        self.answers.append(self.rollout.act(self.waiting.pop(0)))
-        return self.answers[-1]
+    settings = {"id": "Tiles-v0", "num_envs": 4, "rollout_steps": 8, "normalize_observations": True} | env
+    actor = {"model": model, "optim": {"lr": 1e-2}, "lora": lora}
+    return embodied_config(settings, model, {"ppo_epochs": 2}, data={"mini_batch_size": 8}, actor=actor)
 
 
 def moved(actor: EmbodiedActor) -> EmbodiedActor:
@@ -110,14 +82,14 @@ def moved(actor: EmbodiedActor) -> EmbodiedActor:
     return actor
 
 
-def collected(settings: Config) -> tuple[RolloutBatch, EmbodiedActor, Direct, Environment]:
+def collected(settings: Config) -> tuple[RolloutBatch, EmbodiedActor, DirectRollout, Environment]:
     environment = Environment(context("env"), settings)
     spaces = environment.envs.spaces
     actor = moved(EmbodiedActor(context("actor"), settings, spaces))
     rollout = PolicyRollout(context("rollout"), settings, spaces)
     state = {name: tensor.clone() for name, tensor in actor.publish(0).state.items()}
     rollout.receive(Weights(0, state))
-    policy = Direct(rollout)
+    policy = DirectRollout(rollout)
     batch, _ = environment.collect(0, RemotePolicy(policy, policy))
     return batch, actor, policy, environment
 
@@ -138,6 +110,7 @@ def test_images_stay_bytes_and_executed_actions_keep_to_the_bounds(kind: str) ->
     batch, _, policy, environment = collected(config(MODELS[kind]))
     taken = np.array([env.unwrapped.taken for env in environment.envs._blocks[0]._envs])
     environment.close()
+    assert {asked.array.dtype for asked in policy.asked} == {np.dtype(np.uint8)}
     assert batch.inputs["observations"].dtype == batch.end_observations.dtype == torch.uint8
     assert batch.inputs["observations"].flatten(0, 1).shape == (4 * 8 // (2 if "chunks" in kind else 1), 360)
     assert (taken >= Tiles.LOW).all()

@@ -9,13 +9,13 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from stand_ins import DirectRollout, context, embodied_config
 
 from rl_platform.components.actor import EmbodiedActor
 from rl_platform.components.environment import Environment
-from rl_platform.components.policy_rollout import Actions, Observations, PolicyRollout, RemotePolicy
+from rl_platform.components.policy_rollout import Observations, PolicyRollout, RemotePolicy
 from rl_platform.config.schema import Config
 from rl_platform.records import RolloutBatch, Weights
-from rl_platform.runtime.host import ComponentContext
 
 NUM_ENVS, STEPS, SIZE = 4, 24, 6
 
@@ -51,37 +51,11 @@ class Lengths(gymnasium.Env):
 gymnasium.register("Lengths-v0", Lengths)
 
 
-def context(name: str) -> ComponentContext:
-    return ComponentContext(name=name, rank=0, world_size=1, node=0, accelerators=(), seed=3)
-
-
 def config(model: dict[str, Any] | None = None, data: dict[str, Any] | None = None, **env: Any) -> Config:
-    settings = {"id": "Lengths-v0", "num_envs": NUM_ENVS, "rollout_steps": STEPS, "normalize_observations": False}
-    return Config.model_validate(
-        {
-            "runner": {"task_type": "embodied"},
-            "cluster": {"component_placement": {"actor_critic,env,rollout": "all"}},
-            "algorithm": {"loss_type": "actor_critic", "normalize_advantages": False},
-            "data": {"mini_batch_size": 24} | (data or {}),
-            "actor": {"model": {"type": "gru", "recurrent_size": SIZE, "hidden_sizes": [8]} | (model or {})},
-            "env": settings | env,
-        }
-    )
-
-
-class Answers:
-    """The rollout behind the channel interface, in the caller's thread."""
-
-    def __init__(self, rollout: PolicyRollout) -> None:
-        self.rollout, self.answers = rollout, []
-        self.asked: list[Observations] = []
-
-    def put(self, observations: Observations) -> None:
-        self.asked.append(observations)
-        self.answers.append(self.rollout.act(observations))
-
-    def get(self) -> Actions:
-        return self.answers.pop(0)
+    settings = {"id": "Lengths-v0", "num_envs": NUM_ENVS, "rollout_steps": STEPS, "normalize_rewards": True}
+    model = {"type": "gru", "recurrent_size": SIZE, "hidden_sizes": [8]} | (model or {})
+    algorithm = {"normalize_advantages": False}
+    return embodied_config(settings | env, model, algorithm, data={"mini_batch_size": 24} | (data or {}))
 
 
 class World:
@@ -96,7 +70,7 @@ class World:
             torch.nn.init.normal_(parameter, std=0.5)
         rollout = PolicyRollout(context("rollout"), settings, spaces)
         rollout.receive(self.actor.publish(0))
-        self.answers = Answers(rollout)
+        self.answers = DirectRollout(rollout)
         self.policy = RemotePolicy(self.answers, self.answers)
 
     def collect(self, step: int) -> RolloutBatch:
@@ -182,26 +156,13 @@ def test_what_is_remembered_depends_neither_on_ranks_nor_on_micro_batches(world,
     question = Observations(array, ("act", 1), hidden_states=states)
     expected = made.answers.rollout.act(question)
     made.answers.rollout.rows = rows
-    parted = RemotePolicy(PerRank(made.answers), PerRank(made.answers), ranks)
+    parted = RemotePolicy(made.answers, made.answers, ranks)
     parted.request(question)
     found = parted.actions(11)
     assert found.array.tolist() == expected.array.tolist()
     np.testing.assert_allclose(found.hidden_states, expected.hidden_states, atol=1e-6)
     np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=1e-6)
     assert len(np.unique(expected.hidden_states, axis=0)) == 11
-
-
-class PerRank:
-    """Channels whose messages have a key, which one rollout answers in their order."""
-
-    def __init__(self, answers: Answers) -> None:
-        self.answers = answers
-
-    def put(self, observations: Observations, key: int | None = None) -> None:
-        self.answers.put(observations)
-
-    def get(self, key: int | None = None) -> Actions:
-        return self.answers.get()
 
 
 def test_evaluation_remembers_its_own_episodes(world) -> None:
