@@ -50,33 +50,22 @@ def algorithm_card(
     `has_values`: a value function is trained, as a head on the policy or as a critic. `num_action_chunks`: actions per
     transition.
     """
-    steps = rows_per_rollout // mini_batch_size
+    reasoning = task_type == "reasoning"
+    old = OLD_LOG_PROBS[algorithm.old_log_probs] if reasoning else "recomputed with the values before the first update"
+    unit = "sequences" if reasoning else "transitions"
+    steps = _optimizer_steps(algorithm, rows_per_rollout // mini_batch_size, mini_batch_size, unit)
+    steps.append(("critic warm-up", _warm_up(algorithm)))
     return [
         ("advantages", _advantages(algorithm)),
-        *([("rewards", _rewards(algorithm))] if task_type == "reasoning" else []),
-        *(_action_chunks(algorithm, num_action_chunks) if task_type == "embodied" else []),
+        *([("rewards", _rewards(algorithm))] if reasoning else _action_chunks(algorithm, num_action_chunks)),
         ("policy loss", _policy_loss(algorithm)),
         ("rollout mismatch", _mismatch(algorithm)),
         ("value loss", _value_loss(algorithm) if has_values else "none: there is no critic"),
         ("loss is divided by", _denominators(algorithm)),
         ("KL to the reference", _kl(algorithm)),
-        (
-            "old log-probs",
-            OLD_LOG_PROBS[algorithm.old_log_probs]
-            if task_type == "reasoning"
-            else "recomputed with the values before the first update",
-        ),
+        ("old log-probs", old),
         *_rows(algorithm),
-        *(
-            (topic, text)
-            for topic, text in (
-                *_optimizer_steps(
-                    algorithm, steps, mini_batch_size, "transitions" if task_type == "embodied" else "sequences"
-                ),
-                ("critic warm-up", _warm_up(algorithm)),
-            )
-            if has_values or not topic.startswith("critic")
-        ),
+        *((topic, text) for topic, text in steps if has_values or not topic.startswith("critic")),
         *_early_stop(algorithm),
     ]
 

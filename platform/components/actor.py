@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 
 from rl_platform import acceleration
 from rl_platform.algorithms.action_levels import ActionLevels
-from rl_platform.algorithms.losses import ModelOutputs, actor_critic_loss, actor_loss
+from rl_platform.algorithms.losses import actor_critic_loss, actor_loss
 from rl_platform.components.learner import Learner, present
 from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.spaces import EnvSpaces
@@ -56,12 +58,8 @@ class LanguageActor(Learner):
         """
         policy = self.engine.model
         full_kl = self.config.algorithm.full_kl_in_reward or self.config.algorithm.full_kl_in_loss
-        policy.keep_states = full_kl
-        try:
-            with without_adapters(policy):
-                outputs = self.outputs(batch)
-        finally:
-            policy.keep_states = False
+        with without_adapters(policy), keeping_states(policy, full_kl):
+            outputs = self.outputs(batch)
         fields = {"reference_log_probs": present(outputs.log_probs)}
         return fields | ({"reference_states": present(outputs.states)} if full_kl else {})
 
@@ -113,7 +111,8 @@ class EmbodiedActor(Learner):
     def evaluate(self, batch: RolloutBatch) -> dict[str, Tensor]:
         """The batch's `log_probs` and `values` [B,T], and `end_values` [B,T] of the states that follow ends."""
         recurrent = "hidden_states" in batch.inputs
-        outputs = self._outputs_with_states(batch) if recurrent else self.outputs(batch)
+        with keeping_states(self.engine.model, recurrent):
+            outputs = self.outputs(batch)
         bootstrapped, following = present(batch.bootstrapped), present(batch.end_observations)
         end_values = torch.zeros(batch.action_mask.shape)
         if bool(bootstrapped.any()):
@@ -128,13 +127,15 @@ class EmbodiedActor(Learner):
             end_values[bootstrapped] = present(self.outputs(rows).values)[:, 0]
         return {"log_probs": present(outputs.log_probs), "values": present(outputs.values), "end_values": end_values}
 
-    def _outputs_with_states(self, batch: RolloutBatch) -> ModelOutputs:
-        policy = self.engine.model
-        policy.keep_states = True
-        try:
-            return self.outputs(batch)
-        finally:
-            policy.keep_states = False
+
+@contextmanager
+def keeping_states(model: nn.Module, keep: bool) -> Iterator[None]:
+    """Outputs of the model have its hidden states if `keep`."""
+    model.keep_states = keep
+    try:
+        yield
+    finally:
+        model.keep_states = False
 
 
 def action_levels(config: Config, spaces: EnvSpaces) -> ActionLevels:
