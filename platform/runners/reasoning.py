@@ -70,8 +70,13 @@ class ReasoningRunner:
                 reporter.note(f"{count} {what} prompts are longer than data.max_prompt_length and were left out")
         self.validation = validation.prompts
         self.prompts = {prompt.index: prompt for prompt in train.prompts}
-        self.sampler = dynamic_sampler(config)
-        self.loader = PromptLoader(train.prompts, round_size(config), config.runner.seed, config.data.shuffle)
+        data, options = config.data, config.algorithm.dynamic_sampling
+        prompts_per_round = data.train_batch_size
+        self.sampler: DynamicSampler | None = None
+        if options is not None:
+            group_size, prompts_per_round = config.algorithm.group_size, options.prompts_per_round or prompts_per_round
+            self.sampler = DynamicSampler(options, data.train_batch_size, group_size, data.mini_batch_size)
+        self.loader = PromptLoader(train.prompts, prompts_per_round, config.runner.seed, data.shuffle)
 
         components: dict[str, type] = {"actor": LanguageActor, "rollout": LanguageRollout, "reward": LanguageReward}
         if config.critic.use_critic_model:
@@ -236,18 +241,3 @@ class ReasoningRunner:
 def validation_metric(config: Config) -> str:
     """`val/accuracy` of a verifier with scores 0 and 1; `val/score` of any other reward."""
     return "val/accuracy" if verifier_spec(config).built_in else "val/score"
-
-
-def round_size(config: Config) -> int:
-    """Prompts of one round of generation."""
-    options = config.algorithm.dynamic_sampling
-    if options is None or options.prompts_per_round is None:
-        return config.data.train_batch_size
-    return options.prompts_per_round
-
-
-def dynamic_sampler(config: Config) -> DynamicSampler | None:
-    options, data = config.algorithm.dynamic_sampling, config.data
-    if options is None:
-        return None
-    return DynamicSampler(options, data.train_batch_size, config.algorithm.group_size, data.mini_batch_size)

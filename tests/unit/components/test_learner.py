@@ -138,18 +138,8 @@ class TestPolicyLoss:
 
 
 class TestModels:
-    def test_critic_starts_near_zero_and_its_loss_is_that_of_guessing_zero(
-        self, context, reasoning, token_batch
-    ) -> None:
-        """A head of the usual size would give values of several units and gradients in the hundreds."""
-        batch = token_batch()
-        critic = LanguageCritic(context("critic"), reasoning(data={"mini_batch_size": 8}))
-        values = critic.evaluate(batch)["values"]
-        assert values[batch.mask].abs().mean() < 0.05
-        loss = critic.update(replace(batch, values=values), 0)["critic/loss"]
-        assert loss <= 0.5 * batch.returns[batch.mask].square().mean().item() * 1.01
-
     def test_critic_values_start_at_zero(self, context, reasoning, token_batch) -> None:
+        """A head of the usual size would give values of several units and gradients in the hundreds."""
         values = LanguageCritic(context("critic"), reasoning()).evaluate(token_batch())["values"]
         assert values.shape == (8, 8)
         assert not values.any()

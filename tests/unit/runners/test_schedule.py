@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from stand_ins import DirectGroup, Done
+from stand_ins import DirectGroup, Done, SilentReporter, context
 
 from rl_platform.components.actor import LanguageActor
 from rl_platform.components.critic import LanguageCritic
@@ -18,7 +16,6 @@ from rl_platform.config.schema.data import Data
 from rl_platform.records import RolloutBatch
 from rl_platform.runners.ppo import PPO, Learners, train
 from rl_platform.runners.rollouts import Collected
-from rl_platform.runtime.host import ComponentContext
 
 WARM_UP, STEPS, ROWS = 2, 4, 8
 TINY = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 32, "max_positions": 16}
@@ -75,26 +72,17 @@ class Group(DirectGroup):
         return super().evaluate(batch)
 
 
-class Reporter:
+class Reporter(SilentReporter):
     """Keeps the metrics of each step."""
 
     def __init__(self) -> None:
         self.metrics: list[Mapping[str, float]] = []
-
-    def phase(self, name: str) -> Any:
-        return nullcontext()
-
-    def progress(self, *args: Any) -> None: ...
 
     def samples(self, step: int, samples: Any) -> None:
         assert samples == []
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         self.metrics.append(metrics)
-
-    def sync(self) -> None: ...
-
-    def note(self, text: str) -> None: ...
 
 
 class World:
@@ -106,9 +94,8 @@ class World:
         self.calls: list[str] = []
         self.synced: list[int] = []
         self.before: list[dict[str, dict[str, torch.Tensor]]] = []
-        context = ComponentContext(name="actor", rank=0, world_size=1, node=0, accelerators=(), seed=5)
-        self.actor = Group("actor", LanguageActor(context, config), self.calls)
-        self.critic = Group("critic", LanguageCritic(replace(context, name="critic"), config), self.calls)
+        self.actor = Group("actor", LanguageActor(context(), config), self.calls)
+        self.critic = Group("critic", LanguageCritic(context("critic"), config), self.calls)
         self.learners: Any = Learners(self.actor, self.critic)  # type: ignore[arg-type]
 
     def sync_weights(self, version: int) -> dict[str, float]:
