@@ -169,9 +169,8 @@ class PPO:
         not belong together.
         """
         self._check(batch, step)
-        scores = (
-            outcome_scores(batch.rewards, batch.mask) if self.algorithm.use_pf_ppo else None
-        )  # without a KL penalty
+        # before a KL penalty enters the rewards
+        scores = outcome_scores(batch.rewards, batch.mask) if self.algorithm.use_pf_ppo else None
         batch = self._evaluate(batch)
         batch, metrics = self._penalize(batch)
         batch = self._estimate(batch)
