@@ -40,6 +40,8 @@ class Arguments:
     submit: bool = False
     check: bool = False
     evaluate: bool = False
+    rehearse: bool = False
+    rehearse_in: str | None = None
 
 
 @app.command()
@@ -74,6 +76,15 @@ def parse(
         bool,
         typer.Option("--check", help="Try on small random numbers that batch layout changes no result, and stop."),
     ] = False,
+    rehearse: Annotated[
+        bool,
+        typer.Option(
+            "--rehearse", help="Run it for real in small, on CPU workers here: 2 steps, a kill, a resume, a report."
+        ),
+    ] = False,
+    rehearse_in: Annotated[
+        str | None, typer.Option("--rehearse-in", metavar="FOLDER", help="With --rehearse: for its temporary files.")
+    ] = None,
     evaluate: Annotated[
         bool,
         typer.Option("--eval", help="Evaluate a checkpoint, with the most likely and with sampled actions, and stop."),
@@ -103,7 +114,23 @@ def parse(
     _check_usage(plan, calibrate, slurm, nodes is not None or bool(sbatch) or bool(setup) or submit)
     if evaluate and (print_config or plan is not None or check or slurm):
         raise typer.BadParameter("--eval takes a checkpoint and nothing but KEY=VALUE beside it")
-    return Arguments(config, overrides or [], print_config, plan, calibrate, options, submit, check, evaluate)
+    if rehearse and (print_config or plan is not None or check or slurm or evaluate):
+        raise typer.BadParameter("--rehearse takes a config, KEY=VALUE and --rehearse-in, and no other option")
+    if rehearse_in is not None and not rehearse:
+        raise typer.BadParameter("--rehearse-in belongs to --rehearse")
+    return Arguments(
+        config,
+        overrides or [],
+        print_config,
+        plan,
+        calibrate,
+        options,
+        submit,
+        check,
+        evaluate,
+        rehearse,
+        rehearse_in,
+    )
 
 
 def execute(words: Sequence[str]) -> None:
@@ -142,6 +169,11 @@ def _carry_out(arguments: Arguments, loaded: LoadedConfig, placement: Placement,
             from rl_platform.launch.check.run import check  # loads torch
 
         check(loaded)
+    elif arguments.rehearse:
+        with required("rl_platform.launch.rehearse", "--rehearse"):
+            from rl_platform.launch.rehearse.run import rehearse  # loads torch
+
+        rehearse(loaded, placement, arguments.rehearse_in)
     else:
         from rl_platform.launch.session import run  # loads torch
 

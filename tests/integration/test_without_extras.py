@@ -21,6 +21,7 @@ EXTRAS = (
     "engines/rollout/sglang",
     "envs/embodied/mujoco",
     "launch/check",
+    "launch/rehearse",
     "launch/tools",
 )
 # `sitecustomize.py` of the copy: every process that starts there forgets where the checkout is installed.

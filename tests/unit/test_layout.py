@@ -52,6 +52,7 @@ EXTRAS = {  # folders that may be removed: the core imports them only when a con
     "rl_platform.engines.rollout.sglang": "platform/engines/rollout/sglang",
     "rl_platform.envs.embodied.mujoco": "envs/embodied/mujoco",
     "rl_platform.launch.check": "launch/check",
+    "rl_platform.launch.rehearse": "launch/rehearse",
     "rl_platform.launch.tools": "launch/tools",
 }
 SEAMS = (
@@ -62,6 +63,7 @@ SEAMS = (
     "launch/cli.py",
     "launch/command.py",
     "launch/preflight.py",
+    "launch/rehearse/findings.py",
     "launch/sharding.py",
 )
 LAZY = {"megatron": "engines/training/megatron", "sglang": "engines/rollout/sglang"}  # the folder of each

@@ -1,0 +1,546 @@
+"""Shrinks a config: `shrunk` returns the config of a rehearsal and the list of what differs from the original.
+
+The rules are a table of keys. A rule sees the original config and the sizes of the rehearsal, and returns the new
+value. Keys without a rule stay as they are written. Pure: nothing is read or written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from rl_platform.config.schema import Config
+from rl_platform.config.schema.models import Model, RandomLM, Trainable
+from rl_platform.launch.rehearse.small_placement import LEARNERS, data_parallel, small_cluster, small_parallel
+from rl_platform.placement.inventory import inventory_for
+from rl_platform.placement.scheduler import Placement, schedule
+
+STEPS, RESPONSE, CONVERSATION, PROMPTS, ROWS = 2, 8, 16, 32, 4
+BYTES_PER_TOKEN = 6  # of a prompt whose tokenizer is replaced by one of bytes
+Kind = Literal["shrunk", "replaced"]
+ROLES = ("actor", "critic", "reference")
+
+
+@dataclass(frozen=True)
+class Materials:
+    """What the rehearsal puts in place of files and programs, decided before.
+
+    folder: of the rehearsal. real_tokenizer: the models keep their tokenizers. backend: the generation engine.
+    megatron: it is installed. questions: files of questions are replaced by a few of their rows.
+    reward_url: of the server that scores.
+    """
+
+    folder: Path
+    real_tokenizer: bool = True
+    backend: str = "torch"
+    megatron: bool = True
+    transformer_engine: bool = False
+    reward_url: str | None = None
+
+    def model(self, name: str) -> str:
+        """The folder of the small model of a component."""
+        return str(self.folder / "models" / name)
+
+    @property
+    def questions(self) -> Path:
+        return self.folder / "train.jsonl"
+
+    @property
+    def validation(self) -> Path:
+        return self.folder / "validation.jsonl"
+
+
+@dataclass(frozen=True)
+class Change:
+    """A key whose value differs in the rehearsal. replaced: another thing is in its place, not only a smaller one."""
+
+    key: str
+    before: object
+    after: object
+    kind: Kind
+    why: str
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes that several keys depend on."""
+
+    config: Config
+    placement: Placement
+    cluster: dict[str, object]
+    small: Placement
+    materials: Materials
+
+    @property
+    def embodied(self) -> bool:
+        return self.config.runner.task_type == "embodied"
+
+    @property
+    def updates(self) -> int:
+        """Mini-batches of a rollout: one, or two where the config has several."""
+        config = self.config
+        rows = config.transitions if self.embodied else config.data.train_batch_size * config.algorithm.group_size
+        return min(2, max(1, rows // config.data.mini_batch_size))
+
+    @property
+    def group(self) -> int:
+        return min(self.config.algorithm.group_size, 2)
+
+    def copies(self, role: str) -> int:
+        """Copies of a learner's model in the rehearsal, which share the rows of a mini-batch."""
+        if role not in self.small.components:
+            return 1
+        section = self.config.section(role)
+        section = section.model_copy(update={"parallel": small_parallel(section.parallel)})
+        return data_parallel(section, self.small.world_size(role))
+
+    @cached_property
+    def mini_batch(self) -> int:
+        if self.embodied:
+            return self.num_envs * self.rollout_steps // self.config.actor.model.num_action_chunks // self.updates
+        return ROWS * max(self.copies(role) for role in LEARNERS)
+
+    def micro_batch(self, role: str) -> int | None:
+        """Rows of a micro-batch: half of a rank's share if the config splits mini-batches, else all of it."""
+        size = self.config.section(role).micro_batch_size
+        if size is None:
+            return None
+        if size >= self.config.data.mini_batch_size:
+            return self.mini_batch
+        return self.mini_batch // 2 if self.embodied else ROWS // 2
+
+    @property
+    def prompts(self) -> int:
+        """Prompts of a step."""
+        return self.mini_batch * self.updates // self.group
+
+    @property
+    def prompt_length(self) -> int:
+        longest = self.config.data.max_prompt_length
+        return longest if self.materials.real_tokenizer else longest * BYTES_PER_TOKEN
+
+    @property
+    def response(self) -> int:
+        return min(self.config.data.max_response_length, CONVERSATION if self.config.rollout.multi_turn else RESPONSE)
+
+    @property
+    def sequence(self) -> int:
+        """Tokens of prompt and response."""
+        return self.prompt_length + self.response
+
+    # embodied
+
+    @property
+    def parts(self) -> int:
+        """Equal parts of the environments: env ranks, each in stages."""
+        return self.small.world_size("env") * self.config.env.pipeline_stages
+
+    @property
+    def workers(self) -> int:
+        workers = self.config.env.num_workers
+        return workers and self.parts * min(2, max(1, workers // self.parts))
+
+    @property
+    def num_envs(self) -> int:
+        unit = math.lcm(self.parts, max(self.workers, 1), max(len(self.config.env.tasks), 1))
+        return unit if unit > 1 or self.config.env.num_envs == 1 else 2
+
+    @property
+    def sequence_length(self) -> int | None:
+        length = self.config.actor.model.sequence_length
+        return None if length is None else min(length, 8)
+
+    @property
+    def rollout_steps(self) -> int:
+        return 16 * self.config.actor.model.num_action_chunks
+
+    @property
+    def episodes(self) -> int:
+        return max(len(self.config.env.tasks), 1)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`value` returns what the key is in a rehearsal; `applies`: to configs in which the key has this effect."""
+
+    key: str
+    value: Callable[[Sizes], object]
+    why: str = ""
+    kind: Kind = "shrunk"
+    applies: Callable[[Sizes], object] = lambda sizes: True
+
+
+def shrunk(config: Config, placement: Placement, materials: Materials) -> tuple[Config, list[Change]]:
+    """Returns the config of the rehearsal and every key in which it differs from `config`.
+
+    placement: that of `config`. materials: what is put in place of files and engines.
+    """
+    cluster = small_cluster(config, placement)
+    section = config.cluster.model_copy(update=cluster)
+    sizes = Sizes(config, placement, cluster, schedule(section, inventory_for(section)), materials)
+    tree = config.model_dump()
+    rules: dict[str, Rule] = {}
+    for rule in RULES:
+        if rule.applies(sizes):
+            for key, value in _leaves(rule.key, rule.value(sizes)):
+                if _put(tree, key, value):
+                    rules[key] = rule
+    tree["cluster"].update(cluster)
+    small = Config.model_validate(tree)
+    return small, list(_differences(config, small, rules))
+
+
+def _leaves(key: str, value: object) -> Iterator[tuple[str, object]]:
+    """Yields a mapping of keys as single keys."""
+    if isinstance(value, Mapping) and value:
+        for name, inner in value.items():
+            yield f"{key}.{name}", inner
+    else:
+        yield key, value
+
+
+def _put(tree: dict[str, Any], key: str, value: object) -> bool:
+    """Sets a key unless one of the sections around it is null."""
+    *sections, leaf = key.split(".")
+    for name in sections:
+        if tree[name] is None:
+            return False
+        tree = tree[name]
+    tree[leaf] = value
+    return True
+
+
+def _differences(config: Config, small: Config, rules: Mapping[str, Rule]) -> Iterator[Change]:
+    before, after = flat(config.model_dump(mode="json")), flat(small.model_dump(mode="json"))
+    for key in [*before, *(key for key in after if key not in before)]:
+        if before.get(key) != after.get(key):
+            rule = next((rules[name] for name in _enclosing(key) if name in rules), _CLUSTER)
+            yield Change(key, before.get(key), after.get(key), rule.kind, rule.why)
+
+
+def flat(tree: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """Returns nested mappings as dotted keys. Placements, parameters and options of engines are single values."""
+    values: dict[str, object] = {}
+    for name, value in tree.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, dict) and value and key not in _FREE:
+            values |= flat(value, f"{key}.")
+        else:
+            values[key] = value
+    return values
+
+
+def _enclosing(key: str) -> Iterator[str]:
+    while key:
+        yield key
+        key = key.rpartition(".")[0]
+
+
+def _least(key: str, most: int, why: str = "", **options: Any) -> Rule:
+    """A rule that cuts a number to at most `most`. null stays null."""
+
+    def value(sizes: Sizes) -> object:
+        current: Any = sizes.config
+        for name in key.split("."):
+            current = None if current is None else getattr(current, name)
+        return None if current is None else min(current, most)
+
+    return Rule(key, value, why, **options)
+
+
+def _trained(role: str) -> tuple[Rule, ...]:
+    """The rules of a section with a model."""
+
+    def section(sizes: Sizes) -> Trainable:
+        own: Trainable = getattr(sizes.config, role)
+        return own
+
+    return (
+        Rule(f"{role}.micro_batch_size", lambda sizes: sizes.micro_batch(role), "follows from data.mini_batch_size"),
+        Rule(
+            f"{role}.max_tokens_per_micro_batch",
+            lambda sizes: sizes.sequence,
+            "the longest sequence",
+            applies=lambda sizes: section(sizes).max_tokens_per_micro_batch is not None,
+        ),
+        _least(f"{role}.optim.lr_warmup_steps", 1, "2 steps"),
+        _least(f"{role}.lora.rank", 4, "a small model"),
+        Rule(
+            f"{role}.kernels",
+            lambda sizes: "torch",
+            "Transformer Engine computes on GPUs",
+            "replaced",
+            lambda sizes: section(sizes).kernels == "transformer_engine",
+        ),
+        *_layout(role),
+    )
+
+
+def _layout(role: str) -> tuple[Rule, ...]:
+    def written(sizes: Sizes) -> bool:
+        return getattr(sizes.config, role).parallel is not None
+
+    return (
+        Rule(
+            f"{role}.parallel",
+            lambda sizes: small_parallel(getattr(sizes.config, role).parallel).model_dump(),
+            "every kind that is larger than 1 stays larger than 1",
+            applies=written,
+        ),
+        Rule(
+            f"{role}.training_backend",
+            lambda sizes: "fsdp",
+            "megatron-core is not installed here",
+            "replaced",
+            lambda sizes: getattr(sizes.config, role).training_backend == "megatron" and not sizes.materials.megatron,
+        ),
+    )
+
+
+def _model(role: str) -> tuple[Rule, ...]:
+    def model(sizes: Sizes) -> Model | None:
+        own: Model | None = getattr(sizes.config, role).model
+        return own
+
+    def is_random(sizes: Sizes) -> bool:
+        own = model(sizes)
+        return own is not None and own.random_init is not None
+
+    def small_random(sizes: Sizes) -> dict[str, object]:
+        own = model(sizes)
+        assert own is not None
+        assert own.random_init is not None
+        return _small_random(own.random_init, sizes, role)
+
+    def has_path(sizes: Sizes) -> bool:
+        own = model(sizes)
+        return own is not None and own.path is not None and (not sizes.embodied or own.type == "vla")
+
+    def has_tokenizer(sizes: Sizes) -> bool:
+        own = model(sizes)
+        return own is not None and own.tokenizer not in (None, "bytes") and not sizes.materials.real_tokenizer
+
+    return (
+        Rule(
+            f"{role}.model.path",
+            lambda sizes: sizes.materials.model(role),
+            "a random model of the same architecture",
+            applies=has_path,
+        ),
+        Rule(
+            f"{role}.model.tokenizer",
+            lambda sizes: sizes.materials.model(f"{role}-tokenizer"),
+            "the tokenizer is not on this machine: bytes and the same special tokens",
+            "replaced",
+            has_tokenizer,
+        ),
+        Rule(f"{role}.model.random_init", small_random, "a small model", applies=is_random),
+    )
+
+
+def _small_random(shape: RandomLM, sizes: Sizes, role: str) -> dict[str, object]:
+    heads, kv = small_heads(shape.num_heads, shape.num_kv_heads or shape.num_heads)
+    return {
+        "hidden_size": min(shape.hidden_size, 16 * heads),
+        "num_heads": heads,
+        "num_kv_heads": None if shape.num_kv_heads is None else kv,
+        "num_layers": small_layers(shape.num_layers, sizes.config.section(role)),
+        "intermediate_size": min(shape.intermediate_size, 64),
+    }
+
+
+def small_heads(heads: int, kv_heads: int) -> tuple[int, int]:
+    """Returns numbers of attention heads and of key and value heads that keep their relation: equal, grouped, one."""
+    if kv_heads == 1:
+        return min(heads, 4), 1
+    return (2, 2) if heads == kv_heads else (4, 2)
+
+
+def small_layers(layers: int, section: Trainable) -> int:
+    """Returns the number of layers of a small model: two, or more for the stages of a pipeline."""
+    parallel = small_parallel(section.parallel)
+    return min(layers, max(2, parallel.pipeline * parallel.virtual_pipeline))
+
+
+def _embodied(sizes: Sizes) -> bool:
+    return sizes.embodied
+
+
+def _reasoning(sizes: Sizes) -> bool:
+    return not sizes.embodied
+
+
+_ENGINE_KEYS = {"tensor_parallel_size": None, "gpu_memory_utilization": None, "engine_args": {}, "engine_env": {}}
+_FREE = (
+    "cluster.component_placement",
+    "data.task.params",
+    "env.kwargs",
+    "rollout.engine_args",
+    "rollout.engine_env",
+)
+_CLUSTER = Rule("cluster", lambda sizes: None, "CPU workers of this machine in the same shape")
+
+RULES: tuple[Rule, ...] = (
+    Rule("runner.output_dir", lambda sizes: str(sizes.materials.folder / "run"), "a temporary folder", "replaced"),
+    Rule("runner.resume", lambda sizes: "auto", "the rehearsal resumes its own checkpoint", "replaced"),
+    _least("runner.max_steps", STEPS),
+    Rule("runner.max_epochs", lambda sizes: None, "2 steps"),
+    Rule("runner.save_interval", lambda sizes: 1, "a checkpoint to resume from"),
+    _least("runner.val_check_interval", 1, "2 steps"),
+    _least("runner.deadline_s", 120.0, "a small run", applies=lambda sizes: sizes.config.runner.deadline_s > 120),
+    Rule(
+        "runner.logger_backends",
+        lambda sizes: [name for name in sizes.config.runner.logger_backends if name != "wandb"],
+        "nothing is sent to a server",
+        "replaced",
+    ),
+    _least("algorithm.group_size", 2),
+    _least("algorithm.ppo_epochs", 2),
+    _least("algorithm.critic_ppo_epochs", 2),
+    _least("algorithm.policy_training_start_step", 1, "2 steps"),
+    _least("algorithm.rollout_micro_batch_size", 4),
+    Rule(
+        "algorithm.logprob_forward_micro_batch_size",
+        lambda sizes: (
+            None if (size := sizes.config.algorithm.logprob_forward_micro_batch_size) is None else min(size, 8)
+        ),
+    ),
+    Rule(
+        "algorithm.dynamic_sampling",
+        lambda sizes: {
+            "on_exhausted": "fill_with_rejected",
+            "max_rounds": 2,
+            "prompts_per_round": None,
+        },
+        "a random model answers nothing, so no group would be kept",
+        "replaced",
+        lambda sizes: sizes.config.algorithm.dynamic_sampling is not None,
+    ),
+    Rule(
+        "algorithm.overlong.buffer_length",
+        lambda sizes: max(1, sizes.response // 2),
+        "follows from data.max_response_length",
+        applies=lambda sizes: _reasoning(sizes) and sizes.config.algorithm.overlong.buffer_length is not None,
+    ),
+    Rule(
+        "algorithm.overlong.max_length",
+        lambda sizes: sizes.response,
+        "follows from data.max_response_length",
+        applies=lambda sizes: _reasoning(sizes) and sizes.config.algorithm.overlong.max_length is not None,
+    ),
+    _least("data.train_size", PROMPTS, applies=_reasoning),
+    _least("data.val_size", 4, applies=_reasoning),
+    Rule("data.train_batch_size", lambda sizes: sizes.prompts, applies=_reasoning),
+    Rule("data.mini_batch_size", lambda sizes: sizes.mini_batch),
+    Rule(
+        "data.max_prompt_length",
+        lambda sizes: sizes.prompt_length,
+        "a token of the tokenizer in place is one byte",
+        "replaced",
+        _reasoning,
+    ),
+    Rule("data.max_response_length", lambda sizes: sizes.response, applies=_reasoning),
+    Rule(
+        "data.task.path",
+        lambda sizes: str(sizes.materials.questions),
+        "a few rows",
+        applies=lambda sizes: sizes.config.data.task is not None and sizes.config.data.task.path is not None,
+    ),
+    Rule(
+        "data.task.val_path",
+        lambda sizes: str(sizes.materials.validation),
+        "a few rows",
+        applies=lambda sizes: sizes.config.data.task is not None and sizes.config.data.task.val_path is not None,
+    ),
+    *_trained("actor"),
+    *_trained("critic"),
+    *_layout("reference"),
+    *(rule for role in ROLES for rule in _model(role)),
+    Rule(
+        "actor.model.hidden_sizes", lambda sizes: [16] * len(sizes.config.actor.model.hidden_sizes), applies=_embodied
+    ),
+    _least("actor.model.recurrent_size", 16, applies=_embodied),
+    Rule("actor.model.sequence_length", lambda sizes: sizes.sequence_length, applies=_embodied),
+    _least("actor.model.backbone_layers", 2, applies=_embodied),
+    Rule(
+        "rollout.backend",
+        lambda sizes: sizes.materials.backend,
+        "this engine is not installed here",
+        "replaced",
+        _reasoning,
+    ),
+    Rule(
+        "rollout",
+        lambda sizes: _ENGINE_KEYS,
+        "the torch engine has no such option",
+        "replaced",
+        lambda sizes: _reasoning(sizes) and sizes.materials.backend == "torch",
+    ),
+    Rule(
+        "rollout.stop",
+        lambda sizes: [],
+        "the tokenizer in place has other tokens",
+        "replaced",
+        lambda sizes: _reasoning(sizes) and not sizes.materials.real_tokenizer,
+    ),
+    _least("rollout.max_running_requests", 16, applies=_reasoning),
+    *(
+        Rule(
+            f"rollout.{name}.max_new_tokens",
+            lambda sizes, name=name: min(getattr(sizes.config.rollout, name).max_new_tokens, sizes.response),  # type: ignore[misc]
+            "follows from data.max_response_length",
+            applies=lambda sizes, name=name: getattr(sizes.config.rollout, name).max_new_tokens is not None,  # type: ignore[misc]
+        )
+        for name in ("sampling", "val_sampling")
+    ),
+    Rule(
+        "rollout.multi_turn.max_observation_tokens",
+        lambda sizes: min(sizes.config.rollout.multi_turn.max_observation_tokens, max(1, sizes.response // 2 - 1)),  # type: ignore[union-attr]
+        "follows from data.max_response_length",
+        applies=lambda sizes: sizes.config.rollout.multi_turn is not None,
+    ),
+    Rule(
+        "rollout.partial_rollout.prompts_in_flight",
+        lambda sizes: -(-3 * sizes.prompts // 2),
+        "follows from data.train_batch_size",
+        applies=lambda sizes: (
+            (partial := sizes.config.rollout.partial_rollout) is not None and partial.prompts_in_flight is not None
+        ),
+    ),
+    _least("reward.num_workers", 2, applies=_reasoning),
+    _least("reward.max_batch_size", 4, applies=_reasoning),
+    Rule(
+        "reward.model.path",
+        lambda sizes: sizes.materials.model("reward"),
+        "a random classifier of the same architecture",
+        applies=lambda sizes: sizes.config.reward.type == "model",
+    ),
+    Rule(
+        "reward.model.tokenizer",
+        lambda sizes: None,
+        "the small classifier's own",
+        "replaced",
+        lambda sizes: sizes.config.reward.type == "model" and not sizes.materials.real_tokenizer,
+    ),
+    Rule(
+        "reward.url",
+        lambda sizes: sizes.materials.reward_url,
+        "the server does not answer here: one of this process scores",
+        "replaced",
+        lambda sizes: sizes.config.reward.type == "http" and sizes.materials.reward_url is not None,
+    ),
+    Rule("env.num_envs", lambda sizes: sizes.num_envs, applies=_embodied),
+    Rule("env.num_workers", lambda sizes: sizes.workers, applies=_embodied),
+    Rule("env.rollout_steps", lambda sizes: sizes.rollout_steps, applies=_embodied),
+    Rule(
+        "env.max_episode_steps",
+        lambda sizes: min(sizes.config.env.max_episode_steps or 50, 50),
+        "short episodes",
+        applies=_embodied,
+    ),
+    Rule("env.evaluation.episodes", lambda sizes: sizes.episodes, applies=_embodied),
+)
