@@ -115,15 +115,6 @@ def packed_linear_class(device: torch.device, dtype: torch.dtype) -> type[Packed
     return PackedLinear if can_pack(device, dtype) else None
 
 
-def step_loops() -> ModuleType | None:
-    """accel/step_loops.py: array operations after the physics of a step, as compiled loops."""
-    if not enabled():
-        return None
-    from rl_platform.accel import step_loops as loops
-
-    return loops
-
-
 def normalizing_loops() -> ModuleType | None:
     """accel/normalizing_loops.py: the running statistics of envs/embodied/normalize.py, as compiled loops."""
     if not enabled():

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rl_platform import acceleration
 from rl_platform.envs.embodied import env_state
 from rl_platform.envs.embodied.adapter import reset_env
 from rl_platform.envs.embodied.buffers import Buffers
@@ -75,15 +74,7 @@ class EnvBlock:
         self._returns = np.zeros(last - first)
         self._lengths = np.zeros(last - first, np.int64)
         self._success = SuccessCount(buffers.success_once[rows], buffers.success_at_end[rows])
-        ends = self._terminated, self._truncated, self._invalid
-        # arrays that `finish_step` of accel/step_loops.py writes
-        self._stepped = self._finals, self._observations, self._rewards, *ends, self._returns, self._lengths
         self._none_idle, self._some_ended = bytes(last - first), False
-        loops = acceleration.step_loops() if self.native else None
-        self._finish = None if loops is None else loops.finish_step()
-        if self._finish is not None:  # compiles before the first step, which may have a deadline
-            given = np.zeros((0, spaces.observation_size)), np.zeros(0), *[np.zeros(0, bool)] * 4
-            self._finish(*given, *(array[:0] for array in self._stepped))
         # views in the environments' shape, so that assignments flatten
         self._shaped_observations = self._observations.reshape(-1, *spaces.observation_shape)
         self._shaped_finals = self._finals.reshape(-1, *spaces.observation_shape)
@@ -115,11 +106,8 @@ class EnvBlock:
         except Exception as error:
             failed = getattr(error, "ids", (0,))[0]  # MuJoCo's batch reports which
             raise EnvFailure(self._first + int(failed), "step", traceback.format_exc()) from error
-        if self._finish is not None:
-            self._some_ended = self._finish(*given, native.diverged, self._idle, *self._stepped) > 0
-        else:
-            self._finals[:], self._rewards[:], self._terminated[:], self._truncated[:] = given
-            self._finish_step(native.diverged)
+        self._finals[:], self._rewards[:], self._terminated[:], self._truncated[:] = given
+        self._finish_step(native.diverged)
 
     def _step_each(self) -> None:
         """Steps one environment after the other."""

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rl_platform import acceleration
 from rl_platform.envs.embodied.block import EnvBlock, EnvFailure
 from rl_platform.envs.embodied.buffers import Buffers
 from rl_platform.envs.embodied.spaces import (
@@ -118,8 +117,6 @@ class VectorEnv:
             probe.close()
         self._low = np.asarray(self.spaces.action_low, np.float32)
         self._high = np.asarray(self.spaces.action_high, np.float32)
-        loops = acceleration.step_loops() if self.spaces.action.kind == "continuous" else None
-        self._clip = clip_actions if loops is None else loops.clip_actions()
         self._blocks: list[EnvBlock] = []
         self._workers: EnvWorkers | None = None
         self.native, self._closed, self._failures = False, False, 0
@@ -181,7 +178,8 @@ class VectorEnv:
         assert not self._under_way[stage], "receive() the step that is under way first"
         rows = self.rows[stage]
         if self.spaces.action.kind == "continuous":
-            if not self._clip(actions, self._low, self._high, self._buffers.actions[rows]):
+            np.clip(actions, self._low, self._high, out=self._buffers.actions[rows], casting="same_kind")
+            if not np.isfinite(actions).all():
                 bad = (np.flatnonzero(~np.isfinite(actions).all(axis=1)) + rows.start).tolist()
                 raise Diverged(f"the policy's actions for environments {bad} ({self.description.id}) are not finite")
         else:
@@ -317,12 +315,6 @@ class VectorEnv:
         except BaseException:
             self.close()
             raise
-
-
-def clip_actions(actions: np.ndarray, low: np.ndarray, high: np.ndarray, clipped: np.ndarray) -> bool:
-    """Writes actions [N,A], clipped to low and high [A], into `clipped` [N,A]; returns whether all are finite."""
-    np.clip(actions, low, high, out=clipped, casting="same_kind")
-    return bool(np.isfinite(actions).all())
 
 
 def _shares(total: int, parts: int) -> list[int]:

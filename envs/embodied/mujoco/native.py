@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rl_platform import acceleration
 from rl_platform.envs.embodied.mujoco.tasks import find_task
 from rl_platform.envs.embodied.spaces import time_limit
 from rl_platform.tracing import recorder
@@ -56,12 +55,6 @@ class NativeEnvs:
         self._rngs: list[np.random.Generator | None] = [None] * num_envs
         self._positions = np.zeros(num_envs)  # a step rewards their change
         self.diverged = np.zeros(num_envs, bool)
-        loops = acceleration.step_loops()
-        self._divergence = find_diverged if loops is None else loops.diverged()
-        # the first calls compile; the first step may have a deadline
-        self._find_diverged(np.zeros(num_envs, np.int64))
-        self._task.observe(self._physics.now)
-        self._task.outcome(np.zeros(num_envs), self._physics.now, np.zeros((num_envs, inner.model.nu), np.float32))
 
     @classmethod
     def of(cls, env: AnyEnv, num_envs: int, threads: int, backend: str = "mujoco") -> NativeEnvs | None:
@@ -115,9 +108,13 @@ class NativeEnvs:
         return task.observe(now), rewards, terminated, lengths >= self._limit - 1
 
     def _find_diverged(self, lengths: np.ndarray) -> None:
+        """MuJoCo counts a warning for a state that it reset, which also sets the time back; and no number may be too
+        large. lengths [N]: steps of each episode before this one."""
         now = self._physics.now
-        numbers = now.qpos, now.qvel, now.time, self._physics.warnings
-        self._divergence(*numbers, lengths, self._task.dt, self._largest, self.diverged)
+        bad = ~(now.time >= (lengths + 0.5) * self._task.dt) | (self._physics.warnings != 0).any(axis=1)
+        for numbers in (now.qpos, now.qvel):
+            bad |= ~(np.abs(numbers) < self._largest).all(axis=1)
+        self.diverged[:] = bad
 
     def save(self, index: int) -> bytes:
         """Returns the state of one environment: physics and random generator."""
@@ -135,25 +132,6 @@ class NativeEnvs:
 
     def close(self) -> None:
         self._physics.close()
-
-
-def find_diverged(
-    qpos: np.ndarray,
-    qvel: np.ndarray,
-    time: np.ndarray,
-    warnings: np.ndarray,
-    lengths: np.ndarray,
-    dt: float,
-    largest: float,
-    diverged: np.ndarray,
-) -> None:
-    """Writes into `diverged` [N] whether MuJoCo reset a bad state or a number of qpos [N,nq], qvel [N,nv] is too large.
-
-    A reset also sets `time` [N] back. warnings [N,3]: MuJoCo's counters; lengths [N]: earlier steps of the episode.
-    """
-    diverged[:] = ~(time >= (lengths + 0.5) * dt) | (warnings != 0).any(axis=1)
-    for numbers in (qpos, qvel):
-        diverged |= ~(np.abs(numbers) < largest).all(axis=1)
 
 
 def native_task(env: AnyEnv) -> type[MujocoTask] | None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from rl_platform import acceleration
 from rl_platform.envs.embodied.mujoco.tasks.base import NoisyStart, Quantities, StepOutcome, join, never, squares
 
 if TYPE_CHECKING:
@@ -31,25 +30,23 @@ class Runner(NoisyStart):
         self.bounds = np.tile([[-np.inf], [np.inf]], self.model.nq + self.model.nv)  # of positions and velocities
         self.healthy_reward: float = getattr(env, "_healthy_reward", 0.0)
         self.terminates = bool(getattr(env, "_terminate_when_unhealthy", False))
-        loops = acceleration.step_loops()
-        self._write_observation = write_observation if loops is None else loops.run_observation()
-        self._write_outcome = write_outcome if loops is None else loops.run_outcome()
-        control = np.float32(self.control_weight)  # Gymnasium multiplies in float32
-        self.weights = float(self.forward_weight), control, float(self.healthy_reward)
 
     def position(self, now: Quantities) -> np.ndarray:
         return now.qpos[:, 0]
 
     def observe(self, now: Quantities) -> np.ndarray:
-        observations = np.empty((len(now.qpos), self.model.nq - self.skipped + self.model.nv))
-        self._write_observation(now.qpos, now.qvel, self.skipped, self.largest_speed, observations)
-        return observations
+        return join((now.qpos[:, self.skipped :], np.clip(now.qvel, -self.largest_speed, self.largest_speed)))
 
     def outcome(self, positions: np.ndarray, now: Quantities, actions: np.ndarray) -> StepOutcome:
-        rewards, ends = np.empty(len(positions)), np.empty(len(positions), bool)
-        state, output = (now.qpos, now.qvel), (self.terminates, rewards, ends)
-        self._write_outcome(positions, self.dt, actions, *state, *self.bounds, *self.weights, *output)
-        return rewards, ends
+        healthy = self.within_bounds(now)
+        cost = np.float32(self.control_weight) * squares(actions)  # Gymnasium multiplies in float32
+        rewards = self.forward_weight * self.speeds(positions, now) + self.healthy_reward * healthy - cost
+        return rewards, ~healthy if self.terminates else never(len(rewards))
+
+    def within_bounds(self, now: Quantities) -> np.ndarray:
+        """Returns which environments [N] bool are strictly within `bounds`; a number without bounds may be anything."""
+        (low, high), numbers = self.bounds, join((now.qpos, now.qvel))
+        return ((low < numbers) | (low == -np.inf)).all(axis=1) & ((numbers < high) | (high == np.inf)).all(axis=1)
 
 
 class Swimmer(Runner):
@@ -207,44 +204,3 @@ class HumanoidStandup(NoisyStart):
         height = now.qpos[:, 2] / self.timestep
         impact = np.clip(self.impact_weight * squares(now.cfrc_ext), *self.impact_range)
         return height - self.control_weight * squares(now.ctrl) - impact + 1, never(len(height))
-
-
-def write_observation(
-    qpos: np.ndarray, qvel: np.ndarray, skipped: int, largest: float, observations: np.ndarray
-) -> None:
-    """Writes qpos [N,nq] without its first `skipped` columns, and qvel [N,nv] clipped to +-largest, side by side."""
-    shown = qpos.shape[1] - skipped
-    observations[:, :shown] = qpos[:, skipped:]
-    np.clip(qvel, -largest, largest, out=observations[:, shown:])
-
-
-def write_outcome(
-    positions: np.ndarray,
-    dt: float,
-    actions: np.ndarray,
-    qpos: np.ndarray,
-    qvel: np.ndarray,
-    low: np.ndarray,
-    high: np.ndarray,
-    forward: float,
-    control: np.float32,
-    reward: float,
-    terminates: bool,
-    rewards: np.ndarray,
-    ends: np.ndarray,
-) -> None:
-    """Writes rewards and ends [N] of a step, and brings `positions` [N] up to date.
-
-    forward, control: weights of speed and of squared actions [N,A] float32. reward: of the healthy, whose qpos
-    [N,nq] and qvel [N,nv] are strictly between `low` and `high` [nq+nv]; a number without bounds may be anything.
-    """
-    healthy = np.ones(len(qpos), bool)
-    for state, lower, upper in zip(
-        (qpos, qvel), np.split(low, [qpos.shape[1]]), np.split(high, [qpos.shape[1]]), strict=True
-    ):
-        above, below = (lower < state) | (lower == -np.inf), (state < upper) | (upper == np.inf)
-        healthy &= (above & below).all(axis=1)
-    speeds = (qpos[:, 0] - positions) / dt
-    positions[:] = qpos[:, 0]
-    rewards[:] = forward * speeds + reward * healthy - control * squares(actions)
-    ends[:] = ~healthy & terminates
