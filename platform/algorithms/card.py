@@ -145,11 +145,14 @@ def _action_chunks(algorithm: Algorithm, num_actions: int) -> list[tuple[str, st
 def _policy_loss(algorithm: Algorithm) -> str:
     bounds = f"[{1 - algorithm.clip_ratio_low:g}, {1 + algorithm.clip_ratio_high:g}]"
     dual = f", dual clip {algorithm.clip_ratio_c:g}" if algorithm.clip_ratio_c is not None else ""
+    thresholds = f"{algorithm.clip_ratio_low:g} (A < 0), {algorithm.clip_ratio_high:g} (A > 0)"
     text = {
         "ppo_clip": f"ratio clipped to {bounds}{dual}",
         "gspo": f"one ratio per sequence (geometric mean), clipped to {bounds}{dual}",
         "cispo": f"-A log-prob, weighted by the ratio clipped to {bounds}",
         "reinforce": "-A log-prob, without a ratio",
+        "dppo_tv": f"ratio, 0 where total variation exceeds {thresholds} and grows",
+        "dppo_kl": f"ratio, 0 where KL(old || new) exceeds {thresholds} and grows",
     }.get(algorithm.policy_loss, f"the function {algorithm.policy_loss}")
     text += f"; entropy bonus {algorithm.entropy_bonus:g}" if algorithm.entropy_bonus else "; no entropy bonus"
     if algorithm.positive_nll_coef:

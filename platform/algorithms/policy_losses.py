@@ -88,7 +88,34 @@ def reinforce(
     return select(-advantages, mask) * select(log_probs, mask), metrics  # -A log pi
 
 
-KINDS: dict[str, PolicyLoss] = {"ppo_clip": ppo_clip, "reinforce": reinforce, "gspo": gspo, "cispo": cispo}
+def dppo_tv(
+    log_probs: FloatBT, old_log_probs: FloatBT, advantages: FloatBT, mask: BoolBT | None, algorithm: Algorithm
+) -> tuple[FloatBT, Metrics]:
+    """`_divergence_masked` with the total variation |pi - pi_old| of the token: DPPO-Binary-TV."""
+    new, old = (select(x.detach(), mask).exp() for x in (log_probs, old_log_probs))
+    return _divergence_masked(log_probs, old_log_probs, advantages, mask, algorithm, (new - old).abs())
+
+
+def dppo_kl(
+    log_probs: FloatBT, old_log_probs: FloatBT, advantages: FloatBT, mask: BoolBT | None, algorithm: Algorithm
+) -> tuple[FloatBT, Metrics]:
+    """`_divergence_masked` with the KL(pi_old || pi) of "this token or another one": DPPO-Binary-KL."""
+    new, old = (select(x.detach(), mask) for x in (log_probs, old_log_probs))
+    p, q = new.exp(), old.exp()
+    others_new, others_old = ((1.0 - x).clamp(min=1e-8) for x in (p, q))
+    # D = q log(q / p) + (1 - q) log((1 - q) / (1 - p)), q = pi_old, p = pi
+    divergence = q * (old - new) + others_old * (others_old.log() - others_new.log())
+    return _divergence_masked(log_probs, old_log_probs, advantages, mask, algorithm, divergence)
+
+
+KINDS: dict[str, PolicyLoss] = {
+    "ppo_clip": ppo_clip,
+    "reinforce": reinforce,
+    "gspo": gspo,
+    "cispo": cispo,
+    "dppo_tv": dppo_tv,
+    "dppo_kl": dppo_kl,
+}
 
 
 @cache
@@ -175,6 +202,38 @@ def clipped_surrogate(
     if dual_clip is not None:
         clipped["actor/dual_clip_frac"] = torch.count_nonzero(above & losing)
     return loss, gradient, _metrics(log_ratio, ratio, clipped, mask)
+
+
+@torch.no_grad()
+def _without_divergent(
+    log_ratio: FloatBT, advantages: FloatBT, mask: BoolBT | None, algorithm: Algorithm, divergence: FloatBT
+) -> tuple[FloatBT, Metrics]:
+    """-M A rho per position [B,T], which is its own derivative with respect to `log_ratio`; metrics."""
+    cost = select(-advantages, mask)
+    ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    # M = 0 where A > 0, rho > 1, D > clip_ratio_high, or A < 0, rho < 1, D > clip_ratio_low; else 1
+    above = (cost < 0) & (log_ratio > 0) & (divergence > algorithm.clip_ratio_high)
+    below = (cost > 0) & (log_ratio < 0) & (divergence > algorithm.clip_ratio_low)
+    loss = (cost * ratio).masked_fill(above | below, 0.0)
+    return loss, _metrics(log_ratio, ratio, _clip_counts(above, below), mask)
+
+
+def _divergence_masked(
+    log_probs: FloatBT,
+    old_log_probs: FloatBT,
+    advantages: FloatBT,
+    mask: BoolBT | None,
+    algorithm: Algorithm,
+    divergence: FloatBT,
+) -> tuple[FloatBT, Metrics]:
+    """-A rho; 0 where the step leads away from pi_old and `divergence` [B,T] is above its threshold.
+
+    Divergence PPO (Qi et al. 2026, arXiv 2602.04879) with its binary approximations. `clip_ratio_high` is the threshold
+    for A > 0, `clip_ratio_low` for A < 0. Without the truncation of rho that verl adds.
+    """
+    log_ratio = select(log_probs.detach() - old_log_probs, mask)
+    loss, metrics = _without_divergent(log_ratio, advantages, mask, algorithm, divergence)
+    return _with_gradient(log_probs, loss, loss), metrics
 
 
 def _with_gradient(variable: FloatBT, loss: FloatBT, gradient: FloatBT) -> FloatBT:

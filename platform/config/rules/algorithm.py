@@ -168,6 +168,13 @@ _LOSS_RULES = (
         f"{_LOSS}: ppo_clip",
     ),
     Rule(
+        _LOSS,
+        lambda config: embodied(config) and config.algorithm.policy_loss in ("dppo_tv", "dppo_kl"),
+        "its divergence is that of token probabilities, and continuous actions have densities, which can exceed 1",
+        (TASK,),
+        f"{_LOSS}: ppo_clip",
+    ),
+    Rule(
         _AGGREGATION,
         lambda config: (
             reasoning(config)
@@ -631,6 +638,12 @@ _UNREAD_LOSSES = (
             f"policy_loss {config.algorithm.policy_loss} weighs log-probs, whose loss has no bound that a dual clip "
             "could set"
         ),
+        (_LOSS,),
+    ),
+    Rule(
+        "algorithm.clip_ratio_c",
+        _policy_loss_is("dppo_tv", "dppo_kl"),
+        lambda config: f"policy_loss {config.algorithm.policy_loss} bounds a divergence and clips no ratio",
         (_LOSS,),
     ),
     *(

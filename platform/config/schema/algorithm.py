@@ -26,7 +26,7 @@ RewardLevel = Literal["chunk_level", "action_level"]
 ActionLevel = Literal[RewardLevel, "token_level"]
 Bootstrap = Literal["standard", "always", "none"]
 
-POLICY_LOSSES = ("ppo_clip", "reinforce", "gspo", "cispo")
+POLICY_LOSSES = ("ppo_clip", "reinforce", "gspo", "cispo", "dppo_tv", "dppo_kl")
 
 
 class KLControl(Section):
@@ -170,7 +170,8 @@ class Algorithm(Section):
     policy_loss: str = Field(
         default="ppo_clip",
         min_length=1,
-        description="ppo_clip, reinforce, gspo (sequence ratio), cispo (clipped weight), or module:function",
+        description="ppo_clip, reinforce, gspo (sequence ratio), cispo (clipped weight), dppo_tv, dppo_kl (bounded "
+        "divergence), or module:function",
     )
     loss_agg_func: LossAggregation = Field(default="token-mean", description="how per-token losses become one number")
     loss_agg_horizon: int | None = Field(

@@ -86,6 +86,30 @@ def test_clipped_weight() -> None:
     assert metrics["actor/clip_frac_low"] == pytest.approx(1 / 5)
 
 
+@pytest.mark.parametrize("kind", ["dppo_tv", "dppo_kl"])
+def test_bounded_divergence(kind: str) -> None:
+    """Thresholds 0.2 (A < 0) and 0.28 (A > 0) in total variation, 0.1 and 0.2 in KL.
+
+    pi_old .5 -> pi .8: TV .3, KL .5 ln(.5/.8) + .5 ln(.5/.2) = .5 ln 1.5625 = .2231, both above.
+    .5 -> .76: TV .26, KL .5 ln(.25 / .1824) = .1576: below the threshold for A > 0, above the one for A < 0.
+    .5 -> .24: the same numbers with rho < 1. .001 -> .002: rho 2, TV .001, KL below .001.
+    A position above its threshold has loss and gradient 0 only where the step leads away from pi_old.
+    """
+    old = torch.tensor([[0.5, 0.5, 0.5, 0.5, 0.5, 0.001]]).log()
+    new = torch.tensor([[0.8, 0.8, 0.76, 0.24, 0.24, 0.002]])
+    advantages = torch.tensor([[2.0, -2.0, 2.0, -2.0, 2.0, 2.0]])
+    expected = torch.tensor([[0.0, 3.2, -3.04, 0.0, -0.96, -4.0]])
+    low, high = (0.2, 0.28) if kind == "dppo_tv" else (0.1, 0.2)
+    log_probs = new.log().requires_grad_()
+    algorithm = Algorithm(policy_loss=kind, clip_ratio_low=low, clip_ratio_high=high)
+    loss, metrics = KINDS[kind](log_probs, old, advantages, None, algorithm)
+    loss.sum().backward()
+    torch.testing.assert_close(loss.detach(), expected)
+    torch.testing.assert_close(log_probs.grad, expected)
+    found = metrics.finalize()
+    assert found["actor/clip_frac_high"] == found["actor/clip_frac_low"] == pytest.approx(1 / 6)
+
+
 def test_reinforce() -> None:
     loss, gradient, metrics = run("reinforce")
     torch.testing.assert_close(gradient, torch.where(MASK, -ADVANTAGES, 0.0))
@@ -123,7 +147,7 @@ def test_masked_positions_touch_nothing(kind: str, garbage: float) -> None:
     assert clean[2] == dirty[2]
 
 
-@pytest.mark.parametrize("kind", ["gspo", "cispo", "reinforce"])
+@pytest.mark.parametrize("kind", ["gspo", "cispo", "reinforce", "dppo_tv", "dppo_kl"])
 def test_gradient_matches_finite_differences(kind: str) -> None:
     """cispo: of -stop(weight) A log pi, the weight held where it is."""
     old, log_probs = OLD.double(), (OLD + STEP).double().requires_grad_()
@@ -211,7 +235,7 @@ constant = 3
         ("name", "reason"),
         [
             ("ppo_clp", "did you mean ppo_clip"),
-            ("ppo_clp", "ppo_clip, reinforce, gspo, cispo, or module:function"),
+            ("ppo_clp", "ppo_clip, reinforce, gspo, cispo, dppo_tv, dppo_kl, or module:function"),
             ("my_losses:sqared", "cannot be imported: AttributeError"),
             ("no_such_module:loss", "cannot be imported: ModuleNotFoundError"),
             ("broken_losses:loss", "nothing_of_this_name"),

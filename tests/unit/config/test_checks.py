@@ -144,6 +144,7 @@ BROKEN = [
     ("reasoning", ["algorithm.policy_loss=my losses:f"], "algorithm.policy_loss", "module:function"),
     ("reasoning", ["algorithm.policy_loss=gspo"], "algorithm.loss_agg_func", "one ratio per sequence"),
     ("embodied", ["algorithm.policy_loss=gspo"], "algorithm.policy_loss", "one transition"),
+    ("embodied", ["algorithm.policy_loss=dppo_tv"], "algorithm.policy_loss", "token probabilities"),
     (
         "reasoning",
         ["algorithm.policy_loss=cispo", "algorithm.clip_ratio_c=3.0"],

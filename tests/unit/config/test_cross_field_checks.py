@@ -52,6 +52,11 @@ WRONG = {
         "algorithm.clip_ratio_c",
         "no bound that a dual clip could set",
     ),
+    "bounded divergence with dual clip": (
+        ["algorithm={policy_loss: dppo_kl, clip_ratio_c: 3.0}"],
+        "algorithm.clip_ratio_c",
+        "clips no ratio",
+    ),
     "dynamic sampling of one sample": (["algorithm.dynamic_sampling={}"], "algorithm.dynamic_sampling", "one sample"),
     **{
         f"{name} of one sample": ([*NO_CRITIC, f"algorithm.adv_type={name}"], "algorithm.group_size", "at least 2")
