@@ -178,3 +178,12 @@ def test_mismatch_per_sequence() -> None:
 def test_nothing_to_correlate_is_left_out() -> None:
     assert "mismatch/prob_diff_pearson" not in token_mismatch_metrics(TRAINED, torch.full((1, 4), -1.0), ALL)
     assert token_mismatch_metrics(TRAINED, ROLLED, ~ALL) == {}
+
+
+def test_normalised_sequence_weights_count_once_per_token() -> None:
+    """Products 2 (three tokens) and 0.5 (one): mean (3 * 2 + 0.5) / 4 = 1.625, not (2 + 0.5) / 2."""
+    mask = torch.tensor([[True, True, True], [True, False, False]])
+    u = torch.tensor([[2.0, 1.0, 1.0], [0.5, 1.0, 1.0]]).log()
+    correction = RolloutIS(level="sequence", high=None, batch_normalize=True)
+    weights, _ = mismatch_weights(u, torch.zeros(2, 3), mask, correction)
+    torch.testing.assert_close(weights[:, 0], torch.tensor([2.0, 0.5]) / 1.625)
