@@ -104,10 +104,11 @@ def test_interleaved_stages_take_as_many_micro_batches_as_there_are_stages(rows:
 def test_fused_layers_that_are_not_there(monkeypatch: pytest.MonkeyPatch):
     asked = "actor.kernels=transformer_engine"
     assert "computes on GPUs" in problems(asked)["actor.kernels"].message
+    torch = "rollout.backend=torch"  # `auto` would look for SGLang
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "is not installed" in problems(asked, "cluster.gpus_per_node=1")["actor.kernels"].message
+    assert "is not installed" in problems(asked, torch, "cluster.gpus_per_node=1")["actor.kernels"].message
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-    assert problems(asked, "cluster.gpus_per_node=1") == {}
+    assert problems(asked, torch, "cluster.gpus_per_node=1") == {}
 
 
 @pytest.mark.parametrize(
