@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 from rl_platform.config.describe import walk
 from rl_platform.config.documentation import render
@@ -17,3 +19,30 @@ def test_page_is_up_to_date() -> None:
 def test_page_names_every_key() -> None:
     page = render()
     assert [path for path, _ in walk() if f"`{path.rpartition('.')[2]}`" not in page and f"`{path}`" not in page] == []
+
+
+def test_the_loader_says_what_the_table_of_foreign_names_says(problems: Any) -> None:
+    """Every row of the committed page, as a key inside a foreign section and, for a section, as the section itself."""
+    table = PAGE.read_text(encoding="utf-8").partition("## Names of other systems")[2]
+    rows = [line.strip("|").split(" | ") for line in table.splitlines() if line.startswith("| `")]
+    there = [(name.strip(" `"), here.strip()) for name, here in rows]
+    assert len(there) > 200
+    names = [(name, here) for name, here in there if not name.endswith(":")]
+    sections = [(name.removesuffix(":"), here) for name, here in there if name.endswith(":")]
+
+    nested: dict[str, Any] = {}
+    for number, (name, _) in enumerate(names):
+        value: Any = 1
+        for step in reversed(name.split(".")):
+            value = {step: value}
+        nested[f"n{number}"] = value
+    values = [f"ppo={json.dumps(nested)}", *(f"{name}=1" for name, _ in sections if name != "ppo")]
+    reported = problems("embodied", *values)
+
+    for number, (name, here) in enumerate(names):
+        problem = reported[f"ppo.n{number}.{name}"]
+        keys = problem.message.partition("; here it is ")[2].split(" and ")
+        said = ", ".join(f"`{key}`" for key in keys) + (f" ({problem.hint})" if problem.hint else "")
+        assert said == here, name
+    for name, here in sections:
+        assert reported[name].message.endswith(f"; here its keys go to {here}")
