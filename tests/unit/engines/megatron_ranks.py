@@ -236,7 +236,24 @@ def report(kind: str, layout: str, folder: Path) -> dict[str, Any]:
     results["resumed"] = ranks.resumed(engine, batches, folder / f"torch-{kind}")
     if kind in (*LLAMA, *DEEP, "experts"):
         results["poisoned"] = ranks.poisoned(megatron(kind, layout), batches)
+    if kind in LLAMA and "dp2" in layout:
+        results["half"] = half_precision(kind, layout)
     return results
+
+
+def half_precision(kind: str, layout: str) -> dict[str, float]:
+    """Of a bfloat16 engine: by parameter, how far this rank's float32 masters are from what the engine started from;
+    and the gradient norm of an optimizer step."""
+    engine, whole = megatron(kind, layout, dtype=torch.bfloat16), model(kind).state_dict()
+    errors = {}
+    for key, tensor in engine.sharded_state().items():
+        name = key.removeprefix("model.")
+        for offsets, part in tensor.parts if key.startswith("model.") else ():
+            if part.dtype == torch.float32 and part.numel():
+                place = tuple(slice(first, first + size) for first, size in zip(offsets, part.shape, strict=True))
+                errors[name] = float((part - whole[name][place]).abs().max())
+    (metrics,) = ranks.steps(engine, KINDS[kind], 0, 1)
+    return errors | {"grad_norm": metrics["grad_norm"]}
 
 
 def held(engine: Any, batches: str) -> dict[str, int]:

@@ -273,6 +273,17 @@ def test_half_precision_keeps_master_weights(runs, kind: str) -> None:
         assert torch.nn.functional.cosine_similarity(moved[0].flatten(), moved[1].flatten(), dim=0) > 0.8
 
 
+@pytest.mark.parametrize("layout", ["dp2", "tp2 dp2"])
+@pytest.mark.parametrize("kind", ["actor", "critic"])
+def test_half_precision_starts_from_exact_masters_on_data_ranks(runs, results, layout: str, kind: str) -> None:
+    """The critic's head is float32 among bfloat16 parameters, and Megatron keeps both in lists of their own."""
+    ranks = [rank[kind]["half"] for rank in results[layout]]
+    held = {name for rank in ranks for name in rank} - {"grad_norm"}
+    assert held >= {name for name in runs.model(kind).state_dict() if "layers" in name or kind == "critic"}
+    assert all(error == 0 for rank in ranks for name, error in rank.items() if name != "grad_norm")
+    assert all(rank["grad_norm"] > 0 for rank in ranks)
+
+
 def _master(engine: Any, name: str) -> Tensor:
     """What one rank saves of a parameter that it holds in one part."""
     ((_, part),) = engine.sharded_state()[f"model.{name}"].parts

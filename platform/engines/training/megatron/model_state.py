@@ -159,8 +159,11 @@ class ModelState:
         if hasattr(optimizer, "model_param_group_index_map"):  # data-parallel ranks shard its state
             if parameter not in optimizer.model_param_group_index_map:
                 return None
-            group, order = optimizer.model_param_group_index_map[parameter]
-            values = optimizer.optimizer.param_groups[group]["params"][order]
+            values = getattr(parameter, "main_param", None)  # of a half-precision parameter
+            if values is None:
+                group, _ = optimizer.model_param_group_index_map[parameter]
+                same = [one is parameter for one in optimizer.model_fp32_groups[group]]
+                values = optimizer.shard_fp32_groups[group][same.index(True)]
             owned = optimizer._get_model_param_range_map(parameter)["param"]
             start, stop = owned.start, owned.end
         else:
