@@ -73,8 +73,7 @@ def parse(
         typer.Option("--calibrate", metavar="METRICS", help="With --plan: correct its times by this metrics.jsonl."),
     ] = None,
     check: Annotated[
-        bool,
-        typer.Option("--check", help="Try on small random numbers that batch layout changes no result, and stop."),
+        bool, typer.Option("--check", help="Try on small random numbers that batch layout changes no result, and stop.")
     ] = False,
     rehearse: Annotated[
         bool,

@@ -150,10 +150,7 @@ PROPERTIES = [
     Property("micro-batch size", "loss, gradients: 1 or 3 rows at a time = all at once", micro_batches),
     Property("number of ranks", "loss, gradients: on 2 or 4 ranks = on one", ranks),
     Property(
-        "observation tokens",
-        "advantages, losses: with NaN in between = without",
-        observation_tokens,
-        _transitions,
+        "observation tokens", "advantages, losses: with NaN in between = without", observation_tokens, _transitions
     ),
     Property("padding", "advantages, losses: with 37 more columns = without", padding, _transitions),
     Property("order of rows", "advantages, losses: of shuffled rows = as they came", order),

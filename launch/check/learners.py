@@ -19,12 +19,7 @@ from rl_platform.components.reference import LanguageReference
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.cluster import Cluster
 from rl_platform.config.schema.models import Model, Parallel, RandomLM, Trainable
-from rl_platform.launch.check.samples import (
-    LONGEST_PROMPT,
-    LONGEST_RESPONSE,
-    SPACES,
-    Case,
-)
+from rl_platform.launch.check.samples import LONGEST_PROMPT, LONGEST_RESPONSE, SPACES, Case
 from rl_platform.metrics import Reporters
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import schedule

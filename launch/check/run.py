@@ -29,10 +29,7 @@ from rl_platform.launch.panels import print_lines
 from rl_platform.launch.preflight import check_estimator, check_policy_loss
 from rl_platform.launch.session import card
 
-PROPERTIES = [
-    *invariance.PROPERTIES,
-    *updates.PROPERTIES,
-]
+PROPERTIES = [*invariance.PROPERTIES, *updates.PROPERTIES]
 
 
 class PropertyFailed(PlatformError):

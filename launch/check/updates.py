@@ -90,10 +90,6 @@ def _recomputed(config: Config) -> str | None:
 
 
 PROPERTIES = [
-    Property(
-        "update of a model",
-        "parameters: in micro-batches, padded = as a whole",
-        parameters,
-    ),
+    Property("update of a model", "parameters: in micro-batches, padded = as a whole", parameters),
     Property("first step", "ratio to the old policy = 1; clipped share, KL = 0", first_step, _recomputed),
 ]

@@ -25,10 +25,7 @@ def state_bytes(shape: ModelShape, parallel: Parallel, dtype: str, ranks: int) -
     outside = layers * (shape.layer_parameters - shape.expert_parameters) + outer
     distributed = ranks > parallel.tensor * parallel.pipeline  # else every rank holds the moments of all its parameters
     weights = optimizer = 0.0
-    for parameters, sharing in (
-        (outside, parallel.tensor),
-        (layers * shape.expert_parameters, parallel.expert),
-    ):
+    for parameters, sharing in ((outside, parallel.tensor), (layers * shape.expert_parameters, parallel.expert)):
         own = parameters / sharing
         copies = max(1, ranks // (sharing * parallel.pipeline)) if distributed else 1
         weights += own * (2 if half else FLOAT)

@@ -18,12 +18,7 @@ from rl_platform.planner.cost import Cost, Swap
 
 BARS = 64  # characters of the longest step
 EVALUATION = ("reference", "log-probs", "values")
-STAGES = (
-    ("sync weights",),
-    ("generate", "collect"),
-    EVALUATION,
-    ("train critic", "train actor"),
-)
+STAGES = (("sync weights",), ("generate", "collect"), EVALUATION, ("train critic", "train actor"))
 
 
 @dataclass(frozen=True)

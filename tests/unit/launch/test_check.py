@@ -173,11 +173,7 @@ def test_action_chunks_pass(num_actions: int, keys: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "properties"),
-    [
-        ("median", set()),
-        ("neighbours", {"order of rows"}),
-        ("discounted_by_column", {"observation tokens", "padding"}),
-    ],
+    [("median", set()), ("neighbours", {"order of rows"}), ("discounted_by_column", {"observation tokens", "padding"})],
 )
 @pytest.mark.usefixtures("functions")
 def test_estimators_of_the_users(name: str, properties: set[str]) -> None:

@@ -14,9 +14,7 @@ from rl_platform.placement.scheduler import schedule
 
 
 def plan(
-    placement: dict[str, object],
-    inventory: Inventory | tuple[int, int],
-    groups: list[NodeGroup] | None = None,
+    placement: dict[str, object], inventory: Inventory | tuple[int, int], groups: list[NodeGroup] | None = None
 ) -> str:
     machines = inventory if isinstance(inventory, Inventory) else Inventory.declared(*inventory)
     cluster = Cluster(num_nodes=len(machines.nodes), component_placement=placement, node_groups=groups or [])

@@ -17,9 +17,7 @@ LAPTOP = Inventory((Node("laptop", 0, cpus=8),))
 
 
 def place(
-    placement: dict[str, object],
-    inventory: Inventory | tuple[int, int] = (1, 8),
-    groups: list[NodeGroup] | None = None,
+    placement: dict[str, object], inventory: Inventory | tuple[int, int] = (1, 8), groups: list[NodeGroup] | None = None
 ) -> Placement:
     """Schedules on `inventory`, or on (nodes, GPUs per node)."""
     machines = inventory if isinstance(inventory, Inventory) else Inventory.declared(*inventory)

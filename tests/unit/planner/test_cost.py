@@ -153,8 +153,7 @@ def test_the_gantt_draws_bars_to_scale(plans: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"),
-    [(3e-6, "3 us"), (0.0456, "45.6 ms"), (3.21, "3.21 s"), (600, "10 min"), (9000, "2.5 h")],
+    ("value", "text"), [(3e-6, "3 us"), (0.0456, "45.6 ms"), (3.21, "3.21 s"), (600, "10 min"), (9000, "2.5 h")]
 )
 def test_durations(value: float, text: str) -> None:
     assert duration(value) == text
