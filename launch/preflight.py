@@ -24,7 +24,7 @@ from rl_platform.launch.output import output_problems
 from rl_platform.launch.ranks import rank_problems
 from rl_platform.launch.sharding import check_sharding, device_problems, sharding_problems
 from rl_platform.placement.inventory import Inventory
-from rl_platform.placement.policy_shape import PolicyShape
+from rl_platform.placement.model_shape import PolicyShape, shapes
 from rl_platform.placement.scheduler import Placement
 
 BYTES_TRAINED = 16  # per parameter: float32 weight, gradient and two Adam moments
@@ -189,7 +189,6 @@ def _reward_bytes(section: RewardModel) -> int:
 def policy_bytes(config: Config, spaces: EnvSpaces) -> int:
     """Estimates the bytes of an embodied run's checkpoint: trained parameters, their moments, observations."""
     from rl_platform.components.actor import embodied_policy
-    from rl_platform.placement.model_shape import shapes
 
     if config.actor.model.type == "vla":  # its language model is read from a folder
         shape = next((each for each in shapes(config)[0].values() if isinstance(each, PolicyShape)), None)

@@ -53,7 +53,7 @@ def engine_memory(config: Config, placement: Placement, inventory: Inventory) ->
         return None
     layout = placement.layout
     part, memory = layout.parts["rollout"], MemoryModel(config, known_shapes, layout, on_gpu=True)
-    order = chosen_order(config, placement, inventory, known_shapes, device)
+    order = chosen_order(config, placement, known_shapes, device)
     crowds = {
         tuple(occupants)
         for occupants in occupancy_of(config, placement).values()

@@ -7,12 +7,13 @@ resources exist.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rl_platform.config.suggest import nearest
 from rl_platform.errors import Problem
-from rl_platform.placement.parser import Text, kind_of, problem_at
 
 COMPONENTS = ("actor", "critic", "actor_critic", "reference", "rollout", "reward", "env")
 PATH = "cluster.component_placement"
@@ -23,6 +24,19 @@ _ALLOWED = (
 )
 _ALLOWED_NODES = 'n or a-b separated by commas: "0-1,3"'
 _LONG_FORM = ("node_group", "placement")
+_SPAN = re.compile(r"(0|[1-9][0-9]{0,8})(?:\s*-\s*(0|[1-9][0-9]{0,8}))?")
+_MISTAKES = (  # pattern of the whole piece, message, hint
+    (r"", "a number is missing", ""),
+    (r"-\s*[0-9]+", "numbers cannot be negative", ""),
+    (r"-|[0-9]+\s*-", "a range needs both ends", "as 0-3"),
+    (r"[0-9]+\s*-\s*-\s*[0-9]+", "numbers cannot be negative", ""),
+    (r"(0[0-9]+\b.*)|([0-9]+\s*-\s*0[0-9]+)", "numbers have no leading zeros", "YAML 1.1 takes 010 for octal"),
+    (r"[0-9\s-]*[0-9]{10,}[0-9\s-]*", "the number is too large", "at most nine digits"),
+    (r"[0-9]+(\s*-\s*[0-9]+){2,}", "a range has two ends, not more", "as 0-3"),
+    (r"[0-9]+(\s+[0-9]+)+", "a comma is missing between the numbers", ""),
+    (r"[0-9]+\s*(\.\.+|to|–|—|~)\s*[0-9]+", "ranges are written with a hyphen", "as 0-3"),
+    (r"(?i:all)", "`all` is lower case and stands alone, on the resource side", "as all or all:0-3"),
+)
 
 
 @dataclass(frozen=True)
@@ -52,9 +66,9 @@ class Entry:
     text: str
 
     def problem(self, segment: Segment, message: str, *, allowed: str = "", hint: str = "") -> Problem:
-        """Returns a problem that points at `segment` of this entry's text."""
+        """Returns a problem that points at `segment`."""
         piece = self.text[segment.position :].split(",")[0].strip()
-        return problem_at(self.path, self.text, segment.position, piece, message, allowed, hint)
+        return _problem_at(self.path, self.text, segment.position, piece, message, allowed, hint)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -69,30 +83,26 @@ def read(component_placement: Mapping[str, object]) -> tuple[list[Entry], list[P
     entries: list[Entry] = []
     named: dict[str, str] = {}
     if not component_placement:
-        problems.append(
-            Problem(PATH, "no component is placed", value="{}", allowed=_ALLOWED, hint='as "actor,critic,rollout": all')
-        )
+        hint = 'as "actor,critic,rollout": all'
+        problems.append(Problem(PATH, "no component is placed", value="{}", allowed=_ALLOWED, hint=hint))
     for key, value in component_placement.items():
         components = _components(key, named, problems)
         entry = _entry(f"{PATH}.{key}", components, value, problems)
         if entry is not None:
             entries.append(entry)
     if "actor" in named and "actor_critic" in named:
-        problems.append(
-            Problem(
-                f"{PATH}.{named['actor_critic']}",
-                "actor_critic and actor are two names of one component",
-                value=f"actor is placed by {named['actor']!r}",
-                allowed="one of the two",
-                hint="embodied: keep actor_critic; reasoning: keep actor",
-            )
+        message, value = (
+            "actor_critic and actor are two names of one component",
+            f"actor is placed by {named['actor']!r}",
         )
+        key, hint = f"{PATH}.{named['actor_critic']}", "embodied: keep actor_critic; reasoning: keep actor"
+        problems.append(Problem(key, message, value=value, allowed="one of the two", hint=hint))
     return entries, problems
 
 
 def parse(value: object, path: str) -> tuple[tuple[Segment, ...], list[Problem]]:
     """Returns the segments of one placement text (or of the number that YAML made of it) and all its problems."""
-    text = Text(value, path, _ALLOWED)
+    text = _Text(value, path, _ALLOWED)
     segments: list[Segment] = []
     following = 0
     for start, end in text.split(",", 0, len(text.text)):
@@ -107,7 +117,7 @@ def parse(value: object, path: str) -> tuple[tuple[Segment, ...], list[Problem]]
 
 def parse_nodes(value: object, path: str) -> tuple[tuple[range, ...], list[Problem]]:
     """Returns the node ranks of a node group, as `0-1,3`, and all their problems."""
-    text = Text(value, path, _ALLOWED_NODES)
+    text = _Text(value, path, _ALLOWED_NODES)
     spans = [(text.span(start, end), start) for start, end in text.split(",", 0, len(text.text))]
     readable = [(span, start) for span, start in spans if span is not None]
     if not text.problems:
@@ -143,7 +153,7 @@ def _components(key: str, named: dict[str, str], problems: list[Problem]) -> tup
             message, hint = f"{name} is placed {again}", "place every component once"
         if message:
             start = position + (piece.index(name) if name else 0)
-            problems.append(problem_at(f"{PATH}.{key}", key, start, name, message, ", ".join(COMPONENTS), hint))
+            problems.append(_problem_at(f"{PATH}.{key}", key, start, name, message, ", ".join(COMPONENTS), hint))
         else:
             named[name] = key
             components.append(name)
@@ -177,13 +187,13 @@ def _long_form(path: str, value: Mapping[object, object], problems: list[Problem
         problems.append(Problem(path, "the long form lacks its placement", value=str(dict(value)), allowed=_ALLOWED))
     node_group = value.get("node_group")
     if node_group is not None and not isinstance(node_group, str):
-        message, hint = f"a node group is a name, not {kind_of(node_group)}", f'quote it: "{node_group}"'
+        message, hint = f"a node group is a name, not {_kind_of(node_group)}", f'quote it: "{node_group}"'
         problems.append(Problem(f"{path}.node_group", message, value=str(node_group), hint=hint))
         return None
     return node_group
 
 
-def _segment(text: Text, start: int, end: int, following: int) -> Segment | None:
+def _segment(text: _Text, start: int, end: int, following: int) -> Segment | None:
     """Returns the segment at text[start:end]. Without ranks they start at `following`."""
     sides = list(text.split(":", start, end))
     message = hint = ""
@@ -208,7 +218,7 @@ def _segment(text: Text, start: int, end: int, following: int) -> Segment | None
     return Segment(resources, ranks, start)
 
 
-def _check_segments(text: Text, segments: list[Segment]) -> None:
+def _check_segments(text: _Text, segments: list[Segment]) -> None:
     """Checks all segments together: `all` with others, order of resources, counts, ranks other than 0..N-1."""
     for segment in segments:
         if segment.resources is None and len(segments) > 1:
@@ -223,7 +233,7 @@ def _check_segments(text: Text, segments: list[Segment]) -> None:
     _check_ranks(text, [(segment.ranks, segment.position) for segment in segments if segment.ranks is not None])
 
 
-def _check_ranks(text: Text, spans: list[tuple[range, int]]) -> None:
+def _check_ranks(text: _Text, spans: list[tuple[range, int]]) -> None:
     total = sum(len(ranks) for ranks, _ in spans)
     if total > MAX_RANKS:
         text.fail(0, f"{total} ranks are too many", allowed=f"at most {MAX_RANKS} ranks")
@@ -231,14 +241,12 @@ def _check_ranks(text: Text, spans: list[tuple[range, int]]) -> None:
     expected = 0
     for ranks, position in sorted(spans, key=lambda pair: pair[0].start):
         if ranks.start != expected:
-            hint = ""
+            message, hint = f"rank {expected} is missing", ""
             if expected == 0:
                 message = f"ranks must start at 0, these start at {ranks.start}"
                 hint = "ranks follow the colon; without a colon every resource gets one rank"
-            else:
-                message = (
-                    f"rank {expected} is missing" if ranks.start > expected else f"rank {ranks.start} is named twice"
-                )
+            elif ranks.start < expected:
+                message = f"rank {ranks.start} is named twice"
             text.fail(position, message, hint, f"the ranks 0-{total - 1}, each once")
             return
         expected = ranks.stop
@@ -246,3 +254,83 @@ def _check_ranks(text: Text, spans: list[tuple[range, int]]) -> None:
 
 def _show(span: range) -> str:
     return str(span.start) if len(span) == 1 else f"{span.start}-{span.stop - 1}"
+
+
+class _Text:
+    """A text and its problems so far. `text` is empty if the YAML value is no text."""
+
+    def __init__(self, value: object, path: str, allowed: str) -> None:
+        self.path, self.allowed = path, allowed
+        self.problems: list[Problem] = []
+        self.text = self._from_yaml(value)
+
+    def fail(self, position: int, message: str, hint: str = "", allowed: str = "", *, end: int | None = None) -> None:
+        """Adds a problem with the piece from `position` to `end`, or to the next comma."""
+        piece = (self.text[position:end] if end is not None else self.text[position:].split(",")[0]).strip()
+        allowed = allowed or self.allowed
+        self.problems.append(_problem_at(self.path, self.text, position, piece, message, allowed, hint))
+
+    def split(self, separator: str, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yields the offsets of the pieces of text[start:end] without blanks around them; none for an invalid value."""
+        if not self.text:
+            return
+        for piece in self.text[start:end].split(separator):
+            blanks = len(piece) - len(piece.lstrip()) if piece.strip() else 0
+            yield start + blanks, start + blanks + len(piece.strip())
+            start += len(piece) + len(separator)
+
+    def span(self, start: int, end: int) -> range | None:
+        """Returns `n` or `a-b` in text[start:end] as a range."""
+        piece = self.text[start:end]
+        match = _SPAN.fullmatch(piece)
+        if match is None:
+            wrong = [(message, hint) for pattern, message, hint in _MISTAKES if re.fullmatch(pattern, piece)]
+            message, hint = wrong[0] if wrong else ("this is neither a number nor a range", "")
+        else:
+            first, last = int(match[1]), int(match[2] or match[1])
+            if first <= last:
+                return range(first, last + 1)
+            message, hint = "the range runs backwards", f"write {last}-{first}"
+        self.fail(start, message, hint, end=end)
+        return None
+
+    def check_ascending(self, spans: Sequence[tuple[range, int]], noun: str) -> None:
+        """Adds a problem at the first span (with its position) that is not above the previous one."""
+        for (before, _), (span, position) in itertools.pairwise(spans):
+            if span.start < before.stop:
+                message = f"{noun}s must ascend"
+                if span.stop > before.start:
+                    message = f"{noun} {max(span.start, before.start)} is named twice"
+                self.fail(position, message, allowed=f"ascending {noun}s, each once")
+                return
+
+    def _from_yaml(self, value: object) -> str:
+        message = hint = ""
+        if isinstance(value, str) and value.strip():
+            return value
+        if value is None or isinstance(value, str):
+            message = "the text is empty"
+        elif isinstance(value, bool) or not isinstance(value, int):
+            message = f"this must be a text, not {_kind_of(value)}"
+            if isinstance(value, list) and value and all(isinstance(item, int | str) for item in value):
+                hint = 'write "' + ",".join(map(str, value)) + '"'
+        elif value >= 60:  # 60 is the smallest number that YAML 1.1 makes of digits with a colon
+            pair = f"{value // 60}:{value % 60}"
+            message = f"the number {value} is ambiguous"
+            hint = f'YAML 1.1 reads an unquoted {pair} as {value}: write "{pair}" or "{value}" in quotes'
+        else:
+            return str(value)
+        shown = {"": '""', "None": "null", "True": "true", "False": "false"}.get(str(value).strip(), str(value))
+        self.problems.append(Problem(self.path, message, value=shown, allowed=self.allowed, hint=hint))
+        return ""
+
+
+def _problem_at(path: str, text: str, position: int, piece: str, message: str, allowed: str, hint: str) -> Problem:
+    """Returns a problem with the whole text, the wrong piece and the position of its first character, from 1."""
+    value = f'"{text}", character {position + 1}' + (f': "{piece}"' if piece else "")
+    return Problem(key=path, message=message, value=value, allowed=allowed, hint=hint)
+
+
+def _kind_of(value: object) -> str:
+    kinds = {bool: "a truth value", int: "a number", float: "a fraction", list: "a list", dict: "a mapping"}
+    return kinds.get(type(value), type(value).__name__)

@@ -6,11 +6,10 @@ usual network card per GPU is assumed. Neither torch nor CUDA is used.
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from dataclasses import dataclass
 
-from rl_platform.placement.inventory import DRIVER_TIMEOUT_S, Inventory
+from rl_platform.placement.inventory import Inventory, ask_driver
 
 GIB = 2**30
 _TERA, _GIGA = 1e12, 1e9
@@ -94,13 +93,11 @@ def _cpu(inventory: Inventory) -> Device:
 
 def _driver() -> tuple[str, int | None]:
     """Returns name and bytes of this machine's first GPU from nvidia-smi, or empty and None."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return "", None
-    command = [tool, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=DRIVER_TIMEOUT_S, check=False)
+        answer = ask_driver("name,memory.total")
     except (OSError, subprocess.TimeoutExpired):
+        answer = None
+    if answer is None:
         return "", None
     name, _, mebibytes = answer.stdout.strip().partition("\n")[0].partition(",")
     return name.strip(), int(mebibytes) * 2**20 if mebibytes.strip().isdigit() else None

@@ -131,8 +131,14 @@ class Inventory:
                 node = nodes[index]
                 problems += _conflicts(path, group, node)
                 if group.accelerators is not None:
-                    problems += _conflicting_counts(path, group, node, counts.setdefault(index, group.accelerators))
-                    node = _with_accelerators(node, counts[index])
+                    count = counts.setdefault(index, group.accelerators)
+                    if group.accelerators != count:
+                        message = f"another group gives {node.name} {count}"
+                        allowed = f"{count}, or nodes that are in one of the groups only"
+                        value = str(group.accelerators)
+                        problems.append(Problem(f"{path}.accelerators", message, value=value, allowed=allowed))
+                    if count != node.accelerators:  # their names are unknown
+                        node = replace(node, accelerators=count, device_ids=())
                 nodes[index] = replace(
                     node,
                     labels=node.labels | {group.label},
@@ -172,18 +178,24 @@ def detect_accelerators() -> tuple[tuple[str, ...], str]:
     return tuple(names), f'CUDA_VISIBLE_DEVICES is "{visible}"'
 
 
+def ask_driver(fields: str) -> subprocess.CompletedProcess[str] | None:
+    """Returns the answer of nvidia-smi for each GPU, None without that tool. Raises OSError and TimeoutExpired."""
+    if (tool := shutil.which("nvidia-smi")) is None:
+        return None
+    command = [tool, f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=DRIVER_TIMEOUT_S, check=False)
+
+
 def _physical() -> tuple[int, str]:
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        files = [path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia[0-9]+", path.name)]
-        return len(files), ""
-    command = [tool, "--query-gpu=index", "--format=csv,noheader"]
     try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=DRIVER_TIMEOUT_S, check=False)
+        result = ask_driver("index")
     except subprocess.TimeoutExpired:
         return 0, f"nvidia-smi gave no answer in {DRIVER_TIMEOUT_S:g} s, so no GPU is used"
     except OSError as error:
         return 0, f"nvidia-smi could not be started ({error.strerror}), so no GPU is used"
+    if result is None:
+        files = [path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia[0-9]+", path.name)]
+        return len(files), ""
     lines = [line.strip() for line in result.stdout.splitlines() if line.strip()]
     if result.returncode != 0:
         return 0, f"nvidia-smi failed ({' '.join(lines) or result.stderr.strip()}), so no GPU is used"
@@ -213,19 +225,6 @@ def _group_names(groups: Sequence[NodeGroup]) -> list[Problem]:
             value = group.env_vars[VISIBLE_DEVICES]
             problems.append(Problem(f"{path}.env_vars.{VISIBLE_DEVICES}", message, value=value, hint=hint))
     return problems
-
-
-def _with_accelerators(node: Node, count: int) -> Node:
-    """Returns the node with this number of accelerators. Their names are kept only if the number is the same."""
-    return node if count == node.accelerators else replace(node, accelerators=count, device_ids=())
-
-
-def _conflicting_counts(path: str, group: NodeGroup, node: Node, count: int) -> list[Problem]:
-    if group.accelerators == count:
-        return []
-    message = f"another group gives {node.name} {count}"
-    allowed = f"{count}, or nodes that are in one of the groups only"
-    return [Problem(f"{path}.accelerators", message, value=str(group.accelerators), allowed=allowed)]
 
 
 def _conflicts(path: str, group: NodeGroup, node: Node) -> list[Problem]:

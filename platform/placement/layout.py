@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 LEARNERS = ("actor", "critic", "actor_critic", "reference")  # several ranks of these form a process group
-ON_CPU = ("reward", "env")  # compute on a CPU wherever they are placed, beside all others
+BESIDE = ("reward", "env")  # compute while others do: on a CPU wherever they are placed, except for a reward model
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,15 @@ class Part:
 class Layout:
     """What every component has.
 
-    sharing: for every component, the others that compute on its devices, so only one works at a time.
-    one_process: all ranks are threads of one process.
+    sharing: for every component, the others that compute on its devices, so only one works at a time; none for those
+    in `BESIDE`. one_process: all ranks are threads of one process. around_reward: the components that compute on the
+    devices of the reward, which compete with a reward model.
     """
 
     parts: Mapping[str, Part]
     sharing: Mapping[str, frozenset[str]]
     one_process: bool
+    around_reward: frozenset[str] = frozenset()
 
     @property
     def policy(self) -> str:
@@ -54,15 +56,18 @@ def layout_of_split(keys: Sequence[tuple[tuple[str, ...], range]], per_node: int
     """Returns the layout of keys on disjoint ranges of devices, one rank each. `per_node` 0: the devices are nodes."""
     parts: dict[str, Part] = {}
     sharing: dict[str, frozenset[str]] = {}
+    around_reward: frozenset[str] = frozenset()
     for components, devices in keys:
         size = max(per_node, 1)
         nodes = frozenset(range(devices.start // size, (devices.stop - 1) // size + 1))
         part = Part(len(devices), len(devices), nodes, min(per_node, 1), ",".join(components))
+        computing = frozenset(components).difference(BESIDE)
         for name in components:
             parts[name] = part
-            meeting = frozenset(components) - {name, *ON_CPU}
-            sharing[name] = frozenset() if name in ON_CPU else meeting
+            sharing[name] = frozenset() if name in BESIDE else computing - {name}
+        if "reward" in components:
+            around_reward = computing
     learners = [part for name, part in parts.items() if name in LEARNERS]
     alone = all(part.ranks == 1 for part in learners)
     used = {device for _, devices in keys for device in devices} if alone and len(keys) < 8 else {0, 1}
-    return Layout(parts, sharing, alone and len(used) == 1)
+    return Layout(parts, sharing, alone and len(used) == 1, around_reward)

@@ -15,20 +15,23 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
 from rl_platform.config.schema import Config
-from rl_platform.config.schema.models import Parallel
+from rl_platform.config.schema.models import Parallel, Trainable
 from rl_platform.placement.hardware import GIB
 from rl_platform.placement.layout import Layout
-from rl_platform.placement.megatron_memory import ADAM_STATES, layout_of_learner, state_bytes
-from rl_platform.placement.model_shape import FLOAT, ModelShape, Shape
+from rl_platform.placement.model_shape import FLOAT, ModelShape, PolicyShape, Shape
 from rl_platform.placement.offload_order import PHASES, Held, Move, OffloadOrder
-from rl_platform.placement.policy_shape import PolicyShape
 
+ADAM_STATES = 2
 LOGIT_CHUNK = 1024  # positions whose logits exist together: models.language.TOKENS_PER_CHUNK
 LOGIT_COPIES = 3  # logits, their exponentials and a gradient
 PREFILL_TOKENS = 1024  # of engines.rollout.prefill
 PAGES_BESIDE = 2 * 64  # tokens: of engines.rollout.kv_cache, what a slot takes beside the tokens it holds
 PROCESS_ON_GPU = int(0.6 * GIB)  # CUDA context and libraries' workspaces
 PROCESS_IN_MEMORY = int(0.3 * GIB)  # the interpreter, torch and transformers; measured
+
+Counted = tuple[str, float, int]
+"""A component on a device, the number of its ranks there, and that of their processes. A rank that spans several
+devices counts as a fraction."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,6 @@ class Memory:
         return self.lasting + self.passing
 
     def held(self, held: Held) -> int:
-        """Returns the lasting bytes on the device in one state of a component."""
         return {"nothing": 0, "weights": self.weights, "all": self.lasting}[held]
 
     def __mul__(self, factor: float) -> Memory:
@@ -81,9 +83,8 @@ class MemoryModel:
         """Returns the memory of one rank; 0 for a component without a model or with an unknown one."""
         return self._ranks.get(component, Memory())
 
-    def usage(self, occupants: Iterable[tuple[str, float, int]], order: OffloadOrder | None = None) -> Usage:
-        """Returns the usage of one device with these (component, ranks, ranks' processes). A rank that spans several
-        devices counts as a fraction. `order` None: no component leaves."""
+    def usage(self, occupants: Iterable[Counted], order: OffloadOrder | None = None) -> Usage:
+        """Returns the usage of one device. `order` None: no component leaves."""
         parts: dict[str, Memory] = {}
         processes: dict[str, int] = {}
         for name, ranks, hosts in occupants:
@@ -300,3 +301,28 @@ def _gathered(shape: ModelShape) -> int:
 def _live_elements(shape: ModelShape) -> int:
     """Returns the elements per token that one layer holds at its widest point without a backward pass."""
     return 2 * shape.hidden + max(5 * shape.attention_width, 3 * shape.feed_forward_width)
+
+
+def layout_of_learner(section: Trainable) -> Parallel:
+    """Which ranks of a learner work on the same rows; of tensor and pipeline ranks one where its backend shards."""
+    return section.parallel if section.training_backend == "megatron" else Parallel(context=section.parallel.context)
+
+
+def state_bytes(shape: ModelShape, parallel: Parallel, dtype: str, ranks: int) -> tuple[int, int]:
+    """Returns the lasting bytes on one rank of the first pipeline stage: weights and optimizer state.
+
+    Optimizer state: the moments, with the optimizer's float32 weights if the model is bfloat16, sharded over the ranks
+    with copies of the same parameters; and the float32 gradients, whose buffer Megatron allocates once. Expert ranks
+    share whole experts, tensor ranks all other parameters.
+    """
+    layers, half = shape.layers / parallel.pipeline, dtype != "float32"
+    outer = shape.outer_parameters if parallel.pipeline == 1 else shape.vocabulary * shape.hidden  # head: last stage
+    outside = layers * (shape.layer_parameters - shape.expert_parameters) + outer
+    distributed = ranks > parallel.tensor * parallel.pipeline  # else every rank holds the moments of all its parameters
+    weights = optimizer = 0.0
+    for parameters, sharing in ((outside, parallel.tensor), (layers * shape.expert_parameters, parallel.expert)):
+        own = parameters / sharing
+        copies = max(1, ranks // (sharing * parallel.pipeline)) if distributed else 1
+        weights += own * (2 if half else FLOAT)
+        optimizer += own * FLOAT * (1 + (ADAM_STATES + half) / copies)
+    return int(weights), int(optimizer)

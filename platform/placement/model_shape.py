@@ -7,19 +7,21 @@ have no shape but a reason, and so have models whose config.json is neither on t
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import Lora, Model, RandomLM
-from rl_platform.placement.known_models import KNOWN
-from rl_platform.placement.policy_shape import ACTIONS, IMAGE, IMAGE_CHANNELS, ConvShape, PolicyShape
 
 FLOAT = 4  # bytes of float32, the type of parameters and optimizer state
 BYTE_VOCABULARY = 259  # tokenizer "bytes"
+Options = Mapping[str, int | str | bool]  # a config.json of Hugging Face
+OBSERVATIONS, ACTIONS = 64, 16  # assumed: the plan does not start the environment
+IMAGE, IMAGE_CHANNELS = (84, 84), 4  # assumed too, without env.pixels
 COUNTED = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 
 
@@ -121,10 +123,106 @@ class ModelShape:
         return 2 * self.layers * self.kv_width
 
 
+@dataclass(frozen=True)
+class ConvShape:
+    """A layer of convolutions over an image."""
+
+    parameters: int
+    channels: int
+    places: int
+
+    @property
+    def elements(self) -> int:
+        """Number of its outputs for one image."""
+        return self.channels * self.places
+
+
+@dataclass(frozen=True)
+class PolicyShape:
+    """An embodied policy: one backbone, a policy head and a value head. Numbers of observations and actions are
+    assumed, and the size of images that the environment itself gives.
+
+    widths: of the MLP, whose first layer reads `inputs` numbers. `language` reads `tokens` of them per row instead.
+    """
+
+    widths: tuple[int, ...]
+    inputs: int = OBSERVATIONS
+    convolutions: tuple[ConvShape, ...] = ()
+    language: ModelShape | None = None
+    tokens: int = 0
+    frozen: bool = False
+
+    @property
+    def parameters(self) -> int:
+        vision = sum(layer.parameters for layer in self.convolutions)
+        if self.language is not None:
+            return vision + self.language.parameters
+        sizes = (self.inputs, *self.widths)
+        layers = sum((first + 1) * second for first, second in itertools.pairwise(sizes))
+        return vision + layers + (sizes[-1] + 1) * (ACTIONS + 1) + ACTIONS
+
+    def trained_parameters(self, lora: Lora | None = None) -> int:
+        """All, or those outside the language model and its adapters."""
+        if self.language is None or not (self.frozen or lora):
+            return self.parameters
+        adapters = 0 if lora is None else self.language.adapter_parameters(lora)
+        return self.parameters - self.language.parameters + adapters
+
+    @property
+    def active_parameters(self) -> int:
+        return self.parameters
+
+    @property
+    def layers(self) -> int:
+        return len(self.widths) + len(self.convolutions) + (self.language.layers if self.language else 0)
+
+    @property
+    def elements(self) -> list[int]:
+        """Number of outputs of each layer for one row, without a language model."""
+        return [*(layer.elements for layer in self.convolutions), *self.widths]
+
+    @property
+    def products_per_token(self) -> int:
+        """Multiply-adds of one row's forward."""
+        vision = sum(layer.parameters * (layer.places - 1) for layer in self.convolutions)
+        if self.language is None:
+            return self.parameters + vision
+        return self.parameters - self.language.parameters + vision + self.tokens * self.language.products_per_token
+
+
 Shape = ModelShape | PolicyShape
 
 SMOLLM2 = ModelShape(49152, 576, 30, 9, 3, 64, 1536, tied=True)  # alias smollm2-135m-instruct
 _ALIASES = {"smollm2-135m-instruct": SMOLLM2}
+
+
+def _qwen2(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, vocabulary: int) -> Options:
+    return {
+        "model_type": "qwen2",
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": intermediate,
+        "vocab_size": vocabulary,
+        "tie_word_embeddings": hidden < 3584,
+    }
+
+
+_QWEN_05B = _qwen2(896, 24, 14, 2, 4864, 151_936)
+_QWEN_15B = _qwen2(1536, 28, 12, 2, 8960, 151_936)
+_QWEN_7B = _qwen2(3584, 28, 28, 4, 18_944, 152_064)
+
+KNOWN: dict[str, Options] = {
+    "Qwen/Qwen2.5-0.5B": _QWEN_05B,
+    "Qwen/Qwen2.5-0.5B-Instruct": _QWEN_05B,
+    "Qwen/Qwen2.5-1.5B": _QWEN_15B,
+    "Qwen/Qwen2.5-1.5B-Instruct": _QWEN_15B,
+    "Qwen/Qwen2.5-7B": _QWEN_7B,
+    "Qwen/Qwen2.5-7B-Instruct": _QWEN_7B,
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": _QWEN_15B | {"tie_word_embeddings": False},
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": _QWEN_7B,
+}
 
 
 def shapes(config: Config) -> tuple[dict[str, Shape], dict[str, str]]:
@@ -202,7 +300,7 @@ def language_shape(model: Model) -> ModelShape | str:
     return from_options(options) if isinstance(options, dict) else f"{file} holds no mapping"
 
 
-def from_options(options: dict[str, Any]) -> ModelShape | str:
+def from_options(options: Options) -> ModelShape | str:
     """Returns the shape that a Hugging Face config.json describes, or why it cannot be counted."""
     kind = options.get("model_type")
     if kind not in COUNTED:
@@ -233,7 +331,7 @@ def from_options(options: dict[str, Any]) -> ModelShape | str:
         return f"config.json lacks or garbles {error}"
 
 
-def _first(options: dict[str, Any], *names: str) -> str:
+def _first(options: Options, *names: str) -> str:
     """Returns the first name that is an option, else the first name."""
     return next((name for name in names if name in options), names[0])
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rl_platform.config.schema import Config
 from rl_platform.placement.hardware import Device, device_of
 from rl_platform.placement.inventory import Inventory
-from rl_platform.placement.memory import MemoryModel
+from rl_platform.placement.memory import Counted, MemoryModel
 from rl_platform.placement.model_shape import Shape, shapes
 from rl_platform.placement.offload_order import OffloadOrder, asked_to_leave, order_with
 from rl_platform.placement.scheduler import Placement
@@ -26,7 +26,7 @@ class Occupant:
     share: float
 
     @property
-    def counted(self) -> tuple[str, float, int]:
+    def counted(self) -> Counted:
         return self.component, self.share, len(self.ranks)
 
 
@@ -55,23 +55,30 @@ def occupancy_of(config: Config, placement: Placement) -> dict[tuple[int, int | 
 
 def offload_order(config: Config, placement: Placement, inventory: Inventory) -> OffloadOrder:
     """Returns the offload order of a run. Models that cannot be counted leave only if `offload` is true."""
-    return chosen_order(config, placement, inventory, shapes(config)[0], device_of(inventory))
+    return chosen_order(config, placement, shapes(config)[0], device_of(inventory))
 
 
 def chosen_order(
-    config: Config, placement: Placement, inventory: Inventory, known_shapes: Mapping[str, Shape], device: Device
+    config: Config, placement: Placement, known_shapes: Mapping[str, Shape], device: Device
 ) -> OffloadOrder:
-    """Returns the order: components with `offload` true leave, and those with auto on a GPU that cannot hold all."""
-    layout = placement.layout
+    """Returns the order of a placement: `resolved_order` on its used GPUs."""
+    occupied = occupancy_of(config, placement).items()
+    crowds = {tuple(one.counted for one in occupants) for (_, local), occupants in occupied if local is not None}
+    memory = MemoryModel(config, known_shapes, placement.layout, on_gpu=True)
+    return resolved_order(config, memory, crowds, device)
+
+
+def resolved_order(
+    config: Config, memory: MemoryModel, crowds: Iterable[tuple[Counted, ...]], device: Device
+) -> OffloadOrder:
+    """Returns the order: components with `offload` true leave, and those with auto on a device that cannot hold all.
+
+    crowds: the components on each device, as `MemoryModel.usage` counts them.
+    """
+    layout = memory.layout
     asked, auto = asked_to_leave(config, layout, True), asked_to_leave(config, layout, "auto")
     order = order_with(config, layout, asked)
     if not auto or device.memory is None or device.kind == "cpu":  # on a CPU the device's memory is the host's
         return order
-    memory = MemoryModel(config, known_shapes, layout, on_gpu=True)
-    crowds = {
-        tuple(occupant.counted for occupant in occupants)
-        for (_, local), occupants in occupancy_of(config, placement).items()
-        if local is not None
-    }
     full = [crowd for crowd in crowds if memory.usage(crowd, order).peak > NEARLY_FULL * device.memory]
     return order_with(config, layout, asked | (auto & {name for crowd in full for name, _, _ in crowd}))

@@ -15,7 +15,7 @@ from rl_platform.config.schema.cluster import Cluster
 from rl_platform.errors import PlacementError, Problem
 from rl_platform.placement.grammar import Entry, Segment, did_you_mean, read, uneven
 from rl_platform.placement.inventory import NODE_GROUP, VISIBLE_DEVICES, Inventory
-from rl_platform.placement.layout import LEARNERS, ON_CPU, Layout, Part
+from rl_platform.placement.layout import BESIDE, LEARNERS, Layout, Part
 
 MAX_ACCELERATORS = 20_000  # of a cluster: a typo like 3000000 nodes must fail, not fill the memory
 
@@ -84,14 +84,12 @@ class Placement:
             nodes = frozenset(slot.node for slot in slots)
             per_rank = max(len(slot.accelerators) for slot in slots)
             parts[name] = Part(len(slots), len(devices) or len(nodes), nodes, per_rank, keys[name])
-        computing = [name for name in parts if name not in ON_CPU]
-        sharing = {
-            name: frozenset(other for other in computing if other != name and self._meet(name, other))
-            if name in computing
-            else frozenset()
-            for name in parts
+        computing = [name for name in parts if name not in BESIDE]
+        meeting = {
+            name: frozenset(other for other in computing if other != name and self._meet(name, other)) for name in parts
         }
-        return Layout(parts, sharing, self.fits_one_process)
+        sharing = meeting | dict.fromkeys(set(BESIDE) & parts.keys(), frozenset[str]())
+        return Layout(parts, sharing, self.fits_one_process, meeting.get("reward", frozenset()))
 
     def _meet(self, first: str, second: str) -> bool:
         """Whether two components compute on one GPU, or on the CPU of one node."""

@@ -2,8 +2,8 @@
 
 A phase takes as long as the slowest of its parts: products at a usual share of the device's peak, bytes moved,
 transfers between ranks. Decoding reads all weights and the cache and launches all kernels for every token. Responses
-have their greatest length. Scoring runs beside generation and is not counted. Megatron's layouts count as fast as
-sharding. `calibration` corrects phases by the measurements of an earlier run.
+have their greatest length. Scores of a reward model count; other scoring runs beside generation. Megatron's layouts
+count as fast as sharding. `calibration` corrects phases by the measurements of an earlier run.
 """
 
 from __future__ import annotations
@@ -113,10 +113,8 @@ class CostModel:
         embodied = self.config.runner.task_type == "embodied"
         policy = layout.policy
         wanted: list[tuple[str, str, Callable[[Layout], Bounds]]] = [("sync weights", policy, self._sync)]
-        if embodied:
-            wanted += [("collect", "rollout", self._collect)]
-        else:
-            wanted += [("generate", "rollout", self._generate)]
+        wanted.append(("collect", "rollout", self._collect) if embodied else ("generate", "rollout", self._generate))
+        wanted += [("score", "reward", self._score)]
         reference = policy if self.config.reference_is_base else "reference"
         evaluated = (("reference", reference), ("log-probs", policy), ("values", "critic"))
         wanted += [(phase, name, self._evaluate(name)) for phase, name in evaluated]
@@ -166,6 +164,16 @@ class CostModel:
         env = self.config.env
         simulation = env.num_envs * ENV_STEP_S / max(env.num_workers, layout.parts["env"].ranks)
         return {("simulation" if simulation > ACT_S else "launches"): env.rollout_steps * (simulation + ACT_S)}
+
+    def _score(self, layout: Layout) -> Bounds:
+        """One forward of every response by the reward model, which is whole on every rank."""
+        shape, reward, length = self.shapes["reward"], self.config.reward, longest(self.config)
+        assert reward.model is not None
+        share = -(-self.rows // layout.parts["reward"].ranks)
+        batches, dtype = -(-share // reward.max_batch_size), reward.model.dtype
+        traffic = batches * shape.parameters * bytes_of(dtype) / (self.device.hbm * STREAM_SHARE)
+        products = self._arithmetic(shape, share * length, length, dtype)
+        return {"arithmetic": products, "memory traffic": traffic, "launches": batches * shape.layers * LAUNCH_S}
 
     def _evaluate(self, name: str) -> Callable[[Layout], Bounds]:
         """One forward of every row, without gradient."""

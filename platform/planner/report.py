@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from rl_platform.config.schema import Config
-from rl_platform.placement.early_evaluation import streaming_chains
+from rl_platform.placement.chains import streaming_chains
 from rl_platform.placement.hardware import ASSUMED, GIB, Device, device_of
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import Layout
@@ -77,7 +77,7 @@ def plan_report(
     """Returns the report on `placement`, computed from `inventory`. calibration: of `calibration.corrections`."""
     known_shapes, unknown = shapes(config)
     device, layout = device_of(inventory), placement.layout
-    order = chosen_order(config, placement, inventory, known_shapes, device)
+    order = chosen_order(config, placement, known_shapes, device)
     streams = frozenset(name for chain in streaming_chains(config, layout, order.leaving) for name in chain)
     memory = MemoryModel(config, known_shapes, layout, on_gpu=True)
     phases = CostModel(config, known_shapes, device, calibration).phases(layout)

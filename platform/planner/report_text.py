@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rl_platform.errors import ConfigError
-from rl_platform.placement.early_evaluation import part_rows
+from rl_platform.placement.chains import part_rows
 from rl_platform.placement.engine_memory import engine_memory
 from rl_platform.placement.hardware import GIB
 from rl_platform.placement.memory import Memory

@@ -13,15 +13,13 @@ from dataclasses import dataclass
 
 from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError, Problem
-from rl_platform.placement.early_evaluation import streaming_chains
+from rl_platform.placement.chains import streaming_chains
 from rl_platform.placement.hardware import GIB, Device, device_of
 from rl_platform.placement.inventory import Inventory
-from rl_platform.placement.layout import LEARNERS, Layout, layout_of_split
-from rl_platform.placement.megatron_memory import layout_of_learner
-from rl_platform.placement.memory import MemoryModel
+from rl_platform.placement.layout import LEARNERS, layout_of_split
+from rl_platform.placement.memory import MemoryModel, layout_of_learner
 from rl_platform.placement.model_shape import shapes
-from rl_platform.placement.occupancy import NEARLY_FULL
-from rl_platform.placement.offload_order import OffloadOrder, asked_to_leave, order_with
+from rl_platform.placement.occupancy import resolved_order
 from rl_platform.placement.plan import number_ranges
 from rl_platform.planner.cost import Correction, CostModel, swaps, waves
 from rl_platform.planner.step_timeline import Span, duration, step_seconds, timeline
@@ -85,7 +83,9 @@ def search(config: Config, inventory: Inventory, calibration: Mapping[str, Corre
             continue
         layout = layout_of_split(keys, per_node)
         memory = MemoryModel(config, known_shapes, layout, on_gpu=per_node > 0)
-        order, peak = _order(config, layout, memory, keys, device)
+        crowds = [tuple((name, 1.0, 1) for name in names) for names, _ in keys]
+        order = resolved_order(config, memory, crowds, device)
+        peak = max(memory.usage(crowd, order).peak for crowd in crowds)
         if device.memory is not None and peak > device.memory:
             peaks.append(peak)
         else:
@@ -159,20 +159,6 @@ def _sizes(available: int) -> list[int]:
     if available <= MANY:
         sizes |= {3 * size for size in powers if 3 * size <= available}
     return sorted(sizes)
-
-
-def _order(config: Config, layout: Layout, memory: MemoryModel, keys: Keys, device: Device) -> tuple[OffloadOrder, int]:
-    """Returns the offload order, with `offload: auto` resolved by memory, and the bytes of the fullest device."""
-
-    def peak(order: OffloadOrder, names: tuple[str, ...]) -> int:
-        return memory.usage([(name, 1.0, 1) for name in names], order).peak
-
-    asked, auto = asked_to_leave(config, layout, True), asked_to_leave(config, layout, "auto")
-    order = order_with(config, layout, asked)
-    if auto and device.memory is not None and device.kind != "cpu":
-        full = {name for names, _ in keys if peak(order, names) > NEARLY_FULL * (device.memory or 0) for name in names}
-        order = order_with(config, layout, asked | auto & full)
-    return order, max(peak(order, names) for names, _ in keys)
 
 
 def search_text(result: SearchResult, inventory: Inventory, present: Sequence[Span], source: str = "") -> str:

@@ -1,11 +1,11 @@
 """The timeline of one PPO step: phases start when their inputs and their devices are available.
 
-    sync weights -> generate (rollout, env; reward beside it) -> [reference] [log-probs] [values] -> advantages
-                 -> [train critic] [train actor]
+    sync weights -> generate (rollout, env; reward beside it) -> score (a reward model)
+                 -> [reference] [log-probs] [values] -> advantages -> [train critic] [train actor]
 
 Phases between two arrows are independent: on different devices they run side by side, on shared ones in this order.
-Early evaluations begin while responses are still generated. Components that leave a device or come back take time at
-the beginning of a phase. The time of advantages is negligible.
+Early evaluations, and a reward model apart from the rollout, begin while responses are still generated. Components that
+leave a device or come back take time at the beginning of a phase. The time of advantages is negligible.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rl_platform.planner.cost import Cost, Swap
 
 BARS = 64  # characters of the longest step
 EVALUATION = ("reference", "log-probs", "values")
-STAGES = (("sync weights",), ("generate", "collect"), EVALUATION, ("train critic", "train actor"))
+STAGES = (("sync weights",), ("generate", "collect"), ("score",), EVALUATION, ("train critic", "train actor"))
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,8 @@ def timeline(
             meets = layout.sharing[name] | linked.get(name, set())
             start = max(ready, free.get(name, 0.0))
             span = _span(phase, name, start, cost, (swaps or {}).get(phase))
-            if stage is EVALUATION and name in streams and waves > 1:
+            scores_apart = phase == "score" and "rollout" not in layout.around_reward
+            if waves > 1 and (scores_apart or (stage is EVALUATION and name in streams)):
                 before = (phases[other] for other in stage[: stage.index(phase)] if other in phases)
                 ahead = sum(cost.seconds for other, cost in before if other in streams and other in meets)
                 span = _streamed(span, next(other for other in spans if other.phase == "generate"), waves, ahead)
@@ -74,7 +75,8 @@ def timeline(
             for other in (name, *meets):
                 free[other] = max(free.get(other, 0.0), span.stop)
             finished = max(finished, span.stop)
-            spans += _beside(span, layout)
+            if "score" not in phases:
+                spans += _beside(span, layout)
         ready = finished
     return tuple(spans)
 

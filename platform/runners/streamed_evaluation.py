@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rl_platform.config.schema import Config
-from rl_platform.placement.early_evaluation import part_rows, streaming_chains
+from rl_platform.placement.chains import part_rows, streaming_chains
 from rl_platform.placement.offload_order import OffloadOrder
 from rl_platform.records import Prompt, RolloutBatch, Trajectory
 from rl_platform.runtime.worker_group import WorkerGroup

@@ -31,7 +31,7 @@ from rl_platform.models.forward import TokenPolicy
 from rl_platform.models.language import LanguageModel
 from rl_platform.models.pretrained import export_causal_lm, load_causal_lm, packaged_gguf
 from rl_platform.models.tokenizer import ByteTokenizer
-from rl_platform.placement.megatron_memory import state_bytes
+from rl_platform.placement.memory import state_bytes
 from rl_platform.placement.model_shape import ModelShape
 
 pytestmark = [

@@ -231,6 +231,7 @@ def test_a_generator_that_computes_in_another_type_has_weights_of_its_own() -> N
 
 
 def test_layouts_of_a_placement_and_of_its_sizes_agree() -> None:
+    """`around_reward` too: a search of a reward model schedules nothing."""
     splits = [
         ((("actor", "critic", "rollout", "reward"), range(16)),),
         ((("actor", "critic"), range(8)), (("rollout", "reward"), range(8, 16))),

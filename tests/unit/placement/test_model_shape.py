@@ -11,8 +11,17 @@ import torch
 
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import Model, RandomLM
-from rl_platform.placement.model_shape import SMOLLM2, ModelShape, from_options, language_shape, shapes
-from rl_platform.placement.policy_shape import ACTIONS, IMAGE, OBSERVATIONS, PolicyShape
+from rl_platform.placement.model_shape import (
+    ACTIONS,
+    IMAGE,
+    OBSERVATIONS,
+    SMOLLM2,
+    ModelShape,
+    PolicyShape,
+    from_options,
+    language_shape,
+    shapes,
+)
 
 SMALL = {
     "hidden_size": 24,

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from rl_platform.errors import ConfigError
+from rl_platform.placement.inventory import inventory_for
 from rl_platform.planner.calibration import corrections, read_measured
 from rl_platform.planner.cost import Correction
 from rl_platform.planner.report import Report
+from rl_platform.planner.search import search
 from rl_platform.planner.step_timeline import duration, gantt
 
 APART: dict[str, object] = {"actor": "0-3", "critic": "4-5", "rollout,reward": "6-7"}
@@ -112,6 +114,33 @@ def test_partly_shared_gpus_serialise_those_who_share(plans: Any) -> None:
     }
     assert spans["values"].start == spans["log-probs"].stop
     assert spans["train actor"].start == spans["train critic"].stop
+
+
+def test_a_reward_model_takes_turns_with_the_rollout_on_its_gpus_and_streams_on_its_own(
+    plans: Any, tmp_path: Path
+) -> None:
+    plans.llama(tmp_path)
+    reward = f"reward={{type: model, model: {{path: {tmp_path}}}}}", "data.train_batch_size=1024"
+    apart: dict[str, object] = {"actor,critic": "0-3", "rollout": "4-5", "reward": "6-7"}
+    shared: dict[str, object] = {"actor,critic": "0-3", "rollout,reward": "4-7"}
+    for placement in (apart, shared, {"actor,critic": "0-3", "rollout": "4-7", "reward": "4-5"}):
+        report = plans.report(plans.config(*reward, placement=placement))
+        spans = {span.phase: span for span in report.spans}
+        generate, score = spans["generate"], spans["score"]
+        assert score.component == "reward"
+        if placement is apart:
+            assert generate.start < score.start < generate.stop < score.stop
+        else:
+            assert score.start == generate.stop
+            assert not score.note
+        assert spans["train actor"].start > score.stop
+    faster, slower = (
+        seconds(plans.report(plans.config(*reward, placement=apart | {"reward": ranks})))["score"]
+        for ranks in ("6-7", "6")
+    )
+    assert faster < slower
+    candidates = search(config := plans.config(*reward), inventory_for(config.cluster)).candidates
+    assert all("score" in {span.phase for span in candidate.spans} for candidate in candidates)
 
 
 @pytest.mark.parametrize("penalty", ["k1", "full"])
