@@ -41,56 +41,33 @@ def test_reads(text: object, expected: list[tuple[range | None, range | None]]) 
     assert segments == tuple(Segment(*pair) for pair in expected)
 
 
-# text, part of the message, the wrong piece with the position of its first character (counted from 1), hint
+# text, part of the message, the wrong piece with the position of its first character (counted from 1); whole messages
+# of the usual mistakes are in `bad_placements.yaml`
 MALFORMED = [
-    ("3-1", "the range runs backwards", 1, "3-1", "write 1-3"),
-    ("0,3-1", "the range runs backwards", 3, "3-1", "write 1-3"),
-    ("0-3:3-0", "the range runs backwards", 5, "3-0", "write 0-3"),
-    ("-1", "numbers cannot be negative", 1, "-1", ""),
-    ("0--1", "numbers cannot be negative", 1, "0--1", ""),
-    ("0-3:-1", "numbers cannot be negative", 5, "-1", ""),
-    ("0-", "a range needs both ends", 1, "0-", "as 0-3"),
-    ("-", "a range needs both ends", 1, "-", "as 0-3"),
-    ("0-1-2", "a range has two ends, not more", 1, "0-1-2", "as 0-3"),
-    ("0-3,", "a segment is empty", 5, "", "a comma too many"),
-    (",0-3", "a segment is empty", 1, "", "a comma too many"),
-    ("0,,1", "a segment is empty", 3, "", "a comma too many"),
-    ("0-3:", "no ranks stand after the colon", 1, "0-3:", "leave out the colon"),
-    (":0-3", "no resources stand before the colon", 1, ":0-3", ""),
-    (":", "no resources stand before the colon", 1, ":", ""),
-    ("0:0:0", "one colon at most", 1, "0:0:0", "resources, a colon, ranks"),
-    ("01", "no leading zeros", 1, "01", "octal"),
-    ("0-07", "no leading zeros", 1, "0-07", "octal"),
-    ("0 1", "a comma is missing", 1, "0 1", ""),
-    ("0..3", "written with a hyphen", 1, "0..3", "as 0-3"),
-    ("0–3", "written with a hyphen", 1, "0–3", "as 0-3"),
-    ("ALL", "`all` is lower case", 1, "ALL", "all or all:0-3"),
-    ("0:all", "stands alone, on the resource side", 3, "all", "all or all:0-3"),
-    ("all:all", "stands alone, on the resource side", 5, "all", "all or all:0-3"),
-    ("all,0", "`all` leaves nothing", 1, "all", ""),
-    ("0,all", "`all` leaves nothing", 3, "all", ""),
-    ("gpu0", "neither a number nor a range", 1, "gpu0", ""),
-    ("0;1", "neither a number nor a range", 1, "0;1", ""),
-    ("1.5", "neither a number nor a range", 1, "1.5", ""),
-    ("٣", "neither a number nor a range", 1, "٣", ""),
-    ("0-9999999999", "the number is too large", 1, "0-9999999999", "nine digits"),
-    ("9" * 5000, "the number is too large", 1, "9" * 5000, "nine digits"),
-    ("4-7,0-3", "resources must ascend", 5, "0-3", ""),
-    ("0-3,2-5", "resource 2 is named twice", 5, "2-5", ""),
-    ("0,0", "resource 0 is named twice", 3, "0", ""),
-    ("0-3:4-7", "ranks must start at 0, these start at 4", 1, "0-3:4-7", "ranks follow the colon"),
-    ("all:1-4", "ranks must start at 0, these start at 1", 1, "all:1-4", ""),
-    ("0:0,1:0", "rank 0 is named twice", 5, "1:0", ""),
-    ("0-1:0-1,2-3:1-2", "rank 1 is named twice", 9, "2-3:1-2", ""),
-    ("0:0,1:2", "rank 1 is missing", 5, "1:2", ""),
-    ("0-3:0-2", "4 resources and 3 ranks do not divide", 1, "0-3:0-2", ""),
-    ("0-1,2-4:2-3", "3 resources and 2 ranks do not divide", 5, "2-4:2-3", ""),
-    ("0:0-999999998", "999999999 ranks are too many", 1, "0:0-999999998", ""),
-]  # fmt: skip
+    ("0,3-1", "the range runs backwards", 3, "3-1"),
+    ("0-3:3-0", "the range runs backwards", 5, "3-0"),
+    ("0--1", "numbers cannot be negative", 1, "0--1"),
+    ("0-3:-1", "numbers cannot be negative", 5, "-1"),
+    ("-", "a range needs both ends", 1, "-"),
+    (",0-3", "a segment is empty", 1, ""),
+    ("0,,1", "a segment is empty", 3, ""),
+    (":", "no resources stand before the colon", 1, ":"),
+    ("0-07", "no leading zeros", 1, "0-07"),
+    ("0–3", "written with a hyphen", 1, "0–3"),
+    ("all:all", "stands alone, on the resource side", 5, "all"),
+    ("0,all", "`all` leaves nothing", 3, "all"),
+    ("٣", "neither a number nor a range", 1, "٣"),
+    ("9" * 5000, "the number is too large", 1, "9" * 5000),
+    ("0,0", "resource 0 is named twice", 3, "0"),
+    ("all:1-4", "ranks must start at 0, these start at 1", 1, "all:1-4"),
+    ("0-1:0-1,2-3:1-2", "rank 1 is named twice", 9, "2-3:1-2"),
+    ("0-1,2-4:2-3", "3 resources and 2 ranks do not divide", 5, "2-4:2-3"),
+    ("0:0-999999998", "999999999 ranks are too many", 1, "0:0-999999998"),
+]
 
 
-@pytest.mark.parametrize(("text", "message", "position", "piece", "hint"), MALFORMED)
-def test_malformed_text(text: str, message: str, position: int, piece: str, hint: str) -> None:
+@pytest.mark.parametrize(("text", "message", "position", "piece"), MALFORMED)
+def test_malformed_text(text: str, message: str, position: int, piece: str) -> None:
     entries, problems = read({"actor,critic": text})
     assert entries == []
     (problem,) = problems
@@ -98,21 +75,16 @@ def test_malformed_text(text: str, message: str, position: int, piece: str, hint
     assert message in problem.message
     assert problem.value == f'"{text}", character {position}' + (f': "{piece}"' if piece else "")
     assert problem.allowed
-    assert hint in problem.hint
 
 
 @pytest.mark.parametrize(
     ("value", "message", "hint"),
     [
-        ("", "the text is empty", ""),
         ("   ", "the text is empty", ""),
-        (None, "the text is empty", ""),
         (60, "the number 60 is ambiguous", 'YAML 1.1 reads an unquoted 1:0 as 60: write "1:0" or "60" in quotes'),
         (483, "the number 483 is ambiguous", 'write "8:3" or "483"'),
         (-1, "numbers cannot be negative", ""),
-        (True, "must be a text, not a truth value", ""),
         (1.5, "must be a text, not a fraction", ""),
-        ([0, 1], "must be a text, not a list", 'write "0,1"'),
         (["0-3"], "must be a text, not a list", ""),
         (datetime.date(2026, 1, 2), "must be a text, not date", ""),
     ],
@@ -139,13 +111,11 @@ def test_the_number_that_yaml_makes_of_a_colon_is_refused_and_the_quoted_one_rea
     ("key", "message", "position", "hint"),
     [
         ("", "a component name is missing", 1, ""),
-        ("actor,", "a component name is missing", 7, "a comma too many"),
         ("actor,,critic", "a component name is missing", 7, "a comma too many"),
         ("actor, critc", "no component is called 'critc'", 8, "did you mean critic?"),
         ("Actor", "no component is called 'Actor'", 1, "did you mean actor?"),
         ("actor-critic", "no component is called 'actor-critic'", 1, "did you mean actor_critic?"),
         ("trainer", "no component is called 'trainer'", 1, ""),
-        ("actor,actor", "actor is placed twice in this key", 7, "once"),
     ],
 )
 def test_malformed_key(key: str, message: str, position: int, hint: str) -> None:
@@ -163,23 +133,6 @@ def test_keys_name_components_that_share_hosts_and_may_hold_blanks() -> None:
     assert [entry.components for entry in entries] == [("actor", "critic"), ("rollout",)]
 
 
-def test_one_component_in_two_keys() -> None:
-    _, (problem,) = read({"actor,critic": "0", "rollout,critic": "1"})
-    assert problem.key == f"{PATH}.rollout,critic"
-    assert problem.message == "critic is placed by 'actor,critic' too"
-
-
-def test_both_names_of_the_shared_model() -> None:
-    _, (problem,) = read({"actor": "0", "actor_critic": "1"})
-    assert problem.message == "actor_critic and actor are two names of one component"
-
-
-def test_nothing_placed() -> None:
-    entries, (problem,) = read({})
-    assert entries == []
-    assert (problem.key, problem.message) == (PATH, "no component is placed")
-
-
 def test_long_form() -> None:
     entries, problems = read({"reward": {"node_group": "cpu", "placement": "0-1:0-31"}, "env": {"placement": "all"}})
     assert problems == []
@@ -192,9 +145,7 @@ def test_long_form() -> None:
 @pytest.mark.parametrize(
     ("value", "key", "message", "hint"),
     [
-        ({"node_grup": "cpu", "placement": "0"}, ".node_grup", "unknown key", "did you mean node_group?"),
         ({"placement": "0", "ranks": "0"}, ".ranks", "unknown key", ""),
-        ({"node_group": "cpu"}, "", "lacks its placement", ""),
         ({}, "", "lacks its placement", ""),
         ({"node_group": 4090, "placement": "0"}, ".node_group", "a node group is a name", 'quote it: "4090"'),
         ({"node_group": "cpu", "placement": None}, ".placement", "the text is empty", ""),

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import get_args
+
 import pytest
 
-from rl_platform.placement.hardware import device_of
+from rl_platform.config.schema.cluster import GPU
+from rl_platform.placement.hardware import GPUS, device_of
 from rl_platform.placement.inventory import Inventory
 
 
@@ -15,3 +19,35 @@ def test_cpu_workers_share_what_their_node_has(monkeypatch: pytest.MonkeyPatch) 
     assert whole.memory is not None
     assert shared.memory == whole.memory // 4
     assert shared.fp32 == pytest.approx(whole.fp32 / 4)
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "memory"),
+    [
+        ("NVIDIA H100 80GB HBM3, 81559", "h100", 79),
+        ("NVIDIA A100-SXM4-80GB, 81920", "a100-80gb", 79),
+        ("NVIDIA A100-PCIE-40GB, 40960", "a100-40gb", 39),
+        ("NVIDIA GeForce RTX 4090, 24564", "rtx4090", 23),
+        ("NVIDIA L40S, 46068", "l40s", 44),
+        ("NVIDIA RTX 2000 Ada, 16384", "NVIDIA RTX 2000 Ada", 16),
+    ],
+)
+def test_gpus_of_this_machine_are_known_by_their_drivers_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, kind: str, memory: int
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f'#!/bin/sh\ncase "$1" in *name*) echo "{line}";; *) echo 0;; esac\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    device = device_of(Inventory.detected())
+    assert device.kind == kind
+    assert device.memory == memory * 2**30
+    assert device.known == (kind in line.lower() or kind != line.partition(",")[0])
+
+
+def test_every_kind_of_gpu_of_the_schema_is_known() -> None:
+    assert set(get_args(GPU)) == set(GPUS)
+    for device in GPUS.values():
+        assert device.fp32 < device.bf16
+        assert device.network <= device.link < device.hbm

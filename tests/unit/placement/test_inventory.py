@@ -27,15 +27,10 @@ def install_nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, script: st
 
 def test_declared_nodes() -> None:
     inventory = inventory_for(Cluster(num_nodes=2, gpus_per_node=8, component_placement=ONE))
-    assert [(node.name, node.accelerators, node.cpus) for node in inventory.nodes] == [
-        ("node-0", 8, None),
-        ("node-1", 8, None),
-    ]
-    assert inventory.accelerators == 16
+    sizes = [(node.name, node.accelerators, node.cpus) for node in inventory.nodes]
+    assert sizes == [("node-0", 8, None), ("node-1", 8, None)]
     assert inventory.origin == "declared by cluster.gpus_per_node"
-
-
-def test_a_declaration_of_no_gpus_is_not_a_missing_one() -> None:
+    # no GPUs declared is not no declaration
     assert inventory_for(Cluster(gpus_per_node=0, component_placement=ONE)).origin.startswith("declared")
 
 
@@ -61,14 +56,10 @@ def test_more_nodes_than_this_machine_are_an_assumption() -> None:
     assert "assuming that every node is like this machine" in inventory.origin
 
 
-def test_gpus_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install_nvidia_smi(tmp_path, monkeypatch, "printf '0\\n1\\n2\\n3\\n'")
-    assert detect_accelerators() == (("0", "1", "2", "3"), "")
-
-
 @pytest.mark.parametrize(
     ("visible", "expected"),
     [
+        (None, ("0", "1", "2", "3")),
         ("2,3", ("2", "3")),
         (" 3 , 1 ", ("3", "1")),
         ("", ()),
@@ -80,13 +71,12 @@ def test_gpus_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     ],
 )
 def test_only_visible_gpus_count_and_keep_their_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str, expected: tuple[str, ...]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, expected: tuple[str, ...]
 ) -> None:
     install_nvidia_smi(tmp_path, monkeypatch, "printf '0\\n1\\n2\\n3\\n'")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    names, note = detect_accelerators()
-    assert names == expected
-    assert note == f'CUDA_VISIBLE_DEVICES is "{visible}"'
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert detect_accelerators() == (expected, f'CUDA_VISIBLE_DEVICES is "{visible}"' if visible is not None else "")
 
 
 @pytest.mark.parametrize(
@@ -141,39 +131,6 @@ def test_groups_label_nodes_and_give_them_variables() -> None:
     assert [sorted(node.labels) for node in inventory.nodes] == [["train"], ["sim", "train"], [], ["sim"]]
     assert dict(inventory.nodes[1].env_vars) == {"NCCL_SOCKET_IFNAME": "eth0", "MUJOCO_GL": "egl"}
     assert dict(inventory.nodes[2].env_vars) == {}
-
-
-@pytest.mark.parametrize(
-    ("groups", "key", "message"),
-    [
-        ([NodeGroup(label="node", node_ranks="0")], "[0].label", "the label is reserved"),
-        (
-            [NodeGroup(label="a", node_ranks="0"), NodeGroup(label="a", node_ranks="1")],
-            "[1].label",
-            "the label names cluster.node_groups[0] already",
-        ),
-        ([NodeGroup(label="a", node_ranks="0-2")], "[0].node_ranks", "node 2 does not exist"),
-        ([NodeGroup(label="a", node_ranks="1-0")], "[0].node_ranks", "the range runs backwards"),
-        ([NodeGroup(label="a", node_ranks="")], "[0].node_ranks", "the text is empty"),
-        (
-            [NodeGroup(label="a", node_ranks="0", env_vars={"CUDA_VISIBLE_DEVICES": "0"})],
-            "[0].env_vars.CUDA_VISIBLE_DEVICES",
-            "follows from the placement",
-        ),
-        (
-            [
-                NodeGroup(label="a", node_ranks="0-1", env_vars={"X": "1"}),
-                NodeGroup(label="b", node_ranks="1", env_vars={"X": "2"}),
-            ],
-            "[1].env_vars.X",
-            "another group gives node-1 another value",
-        ),
-    ],
-)
-def test_impossible_groups(groups: list[NodeGroup], key: str, message: str) -> None:
-    _, (problem,) = Inventory.declared(2, 1).with_groups(groups)
-    assert problem.key == f"cluster.node_groups{key}"
-    assert message in problem.message
 
 
 def test_planning_loads_neither_torch_nor_ray() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from rl_platform.config.schema import Config
 from rl_platform.config.schema.cluster import Cluster
 from rl_platform.config.schema.models import Model, Parallel, RandomLM
 from rl_platform.config.schema.reward import Reward, RewardModel
-from rl_platform.placement.hardware import GPUS
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import Layout, layout_of_split
 from rl_platform.placement.memory import PROCESS_ON_GPU, Memory, MemoryModel, saved_bytes_per_token
@@ -244,18 +242,6 @@ def test_layouts_of_a_placement_and_of_its_sizes_agree() -> None:
         cluster = Cluster(num_nodes=2, component_placement=placement)
         whole = schedule(cluster, Inventory.declared(2, 8)).layout
         assert layout_of_split(keys, 8) == whole
-
-
-def test_every_kind_of_gpu_of_the_schema_is_known() -> None:
-    from typing import get_args
-
-    from rl_platform.config.schema.cluster import GPU
-
-    assert set(get_args(GPU)) == set(GPUS)
-    for device in GPUS.values():
-        assert device.fp32 < device.bf16
-        assert device.network <= device.link < device.hbm
-        assert replace(device, known=False).flops("bfloat16") == device.bf16
 
 
 def test_adapters_are_all_that_has_gradients_and_optimizer_state() -> None:

@@ -121,7 +121,7 @@ def test_only_the_nodes_asked_for_are_used() -> None:
 def test_who_takes_turns_and_who_runs_beside() -> None:
     node = {"node_group": "node", "placement": "0"}
     placement = place({"actor": "0-3", "critic": "2-5", "rollout": "4-7", "reward": node})
-    assert placement.takes_turns_with("actor") == ("critic",)
+    assert placement.takes_turns_with("actor") == ("critic",)  # they overlap in part
     assert placement.takes_turns_with("critic") == ("actor", "rollout")
     assert placement.takes_turns_with("reward") == ()
     assert placement.runs_beside("actor") == ("rollout", "reward")
@@ -155,59 +155,28 @@ def test_whether_one_process_is_enough(
 
 
 CPU = NodeGroup(label="cpu", node_ranks="1")
-IMPOSSIBLE = [  # placement, inventory, groups, key below component_placement, message, allowed, hint
-    ({"actor": "8"}, (1, 8), [], "actor", "accelerator 8 does not exist: the cluster has 8", "0-7 or all", ""),
-    ({"actor": "0-8"}, (1, 8), [], "actor", "accelerator 8 does not exist: the cluster has 8", "0-7 or all", ""),
-    ({"actor": "20-30"}, (1, 8), [], "actor", "accelerator 20 does not exist", "0-7 or all", ""),
-    ({"actor": "1"}, (1, 1), [], "actor", "the cluster has 1 accelerator", "0 or all", "all fits every cluster"),
-    ({"actor": "0-3,8"}, (1, 8), [], "actor", "accelerator 8 does not exist", "0-7 or all", ""),
-    ({"actor": "0-999999998:0"}, (1, 8), [], "actor", "accelerator 8 does not exist", "0-7 or all", ""),
-    ({"actor": "0-7"}, LAPTOP, [], "actor", "node 1 does not exist: the cluster has 1 node", "0 or all",
-     "no accelerators"),
-    ({"actor": "1"}, LAPTOP, [], "actor", "node 1 does not exist", "0 or all", "so its nodes are counted"),
-    ({"actor": "all:0-2"}, (1, 4), [], "actor", "4 resources and 3 ranks do not divide", "1, 2, 4 ranks", ""),
-    ({"actor": "all:0-2"}, (2, 0), [], "actor", "2 resources and 3 ranks do not divide", "multiple of 2", ""),
-    ({"actor": "all:0"}, (2, 0), [], "actor", "2 nodes for 1 rank: a rank is one process", "2 ranks", ""),
-    ({"actor": "0-3:0-1"}, (4, 0), [], "actor", "4 nodes for 2 ranks", "4 ranks, or a multiple", ""),
-    ({"actor": "all:0"}, (2, 4), [], "actor", "rank 0 would own accelerators of nodes 0 and 1", "one node", "fewer"),
-    ({"actor": "0-2:0,6-7:1"}, (2, 3), [], "actor", "accelerator 6 does not exist", "0-5 or all", ""),
-    ({"actor": "0-1,2-5:2-3"}, (2, 3), [], "actor", "rank 2 would own accelerators of nodes 0 and 1", "one node", ""),
-    ({"env": {"node_group": "node", "placement": "2"}}, (2, 4), [], "env.placement",
-     "node 2 does not exist: node group 'node' has 2 nodes", "0-1 or all", ""),
-    ({"env": {"node_group": "node", "placement": "0-1:0"}}, (2, 4), [], "env.placement",
-     "2 nodes for 1 rank", "2 ranks", ""),
-    ({"env": {"node_group": "cpu", "placement": "4"}}, (2, 4), [CPU], "env.placement",
-     "node group 'cpu' has 4 accelerators", "0-3 or all", ""),
-    ({"env": {"node_group": "cpu", "placement": "1"}}, (2, 0), [CPU], "env.placement",
-     "node group 'cpu' has 1 node", "0 or all", "no accelerators, so its nodes"),
-    ({"env": {"node_group": "cup", "placement": "0"}}, (2, 4), [CPU], "env.node_group",
-     "there is no node group 'cup'", "cpu, node", "did you mean cpu?"),
-    ({"env": {"node_group": "tpu-pod", "placement": "0"}}, (2, 4), [], "env.node_group",
-     "there is no node group 'tpu-pod'", "node", "declare it under cluster.node_groups"),
-    ({"env": {"node_group": "Node", "placement": "0"}}, (2, 4), [], "env.node_group",
-     "there is no node group 'Node'", "node", "did you mean node?"),
-]  # fmt: skip
+IMPOSSIBLE = [  # placement, inventory, groups, message, allowed; `bad_placements.yaml` has the usual mistakes
+    ({"actor": "0-999999998:0"}, (1, 8), [], "accelerator 8 does not exist", "0-7 or all"),
+    ({"actor": "1"}, (1, 1), [], "the cluster has 1 accelerator", "0 or all"),
+    ({"actor": "all:0-2"}, (2, 0), [], "2 resources and 3 ranks do not divide", "multiple of 2"),
+    ({"actor": "0-3:0-1"}, (4, 0), [], "4 nodes for 2 ranks", "4 ranks, or a multiple"),
+    ({"actor": "0-2:0,6-7:1"}, (2, 3), [], "accelerator 6 does not exist", "0-5 or all"),
+    ({"actor": "0-1,2-5:2-3"}, (2, 3), [], "rank 2 would own accelerators of nodes 0 and 1", "one node"),
+    ({"env": {"node_group": "cpu", "placement": "4"}}, (2, 4), [CPU], "'cpu' has 4 accelerators", "0-3 or all"),
+    ({"env": {"node_group": "Node", "placement": "0"}}, (2, 4), [], "there is no node group 'Node'", "node"),
+]
 
 
-@pytest.mark.parametrize(("placement", "inventory", "groups", "key", "message", "allowed", "hint"), IMPOSSIBLE)
+@pytest.mark.parametrize(("placement", "inventory", "groups", "message", "allowed"), IMPOSSIBLE)
 def test_impossible_placement(
-    placement: dict[str, object],
-    inventory: Inventory | tuple[int, int],
-    groups: list[NodeGroup],
-    key: str,
-    message: str,
-    allowed: str,
-    hint: str,
+    placement: dict[str, object], inventory: tuple[int, int], groups: list[NodeGroup], message: str, allowed: str
 ) -> None:
     with pytest.raises(PlacementError) as caught:
         place(placement, inventory, groups)
     (problem,) = caught.value.problems
-    assert problem.key == f"{PATH}.{key}"
+    assert problem.key.startswith(f"{PATH}.{next(iter(placement))}")
     assert message in problem.message
-    assert problem.value
     assert allowed in problem.allowed
-    assert hint in problem.hint
-    assert caught.value.exit_code == 2
 
 
 def test_fewer_nodes_than_asked_for() -> None:
@@ -234,35 +203,6 @@ def test_all_problems_at_once_and_none_twice() -> None:
         f"{PATH}.rollout",
         f"{PATH}.reward.node_group",
     ]
-
-
-# What users of another placement system run into, each as a promise kept here.
-
-
-def test_rank_order_and_node_groups_are_kept_as_written() -> None:
-    groups = [NodeGroup(label="second", node_ranks="1")]
-    text = {"node_group": "second", "placement": "0-1:2-3,2-3:0-1"}
-    placement = place({"actor,critic": "0-3", "rollout": text}, (2, 4), groups)
-    assert owned(placement, "rollout") == [(1, (2,)), (1, (3,)), (1, (0,)), (1, (1,))]
-
-
-def test_partial_overlap_is_a_placement_like_any_other() -> None:
-    placement = place({"actor": "0-5", "rollout": "4-7"})
-    assert placement.takes_turns_with("actor") == ("rollout",)
-    assert [slot.shared for slot in placement.components["rollout"]] == [True, True, False, False]
-
-
-def test_the_critic_may_have_gpus_of_its_own() -> None:
-    placement = place({"actor": "0-1", "critic": "2-5", "rollout": "6-7"})
-    assert placement.runs_beside("critic") == ("actor", "rollout")
-    assert placement.world_size("critic") == 4
-
-
-@pytest.mark.parametrize("text", ["0-3:4-7", "", "   ", None, 60, "3-x"])
-def test_what_others_accept_or_read_wrongly_is_refused_and_names_the_component(text: object) -> None:
-    with pytest.raises(PlacementError) as caught:
-        place({"critic": text})
-    assert [problem.key for problem in caught.value.problems] == [f"{PATH}.critic"]
 
 
 def test_a_placement_and_its_error_can_be_sent_to_another_process() -> None:
