@@ -21,9 +21,9 @@ from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch.cluster import uses_ray
 from rl_platform.launch.extras import required
 from rl_platform.launch.output import output_problems
-from rl_platform.launch.ranks import rank_problems
 from rl_platform.launch.sharding import check_sharding, device_problems, sharding_problems
 from rl_platform.placement.inventory import Inventory
+from rl_platform.placement.layout import LEARNERS
 from rl_platform.placement.model_shape import PolicyShape, shapes
 from rl_platform.placement.scheduler import Placement
 
@@ -88,7 +88,31 @@ def _processes(config: Config, placement: Placement) -> Iterator[Problem]:
             message = "only the nodes of a running Ray cluster have labels"
             hint = "cluster.address: auto on a machine of that cluster, started with ray start --labels"
             yield Problem(f"cluster.node_groups[{position}].ray_labels", message, hint=hint)
-    yield from rank_problems(config, placement)
+    yield from _ranks(config, placement)
+
+
+def _ranks(config: Config, placement: Placement) -> Iterator[Problem]:
+    """Yields problems of the number of env ranks, and of ranks that own GPUs they cannot use."""
+    if config.runner.task_type == "embodied":
+        yield from _env_ranks(config, placement.world_size("env"))
+    for name in (*LEARNERS, "rollout"):
+        owned = max((len(slot.accelerators) for slot in placement.components.get(name, ())), default=0)
+        spreads = name == "rollout" and config.rollout.backend == "sglang"
+        if owned > 1 and not placement.emulated and not spreads:
+            message = f"a rank of {name} computes on one GPU and would keep {owned - 1} more from others, unused"
+            hint = "as many ranks as GPUs; --plan shows ranks that own several"
+            yield Problem("cluster.component_placement", message, value=f"{owned} GPUs per rank", hint=hint)
+
+
+def _env_ranks(config: Config, ranks: int) -> Iterator[Problem]:
+    env = config.env
+    parts = ranks * env.pipeline_stages
+    stages = f" in {env.pipeline_stages} stages (env.pipeline_stages)" if env.pipeline_stages > 1 else ""
+    for key, count in (("num_envs", env.num_envs), ("num_workers", env.num_workers)):
+        if count % parts:
+            message = f"{ranks} ranks of env{stages} cannot share these equally"
+            hint = f"a multiple of {parts}, or other ranks in cluster.component_placement"
+            yield Problem(f"env.{key}", message, value=str(count), hint=hint)
 
 
 def _weight_sync(config: Config, placement: Placement) -> Iterator[Problem]:

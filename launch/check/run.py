@@ -14,6 +14,9 @@ from tempfile import mkdtemp
 
 import torch
 from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
 
 from rl_platform.acceleration import accelerating
 from rl_platform.config import LoadedConfig
@@ -24,12 +27,14 @@ from rl_platform.errors import ConfigError, PlatformError, WorkerError
 from rl_platform.launch.check import invariance, updates
 from rl_platform.launch.check.property import Outcome, Property
 from rl_platform.launch.check.samples import Case
-from rl_platform.launch.check.table import print_outcomes
 from rl_platform.launch.panels import print_lines
 from rl_platform.launch.preflight import check_estimator, check_policy_loss
 from rl_platform.launch.session import card
 
 PROPERTIES = [*invariance.PROPERTIES, *updates.PROPERTIES]
+
+
+_STYLES = {"passed": "green", "failed": "bold red", "not asked": "dim"}
 
 
 class PropertyFailed(PlatformError):
@@ -117,3 +122,43 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def print_outcomes(console: Console, outcomes: Sequence[Outcome], seed: int, seconds: float) -> None:
+    """Prints one line per property and the number that passed."""
+    verdicts = [_verdict(outcome) for outcome in outcomes]
+    counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in _STYLES)
+    summary = f"{counts}; seed {seed}, {seconds:.1f} s"
+    if not console.is_terminal:
+        for outcome, verdict in zip(outcomes, verdicts, strict=True):
+            console.print(Text(f"{outcome.name}: {_line(outcome, verdict)}"), soft_wrap=True)
+        console.print(Text(f"properties: {summary}"), soft_wrap=True)
+        return
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True)
+    for outcome, verdict in zip(outcomes, verdicts, strict=True):
+        style = _STYLES[verdict]
+        text = Text(outcome.not_asked or outcome.compared, "dim" if outcome.not_asked else "")
+        table.add_row(Text(outcome.name), text, Text(_size(outcome)), Text(verdict, style))
+    title = Text("properties: left = right, largest difference")
+    console.print(Panel(table, title=title, title_align="left", border_style="dim", expand=False))
+    console.print(Text(summary))
+
+
+def _verdict(outcome: Outcome) -> str:
+    return "not asked" if outcome.not_asked else "failed" if outcome.failed else "passed"
+
+
+def _line(outcome: Outcome, verdict: str) -> str:
+    if outcome.not_asked:
+        return f"not asked of this config ({outcome.not_asked})"
+    difference = outcome.difference
+    size = "" if difference is None else f", largest difference {_size(outcome)} ({difference.allowed:g} allowed)"
+    return f"{verdict}{size}: {outcome.compared}"
+
+
+def _size(outcome: Outcome) -> str:
+    return "" if outcome.difference is None else f"{outcome.difference.apart:.1g}"

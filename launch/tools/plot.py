@@ -36,9 +36,7 @@ def plot(
 
     Raises ConfigError without matplotlib, DataError for a run that cannot be read or a metric that no run has.
     """
-    if importlib.util.find_spec("matplotlib") is None:
-        hint = "pip install 'rl-platform[plot]'"
-        raise ConfigError([Problem("plot", "matplotlib is not installed", hint=hint)])
+    require_matplotlib("plot")
     from matplotlib.figure import Figure
 
     rows = [read_metrics(run) for run in runs]
@@ -55,6 +53,13 @@ def plot(
         figure.suptitle(title)
     output.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(output, dpi=150)
+
+
+def require_matplotlib(verb: str) -> None:
+    """Raises ConfigError without matplotlib."""
+    if importlib.util.find_spec("matplotlib") is None:
+        hint = "pip install 'rl-platform[plot]'"
+        raise ConfigError([Problem(verb, "matplotlib is not installed", hint=hint)])
 
 
 def read_curve(rows: Sequence[dict[str, float]], metric: str, x: str) -> Curve:

@@ -1,4 +1,4 @@
-"""The timeline of a run as a PNG, from its trace.json.
+"""The timeline of a run, from its trace.json: a picture as PNG, and the shares of kinds of work in its time.
 
 One row per component rank and one for the phases of the runner; work is coloured, waiting on a channel is pale. To zoom
 into single calls, open trace.json in ui.perfetto.dev.
@@ -6,16 +6,28 @@ into single calls, open trace.json in ui.perfetto.dev.
 
 from __future__ import annotations
 
-import importlib.util
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypedDict
 
-from rl_platform.errors import ConfigError, DataError, Problem
-from rl_platform.launch.tools.work_shares import Event
+from rl_platform.errors import DataError
+from rl_platform.launch.tools.plot import require_matplotlib
+from rl_platform.tracing import covered
 
+REST = "rest"
 WAIT_COLOR, PHASE_COLOR = "#d0d4da", "#8a929e"
 MOST_NAMED = 7  # methods with a colour of their own; C7 is grey
 WIDE_ENOUGH = 0.06  # of the width, for a phase to carry its name
+
+
+class Event(TypedDict):
+    """A span of trace.json. ts, dur: begin and length in microseconds; cat: step, phase, call, wait or work."""
+
+    name: str
+    cat: str
+    ts: float
+    dur: float
 
 
 def draw(run: Path, output: Path, steps: int = 2, title: str = "") -> None:
@@ -23,9 +35,7 @@ def draw(run: Path, output: Path, steps: int = 2, title: str = "") -> None:
 
     Raises ConfigError without matplotlib, DataError for a file that is no trace.
     """
-    if importlib.util.find_spec("matplotlib") is None:
-        hint = "pip install 'rl-platform[plot]'"
-        raise ConfigError([Problem("timeline", "matplotlib is not installed", hint=hint)])
+    require_matplotlib("timeline")
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
@@ -97,3 +107,39 @@ def _colors(rows: dict[str, list[Event]]) -> dict[str, str]:
                 seconds[event["name"]] = seconds.get(event["name"], 0.0) + event["dur"]
     ranked = sorted(seconds, key=seconds.__getitem__, reverse=True)[:MOST_NAMED]
     return {name: f"C{index}" for index, name in enumerate(ranked)}
+
+
+def work_shares(lanes: Mapping[str, Sequence[Event]]) -> dict[str, float]:
+    """Returns the share of the recorded steps' wall-clock by kind of work, largest first, and `rest`.
+
+    * physics: MuJoCo's steps and the starts of episodes for tasks that are computed here; whole steps of other
+      environments, or the wait for their processes. Evaluations count.
+    * inference: forwards of the policy, with drawing actions.
+    * optimizer step: loss, gradient and update of a mini-batch.
+    * rest: time without any of these (observations, rewards, normalisers, advantages, weights, logs, checkpoints).
+
+    The first step loads and compiles, so it is left out if there are others. Work that overlaps counts once for each
+    kind, so the shares may add up to more than 1. Empty for a run without physics.
+    """
+    steps = [event for event in lanes.get("steps", []) if event["name"] != "start"]
+    steps = steps[1:] or steps
+    work = [event for events in lanes.values() for event in events if event["cat"] == "work"]
+    if not steps or all(event["name"] != "physics" for event in work):
+        return {}
+    begin, end = steps[0]["ts"], steps[-1]["ts"] + steps[-1]["dur"]
+
+    def share(events: Sequence[Event]) -> float:
+        clipped = [(max(event["ts"], begin), min(event["ts"] + event["dur"], end)) for event in events]
+        return covered((first, last - first) for first, last in clipped if last > first) / (end - begin)
+
+    kinds = {name: share([event for event in work if event["name"] == name]) for name in {e["name"] for e in work}}
+    ordered = dict(sorted(kinds.items(), key=lambda kind: -kind[1]))
+    return ordered | {REST: 1.0 - share(work)}
+
+
+def as_text(shares: Mapping[str, float]) -> str:
+    """Returns the shares as one line, empty if there are none."""
+    if not shares:
+        return ""
+    kinds = ", ".join(f"{name} {share:.1%}" for name, share in shares.items() if name != REST)
+    return f"share of the time: {kinds}; {REST} {shares[REST]:.1%}"

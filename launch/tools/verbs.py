@@ -53,22 +53,20 @@ def timeline(
 
     Needs matplotlib, the package's extra `plot`. Runs record it with runner.trace_steps above 0.
     """
-    from rl_platform.launch.tools.timeline import draw, read_lanes
-    from rl_platform.launch.tools.work_shares import as_text, work_shares
+    from rl_platform.launch.tools import timeline as spans
 
-    draw(run, output, steps, title)
+    spans.draw(run, output, steps, title)
     print(output)
-    if shares := as_text(work_shares(read_lanes(run))):
+    if shares := spans.as_text(spans.work_shares(spans.read_lanes(run))):
         print(shares)
 
 
 @app.command()
 def work_shares(run: Traced) -> None:
     """Print the shares of physics, inference and optimizer steps in the time of an embodied run."""
-    from rl_platform.launch.tools import work_shares as shares
-    from rl_platform.launch.tools.timeline import read_lanes
+    from rl_platform.launch.tools import timeline as spans
 
-    if not (text := shares.as_text(shares.work_shares(read_lanes(run)))):
+    if not (text := spans.as_text(spans.work_shares(spans.read_lanes(run)))):
         raise DataError(f"{run}: the timeline holds no physics")
     print(text)
 

@@ -9,8 +9,7 @@ import pytest
 
 from rl_platform.config import load_config
 from rl_platform.launch.session import run
-from rl_platform.launch.tools.timeline import read_lanes
-from rl_platform.launch.tools.work_shares import as_text, work_shares
+from rl_platform.launch.tools.timeline import as_text, read_lanes, work_shares
 from rl_platform.placement.inventory import inventory_for
 from rl_platform.placement.scheduler import schedule
 from rl_platform.tracing import TraceSpan, covered, trace_events
