@@ -36,7 +36,7 @@ def test_help(command):
     ended = command("--help")
     assert ended.code == 0
     assert "KEY=VALUE" in ended.out
-    assert "--plan" in ended.out
+    assert all(option in ended.out for option in ("--plan", "--check", "--eval", "--slurm"))
 
 
 @pytest.mark.parametrize(
@@ -94,11 +94,11 @@ def test_a_placement_on_a_cluster_that_cannot_be_trusted_is_not_judged(command):
     assert "did you mean cluster.gpus_per_node?" in ended.err
 
 
-@pytest.mark.parametrize("broken", ["runner.max_step=3", "cluster.component_placement.env=9"])
-def test_a_typo_is_answered_at_once_and_without_heavy_libraries(folder: Path, cpu_seconds, broken: str):
+@pytest.mark.parametrize("broken", [["runner.max_step=3"], ["cluster.component_placement.env=9"], ["--check", "a.b=1"]])
+def test_a_typo_is_answered_at_once_and_without_heavy_libraries(folder: Path, cpu_seconds, broken: list[str]):
     code = (
         "import sys; from rl_platform.launch.cli import main\n"
-        f"sys.argv = ['platform-launch', 'embodied.yaml', {broken!r}]\n"
+        f"sys.argv = ['platform-launch', 'embodied.yaml', *{broken!r}]\n"
         "try: main()\n"
         f"finally: print(sorted({HEAVY!r} & sys.modules.keys()))"
     )

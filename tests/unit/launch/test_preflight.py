@@ -99,48 +99,36 @@ def test_sglang_of_another_version_is_refused(folder: Path, monkeypatch: pytest.
     assert "sglang 0.4.1 is installed" in problem.message
 
 
-@pytest.mark.parametrize(
-    ("placement", "reason"),
-    [
-        ("{'actor,critic': 0, 'rollout,reward': 1}", "2 accelerators are used"),
-        ("{'actor,critic,rollout,reward': all}", "actor has 2 ranks"),
-    ],
-)
-def test_placements_that_need_several_processes(folder: Path, placement: str, reason: str):
-    slots = "cluster.devices_per_node=2", f"cluster.component_placement={placement}"
-    refused = cheap_problems("reasoning.yaml", *slots, "cluster.runtime=local")
-    assert reason in refused["cluster.runtime"].message
-    assert cheap_problems("reasoning.yaml", *slots) == {}
+def placed(text: str) -> str:
+    return f"cluster.component_placement={text}"
 
 
-def test_several_nodes_are_those_of_a_cluster_to_join(folder: Path):
-    assert "this machine only" in cheap_problems("reasoning.yaml", "cluster.num_nodes=2")["cluster.num_nodes"].message
-    assert cheap_problems("reasoning.yaml", "cluster.num_nodes=2", "cluster.address=auto") == {}
+LOCAL = ["cluster.devices_per_node=2", "cluster.runtime=local"]
+SPREAD = placed("{'actor,critic': 0-1:0, rollout: 2-5:0-1, reward: 6-7:0}")
+ENV_RANKS = placed("{actor_critic: all, 'env,rollout': 'all:0-3'}")
+REFUSED = [  # file, overrides, key, message, what to add so that it passes
+    ("reasoning", [*LOCAL, placed("{'actor,critic': 0, 'rollout,reward': 1}")], "cluster.runtime",
+     "2 accelerators are used", ["cluster.runtime=auto"]),
+    ("reasoning", [*LOCAL, placed("{'actor,critic,rollout,reward': all}")], "cluster.runtime", "actor has 2 ranks",
+     ["cluster.runtime=auto"]),
+    ("reasoning", ["cluster.num_nodes=2"], "cluster.num_nodes", "this machine only", ["cluster.address=auto"]),
+    ("reasoning", [GPUS, placed("{'actor,critic,rollout,reward': 1}")], "cluster.gpus_per_node",
+     "GPU 1 is used, but torch sees none", None),
+    ("embodied", [ENV_RANKS.replace("0-3", "0-2")], "env.num_envs", "3 ranks of env cannot share", [ENV_RANKS]),
+    ("embodied", [ENV_RANKS.replace("0-3", "0-2"), "env.num_workers=4"], "env.num_workers",
+     "3 ranks of env cannot share", None),
+    ("embodied", [ENV_RANKS, "env.pipeline_stages=2"], "env.num_envs", "in 2 stages", ["env.pipeline_stages=1"]),
+    ("reasoning", ["cluster.gpus_per_node=8", SPREAD], "cluster.component_placement",
+     "computes on one GPU and would keep 1 more", ["cluster.gpus_per_node=null", "cluster.devices_per_node=8"]),
+]  # fmt: skip
 
 
-def test_a_gpu_that_is_declared_but_not_there(folder: Path):
-    placed = "cluster.component_placement={'actor,critic,rollout,reward': 1}"
-    refused = cheap_problems("reasoning.yaml", GPUS, placed)
-    assert "GPU 1 is used, but torch sees none" in refused["cluster.gpus_per_node"].message
-
-
-def test_env_ranks_share_environments_and_processes_equally(folder: Path):
-    placed = "cluster.component_placement={actor_critic: all, 'env,rollout': 'all:0-2'}"
-    refused = cheap_problems("embodied.yaml", placed, "env.num_workers=4")
-    assert "3 ranks of env cannot share" in refused["env.num_envs"].message
-    assert "3 ranks of env cannot share" in refused["env.num_workers"].message
-    staged = cheap_problems("embodied.yaml", placed.replace("0-2", "0-3"), "env.pipeline_stages=2")
-    assert "in 2 stages" in staged["env.num_envs"].message
-    assert cheap_problems("embodied.yaml", placed.replace("0-2", "0-3")) == {}
-
-
-def test_a_rank_that_owns_several_gpus_would_leave_them_unused(folder: Path):
-    placed = "cluster.component_placement={'actor,critic': 0-1:0, rollout: 2-5:0-1, reward: 6-7:0}"
-    message = cheap_problems("reasoning.yaml", "cluster.gpus_per_node=8", placed)
-    problem = message["cluster.component_placement"]
-    assert "a rank of" in problem.message
-    assert "computes on one GPU and would keep 1 more" in problem.message
-    assert cheap_problems("reasoning.yaml", "cluster.devices_per_node=8", placed) == {}
+@pytest.mark.parametrize(("file", "overrides", "key", "message", "remedy"), REFUSED)
+@pytest.mark.usefixtures("folder")
+def test_what_a_placement_cannot_run(file: str, overrides: list[str], key: str, message: str, remedy: list[str] | None):
+    assert message in cheap_problems(f"{file}.yaml", *overrides)[key].message
+    if remedy is not None:
+        assert cheap_problems(f"{file}.yaml", *overrides, *remedy) == {}
 
 
 def test_a_logger_that_is_not_installed(folder: Path, monkeypatch: pytest.MonkeyPatch):

@@ -135,26 +135,17 @@ def test_no_size_breaks_it(tmp_path: Path, task: str, width: int, height: int) -
     assert "\x1b[31m" not in "".join(lines)
 
 
-def test_notes_and_prints_go_above(tmp_path: Path) -> None:
+def test_card_and_placement_notes_and_prints_above_and_the_summary_at_the_end(tmp_path: Path) -> None:
     view = LiveView(console())
     view.start(info(tmp_path))
     view.note("checkpoint [bold] saved")
     print("stray")
-    view.close()
-    text = view.console.file.getvalue()
-    assert "checkpoint [bold] saved" in text
-    assert "stray" in text
-
-
-def test_start_shows_card_and_placement_and_end_the_summary(tmp_path: Path) -> None:
-    view = LiveView(console())
-    view.start(info(tmp_path))
     for step, accuracy in ((0, 0.1), (1, 0.6), (2, 0.4)):
         view.step(step, METRICS["reasoning"] | {"val/accuracy": accuracy})
     view.close()
     view.close()  # twice is fine
     text = view.console.file.getvalue()
-    for part in ("GAE, lambda 0.95", "clip [0.8, 1.28] dual 3.0", "actor      0-7"):
+    for part in ("GAE, lambda 0.95", "clip [0.8, 1.28] dual 3.0", "actor      0-7", "[bold] saved", "stray"):
         assert part in text
     for part in ("best 0.600 (step 1), last 0.400 (step 2)", str(tmp_path)[:40]):
         assert part in text
@@ -383,6 +374,7 @@ def test_the_live_view_shows_the_clock_of_a_phase_without_progress(view: LiveVie
 
 
 def test_plain_lines_without_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(terminal_view(console()), LiveView)
     view = terminal_view(console(width=40, terminal=False))
     assert isinstance(view, PlainView)
     view.start(info(tmp_path))
@@ -421,10 +413,6 @@ def test_snapshot_of_a_finished_run(tmp_path: Path, tool) -> None:
     svg = (tmp_path / "view.svg").read_text()
     assert svg.startswith("<svg")
     assert all(part in svg for part in ("my_run", "0.420", "1,203", "two"))
-
-
-def test_terminal_view_picks_the_live_view() -> None:
-    assert isinstance(terminal_view(console()), LiveView)
 
 
 @pytest.mark.parametrize(
