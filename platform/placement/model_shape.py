@@ -220,7 +220,7 @@ KNOWN: dict[str, Options] = {
     "Qwen/Qwen2.5-1.5B-Instruct": _QWEN_15B,
     "Qwen/Qwen2.5-7B": _QWEN_7B,
     "Qwen/Qwen2.5-7B-Instruct": _QWEN_7B,
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": _QWEN_15B | {"tie_word_embeddings": False},
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": {**_QWEN_15B, "tie_word_embeddings": False},
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": _QWEN_7B,
 }
 
