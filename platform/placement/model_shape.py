@@ -1,8 +1,7 @@
 """The shape of a model and its number of parameters, from its config alone, without weights and torch.
 
 Counts are exact for Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE (experts in every layer) and `random_init`. Other models
-have no shape but a reason, and so have models whose config.json is neither on this machine nor among the
-`known_models`.
+have no shape but a reason, and so have models whose config.json is neither on this machine nor in `KNOWN`.
 """
 
 from __future__ import annotations
