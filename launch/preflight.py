@@ -88,10 +88,10 @@ def _processes(config: Config, placement: Placement) -> Iterator[Problem]:
             message = "only the nodes of a running Ray cluster have labels"
             hint = "cluster.address: auto on a machine of that cluster, started with ray start --labels"
             yield Problem(f"cluster.node_groups[{position}].ray_labels", message, hint=hint)
-    yield from _ranks(config, placement)
+    yield from rank_problems(config, placement)
 
 
-def _ranks(config: Config, placement: Placement) -> Iterator[Problem]:
+def rank_problems(config: Config, placement: Placement) -> Iterator[Problem]:
     """Yields problems of the number of env ranks, and of ranks that own GPUs they cannot use."""
     if config.runner.task_type == "embodied":
         yield from _env_ranks(config, placement.world_size("env"))
