@@ -20,9 +20,8 @@ from rich.text import Text
 
 from rl_platform.acceleration import accelerating
 from rl_platform.config import LoadedConfig
-from rl_platform.config.estimators import ESTIMATORS
 from rl_platform.config.schema import Config
-from rl_platform.config.schema.algorithm import POLICY_LOSSES
+from rl_platform.config.schema.algorithm import ESTIMATORS, POLICY_LOSSES
 from rl_platform.errors import ConfigError, PlatformError, WorkerError
 from rl_platform.launch.check import invariance, updates
 from rl_platform.launch.check.property import Outcome, Property

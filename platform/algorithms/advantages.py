@@ -16,8 +16,7 @@ from rl_platform.algorithms.groups import grpo, leave_one_out, local_penalties, 
 from rl_platform.algorithms.statistics import whiten, whiten_rows
 from rl_platform.algorithms.user_estimator import Estimate, load_estimator
 from rl_platform.algorithms.validation import check_finite
-from rl_platform.config.estimators import estimator_of
-from rl_platform.config.schema.algorithm import Algorithm
+from rl_platform.config.schema.algorithm import Algorithm, estimator_needs
 from rl_platform.records import RolloutBatch
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ def advantages(batch: RolloutBatch, algorithm: Algorithm) -> tuple[FloatBT, Floa
     if batch.values is not None:
         check_finite("values", batch.values, mask)
     estimated, returns = estimator(algorithm.adv_type)(batch, algorithm)
-    whitens = estimator_of(algorithm.adv_type).whitens
+    whitens = estimator_needs(algorithm.adv_type).whitens
     if algorithm.normalize_advantages if whitens is None else whitens:
         over = whiten_rows if algorithm.whiten_over == "sequences" else whiten
         estimated = over(estimated, mask)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from rl_platform.config.estimators import ESTIMATORS, estimator_of
-from rl_platform.config.schema.algorithm import PFPPO, Algorithm
+from rl_platform.config.schema.algorithm import ESTIMATORS, PFPPO, Algorithm, estimator_needs
 
 DENOMINATORS = {
     "token-mean": "active positions of the mini-batch",
@@ -71,7 +70,7 @@ def algorithm_card(
 
 
 def _advantages(algorithm: Algorithm) -> str:
-    whitens = estimator_of(algorithm.adv_type).whitens
+    whitens = estimator_needs(algorithm.adv_type).whitens
     whitening = (
         f"whitened over all {WHITENED[algorithm.whiten_over]} of the rollout batch (unbiased variance)"
         if (algorithm.normalize_advantages if whitens is None else whitens)

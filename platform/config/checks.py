@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Any
 
 from rl_platform.config.explain import show
+from rl_platform.config.layers import steps_of, value_at
 from rl_platform.config.rules import broken, without_effect
-from rl_platform.config.rules.rule import Rule, text_of
+from rl_platform.config.rules.cluster import PLACEMENT
 from rl_platform.config.schema import Config
+from rl_platform.config.schema.base import Section
 from rl_platform.errors import Problem
 
 
@@ -18,55 +21,46 @@ def check(
     """All problems between the keys of `config`: broken rules, then written keys without effect.
 
     `written` is what the user wrote, without defaults. The keys in `doubtful` hold a default because what was written
-    is wrong. Rules that involve one of them, and rules about a section from which one was left out, are not judged.
-    Nor are rules about a written key that has no effect: removing it is the one thing to do.
+    is wrong. No rule reads them or is about them. Rules about a written key that has no effect are left out too:
+    removing it is the one thing to do.
     """
     values = config.model_dump(mode="json")
-
-    def problem(rule: Rule, prefix: str = "", hint: str = "") -> Problem:
-        message, hint = prefix + text_of(rule.message, config), hint or text_of(rule.hint, config)
-        return Problem(rule.key, message, where(rule.key), show(_get(values, rule.key)), hint=hint)
-
-    unread = _unread(config, written, doubtful)
-    left_out = [key for key in doubtful if _get(written, key) is None]
-    problems = [
-        problem(rule)
-        for rule in broken(config)
-        if not _is_doubtful(rule, doubtful)
-        and not any(_is_within(key, rule.key) for key in left_out)
-        and not any(_is_within(rule.key, other.key) for other in unread)
+    config = without(config, doubtful)
+    about = [key for key in doubtful if not key.startswith(f"{PLACEMENT}.")]  # of an entry only the names are judged
+    unread = [problem for problem in _unread(config, written) if not _is_within_any(problem.key, about)]
+    silent = [*about, *(problem.key for problem in unread)]
+    problems = [problem for problem in broken(config) if not _is_within_any(problem.key, silent)]
+    return [
+        replace(problem, where=where(problem.key), value=show(value_at(values, steps_of(problem.key))))
+        for problem in (*problems, *unread)
     ]
-    for rule in unread:
-        hint = f"remove it, so that every key acts; an inherited one: {rule.key}: !unset"
-        problems.append(problem(rule, "has no effect here: ", hint))
-    return problems
 
 
-def _is_doubtful(rule: Rule, doubtful: Collection[str]) -> bool:
-    keys = (rule.key, *rule.involved)
-    return any(_is_within(key, known) for key in keys for known in doubtful)
+def without(config: Config, keys: Collection[str]) -> Config:
+    """Returns a copy of `config` in which reading one of `keys` raises `Unreadable`."""
+    copied = config.model_copy(deep=True)
+    for key in keys:
+        path = steps_of(key.removesuffix("]").rpartition("[")[0] if key.endswith("]") else key)
+        inner = value_at(copied, path[:-1])
+        if inner is copied and (section := value_at(copied, path)) is not None:
+            vars(section).clear()  # the rules read sections outside `when`
+        elif isinstance(inner, Section):
+            vars(inner).pop(str(path[-1]), None)
+    return copied
 
 
-def _is_within(key: str, section: str) -> bool:
-    return key == section or key.startswith(f"{section}.")
+def _is_within_any(key: str, sections: Collection[str]) -> bool:
+    return any(key == section or key.startswith(f"{section}.") for section in sections)
 
 
-def _unread(config: Config, written: dict[str, Any], doubtful: Collection[str]) -> list[Rule]:
-    """One rule for each written key or section without effect; none for keys inside a section that has none.
+def _unread(config: Config, written: dict[str, Any]) -> list[Problem]:
+    """One problem for each written key or section without effect; none for keys inside a section that has none.
 
     An explicit null means off and is fine.
     """
-    by_key: dict[str, list[Rule]] = {}
-    for rule in sorted(without_effect(config), key=lambda rule: rule.key):  # a section comes before the keys inside it
-        inside = any(rule.key.startswith(f"{section}.") for section in by_key)
-        if not inside and _get(written, rule.key) is not None:
-            by_key.setdefault(rule.key, []).append(rule)
-    certain = ([rule for rule in rules if not _is_doubtful(rule, doubtful)] for rules in by_key.values())
-    return [rules[0] for rules in certain if rules]
-
-
-def _get(tree: dict[str, Any], key: str) -> Any:
-    value: Any = tree
-    for step in key.split("."):
-        value = value.get(step) if isinstance(value, dict) else None
-    return value
+    problems: dict[str, Problem] = {}
+    for key, reason, _ in sorted(without_effect(config), key=lambda unread: unread.key):  # a section before its keys
+        if not _is_within_any(key, problems) and value_at(written, steps_of(key)) is not None:
+            hint = f"remove it, so that every key acts; an inherited one: {key}: !unset"
+            problems[key] = Problem(key, f"has no effect here: {reason}", hint=hint)
+    return list(problems.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -35,7 +35,7 @@ def explain(error: ValidationError, where: Where) -> list[Problem]:
     return list(problems.values())
 
 
-def dotted(location: tuple[int | str, ...]) -> str:
+def dotted(location: Sequence[int | str]) -> str:
     """pydantic's location as a key path: ("a", "b", 0, "c") is a.b[0].c."""
     path = ""
     for step in location:

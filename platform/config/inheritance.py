@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from typing import Any, get_args
 
 from rl_platform.config.describe import default_tree, field_at
-from rl_platform.config.layers import Layers
+from rl_platform.config.layers import Layers, steps_of, value_at
 from rl_platform.config.rules import without_effect
+from rl_platform.config.rules.env import WARP_CANNOT
+from rl_platform.config.rules.rule import when
 from rl_platform.config.schema import Config
-
-_TRAINED = {f"{role}.training_backend": role for role in ("actor", "critic")}
 
 
 def stale_keys(config: Config, layers: Layers) -> Iterator[tuple[str, str]]:
@@ -23,21 +23,24 @@ def stale_keys(config: Config, layers: Layers) -> Iterator[tuple[str, str]]:
     for key, switches in _bound(config):
         for switch in switches:
             changed = _last_change(switch, layers, defaults) if _is_choice(switch) else 0
-            for leaf in _leaves(key, _at(layers.tree, key)):
+            for leaf in _leaves(key, value_at(layers.tree, steps_of(key))):
                 if layers.written.get(leaf, 0) < changed:
                     yield leaf, switch
 
 
 def _bound(config: Config) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Keys that the choices of `config` do not read or cannot be combined with, and these choices."""
-    yield from ((rule.key, rule.involved) for rule in without_effect(config))
+    yield from ((key, switches) for key, _, switches in without_effect(config))
     yield "data.task.params", ("data.task.type",)  # each type has parameters of its own
-    if config.env.backend == "mujoco_warp":
-        yield from ((f"env.{name}", ("env.backend",)) for name in ("num_workers", "pixels", "tasks"))
-    if config.actor.model.type in ("gru", "vla"):
+    if when(lambda: config.env.backend == "mujoco_warp"):
+        yield from ((f"env.{name}", ("env.backend",)) for name in WARP_CANNOT)
+    if when(lambda: config.actor.model.type in ("gru", "vla")):
         yield "actor.model.num_action_chunks", ("actor.model.type",)
-    for switch, role in _TRAINED.items():
-        if getattr(config, role).training_backend == "megatron":
+    backends = {"actor": when(lambda: config.actor.training_backend)}
+    backends["critic"] = when(lambda: config.critic.training_backend)
+    for role, backend in backends.items():
+        if backend == "megatron":
+            switch = f"{role}.training_backend"
             yield from ((f"{role}.{name}", (switch,)) for name in ("lora", "cpu_offload", "parallel.context"))
 
 
@@ -49,16 +52,9 @@ def _is_choice(switch: str) -> bool:
 
 def _last_change(switch: str, layers: Layers, defaults: dict[str, Any]) -> int:
     """Number of the last layer that gave `switch` another value, 0 if the lowest one decides."""
-    values = [_at(tree, switch, _at(defaults, switch)) for tree in layers.trees]
+    path = steps_of(switch)
+    values = [value_at(tree, path, value_at(defaults, path)) for tree in layers.trees]
     return max((number for number in range(1, len(values)) if values[number] != values[number - 1]), default=0)
-
-
-def _at(tree: Any, key: str, default: Any = None) -> Any:
-    for name in key.split("."):
-        if not isinstance(tree, dict) or name not in tree:
-            return default
-        tree = tree[name]
-    return tree
 
 
 def _leaves(key: str, value: Any) -> Iterator[str]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from rl_platform.config.layers import value_at
 from rl_platform.config.source import MAX_DEPTH, MAX_SIZE
 from rl_platform.config.suggest import nearest
 from rl_platform.errors import ConfigError, Problem
@@ -86,9 +87,9 @@ class _Resolver:
 
     def _target(self, name: str, text: str, path: tuple[str, ...]) -> Any:
         target = tuple(name.split("."))
-        value = _walk(self.tree, target)
+        value = value_at(self.tree, target, _LOOKUP_FAILED)
         if value is _LOOKUP_FAILED:
-            value = _walk(self.defaults, target)
+            value = value_at(self.defaults, target, _LOOKUP_FAILED)
         if value is _LOOKUP_FAILED:
             close = nearest(name, _leaves(self.tree))
             hint = f"did you mean ${{{close}}}?" if close else "a literal ${ is written $${"
@@ -116,14 +117,6 @@ class _Resolver:
         problem = Problem(key=key, message=message, where=self.where(key), value=repr(text), hint=hint)
         if problem not in self.problems:
             self.problems.append(problem)
-
-
-def _walk(tree: Any, path: tuple[str, ...]) -> Any:
-    for key in path:
-        if not isinstance(tree, dict) or key not in tree:
-            return _LOOKUP_FAILED
-        tree = tree[key]
-    return tree
 
 
 def _leaves(tree: dict[str, Any], prefix: str = "") -> list[str]:

@@ -7,6 +7,8 @@ which inherited keys a changed choice takes away is in `inheritance.py`.
 from __future__ import annotations
 
 import copy
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,3 +93,18 @@ class Layers:
                 self._merge(below[name], value, key, where)
             else:
                 self.put(below, name, key, value, where)
+
+
+def steps_of(key: str) -> list[str | int]:
+    """The steps of a key path: `a.b[0].c` is a, b, 0, c."""
+    return [int(index) if index else name for index, name in re.findall(r"\[(\d+)\]|([^.\[\]]+)", key)]
+
+
+def value_at(tree: Any, path: Sequence[str | int], default: Any = None) -> Any:
+    """The value at `path` in nested mappings, sections and lists, `default` if there is none."""
+    for step in path:
+        try:
+            tree = tree[step] if isinstance(tree, dict | list) else vars(tree)[step]
+        except (KeyError, IndexError, TypeError):
+            return default
+    return tree

@@ -10,22 +10,24 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import yaml
 from pydantic import ValidationError
 
-from rl_platform.config.checks import check
-from rl_platform.config.describe import default_tree
+from rl_platform.config.checks import check, without
+from rl_platform.config.describe import default_tree, field_at
 from rl_platform.config.explain import dotted, explain
 from rl_platform.config.extends import read_config
 from rl_platform.config.inheritance import stale_keys
 from rl_platform.config.interpolation import resolve_references
-from rl_platform.config.layers import Layers
+from rl_platform.config.layers import Layers, steps_of, value_at
 from rl_platform.config.overrides import apply_overrides
 from rl_platform.config.rules import without_effect
+from rl_platform.config.rules.cluster import PLACEMENT
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.cluster import Cluster
+from rl_platform.config.schema.config import complete_models
 from rl_platform.config.schema.runner import Runner
 from rl_platform.config.source import COMMAND_LINE, CoreLoader
 from rl_platform.errors import ConfigError, Problem
@@ -54,8 +56,8 @@ class LoadedConfig:
     def resolved_yaml(self) -> str:
         """The config with defaults and references filled in, without the keys that have no effect: it loads again."""
         tree = self.config.model_dump(mode="json")
-        for rule in without_effect(self.config):
-            _remove(tree, rule.key)
+        for unread in without_effect(self.config):
+            _remove(tree, steps_of(unread.key))
         return yaml.dump(_escaped(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
@@ -74,25 +76,23 @@ def load_config(
     def where(key: str) -> str:
         return _nearest_line(layers.where, key)
 
-    if check_cluster is not None and (cluster := _readable_cluster(tree, problems)) is not None:
-        problems += [replace(problem, where=where(problem.key)) for problem in check_cluster(cluster)]
-    if config is not None:
-        problems += check(config, tree, where, _doubtful(problems))
-    if problems or config is None:
+    if check_cluster is not None and not any(problem.key.partition(".")[0] == "cluster" for problem in problems):
+        problems += [replace(problem, where=where(problem.key)) for problem in check_cluster(config.cluster)]
+    problems += check(config, tree, where, _doubtful(problems))
+    if problems:
         raise ConfigError(sorted(problems, key=_line_order))
     return LoadedConfig(config, layers.where, tuple(dropped))
 
 
-def _settle(layers: Layers) -> tuple[dict[str, Any], Config | None, list[Problem], list[str]]:
+def _settle(layers: Layers) -> tuple[dict[str, Any], Config, list[Problem], list[str]]:
     """The keys of all layers with references filled in, the config, the problems, and notes on what is not inherited.
 
     Keys that only a former choice reads are taken out of `layers`.
     """
     tree, config, problems = _resolved(layers)
-    if config is None:
-        return tree, config, problems, []
     doubtful = _doubtful(problems)
-    stale = {key: switch for key, switch in stale_keys(config, layers) if not {key, switch} & doubtful}
+    found = stale_keys(without(config, doubtful), layers)
+    stale = {key: switch for key, switch in found if not {key, switch} & doubtful}
     if not stale:
         return tree, config, problems, []
     notes = [f"{key} ({layers.where[key]}) is not inherited: {switch} is another" for key, switch in stale.items()]
@@ -101,54 +101,66 @@ def _settle(layers: Layers) -> tuple[dict[str, Any], Config | None, list[Problem
     return *_resolved(layers), notes
 
 
-def _resolved(layers: Layers) -> tuple[dict[str, Any], Config | None, list[Problem]]:
+def _resolved(layers: Layers) -> tuple[dict[str, Any], Config, list[Problem]]:
     """The keys of all layers with references filled in, the config, and the problems so far."""
 
     def where(key: str) -> str:
         return _nearest_line(layers.where, key)
 
     tree = copy.deepcopy(layers.tree)
-    _fill_references(tree)
+    runner = tree.get("runner")
+    if isinstance(runner, dict):  # its default is a reference, to be resolved with the others
+        runner.setdefault("output_dir", Runner.model_fields["output_dir"].default)
     tree, unresolved = resolve_references(tree, default_tree(), where)
     problems = [*layers.problems, *unresolved]
-    for problem in problems:
-        _remove(tree, problem.key)
     config, invalid = _validate(tree, where, {problem.key for problem in problems})
     return tree, config, problems + invalid
 
 
-def _validate(
-    tree: dict[str, Any], where: Callable[[str], str], known: set[str]
-) -> tuple[Config | None, list[Problem]]:
-    """The config and the problems that the schema reports.
+def _validate(tree: dict[str, Any], where: Callable[[str], str], known: set[str]) -> tuple[Config, list[Problem]]:
+    """The config and the problems that the schema reports beside those of the keys `known`.
 
-    Keys with a problem get their defaults, so that the rules can still be checked. The config is None if one of them
-    has no default.
+    Keys with a problem are taken out of `tree`, so that the rules between the others can be checked. In the config they
+    have their defaults or, without a default, any valid value.
     """
-    try:
-        return Config.model_validate(tree), []
-    except ValidationError as error:
-        problems = [problem for problem in explain(error, where) if problem.key not in known]
-        for detail in error.errors(include_url=False):
-            _remove(tree, dotted(detail["loc"]))
-    try:
-        return Config.model_validate(tree), problems
-    except ValidationError:  # a required key has a problem, which is in the list already
-        return None, problems
+    completed = complete_models(copy.deepcopy(tree))  # while the models hold the keys that decide whether they need it
+    for key in known:
+        if not key.startswith(f"{PLACEMENT}."):  # the name of a component counts, whatever its place
+            _remove(tree, steps_of(key))
+            _remove(completed, steps_of(key))
+    problems: list[Problem] | None = None
+    while True:
+        try:
+            return Config.model_validate(completed), problems or []
+        except ValidationError as error:
+            if problems is None:
+                problems = [problem for problem in explain(error, where) if problem.key not in known]
+            for detail in error.errors(include_url=False):
+                _remove(tree, detail["loc"])
+                _remove(completed, detail["loc"])
+                if detail["type"] == "missing":
+                    _fill_in(completed, detail["loc"])
 
 
-def _readable_cluster(tree: dict[str, Any], problems: list[Problem]) -> Cluster | None:
-    """The section `cluster`, None if anything in it has a problem."""
-    if "cluster" not in tree or any(problem.key.partition(".")[0] == "cluster" for problem in problems):
-        return None
-    return Cluster.model_validate(tree["cluster"])
+def _remove(tree: Any, path: Sequence[str | int]) -> None:
+    """Takes the value at `path` out of nested mappings and lists; for an item of a list, the whole list."""
+    while path and isinstance(path[-1], int):
+        path = path[:-1]
+    inner = value_at(tree, path[:-1])
+    if isinstance(inner, dict):
+        inner.pop(path[-1], None)
 
 
-def _fill_references(tree: dict[str, Any]) -> None:
-    """Defaults that are references themselves are written out, to be resolved with the others."""
-    runner = tree.get("runner")
-    if isinstance(runner, dict):
-        runner.setdefault("output_dir", Runner.model_fields["output_dir"].default)
+def _fill_in(tree: Any, path: Sequence[str | int]) -> None:
+    """Sets the required key at `path` to any valid value."""
+    inner, field = value_at(tree, path[:-1]), field_at(dotted(path))
+    if not isinstance(inner, dict) or field is None:
+        return
+    kind = get_origin(field.annotation) or field.annotation
+    if kind is Literal:
+        inner[path[-1]] = get_args(field.annotation)[0]
+    else:
+        inner[path[-1]] = {str: "x", int: 1, float: 1.0}.get(kind, {})
 
 
 def _doubtful(problems: list[Problem]) -> set[str]:
@@ -161,17 +173,6 @@ def _nearest_line(sources: dict[str, str], key: str) -> str:
     while key and key not in sources:
         key = key.rpartition(".")[0] if not key.endswith("]") else key.rpartition("[")[0]
     return sources.get(key, "")
-
-
-def _remove(tree: dict[str, Any], key: str) -> None:
-    """Takes `key` out of nested mappings; for an item of a list, the whole list."""
-    *sections, leaf = key.partition("[")[0].split(".")
-    for section in sections:
-        inner = tree.get(section)
-        if not isinstance(inner, dict):
-            return
-        tree = inner
-    tree.pop(leaf, None)
 
 
 def _line_order(problem: Problem) -> tuple[bool, str, int]:

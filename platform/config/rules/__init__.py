@@ -8,20 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rl_platform.config.rules import algorithm, cluster, data, env, models, reward, rollout, runner
-from rl_platform.config.rules.rule import Rule
+from rl_platform.config.rules.rule import Unread
 from rl_platform.config.schema import Config
+from rl_platform.errors import Problem
 
 _SECTIONS = (runner, models, algorithm, data, rollout, reward, env, cluster)
-REFUSED = tuple(rule for section in _SECTIONS for rule in section.REFUSED)
-WITHOUT_EFFECT = tuple(rule for section in _SECTIONS for rule in section.WITHOUT_EFFECT)
 
 
-def broken(config: Config) -> Iterator[Rule]:
-    """The rules that `config` breaks."""
-    rules = (*REFUSED, *cluster.entry_rules(config), *env.entry_rules(config))
-    return (rule for rule in rules if rule.when(config))
+def broken(config: Config) -> Iterator[Problem]:
+    """The problems between the keys of `config`, without their places."""
+    for section in _SECTIONS:
+        yield from section.refused(config)
 
 
-def without_effect(config: Config) -> Iterator[Rule]:
-    """The rules of the keys and sections that `config` does not read. A section may come beside keys inside it."""
-    return (rule for rule in WITHOUT_EFFECT if rule.when(config))
+def without_effect(config: Config) -> Iterator[Unread]:
+    """The keys and sections that `config` does not read. A section may come beside keys inside it."""
+    for section in _SECTIONS:
+        yield from section.unread(config)

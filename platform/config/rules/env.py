@@ -7,164 +7,89 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rl_platform.config.rules.rule import CHUNKS, TASK, Rule, embodied, only, reasoning
+from rl_platform.config.rules.rule import CHUNKS, TASK, Unread, embodied, reasoning, unread_keys, when
 from rl_platform.config.schema import Config
+from rl_platform.config.schema.env import EnvTask
+from rl_platform.errors import Problem
 
-MODEL, PIXELS, TASKS = "actor.model.type", "env.pixels", "env.tasks"
-_WARP = "MuJoCo Warp steps all environments of one task at once, and draws no pictures"
-
-
-def _is_vla(config: Config) -> bool:
-    return config.actor.model.type == "vla"
+_MODEL, _PIXELS, _TASKS = "actor.model.type", "env.pixels", "env.tasks"
+WARP_CANNOT = ("num_workers", "pixels", "tasks")  # keys of `env`
 
 
-def _rules_of_task(index: int) -> tuple[Rule, ...]:
-    """The rules of one entry of `env.tasks`."""
-    path = f"{TASKS}[{index}]"
-    return (
-        Rule(
-            f"{path}.name",
-            lambda config: config.env.tasks[index].name in (task.name for task in config.env.tasks[:index]),
-            lambda config: f"there is a task {config.env.tasks[index].name} already: metrics are named by it",
-            (TASK,),
-        ),
-        Rule(
-            f"{path}.instruction",
-            lambda config: config.env.tasks[index].instruction is not None and not _is_vla(config),
-            lambda config: (
-                f"{MODEL} {config.actor.model.type} reads no instruction: it knows of tasks what it observes"
-            ),
-            (MODEL, TASK),
-            f"{MODEL}: vla",
-        ),
-        Rule(
-            f"{path}.instruction",
-            lambda config: config.env.tasks[index].instruction is None and _is_vla(config),
-            f"{MODEL} vla reads the instruction of each task",
-            (MODEL, TASK),
-            "as: open the drawer",
-        ),
-    )
+def refused(config: Config) -> Iterator[Problem]:
+    if not when(lambda: embodied(config)):
+        return
+    env, actor = config.env, config.actor
+    if when(lambda: not env.id):
+        yield Problem("env.id", "embodied training needs an environment", hint="as CartPole-v1")
+    for name in ("num_envs", "num_workers"):
+        yield from _stages(config, name)
+    if when(lambda: env.rollout_steps % actor.model.num_action_chunks):
+        chunks = f"chunks of {actor.model.num_action_chunks} actions ({CHUNKS})"
+        yield Problem("env.rollout_steps", f"{chunks} do not divide it, and a rollout ends where a chunk does")
+    backend = when(lambda: env.backend)
+    if backend == "mujoco":
+        yield from _processes(config)
+    elif backend == "mujoco_warp":
+        for name in WARP_CANNOT:
+            yield from _warp(config, name)
+    tasks = when(lambda: env.tasks) or []
+    count, multiple = len(tasks), f"a multiple of {len(tasks)}"
+    if count and when(lambda: env.num_envs % count):
+        message = f"{count} tasks (env.tasks) cannot share {env.num_envs} environments evenly"
+        yield Problem("env.num_envs", message, hint=multiple)
+    if count and when(lambda: env.evaluation.episodes % count):
+        message = f"{count} tasks (env.tasks) cannot have an equal number of {env.evaluation.episodes} episodes"
+        yield Problem("env.evaluation.episodes", message, hint=multiple)
+    for index, task in enumerate(tasks):
+        yield from _task(config, task, f"{_TASKS}[{index}]", tasks[:index])
 
 
-def entry_rules(config: Config) -> Iterator[Rule]:
-    """The rules of each entry of `env.tasks`."""
-    for index in range(len(config.env.tasks)):
-        yield from only(embodied, *_rules_of_task(index))
+def _stages(config: Config, name: str) -> Iterator[Problem]:
+    if when(lambda: getattr(config.env, name) % config.env.pipeline_stages):
+        message = f"these stages cannot share the {getattr(config.env, name)} of env.{name} equally"
+        yield Problem("env.pipeline_stages", message)
 
 
-def _stages_rule(name: str) -> Rule:
-    return Rule(
-        "env.pipeline_stages",
-        lambda config: getattr(config.env, name) % config.env.pipeline_stages,
-        lambda config: f"these stages cannot share the {getattr(config.env, name)} of env.{name} equally",
-        (f"env.{name}", TASK),
-    )
+def _processes(config: Config) -> Iterator[Problem]:
+    env, key = config.env, "env.num_workers"
+    if when(lambda: env.num_workers > env.num_envs):
+        yield Problem(key, f"more processes than environments: env.num_envs is {env.num_envs}")
+    elif when(lambda: env.num_workers and env.num_envs % env.num_workers):
+        yield Problem(key, f"{env.num_envs} environments (env.num_envs) cannot be shared equally by these processes")
+    if when(lambda: env.pixels is not None and env.num_workers == 0):
+        message = f"{_PIXELS} are drawn in processes of their own: a graphics library that crashes cannot end the run"
+        yield Problem(key, message, hint="env.num_workers: 2, about one per core")
 
 
-_PROCESS_RULES = only(
-    lambda config: config.env.backend == "mujoco",
-    Rule(
-        "env.num_workers",
-        lambda config: config.env.num_workers > config.env.num_envs,
-        lambda config: f"more processes than environments: env.num_envs is {config.env.num_envs}",
-        ("env.num_envs", TASK),
-    ),
-    Rule(
-        "env.num_workers",
-        lambda config: (
-            0 < config.env.num_workers <= config.env.num_envs and config.env.num_envs % config.env.num_workers
-        ),
-        lambda config: f"{config.env.num_envs} environments (env.num_envs) cannot be shared equally by these processes",
-        ("env.num_envs", TASK),
-    ),
-    Rule(
-        "env.num_workers",
-        lambda config: config.env.pixels is not None and config.env.num_workers == 0,
-        f"{PIXELS} are drawn in processes of their own: a graphics library that crashes cannot end the run",
-        (PIXELS, TASK),
-        "env.num_workers: 2, about one per core",
-    ),
-)
+def _warp(config: Config, name: str) -> Iterator[Problem]:
+    if when(lambda: getattr(config.env, name)):
+        message = "MuJoCo Warp steps all environments of one task at once, and draws no pictures"
+        yield Problem(f"env.{name}", message, hint="env.backend: mujoco")
 
-REFUSED = only(
-    embodied,
-    Rule(
-        "env.id",
-        lambda config: not config.env.id,
-        "embodied training needs an environment",
-        (TASK,),
-        "as CartPole-v1",
-    ),
-    _stages_rule("num_envs"),
-    _stages_rule("num_workers"),
-    Rule(
-        "env.rollout_steps",
-        lambda config: config.env.rollout_steps % config.actor.model.num_action_chunks,
-        lambda config: (
-            f"chunks of {config.actor.model.num_action_chunks} actions ({CHUNKS}) do not divide it, and a rollout ends "
-            "where a chunk does"
-        ),
-        (CHUNKS, TASK),
-    ),
-    *_PROCESS_RULES,
-    Rule(
-        "env.num_envs",
-        lambda config: config.env.tasks and config.env.num_envs % len(config.env.tasks),
-        lambda config: (
-            f"{len(config.env.tasks)} tasks (env.tasks) cannot share {config.env.num_envs} environments evenly"
-        ),
-        (TASKS, TASK),
-        lambda config: f"a multiple of {len(config.env.tasks)}",
-    ),
-    Rule(
-        "env.evaluation.episodes",
-        lambda config: config.env.tasks and config.env.evaluation.episodes % len(config.env.tasks),
-        lambda config: (
-            f"{len(config.env.tasks)} tasks (env.tasks) cannot have an equal number of "
-            f"{config.env.evaluation.episodes} episodes"
-        ),
-        (TASKS, TASK),
-        lambda config: f"a multiple of {len(config.env.tasks)}",
-    ),
-    *only(
-        lambda config: config.env.backend == "mujoco_warp",
-        Rule(
-            "env.num_workers",
-            lambda config: config.env.num_workers,
-            _WARP,
-            ("env.backend", TASK),
-            "env.backend: mujoco",
-        ),
-        Rule(PIXELS, lambda config: config.env.pixels, _WARP, ("env.backend", TASK), "env.backend: mujoco"),
-        Rule(TASKS, lambda config: config.env.tasks, _WARP, ("env.backend", TASK), "env.backend: mujoco"),
-    ),
-)
 
-WITHOUT_EFFECT = (
-    Rule("env", reasoning, "reasoning tasks have no simulation", (TASK,)),
-    *only(
-        embodied,
-        *(
-            Rule(
-                f"env.{name}",
-                lambda config: config.env.pixels is not None,
-                f"pictures ({PIXELS}) are divided by 255 in the model instead",
-                (PIXELS, TASK),
-            )
-            for name in ("normalize_observations", "clip_observations")
-        ),
-        Rule(
-            "env.clip_observations",
-            lambda config: not config.env.normalize_observations,
-            "only normalised observations are clipped, and env.normalize_observations is off",
-            ("env.normalize_observations",),
-        ),
-        Rule(
-            "env.clip_rewards",
-            lambda config: not config.env.normalize_rewards,
-            "only normalised rewards are clipped, and env.normalize_rewards is off",
-            ("env.normalize_rewards",),
-        ),
-    ),
-)
+def _task(config: Config, task: EnvTask, key: str, before: list[EnvTask]) -> Iterator[Problem]:
+    if when(lambda: task.name in [other.name for other in before]):
+        yield Problem(f"{key}.name", f"there is a task {task.name} already: metrics are named by it")
+    kind = when(lambda: config.actor.model.type)
+    if kind == "vla" and when(lambda: task.instruction is None):
+        message = f"{_MODEL} vla reads the instruction of each task"
+        yield Problem(f"{key}.instruction", message, hint="as: open the drawer")
+    if kind not in (None, "vla") and when(lambda: task.instruction is not None):
+        message = f"{_MODEL} {kind} reads no instruction: it knows of tasks what it observes"
+        yield Problem(f"{key}.instruction", message, hint=f"{_MODEL}: vla")
+
+
+def unread(config: Config) -> Iterator[Unread]:
+    if when(lambda: reasoning(config)):
+        yield Unread("env", "reasoning tasks have no simulation", (TASK,))
+    elif when(lambda: embodied(config)):
+        if when(lambda: config.env.pixels is not None):
+            reason = f"pictures ({_PIXELS}) are divided by 255 in the model instead"
+            yield from unread_keys("env", "normalize_observations clip_observations", reason, _PIXELS, TASK)
+        if when(lambda: not config.env.normalize_observations):
+            reason = "only normalised observations are clipped, and env.normalize_observations is off"
+            yield Unread("env.clip_observations", reason, ("env.normalize_observations",))
+        if when(lambda: not config.env.normalize_rewards):
+            reason = "only normalised rewards are clipped, and env.normalize_rewards is off"
+            yield Unread("env.clip_rewards", reason, ("env.normalize_rewards",))

@@ -2,61 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 
-from rl_platform.config.estimators import ESTIMATORS, estimator_of
-from rl_platform.config.rules.rule import CHUNKS, TASK, Condition, Rule, always, embodied, only, reasoning
+from rl_platform.config.rules.rule import CHUNKS, TASK, Unread, embodied, reasoning, unread_keys, when
 from rl_platform.config.schema import Config
-from rl_platform.config.schema.models import Actor, Critic, Model, RandomLM
+from rl_platform.config.schema.algorithm import ESTIMATORS, estimator_needs
+from rl_platform.config.schema.models import Actor, Critic, Model
+from rl_platform.errors import Problem
 
 _TYPE, _LENGTH, _SEPARATE = "actor.model.type", "actor.model.sequence_length", "critic.use_critic_model"
-_GAUSSIAN = ("initial_log_std", "log_std", "action_distribution")
-_MLP = ("hidden_sizes", "activation", *_GAUSSIAN)
-_RECURRENT = ("recurrent_size", "sequence_length")
-_LANGUAGE = ("path", "random_init", "tokenizer")
-_VLA = ("instruction", "action_bins", "backbone_layers", "train_backbone")
-_POLICY = ("cnn", "type", *_RECURRENT, *_MLP, *_VLA, "num_action_chunks")  # that only embodied policies read
+_MLP = "hidden_sizes activation initial_log_std log_std action_distribution"
+_RECURRENT = "recurrent_size sequence_length"
+_LANGUAGE = "path random_init tokenizer"
+_VLA = "instruction action_bins backbone_layers train_backbone"
+_POLICY = f"cnn type {_RECURRENT} {_MLP} {_VLA} num_action_chunks"  # that only embodied policies read
 _CRITIC = (
-    "group_name",
-    "training_backend",
-    "micro_batch_size",
-    "max_tokens_per_micro_batch",
-    "balance",
-    "optim",
-    "gradient_checkpointing",
-    "parallel",
-    "cpu_offload",
-    "lora",
-    "offload",
-    "model",
+    "group_name training_backend micro_batch_size max_tokens_per_micro_batch balance optim gradient_checkpointing "
+    "parallel cpu_offload lora offload model"
 )
+_TRAINED, _ROLES = ("actor", "critic"), ("actor", "critic", "reference")
 
 
-def policy_is(*types: str) -> Condition:
-    """Returns the condition that the config is embodied and its policy has one of these types."""
-    return lambda config: embodied(config) and config.actor.model.type in types
+def refused(config: Config) -> Iterator[Problem]:
+    if problem := when(lambda: critic_problem(config)):
+        yield problem
+    for role in _TRAINED:
+        yield from _training(config, role)
+    for role in _ROLES:
+        yield from _layout(config, role)
+        yield from _language_model(config, role)
+    for role in (*_ROLES, "rollout"):
+        yield from _offload(config, role)
+    if when(lambda: embodied(config)):
+        yield from _policy(config)
 
 
-# Language models
+def unread(config: Config) -> Iterator[Unread]:
+    if when(lambda: embodied(config)):
+        yield from _unread_by_policy(config)
+    elif when(lambda: reasoning(config)):
+        for role in _ROLES:
+            yield from unread_keys(f"{role}.model", _POLICY, "only embodied policies are built from it", TASK)
+    if when(lambda: not config.critic.use_critic_model):
+        reason = "there is no separate critic, critic.use_critic_model is false"
+        switches = (_SEPARATE, "algorithm.loss_type")
+        yield from unread_keys("critic", _CRITIC, reason, *switches)
+        yield from unread_keys("algorithm", "critic_ppo_epochs policy_training_start_step", reason, *switches)
+    if when(lambda: not config.algorithm.needs_reference):
+        switches = ("algorithm.use_kl_in_reward", "algorithm.use_kl_loss")
+        yield Unread("reference", f"no KL term is on ({', '.join(switches)})", switches)
+    if when(lambda: config.reference_is_base):
+        reason = "with actor.lora the reference is the actor's own model without its adapters"
+        yield Unread("reference", reason, ("actor.lora", "reference.model"))
+    for role in _ROLES:
+        yield from _unread_by_training(config, role)
 
 
-def _language_model(config: Config, role: str) -> Model | None:
-    """The language model that the section of `role` names, None if it names none or is not used."""
-    if embodied(config):
-        return config.actor.model if role == "actor" and config.actor.model.type == "vla" else None
-    used = {"actor": True, "critic": config.critic.use_critic_model, "reference": config.has_reference}[role]
-    model: Model | None = getattr(config, role).model if used else None
-    return model
-
-
-def _random(config: Config, role: str) -> RandomLM | None:
-    model = _language_model(config, role)
-    return None if model is None else model.random_init
-
-
-def _shape(config: Config, role: str) -> RandomLM:
-    """The shape of the random model of `role`. The default shape, whose heads fit, if it has none."""
-    return _random(config, role) or RandomLM()
+def policy_is(config: Config, *types: str) -> bool:
+    """True if the config is embodied and its policy has one of these types."""
+    return embodied(config) and config.actor.model.type in types
 
 
 def longest_sequence(config: Config) -> int:
@@ -64,508 +68,222 @@ def longest_sequence(config: Config) -> int:
     return config.data.max_prompt_length + config.data.max_response_length
 
 
-def _rules_of_language_model(role: str) -> tuple[Rule, ...]:
-    path, inside = f"{role}.model", f"{role}.model.random_init"
-    return (
-        Rule(
-            path,
-            lambda config: (
-                (model := _language_model(config, role)) is not None
-                and (model.path is None) == (model.random_init is None)
-            ),
-            lambda config: (
-                "a language model comes from path or from random_init: "
-                + ("neither is set" if _random(config, role) is None else "both are set")
-            ),
-            (f"{path}.path", inside, TASK),
-            f"as {path}.path: FOLDER",
-        ),
-        Rule(
-            f"{path}.tokenizer",
-            lambda config: (
-                (model := _language_model(config, role)) is not None
-                and model.path is None
-                and model.random_init is not None
-                and model.tokenizer is None
-            ),
-            "a random model has no tokenizer of its own",
-            (inside, TASK),
-            f"{path}.tokenizer: bytes",
-        ),
-        Rule(
-            f"{inside}.num_heads",
-            lambda config: (shape := _shape(config, role)).hidden_size % shape.num_heads,
-            lambda config: f"the heads do not divide hidden_size {_shape(config, role).hidden_size}",
-            (f"{inside}.hidden_size", TASK),
-        ),
-        Rule(
-            f"{inside}.num_kv_heads",
-            lambda config: (
-                (shape := _shape(config, role)).num_kv_heads is not None and shape.num_heads % shape.num_kv_heads
-            ),
-            lambda config: (
-                f"each key-value head serves equally many of the {_shape(config, role).num_heads} heads (num_heads)"
-            ),
-            (f"{inside}.num_heads", TASK),
-        ),
-        Rule(
-            f"{inside}.max_positions",
-            lambda config: (
-                reasoning(config)
-                and (random := _random(config, role)) is not None
-                and random.max_positions < longest_sequence(config)
-            ),
-            lambda config: f"prompt and response together may have {longest_sequence(config)} tokens",
-            ("data.max_prompt_length", "data.max_response_length", TASK),
-        ),
-    )
+def critic_problem(config: Config) -> Problem | None:
+    """Returns what is wrong with the switch of the critic."""
+    algorithm = config.algorithm
+    if embodied(config):
+        if algorithm.loss_type == "actor_critic" and config.critic.use_critic_model:
+            message = "loss_type actor_critic already trains values on the policy's backbone"
+            return Problem(_SEPARATE, f"{message}: a second critic is not used", hint=f"{_SEPARATE}: false")
+        return None
+    adv_type = algorithm.adv_type
+    if config.critic.use_critic_model:
+        if adv_type in ESTIMATORS and not estimator_needs(adv_type).values:
+            message = f"adv_type {adv_type} works without values: a critic would be trained and never asked"
+            return Problem(_SEPARATE, message, hint=f"{_SEPARATE}: false, and no place for critic")
+    elif estimator_needs(adv_type).values and algorithm.loss_type == "actor":
+        message = f"adv_type {adv_type} with loss_type actor needs values, which only a critic model gives"
+        return Problem(_SEPARATE, message, hint=f"{_SEPARATE}: true")
+    return None
 
 
-# Micro-batches and optimizers
+def _model(config: Config, role: str) -> Model | None:
+    """The language model that the section of `role` names, None if it names none or is not used."""
+    if embodied(config):
+        return config.actor.model if role == "actor" and config.actor.model.type == "vla" else None
+    if role == "critic":
+        return config.critic.model if config.critic.use_critic_model else None
+    if role == "reference":
+        return config.reference.model if config.has_reference else None
+    return config.actor.model
 
 
-def _rules_of_training(role: str) -> tuple[Rule, ...]:
+def _language_model(config: Config, role: str) -> Iterator[Problem]:
+    key, inside = f"{role}.model", f"{role}.model.random_init"
+    model = when(lambda: _model(config, role))
+    if model is None:
+        return
+    if when(lambda: (model.path is None) == (model.random_init is None)):
+        which = "neither is set" if model.path is None else "both are set"
+        message = f"a language model comes from path or from random_init: {which}"
+        yield Problem(key, message, hint=f"as {key}.path: FOLDER")
+    if when(lambda: model.path is None and model.random_init is not None and model.tokenizer is None):
+        yield Problem(f"{key}.tokenizer", "a random model has no tokenizer of its own", hint=f"{key}.tokenizer: bytes")
+    shape = when(lambda: model.random_init)
+    if shape is None:
+        return
+    if when(lambda: shape.hidden_size % shape.num_heads):
+        yield Problem(f"{inside}.num_heads", f"the heads do not divide hidden_size {shape.hidden_size}")
+    if when(lambda: shape.num_kv_heads is not None and shape.num_heads % shape.num_kv_heads):
+        message = f"each key-value head serves equally many of the {shape.num_heads} heads (num_heads)"
+        yield Problem(f"{inside}.num_kv_heads", message)
+    if when(lambda: reasoning(config) and shape.max_positions < longest_sequence(config)):
+        message = f"prompt and response together may have {longest_sequence(config)} tokens"
+        yield Problem(f"{inside}.max_positions", message)
+
+
+def _training(config: Config, role: str) -> Iterator[Problem]:
+    """Micro-batches, the optimizer, and what only trained models have."""
+    section = config.section(role)
+    if not when(lambda: role == "actor" or config.critic.use_critic_model):
+        return
     rows, tokens, mini = f"{role}.micro_batch_size", f"{role}.max_tokens_per_micro_batch", "data.mini_batch_size"
-
-    def is_trained(config: Config) -> bool:
-        return role == "actor" or config.critic.use_critic_model
-
-    return only(
-        is_trained,
-        Rule(
-            tokens,
-            lambda config: (
-                (section := config.section(role)).micro_batch_size is not None
-                and section.max_tokens_per_micro_batch is not None
-            ),
-            f"{rows} is set too, and a micro-batch is sized by rows or by tokens, not both",
-            (rows,),
-        ),
-        Rule(
-            rows,
-            lambda config: (
-                (size := config.section(role).micro_batch_size) is not None and config.data.mini_batch_size % size
-            ),
-            lambda config: (
-                f"micro-batches of {config.section(role).micro_batch_size} do not fill a mini-batch of "
-                f"{config.data.mini_batch_size} ({mini})"
-            ),
-            (mini,),
-        ),
-        Rule(
-            tokens,
-            lambda config: (
-                (limit := config.section(role).max_tokens_per_micro_batch) is not None
-                and limit < longest_sequence(config)
-            ),
-            lambda config: (
-                "the longest sequence would not fit: prompt and response together may have "
-                f"{longest_sequence(config)} tokens"
-            ),
-            ("data.max_prompt_length", "data.max_response_length", TASK),
-        ),
-        Rule(
-            f"{role}.optim.min_lr",
-            lambda config: (optim := config.section(role).optim).min_lr > optim.lr,
-            lambda config: (
-                f"the end of the decay lies above its start: {role}.optim.lr is {config.section(role).optim.lr}"
-            ),
-            (f"{role}.optim.lr", f"{role}.optim.lr_schedule"),
-        ),
-    )
+    limit = when(lambda: section.max_tokens_per_micro_batch)
+    if limit is not None and when(lambda: section.micro_batch_size is not None):
+        yield Problem(tokens, f"{rows} is set too, and a micro-batch is sized by rows or by tokens, not both")
+    size = when(lambda: section.micro_batch_size)
+    if size is not None and when(lambda: config.data.mini_batch_size % size):
+        message = f"micro-batches of {size} do not fill a mini-batch of {config.data.mini_batch_size} ({mini})"
+        yield Problem(rows, message)
+    if limit is not None and when(lambda: limit < longest_sequence(config)):
+        message = "the longest sequence would not fit: prompt and response together may have "
+        yield Problem(tokens, f"{message}{longest_sequence(config)} tokens")
+    if when(lambda: section.optim.min_lr > section.optim.lr):
+        message = f"the end of the decay lies above its start: {role}.optim.lr is {section.optim.lr}"
+        yield Problem(f"{role}.optim.min_lr", message)
 
 
-def _unread_end_of_decay(role: str) -> Rule:
-    return Rule(
-        f"{role}.optim.min_lr",
-        lambda config: config.section(role).optim.lr_schedule == "constant",
-        f"the learning rate does not decay, {role}.optim.lr_schedule is constant",
-        (f"{role}.optim.lr_schedule",),
-    )
-
-
-# Layouts of the training backends
-
-
-def _layout(config: Config, role: str) -> Actor | Critic | None:
+def _section(config: Config, role: str) -> Actor | Critic | None:
     """The section of `role` if the config writes its layout. A reference without one has the actor's layout."""
-    written = {
-        "actor": True,
-        "critic": config.critic.use_critic_model,
-        "reference": config.has_reference and config.reference.parallel is not None,
-    }
-    return config.section(role) if written[role] else None
+    if role == "critic" and not config.critic.use_critic_model:
+        return None
+    if role == "reference" and not (config.has_reference and config.reference.parallel is not None):
+        return None
+    return config.section(role)
 
 
-def _trained_by(role: str, backend: str) -> Condition:
-    return lambda config: (section := _layout(config, role)) is not None and section.training_backend == backend
+def _trained_by(config: Config, role: str, backend: str) -> bool:
+    section = _section(config, role)
+    return section is not None and section.training_backend == backend
 
 
-def _context_rule(role: str) -> Rule:
-    is_megatron, backend = _trained_by(role, "megatron"), f"{role}.training_backend"
-    return Rule(
-        f"{role}.parallel.context",
-        lambda config: is_megatron(config) and config.section(role).parallel.context > 1,
-        "Megatron shares tokens by Transformer Engine's attention, which this version does not use",
-        (backend,),
-        f"{backend}: fsdp",
-    )
-
-
-def _rules_of_backend(role: str) -> tuple[Rule, ...]:
-    """Rules of the keys that only trained models have."""
-    is_megatron, backend, rows = _trained_by(role, "megatron"), f"{role}.training_backend", f"{role}.micro_batch_size"
-    return (
-        Rule(
-            f"{role}.lora",
-            lambda config: is_megatron(config) and config.section(role).lora is not None,
-            "adapters are put into the modules of transformers, which Megatron is not",
-            (backend,),
-            f"{backend}: fsdp",
-        ),
-        Rule(
-            f"{role}.cpu_offload",
-            lambda config: is_megatron(config) and config.section(role).cpu_offload,
-            "it is a policy of FSDP2",
-            (backend,),
-            f"{backend}: fsdp",
-        ),
-        Rule(
-            f"{role}.parallel.virtual_pipeline",
-            lambda config: (
-                (section := _layout(config, role)) is not None
-                and section.parallel.pipeline > 1
-                and section.parallel.virtual_pipeline > 1
-                and section.micro_batch_size is None
-                and section.max_tokens_per_micro_batch is None
-            ),
-            "without a limit a mini-batch is one micro-batch, and stages that take turns need several",
-            (rows,),
-            f"set {rows}, or the tokens",
-        ),
-    )
-
-
-def _unread_layout(role: str) -> tuple[Rule, ...]:
-    backend, tensor, pipeline = f"{role}.training_backend", f"{role}.parallel.tensor", f"{role}.parallel.pipeline"
-    kernels = Rule(
-        f"{role}.kernels",
-        _trained_by(role, "fsdp"),
-        f"only {backend} megatron has other layers than transformers'",
-        (backend,),
-    )
-    return (
-        *(
-            Rule(
-                f"{role}.parallel.{name}",
-                _trained_by(role, "fsdp"),
-                f"only {backend} megatron splits a model; fsdp shards it over all ranks",
-                (backend,),
-            )
-            for name in ("tensor", "pipeline", "virtual_pipeline", "expert", "sequence")
-        ),
-        *((kernels,) if role != "reference" else ()),
-        *only(
-            _trained_by(role, "megatron"),
-            Rule(
-                f"{role}.parallel.sequence",
-                lambda config: config.section(role).parallel.tensor == 1,
-                f"tensor ranks share the tokens, and {tensor} is 1",
-                (tensor,),
-            ),
-            Rule(
-                f"{role}.parallel.virtual_pipeline",
-                lambda config: config.section(role).parallel.pipeline == 1,
-                f"stages work on their parts in turns, and {pipeline} is 1",
-                (pipeline,),
-            ),
-        ),
-    )
-
-
-# Embodied policies
-
-
-def _is_no_multiple(size: Callable[[Config], int | None]) -> Condition:
-    """Where the sequences themselves fit into a rollout."""
-    return lambda config: (
-        (rows := size(config)) is not None
-        and rows % config.sequence_length
-        and config.env.rollout_steps % config.sequence_length == 0
-    )
-
-
-def _multiple_rule(key: str, size: Callable[[Config], int | None]) -> Rule:
-    return Rule(
-        key,
-        _is_no_multiple(size),
-        lambda config: (
-            f"a recurrent policy is trained on sequences of {config.sequence_length} transitions ({_LENGTH}; null: "
-            "env.rollout_steps), and this is no multiple of them"
-        ),
-        (_LENGTH, "env.rollout_steps", _TYPE, TASK),
-        lambda config: f"a multiple of {config.sequence_length}",
-    )
-
-
-_RECURRENT_RULES = only(
-    policy_is("gru"),
-    Rule(
-        CHUNKS,
-        lambda config: config.actor.model.num_action_chunks > 1,
-        "a recurrent policy sees every step, and a chunk of actions would be chosen without those inside it",
-        (_TYPE, TASK),
-        f"{CHUNKS}: 1, or {_TYPE}: mlp",
-    ),
-    Rule(
-        _LENGTH,
-        lambda config: config.env.rollout_steps % config.sequence_length,
-        lambda config: (
-            f"sequences of {config.sequence_length} steps do not divide the {config.env.rollout_steps} of "
-            "env.rollout_steps"
-        ),
-        ("env.rollout_steps", _TYPE, TASK),
-    ),
-    _multiple_rule("data.mini_batch_size", lambda config: config.data.mini_batch_size),
-    _multiple_rule("actor.micro_batch_size", lambda config: config.actor.micro_batch_size),
-)
-
-_VLA_RULES = only(
-    policy_is("vla"),
-    Rule(
-        "actor.model.instruction",
-        lambda config: config.actor.model.instruction is None and not config.env.tasks,
-        f"{_TYPE} vla reads an instruction",
-        (_TYPE, TASK),
-        "as: keep the pole upright",
-    ),
-    Rule(
-        CHUNKS,
-        lambda config: config.actor.model.num_action_chunks > 1,
-        f"{_TYPE} vla chooses one action at a time",
-        (_TYPE, TASK),
-        f"{CHUNKS}: 1",
-    ),
-)
-
-
-def _layers_differ(config: Config) -> bool:
-    cnn = config.actor.model.cnn
-    return not len(cnn.channels) == len(cnn.kernels) == len(cnn.strides)
-
-
-def _layers_of(config: Config) -> str:
-    cnn = config.actor.model.cnn
-    return (
-        f"every layer has channels, a kernel and a stride: there are {len(cnn.channels)} channels, "
-        f"{len(cnn.kernels)} kernels and {len(cnn.strides)} strides"
-    )
-
-
-_POLICY_RULES = (
-    Rule(
-        "actor.training_backend",
-        lambda config: embodied(config) and config.actor.training_backend == "megatron",
-        "Megatron trains bare transformers only, an embodied policy is a small network or has one around it",
-        (TASK,),
-        "actor.training_backend: fsdp",
-    ),
-    Rule(
-        "actor.model.cnn",
-        lambda config: embodied(config) and _layers_differ(config),
-        _layers_of,
-        (_TYPE, TASK),
-    ),
-    *_RECURRENT_RULES,
-    *_VLA_RULES,
-)
-
-_UNREAD_BY_POLICY = (
-    Rule("actor.offload", embodied, "an embodied policy is small: it stays where it is", (TASK,)),
-    *only(
-        policy_is("vla"),
-        *(
-            Rule(
-                f"actor.model.{name}",
-                always,
-                f"{_TYPE} vla chooses bins from the states of its language model",
-                (_TYPE, TASK),
-            )
-            for name in _MLP
-        ),
-        Rule(
-            "actor.model.instruction",
-            lambda config: config.env.tasks,
-            "each task has an instruction of its own (env.tasks)",
-            ("env.tasks", _TYPE, TASK),
-        ),
-        Rule(
-            "actor.model.train_backbone",
-            lambda config: config.actor.lora is not None,
-            "adapters (actor.lora) are trained in place of the language model's own weights",
-            ("actor.lora", _TYPE, TASK),
-        ),
-    ),
-    *only(
-        policy_is("mlp", "cnn", "gru"),
-        *(
-            Rule(
-                f"actor.model.{name}",
-                always,
-                lambda config: f"{_TYPE} {config.actor.model.type} is no language model",
-                (_TYPE, TASK),
-            )
-            for name in (*_LANGUAGE, *_VLA)
-        ),
-        Rule(
-            "actor.gradient_checkpointing",
-            always,
-            lambda config: f"{_TYPE} {config.actor.model.type} has no layers whose activations fill the memory",
-            (_TYPE, TASK),
-        ),
-        Rule(
-            "actor.lora",
-            always,
-            "an embodied policy is small and no language model",
-            (TASK, _TYPE),
-        ),
-    ),
-    Rule(
-        "actor.model.cnn",
-        policy_is("mlp", "gru"),
-        lambda config: f"{_TYPE} {config.actor.model.type} has no convolutions",
-        (_TYPE, TASK),
-    ),
-    *(
-        Rule(
-            f"actor.model.{name}",
-            policy_is("mlp", "cnn", "vla"),
-            lambda config: f"{_TYPE} {config.actor.model.type} remembers nothing",
-            (_TYPE,),
+def _layout(config: Config, role: str) -> Iterator[Problem]:
+    section, hint = when(lambda: _section(config, role)), f"{role}.training_backend: fsdp"
+    if section is None:
+        return
+    if when(lambda: section.training_backend == "megatron"):
+        if when(lambda: section.parallel.context > 1):
+            message = "Megatron shares tokens by Transformer Engine's attention, which this version does not use"
+            yield Problem(f"{role}.parallel.context", message, hint=hint)
+        if role != "reference" and when(lambda: section.lora is not None):
+            message = "adapters are put into the modules of transformers, which Megatron is not"
+            yield Problem(f"{role}.lora", message, hint=hint)
+        if role != "reference" and when(lambda: section.cpu_offload):
+            yield Problem(f"{role}.cpu_offload", "it is a policy of FSDP2", hint=hint)
+    if role != "reference" and when(
+        lambda: (
+            section.parallel.pipeline > 1
+            and section.parallel.virtual_pipeline > 1
+            and section.micro_batch_size is None
+            and section.max_tokens_per_micro_batch is None
         )
-        for name in _RECURRENT
-    ),
-    Rule(
-        "actor.max_tokens_per_micro_batch",
-        embodied,
-        "transitions have no tokens; actor.micro_batch_size counts rows",
-        (TASK,),
-    ),
-    Rule("actor.balance", embodied, "all transitions are the same work", (TASK,)),
-    *(
-        Rule(f"actor.{name}", embodied, "an embodied policy is small and no language model", (TASK, _TYPE))
-        for name in ("parallel.context", "cpu_offload")
-    ),
-    *(
-        Rule(f"{role}.model.{name}", reasoning, "only embodied policies are built from it", (TASK,))
-        for role in ("actor", "critic", "reference")
-        for name in _POLICY
-    ),
-)
+    ):
+        message = "without a limit a mini-batch is one micro-batch, and stages that take turns need several"
+        yield Problem(f"{role}.parallel.virtual_pipeline", message, hint=f"set {role}.micro_batch_size, or the tokens")
 
 
-# The critic and models that leave their devices
+def _unread_by_training(config: Config, role: str) -> Iterator[Unread]:
+    backend, parallel = f"{role}.training_backend", f"{role}.parallel"
+    if when(lambda: _trained_by(config, role, "fsdp")):
+        reason = f"only {backend} megatron splits a model; fsdp shards it over all ranks"
+        yield from unread_keys(parallel, "tensor pipeline virtual_pipeline expert sequence", reason, backend)
+        if role != "reference":
+            reason = f"only {backend} megatron has other layers than transformers'"
+            yield Unread(f"{role}.kernels", reason, (backend,))
+    elif when(lambda: _trained_by(config, role, "megatron")):
+        if when(lambda: config.section(role).parallel.tensor == 1):
+            reason = f"tensor ranks share the tokens, and {parallel}.tensor is 1"
+            yield Unread(f"{parallel}.sequence", reason, (f"{parallel}.tensor",))
+        if when(lambda: config.section(role).parallel.pipeline == 1):
+            reason = f"stages work on their parts in turns, and {parallel}.pipeline is 1"
+            yield Unread(f"{parallel}.virtual_pipeline", reason, (f"{parallel}.pipeline",))
+    schedule = f"{role}.optim.lr_schedule"
+    if role != "reference" and when(lambda: config.section(role).optim.lr_schedule == "constant"):
+        yield Unread(f"{role}.optim.min_lr", f"the learning rate does not decay, {schedule} is constant", (schedule,))
 
 
-def _offload_rule(role: str) -> Rule:
-    return Rule(
-        f"{role}.offload",
-        lambda config: config.runner.max_staleness and config.offload_keys[role] is True,
-        "runner.max_staleness generates while the models are trained: nobody can leave for the others",
-        ("runner.max_staleness",),
-        f"{role}.offload: auto",
+def _offload(config: Config, role: str) -> Iterator[Problem]:
+    key, hint = f"{role}.offload", f"{role}.offload: auto"
+    if not when(lambda: getattr(config, role).offload is True):
+        return
+    if when(lambda: config.runner.max_staleness):
+        message = "runner.max_staleness generates while the models are trained: nobody can leave for the others"
+        yield Problem(key, message, hint=hint)
+    why = "full compares to the reference's output matrix in the actor's passes, so it stays"
+    if role == "reference" and when(lambda: config.algorithm.full_kl_in_reward):
+        yield Problem(key, f"kl_penalty {why}", hint=hint)
+    if role == "reference" and when(lambda: config.algorithm.full_kl_in_loss):
+        yield Problem(key, f"kl_loss_type {why}", hint=hint)
+
+
+def _policy(config: Config) -> Iterator[Problem]:
+    """Rules of embodied policies."""
+    model, actor, chunks = when(lambda: config.actor.model), config.actor, f"{CHUNKS}: 1"
+    if when(lambda: actor.training_backend == "megatron"):
+        message = "Megatron trains bare transformers only, an embodied policy is a small network or has one around it"
+        yield Problem("actor.training_backend", message, hint="actor.training_backend: fsdp")
+    if model is None:
+        return
+    if when(lambda: len({len(model.cnn.channels), len(model.cnn.kernels), len(model.cnn.strides)}) > 1):
+        counts = f"{len(model.cnn.channels)} channels, {len(model.cnn.kernels)} kernels and {len(model.cnn.strides)}"
+        message = f"every layer has channels, a kernel and a stride: there are {counts} strides"
+        yield Problem("actor.model.cnn", message)
+    kind = when(lambda: model.type)
+    if kind == "gru":
+        yield from _recurrent(config)
+    elif kind == "vla":
+        if when(lambda: model.instruction is None and not config.env.tasks):
+            message = f"{_TYPE} vla reads an instruction"
+            yield Problem("actor.model.instruction", message, hint="as: keep the pole upright")
+        if when(lambda: model.num_action_chunks > 1):
+            yield Problem(CHUNKS, f"{_TYPE} vla chooses one action at a time", hint=chunks)
+
+
+def _recurrent(config: Config) -> Iterator[Problem]:
+    if when(lambda: config.actor.model.num_action_chunks > 1):
+        message = "a recurrent policy sees every step, and a chunk of actions would be chosen without those inside it"
+        yield Problem(CHUNKS, message, hint=f"{CHUNKS}: 1, or {_TYPE}: mlp")
+    length = when(lambda: config.sequence_length)
+    if length is None:
+        return
+    if when(lambda: config.env.rollout_steps % length):
+        message = f"sequences of {length} steps do not divide the {config.env.rollout_steps} of env.rollout_steps"
+        yield Problem(_LENGTH, message)
+    if not when(lambda: config.env.rollout_steps % length == 0):
+        return
+    message = (
+        f"a recurrent policy is trained on sequences of {length} transitions ({_LENGTH}; null: env.rollout_steps), and "
+        "this is no multiple of them"
     )
+    if when(lambda: config.data.mini_batch_size % length):
+        yield Problem("data.mini_batch_size", message, hint=f"a multiple of {length}")
+    if when(lambda: (config.actor.micro_batch_size or 0) % length):
+        yield Problem("actor.micro_batch_size", message, hint=f"a multiple of {length}")
 
 
-def _stays_rule(name: str, is_full: Condition) -> Rule:
-    return Rule(
-        "reference.offload",
-        lambda config: config.reference.offload is True and is_full(config),
-        f"{name} full compares to the reference's output matrix in the actor's passes, so it stays",
-        (f"algorithm.{name}",),
-        "reference.offload: auto",
-    )
-
-
-CRITIC_RULES = (
-    Rule(
-        _SEPARATE,
-        lambda config: (
-            reasoning(config)
-            and config.algorithm.loss_type == "actor"
-            and estimator_of(config.algorithm.adv_type).values
-            and not config.critic.use_critic_model
-        ),
-        lambda config: (
-            f"adv_type {config.algorithm.adv_type} with loss_type actor needs values, which only a critic model gives"
-        ),
-        ("algorithm.loss_type", "algorithm.adv_type", TASK),
-        f"{_SEPARATE}: true",
-    ),
-    Rule(
-        _SEPARATE,
-        lambda config: (
-            embodied(config) and config.algorithm.loss_type == "actor_critic" and config.critic.use_critic_model
-        ),
-        "loss_type actor_critic already trains values on the policy's backbone: a second critic is not used",
-        ("algorithm.loss_type",),
-        f"{_SEPARATE}: false",
-    ),
-    Rule(
-        _SEPARATE,
-        lambda config: (
-            reasoning(config)
-            and config.algorithm.adv_type in ESTIMATORS
-            and not estimator_of(config.algorithm.adv_type).values
-            and config.critic.use_critic_model
-        ),
-        lambda config: (
-            f"adv_type {config.algorithm.adv_type} works without values: a critic would be trained and never asked"
-        ),
-        ("algorithm.adv_type", TASK),
-        f"{_SEPARATE}: false, and no place for critic",
-    ),
-)
-
-REFUSED = (
-    *CRITIC_RULES,
-    *(rule for role in ("actor", "critic") for rule in _rules_of_training(role)),
-    *(rule for role in ("actor", "critic") for rule in _rules_of_backend(role)),
-    *map(_context_rule, ("actor", "critic", "reference")),
-    *(rule for role in ("actor", "critic", "reference") for rule in _rules_of_language_model(role)),
-    *(_offload_rule(role) for role in ("actor", "critic", "reference", "rollout")),
-    _stays_rule("kl_penalty", lambda config: config.algorithm.full_kl_in_reward),
-    _stays_rule("kl_loss_type", lambda config: config.algorithm.full_kl_in_loss),
-    *_POLICY_RULES,
-)
-
-WITHOUT_EFFECT = (
-    *_UNREAD_BY_POLICY,
-    *(
-        Rule(
-            key,
-            lambda config: not config.critic.use_critic_model,
-            "there is no separate critic, critic.use_critic_model is false",
-            (_SEPARATE, "algorithm.loss_type"),
-        )
-        for key in (
-            *(f"critic.{name}" for name in _CRITIC),
-            "algorithm.critic_ppo_epochs",
-            "algorithm.policy_training_start_step",
-        )
-    ),
-    Rule(
-        "reference",
-        lambda config: not config.algorithm.needs_reference,
-        "no KL term is on (algorithm.use_kl_in_reward, algorithm.use_kl_loss)",
-        ("algorithm.use_kl_in_reward", "algorithm.use_kl_loss"),
-    ),
-    Rule(
-        "reference",
-        lambda config: config.reference_is_base,
-        "with actor.lora the reference is the actor's own model without its adapters",
-        ("actor.lora", "reference.model"),
-    ),
-    *(rule for role in ("actor", "critic", "reference") for rule in _unread_layout(role)),
-    *map(_unread_end_of_decay, ("actor", "critic")),
-)
+def _unread_by_policy(config: Config) -> Iterator[Unread]:
+    yield Unread("actor.offload", "an embodied policy is small: it stays where it is", (TASK,))
+    kind, model = when(lambda: config.actor.model.type), "actor.model"
+    if kind == "vla":
+        reason = f"{_TYPE} vla chooses bins from the states of its language model"
+        yield from unread_keys(model, _MLP, reason, _TYPE, TASK)
+        if when(lambda: config.env.tasks):
+            reason = "each task has an instruction of its own (env.tasks)"
+            yield Unread("actor.model.instruction", reason, ("env.tasks", _TYPE, TASK))
+        if when(lambda: config.actor.lora is not None):
+            reason = "adapters (actor.lora) are trained in place of the language model's own weights"
+            yield Unread("actor.model.train_backbone", reason, ("actor.lora", _TYPE, TASK))
+    elif kind:
+        yield from unread_keys(model, f"{_LANGUAGE} {_VLA}", f"{_TYPE} {kind} is no language model", _TYPE, TASK)
+        reason = f"{_TYPE} {kind} has no layers whose activations fill the memory"
+        yield Unread("actor.gradient_checkpointing", reason, (_TYPE, TASK))
+        yield Unread("actor.lora", "an embodied policy is small and no language model", (TASK, _TYPE))
+    if kind in ("mlp", "gru"):
+        yield Unread("actor.model.cnn", f"{_TYPE} {kind} has no convolutions", (_TYPE, TASK))
+    if kind in ("mlp", "cnn", "vla"):
+        yield from unread_keys(model, _RECURRENT, f"{_TYPE} {kind} remembers nothing", _TYPE)
+    reason = "transitions have no tokens; actor.micro_batch_size counts rows"
+    yield Unread("actor.max_tokens_per_micro_batch", reason, (TASK,))
+    yield Unread("actor.balance", "all transitions are the same work", (TASK,))
+    reason = "an embodied policy is small and no language model"
+    yield from unread_keys("actor", "parallel.context cpu_offload", reason, TASK, _TYPE)

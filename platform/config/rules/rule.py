@@ -1,49 +1,57 @@
-"""The one type of rule between keys, and what the rules of several sections share."""
+"""What the rules of all sections share: how a rule is judged, and what it yields.
+
+The rules of a section are two generators. `refused` yields a `Problem` for each combination that makes no sense,
+`unread` an `Unread` for each key that the config does not read.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator
+from typing import NamedTuple, TypeVar
 
 from rl_platform.config.schema import Config
+from rl_platform.config.schema.base import Unreadable
+from rl_platform.config.suggest import nearest
+from rl_platform.errors import Problem
 
 TASK, CHUNKS = "runner.task_type", "actor.model.num_action_chunks"
-FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")  # module:function
-
-Condition = Callable[[Config], object]
-Text = str | Callable[[Config], str]
+_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")  # module:function
+Value = TypeVar("Value")
 
 
-@dataclass(frozen=True)
-class Rule:
-    """A config for which `when` is true breaks the rule (lists `REFUSED`) or does not read `key` (`WITHOUT_EFFECT`).
-
-    key: where the problem is reported.
-    message: the reason.
-    involved: the other keys that take part. The rule is not judged while one of them is itself wrong.
-    hint: what the user can do.
-    """
+class Unread(NamedTuple):
+    """A key or section without effect, the reason, and the keys that decide it."""
 
     key: str
-    when: Condition
-    message: Text
-    involved: tuple[str, ...] = ()
-    hint: Text = ""
+    reason: str
+    switches: tuple[str, ...]
 
 
-def only(condition: Condition, *rules: Rule) -> tuple[Rule, ...]:
-    """The rules, each restricted to configs for which `condition` is true too."""
+def when(condition: Callable[[], Value]) -> Value | None:
+    """Returns the value of a condition, None if the condition reads a key that has a problem of its own.
 
-    def restricted(when: Condition) -> Condition:
-        return lambda config: condition(config) and when(config)
+    A rule is therefore judged if all keys that it depends on are valid. Each rule reads optional keys inside `when`.
+    """
+    try:
+        return condition()
+    except Unreadable:
+        return None
 
-    return tuple(replace(rule, when=restricted(rule.when)) for rule in rules)
+
+def unread_keys(section: str, names: str, reason: str, *switches: str) -> Iterator[Unread]:
+    """Yields the keys `names`, separated by blanks, of a section."""
+    return (Unread(f"{section}.{name}", reason, switches) for name in names.split())
 
 
-def always(config: Config) -> bool:
-    """The condition of a rule that `only` restricts enough."""
-    return True
+def unknown_name(key: str, name: str, known: Collection[str]) -> Problem | None:
+    """Returns the problem of a name that is neither in `known` nor of the form module:function."""
+    if name in known or _FUNCTION.fullmatch(name):
+        return None
+    one_of = "one of " if len(known) > 1 else ""
+    message = f"neither {one_of}{', '.join(known)} nor a function written as module:function"
+    close = nearest(name, known)
+    return Problem(key, message, hint=f"did you mean {close}?" if close else "")
 
 
 def embodied(config: Config) -> bool:
@@ -52,7 +60,3 @@ def embodied(config: Config) -> bool:
 
 def reasoning(config: Config) -> bool:
     return config.runner.task_type == "reasoning"
-
-
-def text_of(text: Text, config: Config) -> str:
-    return text if isinstance(text, str) else text(config)

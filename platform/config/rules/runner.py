@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
-from rl_platform.config.rules.rule import TASK, Rule, embodied
+from rl_platform.config.rules.rule import TASK, Unread, embodied, unread_keys, when
+from rl_platform.config.schema import Config
+from rl_platform.errors import Problem
 
-STALENESS = "runner.max_staleness"
 
-REFUSED = (
-    Rule(
-        "runner.resume",
-        lambda config: config.runner.resume not in ("auto", "never") and not Path(config.runner.resume).exists(),
-        "neither auto nor never, and no checkpoint is at this path",
-    ),
-    Rule(
-        STALENESS,
-        lambda config: (
-            config.runner.max_staleness
-            and config.algorithm.rollout_is is None
-            and config.algorithm.old_log_probs != "rollout"
-        ),
-        "rollouts come from weights one update old: without a correction they would count as new",
-        ("algorithm.rollout_is",),
-        "algorithm.rollout_is: {}",
-    ),
-)
+def refused(config: Config) -> Iterator[Problem]:
+    runner, algorithm = config.runner, config.algorithm
+    if when(lambda: runner.resume not in ("auto", "never") and not Path(runner.resume).exists()):
+        yield Problem("runner.resume", "neither auto nor never, and no checkpoint is at this path")
+    if when(lambda: runner.max_staleness and algorithm.rollout_is is None and algorithm.old_log_probs != "rollout"):
+        yield Problem(
+            "runner.max_staleness",
+            "rollouts come from weights one update old: without a correction they would count as new",
+            hint="algorithm.rollout_is: {}",
+        )
 
-WITHOUT_EFFECT = tuple(
-    Rule(f"runner.{name}", embodied, "embodied training has no data set and no texts", (TASK,))
-    for name in ("max_epochs", "log_samples")
-)
+
+def unread(config: Config) -> Iterator[Unread]:
+    if when(lambda: embodied(config)):
+        yield from unread_keys(
+            "runner", "max_epochs log_samples", "embodied training has no data set and no texts", TASK
+        )

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Value = TypeVar("Value")
+
+
+class Unreadable(Exception):
+    """A rule read a key whose value is wrong. No loaded config has such keys."""
 
 
 class Section(BaseModel):
@@ -12,3 +20,16 @@ class Section(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True, allow_inf_nan=False)
+
+    if not TYPE_CHECKING:  # mypy would allow every name
+
+        def __getattr__(self, name: str) -> Any:
+            if name in type(self).model_fields:
+                raise Unreadable(name)
+            return super().__getattr__(name)
+
+
+def key(default: Value, description: str, **limits: Any) -> Value:
+    """Returns the field of a key with a default. `limits` are those of pydantic's `Field`, as `ge` and `min_length`."""
+    field: Value = Field(default=default, description=description, **limits)
+    return field

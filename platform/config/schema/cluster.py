@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from rl_platform.config.schema.base import Section
+from rl_platform.config.schema.base import Section, key
 
 GPU = Literal["a10", "a100-40gb", "a100-80gb", "b200", "h100", "h20", "h200", "l4", "l40s", "mi300x", "rtx4090"]
 MAX_NODES, MAX_GPUS = 10_000, 20_000  # of a cluster; of a node
@@ -18,11 +18,8 @@ class NodeGroup(Section):
     label: str = Field(min_length=1, description="name used as node_group in component_placement")
     node_ranks: str = Field(description="nodes of the cluster in this group, as 0-1,3")
     env_vars: dict[str, str] = Field(default_factory=dict, description="environment of the workers on these nodes")
-    accelerators: int | None = Field(
-        default=None,
-        ge=0,
-        le=MAX_GPUS,
-        description="GPUs of each of these nodes; 0: CPU nodes; null: as the cluster's other nodes",
+    accelerators: int | None = key(
+        None, "GPUs of each of these nodes; 0: CPU nodes; null: as the cluster's other nodes", ge=0, le=MAX_GPUS
     )
     ray_labels: dict[str, str] = Field(
         default_factory=dict, description="these nodes are Ray nodes with these labels (ray start --labels)"
@@ -34,46 +31,29 @@ class ClusterInventory(Section):
 
     nodes: int = Field(ge=1, le=MAX_NODES, description="machines; cluster.num_nodes follows from it")
     gpus_per_node: int = Field(ge=0, le=MAX_GPUS, description="GPUs of each; cluster.gpus_per_node follows from it")
-    gpu: GPU | None = Field(
-        default=None, description="kind of GPU, for estimates of memory and time; null: memory and speed not known"
-    )
+    gpu: GPU | None = key(None, "kind of GPU, for estimates of memory and time; null: memory and speed not known")
 
 
 class Cluster(Section):
     """`cluster`: the only section that changes between a laptop and a cluster."""
 
-    num_nodes: int = Field(default=1, ge=1, le=MAX_NODES, description="machines")
-    gpus_per_node: int | None = Field(
-        default=None,
-        ge=0,
-        le=MAX_GPUS,
-        description="null: what this machine has; a number declares the inventory for --plan",
+    num_nodes: int = key(1, "machines", ge=1, le=MAX_NODES)
+    gpus_per_node: int | None = key(
+        None, "null: what this machine has; a number declares the inventory for --plan", ge=0, le=MAX_GPUS
     )
-    devices_per_node: int | None = Field(
-        default=None,
-        ge=1,
-        le=MAX_GPUS,
-        description="CPU workers that stand for this many GPUs on each machine; null: none",
+    devices_per_node: int | None = key(
+        None, "CPU workers that stand for this many GPUs on each machine; null: none", ge=1, le=MAX_GPUS
     )
     component_placement: dict[str, Any] = Field(
         description="component names -> resources[:ranks], or {node_group, placement}"
     )
     node_groups: list[NodeGroup] = Field(default_factory=list, description="groups of nodes by label")
-    runtime: Literal["auto", "local", "ray"] = Field(
-        default="auto",
-        description="local: threads of one process; ray: a process per host; auto: local where the placement allows it",
+    runtime: Literal["auto", "local", "ray"] = key(
+        "auto", "local: threads of one process; ray: a process per host; auto: local where the placement allows it"
     )
-    address: str | None = Field(
-        default=None,
-        min_length=1,
-        description="Ray cluster to join, as auto or HOST:PORT; null: one is started",
-    )
-    restarts: int = Field(
-        default=3,
-        ge=0,
-        description="how often a process without a learner is started again when it dies; 0: never",
-    )
-    inventory: ClusterInventory | None = Field(default=None, description="declares a whole cluster for --plan")
+    address: str | None = key(None, "Ray cluster to join, as auto or HOST:PORT; null: one is started", min_length=1)
+    restarts: int = key(3, "how often a process without a learner is started again when it dies; 0: never", ge=0)
+    inventory: ClusterInventory | None = key(None, "declares a whole cluster for --plan")
 
     @model_validator(mode="before")
     @classmethod

@@ -33,22 +33,8 @@ class Config(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _complete_models(cls, values: Any) -> Any:
-        """A model of the critic or the reference that names no weights is the actor's, with the keys that it writes."""
-        if not isinstance(values, dict):
-            return values
-        actor = values.get("actor")
-        base = actor.get("model") if isinstance(actor, dict) else None
-        if not isinstance(base, dict) or not _names_weights(base):
-            return values
-        completed = dict(values)
-        for role in ("critic", "reference"):
-            section = values.get(role)
-            own = section.get("model") if isinstance(section, dict) else None
-            if isinstance(section, dict) and isinstance(own, dict) and own and not _names_weights(own):
-                written = {name: value for name, value in own.items() if value is not None}
-                completed[role] = {**section, "model": {**base, **written}}
-        return completed
+    def _complete(cls, values: Any) -> Any:
+        return complete_models(values)
 
     @property
     def reference_is_base(self) -> bool:
@@ -121,6 +107,24 @@ class Config(Section):
         """Transitions in a row that mini-batches are made of; 1 unless the policy is recurrent, and for reasoning."""
         model = self.actor.model
         return (model.sequence_length or self.env.rollout_steps) if model.type == "gru" else 1
+
+
+def complete_models(values: Any) -> Any:
+    """A model of the critic or the reference that names no weights is the actor's, with the keys that it writes."""
+    if not isinstance(values, dict):
+        return values
+    actor = values.get("actor")
+    base = actor.get("model") if isinstance(actor, dict) else None
+    if not isinstance(base, dict) or not _names_weights(base):
+        return values
+    completed = dict(values)
+    for role in ("critic", "reference"):
+        section = values.get(role)
+        own = section.get("model") if isinstance(section, dict) else None
+        if isinstance(section, dict) and isinstance(own, dict) and own and not _names_weights(own):
+            written = {name: value for name, value in own.items() if value is not None}
+            completed[role] = {**section, "model": {**base, **written}}
+    return completed
 
 
 def _names_weights(model: dict[str, Any]) -> bool:

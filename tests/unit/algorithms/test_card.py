@@ -5,8 +5,7 @@ from typing import Any, Literal
 import pytest
 
 from rl_platform.algorithms.card import algorithm_card
-from rl_platform.config.estimators import ESTIMATORS
-from rl_platform.config.schema.algorithm import PFPPO, Algorithm, DynamicSampling, KLControl
+from rl_platform.config.schema.algorithm import ESTIMATORS, PFPPO, Algorithm, DynamicSampling, KLControl
 
 
 def card(

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import get_args
 
 from rl_platform.config.describe import choices, section_of, walk
-from rl_platform.config.estimators import ESTIMATORS
 from rl_platform.config.schema.algorithm import (
+    ESTIMATORS,
     PFPPO,
     POLICY_LOSSES,
     ActionLevel,

@@ -14,8 +14,7 @@ from rl_platform.algorithms.advantages import BUILT_IN_ESTIMATORS, advantages
 from rl_platform.algorithms.groups import grpo, leave_one_out, local_penalties, reward_to_go, rloo
 from rl_platform.algorithms.rewards import place_outcome_rewards
 from rl_platform.algorithms.statistics import whiten, whiten_rows
-from rl_platform.config.estimators import ESTIMATORS
-from rl_platform.config.schema.algorithm import Algorithm
+from rl_platform.config.schema.algorithm import ESTIMATORS, Algorithm
 from rl_platform.errors import Diverged
 from rl_platform.records import RolloutBatch
 

@@ -15,10 +15,9 @@ from rl_platform.algorithms.advantages import advantages
 from rl_platform.algorithms.kl import kl_estimate
 from rl_platform.algorithms.rewards import penalize_kl, place_outcome_rewards
 from rl_platform.algorithms.statistics import masked_var, whiten
-from rl_platform.config.estimators import ESTIMATORS
 from rl_platform.config.rules import broken
 from rl_platform.config.schema import Config
-from rl_platform.config.schema.algorithm import Algorithm
+from rl_platform.config.schema.algorithm import ESTIMATORS, Algorithm
 from rl_platform.records import Prompt, RolloutBatch, Trajectory
 from rl_platform.runners.trajectories import rollout_batch, shaped_rewards
 

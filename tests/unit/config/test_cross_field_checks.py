@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from rl_platform.config.describe import choices, walk
-from rl_platform.config.estimators import ESTIMATORS
-from rl_platform.config.schema.algorithm import POLICY_LOSSES, KLLossType, KLPenalty, LossAggregation
+from rl_platform.config.schema.algorithm import ESTIMATORS, POLICY_LOSSES, KLLossType, KLPenalty, LossAggregation
 
 PLACED = "cluster.component_placement"
 WITH_REFERENCE = f"{PLACED}={{'actor,critic,rollout,reward,reference': all}}"
