@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import Any
 
 from rl_platform.config.explain import show
 from rl_platform.config.layers import steps_of, value_at
@@ -12,12 +11,11 @@ from rl_platform.config.rules import broken, without_effect
 from rl_platform.config.rules.cluster import PLACEMENT
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.base import Section
+from rl_platform.config.source import Tree
 from rl_platform.errors import Problem
 
 
-def check(
-    config: Config, written: dict[str, Any], where: Callable[[str], str], doubtful: Collection[str] = ()
-) -> list[Problem]:
+def check(config: Config, written: Tree, where: Callable[[str], str], doubtful: Collection[str] = ()) -> list[Problem]:
     """All problems between the keys of `config`: broken rules, then written keys without effect.
 
     `written` is what the user wrote, without defaults. The keys in `doubtful` hold a default because what was written
@@ -53,7 +51,7 @@ def _is_within_any(key: str, sections: Collection[str]) -> bool:
     return any(key == section or key.startswith(f"{section}.") for section in sections)
 
 
-def _unread(config: Config, written: dict[str, Any]) -> list[Problem]:
+def _unread(config: Config, written: Tree) -> list[Problem]:
     """One problem for each written key or section without effect; none for keys inside a section that has none.
 
     An explicit null means off and is fine.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import annotated_types
@@ -12,10 +12,16 @@ from pydantic.fields import FieldInfo
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.base import Section
 
-_WORDS: dict[Any, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Any: "anything"}
+_WORDS: dict[object, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Any: "anything",
+}
 
 
-def section_of(annotation: Any) -> type[Section] | None:
+def section_of(annotation: object) -> type[Section] | None:
     """The section class behind an annotation such as `Model | None`, or None for a plain value."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation
@@ -70,14 +76,14 @@ def allowed(field: FieldInfo) -> str:
     return _accepts(field.annotation, field.metadata)
 
 
-def choices(annotation: Any) -> list[str]:
+def choices(annotation: object) -> list[str]:
     """The members of the Literals in an annotation, [] if it has none."""
     if get_origin(annotation) is Literal:
         return [str(value).lower() if isinstance(value, bool) else str(value) for value in get_args(annotation)]
     return [choice for part in get_args(annotation) if not isinstance(part, FieldInfo) for choice in choices(part)]
 
 
-def _accepts(annotation: Any, metadata: list[Any]) -> str:
+def _accepts(annotation: Any, metadata: Sequence[object]) -> str:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         inner = [
@@ -101,21 +107,20 @@ def _accepts(annotation: Any, metadata: list[Any]) -> str:
     return _WORDS[annotation] + _range(metadata)
 
 
-def _range(metadata: list[Any]) -> str:
-    words: list[str] = []
-    bounds = {type(bound): bound for bound in metadata}
-    low, high = bounds.get(annotated_types.Ge), bounds.get(annotated_types.Le)
-    if low and high:
-        return f" from {low.ge} to {high.le}"
+def _range(metadata: Sequence[object]) -> str:
+    words: dict[str, object] = {}
     for bound in metadata:
-        if isinstance(bound, annotated_types.Ge):
-            words.append(f"at least {bound.ge}")
-        elif isinstance(bound, annotated_types.Gt):
-            words.append(f"above {bound.gt}")
-        elif isinstance(bound, annotated_types.Le):
-            words.append(f"at most {bound.le}")
-        elif isinstance(bound, annotated_types.Lt):
-            words.append(f"below {bound.lt}")
-        elif isinstance(bound, annotated_types.MinLen):
-            words.append("not empty")
-    return f", {' and '.join(words)}" if words else ""
+        match bound:
+            case annotated_types.Ge(ge=limit):
+                words["at least"] = limit
+            case annotated_types.Gt(gt=limit):
+                words["above"] = limit
+            case annotated_types.Le(le=limit):
+                words["at most"] = limit
+            case annotated_types.Lt(lt=limit):
+                words["below"] = limit
+            case annotated_types.MinLen():
+                words["not empty"] = ""
+    if {"at least", "at most"} <= words.keys():
+        return f" from {words['at least']} to {words['at most']}"
+    return f", {' and '.join(f'{word} {limit}'.strip() for word, limit in words.items())}" if words else ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -43,7 +42,7 @@ def dotted(location: Sequence[int | str]) -> str:
     return path
 
 
-def show(value: Any) -> str:
+def show(value: object) -> str:
     """A value as it could be written in YAML, text in quotes, cut after 80 characters."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 80 else f"{text[:77]}..."
@@ -87,11 +86,11 @@ def _allowed(key: str) -> str:
     return allowed(field) if field is not None else ""
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     return _KINDS.get(type(value), "a mapping")
 
 
-def _type_hint(kind: str, value: Any) -> str:
+def _type_hint(kind: str, value: object) -> str:
     if isinstance(value, str):
         if kind.startswith("bool") and value.lower() in ("yes", "on", "y", "no", "off", "n"):
             return f"write {'true' if value.lower() in ('yes', 'on', 'y') else 'false'}"
@@ -110,7 +109,7 @@ def _type_hint(kind: str, value: Any) -> str:
     return ""
 
 
-def _unknown(key: str, value: Any, where: Where) -> Iterator[Problem]:
+def _unknown(key: str, value: object, where: Where) -> Iterator[Problem]:
     parent, _, name = key.rpartition(".")
     if key in foreign_sections():
         system, target = foreign_sections()[key]
@@ -136,7 +135,7 @@ def _unknown(key: str, value: Any, where: Where) -> Iterator[Problem]:
     yield Problem(key, f"unknown {'key' if parent else 'section'}", where(key), allowed=", ".join(names), hint=hint)
 
 
-def _content(key: str, value: Any, where: Where) -> Iterator[Problem]:
+def _content(key: str, value: object, where: Where) -> Iterator[Problem]:
     """The problems of the keys below an unknown section that have a name here."""
     if isinstance(value, dict):
         for name, item in value.items():

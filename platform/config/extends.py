@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 from rl_platform.config.layers import Layers
-from rl_platform.config.source import YamlReader
+from rl_platform.config.source import Tree, YamlReader
 from rl_platform.config.suggest import nearest
 from rl_platform.disk import read_regular
 from rl_platform.errors import ConfigError, Problem
@@ -22,7 +21,7 @@ MAX_FILES = 32  # that extend each other
 
 def read_config(path: str | Path) -> Layers:
     """The layers of the file at `path` and of those it extends. Raises ConfigError if one of them holds no mapping."""
-    files: list[tuple[dict[str, Any], dict[str, str]]] = []
+    files: list[tuple[Tree, dict[str, str]]] = []
     problems: list[Problem] = []
     opened: list[Path] = []
     place, name = "", str(path)  # the line and the value of the `extends` that leads to the next file
@@ -40,7 +39,7 @@ def read_config(path: str | Path) -> Layers:
     return layers
 
 
-def _read(path: str | Path, place: str, name: str, problems: list[Problem]) -> tuple[dict[str, Any], dict[str, str]]:
+def _read(path: str | Path, place: str, name: str, problems: list[Problem]) -> tuple[Tree, dict[str, str]]:
     """The mapping in a file and the lines of its keys. `place` is the line that names the file, "" for the first."""
     reader = YamlReader(str(path))
     try:
@@ -58,7 +57,7 @@ def _read(path: str | Path, place: str, name: str, problems: list[Problem]) -> t
     raise ConfigError(problems)
 
 
-def _base(path: str | Path, name: Any, place: str, opened: list[Path], problems: list[Problem]) -> str:
+def _base(path: str | Path, name: object, place: str, opened: list[Path], problems: list[Problem]) -> str:
     """The path of the file called `name` in the file at `path`. Raises ConfigError for a name that cannot be one."""
     message = hint = ""
     if not isinstance(name, str) or not name:
@@ -71,14 +70,14 @@ def _base(path: str | Path, name: Any, place: str, opened: list[Path], problems:
             return file
         circle = " -> ".join(base.name for base in (*opened, real))
         message = f"the files extend each other in a circle: {circle}"
-    raise ConfigError([*problems, _broken(message, place, name, hint)])
+    raise ConfigError([*problems, _broken(message, place, str(name), hint)])
 
 
 def _broken(message: str, place: str, value: str, hint: str = "") -> Problem:
     return Problem(EXTENDS, message, place, value, hint=hint)
 
 
-def _no_mapping(path: str | Path, tree: Any) -> Problem:
+def _no_mapping(path: str | Path, tree: object) -> Problem:
     message = "the file is empty" if tree is None else "the file holds no mapping"
     return Problem("config", message, str(path), hint="it needs at least the sections runner and cluster")
 

@@ -7,7 +7,7 @@ writes are kept, so that the rules can refuse them.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import get_args
 
 from rl_platform.config.describe import default_tree, field_at
 from rl_platform.config.layers import Layers, steps_of, value_at
@@ -15,6 +15,7 @@ from rl_platform.config.rules import without_effect
 from rl_platform.config.rules.env import WARP_CANNOT
 from rl_platform.config.rules.rule import when
 from rl_platform.config.schema import Config
+from rl_platform.config.source import Tree
 
 
 def stale_keys(config: Config, layers: Layers) -> Iterator[tuple[str, str]]:
@@ -50,14 +51,14 @@ def _is_choice(switch: str) -> bool:
     return field is not None and not {int, float} & {field.annotation, *get_args(field.annotation)}
 
 
-def _last_change(switch: str, layers: Layers, defaults: dict[str, Any]) -> int:
+def _last_change(switch: str, layers: Layers, defaults: Tree) -> int:
     """Number of the last layer that gave `switch` another value, 0 if the lowest one decides."""
     path = steps_of(switch)
     values = [value_at(tree, path, value_at(defaults, path)) for tree in layers.trees]
     return max((number for number in range(1, len(values)) if values[number] != values[number - 1]), default=0)
 
 
-def _leaves(key: str, value: Any) -> Iterator[str]:
+def _leaves(key: str, value: object) -> Iterator[str]:
     """The written keys at and below `key`; none if it is not written."""
     if isinstance(value, dict) and value:
         for name, item in value.items():

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from rl_platform.config.layers import value_at
-from rl_platform.config.source import MAX_DEPTH, MAX_SIZE
+from rl_platform.config.source import MAX_DEPTH, MAX_SIZE, Tree
 from rl_platform.config.suggest import nearest
 from rl_platform.errors import ConfigError, Problem
 
@@ -15,9 +15,7 @@ _REFERENCE = re.compile(r"(\$?)\$\{([^{}]*)\}")
 _LOOKUP_FAILED = object()
 
 
-def resolve_references(
-    tree: dict[str, Any], defaults: dict[str, Any], where: Callable[[str], str]
-) -> tuple[dict[str, Any], list[Problem]]:
+def resolve_references(tree: Tree, defaults: Tree, where: Callable[[str], str]) -> tuple[Tree, list[Problem]]:
     """`tree` with all references replaced, and the problems: missing targets, cycles, sections inside text.
 
     A value that is one reference as a whole keeps the type of its target. Keys that are not in `tree` are looked up in
@@ -30,7 +28,7 @@ def resolve_references(
 
 
 class _Resolver:
-    def __init__(self, tree: dict[str, Any], defaults: dict[str, Any], where: Callable[[str], str]) -> None:
+    def __init__(self, tree: Tree, defaults: Tree, where: Callable[[str], str]) -> None:
         self.tree = tree
         self.defaults = defaults
         self.where = where
@@ -38,7 +36,7 @@ class _Resolver:
         self._open: list[tuple[str, ...]] = []
         self._size = 0
 
-    def value(self, value: Any, path: tuple[str, ...]) -> Any:
+    def value(self, value: object, path: tuple[str, ...]) -> object:
         """Returns the value at `path` with its references replaced."""
         if isinstance(value, dict):
             return {key: self.value(item, (*path, key)) for key, item in value.items()}
@@ -59,7 +57,7 @@ class _Resolver:
         finally:
             self._open.pop()
 
-    def _text(self, text: str, path: tuple[str, ...]) -> Any:
+    def _text(self, text: str, path: tuple[str, ...]) -> object:
         whole = _REFERENCE.fullmatch(text)
         if whole and not whole[1]:
             value = self._target(whole[2].strip(), text, path)
@@ -85,7 +83,7 @@ class _Resolver:
             return None
         return None if failed else replaced
 
-    def _target(self, name: str, text: str, path: tuple[str, ...]) -> Any:
+    def _target(self, name: str, text: str, path: tuple[str, ...]) -> object:
         target = tuple(name.split("."))
         value = value_at(self.tree, target, _LOOKUP_FAILED)
         if value is _LOOKUP_FAILED:
@@ -102,7 +100,7 @@ class _Resolver:
         resolved = self.value(value, target)
         return _LOOKUP_FAILED if len(self.problems) > before else resolved
 
-    def _count(self, value: Any, path: tuple[str, ...]) -> None:
+    def _count(self, value: object, path: tuple[str, ...]) -> None:
         """Raises ConfigError if all values together, each as often as references repeat it, are too many."""
         self._size += 1 + (len(value) if isinstance(value, str) else 0)
         if self._size > MAX_SIZE:
@@ -119,7 +117,7 @@ class _Resolver:
             self.problems.append(problem)
 
 
-def _leaves(tree: dict[str, Any], prefix: str = "") -> list[str]:
+def _leaves(tree: Tree, prefix: str = "") -> list[str]:
     names: list[str] = []
     for key, value in tree.items():
         names += _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else [f"{prefix}{key}"]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rl_platform.config.source import UNSET, Replacement
+from rl_platform.config.source import UNSET, Replacement, Tree
 from rl_platform.config.suggest import nearest
 from rl_platform.errors import Problem
 
@@ -27,13 +27,13 @@ class Layers:
     lowest. trees: the whole config as it was after each layer.
     """
 
-    tree: dict[str, Any] = field(default_factory=dict)
+    tree: Tree = field(default_factory=dict)
     where: dict[str, str] = field(default_factory=dict)
     written: dict[str, int] = field(default_factory=dict)
-    trees: list[dict[str, Any]] = field(default_factory=list)
+    trees: list[Tree] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
-    def add(self, tree: dict[str, Any], where: dict[str, str]) -> None:
+    def add(self, tree: Tree, where: dict[str, str]) -> None:
         """Merges another file over the layers; `where` are the places of its keys."""
         self._merge(self.tree, tree, "", where)
         self.note(where)
@@ -60,7 +60,7 @@ class Layers:
         """Completes the layer."""
         self.trees.append(copy.deepcopy(self.tree))
 
-    def put(self, section: dict[str, Any], name: str, key: str, value: Any, where: dict[str, str]) -> None:
+    def put(self, section: Tree, name: str, key: str, value: object, where: dict[str, str]) -> None:
         """Sets `name` of `section`, whose full path is `key`; `where` are the places of the new keys."""
         if value is UNSET:
             if name not in section:
@@ -82,7 +82,7 @@ class Layers:
             for stale in [path for path in known if path.startswith((f"{key}.", f"{key}["))]:
                 del known[stale]
 
-    def _merge(self, below: dict[str, Any], above: dict[str, Any], path: str, where: dict[str, str]) -> None:
+    def _merge(self, below: Tree, above: Tree, path: str, where: dict[str, str]) -> None:
         for name, value in above.items():
             key = f"{path}.{name}" if path else name
             if isinstance(value, Replacement) and name not in below:
@@ -104,7 +104,7 @@ def value_at(tree: Any, path: Sequence[str | int], default: Any = None) -> Any:
     """The value at `path` in nested mappings, sections and lists, `default` if there is none."""
     for step in path:
         try:
-            tree = tree[step] if isinstance(tree, dict | list) else vars(tree)[step]
+            tree = tree[step] if isinstance(tree, dict | list) else vars(tree)[str(step)]
         except (KeyError, IndexError, TypeError):
             return default
     return tree

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Literal, get_args, get_origin
 
 import yaml
 from pydantic import ValidationError
@@ -29,7 +29,7 @@ from rl_platform.config.schema import Config
 from rl_platform.config.schema.cluster import Cluster
 from rl_platform.config.schema.config import complete_models
 from rl_platform.config.schema.runner import Runner
-from rl_platform.config.source import COMMAND_LINE, CoreLoader
+from rl_platform.config.source import COMMAND_LINE, CoreLoader, Tree
 from rl_platform.errors import ConfigError, Problem
 
 
@@ -84,7 +84,7 @@ def load_config(
     return LoadedConfig(config, layers.where, tuple(dropped))
 
 
-def _settle(layers: Layers) -> tuple[dict[str, Any], Config, list[Problem], list[str]]:
+def _settle(layers: Layers) -> tuple[Tree, Config, list[Problem], list[str]]:
     """The keys of all layers with references filled in, the config, the problems, and notes on what is not inherited.
 
     Keys that only a former choice reads are taken out of `layers`.
@@ -101,7 +101,7 @@ def _settle(layers: Layers) -> tuple[dict[str, Any], Config, list[Problem], list
     return *_resolved(layers), notes
 
 
-def _resolved(layers: Layers) -> tuple[dict[str, Any], Config, list[Problem]]:
+def _resolved(layers: Layers) -> tuple[Tree, Config, list[Problem]]:
     """The keys of all layers with references filled in, the config, and the problems so far."""
 
     def where(key: str) -> str:
@@ -117,7 +117,7 @@ def _resolved(layers: Layers) -> tuple[dict[str, Any], Config, list[Problem]]:
     return tree, config, problems + invalid
 
 
-def _validate(tree: dict[str, Any], where: Callable[[str], str], known: set[str]) -> tuple[Config, list[Problem]]:
+def _validate(tree: Tree, where: Callable[[str], str], known: set[str]) -> tuple[Config, list[Problem]]:
     """The config and the problems that the schema reports beside those of the keys `known`.
 
     Keys with a problem are taken out of `tree`, so that the rules between the others can be checked. In the config they
@@ -142,7 +142,7 @@ def _validate(tree: dict[str, Any], where: Callable[[str], str], known: set[str]
                     _fill_in(completed, detail["loc"])
 
 
-def _remove(tree: Any, path: Sequence[str | int]) -> None:
+def _remove(tree: object, path: Sequence[str | int]) -> None:
     """Takes the value at `path` out of nested mappings and lists; for an item of a list, the whole list."""
     while path and isinstance(path[-1], int):
         path = path[:-1]
@@ -151,7 +151,7 @@ def _remove(tree: Any, path: Sequence[str | int]) -> None:
         inner.pop(path[-1], None)
 
 
-def _fill_in(tree: Any, path: Sequence[str | int]) -> None:
+def _fill_in(tree: object, path: Sequence[str | int]) -> None:
     """Sets the required key at `path` to any valid value."""
     inner, field = value_at(tree, path[:-1]), field_at(dotted(path))
     if not isinstance(inner, dict) or field is None:
@@ -180,7 +180,7 @@ def _line_order(problem: Problem) -> tuple[bool, str, int]:
     return problem.where == COMMAND_LINE, file, int(line) if re.fullmatch("[0-9]+", line) else 0
 
 
-def _escaped(value: Any) -> Any:
+def _escaped(value: object) -> object:
     if isinstance(value, dict):
         return {key: _escaped(item) for key, item in value.items()}
     if isinstance(value, list):

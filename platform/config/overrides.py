@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from rl_platform.config.layers import Layers
 from rl_platform.config.source import COMMAND_LINE, MAX_DEPTH, Replacement, YamlReader
@@ -59,7 +58,7 @@ def _is_unicode(text: str) -> bool:
     return not any("\ud800" <= mark <= "\udfff" for mark in text)
 
 
-def _set(layers: Layers, key: str, value: Any, where: dict[str, str]) -> Problem | None:
+def _set(layers: Layers, key: str, value: object, where: dict[str, str]) -> Problem | None:
     *sections, leaf = key.split(".")
     tree, path = layers.tree, ""
     for section in sections:

@@ -17,6 +17,7 @@ import yaml
 
 from rl_platform.errors import Problem
 
+Tree = dict[str, Any]  # nested values of a config
 COMMAND_LINE = "command line"
 _CORE = "tag:yaml.org,2002:"
 UNSET_TAG, REPLACE_TAG = "!unset", "!replace"
@@ -36,7 +37,7 @@ class _Unset:
 UNSET = _Unset()
 
 
-class Replacement(dict[str, Any]):
+class Replacement(Tree):
     """A section that is tagged `!replace`."""
 
 
@@ -147,8 +148,8 @@ class YamlReader:
                 path, "only sections are merged: a list or a value always replaces", place, hint="remove !replace"
             )
 
-    def _mapping(self, node: yaml.MappingNode, path: str) -> dict[str, Any]:
-        values: dict[str, Any] = {}
+    def _mapping(self, node: yaml.MappingNode, path: str) -> Tree:
+        values: Tree = {}
         lines: dict[str, int] = {}
         merged: list[yaml.Node] = []
         for key_node, value_node in node.value:
