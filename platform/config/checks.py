@@ -28,10 +28,12 @@ def check(config: Config, written: Tree, where: Callable[[str], str], doubtful: 
     unread = [problem for problem in _unread(config, written) if not _is_within_any(problem.key, about)]
     silent = [*about, *(problem.key for problem in unread)]
     problems = [problem for problem in broken(config) if not _is_within_any(problem.key, silent)]
-    return [
-        replace(problem, where=where(problem.key), value=show(value_at(values, steps_of(problem.key))))
-        for problem in (*problems, *unread)
-    ]
+
+    def value(key: str) -> str:
+        partly = any(_is_within_any(other, [key]) for other in doubtful)  # defaults stand for what is wrong
+        return show(value_at(written if partly else values, steps_of(key)))
+
+    return [replace(problem, where=where(problem.key), value=value(problem.key)) for problem in (*problems, *unread)]
 
 
 def without(config: Config, keys: Collection[str]) -> Config:
