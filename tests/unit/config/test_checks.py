@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from rl_platform.config.describe import field_at, walk
-from rl_platform.config.rules import REFUSED, WITHOUT_EFFECT, broken, without_effect
-from rl_platform.config.rules.rule import text_of
+from rl_platform.config.rules import broken, without_effect
 
 PLACED = "cluster.component_placement"
 REASONING = f"{PLACED}={{'actor,critic,rollout,reward,reference': all}}"
@@ -470,8 +469,8 @@ def test_switched_off_parts_of_pf_ppo(problems: Any) -> None:
 def test_pf_ppo_breaks_up_groups(load: Any) -> None:
     config = load("reasoning", "algorithm.use_pf_ppo=true").config
     grouped = config.model_copy(update={"algorithm": config.algorithm.model_copy(update={"adv_type": "grpo"})})
-    (rule,) = (rule for rule in broken(grouped) if rule.key == "algorithm.use_pf_ppo")
-    assert "break up groups" in text_of(rule.message, grouped)
+    (problem,) = (problem for problem in broken(grouped) if problem.key == "algorithm.use_pf_ppo")
+    assert "break up groups" in problem.message
 
 
 @pytest.mark.parametrize(
@@ -531,9 +530,10 @@ def test_one_mistake_is_one_problem(problems: Any, task: str, overrides: list[st
     assert list(problems(task, *overrides)) == [key]
 
 
-def test_rules_name_existing_keys() -> None:
-    for rule in (*REFUSED, *WITHOUT_EFFECT):
-        assert all(field_at(key) is not None for key in (rule.key, *rule.involved)), rule
+@pytest.mark.parametrize("task", ["embodied", "reasoning"])
+def test_keys_without_effect_and_what_decides_them_exist(load: Any, task: str) -> None:
+    for unread in without_effect(load(task).config):
+        assert all(field_at(key) is not None for key in (unread.key, *unread.switches)), unread
 
 
 @pytest.mark.parametrize("task", ["embodied", "reasoning"])
