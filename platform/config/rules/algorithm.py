@@ -21,6 +21,7 @@ _PF_PPO, _GROUP_SIZE, _SEPARATE = "algorithm.use_pf_ppo", "algorithm.group_size"
 _MINI, _EPOCHS = "data.mini_batch_size", "algorithm.ppo_epochs"
 _ALPHA, _FILTER = "algorithm.length_adaptive_alpha", "algorithm.overlong.filter"
 _BOOTSTRAP, _IGNORE_MASKED = "algorithm.bootstrap_truncated", "algorithm.group_ignore_masked"
+_BOUNDED_DIVERGENCE = ("dppo_tv", "dppo_kl")
 _LOSS_TYPES = {  # the only loss_type of a task, and why
     "embodied": ("actor_critic", "the values of an embodied policy come from a head on its own backbone"),
     "reasoning": ("actor", "the values of a language model come from a separate critic"),
@@ -106,6 +107,11 @@ def _losses(config: Config) -> Iterator[Problem]:
         yield unknown
     if when(lambda: embodied(config) and algorithm.policy_loss == "gspo"):
         message = "an embodied row is one transition, and its one ratio is that of ppo_clip (algorithm.logprob_type)"
+        yield Problem(_LOSS, message, hint=f"{_LOSS}: ppo_clip")
+    if when(lambda: embodied(config) and algorithm.policy_loss in _BOUNDED_DIVERGENCE):
+        message = (
+            "its divergence is that of token probabilities, and continuous actions have densities, which can exceed 1"
+        )
         yield Problem(_LOSS, message, hint=f"{_LOSS}: ppo_clip")
     by_sequence = "seq-mean-token-mean"
     if when(lambda: reasoning(config) and algorithm.policy_loss == "gspo" and algorithm.loss_agg_func != by_sequence):
@@ -305,6 +311,9 @@ def _unread_by_losses(config: Config) -> Iterator[Unread]:
         yield from unread_keys("algorithm", clips, "policy_loss reinforce has no ratio to clip", _LOSS)
     if loss in ("reinforce", "cispo"):
         reason = f"policy_loss {loss} weighs log-probs, whose loss has no bound that a dual clip could set"
+        yield Unread("algorithm.clip_ratio_c", reason, (_LOSS,))
+    if loss in _BOUNDED_DIVERGENCE:
+        reason = f"policy_loss {loss} bounds a divergence and clips no ratio"
         yield Unread("algorithm.clip_ratio_c", reason, (_LOSS,))
     if loss in POLICY_LOSSES and when(lambda: algorithm.old_log_probs == "current"):
         reason = f"{_OLD} is current: the ratio is 1 and never clipped"

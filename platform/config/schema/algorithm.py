@@ -26,7 +26,7 @@ RewardLevel = Literal["chunk_level", "action_level"]
 ActionLevel = Literal[RewardLevel, "token_level"]
 Bootstrap = Literal["standard", "always", "none"]
 
-POLICY_LOSSES = ("ppo_clip", "reinforce", "gspo", "cispo")
+POLICY_LOSSES = ("ppo_clip", "reinforce", "gspo", "cispo", "dppo_tv", "dppo_kl")
 
 
 class EstimatorNeeds(NamedTuple):
@@ -173,7 +173,8 @@ class Algorithm(Section):
     )
     policy_loss: str = key(
         "ppo_clip",
-        "ppo_clip, reinforce, gspo (sequence ratio), cispo (clipped weight), or module:function",
+        "ppo_clip, reinforce, gspo (sequence ratio), cispo (clipped weight), dppo_tv, dppo_kl (bounded "
+        "divergence), or module:function",
         min_length=1,
     )
     loss_agg_func: LossAggregation = key("token-mean", "how per-token losses become one number")
