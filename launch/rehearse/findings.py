@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rl_platform.config.estimators import ESTIMATORS
 from rl_platform.config.schema import Config
-from rl_platform.config.schema.algorithm import POLICY_LOSSES
+from rl_platform.config.schema.algorithm import ESTIMATORS, POLICY_LOSSES
 from rl_platform.envs.reasoning.question import Question, Split
 from rl_platform.errors import ConfigError, PlatformError, Problem, WorkerError
 from rl_platform.launch.extras import required

@@ -40,9 +40,9 @@ def overrides_of(text: str) -> list[str]:
     return re.sub(r"\b[A-Z_]{3,}\b", lambda name: NAMES[name[0]], text).split("; ")
 
 
-def cases(name: str) -> Iterator[list[str]]:
+def cases(name: str) -> list[list[str]]:
     lines = Path(__file__).with_name(name).read_text(encoding="utf-8").splitlines()
-    return ([cell.strip() for cell in line.split("|")] for line in lines if not line.startswith("#"))
+    return [[cell.strip() for cell in line.split("|")] for line in lines if not line.startswith("#")]
 
 
 def refused() -> Iterator[tuple[str, list[str], str, str]]:
@@ -51,7 +51,7 @@ def refused() -> Iterator[tuple[str, list[str], str, str]]:
         yield task, overrides, key or overrides[-1].partition("=")[0], reason
 
 
-@pytest.mark.parametrize(("task", "overrides", "key", "reason"), refused(), ids=str)
+@pytest.mark.parametrize(("task", "overrides", "key", "reason"), list(refused()), ids=str)
 def test_refused(problems, task: str, overrides: list[str], key: str, reason: str) -> None:
     (problem,) = problems(task, *overrides).values()
     assert problem.key == key
