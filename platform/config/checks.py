@@ -8,7 +8,6 @@ from dataclasses import replace
 from rl_platform.config.explain import show
 from rl_platform.config.layers import steps_of, value_at
 from rl_platform.config.rules import broken, without_effect
-from rl_platform.config.rules.cluster import PLACEMENT
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.base import Section
 from rl_platform.config.source import Tree
@@ -24,9 +23,8 @@ def check(config: Config, written: Tree, where: Callable[[str], str], doubtful: 
     """
     values = config.model_dump(mode="json")
     config = without(config, doubtful)
-    about = [key for key in doubtful if not key.startswith(f"{PLACEMENT}.")]  # of an entry only the names are judged
-    unread = [problem for problem in _unread(config, written) if not _is_within_any(problem.key, about)]
-    silent = [*about, *(problem.key for problem in unread)]
+    unread = [problem for problem in _unread(config, written) if not _is_within_any(problem.key, doubtful)]
+    silent = [*doubtful, *(problem.key for problem in unread)]
     problems = [problem for problem in broken(config) if not _is_within_any(problem.key, silent)]
 
     def value(key: str) -> str:

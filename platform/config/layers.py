@@ -104,7 +104,8 @@ def value_at(tree: Any, path: Sequence[str | int], default: Any = None) -> Any:
     """The value at `path` in nested mappings, sections and lists, `default` if there is none."""
     for step in path:
         try:
-            tree = tree[step] if isinstance(tree, dict | list) else vars(tree)[str(step)]
+            entries: Any = tree if isinstance(tree, dict | list) else vars(tree)
+            tree = entries[step]
         except (KeyError, IndexError, TypeError):
             return default
     return tree

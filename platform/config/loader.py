@@ -160,7 +160,8 @@ def _fill_in(tree: object, path: Sequence[str | int]) -> None:
     if kind is Literal:
         inner[path[-1]] = get_args(field.annotation)[0]
     else:
-        inner[path[-1]] = {str: "x", int: 1, float: 1.0}.get(kind, {})
+        values: dict[object, object] = {str: "x", int: 1, float: 1.0}
+        inner[path[-1]] = values.get(kind, {})
 
 
 def _doubtful(problems: list[Problem]) -> set[str]:

@@ -132,7 +132,7 @@ def _training(config: Config, role: str) -> Iterator[Problem]:
     if limit is not None and when(lambda: section.micro_batch_size is not None):
         yield Problem(tokens, f"{rows} is set too, and a micro-batch is sized by rows or by tokens, not both")
     size = when(lambda: section.micro_batch_size)
-    if size is not None and when(lambda: config.data.mini_batch_size % size):
+    if size is not None and when(lambda: config.data.mini_batch_size % size != 0):
         message = f"micro-batches of {size} do not fill a mini-batch of {config.data.mini_batch_size} ({mini})"
         yield Problem(rows, message)
     if limit is not None and when(lambda: limit < longest_sequence(config)):

@@ -89,7 +89,7 @@ def _factor_of_truncation(config: Config) -> Iterator[Problem]:
     if when(lambda: algorithm.overlong.filter):
         message = f"truncated responses do not count, {_OVERLONG}.filter drops them"
         yield Problem(_COEF, message, hint="keep one of them")
-    lowest = when(lambda: algorithm.reward_scaling and algorithm.reward_scaling.target_min)
+    lowest = when(lambda: None if algorithm.reward_scaling is None else algorithm.reward_scaling.target_min)
     if lowest is not None and lowest < 0:
         message = f"{_LESS}, and {_SCALING}.target_min is {lowest:g}"
         yield Problem(_COEF, message, hint=f"{_BUFFER} subtracts instead")
