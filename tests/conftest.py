@@ -250,11 +250,11 @@ def start(folder: Path) -> Iterator[Start]:
 def drawing() -> dict[str, str]:
     """Environment variables with which this machine draws what MuJoCo simulates; the test is skipped without any."""
     from rl_platform.envs.embodied.drawing import CannotDraw, with_drawing
-    from rl_platform.envs.embodied.spaces import EnvDescription, Pixels
+    from rl_platform.envs.embodied.spaces import EnvDescription, PixelFormat
     from rl_platform.envs.embodied.vector import VectorEnv
 
     def start(variables: dict[str, str]) -> dict[str, str]:
-        pendulum = EnvDescription("InvertedPendulum-v5", pixels=Pixels(24, 20))
+        pendulum = EnvDescription("InvertedPendulum-v5", pixels=PixelFormat(24, 20))
         envs = VectorEnv(pendulum, 1, 1, worker_variables=variables)
         envs.reset([0])
         envs.close()

@@ -7,12 +7,11 @@ current ones. States are plain numbers and lists.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from rl_platform import acceleration
+from rl_platform.records import StateDict
 
 _EPSILON = 1e-8
 _NOTHING = np.empty((0, 0), np.float32)
@@ -41,7 +40,7 @@ class RunningMoments:
     def state_dict(self) -> dict[str, object]:
         return {"count": self.count, "mean": self.mean.tolist(), "variance": self.variance.tolist()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         self.count = state["count"]
         self.mean = np.array(state["mean"], np.float64)
         self.variance = np.array(state["variance"], np.float64)
@@ -75,7 +74,7 @@ class ObservationNormalizer:
     def state_dict(self) -> dict[str, object]:
         return self._moments.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         self._moments.load_state_dict(state)
 
 
@@ -109,7 +108,7 @@ class RewardNormalizer:
     def state_dict(self) -> dict[str, object]:
         return {"moments": self._moments.state_dict(), "returns": self._returns.tolist()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         self._moments.load_state_dict(state["moments"])
         self._returns = np.asarray(state["returns"], np.float64)
 

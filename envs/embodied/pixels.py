@@ -10,7 +10,7 @@ import mujoco
 import numpy as np
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
-from rl_platform.envs.embodied.spaces import EnvDescription, Pixels
+from rl_platform.envs.embodied.spaces import EnvDescription, PixelFormat
 from rl_platform.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class PixelObservation(gymnasium.ObservationWrapper[np.ndarray, Any, Any]):
     At the start of an episode all of them are the first image.
     """
 
-    def __init__(self, env: AnyEnv, pixels: Pixels) -> None:
+    def __init__(self, env: AnyEnv, pixels: PixelFormat) -> None:
         """Raises ConfigError for a camera that the model does not have."""
         super().__init__(env)
         _check_camera(env, pixels.camera)

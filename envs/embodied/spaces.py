@@ -47,7 +47,7 @@ class ActionSpace:
 
 
 @dataclass(frozen=True)
-class Pixels:
+class PixelFormat:
     """How MuJoCo renders observations; camera None: the environment's default view."""
 
     width: int
@@ -68,14 +68,14 @@ class EnvDescription:
     id: str
     kwargs: dict[str, Any] = field(default_factory=dict)
     max_episode_steps: int | None = None
-    pixels: Pixels | None = None
+    pixels: PixelFormat | None = None
     tasks: tuple[dict[str, Any], ...] = ()
     backend: str = "mujoco"
 
     @classmethod
     def of(cls, env: Env) -> EnvDescription:
         """Returns the description in the config's section `env`."""
-        pixels = None if env.pixels is None else Pixels(**env.pixels.model_dump())
+        pixels = None if env.pixels is None else PixelFormat(**env.pixels.model_dump())
         tasks = tuple(task.kwargs for task in env.tasks)
         return cls(env.id, env.kwargs, env.max_episode_steps, pixels, tasks, env.backend)
 

@@ -19,7 +19,7 @@ LONGEST = 48  # characters of a value
 
 
 @dataclass
-class Report:
+class RehearsalReport:
     """What a rehearsal has shown. as_written: keys of the config with their lines. absent: things that need the cluster
     or that are not installed, with the reason."""
 

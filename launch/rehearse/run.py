@@ -22,7 +22,7 @@ from rl_platform.errors import ConfigError, Problem
 from rl_platform.interrupts import shutting_down
 from rl_platform.launch.output import output_path
 from rl_platform.launch.rehearse import findings, materials
-from rl_platform.launch.rehearse.report import Report
+from rl_platform.launch.rehearse.report import RehearsalReport
 from rl_platform.launch.rehearse.runs import RunFailed, Runs, Timed
 from rl_platform.launch.rehearse.scores import scoring_server
 from rl_platform.launch.rehearse.shrink import Materials, flat, shrunk
@@ -79,7 +79,7 @@ def rehearse(loaded: LoadedConfig, placement: Placement, parent: str | None = No
         phases += _inside(runs)
         written = [(key, where) for key, where in loaded.sources.items() if key in flat(config.model_dump(mode="json"))]
         changed = {each.key for each in changes}
-        report = Report(
+        report = RehearsalReport(
             config.runner.experiment_name,
             [(key, where) for key, where in written if key not in changed],
             changes,

@@ -38,7 +38,7 @@ LINE = 16  # floats that a core fetches together
 NO_SCORE = FLOAT(-3e38)
 
 
-class _Call(ctypes.Structure):
+class _KernelArguments(ctypes.Structure):
     """Arguments of the kernel. Arrays are addresses; `_head`, `_row`: bytes to the next one.
 
     started: the counter of pairs of key head and row.
@@ -74,7 +74,7 @@ class CompiledDecodeAttention:
         self.arrays = (table.starts, table.pages, filled)  # keeps the memory behind the addresses alive
         _, _, _, heads, page, head_dim = cache.tails.shape
         starts, pages, places = (array.ctypes.data for array in self.arrays)
-        self.call = _Call(rows=len(rows), heads=heads, page=page, starts=starts, pages=pages, filled=places)
+        self.call = _KernelArguments(rows=len(rows), heads=heads, page=page, starts=starts, pages=pages, filled=places)
         self.kernel = _kernel(head_dim)
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
@@ -100,7 +100,7 @@ def _layout(tensor: Tensor) -> tuple[int, int, int]:
 @cache
 def _kernel(head_dim: int) -> int:
     """Address of `decode`, compiled at the first call."""
-    argument = numba.types.CPointer(numba.from_dtype(np.dtype(_Call)))
+    argument = numba.types.CPointer(numba.from_dtype(np.dtype(_KernelArguments)))
     options = {"sig": numba.types.void(argument), "error_model": "numpy", "fastmath": set(ANY_ORDER)}
     return int(cached(numba.cfunc, _loop(head_dim), **options).address)
 

@@ -42,7 +42,7 @@ class _Open:
 
 
 @dataclass
-class _Call:
+class _GenerateCall:
     """State of one call of `Conversations.generate`."""
 
     deliver: Deliver
@@ -77,7 +77,7 @@ class Conversations:
         `sampling.max_new_tokens` bounds a turn, data.max_response_length the whole response. Raises WorkerError if the
         tool failed in every single conversation.
         """
-        call = _Call(deliver)
+        call = _GenerateCall(deliver)
         going = [_Open(prompt, sample, [prompt.text]) for prompt, sample in wanted]
         for turn in range(self.options.max_turns):
             if not going:
@@ -91,7 +91,7 @@ class Conversations:
             )
 
     def _generate_turn(
-        self, going: Sequence[_Open], turn: int, seed: Seed, sampling: SamplingParams, call: _Call
+        self, going: Sequence[_Open], turn: int, seed: Seed, sampling: SamplingParams, call: _GenerateCall
     ) -> None:
         """The next turn of each; those that are not complete after it are in `call.answered`."""
         last = turn == self.options.max_turns - 1
@@ -133,7 +133,7 @@ class Conversations:
         conversation.observed += [False] * len(completion.token_ids)
         conversation.finish_reason = completion.finish_reason
 
-    def _take_answers(self, call: _Call, wait: bool) -> None:
+    def _take_answers(self, call: _GenerateCall, wait: bool) -> None:
         """Handles the answers of the tool so far, or with `wait` all of them."""
         for _ in range(len(call.pending)):
             conversation, future = call.pending.popleft()
@@ -142,7 +142,7 @@ class Conversations:
             else:
                 call.pending.append((conversation, future))
 
-    def _answer(self, conversation: _Open, answer: Score, call: _Call) -> None:
+    def _answer(self, conversation: _Open, answer: Score, call: _GenerateCall) -> None:
         if not answer.valid:
             call.failures, call.detail = call.failures + 1, answer.detail
             call.deliver(self._trajectory(conversation, failed=True))

@@ -77,18 +77,18 @@ def waves(config: Config, layout: Layout) -> int:
 
 
 @dataclass(frozen=True)
-class Swap:
+class SwapCost:
     """The moves at the beginning of a phase and their seconds."""
 
     moves: PhaseMoves
     seconds: float
 
 
-def swaps(order: OffloadOrder, memory: MemoryModel, device: Device) -> dict[str, Swap]:
+def swaps(order: OffloadOrder, memory: MemoryModel, device: Device) -> dict[str, SwapCost]:
     """Returns the swaps of phases with moves. Every rank has its own link to host memory."""
     rate = min(HOST_LINK, device.hbm * STREAM_SHARE)
     return {
-        moves.phase: Swap(moves, memory.moved((*moves.leaves, *moves.comes)) / rate)
+        moves.phase: SwapCost(moves, memory.moved((*moves.leaves, *moves.comes)) / rate)
         for moves in order.phases
         if moves.leaves or moves.comes
     }

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rl_platform.placement.layout import Layout
-from rl_platform.planner.cost import Cost, Swap
+from rl_platform.planner.cost import Cost, SwapCost
 
 BARS = 64  # characters of the longest step
 EVALUATION = ("reference", "log-probs", "values")
@@ -45,7 +45,7 @@ def timeline(
     layout: Layout,
     streams: Collection[str] = (),
     waves: int = 1,
-    swaps: Mapping[str, Swap] | None = None,
+    swaps: Mapping[str, SwapCost] | None = None,
     full_kl: bool = False,
 ) -> tuple[Span, ...]:
     """Returns the spans of one step, ordered by stage.
@@ -81,7 +81,7 @@ def timeline(
     return tuple(spans)
 
 
-def _span(phase: str, name: str, start: float, cost: Cost, swap: Swap | None) -> Span:
+def _span(phase: str, name: str, start: float, cost: Cost, swap: SwapCost | None) -> Span:
     if swap is None:
         return Span(phase, name, start, start + cost.seconds, cost.bound)
     bound = "offload" if swap.seconds > cost.seconds else cost.bound

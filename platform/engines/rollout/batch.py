@@ -14,7 +14,7 @@ from rl_platform.engines.rollout.attention import PrefillAttention, PrefillChunk
 from rl_platform.engines.rollout.base import Completion, Request
 from rl_platform.engines.rollout.decoder import FusedDecoder, TransformersDecoder
 from rl_platform.engines.rollout.kv_cache import KVCache, Page
-from rl_platform.engines.rollout.prefill import Prefill, Prompt
+from rl_platform.engines.rollout.prefill import PartialPrompt, Prefill
 from rl_platform.engines.rollout.sampling import sample, uniforms
 from rl_platform.records import SamplingParams
 
@@ -111,7 +111,7 @@ class ContinuousBatch:
             entry = _Sequence(request, uniforms(request.seed, self.sampling.max_new_tokens))
             self.prefill.add(request.token_ids, entry)
 
-    def _forward(self, planned: Sequence[tuple[Prompt[_Sequence], PrefillChunk]]) -> list[Tensor]:
+    def _forward(self, planned: Sequence[tuple[PartialPrompt[_Sequence], PrefillChunk]]) -> list[Tensor]:
         """Last hidden states [n,H] of those that run, if any; prompts that are complete with it get theirs."""
         tokens, positions = [], []
         for prompt, span in planned:

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 @dataclass(eq=False)
-class Prompt(Generic[T]):
+class PartialPrompt(Generic[T]):
     """A prompt of which `stored` tokens are cached.
 
     members: the sequences that will run with it; state: the last hidden state [H] once all tokens are cached.
@@ -46,10 +46,10 @@ class Prefill(Generic[T]):
         self.cache = cache
         self._counts = Counter(prompts)
         common = _common(prompts) if prompts else 0
-        self.shared = Prompt[T]((), len(prompts))
+        self.shared = PartialPrompt[T]((), len(prompts))
         if common * (len(prompts) - 1) >= WORTH_A_PASS:
-            self.shared = Prompt[T](prompts[0][:common], len(prompts))
-        self.prompts: list[Prompt[T]] = []
+            self.shared = PartialPrompt[T](prompts[0][:common], len(prompts))
+        self.prompts: list[PartialPrompt[T]] = []
 
     @property
     def entering(self) -> list[T]:
@@ -58,10 +58,10 @@ class Prefill(Generic[T]):
 
     def add(self, tokens: Tokens, member: T) -> None:
         if not self.prompts or self.prompts[-1].tokens != tokens:
-            self.prompts.append(Prompt(tokens, self._counts[tokens]))
+            self.prompts.append(PartialPrompt(tokens, self._counts[tokens]))
         self.prompts[-1].members.append(member)
 
-    def plan(self) -> list[tuple[Prompt[T], PrefillChunk]]:
+    def plan(self) -> list[tuple[PartialPrompt[T], PrefillChunk]]:
         """Allocates and returns the chunks of the next forward pass, at most PREFILL_TOKENS tokens in all."""
         if self.shared.stored < len(self.shared.tokens):
             return [self._begun(self.shared, PREFILL_TOKENS)]
@@ -72,7 +72,7 @@ class Prefill(Generic[T]):
                 room -= chunks[-1][1].stop - chunks[-1][1].start
         return chunks
 
-    def _begun(self, prompt: Prompt[T], room: int) -> tuple[Prompt[T], PrefillChunk]:
+    def _begun(self, prompt: PartialPrompt[T], room: int) -> tuple[PartialPrompt[T], PrefillChunk]:
         if prompt.tail is None:
             prompt.pages = self.cache.hold(self.shared.pages)
             prompt.tail = self.cache.tails.new_zeros(self.cache.tails[:, :, 0].shape)
@@ -85,7 +85,7 @@ class Prefill(Generic[T]):
         prompt.pages += [self.cache.take(readers) for _ in range(prompt.stored // self.cache.page - len(prompt.pages))]
         return prompt, PrefillChunk(prompt.pages, prompt.tail, start, prompt.stored)
 
-    def complete(self) -> list[Prompt[T]]:
+    def complete(self) -> list[PartialPrompt[T]]:
         return [prompt for prompt in self.prompts if prompt.state is not None]
 
     def leave(self, following: Tokens | None) -> None:

@@ -10,12 +10,12 @@ import pytest
 
 from rl_platform.envs.embodied.drawing import CannotDraw, with_drawing
 from rl_platform.envs.embodied.pixels import PixelObservation
-from rl_platform.envs.embodied.spaces import EnvDescription, Pixels, make_env, read_spaces
+from rl_platform.envs.embodied.spaces import EnvDescription, PixelFormat, make_env, read_spaces
 from rl_platform.envs.embodied.vector import VectorEnv
 from rl_platform.errors import ConfigError, WorkerError
 
-PENDULUM = EnvDescription("InvertedPendulum-v5", pixels=Pixels(24, 20, frame_stack=2))
-GRAY = replace(PENDULUM, pixels=Pixels(24, 20, frame_stack=3, grayscale=True))
+PENDULUM = EnvDescription("InvertedPendulum-v5", pixels=PixelFormat(24, 20, frame_stack=2))
+GRAY = replace(PENDULUM, pixels=PixelFormat(24, 20, frame_stack=3, grayscale=True))
 
 
 class Counting(gymnasium.Env):
@@ -47,7 +47,7 @@ class Counting(gymnasium.Env):
 
 
 def test_the_latest_pictures_stand_side_by_side_the_oldest_first() -> None:
-    env = PixelObservation(Counting(), Pixels(24, 20, frame_stack=3))
+    env = PixelObservation(Counting(), PixelFormat(24, 20, frame_stack=3))
     assert env.observation_space.shape == (20, 24, 9)
     first, _ = env.reset()
     assert first[5, 5].tolist() == [1, 10, 0] * 3
@@ -60,7 +60,7 @@ def test_the_latest_pictures_stand_side_by_side_the_oldest_first() -> None:
 
 
 def test_gray_is_what_an_eye_makes_of_colours() -> None:
-    env = PixelObservation(Counting(), Pixels(24, 20, frame_stack=2, grayscale=True))
+    env = PixelObservation(Counting(), PixelFormat(24, 20, frame_stack=2, grayscale=True))
     env.reset()
     env.step(0)
     assert env.step(0)[0][0, 0].tolist() == [round(0.299 * 2 + 0.587 * 20), round(0.299 * 3 + 0.587 * 30)]
@@ -126,18 +126,18 @@ def test_all_environments_are_seen_from_the_same_place(drawing) -> None:
 def test_a_camera_of_the_model(drawing) -> None:
     views = []
     for camera in (None, "track"):
-        pixels = Pixels(24, 20, camera=camera)
+        pixels = PixelFormat(24, 20, camera=camera)
         envs = VectorEnv(EnvDescription("Walker2d-v5", pixels=pixels), 1, 1, worker_variables=drawing)
         views.append(envs.reset([0]))
         envs.close()
     assert views[0].std() > 5
     with pytest.raises(ConfigError, match=r"env.pixels.camera: the model has no such camera[\s\S]*allowed: track"):
-        make_env(EnvDescription("Walker2d-v5", pixels=Pixels(24, 20, camera="front")))
+        make_env(EnvDescription("Walker2d-v5", pixels=PixelFormat(24, 20, camera="front")))
 
 
 def test_what_mujoco_does_not_draw_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"env.pixels: CartPole-v1 is not drawn by MuJoCo"):
-        make_env(EnvDescription("CartPole-v1", pixels=Pixels(24, 20)))
+        make_env(EnvDescription("CartPole-v1", pixels=PixelFormat(24, 20)))
     with pytest.raises(ConfigError, match=r"env.kwargs: width: env.pixels says it"):
         make_env(replace(PENDULUM, kwargs={"width": 100}))
 

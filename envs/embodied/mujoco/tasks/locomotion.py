@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gymnasium.envs.mujoco import MujocoEnv
 
 
-class Runner(NoisyStart):
+class RunningTask(NoisyStart):
     """reward = forward weight * speed - control weight * |action|^2 (+ healthy reward).
 
     Healthy means strictly within `bounds`. Episodes end at their time limit or, for some tasks, when not healthy.
@@ -49,15 +49,15 @@ class Runner(NoisyStart):
         return ((low < numbers) | (low == -np.inf)).all(axis=1) & ((numbers < high) | (high == np.inf)).all(axis=1)
 
 
-class Swimmer(Runner):
+class Swimmer(RunningTask):
     hidden = 2
 
 
-class HalfCheetah(Runner):
+class HalfCheetah(RunningTask):
     normal_velocities = True
 
 
-class Walker2d(Runner):
+class Walker2d(RunningTask):
     """Healthy while height and pitch of the torso are in range."""
 
     largest_speed = 10.0
@@ -77,8 +77,8 @@ class Hopper(Walker2d):
         np.minimum(self.bounds[1, 2:], high, out=self.bounds[1, 2:])
 
 
-class ContactRunner(Runner):
-    """Runner with a cost of contact forces."""
+class ContactRunner(RunningTask):
+    """A running task with a cost of contact forces."""
 
     @abstractmethod
     def healthy(self, now: Quantities) -> np.ndarray:
