@@ -18,7 +18,7 @@ def build_questions(data: Data, seed: int) -> Split:
     task = data.task
     if task is None:
         raise ConfigError([Problem("data.task", "missing: a reasoning run needs questions")])
-    if task.type == "jsonl":
+    if task.type in ("jsonl", "file"):
         return jsonl_questions(data, task)
     if task.type == "reasoning_gym":
         return reasoning_gym_questions(data, task, seed)

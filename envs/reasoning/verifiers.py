@@ -104,7 +104,7 @@ def match_quotient(item: ScoreItem) -> float:
 
 
 def _task_verifier(spec: VerifierSpec) -> Verifier:
-    if spec.task_type == "jsonl":
+    if spec.task_type in ("jsonl", "file"):
         return _math_verifier(_match_final)
     if spec.task_type != "reasoning_gym":
         return match_quotient if spec.task_params.get("operation") == "quotient" else match_digit

@@ -9,16 +9,21 @@ from pydantic import Field
 from rl_platform.config.schema.base import Section, key
 
 
+FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+
+
 class Task(Section):
     """`data.task`: where prompts and answers come from."""
 
-    type: Literal["reasoning_gym", "jsonl", "digits"] = key("reasoning_gym", "which source")
+    type: Literal["reasoning_gym", "jsonl", "file", "digits"] = key(
+        "reasoning_gym", "which source; file: .jsonl, .json, .csv or .parquet, by the suffix"
+    )
     name: str | None = key(None, "reasoning_gym: dataset name")
     params: dict[str, Any] = Field(default_factory=dict, description="parameters of a generated task")
-    path: str | None = key(None, "jsonl: training file")
-    val_path: str | None = key(None, "jsonl: validation file; null: the last data.val_size lines")
-    prompt_column: str = key("question", "jsonl: field with the prompt")
-    answer_column: str = key("answer", "jsonl: field with the answer")
+    path: str | None = key(None, "jsonl, file: training file")
+    val_path: str | None = key(None, "jsonl, file: validation file; null: the last data.val_size questions of path")
+    prompt_column: str = key("question", "jsonl, file: field with the prompt")
+    answer_column: str = key("answer", "jsonl, file: field with the answer")
 
 
 class Data(Section):

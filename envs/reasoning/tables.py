@@ -1,0 +1,105 @@
+"""Reads the rows of files: JSON Lines, JSON, CSV and Parquet. Not covered: the meaning of the columns (`jsonl.py`)."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from rl_platform.errors import ConfigError, DataError, Problem
+
+Row = tuple[str, dict[str, object]]  # the place in the file, for messages, and the columns
+
+
+def json_lines(contents: bytes, path: Path) -> list[Row]:
+    """Returns the rows of a file with one JSON object per line, without blank lines. Raises DataError."""
+    lines = enumerate(contents.splitlines(), start=1)
+    return [(f"{path}:{number}", _json_row(line, f"{path}:{number}")) for number, line in lines if line.strip()]
+
+
+def json_array(contents: bytes, path: Path) -> list[Row]:
+    """Returns the rows of a file that holds one JSON array of objects. Raises DataError."""
+    try:
+        items = json.loads(_text(contents, path))
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}:{error.lineno}:{error.colno}: not JSON: {error.msg}.") from error
+    if not isinstance(items, list):
+        raise DataError(f"{path}: a JSON array of objects is needed, not {shown(items)}.")
+    return [
+        (where, _object(item, where)) for number, item in enumerate(items, 1) for where in [f"{path}, row {number}"]
+    ]
+
+
+def csv_table(contents: bytes, path: Path) -> list[Row]:
+    """Returns the rows of a comma-separated file whose first line names the columns. Raises DataError."""
+    reader = csv.DictReader(io.StringIO(_text(contents, path), newline=""), strict=True)
+    rows: list[Row] = []
+    try:
+        for row in reader:
+            where = f"{path}:{reader.line_num}"
+            if None in row or None in row.values():
+                raise DataError(
+                    f"{where}: the header names {len(reader.fieldnames or ())} columns, this row has others."
+                )
+            rows.append((where, dict(row)))
+    except csv.Error as error:
+        raise DataError(f"{path}:{reader.line_num}: not CSV: {error}.") from error
+    return rows
+
+
+def parquet_table(contents: bytes, path: Path) -> list[Row]:
+    """Returns the rows of a Parquet file. Values without a JSON form, such as dates, become text.
+
+    Raises DataError for other contents, ConfigError without pyarrow.
+    """
+    try:
+        from pyarrow import ArrowException, parquet
+    except ModuleNotFoundError as error:
+        hint = "pip install -c constraints/cpu.txt -e '.[data]'"
+        message = "a Parquet file is read by pyarrow, which is not installed"
+        raise ConfigError([Problem("data.task.path", message, value=str(path), hint=hint)]) from error
+    try:
+        rows = parquet.read_table(io.BytesIO(contents)).to_pylist()
+    except (ArrowException, OSError) as error:
+        raise DataError(f"{path}: not Parquet: {error}") from error
+    return [(f"{path}, row {number}", json.loads(json.dumps(row, default=str))) for number, row in enumerate(rows, 1)]
+
+
+READERS: dict[str, Callable[[bytes, Path], list[Row]]] = {
+    ".jsonl": json_lines,
+    ".json": json_array,
+    ".csv": csv_table,
+    ".parquet": parquet_table,
+}
+
+
+def shown(value: object) -> str:
+    """Returns the value as JSON, shortened to 60 characters."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _text(contents: bytes, path: Path) -> str:
+    try:
+        return contents.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = contents[: error.start].count(b"\n") + 1
+        raise DataError(f"{path}:{line}: not UTF-8: {error.reason}.") from error
+
+
+def _json_row(line: bytes, where: str) -> dict[str, object]:
+    try:
+        row = json.loads(line.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: not UTF-8: {error.reason} at byte {error.start + 1} of the line.") from error
+    except json.JSONDecodeError as error:
+        raise DataError(f"{where}:{error.colno}: not JSON: {error.msg}. Each line must be one JSON object.") from error
+    return _object(row, where)
+
+
+def _object(row: object, where: str) -> dict[str, object]:
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: a JSON object is needed, not {shown(row)}.")
+    return row
