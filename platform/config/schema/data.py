@@ -8,7 +8,6 @@ from pydantic import Field
 
 from rl_platform.config.schema.base import Section, key
 
-
 FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 
 
