@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from rl_platform.engines.rollout.sglang.engine import HostedEngine
+    from rl_platform.engines.rollout.sglang.engine import SGLangEngine
     from rl_platform.engines.training.base import TrainingEngine
     from rl_platform.records import RolloutBatch
 
@@ -127,12 +127,12 @@ def sglang_installed() -> bool:
 
 
 @contextmanager
-def sglang_on_cpu(network: Any, running: int, room: int, threads: int | None) -> Iterator[HostedEngine]:
+def sglang_on_cpu(network: Any, running: int, room: int, threads: int | None) -> Iterator[SGLangEngine]:
     """SGLang with the stand-ins of tests/sglang_cpu.
 
     `running`: requests at a time; `room`: tokens of keys and values; `threads` None: one for each core.
     """
-    from rl_platform.engines.rollout.sglang.engine import HostedEngine
+    from rl_platform.engines.rollout.sglang.engine import SGLangEngine
     from rl_platform.engines.rollout.sglang.program import EngineSetup
 
     model = network.config.to_dict() | {"eos_token_id": None}
@@ -140,7 +140,7 @@ def sglang_on_cpu(network: Any, running: int, room: int, threads: int | None) ->
     count = threads or len(os.sched_getaffinity(0))
     environment = {"PYTHONPATH": str(STAND_INS), "OMP_NUM_THREADS": str(count)}
     with tempfile.TemporaryDirectory() as folder:
-        engine = HostedEngine("rollout", setup, (), environment, Path(folder, "sglang.log"))
+        engine = SGLangEngine("rollout", setup, (), environment, Path(folder, "sglang.log"))
         try:
             yield engine
         finally:

@@ -63,11 +63,11 @@ def prompts(settings: argparse.Namespace, lap: int) -> list[list[int]]:
 
 def ours(settings: argparse.Namespace, folder: str) -> list[float]:
     from rl_platform.engines.rollout.base import Completion, Request
-    from rl_platform.engines.rollout.sglang.engine import HostedEngine
+    from rl_platform.engines.rollout.sglang.engine import SGLangEngine
     from rl_platform.records import SamplingParams
 
     environment = {"PYTHONPATH": str(STAND_INS)} if settings.dry_run else {}
-    engine = HostedEngine("rollout", setup_of(settings), (), environment, Path(folder, "sglang.log"))
+    engine = SGLangEngine("rollout", setup_of(settings), (), environment, Path(folder, "sglang.log"))
 
     def lap(number: int) -> int:
         done: list[Completion] = []

@@ -14,6 +14,7 @@ from importlib.metadata import version
 import psutil
 import torch
 
+from rl_platform.config.rollout_backend import HOSTED
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.reward import RewardModel
 from rl_platform.envs.embodied.spaces import EnvSpaces
@@ -52,6 +53,11 @@ def _engines(config: Config, placement: Placement) -> Iterator[Problem]:
     yield from device_problems(config, placement)
     if config.rollout.backend == "sglang":
         yield from _sglang()
+    if config.rollout.backend == "vllm":
+        with required("rl_platform.engines.rollout.vllm", "rollout.backend", hint="rollout.backend=torch"):
+            from rl_platform.engines.rollout.vllm.installation import installation_problem
+        if problem := installation_problem(config.rollout.vllm.python):
+            yield problem
 
 
 def _sglang() -> Iterator[Problem]:
@@ -97,7 +103,7 @@ def rank_problems(config: Config, placement: Placement) -> Iterator[Problem]:
         yield from _env_ranks(config, placement.world_size("env"))
     for name in (*LEARNERS, "rollout"):
         owned = max((len(slot.accelerators) for slot in placement.components.get(name, ())), default=0)
-        spreads = name == "rollout" and config.rollout.backend == "sglang"
+        spreads = name == "rollout" and config.rollout.backend in HOSTED
         if owned > 1 and not placement.emulated and not spreads:
             message = f"a rank of {name} computes on one GPU and would keep {owned - 1} more from others, unused"
             hint = "as many ranks as GPUs; --plan shows ranks that own several"

@@ -6,9 +6,11 @@ import importlib.util
 
 from rl_platform.config.schema import Config
 
+HOSTED = ("sglang", "vllm")  # in processes of their own, with weights of their own, over several GPUs
+
 
 def chosen_backend(backend: str, on_gpu: bool) -> tuple[str, str]:
-    """Returns torch or sglang, and the reason."""
+    """Returns torch, sglang or vllm, and the reason."""
     if backend != "auto":
         return backend, "as the config says"
     if not on_gpu:
@@ -25,8 +27,8 @@ def may_go_by_group(config: Config, on_gpu: bool) -> bool:
     """True if a learner offers its weights to a process group. The rollout decides whether a group can reach it.
 
     On CPUs main memory is faster (docs/architecture.md). `sync: delta` needs the receiver's weights for comparison,
-    so it never uses a group.
+    so it never uses a group; nor does vLLM, whose process may have another torch.
     """
     rollout, reasoning = config.rollout, config.runner.task_type == "reasoning"
     wanted = rollout.weight_transfer == "group" or (rollout.weight_transfer == "auto" and on_gpu)
-    return reasoning and wanted and rollout.sync == "full"
+    return reasoning and wanted and rollout.sync == "full" and rollout.backend != "vllm"

@@ -1,4 +1,4 @@
-"""Derives the share of a GPU that an SGLang engine takes for weights, keys and values.
+"""Derives the share of a GPU that SGLang or vLLM takes for weights, keys and values.
 
 Without `rollout.gpu_memory_utilization` the share is the memory estimate for all of its running sequences, limited by
 the memory that other components leave on that GPU.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rl_platform.config.rollout_backend import HOSTED
 from rl_platform.config.schema import Config
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.placement.hardware import GIB, device_of
@@ -41,13 +42,13 @@ class EngineMemory:
 
 
 def engine_memory(config: Config, placement: Placement, inventory: Inventory) -> EngineMemory | None:
-    """Returns None if the config sets the share, without SGLang or a GPU, or for an unknown GPU or model.
+    """Returns None if the config sets the share, without SGLang, vLLM or a GPU, or for an unknown GPU or model.
 
     Raises ConfigError if the other components leave no memory for a single sequence.
     """
     rollout, device = config.rollout, device_of(inventory)
     known_shapes = shapes(config)[0]
-    if rollout.gpu_memory_utilization is not None or rollout.backend != "sglang" or "rollout" not in known_shapes:
+    if rollout.gpu_memory_utilization is not None or rollout.backend not in HOSTED or "rollout" not in known_shapes:
         return None
     if device.memory is None or not placement.accelerators["rollout"]:
         return None

@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
+from rl_platform.config.rollout_backend import HOSTED
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import Parallel, Trainable
 from rl_platform.placement.hardware import GIB
@@ -134,20 +135,20 @@ class MemoryModel:
 
     def _rollout(self, shape: Shape) -> Memory:
         """The generator: weights of its own unless it uses the learner's, and the cache of running sequences."""
-        shared = self.layout.together(self.layout.policy, "rollout") and self.config.rollout.backend != "sglang"
+        hosted = self.config.rollout.backend in HOSTED
+        shared = self.layout.together(self.layout.policy, "rollout") and not hosted
         if isinstance(shape, PolicyShape):
             return Memory(weights=0 if shared else shape.parameters * FLOAT)
-        sglang = self.config.rollout.backend == "sglang"
         # the built-in engine uses float32 on CPUs without fast bfloat16: the larger size counts
-        bytes_each = bytes_of(self.config.actor.model.dtype) if sglang or self.on_gpu else FLOAT
-        referenced = shared and (sglang or bytes_each == FLOAT)
+        bytes_each = bytes_of(self.config.actor.model.dtype) if hosted or self.on_gpu else FLOAT
+        referenced = shared and (hosted or bytes_each == FLOAT)
         weights = 0 if referenced else shape.parameters * bytes_each
         if referenced and self.config.actor.lora is not None:  # merged matrices are its own
             weights = shape.layers * shape.matrices_per_layer * bytes_each
         if not self.on_gpu:  # a second copy in oneDNN's layout
             weights += (shape.layers * shape.matrices_per_layer + shape.vocabulary * shape.hidden) * FLOAT
         slots = running_sequences(self.config, self.layout.parts["rollout"].ranks)
-        room = longest(self.config) + (0 if sglang else PAGES_BESIDE)
+        room = longest(self.config) + (0 if hosted else PAGES_BESIDE)
         tokens = max(min(PREFILL_TOKENS, slots * self.config.data.max_prompt_length), slots)
         logits = slots * shape.vocabulary * FLOAT * LOGIT_COPIES
         return Memory(

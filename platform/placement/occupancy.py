@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from rl_platform.config.rollout_backend import HOSTED
 from rl_platform.config.schema import Config
 from rl_platform.placement.hardware import Device, device_of
 from rl_platform.placement.inventory import Inventory
@@ -14,7 +15,6 @@ from rl_platform.placement.offload_order import OffloadOrder, asked_to_leave, or
 from rl_platform.placement.scheduler import Placement
 
 NEARLY_FULL = 0.9  # of a device's memory; the rest is for memory that the estimate leaves out
-SEVERAL_GPUS = ("sglang",)  # rollout backends whose ranks use more than one GPU
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def occupancy_of(config: Config, placement: Placement) -> dict[tuple[int, int | 
     """
     ranks: dict[tuple[int, int | None], dict[str, list[int]]] = {}
     shares: dict[tuple[int, int | None], dict[str, float]] = {}
-    spread = config.rollout.backend in SEVERAL_GPUS
+    spread = config.rollout.backend in HOSTED
     for name, slots in placement.components.items():
         for slot in slots:
             for position, local in enumerate(slot.accelerators or (None,)):

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from rl_platform.config.rollout_backend import HOSTED
 from rl_platform.config.schema import Config
 from rl_platform.placement.chains import streaming_chains
 from rl_platform.placement.hardware import ASSUMED, GIB, Device, device_of
@@ -16,7 +17,7 @@ from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import Layout
 from rl_platform.placement.memory import MemoryModel, Usage
 from rl_platform.placement.model_shape import Shape, shapes
-from rl_platform.placement.occupancy import NEARLY_FULL, SEVERAL_GPUS, chosen_order, occupancy_of
+from rl_platform.placement.occupancy import NEARLY_FULL, chosen_order, occupancy_of
 from rl_platform.placement.offload_order import OffloadOrder
 from rl_platform.placement.plan import number_ranges
 from rl_platform.placement.scheduler import Placement
@@ -175,7 +176,7 @@ def _rank_warnings(report: Report) -> Iterator[str]:
             yield f"{division}: the ranks do not divide it, so some wait for others"
     for name, part in report.layout.parts.items():
         several = part.per_rank > 1
-        if several and not (name == "rollout" and report.config.rollout.backend in SEVERAL_GPUS):
+        if several and not (name == "rollout" and report.config.rollout.backend in HOSTED):
             yield f"{name}: a rank owns {part.per_rank} GPUs and computes on the first; give every rank one"
 
 

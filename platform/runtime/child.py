@@ -68,7 +68,8 @@ class Child:
     """Starts `python -c code DESCRIPTOR *arguments`; DESCRIPTOR is that of the child's end of the pipe.
 
     environment: added to that of this process, a PYTHONPATH in front of this process's search paths. descriptors: files
-    that stay open in the child. output: where stdout and stderr go, by default where those of this process go.
+    that stay open in the child. output: where stdout and stderr go, by default where those of this process go. python:
+    another interpreter, which gets no search paths but its own and those of `environment`.
     """
 
     def __init__(
@@ -79,15 +80,17 @@ class Child:
         environment: Mapping[str, str] | None = None,
         descriptors: Sequence[int] = (),
         output: BinaryIO | None = None,
+        python: str | None = None,
     ) -> None:
         self._death = death
         self.socket, theirs = socket.socketpair()
         for end in (self.socket, theirs):
             end.setblocking(True)  # whatever socket.setdefaulttimeout is
         parent = [os.getpid()] if death is Death.THREAD else []
+        values = map(str, (theirs.fileno(), *parent, *arguments))
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _PRELUDES[death] + code, *map(str, (theirs.fileno(), *parent, *arguments))],
-            env=_environment(environment or {}),
+            [python or sys.executable, "-c", _PRELUDES[death] + code, *values],
+            env=_environment(environment or {}, () if python else sys.path),
             stdin=subprocess.PIPE if death is Death.GUARD else subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -152,6 +155,6 @@ class Child:
             self._process.stdin.close()  # the guard kills what is left
 
 
-def _environment(added: Mapping[str, str]) -> dict[str, str]:
-    paths = [added.get("PYTHONPATH", ""), *(path or os.getcwd() for path in sys.path)]
+def _environment(added: Mapping[str, str], search_paths: Sequence[str]) -> dict[str, str]:
+    paths = [added.get("PYTHONPATH", ""), *(path or os.getcwd() for path in search_paths)]
     return {**os.environ, **added, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}

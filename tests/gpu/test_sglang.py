@@ -13,7 +13,7 @@ import pytest
 import torch
 from sglang_engine import needs_sglang
 
-from rl_platform.engines.rollout.sglang.engine import HostedEngine
+from rl_platform.engines.rollout.sglang.engine import SGLangEngine
 from rl_platform.engines.rollout.sglang.program import EngineSetup
 from rl_platform.records import SamplingParams, Weights
 from rl_platform.runtime.weights.group import WeightGroup, WeightSender, WeightsOffer, offer_fields, place_of
@@ -28,7 +28,7 @@ pytestmark = [
 two_gpus = pytest.mark.skipif(GPUS < 2, reason="there are no two GPUs")
 GREEDY = SamplingParams(8, temperature=0.0)
 GIB = 2**30
-Start = Callable[..., HostedEngine]
+Start = Callable[..., SGLangEngine]
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +45,12 @@ def plain(shared: ModuleType) -> Any:
 @pytest.fixture
 def start(shared: ModuleType, plain: Any, tmp_path: Path) -> Iterator[Start]:
     """start(gpus, **engine_args): an engine without weights."""
-    started: list[HostedEngine] = []
+    started: list[SGLangEngine] = []
 
-    def run(*gpus: int, **arguments: Any) -> HostedEngine:
+    def run(*gpus: int, **arguments: Any) -> SGLangEngine:
         description = plain.config.to_dict() | {"architectures": ["LlamaForCausalLM"]}
         setup = EngineSetup(description, "cuda", len(gpus), "float32", 16, None, 0.3, 0, gpus, arguments)
-        started.append(HostedEngine("rollout[0]", setup, (shared.NEVER,), {}, tmp_path / "engine.log"))
+        started.append(SGLangEngine("rollout[0]", setup, (shared.NEVER,), {}, tmp_path / "engine.log"))
         return started[-1]
 
     yield run
@@ -58,7 +58,7 @@ def start(shared: ModuleType, plain: Any, tmp_path: Path) -> Iterator[Start]:
         engine.close()
 
 
-def assert_generates_with(engine: HostedEngine, plain: Any, shared: ModuleType) -> None:
+def assert_generates_with(engine: SGLangEngine, plain: Any, shared: ModuleType) -> None:
     """The log-probabilities are those of `plain`; kernels of GPUs round in other ways than a CPU."""
     requests = shared.prompts()
     for index, completion in shared.answers(engine, requests, SamplingParams(8)).items():

@@ -19,6 +19,7 @@ EXTRAS = (
     "accel",
     "engines/training/megatron",
     "engines/rollout/sglang",
+    "engines/rollout/vllm",
     "envs/embodied/mujoco",
     "launch/check",
     "launch/rehearse",

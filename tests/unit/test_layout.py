@@ -50,6 +50,7 @@ EXTRAS = {  # folders that may be removed: the core imports them only when a con
     "rl_platform.accel": "platform/accel",
     "rl_platform.engines.training.megatron": "platform/engines/training/megatron",
     "rl_platform.engines.rollout.sglang": "platform/engines/rollout/sglang",
+    "rl_platform.engines.rollout.vllm": "platform/engines/rollout/vllm",
     "rl_platform.envs.embodied.mujoco": "envs/embodied/mujoco",
     "rl_platform.launch.check": "launch/check",
     "rl_platform.launch.rehearse": "launch/rehearse",
@@ -66,7 +67,11 @@ SEAMS = (
     "launch/rehearse/findings.py",
     "launch/sharding.py",
 )
-LAZY = {"megatron": "engines/training/megatron", "sglang": "engines/rollout/sglang"}  # the folder of each
+LAZY = {
+    "megatron": "engines/training/megatron",
+    "sglang": "engines/rollout/sglang",
+    "vllm": "engines/rollout/vllm",
+}  # the folder of each
 
 
 def source_files() -> list[Path]:

@@ -10,7 +10,7 @@ from rl_platform.config.schema import Config
 from rl_platform.errors import Problem
 
 _MULTI_TURN, _PARTIAL = "rollout.multi_turn", "rollout.partial_rollout"
-_SGLANG = "tensor_parallel_size gpu_memory_utilization engine_args engine_env"
+_HOSTED = "tensor_parallel_size gpu_memory_utilization engine_args engine_env"
 _TOOLS = ("calculator",)
 _BETWEEN_TURNS = 2  # tokens of a response that are not an observation, at least: one per turn
 
@@ -61,7 +61,7 @@ def _partial_rollout(config: Config) -> Iterator[Problem]:
 def unread(config: Config) -> Iterator[Unread]:
     if when(lambda: embodied(config)):
         yield Unread("rollout.offload", "an embodied policy is small: it stays where it is", (TASK,))
-        names = f"backend sampling val_sampling multi_turn max_running_requests stop {_SGLANG}"
+        names = f"backend sampling val_sampling multi_turn max_running_requests stop vllm {_HOSTED}"
         yield from unread_keys("rollout", names, "embodied policies choose actions and generate no text", TASK)
         reason = "an embodied policy is small: it travels through main memory"
         yield Unread("rollout.weight_transfer", reason, (TASK,))
@@ -71,7 +71,12 @@ def unread(config: Config) -> Iterator[Unread]:
             reason = "with rollout.sync delta they go through main memory, where it is seen what differs"
             yield Unread("rollout.weight_transfer", reason, ("rollout.sync",))
         if when(lambda: config.rollout.backend == "torch"):
-            yield from unread_keys("rollout", _SGLANG, "the torch engine has no such option", "rollout.backend")
+            yield from unread_keys("rollout", _HOSTED, "the torch engine has no such option", "rollout.backend")
+        if when(lambda: config.rollout.backend != "vllm"):
+            yield Unread("rollout.vllm", f"the backend is {config.rollout.backend}", ("rollout.backend",))
+        elif when(lambda: config.rollout.backend == "vllm"):
+            reason = "vLLM has a torch of its own, so its weights go through main memory"
+            yield Unread("rollout.weight_transfer", reason, ("rollout.backend",))
     if when(lambda: config.cluster.runtime == "local"):
         reason = "in one process the rollout reads the actor's weights where they are"
         yield from unread_keys("rollout", "sync weight_transfer", reason, "cluster.runtime")

@@ -43,11 +43,17 @@ class PartialRollout(Section):
     )
 
 
+class VLLM(Section):
+    """`rollout.vllm`: the environment of vLLM, whose requirements clash with those of SGLang and of this package."""
+
+    python: str | None = key(None, "path of the Python interpreter that has vLLM; null: the running one", min_length=1)
+
+
 class Rollout(Section):
     """`rollout`: generates responses or chooses actions."""
 
     group_name: str | None = key(None, "name of the worker group in logs")
-    backend: Literal["auto", "torch", "sglang"] = key(
+    backend: Literal["auto", "torch", "sglang", "vllm"] = key(
         "auto", "generation engine of language models; auto: sglang on GPUs if it is installed"
     )
     sampling: Sampling = Field(default_factory=Sampling, description="training")
@@ -64,18 +70,21 @@ class Rollout(Section):
     )
     max_running_requests: int = key(64, "sequences decoded together; the others wait", ge=1)
     tensor_parallel_size: int | None = key(
-        None, "sglang: processes that share the model; null: one per GPU of a rank", ge=1
+        None, "sglang, vllm: processes that share the model; null: one per GPU of a rank", ge=1
     )
     gpu_memory_utilization: float | None = key(
         None,
-        "sglang: share of a GPU's memory for weights, keys and values; null: what the memory estimate says",
+        "sglang, vllm: share of a GPU's memory for weights, keys and values; null: from the estimate",
         gt=0,
         lt=1,
     )
-    engine_args: dict[str, Any] = Field(default_factory=dict, description="sglang: further arguments of sglang.Engine")
-    engine_env: dict[str, str] = Field(
-        default_factory=dict, description="sglang: environment variables of the engine's process"
+    engine_args: dict[str, Any] = Field(
+        default_factory=dict, description="further arguments of sglang.Engine or vllm.EngineArgs"
     )
+    engine_env: dict[str, str] = Field(
+        default_factory=dict, description="sglang, vllm: environment variables of the engine's process"
+    )
+    vllm: VLLM = Field(default_factory=VLLM, description="vllm: its environment")
     sync: Literal["full", "delta"] = key(
         "full", "weights sent to another process; delta: only parts that differ from what the receiver has"
     )

@@ -10,6 +10,7 @@ import torch
 from rl_platform.config.rollout_backend import chosen_backend
 from rl_platform.config.schema import Config
 from rl_platform.engines.rollout.base import RolloutEngine
+from rl_platform.engines.rollout.hosted import visible_gpus
 from rl_platform.engines.rollout.torch import TorchRolloutEngine
 from rl_platform.errors import ConfigError, Problem
 
@@ -34,15 +35,33 @@ def rollout_engine(
         device = torch.device("cuda", accelerators[0]) if accelerators else torch.device("cpu")
         dtype = generation_dtype(config.actor.model.dtype, device)
         return TorchRolloutEngine(model_config, eos, rollout.max_running_requests, device, dtype, label)
-    from rl_platform.engines.rollout.sglang.engine import HostedEngine
-    from rl_platform.engines.rollout.sglang.program import EngineSetup
-
     ranks = rollout.tensor_parallel_size or max(1, len(accelerators))
     check_ranks(model_config, ranks)
     longest = config.data.max_prompt_length + config.data.max_response_length
     description = model_config.to_dict()
+    description |= {"architectures": description.get("architectures") or [_architecture(model_config)]}
+    logs = Path(config.runner.output_dir).expanduser().absolute() / LOGS
+    if rollout.backend == "vllm":
+        from rl_platform.engines.rollout.vllm.client import VLLMEngine, VLLMSetup
+
+        vllm_setup = VLLMSetup(
+            model_config=description,
+            tensor_parallel=ranks,
+            dtype=config.actor.model.dtype,
+            max_running=rollout.max_running_requests,
+            longest=longest,
+            memory_share=rollout.gpu_memory_utilization or USUAL_SHARE,
+            seed=seed,
+            gpus=tuple(visible_gpus()[number] for number in accelerators),
+            python=rollout.vllm.python,
+            extra=rollout.engine_args,
+        )
+        return VLLMEngine(label, vllm_setup, eos, rollout.engine_env, logs / f"{label}-vllm.log")
+    from rl_platform.engines.rollout.sglang.engine import SGLangEngine
+    from rl_platform.engines.rollout.sglang.program import EngineSetup
+
     setup = EngineSetup(
-        model_config=description | {"architectures": description.get("architectures") or [_architecture(model_config)]},
+        model_config=description,
         device="cuda" if accelerators else "cpu",
         tensor_parallel=ranks,
         dtype=config.actor.model.dtype,
@@ -53,12 +72,11 @@ def rollout_engine(
         accelerators=accelerators,
         extra=rollout.engine_args,
     )
-    log = Path(config.runner.output_dir).expanduser().absolute() / LOGS / f"{label}-sglang.log"
-    return HostedEngine(label, setup, eos, rollout.engine_env, log)
+    return SGLangEngine(label, setup, eos, rollout.engine_env, logs / f"{label}-sglang.log")
 
 
 def check_ranks(model_config: PretrainedConfig, ranks: int) -> None:
-    """Raises ConfigError if SGLang cannot split the model's heads over so many tensor-parallel ranks."""
+    """Raises ConfigError if SGLang or vLLM cannot split the model's heads over so many tensor-parallel ranks."""
     heads = model_config.num_attention_heads
     key_heads = getattr(model_config, "num_key_value_heads", None) or heads
     if heads % ranks == 0 and (key_heads % ranks == 0 or ranks % key_heads == 0):

@@ -459,8 +459,18 @@ def test_weights_go_by_a_group_where_an_engine_of_its_own_takes_them(problems: A
         assert list(problems("reasoning", backend, group)) == []
         for other in ("rollout.sync=delta", "cluster.runtime=local"):
             assert "rollout.weight_transfer" in problems("reasoning", backend, group, other)
+    assert list(problems("reasoning", "rollout.backend=vllm", group)) == ["rollout.weight_transfer"]
     assert list(problems("embodied", group)) == ["rollout.weight_transfer"]
     assert list(problems("reasoning", "rollout.weight_transfer=disk")) == ["rollout.weight_transfer"]
+
+
+def test_keys_of_engines_in_processes_of_their_own(problems: Any) -> None:
+    python = "rollout.vllm.python=/somewhere/python"
+    assert list(problems("reasoning", "rollout.backend=vllm", python, "rollout.engine_args={swap_space: 0}")) == []
+    for backend in ("auto", "torch", "sglang"):
+        assert list(problems("reasoning", f"rollout.backend={backend}", python)) == ["rollout.vllm"]
+    assert list(problems("embodied", python)) == ["rollout.vllm"]
+    assert "rollout.vllm.python" in problems("reasoning", "rollout.backend=vllm", "rollout.vllm.python=''")
 
 
 def test_switched_off_parts_of_pf_ppo(problems: Any) -> None:

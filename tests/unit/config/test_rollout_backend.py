@@ -45,4 +45,5 @@ def test_who_offers_weights_to_a_process_group(load: Any) -> None:
             assert may_go_by_group(load("reasoning", backend, asked).config, on_gpu)
         for override in ("rollout.sync=delta", "rollout.weight_transfer=memory"):
             assert not may_go_by_group(load("reasoning", backend, override).config, on_gpu=True)
+    assert not may_go_by_group(load("reasoning", "rollout.backend=vllm").config, on_gpu=True)
     assert not may_go_by_group(load("embodied").config, on_gpu=True)

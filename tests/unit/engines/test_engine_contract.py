@@ -1,5 +1,5 @@
-"""What every rollout engine promises, the built-in one and SGLang's, really running on a CPU; and what SGLang's alone
-does: ways of weights into its process, what becomes of it when it dies."""
+"""What every rollout engine promises, the built-in one, SGLang's and vLLM's, really running on a CPU; and what engines
+in processes of their own do: ways of weights into the process, what becomes of it when it dies."""
 
 from __future__ import annotations
 
@@ -18,20 +18,26 @@ import psutil
 import pytest
 import torch
 from sglang_engine import ENGINE_ENV, needs_sglang
+from vllm_engine import ENGINE_ENV as VLLM_ENV
+from vllm_engine import VLLM_PYTHON, needs_vllm
 from weight_senders import SendingProcess
 
 from rl_platform.components.rollout import generate_until
 from rl_platform.engines.rollout.base import Completion
-from rl_platform.engines.rollout.sglang.engine import HostedEngine
+from rl_platform.engines.rollout.hosted import HostedEngine
+from rl_platform.engines.rollout.sglang.engine import SGLangEngine
 from rl_platform.engines.rollout.sglang.program import EngineSetup
 from rl_platform.engines.rollout.sglang.shared_weights import SharedWeights
 from rl_platform.engines.rollout.torch import TorchRolloutEngine
+from rl_platform.engines.rollout.vllm.client import VLLMEngine, VLLMSetup
 from rl_platform.errors import ConfigError
 from rl_platform.records import Prompt, SamplingParams, Trajectory, Weights
+from rl_platform.runtime.weights.group import WeightsOffer, offer_fields
 
 pytestmark = pytest.mark.timeout(900)
-ENGINES = ["torch", pytest.param("sglang", marks=needs_sglang)]
-only_sglang = pytest.mark.parametrize("engine", ENGINES[1:], indirect=True)
+ENGINES = ["torch", pytest.param("sglang", marks=needs_sglang), pytest.param("vllm", marks=needs_vllm)]
+only_hosted = pytest.mark.parametrize("engine", ENGINES[1:], indirect=True)
+only_sglang = pytest.mark.parametrize("engine", ENGINES[1:2], indirect=True)
 Engine = HostedEngine | TorchRolloutEngine
 RUNNING = 16  # requests at the same time
 LONG = SamplingParams(50, temperature=1.0)
@@ -48,6 +54,11 @@ def setup_for(config: Any) -> EngineSetup:
     return EngineSetup(description, "cpu", 1, "float32", RUNNING, 4096, 0.1, seed=0)
 
 
+def vllm_setup_for(config: Any) -> VLLMSetup:
+    description = config.to_dict() | {"architectures": ["LlamaForCausalLM"]}
+    return VLLMSetup(description, 1, "float32", RUNNING, 64, 0.1, seed=0, python=VLLM_PYTHON)
+
+
 @pytest.fixture(scope="module")
 def plain(shared: ModuleType) -> Any:
     return shared.causal_lm()
@@ -60,10 +71,14 @@ def engine(
     if request.param == "torch":
         yield TorchRolloutEngine(copy.deepcopy(plain.config), (), RUNNING, torch.device("cpu"))
         return
-    log = tmp_path_factory.mktemp("sglang") / "engine.log"
-    running = HostedEngine("rollout[0]", setup_for(plain.config), (shared.NEVER,), ENGINE_ENV, log)
+    log = tmp_path_factory.mktemp(request.param) / "engine.log"
+    running: HostedEngine
+    if request.param == "sglang":
+        running = SGLangEngine("rollout[0]", setup_for(plain.config), (shared.NEVER,), ENGINE_ENV, log)
+    else:
+        running = VLLMEngine("rollout[0]", vllm_setup_for(plain.config), (shared.NEVER,), VLLM_ENV, log)
     family = psutil.Process(running.process_id).children(recursive=True)
-    assert len(family) >= 2, "a scheduler and a guard"
+    assert len(family) >= (2 if request.param == "sglang" else 1), "a guard, and SGLang's scheduler"
     yield running
     children = psutil.Process(running.process_id).children(recursive=True)
     running.close()
@@ -136,8 +151,8 @@ def test_an_eos_is_part_of_the_response(shared: ModuleType, fresh: Engine) -> No
     assert len(completion.log_probs) == 1
 
 
-@only_sglang
-def test_samples_of_a_prompt_share_its_computation(shared: ModuleType, fresh: HostedEngine) -> None:
+@only_hosted
+def test_samples_of_a_prompt_share_its_computation(shared: ModuleType, fresh: SGLangEngine | VLLMEngine) -> None:
     prompt = shared.prompts((20,))[0].token_ids
     before = fresh.cached_tokens()
     shared.answers(fresh, [shared.Request(0, prompt, 0)], SamplingParams(2))
@@ -228,12 +243,13 @@ def test_it_wakes_with_the_weights_it_had(shared: ModuleType, fresh: Engine) -> 
     }
 
 
-@only_sglang
+@only_hosted
 def test_one_that_is_killed_is_started_again_and_asked_again(
     shared: ModuleType, plain: Any, fresh: HostedEngine, learner: SendingProcess
 ) -> None:
-    """Its successor joins a new group to get the weights."""
-    fresh.receive(learner.offer(shared.state_of(plain), fresh.version + 1))
+    """SGLang's successor joins a new group to get the weights."""
+    if isinstance(fresh, SGLangEngine):
+        fresh.receive(learner.offer(shared.state_of(plain), fresh.version + 1))
     requests, restarts = shared.prompts((4,) * 64), fresh.restarts
     version, victim = fresh.version, fresh.process_id
     completions = while_it_generates(fresh, requests, LONG, lambda: os.kill(victim, signal.SIGKILL))
@@ -251,7 +267,7 @@ def test_an_architecture_that_sglang_has_not(plain: Any, tmp_path: Path) -> None
     setup = setup_for(plain.config)
     setup.model_config["architectures"] = ["NobodysForCausalLM"]
     with pytest.raises(ConfigError) as caught:
-        HostedEngine("rollout[3]", setup, (), ENGINE_ENV, tmp_path / "engine.log")
+        SGLangEngine("rollout[3]", setup, (), ENGINE_ENV, tmp_path / "engine.log")
     (problem,) = caught.value.problems
     assert (problem.key, problem.value) == ("rollout.backend", "sglang")
     assert "no model of architecture NobodysForCausalLM" in problem.message
@@ -262,7 +278,7 @@ def test_memory_that_has_no_room_for_keys_and_values(plain: Any, tmp_path: Path)
     less_than_none = {"mem_fraction_static": -1.0}  # whatever other processes free while it starts
     setup = replace(setup_for(plain.config), cache_tokens=None, extra=less_than_none)
     with pytest.raises(ConfigError) as caught:
-        HostedEngine("rollout[3]", setup, (), ENGINE_ENV, tmp_path / "engine.log")
+        SGLangEngine("rollout[3]", setup, (), ENGINE_ENV, tmp_path / "engine.log")
     (problem,) = caught.value.problems
     assert problem.key == "rollout.gpu_memory_utilization"
     assert "rollout[3]: no room is left for keys and values" in problem.message
@@ -297,6 +313,7 @@ def test_responses_that_are_cut_go_on_under_other_weights(shared: ModuleType, pl
             start += count
 
 
+@pytest.mark.parametrize("engine", ENGINES[:2], indirect=True)
 def test_weights_by_a_process_group(shared: ModuleType, plain: Any, fresh: Engine, learner: SendingProcess) -> None:
     for version in (2000, 2001):  # the second time with the group that is there
         trainer = changed(plain)
@@ -307,9 +324,18 @@ def test_weights_by_a_process_group(shared: ModuleType, plain: Any, fresh: Engin
     assert learner.groups[-1] == learner.groups[-2]
 
 
+@pytest.mark.parametrize("engine", ENGINES[2:], indirect=True)
+def test_vllm_fetches_weights_that_are_offered_by_a_group(shared: ModuleType, plain: Any, fresh: VLLMEngine) -> None:
+    trainer, state = changed(plain), offer_fields(shared.state_of(plain))
+    weights = Weights(4000, shared.state_of(trainer))
+    offer = WeightsOffer(4000, state["tensors"], "cpu", "127.0.0.1", lambda: weights, lambda _: pytest.fail("sent"))
+    assert fresh.receive(offer).bytes == weights.bytes
+    assert_generates_with(fresh, trainer, shared)
+
+
 @only_sglang
 def test_weights_through_a_file_where_shared_memory_is_full(
-    shared: ModuleType, plain: Any, fresh: HostedEngine, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    shared: ModuleType, plain: Any, fresh: SGLangEngine, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     monkeypatch.setattr(fresh, "_shared", SharedWeights())
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rl_platform.engines.rollout.sglang import engine as hosted
-from rl_platform.engines.rollout.sglang.engine import HostedEngine
+from rl_platform.engines.rollout.sglang.engine import SGLangEngine
 from rl_platform.engines.rollout.sglang.program import EngineSetup
 from rl_platform.errors import WorkerError
 from rl_platform.runtime.weights.group import WeightGroup, WeightsOffer, offer_fields
@@ -17,20 +17,22 @@ from rl_platform.runtime.weights.group import WeightGroup, WeightsOffer, offer_f
 STATE = {"backbone.norm.weight": torch.ones(3), "head.weight": torch.zeros(2, 3)}
 # Answers to everything and writes down what was asked; in its first life it dies when weights are to come.
 PROGRAM = """
-import os, sys
+import json, os, sys
 from multiprocessing.connection import Connection
 connection = Connection(int(sys.argv[1]))
-connection.recv()
+connection.recv_bytes()
+def answer(number, value):
+    connection.send_bytes(json.dumps((number, "answer", value)).encode())
 lives = {folder!r} + "/lives"
 first = not os.path.exists(lives)
 open(lives, "a").close()
-connection.send((0, "answer", os.getpid()))
+answer(0, os.getpid())
 while True:
-    number, operation, arguments = connection.recv()
+    number, operation, arguments = json.loads(connection.recv_bytes())
     print(operation, *arguments, flush=True)
     if operation == "load_from_group" and first and {dies!r}:
         os._exit(1)
-    connection.send((number, "answer", None))
+    answer(number, None)
 """
 
 
@@ -38,11 +40,11 @@ while True:
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """start(dies=True): an engine, and the file with what it was asked."""
 
-    def run(*, dies: bool) -> tuple[HostedEngine, Path]:
+    def run(*, dies: bool) -> tuple[SGLangEngine, Path]:
         monkeypatch.setattr(hosted, "PROGRAM", PROGRAM.format(folder=str(tmp_path), dies=dies))
         monkeypatch.setattr(hosted, "DEATH_S", 1.0)
         setup = EngineSetup({}, "cpu", 2, "float32", 4, 64, 0.1, seed=0)
-        return HostedEngine("rollout[0]", setup, (), {}, tmp_path / "log"), tmp_path / "log"
+        return SGLangEngine("rollout[0]", setup, (), {}, tmp_path / "log"), tmp_path / "log"
 
     return run
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rl_platform.engines.rollout.build import check_ranks, generation_dtype
-from rl_platform.engines.rollout.sglang.engine import visible_gpus
+from rl_platform.engines.rollout.hosted import visible_gpus
 from rl_platform.engines.rollout.sglang.program import EngineSetup, engine_environment
 from rl_platform.errors import ConfigError
 

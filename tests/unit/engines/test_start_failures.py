@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rl_platform.engines.rollout.sglang import engine as hosted
-from rl_platform.engines.rollout.sglang.engine import HostedEngine
+from rl_platform.engines.rollout import hosted
+from rl_platform.engines.rollout.sglang import engine as sglang
+from rl_platform.engines.rollout.sglang.engine import SGLangEngine
 from rl_platform.engines.rollout.sglang.program import EngineSetup
 from rl_platform.errors import ConfigError, PlatformError, WorkerError
 
@@ -22,9 +23,9 @@ def failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "engine.log").write_text("CUDA out of memory of an earlier run\n")
 
     def start(program: str) -> PlatformError:
-        monkeypatch.setattr(hosted, "PROGRAM", program)
+        monkeypatch.setattr(sglang, "PROGRAM", program)
         with pytest.raises(PlatformError) as caught:
-            HostedEngine("rollout[1]", SETUP, (), {}, tmp_path / "engine.log")
+            SGLangEngine("rollout[1]", SETUP, (), {}, tmp_path / "engine.log")
         return caught.value
 
     return start

@@ -99,6 +99,37 @@ def test_sglang_of_another_version_is_refused(folder: Path, monkeypatch: pytest.
     assert "sglang 0.4.1 is installed" in problem.message
 
 
+@pytest.mark.parametrize(
+    ("program", "key", "words"),
+    [
+        (None, "rollout.vllm.python", "does not run: No such file"),
+        ("exit 3", "rollout.vllm.python", "does not run: it ended with exit code 3"),
+        ("exec sleep 60", "rollout.vllm.python", "does not run: no answer within"),
+        ("echo", "rollout.vllm.python", "vLLM is not installed there"),
+        ("echo 0.11.0", "rollout.vllm.python", "vLLM 0.11.0 is installed there"),
+    ],
+)
+def test_an_interpreter_without_this_vllm_is_refused(
+    program: str | None, key: str, words: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("rl_platform.engines.rollout.vllm.installation.ANSWER_S", 0.5)
+    python = folder / "python"
+    if program is not None:
+        python.write_text(f"#!/bin/sh\n{program}\n")
+        python.chmod(0o755)
+    problem = cheap_problems("reasoning.yaml", "rollout.backend=vllm", f"rollout.vllm.python={python}")[key]
+    assert words in problem.message
+    assert problem.value == str(python)
+    assert problem.hint
+
+
+def test_an_interpreter_with_this_vllm_is_accepted(folder: Path):
+    python = folder / "python"
+    python.write_text("#!/bin/sh\necho 0.32.0+cpu\n")
+    python.chmod(0o755)
+    assert not cheap_problems("reasoning.yaml", "rollout.backend=vllm", f"rollout.vllm.python={python}")
+
+
 def placed(text: str) -> str:
     return f"cluster.component_placement={text}"
 

@@ -8,6 +8,8 @@ and gets its weights by `load` before the first request.
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import os
 import sys
 import traceback
@@ -15,9 +17,10 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
+from typing import Any
 
-from rl_platform.engines.rollout.base import Completion, Request
-from rl_platform.engines.rollout.sglang.engine_process import ANSWER, FAILED, ITEM
+from rl_platform.engines.rollout.base import Request
+from rl_platform.engines.rollout.hosted import ANSWER, FAILED, ITEM
 from rl_platform.records import SamplingParams
 
 PROGRAM = "from rl_platform.engines.rollout.sglang.program import main; main()"
@@ -93,13 +96,13 @@ def engine_environment(setup: EngineSetup, cores: Sequence[int], gpus: Sequence[
 def main() -> None:
     """Entry point of the process: the argument is the socket's descriptor."""
     connection = Connection(int(sys.argv[1]))
-    setup: EngineSetup = connection.recv()
+    setup = EngineSetup(**json.loads(connection.recv_bytes()))
     try:
         host = EngineHost(connection, setup)
     except BaseException as error:
-        connection.send((0, FAILED, f"{type(error).__name__}: {error}"))
+        connection.send_bytes(json.dumps((0, FAILED, f"{type(error).__name__}: {error}")).encode())
         raise
-    connection.send((0, ANSWER, os.getpid()))
+    host.send(0, ANSWER, os.getpid())
     host.serve()
     os._exit(0)  # its own shutdown waits for schedulers that the end of this process ends
 
@@ -126,11 +129,14 @@ class EngineHost:
         """Until the other end closes."""
         self.engine.loop.run_until_complete(self._serve())
 
+    def send(self, number: int, kind: str, value: object) -> None:
+        self.connection.send_bytes(json.dumps((number, kind, value)).encode())
+
     async def _serve(self) -> None:
         loop, tasks = asyncio.get_running_loop(), set()
         while True:
             try:
-                number, operation, arguments = await loop.run_in_executor(None, self.connection.recv)
+                number, operation, arguments = json.loads(await loop.run_in_executor(None, self.connection.recv_bytes))
             except (EOFError, OSError):
                 return
             task = loop.create_task(self._perform(number, operation, arguments))
@@ -141,20 +147,21 @@ class EngineHost:
         try:
             answer = await getattr(self, operation)(number, *arguments)
         except Exception:
-            self.connection.send((number, FAILED, traceback.format_exc()))
+            self.send(number, FAILED, traceback.format_exc())
         else:
-            self.connection.send((number, ANSWER, answer))
+            self.send(number, ANSWER, answer)
 
     # Calls ------------------------------------------------------------------------------------------------------------
 
     async def generate(
-        self, number: int, requests: list[Request], sampling: SamplingParams, eos: tuple[int, ...]
+        self, number: int, requests: list[dict[str, Any]], sampling: dict[str, Any], eos: list[int]
     ) -> None:
-        """Sends a Completion for every request as soon as it is finished."""
+        """Sends the fields of a Completion for every request as soon as it is finished."""
         try:
             async with asyncio.TaskGroup() as group:
-                for request in requests:
-                    group.create_task(self._complete(number, request, _parameters(request, sampling, eos)))
+                for request in (Request(**fields) for fields in requests):
+                    parameters = _parameters(request, SamplingParams(**sampling), eos)
+                    group.create_task(self._complete(number, request, parameters))
         finally:
             self.aborting.discard(number)
 
@@ -163,11 +170,12 @@ class EngineHost:
         self.aborting.add(generation)
         self.manager.abort_request(abort_all=True)
 
-    async def load(self, number: int, handles: list[bytes]) -> None:
+    async def load(self, number: int, handles: list[str]) -> None:
         """New weights, their handles for each rank. Requests in work begin again: none mixes two sets of weights."""
         from sglang.srt.managers import io_struct as messages
 
-        request = messages.UpdateWeightsFromTensorReqInput(serialized_named_tensors=handles, load_format=LOADER)
+        named = [base64.b64decode(handle) for handle in handles]
+        request = messages.UpdateWeightsFromTensorReqInput(serialized_named_tensors=named, load_format=LOADER)
         async with self._paused(), self._updated():
             _check(await self.manager.update_weights_from_tensor(request, None))
 
@@ -261,7 +269,7 @@ class EngineHost:
         self.reused += facts.get("cached_tokens", 0)
         sampled = facts["output_token_logprobs"]  # log-probability, token and text of each
         tokens, log_probs = tuple(entry[1] for entry in sampled), tuple(entry[0] for entry in sampled)
-        self.connection.send((number, ITEM, Completion(request.index, tokens, log_probs, reason)))
+        self.send(number, ITEM, (request.index, tokens, log_probs, reason))
 
 
 def _share_of_free(share: float, gpus: int) -> float:
@@ -277,14 +285,14 @@ def share_of_free(share: float, total: Sequence[int], used: Sequence[int]) -> fl
     return min(0.95, share * max(all_of / max(all_of - part, 1) for all_of, part in zip(total, used, strict=True)))
 
 
-def _parameters(request: Request, sampling: SamplingParams, eos: tuple[int, ...]) -> dict[str, object]:
+def _parameters(request: Request, sampling: SamplingParams, eos: list[int]) -> dict[str, object]:
     """In SGLang's words. It heeds the seed only with `enable_deterministic_inference`, which needs a GPU."""
     return {
         "max_new_tokens": request.limit(sampling),
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k or -1,
-        "stop_token_ids": list(eos),
+        "stop_token_ids": eos,
         "sampling_seed": request.seed % 2**31,
     }
 

@@ -1,0 +1,259 @@
+"""Rollout engines in processes of their own: calls go out, items and an answer come back, a dead process is replaced.
+
+The process may kill its parent when it crashes (SGLang's does), use up memory or hang without harm to this process. A
+process that dies is started again with the weights it had, and unanswered requests are sent again. So every request is
+answered once. Messages are JSON: what a process sends is never unpickled.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rl_platform.engines.rollout.base import Completion, Request
+from rl_platform.errors import ConfigError, Deadline, Problem, WorkerDied, WorkerError
+from rl_platform.records import SamplingParams, Weights, WeightsReceived
+from rl_platform.runtime.child import Child, Death
+from rl_platform.runtime.weights.group import WeightsOffer
+
+logger = logging.getLogger(__name__)
+
+ITEM, ANSWER, FAILED, DIED = "item", "answer", "failed", "died"  # kinds of what comes back for a call
+LOG_LINES = 30  # of the end of the log, shown when the engine does not start
+SEARCHED_LINES = 400  # of the end of the log, in which a reason is looked for: tracebacks of several processes
+START_S = 600.0  # a large model on many GPUs takes minutes
+ATTEMPTS = 3  # processes in a row that die without having answered anything
+
+
+class EngineCall:
+    """One call and what comes back for it."""
+
+    def __init__(self, number: int, operation: str) -> None:
+        self.number, self.operation = number, operation
+        self.arrived: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+
+    def items(self, timeout: float | None = None) -> Iterator[Any]:
+        """What arrives before the answer. Raises WorkerError if the engine refuses, WorkerDied if it dies, Deadline if
+        nothing comes within `timeout` seconds."""
+        while True:
+            try:
+                kind, value = self.arrived.get(timeout=timeout)
+            except queue.Empty:
+                raise Deadline(f"the engine did not answer to {self.operation} within {timeout:g} s") from None
+            if kind == ITEM:
+                yield value
+            elif kind == ANSWER:
+                self.value = value
+                return
+            else:
+                raise WorkerDied(value) if kind == DIED else WorkerError(f"{self.operation}: {value}")
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """The answer."""
+        for _ in self.items(timeout):
+            pass
+        return self.value
+
+
+class EngineProcess:
+    """Starts `program`, sends it `setup` and then calls, all as JSON. Processes that it starts end with it.
+
+    `environment` is added to that of this process. Output goes to `log`. options: further ones of `Child`.
+    """
+
+    def __init__(self, program: str, setup: object, environment: Mapping[str, str], log: Path, **options: Any) -> None:
+        self.log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            self._log_begins = output.tell()
+            self.child = Child(program, Death.GUARD, environment=environment, output=output, **options)
+        self._connection = self.child.connection()
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._calls: dict[int, EngineCall] = {}
+        self._dead = False
+        self._reader = threading.Thread(target=self._read, name="engine", daemon=True)
+        self.started = self._register("start")
+        with suppress(OSError):  # dead already: the reader reports it
+            self._connection.send_bytes(json.dumps(setup).encode())
+        self._reader.start()
+
+    def call(self, operation: str, *arguments: object) -> EngineCall:
+        """Starts a call; returns at once."""
+        call = self._register(operation)
+        with self._lock, suppress(OSError):
+            self._connection.send_bytes(json.dumps((call.number, operation, arguments)).encode())
+        return call
+
+    def kill(self) -> None:
+        """Ends it and what it started. Again is fine."""
+        self.child.kill()
+        if self._reader.is_alive() and self._reader is not threading.current_thread():
+            self._reader.join()
+
+    def end_of_log(self, lines: int = LOG_LINES) -> str:
+        """The last lines that this process wrote."""
+        text = self.log.read_bytes()[self._log_begins :] if self.log.exists() else b""
+        return "\n".join(text.decode(errors="replace").splitlines()[-lines:])
+
+    def _register(self, operation: str) -> EngineCall:
+        with self._lock:
+            call = EngineCall(next(self._numbers), operation)
+            if self._dead:
+                call.arrived.put((DIED, self._obituary()))
+            else:
+                self._calls[call.number] = call
+        return call
+
+    def _read(self) -> None:
+        with suppress(EOFError, OSError):
+            while True:
+                number, kind, value = json.loads(self._connection.recv_bytes())
+                call = self._calls.get(number) if kind == ITEM else self._calls.pop(number)
+                if call is not None:
+                    call.arrived.put((kind, value))
+        self.child.kill()  # half an engine is of no use
+        with self._lock:
+            self._dead = True
+            self._connection.close()
+            left, self._calls = self._calls, {}
+        for call in left.values():
+            call.arrived.put((DIED, self._obituary()))
+
+    def _obituary(self) -> str:
+        return f"the engine's process died; its log is {self.log}"
+
+
+class HostedEngine:
+    """A rollout engine in a process of its own. Subclasses start the process and give it weights.
+
+    engine: its name in messages. Raises ConfigError if it does not come up for a reason that is known, else WorkerError
+    with the end of its log.
+    """
+
+    engine: str
+
+    def __init__(self, label: str, eos_token_ids: Sequence[int]) -> None:
+        self.eos = tuple(eos_token_ids)
+        self.restarts = 0
+        self._label = label
+        self._weights: Weights | WeightsOffer | None = None
+        self._generation: EngineCall | None = None
+        self._asleep = False
+        self._process = self._start()
+
+    def _new_process(self) -> EngineProcess:
+        raise NotImplementedError
+
+    def _load(self) -> None:
+        """Gives `self._weights` to the engine, awake: memory comes back without content."""
+        raise NotImplementedError
+
+    def _recognised(self, log: str) -> Problem | None:
+        """The known problem that the log of a failed start shows."""
+        raise NotImplementedError
+
+    @property
+    def version(self) -> int:
+        return -1 if self._weights is None else self._weights.version
+
+    @property
+    def process_id(self) -> int:
+        """Of the engine."""
+        pid: int = self._process.started.value
+        return pid
+
+    def receive(self, weights: Weights | WeightsOffer) -> WeightsReceived:
+        self._weights = weights = self._reachable(weights)
+        try:
+            self._load_awake()
+        except WorkerDied as death:
+            self._restart(death)
+        return WeightsReceived(weights.version, weights.bytes, weights.buckets)
+
+    def _reachable(self, weights: Weights | WeightsOffer) -> Weights | WeightsOffer:
+        """Weights that are offered by a process group which the engine cannot join are fetched."""
+        raise NotImplementedError
+
+    def generate(
+        self, requests: Sequence[Request], sampling: SamplingParams, on_finished: Callable[[Completion], None]
+    ) -> None:
+        unanswered = {request.index: request for request in requests}
+        deaths = 0
+        while unanswered:
+            try:
+                if self._asleep:
+                    self._load_awake()
+                work = [asdict(request) for request in unanswered.values()]
+                self._generation = self._process.call("generate", work, asdict(sampling), self.eos)
+                for index, tokens, log_probs, reason in self._generation.items():
+                    del unanswered[index]
+                    on_finished(Completion(index, tuple(tokens), tuple(log_probs), reason))
+                    deaths = 0
+            except WorkerDied as death:
+                deaths += 1
+                if deaths >= ATTEMPTS:
+                    raise WorkerDied(f"{self._label}: {deaths} engines in a row died: {death}") from death
+                self._restart(death)
+
+    def abort(self) -> None:
+        if self._generation is not None:
+            self._process.call("abort", self._generation.number).wait()
+
+    def offload(self) -> None:
+        if not self._asleep:
+            self._process.call("sleep").wait()
+            self._asleep = True
+
+    def close(self) -> None:
+        self._process.kill()
+
+    def _load_awake(self) -> None:
+        if self._asleep:
+            self._process.call("wake").wait()
+            self._asleep = False
+        self._load()
+
+    def _start(self) -> EngineProcess:
+        began = time.monotonic()
+        process = self._new_process()
+        try:
+            process.started.wait(START_S)
+        except (Deadline, WorkerDied, WorkerError) as error:
+            process.kill()
+            log = f"{process.end_of_log(SEARCHED_LINES)}\n{error}"
+            if problem := self._recognised(log):
+                raise ConfigError([problem]) from error
+            raise WorkerError(f"{self._label}: {self.engine} did not start: {error}\n{process.end_of_log()}") from error
+        logger.info("%s: %s started in %.0f s", self._label, self.engine, time.monotonic() - began)
+        return process
+
+    def _restart(self, death: WorkerDied) -> None:
+        self.restarts += 1
+        logger.warning("%s: %s. It is started again with the weights it had", self._label, death)
+        self._process.kill()
+        self._process, self._asleep = self._start(), False
+        self._load()
+
+
+def exported(name: str) -> str:
+    """The name that a parameter of `models.language.LanguageModel` has in a Hugging Face folder."""
+    return "lm_head.weight" if name == "head.weight" else name.replace("backbone.", "model.", 1)
+
+
+def visible_gpus() -> list[str]:
+    """Of this process, in the order in which torch counts them."""
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [name for name in shown.split(",") if name] if shown else [str(n) for n in range(torch.cuda.device_count())]

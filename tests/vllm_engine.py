@@ -1,0 +1,15 @@
+"""Real vLLM engines for tests, on a CPU; tests that need one are skipped where it is not installed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+VLLM_PYTHON = os.environ.get("VLLM_PYTHON", str(Path(__file__).parents[1] / ".venv-vllm" / "bin" / "python"))
+ENGINE_ENV = {"OMP_NUM_THREADS": "1"}
+
+needs_vllm = pytest.mark.skipif(
+    not Path(VLLM_PYTHON).exists(), reason="vllm is not installed: tests/vllm_cpu/README.md"
+)
