@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-VLLM_PYTHON = os.environ.get("VLLM_PYTHON", str(Path(__file__).parents[1] / ".venv-vllm" / "bin" / "python"))
+VLLM_PYTHON = os.environ.get("RL_PLATFORM_VLLM_PYTHON", str(Path(__file__).parents[1] / ".venv-vllm" / "bin" / "python"))
 ENGINE_ENV = {"OMP_NUM_THREADS": "1"}
 
 needs_vllm = pytest.mark.skipif(

@@ -122,8 +122,10 @@ class Server:
 
     def generate(self, number: int, requests: list[dict[str, Any]], sampling: dict[str, Any], eos: list[int]) -> None:
         """Sends the fields of a Completion for every request as soon as it is finished."""
+        vocabulary = self.engine.model_config.get_vocab_size()
+        stop = [token for token in eos if token < vocabulary]  # vLLM refuses others, which are never sampled
         for request in requests:
-            self.begin(Response(number, request, _parameters(request, sampling, eos)))
+            self.begin(Response(number, request, _parameters(request, sampling, stop)))
 
     def abort(self, number: int, generation: int) -> None:
         """Ends the call `generation` now: unfinished responses are sent as they are."""
@@ -159,7 +161,7 @@ class Server:
         return self.reused
 
 
-def _parameters(request: dict[str, Any], sampling: dict[str, Any], eos: list[int]) -> Any:
+def _parameters(request: dict[str, Any], sampling: dict[str, Any], stop: list[int]) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -171,8 +173,8 @@ def _parameters(request: dict[str, Any], sampling: dict[str, Any], eos: list[int
         top_p=sampling["top_p"],
         top_k=sampling["top_k"],
         seed=request["seed"] % 2**63,
-        stop_token_ids=eos,
-        ignore_eos=True,  # of the model's config; `eos` has all that count
+        stop_token_ids=stop,
+        ignore_eos=True,  # of the model's config; `stop` has all that count
         logprobs=0,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
