@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-VLLM_PYTHON = os.environ.get("RL_PLATFORM_VLLM_PYTHON", str(Path(__file__).parents[1] / ".venv-vllm" / "bin" / "python"))
+DEFAULT = Path(__file__).parents[1] / ".venv-vllm" / "bin" / "python"
+VLLM_PYTHON = os.environ.get("RL_PLATFORM_VLLM_PYTHON", str(DEFAULT))
 ENGINE_ENV = {"OMP_NUM_THREADS": "1"}
 
 needs_vllm = pytest.mark.skipif(

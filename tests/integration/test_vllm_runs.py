@@ -17,6 +17,7 @@ WITH_VLLM = [
     f"rollout.vllm.python={VLLM_PYTHON}",
     f"rollout.engine_env={json.dumps(ENGINE_ENV)}",
 ]
+HEADS_OF_32 = "actor.model.random_init.hidden_size=64"  # vLLM's attention on a CPU has no smaller ones
 LIKELIEST = "rollout.sampling={top_k: 1}"  # drawn from one token: both engines draw the same
 APART = ["cluster.devices_per_node=2", "cluster.component_placement={'actor,critic,reward': 0, rollout: 1}"]
 WAYS = {"weights of the same process": [], "only differences of the weights": [*APART, "rollout.sync=delta"]}
@@ -27,7 +28,7 @@ def test_a_run_learns_what_it_learns_with_the_torch_engine(
     command, folder: Path, final_state, scored: str, overrides: list[str]
 ) -> None:
     """The trainer's numbers depend on the engine by its tokens alone; processes apart round in another way."""
-    steps = ["runner.max_steps=3", scored, LIKELIEST]
+    steps = ["runner.max_steps=3", HEADS_OF_32, scored, LIKELIEST]
     assert command("reasoning.yaml", *steps, "rollout.backend=torch", "runner.output_dir=torch").code == 0
     ended = command("reasoning.yaml", *steps, *WITH_VLLM, *overrides)
     assert ended.code == 0, ended.err
@@ -46,6 +47,8 @@ def test_a_run_learns_what_it_learns_with_the_torch_engine(
 def test_a_seeded_run_repeats_to_the_bit(command, folder: Path, final_state, scored: str) -> None:
     """A response depends on the seed of its request."""
     for name in ("one", "two"):
-        ended = command("reasoning.yaml", "runner.max_steps=2", scored, *WITH_VLLM, f"runner.output_dir={name}")
+        ended = command(
+            "reasoning.yaml", "runner.max_steps=2", HEADS_OF_32, scored, *WITH_VLLM, f"runner.output_dir={name}"
+        )
         assert ended.code == 0, ended.err
     torch.testing.assert_close(final_state("one", 2), final_state("two", 2), rtol=0, atol=0)

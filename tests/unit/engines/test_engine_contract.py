@@ -36,8 +36,8 @@ from rl_platform.runtime.weights.group import WeightsOffer, offer_fields
 
 pytestmark = pytest.mark.timeout(900)
 ENGINES = ["torch", pytest.param("sglang", marks=needs_sglang), pytest.param("vllm", marks=needs_vllm)]
-only_hosted = pytest.mark.parametrize("engine", ENGINES[1:], indirect=True)
-only_sglang = pytest.mark.parametrize("engine", ENGINES[1:2], indirect=True)
+only_hosted = pytest.mark.parametrize("backend", ENGINES[1:], indirect=True)
+only_sglang = pytest.mark.parametrize("backend", ENGINES[1:2], indirect=True)
 Engine = HostedEngine | TorchRolloutEngine
 RUNNING = 16  # requests at the same time
 LONG = SamplingParams(50, temperature=1.0)
@@ -59,26 +59,31 @@ def vllm_setup_for(config: Any) -> VLLMSetup:
     return VLLMSetup(description, 1, "float32", RUNNING, 64, 0.1, seed=0, python=VLLM_PYTHON)
 
 
-@pytest.fixture(scope="module")
-def plain(shared: ModuleType) -> Any:
-    return shared.causal_lm()
-
-
 @pytest.fixture(scope="module", params=ENGINES)
-def engine(
-    request: pytest.FixtureRequest, shared: ModuleType, plain: Any, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Engine]:
-    if request.param == "torch":
+def backend(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="module")
+def plain(shared: ModuleType, backend: str) -> Any:
+    """vLLM's attention on a CPU has no heads of less than 32 numbers."""
+    return shared.causal_lm(head_dim=32 if backend == "vllm" else 8)
+
+
+@pytest.fixture(scope="module")
+def engine(backend: str, shared: ModuleType, plain: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    if backend == "torch":
         yield TorchRolloutEngine(copy.deepcopy(plain.config), (), RUNNING, torch.device("cpu"))
         return
-    log = tmp_path_factory.mktemp(request.param) / "engine.log"
+    log = tmp_path_factory.mktemp(backend) / "engine.log"
     running: HostedEngine
-    if request.param == "sglang":
+    if backend == "sglang":
         running = SGLangEngine("rollout[0]", setup_for(plain.config), (shared.NEVER,), ENGINE_ENV, log)
     else:
         running = VLLMEngine("rollout[0]", vllm_setup_for(plain.config), (shared.NEVER,), VLLM_ENV, log)
     family = psutil.Process(running.process_id).children(recursive=True)
-    assert len(family) >= (2 if request.param == "sglang" else 1), "a guard, and SGLang's scheduler"
+    assert len(family) >= (2 if backend == "sglang" else 1), "a guard, and SGLang's scheduler"
     yield running
     children = psutil.Process(running.process_id).children(recursive=True)
     running.close()
@@ -263,8 +268,8 @@ def test_one_that_is_killed_is_started_again_and_asked_again(
 
 
 @needs_sglang
-def test_an_architecture_that_sglang_has_not(plain: Any, tmp_path: Path) -> None:
-    setup = setup_for(plain.config)
+def test_an_architecture_that_sglang_has_not(shared: ModuleType, tmp_path: Path) -> None:
+    setup = setup_for(shared.causal_lm().config)
     setup.model_config["architectures"] = ["NobodysForCausalLM"]
     with pytest.raises(ConfigError) as caught:
         SGLangEngine("rollout[3]", setup, (), ENGINE_ENV, tmp_path / "engine.log")
@@ -274,9 +279,9 @@ def test_an_architecture_that_sglang_has_not(plain: Any, tmp_path: Path) -> None
 
 
 @needs_sglang
-def test_memory_that_has_no_room_for_keys_and_values(plain: Any, tmp_path: Path) -> None:
+def test_memory_that_has_no_room_for_keys_and_values(shared: ModuleType, tmp_path: Path) -> None:
     less_than_none = {"mem_fraction_static": -1.0}  # whatever other processes free while it starts
-    setup = replace(setup_for(plain.config), cache_tokens=None, extra=less_than_none)
+    setup = replace(setup_for(shared.causal_lm().config), cache_tokens=None, extra=less_than_none)
     with pytest.raises(ConfigError) as caught:
         SGLangEngine("rollout[3]", setup, (), ENGINE_ENV, tmp_path / "engine.log")
     (problem,) = caught.value.problems
@@ -313,7 +318,7 @@ def test_responses_that_are_cut_go_on_under_other_weights(shared: ModuleType, pl
             start += count
 
 
-@pytest.mark.parametrize("engine", ENGINES[:2], indirect=True)
+@pytest.mark.parametrize("backend", ENGINES[:2], indirect=True)
 def test_weights_by_a_process_group(shared: ModuleType, plain: Any, fresh: Engine, learner: SendingProcess) -> None:
     for version in (2000, 2001):  # the second time with the group that is there
         trainer = changed(plain)
@@ -324,7 +329,7 @@ def test_weights_by_a_process_group(shared: ModuleType, plain: Any, fresh: Engin
     assert learner.groups[-1] == learner.groups[-2]
 
 
-@pytest.mark.parametrize("engine", ENGINES[2:], indirect=True)
+@pytest.mark.parametrize("backend", ENGINES[2:], indirect=True)
 def test_vllm_fetches_weights_that_are_offered_by_a_group(shared: ModuleType, plain: Any, fresh: VLLMEngine) -> None:
     trainer, state = changed(plain), offer_fields(shared.state_of(plain))
     weights = Weights(4000, shared.state_of(trainer))

@@ -31,7 +31,7 @@ def page(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr("rl_platform.acceleration.decode_attention", lambda: None)
 
 
-def causal_lm(kind: str = "llama", tied: bool = True) -> Any:
+def causal_lm(kind: str = "llama", tied: bool = True, head_dim: int = 8) -> Any:
     """A tiny model, also its biases and norms with random weights."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -44,7 +44,7 @@ def causal_lm(kind: str = "llama", tied: bool = True) -> Any:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=8,
+        head_dim=head_dim,
         max_position_embeddings=64,
         tie_word_embeddings=tied,
         initializer_range=0.3,  # distributions far from uniform
