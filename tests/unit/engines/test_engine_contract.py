@@ -39,6 +39,7 @@ ENGINES = ["torch", pytest.param("sglang", marks=needs_sglang), pytest.param("vl
 only_hosted = pytest.mark.parametrize("backend", ENGINES[1:], indirect=True)
 only_sglang = pytest.mark.parametrize("backend", ENGINES[1:2], indirect=True)
 Engine = HostedEngine | TorchRolloutEngine
+BLOCK = 32  # tokens of a block of vLLM's cache, which shares whole blocks only
 RUNNING = 16  # requests at the same time
 LONG = SamplingParams(50, temperature=1.0)
 
@@ -56,7 +57,8 @@ def setup_for(config: Any) -> EngineSetup:
 
 def vllm_setup_for(config: Any) -> VLLMSetup:
     description = config.to_dict() | {"architectures": ["LlamaForCausalLM"]}
-    return VLLMSetup(description, 1, "float32", RUNNING, 64, 0.1, seed=0, python=VLLM_PYTHON)
+    blocks = {"block_size": BLOCK}
+    return VLLMSetup(description, 1, "float32", RUNNING, 64, 0.1, seed=0, python=VLLM_PYTHON, extra=blocks)
 
 
 @pytest.fixture(scope="module", params=ENGINES)
@@ -157,13 +159,21 @@ def test_an_eos_is_part_of_the_response(shared: ModuleType, fresh: Engine) -> No
 
 
 @only_hosted
-def test_samples_of_a_prompt_share_its_computation(shared: ModuleType, fresh: SGLangEngine | VLLMEngine) -> None:
-    prompt = shared.prompts((20,))[0].token_ids
+def test_samples_of_a_prompt_share_its_computation_until_the_weights_change(
+    shared: ModuleType, plain: Any, fresh: SGLangEngine | VLLMEngine
+) -> None:
+    prompt = shared.prompts((40,))[0].token_ids
+    shareable = BLOCK if isinstance(fresh, VLLMEngine) else len(prompt) - 1
     before = fresh.cached_tokens()
     shared.answers(fresh, [shared.Request(0, prompt, 0)], SamplingParams(2))
     requests = [shared.Request(index, prompt, index) for index in range(4)]
     shared.answers(fresh, requests, SamplingParams(2))
-    assert fresh.cached_tokens() - before >= 4 * (len(prompt) - 1)
+    assert fresh.cached_tokens() - before >= 4 * shareable
+    trainer = changed(plain)
+    fresh.receive(Weights(fresh.version + 1, shared.state_of(trainer)))
+    completion = shared.answers(fresh, requests[:1], SamplingParams(8))[0]
+    expected = shared.teacher_forced(trainer, requests[0], completion)
+    torch.testing.assert_close(torch.tensor(completion.log_probs), expected, rtol=0, atol=1e-4)
 
 
 def test_new_weights_and_none_of_the_old(shared: ModuleType, plain: Any, fresh: Engine) -> None:
