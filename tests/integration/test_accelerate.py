@@ -35,6 +35,8 @@ def without_accel(monkeypatch: pytest.MonkeyPatch) -> None:
     """An import of a module of `accel/` fails; modules that other tests have imported are hidden."""
     for name in [name for name in sys.modules if name.startswith("rl_platform.accel.")]:
         monkeypatch.delitem(sys.modules, name)
+        package, _, module = name.rpartition(".")  # else other tests would patch a module that nobody imports
+        monkeypatch.delattr(sys.modules[package], module, raising=False)
 
     class Refuses:
         def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
