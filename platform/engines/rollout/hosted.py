@@ -14,6 +14,7 @@ import os
 import queue
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -136,7 +137,7 @@ class EngineProcess:
         return f"the engine's process died; its log is {self.log}"
 
 
-class HostedEngine:
+class HostedEngine(ABC):
     """A rollout engine in a process of its own. Subclasses start the process and give it weights.
 
     engine: its name in messages. Raises ConfigError if it does not come up for a reason that is known, else WorkerError
@@ -154,16 +155,16 @@ class HostedEngine:
         self._asleep = False
         self._process = self._start()
 
-    def _new_process(self) -> EngineProcess:
-        raise NotImplementedError
+    @abstractmethod
+    def _new_process(self) -> EngineProcess: ...
 
+    @abstractmethod
     def _load(self) -> None:
         """Gives `self._weights` to the engine, awake: memory comes back without content."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _recognised(self, log: str) -> Problem | None:
         """The known problem that the log of a failed start shows."""
-        raise NotImplementedError
 
     @property
     def version(self) -> int:
@@ -183,9 +184,9 @@ class HostedEngine:
             self._restart(death)
         return WeightsReceived(weights.version, weights.bytes, weights.buckets)
 
+    @abstractmethod
     def _reachable(self, weights: Weights | WeightsOffer) -> Weights | WeightsOffer:
         """Weights that are offered by a process group which the engine cannot join are fetched."""
-        raise NotImplementedError
 
     def generate(
         self, requests: Sequence[Request], sampling: SamplingParams, on_finished: Callable[[Completion], None]
@@ -216,6 +217,11 @@ class HostedEngine:
         if not self._asleep:
             self._process.call("sleep").wait()
             self._asleep = True
+
+    def cached_tokens(self) -> int:
+        """Of the prompts of this process: how many tokens were taken from its prefix cache."""
+        cached: int = self._process.call("cached_tokens").wait()
+        return cached
 
     def close(self) -> None:
         self._process.kill()

@@ -14,15 +14,8 @@ from pathlib import Path
 import pytest
 
 from rl_platform.config.checks import without
-from rl_platform.config.describe import choices, field_at, walk
+from rl_platform.config.describe import field_at, walk
 from rl_platform.config.rules import broken, without_effect
-from rl_platform.config.schema.algorithm import (
-    ESTIMATORS,
-    POLICY_LOSSES,
-    KLLossType,
-    KLPenalty,
-    LossAggregation,
-)
 
 PLACED = "cluster.component_placement"
 NAMES = {
@@ -121,53 +114,3 @@ def test_no_rule_guesses_a_key_that_cannot_be_read(load, task: str, text: str) -
         partial = without(config, [key])
         assert list(broken(partial)) == []
         assert {unread.key for unread in without_effect(partial)} <= without_any
-
-
-def test_all_of_them_at_once(problems) -> None:
-    reported = problems(
-        "reasoning",
-        "algorithm={clip_ratio_low: 2, clip_ratio_c: 1, use_kl_loss: true, use_kl_in_reward: true, policy_loss: gspo}",
-        "algorithm.dynamic_sampling={}",
-        "data.train_batch_size=60",
-    )
-    algorithm = ["clip_ratio_low", "clip_ratio_c", "use_kl_loss", "loss_agg_func", "dynamic_sampling"]
-    assert set(reported) == {*(f"algorithm.{name}" for name in algorithm), "data.mini_batch_size", PLACED}
-
-
-def test_pf_ppo_breaks_up_groups(load) -> None:
-    config = load("reasoning", "algorithm.use_pf_ppo=true").config
-    grouped = config.model_copy(update={"algorithm": config.algorithm.model_copy(update={"adv_type": "grpo"})})
-    (problem,) = (problem for problem in broken(grouped) if problem.key == "algorithm.use_pf_ppo")
-    assert "break up groups" in problem.message
-
-
-@pytest.mark.parametrize(
-    ("key", "known", "misspelt"),
-    [
-        ("adv_type", tuple(ESTIMATORS), "reinforce_plusplus"),
-        ("policy_loss", POLICY_LOSSES, "ppo_clipp"),
-        ("loss_agg_func", choices(LossAggregation), "token-means"),
-        ("kl_penalty", choices(KLPenalty), "k33"),
-        ("kl_loss_type", choices(KLLossType), "low_var_kl_"),
-    ],
-)
-def test_an_unknown_name_is_answered_with_the_known_ones(
-    problems, key: str, known: tuple[str, ...], misspelt: str
-) -> None:
-    problem = problems("reasoning", f"algorithm.{key}={misspelt}")[f"algorithm.{key}"]
-    assert known
-    assert [name for name in known if name not in f"{problem.message} {problem.allowed}"] == []
-    assert "did you mean" in problem.hint
-
-
-def test_resume_accepts_an_existing_path(load, tmp_path: Path) -> None:
-    assert load("embodied", f"runner.resume={tmp_path}").config.runner.resume == str(tmp_path)
-
-
-@pytest.mark.parametrize("task", ["embodied", "reasoning"])
-def test_no_key_with_an_effect_of_its_own_is_refused(load, task: str) -> None:
-    """What is left acts in this task: the sections of the other task are gone, the common ones are not."""
-    unread = {unread.key for unread in without_effect(load(task).config)}
-    assert all(field_at(key) for key in unread)
-    gone = {path.partition(".")[0] for path, _ in walk() if path in unread and "." not in path}
-    assert gone == ({"reward", "reference"} if task == "embodied" else {"env", "reference"})

@@ -173,7 +173,7 @@ def odd_steps(trained: Any, kind: str) -> list[dict[str, float]]:
 
 
 def resumed(trained: Any, kind: str, folder: Path) -> dict[str, Any]:
-    """Goes on from a state, as `run` did. What is loaded replaces another step."""
+    """Loads a state over that of a further step, then trains on as `run` did."""
     steps(trained, kind, 5, 6)
     read(trained.sharded_state(), folder)
     evaluated = outputs(trained, kind)

@@ -56,11 +56,6 @@ class SGLangEngine(HostedEngine):
         devices = [torch.device("cuda", number) for number in self._setup.accelerators] or [torch.device("cpu")]
         return reachable(weights, devices)
 
-    def cached_tokens(self) -> int:
-        """Of the prompts of this process: how many tokens were taken from its prefix cache."""
-        cached: int = self._process.call("cached_tokens").wait()
-        return cached
-
     def close(self) -> None:
         super().close()
         self._folder.cleanup()

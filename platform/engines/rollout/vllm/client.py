@@ -126,11 +126,6 @@ class VLLMEngine(HostedEngine):
     def _reachable(self, weights: Weights | WeightsOffer) -> Weights:
         return weights.fetch() if isinstance(weights, WeightsOffer) else weights
 
-    def cached_tokens(self) -> int:
-        """Of the prompts of this process: how many tokens were taken from its prefix cache."""
-        cached: int = self._process.call("cached_tokens").wait()
-        return cached
-
     def close(self) -> None:
         super().close()
         self._folder.cleanup()

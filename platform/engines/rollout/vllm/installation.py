@@ -6,12 +6,12 @@ import re
 import subprocess
 import sys
 
+from rl_platform.engines.rollout.out_of_memory import memory_problem
 from rl_platform.errors import Problem
 
 VERSION = "0.32.0"  # the sampler and the reloading of weights are internals, which change between releases
 PYTHON = "rollout.vllm.python"
 ANSWER_S = 60.0  # a cold disk takes seconds
-_SHARE = "rollout.gpu_memory_utilization"
 _INSTALL = f"python -m venv FOLDER && FOLDER/bin/pip install vllm=={VERSION}, then {PYTHON}: FOLDER/bin/python"
 _INSTALLED = """
 from importlib.metadata import PackageNotFoundError, version
@@ -62,12 +62,4 @@ def recognised(label: str, log: str, python: str | None, memory_share: float) ->
         return Problem("rollout.backend", message, value="vllm", hint=hint)
     if "No module named 'vllm'" in log:
         return Problem(PYTHON, "vLLM is not installed there", value=python or sys.executable, hint=_INSTALL)
-    if any(words in log for words in _NO_ROOM):
-        message = f"{label}: no room is left for keys and values beside the weights"
-        hint = "a larger share, or fewer components on these GPUs; --plan shows who needs what"
-        return Problem(_SHARE, message, value=f"{memory_share:g}", hint=hint)
-    if any(words in log for words in _FULL):
-        message = f"{label}: the GPU's memory ran out while the engine started"
-        hint = "a smaller share, fewer rollout.max_running_requests, or fewer components on these GPUs"
-        return Problem(_SHARE, message, value=f"{memory_share:g}", hint=hint)
-    return None
+    return memory_problem(label, log, memory_share, _NO_ROOM, _FULL)
