@@ -16,8 +16,7 @@ def jsonl_questions(data: Data, task: Task) -> Split:
     """Returns training questions of `path`, and the first val_size questions of `val_path` or else the last of `path`.
 
     Training questions that are also in validation are removed. data.train_size does not apply. Raises DataError with
-    file and line for invalid contents, ConfigError without a path or
-    without the library that reads the format.
+    file and line for invalid contents, ConfigError without a path or without the library that reads the format.
     """
     if task.path is None:
         raise ConfigError(
@@ -52,7 +51,8 @@ def read_questions(
     try:
         contents = read_regular(path)
     except (OSError, ValueError) as error:
-        needed = f"the fields '{prompt_column}' and '{answer_column}'"
+        rows = "one JSON object per line" if reader is READERS[".jsonl"] else "rows"
+        needed = f"{rows} with the fields '{prompt_column}' and '{answer_column}'"
         hint = f"data.task.path and val_path name files with {needed}, see docs/reasoning.md#your-own-questions"
         raise DataError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}. {hint}.") from error
     questions = [_question(row, where, prompt_column, answer_column) for where, row in reader(contents, path)]
