@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from rl_platform.config.checks import without
-from rl_platform.config.describe import field_at, walk
+from rl_platform.config.describe import choices, field_at, walk
 from rl_platform.config.rules import broken, without_effect
+from rl_platform.config.schema.algorithm import ESTIMATORS, POLICY_LOSSES, KLLossType, KLPenalty, LossAggregation
 
 PLACED = "cluster.component_placement"
 NAMES = {
@@ -49,7 +50,7 @@ def test_refused(problems, task: str, overrides: list[str], key: str, reason: st
     (problem,) = problems(task, *overrides).values()
     assert problem.key == key
     assert reason in str(problem)
-    assert problem.where
+    assert problem.where == "command line" if "has no effect here" in problem.message else problem.where
     assert field_at(key) or key.startswith(PLACED) or "unknown key" in str(problem) or "[" in key
 
     section = key.partition("[")[0].rpartition(".")[0]
@@ -114,3 +115,55 @@ def test_no_rule_guesses_a_key_that_cannot_be_read(load, task: str, text: str) -
         partial = without(config, [key])
         assert list(broken(partial)) == []
         assert {unread.key for unread in without_effect(partial)} <= without_any
+
+
+def test_all_problems_at_once(problems) -> None:
+    reported = problems(
+        "reasoning",
+        "algorithm={clip_ratio_low: 2, clip_ratio_c: 1, use_kl_loss: true, use_kl_in_reward: true, policy_loss: gspo}",
+        "algorithm.dynamic_sampling={}",
+        "data.train_batch_size=60",
+    )
+    wrong = ("clip_ratio_low", "clip_ratio_c", "use_kl_loss", "loss_agg_func", "dynamic_sampling")
+    assert set(reported) == {*(f"algorithm.{key}" for key in wrong), "data.mini_batch_size", PLACED}
+
+
+@pytest.mark.parametrize(
+    ("key", "known", "misspelt", "switches"),
+    [
+        ("adv_type", tuple(ESTIMATORS), "reinforce_plusplus", ""),
+        ("policy_loss", POLICY_LOSSES, "ppo_clipp", ""),
+        ("loss_agg_func", choices(LossAggregation), "token-means", ""),
+        ("kl_penalty", choices(KLPenalty), "k33", "REFERENCE; algorithm.use_kl_in_reward=true; "),
+        ("kl_loss_type", choices(KLLossType), "low_var_kl_", "REFERENCE; algorithm.use_kl_loss=true; "),
+    ],
+)
+def test_an_unknown_name_is_answered_with_all_known_ones(
+    problems, key: str, known: tuple[str, ...], misspelt: str, switches: str
+) -> None:
+    (problem,) = problems("reasoning", *overrides_of(f"{switches}algorithm.{key}={misspelt}")).values()
+    assert known
+    assert [name for name in known if name not in f"{problem.message} {problem.allowed}"] == []
+    assert "did you mean" in problem.hint
+
+
+def test_an_unknown_key_of_any_section_is_answered_with_the_nearest(problems) -> None:
+    """One letter more at the end of the first key of each section, all at once."""
+    keys = {path.rpartition(".")[0]: path for path, _ in reversed([*walk()]) if "." in path}
+    reported = problems("reasoning", *(f"{key}z=1" for key in keys.values()))
+    hints = {key: reported[f"{key}z"].hint for key in keys.values()}
+    assert [key for key, hint in hints.items() if key.rpartition(".")[2] not in hint] == []
+
+
+def test_resume_accepts_an_existing_path(load, tmp_path: Path) -> None:
+    assert load("embodied", f"runner.resume={tmp_path}").config.runner.resume == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("task", "sections"), [("embodied", {"reward", "reference"}), ("reasoning", {"env", "reference"})]
+)
+def test_sections_without_effect_are_those_of_the_other_task(load, task: str, sections: set[str]) -> None:
+    unread = list(without_effect(load(task).config))
+    assert all(field_at(key) is not None for rule in unread for key in (rule.key, *rule.switches))
+    without = {rule.key for rule in unread}
+    assert {path for path, _ in walk() if path in without and "." not in path} == sections
