@@ -31,9 +31,10 @@ STAND_INS = Path(__file__).resolve().parents[1] / "tests" / "sglang_cpu"
 
 def gpu_shape(dry_run: bool) -> dict[str, Any]:
     """The shape of Qwen2.5-1.5B as settings of transformers; a tiny one to try a script out on a CPU."""
-    from rl_platform.placement.model_shape import KNOWN
+    from rl_platform.placement.architectures import known_options
 
-    return dict(_TINY_QWEN2 if dry_run else KNOWN["Qwen/Qwen2.5-1.5B"]) | {"max_position_embeddings": 32_768}
+    options = _TINY_QWEN2 if dry_run else known_options("Qwen/Qwen2.5-1.5B")
+    return {**(options or {}), "max_position_embeddings": 32_768}
 
 
 def network(shape: dict[str, Any]) -> Any:

@@ -14,7 +14,6 @@ from rl_platform.config.schema.models import Actor, Model, Trainable
 from rl_platform.errors import ConfigError, DataError, Problem
 from rl_platform.launch.rehearse.architectures import (
     PLAIN,
-    SMOLLM2,
     Architecture,
     Specials,
     options_of,
@@ -22,6 +21,7 @@ from rl_platform.launch.rehearse.architectures import (
 )
 from rl_platform.launch.rehearse.shrink import Materials
 from rl_platform.models.pretrained import PACKAGED, empty_causal_lm, packaged_gguf, quiet_transformers
+from rl_platform.placement.architectures import known_options
 
 READ, QUESTIONS, VALIDATION = 200, 40, 8  # lines of a file that are looked at; rows that are kept
 _TEMPLATE = (
@@ -182,7 +182,7 @@ def _write_classifier(config: Config, known: dict[str, Architecture], materials:
     try:
         architecture = options_of(config.reward.model.path, "reward.model.path")
     except ConfigError:
-        architecture = known.get("actor", Architecture(SMOLLM2, PLAIN))
+        architecture = known.get("actor", Architecture(known_options(PACKAGED) or {}, PLAIN))
     source = Model(path=config.reward.model.path, tokenizer=config.reward.model.tokenizer)
     write_tokenizer(source, architecture, folder, materials.real_tokenizer)
     write_model(architecture, config.actor, folder, config.runner.seed, longest, labels=1)

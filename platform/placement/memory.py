@@ -144,9 +144,9 @@ class MemoryModel:
         referenced = shared and (hosted or bytes_each == FLOAT)
         weights = 0 if referenced else shape.parameters * bytes_each
         if referenced and self.config.actor.lora is not None:  # merged matrices are its own
-            weights = shape.layers * shape.matrices_per_layer * bytes_each
+            weights = shape.matrices * bytes_each
         if not self.on_gpu:  # a second copy in oneDNN's layout
-            weights += (shape.layers * shape.matrices_per_layer + shape.vocabulary * shape.hidden) * FLOAT
+            weights += (shape.matrices + shape.vocabulary * shape.hidden) * FLOAT
         slots = running_sequences(self.config, self.layout.parts["rollout"].ranks)
         room = longest(self.config) + (0 if hosted else PAGES_BESIDE)
         tokens = max(min(PREFILL_TOKENS, slots * self.config.data.max_prompt_length), slots)
@@ -180,7 +180,7 @@ class MemoryModel:
         if dtype != "float32" and section.training_backend == "fsdp":
             # autocast keeps a second copy of the matrices, of one layer if they are sharded
             whole = self.layout.parts[name].ranks == 1
-            kept += shape.matrices_per_layer * (shape.layers if whole else 2) * bytes_of(dtype)
+            kept += (shape.matrices if whole else 2 * shape.matrices_per_layer) * bytes_of(dtype)
         return kept + self._logits(shape, rows) // (parallel.tensor * parallel.context)
 
     def _forward(self, name: str, shape: Shape) -> int:
@@ -316,12 +316,12 @@ def state_bytes(shape: ModelShape, parallel: Parallel, dtype: str, ranks: int) -
     with copies of the same parameters; and the float32 gradients, whose buffer Megatron allocates once. Expert ranks
     share whole experts, tensor ranks all other parameters.
     """
-    layers, half = shape.layers / parallel.pipeline, dtype != "float32"
+    half, experts = dtype != "float32", shape.expert_parameters / parallel.pipeline
     outer = shape.outer_parameters if parallel.pipeline == 1 else shape.vocabulary * shape.hidden  # head: last stage
-    outside = layers * (shape.layer_parameters - shape.expert_parameters) + outer
+    outside = (shape.decoder_parameters - shape.expert_parameters) / parallel.pipeline + outer
     distributed = ranks > parallel.tensor * parallel.pipeline  # else every rank holds the moments of all its parameters
     weights = optimizer = 0.0
-    for parameters, sharing in ((outside, parallel.tensor), (layers * shape.expert_parameters, parallel.expert)):
+    for parameters, sharing in ((outside, parallel.tensor), (experts, parallel.expert)):
         own = parameters / sharing
         copies = max(1, ranks // (sharing * parallel.pipeline)) if distributed else 1
         weights += own * (2 if half else FLOAT)

@@ -1,7 +1,7 @@
 """The shape of a model and its number of parameters, from its config alone, without weights and torch.
 
-Counts are exact for Llama, Mistral, Qwen2, Qwen3, Qwen3-MoE (experts in every layer) and `random_init`. Other models
-have no shape but a reason, and so have models whose config.json is neither on this machine nor in `KNOWN`.
+Counts are exact for the families in `COUNTED` and `random_init`. Other models have no shape but a reason, and so have
+models whose config.json is neither on this machine nor in `architectures`.
 """
 
 from __future__ import annotations
@@ -9,26 +9,52 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import Lora, Model, RandomLM
+from rl_platform.placement.architectures import Options, known_options
 
 FLOAT = 4  # bytes of float32, the type of parameters and optimizer state
 BYTE_VOCABULARY = 259  # tokenizer "bytes"
-Options = Mapping[str, int | str | bool]  # a config.json of Hugging Face
+PACKAGED = "smollm2-135m-instruct"  # of models.pretrained
 OBSERVATIONS, ACTIONS = 64, 16  # assumed: the plan does not start the environment
 IMAGE, IMAGE_CHANNELS = (84, 84), 4  # assumed too, without env.pixels
-COUNTED = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
+COUNTED = (
+    "llama",
+    "mistral",
+    "mixtral",
+    "gemma",
+    "qwen2",
+    "qwen2_moe",
+    "qwen3",
+    "qwen3_moe",
+    "deepseek_v2",
+    "deepseek_v3",
+)
+MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3")
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Multi-head latent attention (DeepSeek-V2, 2024): queries and keys of `plain` + `rotary` channels a head, values
+    of `value` channels, computed from `keys` channels and, if it is not 0, `queries` channels."""
+
+    queries: int
+    keys: int
+    plain: int
+    rotary: int
+    value: int
 
 
 @dataclass(frozen=True)
 class ModelShape:
     """A decoder. `attention_bias`: of q, k and v; `output_bias`: of the attention's output; `qk_norm`: norms over query
     and key heads; `value_head`: a scalar head in place of the vocabulary's. `experts` above 0: a layer has as many
-    feed-forward networks, each of width `intermediate`, and a token goes through `active_experts` of them."""
+    feed-forward networks, each of width `intermediate`, and a token goes through `active_experts` of them and through
+    one of width `shared`, which has a gate if `shared_gate`. The first `dense_layers` layers have one of width
+    `dense_intermediate` instead."""
 
     vocabulary: int
     hidden: int
@@ -45,6 +71,11 @@ class ModelShape:
     value_head: bool = False
     experts: int = 0
     active_experts: int = 0
+    shared: int = 0
+    shared_gate: bool = False
+    dense_layers: int = 0
+    dense_intermediate: int = 0
+    latent: Latent | None = None
 
     @property
     def attention_width(self) -> int:
@@ -55,32 +86,64 @@ class ModelShape:
         return self.kv_heads * self.head_dim
 
     @property
+    def projections(self) -> int:
+        """Parameters of one layer's attention matrices."""
+        latent = self.latent
+        if latent is None:
+            return self.hidden * (2 * self.attention_width + 2 * self.kv_width)
+        width = self.attention_width
+        queries = latent.queries * (self.hidden + width) if latent.queries else self.hidden * width
+        keys = self.hidden * (latent.keys + latent.rotary)
+        values = self.heads * latent.value
+        return queries + keys + latent.keys * (self.heads * latent.plain + values) + values * self.hidden
+
+    @property
     def matrices_per_layer(self) -> int:
-        """Parameters of one layer's matrices. Without experts every token uses all of them."""
-        projections = self.hidden * (2 * self.attention_width + 2 * self.kv_width)
-        return projections + 3 * self.hidden * self.intermediate * max(self.experts, 1) + self.hidden * self.experts
+        """Parameters of one layer's matrices: of a layer with experts, if there are any."""
+        shared = 3 * self.hidden * self.shared + self.hidden * self.shared_gate
+        router = self.hidden * self.experts
+        networks = 3 * self.hidden * self.intermediate * max(self.experts, 1)
+        return self.projections + networks + router + shared
+
+    @property
+    def matrices(self) -> int:
+        """Parameters of the matrices of all layers."""
+        return self.layers * self.matrices_per_layer - self._less
+
+    @property
+    def _less(self) -> int:
+        """Parameters that layers with experts have more than the first layers, of all those."""
+        dense = self.projections + 3 * self.hidden * self.dense_intermediate
+        return self.dense_layers * (self.matrices_per_layer - dense)
 
     @property
     def expert_parameters(self) -> int:
-        """Parameters of all experts of one layer."""
-        return 3 * self.hidden * self.intermediate * self.experts
+        """Parameters of all experts of all layers."""
+        return 3 * self.hidden * self.intermediate * self.experts * (self.layers - self.dense_layers)
 
     @property
-    def inactive_per_layer(self) -> int:
-        """Parameters of the experts of a layer that a token does not go through."""
-        return 3 * self.hidden * self.intermediate * (self.experts - self.active_experts)
+    def inactive_parameters(self) -> int:
+        """Parameters of the experts of all layers that a token does not go through."""
+        return self.expert_parameters * (self.experts - self.active_experts) // max(self.experts, 1)
 
     @property
     def feed_forward_width(self) -> int:
         """Channels of one token between the feed-forward matrices, of all its experts."""
-        return self.intermediate * max(self.active_experts, 1)
+        return self.intermediate * max(self.active_experts, 1) + self.shared
 
     @property
     def layer_parameters(self) -> int:
+        """Parameters of one layer: of one with experts, if there are any."""
         biases = (self.attention_width + 2 * self.kv_width) * self.attention_bias + self.hidden * self.output_bias
         biases += (2 * self.intermediate + self.hidden) * self.mlp_bias
         norms = 2 * self.hidden + 2 * self.head_dim * self.qk_norm
+        norms += self.latent.queries + self.latent.keys if self.latent else 0
         return self.matrices_per_layer + biases + norms
+
+    @property
+    def decoder_parameters(self) -> int:
+        """Parameters of all layers."""
+        return self.layers * self.layer_parameters - self._less
 
     def adapter_parameters(self, lora: Lora) -> int:
         """Returns the parameters of the adapters of all layers; only linear layers of counted models have adapters."""
@@ -104,22 +167,23 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        return self.layers * self.layer_parameters + self.outer_parameters
+        return self.decoder_parameters + self.outer_parameters
 
     @property
     def active_parameters(self) -> int:
         """Parameters that one token uses."""
-        return self.parameters - self.layers * self.inactive_per_layer
+        return self.parameters - self.inactive_parameters
 
     @property
     def products_per_token(self) -> int:
         """Multiply-adds of one token's forward, without attention scores."""
         head = self.hidden * (1 if self.value_head else self.vocabulary)
-        return self.layers * (self.matrices_per_layer - self.inactive_per_layer) + head
+        return self.matrices - self.inactive_parameters + head
 
     @property
     def kv_elements_per_token(self) -> int:
-        return 2 * self.layers * self.kv_width
+        each = 2 * self.kv_width if self.latent is None else self.latent.keys + self.latent.rotary
+        return self.layers * each
 
 
 @dataclass(frozen=True)
@@ -191,38 +255,6 @@ class PolicyShape:
 
 Shape = ModelShape | PolicyShape
 
-SMOLLM2 = ModelShape(49152, 576, 30, 9, 3, 64, 1536, tied=True)  # alias smollm2-135m-instruct
-_ALIASES = {"smollm2-135m-instruct": SMOLLM2}
-
-
-def _qwen2(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, vocabulary: int) -> Options:
-    return {
-        "model_type": "qwen2",
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "intermediate_size": intermediate,
-        "vocab_size": vocabulary,
-        "tie_word_embeddings": hidden < 3584,
-    }
-
-
-_QWEN_05B = _qwen2(896, 24, 14, 2, 4864, 151_936)
-_QWEN_15B = _qwen2(1536, 28, 12, 2, 8960, 151_936)
-_QWEN_7B = _qwen2(3584, 28, 28, 4, 18_944, 152_064)
-
-KNOWN: dict[str, Options] = {
-    "Qwen/Qwen2.5-0.5B": _QWEN_05B,
-    "Qwen/Qwen2.5-0.5B-Instruct": _QWEN_05B,
-    "Qwen/Qwen2.5-1.5B": _QWEN_15B,
-    "Qwen/Qwen2.5-1.5B-Instruct": _QWEN_15B,
-    "Qwen/Qwen2.5-7B": _QWEN_7B,
-    "Qwen/Qwen2.5-7B-Instruct": _QWEN_7B,
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": {**_QWEN_15B, "tie_word_embeddings": False},
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": _QWEN_7B,
-}
-
 
 def shapes(config: Config) -> tuple[dict[str, Shape], dict[str, str]]:
     """Returns the shapes of components with a model, and the reasons for models without a shape."""
@@ -285,11 +317,9 @@ def language_shape(model: Model) -> ModelShape | str:
             return f"the vocabulary of tokenizer {model.tokenizer!r} is not known on this machine"
         return _random(model.random_init, vocabulary)
     path = model.path or ""
-    if path in _ALIASES:
-        return _ALIASES[path]
     file = _config_file(path)
-    if file is None and path in KNOWN:
-        return from_options(KNOWN[path])
+    if file is None and _is_hub_id(path) and (known := known_options(path)) is not None:
+        return from_options(known)
     if file is None:
         return f"no config.json of {path} is on this machine"
     try:
@@ -304,35 +334,56 @@ def from_options(options: Options) -> ModelShape | str:
     kind = options.get("model_type")
     if kind not in COUNTED:
         return f"parameters of model_type {kind} are not counted, only those of {', '.join(COUNTED)}"
-    mixture = kind == "qwen3_moe"
-    if mixture and (options.get("mlp_only_layers") or options.get("decoder_sparse_step", 1) != 1):
+    if kind in ("qwen2_moe", "qwen3_moe") and (
+        options.get("mlp_only_layers") or options.get("decoder_sparse_step", 1) != 1
+    ):
         return "models of which some layers have experts and others have none are not counted"
     try:
         hidden, heads = int(options["hidden_size"]), int(options["num_attention_heads"])
         bias = bool(options.get("attention_bias", False))
+        always = {"qwen2": True, "qwen2_moe": bool(options.get("qkv_bias", True))}  # whatever attention_bias says
+        always |= dict.fromkeys(("mistral", "mixtral", "deepseek_v2", "deepseek_v3"), False)
+        head_dim = int(options.get("head_dim") or {"qwen3": 128, "gemma": 256}.get(kind, hidden // heads))
+        experts = _experts(options) if kind in MIXTURES else {"intermediate": int(options["intermediate_size"])}
+        latent = _latent(options) if kind in ("deepseek_v2", "deepseek_v3") else None
         return ModelShape(
             vocabulary=int(options["vocab_size"]),
             hidden=hidden,
             layers=int(options["num_hidden_layers"]),
             heads=heads,
             kv_heads=int(options.get("num_key_value_heads") or heads),
-            head_dim=int(options.get("head_dim") or (128 if kind == "qwen3" else hidden // heads)),
-            intermediate=int(options["moe_intermediate_size" if mixture else "intermediate_size"]),
-            tied=bool(options.get("tie_word_embeddings", False)),
-            attention_bias=kind == "qwen2" or (kind != "mistral" and bias),
-            output_bias=kind in ("llama", "qwen3", "qwen3_moe") and bias,
+            head_dim=head_dim if latent is None else latent.plain + latent.rotary,
+            tied=bool(options.get("tie_word_embeddings", kind == "gemma")),
+            attention_bias=always.get(kind, bias),
+            output_bias=kind in ("llama", "qwen3", "qwen3_moe", "gemma") and bias,
             mlp_bias=kind == "llama" and bool(options.get("mlp_bias", False)),
             qk_norm=kind in ("qwen3", "qwen3_moe"),
-            experts=int(options[_first(options, "num_experts", "num_local_experts")]) if mixture else 0,
-            active_experts=int(options["num_experts_per_tok"]) if mixture else 0,
+            latent=latent,
+            **experts,
         )
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         return f"config.json lacks or garbles {error}"
 
 
-def _first(options: Options, *names: str) -> str:
-    """Returns the first name that is an option, else the first name."""
-    return next((name for name in names if name in options), names[0])
+def _experts(options: Options) -> dict[str, int]:
+    """Returns the fields of a shape about its experts."""
+    kind = options["model_type"]
+    width = int(options["intermediate_size" if kind == "mixtral" else "moe_intermediate_size"])
+    number = next(name for name in ("num_experts", "num_local_experts", "n_routed_experts") if name in options)
+    fields = {"intermediate": width, "experts": int(options[number])}
+    fields["active_experts"] = int(options["num_experts_per_tok"])
+    if kind == "qwen2_moe":
+        fields |= {"shared": int(options["shared_expert_intermediate_size"]), "shared_gate": True}
+    if kind in ("deepseek_v2", "deepseek_v3"):
+        fields["shared"] = width * int(options.get("n_shared_experts") or 0)
+        fields["dense_layers"] = min(int(options["first_k_dense_replace"]), int(options["num_hidden_layers"]))
+        fields["dense_intermediate"] = int(options["intermediate_size"])
+    return fields
+
+
+def _latent(options: Options) -> Latent:
+    names = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    return Latent(*(int(options[name] or 0) for name in names))
 
 
 def _random(random: RandomLM, vocabulary: int) -> ModelShape:
@@ -355,18 +406,22 @@ def _with_value_head(shape: ModelShape) -> ModelShape:
 def _config_file(path: str) -> Path | None:
     """Returns config.json of a folder, or of a hub id in the local cache. Downloads nothing."""
     folders = [Path(path).expanduser()]
-    if path.count("/") == 1 and not path.startswith((".", "/", "~")):
+    if _is_hub_id(path):
         home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
         hub = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
         folders += sorted((hub / f"models--{path.replace('/', '--')}" / "snapshots").glob("*"))
     return next((folder / "config.json" for folder in folders if (folder / "config.json").is_file()), None)
 
 
+def _is_hub_id(path: str) -> bool:
+    return path.count("/") <= 1 and not path.startswith((".", "/", "~"))
+
+
 def _vocabulary(tokenizer: str) -> int | None:
     if tokenizer == "bytes":
         return BYTE_VOCABULARY
-    if tokenizer in _ALIASES:
-        return _ALIASES[tokenizer].vocabulary
+    if tokenizer == PACKAGED:
+        return int((known_options(PACKAGED) or {})["vocab_size"])
     file = _config_file(tokenizer)
     folder = file.parent if file is not None else Path(tokenizer).expanduser()
     try:

@@ -15,7 +15,6 @@ from rl_platform.placement.model_shape import (
     ACTIONS,
     IMAGE,
     OBSERVATIONS,
-    SMOLLM2,
     ModelShape,
     PolicyShape,
     from_options,
@@ -33,6 +32,22 @@ SMALL = {
 }
 
 EXPERTS = {"model_type": "qwen3_moe", "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+
+LATENT = {
+    "num_key_value_heads": 4,
+    "moe_intermediate_size": 20,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 8,
+    "kv_lora_rank": 10,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 5,
+}
 
 
 def built(options: dict[str, Any]) -> Any:
@@ -62,6 +77,11 @@ def count(module: Any) -> int:
         {"model_type": "qwen3", "attention_bias": True, "head_dim": 12},
         EXPERTS,
         EXPERTS | {"attention_bias": True, "head_dim": 12},
+        {"model_type": "mixtral", "num_local_experts": 5, "num_experts_per_tok": 2},
+        {"model_type": "gemma", "head_dim": 10},
+        EXPERTS | {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 28},
+        LATENT | {"model_type": "deepseek_v2"},
+        LATENT | {"model_type": "deepseek_v3", "q_lora_rank": None, "n_shared_experts": 3},
     ],
     ids=lambda own: ",".join(map(str, own.values())),
 )
@@ -72,7 +92,8 @@ def test_parameters_are_those_of_the_model(own: dict[str, Any], tied: bool) -> N
     assert isinstance(shape, ModelShape)
     assert shape.parameters == count(network)
     assert from_options(options) == shape  # the keys that a config.json may leave out have the same defaults
-    layer = network.model.layers[0]
+    assert shape.decoder_parameters == count(network.model.layers)
+    layer = network.model.layers[-1]
     assert shape.layer_parameters == count(layer)
     matrices = [parameter for parameter in layer.parameters() if parameter.dim() > 1]
     assert shape.matrices_per_layer == sum(matrix.numel() for matrix in matrices)
@@ -118,8 +139,9 @@ def test_random_init_is_counted_like_the_model_the_run_builds() -> None:
 
 
 def test_the_packaged_model_has_its_published_size() -> None:
-    assert language_shape(Model(path="smollm2-135m-instruct")) == SMOLLM2
-    assert SMOLLM2.parameters == 134_515_008
+    shape = language_shape(Model(path="smollm2-135m-instruct"))
+    assert isinstance(shape, ModelShape)
+    assert shape.parameters == 134_515_008
 
 
 @pytest.mark.parametrize(
@@ -129,6 +151,15 @@ def test_the_packaged_model_has_its_published_size() -> None:
         ("Qwen/Qwen2.5-1.5B-Instruct", 1_543_714_304),
         ("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", 1_777_088_000),
         ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", 7_615_616_512),
+        ("Qwen/Qwen2.5-32B-Instruct", 32_763_876_352),
+        ("deepseek-ai/deepseek-llm-7b-chat", 6_910_365_696),
+        ("google/gemma-2b-it", 2_506_172_416),
+        ("google/gemma-1.1-7b-it", 8_537_680_896),
+        ("Qwen/Qwen1.5-MoE-A2.7B-Chat", 14_315_784_192),
+        ("moonshotai/Moonlight-16B-A3B-Instruct", 15_960_108_544),
+        ("deepseek-ai/DeepSeek-V3", 671_026_404_352),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", 46_702_792_704),
+        ("HuggingFaceTB/SmolLM2-1.7B-Instruct", 1_711_376_384),
     ],
 )
 def test_known_models_of_the_hub_have_their_published_sizes(
