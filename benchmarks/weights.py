@@ -8,9 +8,7 @@ SmolLM2-135M-Instruct, float32, 538 MB. Ways, in turns within one run:
 * engine's process: by shared memory into tensors of another process. The trainer's tensors are moved there before the
   measurement, as by the second update of a run.
 * SGLang: the same, into SGLang's own model on a CPU, if its test set is installed.
-* another process: publish, and receive in another host's process of this node, which reads the weights where the
-  publisher has written them; with checksums on both sides.
-* object store: the same for a process of another node (which is on this machine here), through Ray's object store.
+* object store: publish, and receive in another process through Ray's object store; with checksums on both sides.
 * gloo: the same buckets to another process by broadcasts of a process group, without checksums and with them.
 
 What was received is compared by its sum. Not covered: GPUs, several nodes.
@@ -39,7 +37,7 @@ TARGET = 0.5
 TIMEOUT_S = 120.0  # of the process group
 ROOM = 4096  # tokens of keys and values, of which there are none
 COPY, REFERENCE, SHARED, SGLANG = "copy", "one process", "engine's process", "SGLang"
-NEAR, STORE = "another process", "object store"
+STORE = "object store"
 GLOO, CHECKED = "gloo", "gloo, checked"
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -104,14 +102,6 @@ def engine_process(connection: Connection) -> None:
 
     engine = Engine()
     serve(connection, lambda handles: load(engine, pickle.loads(handles)), lambda: engine.own)
-
-
-def host_process(connection: Connection) -> None:
-    """Reads what it is shown, as a host of the runtime does."""
-    from rl_platform.runtime.weights.memory import MemoryReader, read_from_memory
-
-    reader, state = MemoryReader(), {}
-    serve(connection, lambda manifest: state.update(read_from_memory(token(), manifest, reader).state), lambda: state)
 
 
 def gloo_process(connection: Connection) -> None:
@@ -224,13 +214,6 @@ def through_shared_memory(state: dict[str, Any], engine: Beside) -> Callable[[],
     return lambda: engine.ask(*shared.write(state, 1))
 
 
-def to_neighbour(state: dict[str, Any], host: Beside) -> Callable[[], None]:
-    from rl_platform.runtime.weights.memory import MemoryWriter, copy_to_memory
-
-    writer = MemoryWriter()
-    return lambda: host.ask(copy_to_memory(state, writer))
-
-
 def into_sglang(engine: Any, state: dict[str, Any]) -> Callable[[], None]:
     from rl_platform.records import Weights
 
@@ -265,7 +248,7 @@ def report(size: int, seconds: Mapping[str, Sequence[float]]) -> None:
     for name, values in seconds.items():
         rate = "0 bytes copied" if name == REFERENCE else f"{size / statistics.median(values) / 1e9:6.2f} GB/s"
         share = statistics.median(a / b for a, b in zip(seconds[COPY], values, strict=True))
-        aim = f" (aim {TARGET})" if name in (NEAR, SHARED, SGLANG) else ""
+        aim = f" (aim {TARGET})" if name in (SHARED, SGLANG) else ""
         verdict = "" if name in (COPY, REFERENCE) else f"{share:.2f} of the copy's rate{aim}"
         print(f"{name:<18} {statistics.median(values):6.2f} s  {rate}  {verdict}")
     for name in (GLOO, CHECKED):
@@ -297,14 +280,13 @@ def main() -> None:
 
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=2 * 2**30)
     receiver = ray.remote(Receiver).options(num_cpus=0).remote()
-    engine, host, group = Beside(engine_process), Beside(host_process), Beside(gloo_process)
+    engine, group = Beside(engine_process), Beside(gloo_process)
     broadcast = by_gloo(state, group)
     opened = ExitStack()
     ways: dict[str, Callable[[], Any]] = {
         COPY: lambda: [own.copy_(tensor) for own, tensor in zip(copies, distinct, strict=True)],
         REFERENCE: by_reference(network, state),
         SHARED: through_shared_memory(state, engine),
-        NEAR: to_neighbour(state, host),
         STORE: lambda: ray.get(receiver.receive.remote(publish(state, RayStore(), None))),
         GLOO: lambda: broadcast(False),
         CHECKED: lambda: broadcast(True),
@@ -320,11 +302,11 @@ def main() -> None:
             way()
             if number >= options.warm_up:
                 seconds[name].append(time.perf_counter() - began)
-    arrived = {engine.ask(None), host.ask(None), ray.get(receiver.total.remote()), group.ask(None)}
+    arrived = {engine.ask(None), ray.get(receiver.total.remote()), group.ask(None)}
     if arrived != {total(state)}:
         raise SystemExit("what arrived is not what was sent: the timings mean nothing")
     opened.close()
-    for process in (engine, host, group):
+    for process in (engine, group):
         process.close()
     leave_group()
     ray.shutdown()

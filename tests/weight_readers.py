@@ -14,7 +14,6 @@ from torch.distributed import distributed_c10d as c10d
 
 from rl_platform.engines.rollout.sglang.shared_weights import load
 from rl_platform.runtime.weights.group import WeightGroup
-from rl_platform.runtime.weights.memory import MemoryReader, node_name
 
 
 class Copies:
@@ -51,13 +50,3 @@ def read_from_group(group: WeightGroup, line: Connection) -> None:
         for tensor in found:
             dist.broadcast(tensor, 0, joined)
         line.send([tensor.float().tolist() for tensor in found])
-
-
-def read_shared_memory(line: Connection) -> None:
-    """Reads what it is told to and keeps the last, in a tensor; says its node and the values it has now."""
-    reader, kept = MemoryReader(), torch.zeros(0)
-    while True:
-        place = line.recv()
-        if place is not None:
-            kept = torch.from_numpy(reader.read(place))
-        line.send((node_name(), kept.unique().tolist()))

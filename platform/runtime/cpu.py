@@ -8,17 +8,9 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
-from itertools import islice
-from typing import TypeVar
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-
-MEMORY_THREADS = 8  # more are no faster: the memory is busy
 _PAUSE_SOFT = 1  # omp_pause_soft of OpenMP 5.0: the next parallel region builds the team anew
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8  # options of mallopt(3)
 _MOST_KEPT = 2**31 - 1
@@ -49,24 +41,6 @@ def compute_alone() -> None:
     restore = threading.Thread(target=torch.set_num_threads, args=(usual,))
     restore.start()
     restore.join()
-
-
-def memory_threads() -> int:
-    """The number of threads that saturates the memory bandwidth."""
-    return min(len(os.sched_getaffinity(0)), MEMORY_THREADS)
-
-
-def in_threads(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """Returns `function` of each item, in order; only a few items are taken at a time.
-
-    For functions that are limited by the memory and release the interpreter lock, as numpy's copies do. They also use
-    cores of other processes, which wait for the result.
-    """
-    count, left, results = memory_threads(), iter(items), list[Result]()
-    with ThreadPoolExecutor(count) as pool:
-        while taken := list(islice(left, count)):
-            results += map(function, taken) if len(taken) == 1 else pool.map(function, taken)
-    return results
 
 
 def release_team() -> None:

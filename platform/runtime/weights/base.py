@@ -1,8 +1,8 @@
 """Published weights on their way to another process: what the transfers have in common.
 
 A rank of a learner publishes weights; within its process they are passed by reference. For other processes there are
-three transfers behind one interface: memory of the node (`memory`), the object store (`store`) and a process group
-(`group`). `publications` chooses among them. Every transfer compares checksums, except groups with SGLang's processes.
+two transfers behind one interface: the object store (`store`) and a process group (`group`). `publications` chooses.
+Both compare checksums, except groups with SGLang's processes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class WeightsToken:
 
     copies: the same weights as other ranks of a learner have published them. tensors: those that can be sent
     to a process group, on `device` (see `WeightsOffer`); None: they are not offered to one. held: the host has the
-    tensors; else only the object store has. node: see `memory.node_name`.
+    tensors; else only the object store has.
     """
 
     host: str
@@ -46,7 +46,6 @@ class WeightsToken:
     tensors: tuple[TensorShape, ...] | None = None
     device: str = "cpu"
     held: bool = True
-    node: str = ""
 
     def at(self, host: str) -> WeightsToken | None:
         """The publication in the process of `host`, if there is one."""

@@ -20,7 +20,6 @@ from rl_platform.runtime.lifecycle import RUNNER
 from rl_platform.runtime.waits import caller
 from rl_platform.runtime.weights.base import WeightsToken, WeightTransfer
 from rl_platform.runtime.weights.group import GroupTransfer, WeightsOffer, offer_fields
-from rl_platform.runtime.weights.memory import MemoryTransfer, node_name
 from rl_platform.runtime.weights.store import StoreTransfer
 
 if TYPE_CHECKING:
@@ -39,7 +38,6 @@ class Publications:
         self.store = StoreTransfer(transport)
         self._transfers: Mapping[str, WeightTransfer[Weights | WeightsOffer]] = {  # the first one that reaches is taken
             "group": GroupTransfer(lambda: transport.address(), self.copy),
-            "memory": MemoryTransfer(),
             "store": self.store,
         }
         self._published: dict[str, tuple[int, Weights]] = {}  # by rank: the number of its last publication
@@ -50,7 +48,7 @@ class Publications:
     def publish(self, weights: Weights) -> WeightsToken:
         """The token that is sent instead of the weights. All ranks that share the parameters call it together."""
         self._count += 1
-        token = WeightsToken(self._host, caller(), self._count, weights.version, weights.delta, node=node_name())
+        token = WeightsToken(self._host, caller(), self._count, weights.version, weights.delta)
         if weights.gathered is not None:
             if not (self._receives or (weights.offered and weights.stores)):
                 if weights.stores:
@@ -78,7 +76,7 @@ class Publications:
 
     def copy(self, token: WeightsToken) -> Weights:
         """Weights of another process, in main memory."""
-        weights = self._receive(token, "memory", "store")
+        weights = self._receive(token, "store")
         assert isinstance(weights, Weights)
         return weights
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -19,9 +18,8 @@ from rl_platform.errors import WorkerError
 from rl_platform.records import Weights
 from rl_platform.runtime import ComponentSpec
 from rl_platform.runtime.host import ComponentContext
-from rl_platform.runtime.weights import base, memory
+from rl_platform.runtime.weights import base
 from rl_platform.runtime.weights.base import BUCKET, ROW, WeightsToken, _sums, checksum, checksum_of, merge_published
-from rl_platform.runtime.weights.memory import MemoryReader, MemoryWriter, copy_to_memory, read_from_memory
 from rl_platform.runtime.weights.publications import Publications
 from rl_platform.runtime.weights.store import publish, publish_gathered, receive
 
@@ -65,15 +63,6 @@ def assert_equal(state: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
     for name, tensor in expected.items():
         assert state[name].dtype == tensor.dtype
         assert torch.equal(state[name], tensor), name
-
-
-def in_memfd(tensor: torch.Tensor) -> bool:
-    """Whether its memory is that of a block."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        start, _, stop = line.split()[0].partition("-")
-        if int(start, 16) <= tensor.data_ptr() < int(stop, 16):
-            return "rl-platform-" in line
-    raise AssertionError("it is nowhere")
 
 
 def of_sums(tensor: torch.Tensor) -> bytes:
@@ -180,48 +169,6 @@ class TestBuckets:
             receive(TOKEN, manifest, store, None)
 
 
-class TestNear:
-    """Memory of the publisher's node."""
-
-    def test_all_of_a_state_is_read_where_it_lies(self) -> None:
-        state, writer = model(), MemoryWriter()
-        manifest = copy_to_memory(state, writer)
-        received = read_from_memory(TOKEN, manifest, MemoryReader())
-        assert_equal(received.state, state)
-        assert received.state["tied"].data_ptr() == received.state["head"].data_ptr()
-        assert all(tensor.data_ptr() % tensor.itemsize == 0 for tensor in received.state.values())
-        assert all(in_memfd(tensor) for tensor in received.state.values() if tensor.numel())
-        assert received.bytes == sum(tensor.nbytes for name, tensor in state.items() if name != "tied")
-        assert received.version == 3
-        assert 1 <= received.buckets <= 5, "at most one bucket per copying thread if the tensors are large"
-
-    def test_it_stays_while_one_of_its_tensors_is_in_use(self) -> None:
-        state, writer, reader = {"a": torch.ones(50), "b": torch.ones(7)}, MemoryWriter(), MemoryReader()
-        kept = read_from_memory(TOKEN, copy_to_memory(state, writer), reader).state["b"]
-        for _ in range(4):
-            state["a"] += 1
-            state["b"] += 1
-            received = read_from_memory(TOKEN, copy_to_memory(state, writer), reader).state
-            assert_equal(received, state)
-        assert kept.tolist() == [1.0] * 7
-
-    def test_who_writes_to_what_it_has_gets_the_next_ones_all_the_same(self) -> None:
-        state, writer, reader = {"a": torch.zeros(50_000)}, MemoryWriter(), MemoryReader()
-        for _ in range(5):
-            state["a"] += 1
-            received = read_from_memory(TOKEN, copy_to_memory(state, writer), reader).state
-            assert_equal(received, state)
-            received["a"][::7] = -1.0
-
-    @pytest.mark.parametrize("place", [0, BUCKET + 1000, 3 * BUCKET + 20])
-    def test_a_flipped_bit_is_found(self, place: int) -> None:
-        state, writer = model(), MemoryWriter()
-        manifest = copy_to_memory(state, writer)
-        writer._blocks[-1].memory[place] ^= 1
-        with pytest.raises(WorkerError, match=r"weights version 3 of actor\[0\] arrived damaged"):
-            read_from_memory(TOKEN, manifest, MemoryReader())
-
-
 class TestGathered:
     """What a process keeps of weights that the ranks of a learner put together."""
 
@@ -292,29 +239,6 @@ class Frozen:
         return [float(tensor.double().sum()) for tensor in state.values()]
 
 
-class Reads:
-    """Says whether it reads the weights where the publisher has put them. `far`: it seems to be on another node.
-    `apart`: it may not look into other processes."""
-
-    def __init__(self, context: ComponentContext) -> None:
-        pass
-
-    def far(self) -> None:
-        memory.node_name = lambda: "another"
-
-    def apart(self) -> None:
-        memory.read_from_memory = refuse
-
-    def receive(self, weights: Weights) -> tuple[bool, float]:
-        (tensor,) = {in_memfd(tensor) for tensor in weights.state.values()}
-        return tensor, sum(float(tensor.double().sum()) for tensor in weights.state.values())
-
-
-def refuse(*_: Any) -> Any:
-    memory.read_from_memory = read_from_memory  # it is not asked again
-    raise PermissionError("Permission denied")
-
-
 class Whole:
     """Hands out what it received."""
 
@@ -354,18 +278,6 @@ def test_with_delta_fewer_bytes_give_the_same_weights_in_every_process(start) ->
         assert groups["rollout"].sums().wait() == groups["actor"].sums().wait() * 2
     assert [[size for size, _ in ranks] for ranks in moved[False]] == [[3 * BUCKET] * 2] * 4
     assert moved[True] == [[(3 * BUCKET, 3)] * 2, [(BUCKET, 1)] * 2, [(0, 0)] * 2, [(BUCKET, 1), (2 * BUCKET, 2)]]
-
-
-@pytest.mark.parametrize("how", ["far", "apart"])
-def test_who_reaches_the_memory_reads_there_and_others_get_the_same(start, how: str) -> None:
-    components = {"actor": ComponentSpec(Frozen), "rollout": ComponentSpec(Reads)}
-    groups = start(components, [("actor", 0)], [("rollout", 0)], [("rollout", 1)])
-    getattr(groups["rollout"].rank(1), how)().wait()
-    for learned in ("base", "adapter"), ("frozen",):
-        published = groups["actor"].learn(*learned).wait()[0]
-        total = sum(groups["actor"].sums().wait()[0])
-        assert groups["rollout"].receive(published).wait() == [(True, total), (False, total)]
-        assert groups["rollout"].receive(published).wait() == [(True, total), (False, total)], "asked for once more"
 
 
 class Watched(LanguageActor):
