@@ -21,7 +21,7 @@ LossAggregation = Literal[
 OldLogProbs = Literal["recompute", "rollout", "current"]
 PositiveNLLNorm = Literal["correct_tokens", "all_tokens"]
 Bounds = Annotated[tuple[float, float], Field(strict=False)]  # strict would refuse the list that YAML gives
-# How much of an action chunk one reward, log-prob or entropy is of: all its actions, one of them, a component of one.
+# A reward, log-prob or entropy belongs to a whole action chunk, to one of its actions, or to a component of an action.
 RewardLevel = Literal["chunk_level", "action_level"]
 ActionLevel = Literal[RewardLevel, "token_level"]
 Bootstrap = Literal["standard", "always", "none"]
@@ -58,80 +58,84 @@ def estimator_needs(adv_type: str) -> EstimatorNeeds:
 class KLControl(Section):
     """`algorithm.kl_ctrl`: the coefficient of the KL penalty in the reward."""
 
-    type: Literal["fixed", "adaptive"] = key("fixed", "constant, or adapted towards target_kl")
-    kl_coef: float = key(0.001, "(initial) coefficient", ge=0)
-    horizon: float = key(10_000, "adaptive: trajectories over which the coefficient reacts", gt=0)
-    target_kl: float = key(0.1, "adaptive: the KL aimed at", gt=0)
+    type: Literal["fixed", "adaptive"] = key("fixed", "constant coefficient, or adapted towards target_kl")
+    kl_coef: float = key(0.001, "coefficient; adaptive: its initial value", ge=0)
+    horizon: float = key(10_000, "adaptive: number of trajectories over which the coefficient reacts", gt=0)
+    target_kl: float = key(0.1, "adaptive: target of the KL", gt=0)
 
 
 class PFPPO(Section):
-    """`algorithm.pf_ppo`: which rows of a rollout PF-PPO trains on, by the task reward of each."""
+    """`algorithm.pf_ppo`: PF-PPO resamples or weights the rows of a rollout by their task rewards."""
 
     method: Literal["pow", "max_min", "max_random"] = key(
-        "pow", "weight of a row: |reward|^power; only the best and the worst; mostly the best"
+        "pow", "weight of a row: |reward|^power (pow), best and worst rows only (max_min), mostly the best (max_random)"
     )
-    power: float = key(2.0, "pow: the exponent", gt=0)
+    power: float = key(2.0, "pow: exponent", gt=0)
     mode: Literal["resample", "weight"] = key(
-        "resample", "draw rows anew with these weights, or multiply the policy loss by them"
+        "resample", "draw rows with these weights, or multiply their policy loss by them"
     )
 
 
 class DynamicSampling(Section):
-    """`algorithm.dynamic_sampling`: only groups whose samples differ are trained on, others are generated instead."""
+    """`algorithm.dynamic_sampling`: groups whose samples have equal rewards are replaced by further groups."""
 
-    tolerance: float = key(1e-6, "a group is kept if its metrics differ by more than this", ge=0)
-    prompts_per_round: int | None = key(None, "prompts generated at once; null: data.train_batch_size", ge=1)
-    max_rounds: int = key(10, "batches of prompts generated for one step at most", ge=1)
+    tolerance: float = key(1e-6, "smallest difference of rewards within a group that is trained on", ge=0)
+    prompts_per_round: int | None = key(
+        None, "number of prompts per round of generation; null: data.train_batch_size", ge=1
+    )
+    max_rounds: int = key(10, "largest number of rounds per step", ge=1)
     on_exhausted: Literal["error", "train_partial", "fill_with_rejected"] = key(
-        "error", "what happens when max_rounds did not give enough groups"
+        "error", "reaction to too few groups after max_rounds"
     )
-    surplus: Literal["carry", "drop"] = key(
-        "carry", "kept groups beyond the step's: first of the next step, or dropped"
-    )
+    surplus: Literal["carry", "drop"] = key("carry", "surplus groups: use them in the next step, or drop them")
 
 
 class RewardScaling(Section):
-    """`algorithm.reward_scaling`: a linear map of scores; those outside the source range are clipped and counted."""
+    """`algorithm.reward_scaling`: a linear map of scores. Scores outside the source range are clipped and counted."""
 
-    source_min: float = key(0.0, "score that becomes target_min")
-    source_max: float = key(1.0, "score that becomes target_max")
-    target_min: float = key(-1.0, "lowest reward")
-    target_max: float = key(1.0, "highest reward")
+    source_min: float = key(0.0, "score mapped to target_min")
+    source_max: float = key(1.0, "score mapped to target_max")
+    target_min: float = key(-1.0, "smallest reward")
+    target_max: float = key(1.0, "largest reward")
 
 
 class Overlong(Section):
-    """`algorithm.overlong`: what happens to responses that are too long, or are cut at the length limit."""
+    """`algorithm.overlong`: rewards of responses that are too long, or truncated at the length limit."""
 
-    buffer_length: int | None = key(None, "soft punishment over the last tokens before max_length; null: off", ge=1)
-    penalty: float = key(1.0, "soft punishment at max_length and beyond", gt=0)
-    max_length: int | None = key(None, "where it is full; null: data.max_response_length", ge=1)
-    stop_properly_coef: float | None = key(None, "factor on rewards of truncated responses; null: off", ge=0, lt=1)
-    filter: bool = key(False, "truncated responses do not count")
+    buffer_length: int | None = key(
+        None, "number of tokens before max_length over which the penalty grows; null: no penalty", ge=1
+    )
+    penalty: float = key(1.0, "penalty at max_length and beyond", gt=0)
+    max_length: int | None = key(None, "length with the full penalty; null: data.max_response_length", ge=1)
+    stop_properly_coef: float | None = key(
+        None, "factor on the rewards of truncated responses; null: no factor", ge=0, lt=1
+    )
+    filter: bool = key(False, "leave truncated responses out of the losses")
 
 
 class Rejection(Section):
-    """`algorithm.rollout_is.reject`: what is left out of the policy loss because the two engines disagree too much."""
+    """`algorithm.rollout_is.reject`: leaves tokens or sequences with too large a mismatch out of the policy loss."""
 
-    stat: Literal["k1", "k2", "k3"] = key("k3", "estimate of KL(rollout || training)")
-    level: Literal["token", "sequence"] = key("sequence", "each token by its own, or whole sequences by their mean")
-    threshold: float = Field(gt=0, description="above it a token or sequence gets weight 0")
+    stat: Literal["k1", "k2", "k3"] = key("k3", "estimator of KL(rollout || training)")
+    level: Literal["token", "sequence"] = key("sequence", "reject single tokens, or whole sequences by their mean")
+    threshold: float = Field(gt=0, description="largest estimate that is not rejected")
 
 
 class RolloutIS(Section):
-    """`algorithm.rollout_is`: weights on the policy loss where rollout and training engine give other log-probs."""
+    """`algorithm.rollout_is`: importance weights for the mismatch between rollout and training log-probs."""
 
     mode: Literal["truncate", "icepop", "sequence_mask"] | None = key(
         "truncate",
-        "what happens outside [low, high]: cut to it (TIS), weight 0, or whole sequences weight 0 by their "
-        "geometric mean; null: no weights, only reject",
+        "weights outside [low, high]: clip them (truncate: TIS), set them to 0 (icepop), or set whole sequences to 0 "
+        "by their geometric mean (sequence_mask); null: no weights, only reject",
     )
-    level: Literal["token", "sequence"] = key("token", "a ratio per token, or their product")
+    level: Literal["token", "sequence"] = key("token", "a weight per token, or their product per sequence")
     low: float = key(0.0, "lower bound of the weights", ge=0, le=1)
     high: float | None = key(2.0, "upper bound of the weights; null: none", ge=1)
-    batch_normalize: bool = key(False, "divide by the mean weight of the rollout batch")
-    reject: Rejection | None = key(None, "null: nothing is rejected")
+    batch_normalize: bool = key(False, "divide weights by their mean over the rollout batch")
+    reject: Rejection | None = key(None, "rejection of large mismatches; null: none")
     denominator: Literal["original", "kept"] = key(
-        "original", "tokens of weight 0 stay in the denominators of the actor's loss, or leave it altogether"
+        "original", "tokens of weight 0 count in the denominators of the actor's loss (original), or do not (kept)"
     )
 
 
@@ -143,33 +147,34 @@ class Algorithm(Section):
         "advantage estimator: gae, grpo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline, raw, "
         "or module:function",
     )
-    gamma: float = key(1.0, "discount", ge=0, le=1)
+    gamma: float = key(1.0, "discount factor", ge=0, le=1)
     gae_lambda: float = key(0.95, "GAE lambda", ge=0, le=1)
-    gae_lambda_policy: float | None = key(None, "lambda of the advantages; null: gae_lambda", ge=0, le=1)
-    gae_lambda_value: float | None = key(None, "lambda of the critic's returns; null: gae_lambda", ge=0, le=1)
+    gae_lambda_policy: float | None = key(None, "GAE lambda of the advantages; null: gae_lambda", ge=0, le=1)
+    gae_lambda_value: float | None = key(None, "GAE lambda of the critic's returns; null: gae_lambda", ge=0, le=1)
     length_adaptive_alpha: float = key(
-        0.0, "lambda of the advantages by response length, 1 - 1 / (alpha length); 0: off", ge=0
+        0.0, "alpha of the length-adaptive lambda 1 - 1 / (alpha length) of the advantages; 0: off", ge=0
     )
-    bootstrap_truncated: bool = key(
-        False, "responses cut at the length limit go on with the critic's value; false: worth 0"
+    bootstrap_truncated: bool = key(False, "bootstrap truncated responses with the critic's value; false: with 0")
+    grpo_std_normalization: bool = key(True, "grpo: divide by the standard deviation of the group; false: Dr. GRPO")
+    grpo_leave_one_out: bool = key(
+        False, "grpo: mean and standard deviation of the other samples of the group, instead of all"
     )
-    grpo_std_normalization: bool = key(True, "grpo: divide by the deviation of the group; false: Dr. GRPO")
-    grpo_leave_one_out: bool = key(False, "grpo: mean and deviation of the other samples of the group, not of all")
     group_ignore_masked: bool = key(
-        False, "responses that overlong.filter drops leave the statistics of their group too"
+        False, "leave responses that overlong.filter drops out of the statistics of their group"
     )
     reinforce_kl_credit: Literal["to_go", "local"] = key(
-        "to_go", "reinforce_plus_plus: the KL penalty of a token counts for all tokens up to it, or for it only"
+        "to_go",
+        "reinforce_plus_plus: a token's KL penalty reduces the returns of all tokens up to it (to_go), or only its own",
     )
     whiten_over: Literal["tokens", "sequences"] = key(
-        "tokens", "reinforce_plus_plus_baseline: each token counts once in mean and variance, or each sequence"
+        "tokens", "reinforce_plus_plus_baseline: mean and variance over tokens, or over sequences"
     )
     normalize_advantages: bool = key(True, "whiten advantages over the whole rollout batch")
-    advantage_clip: Bounds | None = key(None, "lowest and highest advantage, after all normalisation; null: no bounds")
-    group_size: int = key(1, "samples per prompt", ge=1)
+    advantage_clip: Bounds | None = key(None, "bounds of the advantages after all normalisation; null: none")
+    group_size: int = key(1, "number of samples per prompt", ge=1)
 
     loss_type: Literal["actor_critic", "actor"] = key(
-        "actor", "actor_critic (embodied): one shared model and backward; actor (reasoning): separate critic"
+        "actor", "actor_critic (embodied): policy and value share a model; actor (reasoning): separate critic"
     )
     policy_loss: str = key(
         "ppo_clip",
@@ -177,82 +182,90 @@ class Algorithm(Section):
         "divergence), or module:function",
         min_length=1,
     )
-    loss_agg_func: LossAggregation = key("token-mean", "how per-token losses become one number")
+    loss_agg_func: LossAggregation = key("token-mean", "aggregation of token losses to a scalar")
     loss_agg_horizon: int | None = key(
-        None, "constant H of seq-mean-token-sum-norm; null: the longest response allowed", ge=1
+        None, "seq-mean-token-sum-norm: the constant divisor; null: the length limit of responses", ge=1
     )
     loss_agg_denominator: Literal["active", "nominal"] = key(
-        "active", "sequences that the seq-mean modes divide by: those with an active position, or all of the mini-batch"
+        "active",
+        "divisor of the seq-mean modes: number of sequences with an active position, or of all in the mini-batch",
     )
-    clip_ratio_low: float = key(0.2, "ratio clipped below 1 - this", ge=0, le=1)
-    clip_ratio_high: float = key(0.2, "ratio clipped above 1 + this", ge=0)
-    clip_ratio_c: float | None = key(None, "dual clip for negative advantages; null: off", gt=1)
-    value_clip: float | None = key(None, "value may move this far from the old value; null: off", gt=0)
-    huber_delta: float | None = key(None, "Huber threshold of the value loss; null: squared error", gt=0)
-    value_loss_scale: float = key(1.0, "factor on the value loss", gt=0)
+    clip_ratio_low: float = key(0.2, "lower clip: the ratio is clipped at 1 - clip_ratio_low", ge=0, le=1)
+    clip_ratio_high: float = key(0.2, "upper clip: the ratio is clipped at 1 + clip_ratio_high", ge=0)
+    clip_ratio_c: float | None = key(None, "dual clip: bound of the ratio for negative advantages; null: off", gt=1)
+    value_clip: float | None = key(None, "value clip: largest distance from the old value; null: off", gt=0)
+    huber_delta: float | None = key(None, "threshold of the Huber value loss; null: squared error", gt=0)
+    value_loss_scale: float = key(1.0, "coefficient of the value loss", gt=0)
     entropy_bonus: float = key(0.0, "coefficient of the entropy bonus", ge=0)
     positive_nll_coef: float = key(0.0, "coefficient of the negative log-likelihood of correct responses; 0: off", ge=0)
     positive_nll_norm: PositiveNLLNorm = key(
-        "correct_tokens", "what it is divided by: active tokens of correct responses, or of all"
+        "correct_tokens", "divisor of that term: active tokens of correct responses, or of all"
     )
     old_log_probs: OldLogProbs = key(
         "recompute",
-        "what the ratio divides by: log-probs of the training engine before the update, those of the "
-        "rollout engine, or the current ones",
+        "denominator of the ratio: log-probs of the training engine before the update (recompute), of the rollout "
+        "engine, or of the current policy (ratio 1)",
     )
-    rollout_is: RolloutIS | None = key(None, "correction for the mismatch of rollout and training log-probs; null: off")
+    rollout_is: RolloutIS | None = key(
+        None, "correction for the mismatch between rollout and training log-probs; null: off"
+    )
 
-    ppo_epochs: int = key(1, "passes over the rollout batch for the actor", ge=1)
-    critic_ppo_epochs: int | None = key(None, "passes for the critic; null: as ppo_epochs", ge=1)
+    ppo_epochs: int = key(1, "number of epochs of the actor over the rollout batch", ge=1)
+    critic_ppo_epochs: int | None = key(None, "number of epochs of the critic; null: ppo_epochs", ge=1)
     shuffle_mini_batches: bool = key(
-        True, "a new order of the rollout's rows in every epoch; false: as they were generated"
+        True, "shuffle the rows of the rollout in every epoch; false: in the order of generation"
     )
-    policy_training_start_step: int = key(0, "steps that train only the critic", ge=0)
-    target_kl: float | None = key(None, "a mini-batch that drifted further ends the actor's update; null: off", gt=0)
+    policy_training_start_step: int = key(0, "number of first steps that train only the critic", ge=0)
+    target_kl: float | None = key(
+        None, "largest KL of a mini-batch to the old policy; a larger one ends the actor's update; null: off", gt=0
+    )
 
     use_pf_ppo: bool = key(False, "resample or weight rows by their reward before the update")
-    pf_ppo: PFPPO = Field(default_factory=PFPPO, description="how")
+    pf_ppo: PFPPO = Field(default_factory=PFPPO, description="method of PF-PPO")
     dynamic_sampling: DynamicSampling | None = key(
-        None, "generate until enough groups have samples that differ; null: off"
+        None, "generate until enough groups have different rewards; null: off"
     )
 
     use_kl_in_reward: bool = key(False, "subtract a KL penalty to the reference from the reward")
-    kl_penalty: KLPenalty = key("k1", "its estimator")
+    kl_penalty: KLPenalty = key("k1", "estimator of the KL in the reward")
     kl_output_clip: float | None = key(10.0, "largest k3 in the reward and its metric; null: no bound", gt=0)
-    kl_ctrl: KLControl = Field(default_factory=KLControl, description="its coefficient")
+    kl_ctrl: KLControl = Field(default_factory=KLControl, description="coefficient of the KL in the reward")
     use_kl_loss: bool = key(False, "add a KL term to the actor loss")
-    kl_loss_coef: float = key(0.001, "its coefficient", ge=0)
-    kl_loss_type: KLLossType = key("k3", "its estimator; + has the gradient of k2")
+    kl_loss_coef: float = key(0.001, "coefficient of the KL loss", ge=0)
+    kl_loss_type: KLLossType = key("k3", "estimator of the KL loss; +: with the gradient of k2")
     kl_loss_grad: KLGradient = key(
-        "path", "its gradient: the estimator's own, that of k2 (as +), or of its expectation"
+        "path", "gradient of the KL loss: of the estimator (path), of k2 (as +), or of its expectation (score)"
     )
     kl_loss_output_clip: float | None = key(
         None, "largest k3 in the loss, without gradient beyond; null: no bound", gt=0
     )
-    allow_both_kl: bool = key(False, "accept the KL in the reward and in the loss at once")
+    allow_both_kl: bool = key(False, "allow the KL in the reward and in the loss at once")
 
-    reward_scaling: RewardScaling | None = key(None, "map scores to another range; null: off")
+    reward_scaling: RewardScaling | None = key(None, "linear map of scores to another range; null: off")
     overlong: Overlong = Field(default_factory=Overlong, description="rewards of long and truncated responses")
     reward_whitening: bool = key(False, "scale rewards to unit variance over the rollout batch")
 
     reward_type: RewardLevel = key(
-        "chunk_level", "embodied: one reward, value and advantage per action chunk (its rewards added up) or per action"
+        "chunk_level",
+        "embodied: one reward, value and advantage per action chunk (the sum of its rewards) or per action",
     )
     logprob_type: ActionLevel = key(
         "chunk_level", "embodied: one log-prob and ratio per action chunk, per action, or per component of an action"
     )
-    entropy_type: ActionLevel = key("chunk_level", "embodied: whose entropy the entropy term is a mean of")
+    entropy_type: ActionLevel = key(
+        "chunk_level", "embodied: the entropy bonus is a mean over action chunks, actions, or components of actions"
+    )
     bootstrap_type: Bootstrap = key(
         "standard",
-        "embodied: where an episode ends, its last state's value counts if it was cut by its time limit "
+        "embodied: bootstrap the end of an episode with the value of its last state if its time limit ended it "
         "(standard), always, or never (none)",
     )
 
     rollout_micro_batch_size: int | None = key(
-        None, "rows per forward of the rollout policy; null: all that wait", ge=1
+        None, "rows per forward pass of the rollout policy; null: all waiting rows", ge=1
     )
     logprob_forward_micro_batch_size: int | None = key(
-        None, "rows per forward when log-probs and values are computed; null: as in training", ge=1
+        None, "rows per forward pass for log-probs and values; null: as in training", ge=1
     )
 
     @property

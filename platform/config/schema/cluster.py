@@ -13,47 +13,49 @@ MAX_NODES, MAX_GPUS = 10_000, 20_000  # of a cluster; of a node
 
 
 class NodeGroup(Section):
-    """`cluster.node_groups[]`: nodes by label, with what sets them apart."""
+    """`cluster.node_groups[]`: a named group of nodes, with its hardware and environment."""
 
-    label: str = Field(min_length=1, description="name used as node_group in component_placement")
-    node_ranks: str = Field(description="nodes of the cluster in this group, as 0-1,3")
-    env_vars: dict[str, str] = Field(default_factory=dict, description="environment of the workers on these nodes")
+    label: str = Field(min_length=1, description="name for node_group in component_placement")
+    node_ranks: str = Field(description="numbers of the nodes in this group, for example 0-1,3")
+    env_vars: dict[str, str] = Field(
+        default_factory=dict, description="environment variables of the workers on these nodes"
+    )
     accelerators: int | None = key(
-        None, "GPUs of each of these nodes; 0: CPU nodes; null: as the cluster's other nodes", ge=0, le=MAX_GPUS
+        None, "GPUs per node; 0: CPU nodes; null: as on the other nodes of the cluster", ge=0, le=MAX_GPUS
     )
     ray_labels: dict[str, str] = Field(
-        default_factory=dict, description="these nodes are Ray nodes with these labels (ray start --labels)"
+        default_factory=dict, description="Ray labels that select the nodes of this group (ray start --labels)"
     )
 
 
 class ClusterInventory(Section):
     """`cluster.inventory`: equal machines that need not exist, for --plan."""
 
-    nodes: int = Field(ge=1, le=MAX_NODES, description="machines; cluster.num_nodes follows from it")
-    gpus_per_node: int = Field(ge=0, le=MAX_GPUS, description="GPUs of each; cluster.gpus_per_node follows from it")
-    gpu: GPU | None = key(None, "kind of GPU, for estimates of memory and time; null: memory and speed not known")
+    nodes: int = Field(ge=1, le=MAX_NODES, description="number of machines; sets cluster.num_nodes")
+    gpus_per_node: int = Field(ge=0, le=MAX_GPUS, description="GPUs per machine; sets cluster.gpus_per_node")
+    gpu: GPU | None = key(None, "GPU model, for estimates of memory and time; null: no such estimates")
 
 
 class Cluster(Section):
     """`cluster`: the only section that changes between a laptop and a cluster."""
 
-    num_nodes: int = key(1, "machines", ge=1, le=MAX_NODES)
+    num_nodes: int = key(1, "number of machines", ge=1, le=MAX_NODES)
     gpus_per_node: int | None = key(
-        None, "null: what this machine has; a number declares the inventory for --plan", ge=0, le=MAX_GPUS
+        None, "GPUs per machine, for --plan; null: as many as this machine has", ge=0, le=MAX_GPUS
     )
     devices_per_node: int | None = key(
-        None, "CPU workers that stand for this many GPUs on each machine; null: none", ge=1, le=MAX_GPUS
+        None, "number of CPU workers per machine that emulate GPUs; null: no emulation", ge=1, le=MAX_GPUS
     )
     component_placement: dict[str, Any] = Field(
         description="component names -> resources[:ranks], or {node_group, placement}"
     )
-    node_groups: list[NodeGroup] = Field(default_factory=list, description="groups of nodes by label")
+    node_groups: list[NodeGroup] = Field(default_factory=list, description="named groups of nodes")
     runtime: Literal["auto", "local", "ray"] = key(
-        "auto", "local: threads of one process; ray: a process per host; auto: local where the placement allows it"
+        "auto", "local: threads of one process; ray: a process per host; auto: local if the placement allows it"
     )
-    address: str | None = key(None, "Ray cluster to join, as auto or HOST:PORT; null: one is started", min_length=1)
-    restarts: int = key(3, "how often a process without a learner is started again when it dies; 0: never", ge=0)
-    inventory: ClusterInventory | None = key(None, "declares a whole cluster for --plan")
+    address: str | None = key(None, "Ray cluster to join: auto or HOST:PORT; null: start one for the run", min_length=1)
+    restarts: int = key(3, "largest number of restarts of a dead process, unless a learner is in it; 0: none", ge=0)
+    inventory: ClusterInventory | None = key(None, "a whole cluster for --plan, which need not exist")
 
     @model_validator(mode="before")
     @classmethod

@@ -21,14 +21,14 @@ class Config(Section):
     """One run."""
 
     runner: Runner = Field(description="the run as a whole")
-    cluster: Cluster = Field(description="machines and who works where")
+    cluster: Cluster = Field(description="machines, and the placement of components on them")
     algorithm: Algorithm = Field(default_factory=Algorithm, description="estimator, losses and schedule of PPO")
     data: Data = Field(default_factory=Data, description="the task and the batch sizes")
     actor: Actor = Field(default_factory=Actor, description="the policy that learns")
     critic: Critic = Field(default_factory=Critic, description="the separate value model")
-    reference: Reference = Field(default_factory=Reference, description="the frozen policy of KL terms")
-    rollout: Rollout = Field(default_factory=Rollout, description="generates responses or chooses actions")
-    reward: Reward = Field(default_factory=Reward, description="scores responses")
+    reference: Reference = Field(default_factory=Reference, description="the frozen policy that KL terms compare to")
+    rollout: Rollout = Field(default_factory=Rollout, description="generation of responses or choice of actions")
+    reward: Reward = Field(default_factory=Reward, description="scoring of responses")
     env: Env = Field(default_factory=Env, description="the simulation")
 
     @model_validator(mode="before")
