@@ -159,7 +159,7 @@ def _names() -> list[str]:
     system = ""
     sections = [(system, f"{name}:", target, "") for name, (system, target) in foreign_sections().items()]
     keys = [
-        (key.system, name, ", ".join(f"`{here}`" for here in key.here), key.note)
+        (key.system, name, ", ".join(f"`{here}`" for here in key.here) or "no key", key.note)
         for name, key in foreign_keys().items()
     ]
     for its_system, name, here, note in sorted([*sections, *keys], key=lambda row: (row[0].lower(), row[1])):

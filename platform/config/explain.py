@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from rl_platform.config.describe import allowed, choices, field_at, section_at, walk
-from rl_platform.config.foreign_names import ForeignName, foreign_sections, translate
+from rl_platform.config.foreign_names import ForeignName, foreign_sections, of_component, translate
 from rl_platform.config.suggest import nearest
 from rl_platform.errors import Problem
 
@@ -111,51 +111,68 @@ def _type_hint(kind: str, value: object) -> str:
 
 def _unknown(key: str, value: object, where: Where) -> Iterator[Problem]:
     parent, _, name = key.rpartition(".")
+    inside = list(_inside(key, value, where)) if isinstance(value, dict) and value else []
     if key in foreign_sections():
         system, target = foreign_sections()[key]
-        yield Problem(key, f"`{name}` is {system}'s section; here its keys go to {target}", where(key))
-        yield from _content(key, value, where)
+        told = f"`{name}` is {system}'s section; here its keys go to {target}"
+        yield from inside or [Problem(key, told, where(key))]
         return
-    if (foreign := translate(key)) is not None:
+    foreign = translate(key)
+    if foreign is not None and not (inside and foreign.here):
         yield _foreign(key, foreign, where)
+        return
+    if foreign is not None or any(translate(problem.key) for problem in inside):
+        yield from inside
         return
     section = section_at(parent)
     names = list(section.model_fields) if section is not None else []
     close = nearest(name, names)
-    if elsewhere := _keys_named(name):
+    if elsewhere := _keys_named(key):
         hint = f"this key belongs to {elsewhere}"
     elif close:
         hint = f"did you mean {parent + '.' if parent else ''}{close}?"
-    elif content := list(_content(key, value, where)):
-        yield from content
-        return
     else:
         far = nearest(name, {path.rpartition(".")[2] for path, _ in walk()})
         hint = f"did you mean {_keys_named(far)}?" if far else ""
     yield Problem(key, f"unknown {'key' if parent else 'section'}", where(key), allowed=", ".join(names), hint=hint)
 
 
-def _content(key: str, value: object, where: Where) -> Iterator[Problem]:
-    """The problems of the keys below an unknown section that have a name here."""
-    if isinstance(value, dict):
+def _inside(key: str, value: object, where: Where) -> Iterator[Problem]:
+    """One problem for each key below an unknown section."""
+    if isinstance(value, dict) and value:
         for name, item in value.items():
-            yield from _content(f"{key}.{name}", item, where)
-    elif (foreign := translate(key)) is not None:
+            yield from _inside(f"{key}.{name}", item, where)
+        return
+    if (foreign := translate(key)) is not None:
         yield _foreign(key, foreign, where)
-    elif ours := _keys_named(key.rpartition(".")[2]):
+    elif ours := _keys_named(key, together=1 if "_" in key.rpartition(".")[2] else 2):  # `name` alone says nothing
         yield Problem(key, f"unknown key; here it is {ours}", where(key))
+    else:
+        yield Problem(key, "unknown key", where(key), hint=_around(key))
+
+
+def _around(key: str) -> str:
+    """Where the section around an unknown key of another system belongs, "" if there is no such section."""
+    while key := key.rpartition(".")[0]:
+        name = key.rpartition(".")[2]
+        if (foreign := translate(key)) is not None:
+            return f"`{name}` is {' and '.join(foreign.here)} here" if foreign.here else f"`{name}`: {foreign.note}"
+        if key in foreign_sections():
+            return f"keys of `{name}` go to {foreign_sections()[key][1]}"
+    return ""
 
 
 def _foreign(key: str, foreign: ForeignName, where: Where) -> Problem:
     name = key.rpartition(".")[2]
-    return Problem(
-        key,
-        f"`{name}` is {foreign.system}'s name; here it is {' and '.join(foreign.here)}",
-        where(key),
-        hint=foreign.note,
-    )
+    here = f"here it is {' and '.join(foreign.here)}" if foreign.here else "there is no such key here"
+    return Problem(key, f"`{name}` is {foreign.system}'s name; {here}", where(key), hint=foreign.note)
 
 
-def _keys_named(name: str) -> str:
-    """The keys of the schema that are called `name`, "a.b or c.b", at most four; "" if there is none."""
-    return " or ".join([path for path, _ in walk() if path.rpartition(".")[2] == name][:4])
+def _keys_named(path: str, together: int = 1) -> str:
+    """Returns our keys that end as `path` does, "a.b or c.b": with as many of its steps as possible, at least
+    `together`; at most four; "" if there is none."""
+    steps, ours = path.split("."), [key for key, _ in walk()]
+    for start in range(len(steps) - together + 1):
+        if same := [key for key in ours if key.split(".")[start - len(steps) :] == steps[start:]]:
+            return " or ".join(of_component(path, same)[:4])
+    return ""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml
@@ -11,7 +12,7 @@ import yaml
 
 @dataclass(frozen=True)
 class ForeignName:
-    """A key of another system. `here` are our keys for it, `note` tells a difference in meaning."""
+    """A key of another system. `here` are our keys for it, if there are any; `note` tells a difference in meaning."""
 
     system: str
     here: tuple[str, ...]
@@ -24,11 +25,26 @@ class _Table:
     keys: dict[str, ForeignName]
 
 
+_COMPONENTS = {
+    "policy": "actor",
+    "value": "critic",
+    "ref": "reference",
+    "reward_model": "reward",
+}  # names of components in other systems
+
+
 def translate(path: str) -> ForeignName | None:
     """Returns our name for a dotted path of another system. The longest listed ending decides; `-` counts as `_`."""
     steps = path.replace("-", "_").split(".")
     endings = (".".join(steps[start:]) for start in range(len(steps)))
-    return next((name for ending in endings if (name := foreign_keys().get(ending)) is not None), None)
+    name = next((name for ending in endings if (name := foreign_keys().get(ending)) is not None), None)
+    return name and replace(name, here=tuple(of_component(path, name.here)))
+
+
+def of_component(path: str, keys: Sequence[str]) -> list[str]:
+    """Returns those of `keys` that belong to a component in a path of another system, or else all of them."""
+    components = {_COMPONENTS.get(step, step) for step in path.split(".")}
+    return [key for key in keys if key.partition(".")[0] in components] or list(keys)
 
 
 def foreign_sections() -> dict[str, tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -119,12 +120,33 @@ def test_a_misspelt_section_is_one_problem(problems: Any) -> None:
         ("num_generations", "TRL", "algorithm.group_size"),
         ("save_steps", "TRL", "runner.save_interval"),
         ("runner.eval_steps", "TRL", "runner.val_check_interval"),
+        ("eval_freq", "Stable-Baselines3", "runner.val_check_interval"),
+        ("actor.optim.epsilon", "TRL", "actor.optim.eps"),
+        ("critic.model_path", "RLinf", "critic.model.path"),
     ],
 )
 def test_names_of_other_systems(problems: Any, key: str, system: str, here: str) -> None:
     (problem,) = problems("embodied", f"{key}=1").values()
     name = key.rpartition(".")[2]
     assert problem.message.startswith(f"`{name}` is {system}'s name; here it is {here}")
+
+
+PATHS = (Path(__file__).parent / "foreign_paths.txt").read_text(encoding="utf-8").split("\n\n")[1:]
+
+
+@pytest.mark.parametrize("block", PATHS, ids=lambda block: block.splitlines()[0])
+def test_keys_where_other_systems_write_them(problems: Any, block: str) -> None:
+    rows = [row.split(" -> ") for row in block.splitlines()[1:]]
+    reported = problems("embodied", *(f"{there}=1" for there, _ in rows))
+    for there, here in rows:
+        if there == here:
+            assert field_at(there) is not None
+            continue
+        problem = reported[there]
+        named = problem.message.partition("here it is ")[2] or problem.hint.partition("this key belongs to ")[2]
+        nothing = "no key" if "there is no such key here" in problem.message else ""
+        assert (nothing or named).replace(" and ", " ").replace(" or ", " ") == here, there
+        assert here == "no key" or all(field_at(key) is not None for key in here.split()), there
 
 
 def test_whole_sections_of_other_systems(problems: Any) -> None:
@@ -169,14 +191,52 @@ trainer: {n_gpus_per_node: 8}
     for key, here in expected.items():
         assert reported[key].message.endswith(f"here it is {here}"), reported[key]
         assert reported[key].where != ""
-    sections = {"ppo", "value_loss_fn", "value", "checkpointing", "logger", "actor_rollout_ref", "trainer"}
-    assert set(reported) == {*expected, *sections}
+    assert set(reported) == set(expected)  # the sections themselves have no problem of their own
+
+
+def test_every_key_of_a_foreign_section_is_one_problem(problems: Any) -> None:
+    reported = problems(
+        "embodied",
+        "trainer={esi_redundant_time: 0, device: cuda, nnodes: 2}",
+        "ppo={seed: 3, adv_estimator: {name: gae, mystery: 1}, async_ppo: {enabled: true}}",
+        "policy={sequence_packing: {algorithm: x}, optimizer: {name: adam}}",
+        "algorithm.filter_groups={enable: true, max_num_gen_batches: 3}",
+        "critic.megatron={tensor_model_parallel_size: 2, seed: 1}",
+        "logger={}",
+        "runner.logging_steps=10",
+    )
+    assert {key: (problem.message, problem.hint) for key, problem in reported.items()} == {
+        "trainer.esi_redundant_time": ("unknown key", "keys of `trainer` go to runner and cluster"),
+        "trainer.device": ("unknown key", "keys of `trainer` go to runner and cluster"),
+        "trainer.nnodes": ("`nnodes` is verl's name; here it is cluster.num_nodes", ""),
+        "ppo.seed": ("`seed` is NeMo-RL's name; here it is runner.seed", ""),
+        "ppo.adv_estimator.name": ("`name` is NeMo-RL's name; here it is algorithm.adv_type", ""),
+        "ppo.adv_estimator.mystery": ("unknown key", "`adv_estimator` is algorithm.adv_type here"),
+        "ppo.async_ppo.enabled": ("unknown key", "`async_ppo` is runner.max_staleness here"),
+        "policy.sequence_packing.algorithm": (
+            "unknown key",
+            "`sequence_packing` is actor.max_tokens_per_micro_batch here",
+        ),
+        "policy.optimizer.name": ("`name` is NeMo-RL's name; here it is actor.optim", "always AdamW"),
+        "algorithm.filter_groups.enable": ("unknown key", "`filter_groups` is algorithm.dynamic_sampling here"),
+        "algorithm.filter_groups.max_num_gen_batches": (
+            "`max_num_gen_batches` is verl's name; here it is algorithm.dynamic_sampling.max_rounds",
+            "",
+        ),
+        "critic.megatron.tensor_model_parallel_size": (
+            "`tensor_model_parallel_size` is verl's name; here it is critic.parallel.tensor",
+            "",
+        ),
+        "critic.megatron.seed": ("unknown key", ""),
+        "logger": ("`logger` is NeMo-RL's section; here its keys go to runner", ""),
+        "runner.logging_steps": ("`logging_steps` is TRL's name; there is no such key here", "every step is logged"),
+    }
 
 
 def test_every_foreign_name_leads_to_a_key_and_none_is_our_own() -> None:
     ours = {path for path, _ in walk()}
     for name, foreign in foreign_keys().items():
-        assert foreign.here, name
+        assert foreign.here or foreign.note, name
         assert all(field_at(key) is not None for key in foreign.here), name
     for section in foreign_sections():
         assert section not in Config.model_fields
