@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 
 from rl_platform import acceleration
-from rl_platform.algorithms.advantages import advantages
+from rl_platform.algorithms.advantages import BUILT_IN_ESTIMATORS, advantages
 from rl_platform.algorithms.aggregation import Denominators
 from rl_platform.algorithms.losses import actor_critic_loss, actor_loss
 from rl_platform.algorithms.policy_losses import policy_loss_function
@@ -22,12 +22,13 @@ from rl_platform.components import actor
 from rl_platform.config import load_config
 from rl_platform.config.schema import Config
 from rl_platform.engines.training.fsdp import shares
-from rl_platform.launch.check import invariance, samples
+from rl_platform.launch.check import credit, invariance, samples
 from rl_platform.launch.check.property import Outcome, compare
 from rl_platform.launch.check.run import PROPERTIES, outcomes_of, print_outcomes
 
 ROOT = Path(__file__).parents[3]
 SHIPPED = sorted((ROOT / "configs").glob("*/*.yaml"))  # those in placements/ have the same mathematics
+ESTIMATE = BUILT_IN_ESTIMATORS["gae"]
 REASONING, EMBODIED = "configs/reasoning/ppo.yaml", "configs/embodied/ppo.yaml"
 
 WITH_REFERENCE = ["cluster.component_placement={'actor,critic,rollout,reward,reference': all}"]
@@ -46,7 +47,12 @@ def without_critic(keys: str) -> list[str]:
 
 FUNCTIONS = """\
 import torch
+from rl_platform.algorithms.advantages import BUILT_IN_ESTIMATORS
+from rl_platform.algorithms.groups import reward_to_go
 from rl_platform.algorithms.metrics import Metrics
+from rl_platform.algorithms.statistics import whiten
+
+advantages_of = BUILT_IN_ESTIMATORS["gae"]
 
 
 def median(batch, algorithm):
@@ -66,6 +72,29 @@ def neighbours(batch, algorithm):
 def discounted_by_column(batch, algorithm):
     columns = torch.arange(batch.mask.shape[1])
     return torch.where(batch.mask, batch.rewards, 0.0).sum(dim=1, keepdim=True) * 0.9**columns, None
+
+
+def shifted_gae(batch, algorithm, by=1):
+    advantages, returns = advantages_of(batch, algorithm)
+    shifted = torch.zeros_like(advantages)
+    for row, positions in enumerate(batch.value_positions):
+        columns = positions.nonzero().flatten()
+        shifted[row, columns] = advantages[row, columns].roll(by)
+    return shifted, returns
+
+
+def shifted_back(batch, algorithm):
+    return shifted_gae(batch, algorithm, by=-1)
+
+
+def whitened_gae(batch, algorithm):
+    advantages, returns = advantages_of(batch, algorithm)
+    return whiten(advantages, batch.value_positions), returns
+
+
+def to_go_from_the_next(batch, algorithm):
+    to_go = reward_to_go(batch.rewards, batch.mask, 1.0)
+    return to_go - torch.where(batch.mask, batch.rewards, 0.0), None
 
 
 def raises(batch, algorithm):
@@ -163,12 +192,25 @@ def test_action_chunks_pass(num_actions: int, keys: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "properties"),
-    [("median", set()), ("neighbours", {"order of rows"}), ("discounted_by_column", {"observation tokens", "padding"})],
+    [
+        ("median", set()),
+        ("neighbours", {"order of rows"}),
+        ("discounted_by_column", {"observation tokens", "padding"}),
+        ("to_go_from_the_next", {"credit"}),
+    ],
 )
 @pytest.mark.usefixtures("functions")
 def test_estimators_of_the_users(name: str, properties: set[str]) -> None:
     config = config_of(REASONING, without_critic(f"adv_type: 'mine:{name}'"))
     assert failures(config).keys() == properties
+
+
+@pytest.mark.parametrize(
+    ("name", "properties"), [("whitened_gae", set()), ("shifted_gae", {"credit"}), ("shifted_back", {"credit"})]
+)
+@pytest.mark.usefixtures("functions")
+def test_estimators_with_values(name: str, properties: set[str]) -> None:
+    assert failures(config_of(REASONING, [f"algorithm.adv_type=mine:{name}"])).keys() == properties
 
 
 @pytest.mark.parametrize("path", [REASONING, EMBODIED])
@@ -284,6 +326,7 @@ WRONG: list[tuple[str, list[str], Any, str, Any]] = [
     ("padding", [], samples, "actor_loss", scaled(actor_loss, lambda o, b, c, a: 1 / b.mask.shape[1])),
     ("order of rows", [], samples, "advantages", scaled(advantages, grows_with_row)),
     ("balancing", [], invariance, "shares", one_rank_idles),
+    ("credit", [], credit, "estimator", lambda name: lambda b, a: tuple(t.roll(1, 1) for t in ESTIMATE(b, a))),
     ("balancing", [], invariance, "mini_batches", lambda batch, size, numbers: [batch.select(torch.arange(size))] * 2),
     ("update of a model", [], actor, "actor_loss", own_denominators(actor_loss)),
     ("first step", [], actor.LanguageActor, "evaluate", off_by_a_little),
