@@ -51,6 +51,11 @@ def check_cheap(config: Config, placement: Placement) -> None:
 def _engines(config: Config, placement: Placement) -> Iterator[Problem]:
     yield from sharding_problems(config, placement)
     yield from device_problems(config, placement)
+    yield from rollout_engine_problems(config)
+
+
+def rollout_engine_problems(config: Config) -> Iterator[Problem]:
+    """Yields the reason why the engine of `rollout.backend` is not installed here, or not in the right version."""
     if config.rollout.backend == "sglang":
         yield from _sglang()
     if config.rollout.backend == "vllm":

@@ -1,7 +1,7 @@
 """Credit: the reward of an action and the value of its state count for that action, and not for later ones.
 
-An estimator that shifts its results by a position breaks this. A factor and a constant that a change of one reward gives
-to a whole row are allowed: sums over responses, baselines of groups and whitening change all positions alike.
+An estimator that shifts its results by a position breaks this. A changed reward may give a factor and a constant to the
+whole row: sums over responses, baselines of groups and whitening change all positions alike.
 """
 
 from __future__ import annotations

@@ -9,27 +9,30 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from rich.console import Console
 
 from rl_platform.config import LoadedConfig, load_config
+from rl_platform.config.rollout_backend import HOSTED
 from rl_platform.config.schema import Config
 from rl_platform.envs.reasoning.question import Split
 from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.interrupts import shutting_down
 from rl_platform.launch.output import output_path
+from rl_platform.launch.preflight import rollout_engine_problems
 from rl_platform.launch.rehearse import findings, materials
-from rl_platform.launch.rehearse.report import RehearsalReport
+from rl_platform.launch.rehearse.report import RehearsalReport, written_lines
 from rl_platform.launch.rehearse.runs import RunFailed, Runs, Timed
 from rl_platform.launch.rehearse.scores import scoring_server
-from rl_platform.launch.rehearse.shrink import Materials, flat, shrunk
+from rl_platform.launch.rehearse.shrink import Change, Materials, shrunk
 from rl_platform.launch.session import spaces_of
 from rl_platform.placement.scheduler import Placement
 
-DEADLINE_S = 300.0  # of one of the two runs
+DEADLINE_S = 600.0  # of one of the two runs
 
 
 def rehearse(loaded: LoadedConfig, placement: Placement, parent: str | None = None) -> None:
@@ -38,63 +41,60 @@ def rehearse(loaded: LoadedConfig, placement: Placement, parent: str | None = No
     Raises the errors that a run would end with, and RehearsalFailed for functions of the user with wrong results.
     """
     config, console, began = loaded.config, Console(), time.monotonic()
+    target = output_path(config).with_name(f"{output_path(config).name}-rehearsal")
     phases: list[Timed] = []
+
+    @contextmanager
+    def phase(name: str) -> Iterator[None]:
+        start = time.monotonic()
+        with console.status(name):
+            yield
+        phases.append(Timed(name, time.monotonic() - start))
+        console.print(f"{name}: {phases[-1].seconds:.1f} s", highlight=False)
 
     with shutting_down(), ExitStack() as stack:
         folder = stack.enter_context(_folder(parent))
-
-        @contextmanager
-        def phase(name: str) -> Iterator[None]:
-            start = time.monotonic()
-            with console.status(name):
-                yield
-            phases.append(Timed(name, time.monotonic() - start))
-            console.print(f"{name}: {phases[-1].seconds:.1f} s", highlight=False)
-
         with phase("check sizes and functions"):
             known = materials.architectures(config)
             findings.check_sizes(config, placement, known)
             findings.check_functions(config)
             questions = _world(config)
+        stands = _materials(config, known, folder, stack)
+        runs = Runs(folder, DEADLINE_S, target.with_name(f"{target.name}.log"))
         with phase("write small models and data"):
-            stands = _materials(config, known, folder, stack)
-            small, changes = shrunk(config, placement, stands)
-            longest = small.data.max_prompt_length + small.data.max_response_length
-            materials.write_models(config, known, stands, longest)
-            missing = materials.write_questions(config, stands)
-            path = folder / "config.yaml"
-            path.write_text(LoadedConfig(small, {}).resolved_yaml(), encoding="utf-8")
-            _check_small(path)
+            small, changes, missing = _write_small(config, placement, known, stands, runs.config)
         if config.runner.task_type == "reasoning":
             with phase("score a few responses"):
                 findings.check_reward(config, questions or build_questions(small.data, small.runner.seed))
-        runs = Runs(folder, path, DEADLINE_S)
-        with phase("start, first step, checkpoint"):
-            runs.until_killed()
+        try:
+            with phase("start, first step, checkpoint"):
+                runs.until_killed()
+        except RunFailed as failure:
+            if (reason := _engine_failure(stands.backend, failure)) is None:
+                raise
+            stands = replace(stands, backend="torch", why_backend=reason)
+            small, changes, missing = _write_small(config, placement, known, stands, runs.config)
+            with phase(f"{reason}: the same with torch"):
+                runs.until_killed()
         with phase("resume, second step, export"):
             runs.to_the_end()
-        unscored = sum(step.get("reward/unscored", 0.0) for step in runs.metrics())
-        if unscored:
+        if unscored := sum(step.get("reward/unscored", 0.0) for step in runs.metrics()):
             raise RunFailed(f"{unscored:.0f} responses of the small run got no score (metric reward/unscored)", 70)
-        phases += _inside(runs)
-        written = [(key, where) for key, where in loaded.sources.items() if key in flat(config.model_dump(mode="json"))]
-        changed = {each.key for each in changes}
         report = RehearsalReport(
             config.runner.experiment_name,
-            [(key, where) for key, where in written if key not in changed],
-            changes,
+            written_lines(loaded, changes),
             _absent(loaded, placement, missing, stands),
             phases,
+            runs.inside(),
             time.monotonic() - began,
         )
     report.print(console)
-    target = output_path(config).with_name(f"{output_path(config).name}-rehearsal.txt")
     try:
         report.write(target)
     except OSError as error:
         console.print(f"the report was not written to {target}: {error.strerror}", soft_wrap=True, highlight=False)
     else:
-        console.print(str(target), soft_wrap=True, highlight=False)
+        console.print(f"{target}.txt and .json", soft_wrap=True, highlight=False)
 
 
 @contextmanager
@@ -114,15 +114,15 @@ def _folder(parent: str | None) -> Iterator[Path]:
 
 
 def _materials(config: Config, known: dict[str, materials.Architecture], folder: Path, stack: ExitStack) -> Materials:
-    wanted = config.rollout.backend
-    installed = wanted in ("auto", "torch") or importlib.util.find_spec(wanted) is not None
+    engine = next(rollout_engine_problems(config), None)
     url = None
     if config.reward.type == "http" and not _answers(config.reward.url or ""):
         url = stack.enter_context(scoring_server())
     return Materials(
         folder,
         real_tokenizer=materials.has_real_tokenizers(config, known),
-        backend=wanted if installed else "torch",
+        backend=config.rollout.backend if engine is None else "torch",
+        why_backend="" if engine is None else f"{engine.value}: {engine.message}",
         megatron=importlib.util.find_spec("megatron") is not None,
         reward_url=url,
     )
@@ -138,22 +138,31 @@ def _answers(url: str) -> bool:
     return True
 
 
-def _check_small(path: Path) -> None:
-    """Loads the small config as its run will. A problem in it is one of the rules of this package."""
+def _write_small(
+    config: Config,
+    placement: Placement,
+    known: dict[str, materials.Architecture],
+    stands: Materials,
+    path: Path,
+) -> tuple[Config, list[Change], list[str]]:
+    """Writes the small config to `path`, its models and questions. Returns it, its changes and the files that are not
+    on this machine."""
+    small, changes = shrunk(config, placement, stands)
+    materials.write_models(config, known, stands, small.data.max_prompt_length + small.data.max_response_length)
+    missing = materials.write_questions(config, stands)
+    path.write_text(LoadedConfig(small, {}).resolved_yaml(), encoding="utf-8")
     try:
         load_config(path)
-    except ConfigError as error:
+    except ConfigError as error:  # a mistake of this package, not of the user
         raise AssertionError(f"the small config breaks a rule that the config keeps: {error}") from error
+    return small, changes, missing
 
 
-def _inside(runs: Runs) -> list[Timed]:
-    """The seconds of the phases inside the runs, over all steps."""
-    seconds: dict[str, float] = {}
-    for step in runs.metrics():
-        for name, value in step.items():
-            if name.startswith("time/") and name != "time/step":
-                seconds[name.removeprefix("time/")] = seconds.get(name.removeprefix("time/"), 0.0) + value
-    return [Timed(f"  {name}", value) for name, value in seconds.items()]
+def _engine_failure(backend: str, failure: RunFailed) -> str | None:
+    """Returns why SGLang or vLLM, which may be built for GPUs only, did not start on the CPU; None if it started."""
+    if backend not in HOSTED or " did not start: " not in failure.output:
+        return None
+    return f"{backend} does not start on the CPU of this machine"
 
 
 def _world(config: Config) -> Split | None:

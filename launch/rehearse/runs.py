@@ -32,11 +32,11 @@ SHOWN = 40  # lines of a failed run's output
 
 
 class RunFailed(PlatformError):
-    """A run of the rehearsal ended with an exit code."""
+    """A run of the rehearsal ended with an exit code. output: what it printed."""
 
-    def __init__(self, message: str, exit_code: int) -> None:
+    def __init__(self, message: str, exit_code: int, output: str = "") -> None:
         super().__init__(message)
-        self.exit_code = exit_code
+        self.exit_code, self.output = exit_code, output
 
 
 @dataclass(frozen=True)
@@ -48,28 +48,26 @@ class Timed:
 
 
 class Runs:
-    """Starts runs of the small config in `folder`; output is written to log.txt there."""
+    """Starts runs of `config` in `folder`, which write to `output`. A failed run copies what it printed to `kept`."""
 
-    def __init__(self, folder: Path, config: Path, deadline_s: float) -> None:
-        self.folder, self.config, self.deadline_s = folder, config, deadline_s
-        self.output = folder / "run"
-        self.log = folder / "log.txt"
+    def __init__(self, folder: Path, deadline_s: float, kept: Path) -> None:
+        self.folder, self.deadline_s, self._kept = folder, deadline_s, kept
+        self.config, self.output, self.log = folder / "config.yaml", folder / "run", folder / "log.txt"
 
-    def until_killed(self) -> tuple[float, float, int]:
-        """Runs until the first checkpoint is written, then sends SIGKILL.
+    def until_killed(self) -> None:
+        """Runs from the start until the first checkpoint is written, then sends SIGKILL.
 
-        Returns the seconds of the run, the seconds until all of its processes were gone, and their number. Raises
-        RunFailed if it ends before, or if a process is left.
+        Raises RunFailed if it ends before, or if a process is left.
         """
+        shutil.rmtree(self.output, ignore_errors=True)
         began = time.monotonic()
         with self._started() as child:
             while not self._checkpoints():
                 if child.ends_within(POLL_S):
                     self._raise(child, "before its first checkpoint")
                 self._check_time(child, began)
-            ran, processes = time.monotonic() - began, _tree(child.pid)
+            processes = _tree(child.pid)
             child.kill()
-            killed = time.monotonic()
             left = psutil.wait_procs(processes, GONE_S)[1]
         if left:
             names = ", ".join(f"{process.pid} {_name(process)}" for process in left)
@@ -77,17 +75,24 @@ class Runs:
             raise RunFailed(f"processes outlived a killed run by {GONE_S:g} s: {names}", 70)
         for extra in self._checkpoints()[1:]:  # the run was faster than the kill
             shutil.rmtree(extra)
-        return ran, time.monotonic() - killed, len(processes)
 
-    def to_the_end(self) -> float:
-        """Runs the rest and returns the seconds. Raises RunFailed."""
+    def to_the_end(self) -> None:
+        """Runs the rest. Raises RunFailed."""
         began = time.monotonic()
         with self._started() as child:
             while not child.ends_within(0.1):
                 self._check_time(child, began)
             if child.exit_reason() != "exit code 0":
                 self._raise(child, "when it was resumed")
-        return time.monotonic() - began
+
+    def inside(self) -> list[Timed]:
+        """Returns the seconds of the phases inside the runs, over all steps."""
+        seconds: dict[str, float] = {}
+        for step in self.metrics():
+            for name, value in step.items():
+                if name.startswith("time/") and name != "time/step":
+                    seconds[name.removeprefix("time/")] = seconds.get(name.removeprefix("time/"), 0.0) + value
+        return [Timed(name, value) for name, value in seconds.items()]
 
     def metrics(self) -> list[dict[str, float]]:
         """Returns the metrics of all steps."""
@@ -109,16 +114,21 @@ class Runs:
 
     def _check_time(self, child: Child, began: float) -> None:
         if time.monotonic() - began > self.deadline_s:
-            raise RunFailed(f"no end after {self.deadline_s:g} s\n{self._tail()}", 75)
+            raise self._failed(f"no end after {self.deadline_s:g} s", 75)
 
     def _raise(self, child: Child, when: str) -> None:
         reason = child.exit_reason()
         code = int(reason.removeprefix("exit code ")) if reason.startswith("exit code ") else 70
-        raise RunFailed(f"the small run ended {when} ({reason}):\n{self._tail()}", code or 70)
+        raise self._failed(f"the small run ended {when} ({reason})", code or 70)
 
-    def _tail(self) -> str:
-        lines = self.log.read_text(errors="replace").splitlines()[-SHOWN:]
-        return "\n".join(f"    {line}" for line in lines)
+    def _failed(self, message: str, code: int) -> RunFailed:
+        output = self.log.read_text(errors="replace")
+        with suppress(OSError):
+            self._kept.parent.mkdir(parents=True, exist_ok=True)
+            self._kept.write_text(output, encoding="utf-8")
+            message += f"; all that it printed is in {self._kept}"
+        lines = [f"    {line}" for line in output.splitlines()[-SHOWN:]]
+        return RunFailed("\n".join([f"{message}:", *lines]), code, output)
 
 
 def _tree(pid: int) -> list[psutil.Process]:

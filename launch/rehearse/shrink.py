@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -29,16 +29,15 @@ ROLES = ("actor", "critic", "reference")
 class Materials:
     """What the rehearsal puts in place of files and programs, decided before.
 
-    folder: of the rehearsal. real_tokenizer: the models keep their tokenizers. backend: the generation engine.
-    megatron: it is installed. questions: files of questions are replaced by a few of their rows.
-    reward_url: of the server that scores.
+    folder: of the rehearsal. real_tokenizer: the models keep their tokenizers. backend: the generation engine, and
+    why_backend the reason if it is not the config's. megatron: it is installed. reward_url: of the server that scores.
     """
 
     folder: Path
     real_tokenizer: bool = True
     backend: str = "torch"
+    why_backend: str = ""
     megatron: bool = True
-    transformer_engine: bool = False
     reward_url: str | None = None
 
     def model(self, name: str) -> str:
@@ -128,6 +127,12 @@ class Sizes:
         return min(self.config.data.max_response_length, CONVERSATION if self.config.rollout.multi_turn else RESPONSE)
 
     @property
+    def engine_ranks(self) -> int:
+        """Ranks of SGLang or vLLM that share a model, in the config."""
+        owned = max(len(slot.accelerators) for slot in self.placement.components["rollout"])
+        return self.config.rollout.tensor_parallel_size or owned
+
+    @property
     def sequence(self) -> int:
         """Tokens of prompt and response."""
         return self.prompt_length + self.response
@@ -189,6 +194,8 @@ def shrunk(config: Config, placement: Placement, materials: Materials) -> tuple[
             for key, value in _leaves(rule.key, rule.value(sizes)):
                 if _put(tree, key, value):
                     rules[key] = rule
+    if "rollout.backend" in rules:
+        rules["rollout.backend"] = replace(rules["rollout.backend"], why=materials.why_backend)
     tree["cluster"].update(cluster)
     small = Config.model_validate(tree)
     return small, list(_differences(config, small, rules))
@@ -374,9 +381,16 @@ def _reasoning(sizes: Sizes) -> bool:
     return not sizes.embodied
 
 
-_ENGINE_KEYS = {"tensor_parallel_size": None, "gpu_memory_utilization": None, "engine_args": {}, "engine_env": {}}
+_ENGINE_KEYS: dict[str, object] = {
+    "tensor_parallel_size": None,
+    "gpu_memory_utilization": None,
+    "engine_args": {},
+    "engine_env": {},
+    "vllm": {"python": None},
+}
 _FREE = (
     "cluster.component_placement",
+    "cluster.inventory",
     "data.task.params",
     "env.kwargs",
     "rollout.engine_args",
@@ -466,19 +480,19 @@ RULES: tuple[Rule, ...] = (
     _least("actor.model.recurrent_size", 16, applies=_embodied),
     Rule("actor.model.sequence_length", lambda sizes: sizes.sequence_length, applies=_embodied),
     _least("actor.model.backbone_layers", 2, applies=_embodied),
-    Rule(
-        "rollout.backend",
-        lambda sizes: sizes.materials.backend,
-        "this engine is not installed here",
-        "replaced",
-        _reasoning,
-    ),
+    Rule("rollout.backend", lambda sizes: sizes.materials.backend, "", "replaced", _reasoning),
     Rule(
         "rollout",
         lambda sizes: _ENGINE_KEYS,
         "the torch engine has no such option",
         "replaced",
         lambda sizes: _reasoning(sizes) and sizes.materials.backend == "torch",
+    ),
+    Rule(
+        "rollout.tensor_parallel_size",
+        lambda sizes: min(2, sizes.engine_ranks),
+        "larger than 1 stays larger than 1",
+        applies=lambda sizes: _reasoning(sizes) and sizes.materials.backend != "torch" and sizes.engine_ranks > 1,
     ),
     Rule(
         "rollout.stop",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,12 @@ def test_a_rehearsal_reports_and_leaves_only_its_report(command, folder):
     ended = command("--rehearse", "reasoning.yaml", "--rehearse-in", "temporary")
     assert ended.code == 0, ended.err
     assert "passed in" in ended.out
-    assert "shrunk: runner.max_steps: 4 -> 2" in ended.out
-    assert (folder / "out-rehearsal.txt").is_file()
+    written = (folder / "reasoning.yaml").read_text().splitlines()
+    line = 1 + next(number for number, text in enumerate(written) if "max_steps" in text)
+    assert f"smaller: reasoning.yaml:{line}: runner.max_steps: 4 -> 2" in ended.out
+    assert (folder / "out-rehearsal.txt").read_text() in ended.out
+    report = json.loads((folder / "out-rehearsal.json").read_text())
+    assert [phase["name"] for phase in report["phases"]][-1] == "resume, second step, export"
     assert not (folder / "out").exists()
     assert not list((folder / "temporary").iterdir())
 
