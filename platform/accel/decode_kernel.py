@@ -26,6 +26,7 @@ from rl_platform.accel.compiling import ANY_ORDER, Array, cached
 from rl_platform.accel.openmp_team import run_by_team
 from rl_platform.engines.rollout.attention import Row
 from rl_platform.engines.rollout.kv_cache import KVCache
+from rl_platform.models.attention import Features
 
 if TYPE_CHECKING:
     from numba.core.base import BaseContext
@@ -76,9 +77,14 @@ class CompiledDecodeAttention:
         starts, pages, places = (array.ctypes.data for array in self.arrays)
         self.call = _KernelArguments(rows=len(rows), heads=heads, page=page, starts=starts, pages=pages, filled=places)
         self.kernel = _kernel(head_dim)
+        self.longest = max(row.stored for row in rows) + 1
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """query [1,Hq,n,D], key and value [1,Hkv,n,D] -> [n,Hq,D]."""
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, features: Features | None = None
+    ) -> Tensor:
+        """query [1,Hq,n,D], key and value [1,Hkv,n,D] -> [n,Hq,D]. A window must be as long as the longest row."""
+        assert features is None or (features.softcap, features.sinks) == (None, None)
+        assert features is None or features.window is None or features.window >= self.longest
         call, (_, heads, rows, head_dim) = self.call, query.shape
         out = query.new_empty(rows, heads, head_dim)
         call.query, call.query_head, call.query_row = _layout(query)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import Lora, Model
 from rl_platform.errors import ConfigError, Problem
+from rl_platform.models.families import readable_positions
 from rl_platform.models.language import LanguageModel
 from rl_platform.models.lora import add_adapters
 from rl_platform.models.pretrained import load_causal_lm
@@ -28,7 +29,7 @@ def language_model(
     tokenizer = load_tokenizer(section, key)
     network = load_causal_lm(section, tokenizer.vocab_size, tokenizer.eos_token_ids[0], derive_seed(seed, "model"), key)
     longest = config.data.max_prompt_length + config.data.max_response_length
-    positions = getattr(network.config, "max_position_embeddings", longest)
+    positions = readable_positions(network.config) or longest
     if longest > positions:
         message = f"prompt and response together may have {longest} tokens, the model of {key} reads {positions}"
         allowed = f"data.max_prompt_length + data.max_response_length up to {positions}"

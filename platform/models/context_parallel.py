@@ -15,6 +15,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from rl_platform.models.attention import Features
 from rl_platform.models.packed import Attention, PackedTokens
 
 if TYPE_CHECKING:
@@ -62,13 +63,17 @@ class UlyssesAttention:
     def __init__(self, attention: Attention, context: ContextParallel, count: int) -> None:
         self.attention, self.context, self.count = attention, context, count
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """query [1,Hq,n,D], key and value [1,Hkv,n,D] of this rank's n tokens -> [n,Hq,D]."""
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, features: Features | None = None
+    ) -> Tensor:
+        """query [1,Hq,n,D], key [1,Hkv,n,D], value [1,Hkv,n,V] of this rank's n tokens -> [n,Hq,V]."""
         repeat = self.context.size // key.shape[1] if key.shape[1] % self.context.size else 1
         if repeat > 1:
             key, value = key.repeat_interleave(repeat, dim=1), value.repeat_interleave(repeat, dim=1)
         query, key, value = (self._heads(tensor) for tensor in (query, key, value))
-        out = self.attention(layer, query, key, value, scaling)
+        if features is not None and features.sinks is not None:
+            features = replace(features, sinks=features.sinks.chunk(self.context.size)[self.context.rank])
+        out = self.attention(layer, query, key, value, scaling, features)
         return self._tokens(out)
 
     def _heads(self, tensor: Tensor) -> Tensor:

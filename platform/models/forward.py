@@ -23,7 +23,8 @@ class TokenPolicy(nn.Module):
     `entropy_gradient` False: entropies are only logged and store nothing for the backward pass.
     `keep_states`: the outputs include the hidden states.
     `reference_head` [vocabulary,H]: the reference's output matrix, for the full KL of batches with `reference_states`;
-    not in this model's state. None: the reference is this model without adapters and has the same output matrix.
+    not in this model's state. None: the reference is this model without adapters and has the same output matrix. Both
+    have the same `logit_transform`.
     `context`: the ranks that split the tokens of a batch; every rank gets whole outputs.
     """
 
@@ -49,7 +50,8 @@ class TokenPolicy(nn.Module):
             own_head = self.model.head.weight
             head = own_head.detach() if self.reference_head is None else self.reference_head
             reference_states = batch.reference_states[rows, columns]
-            full_kl = full_kl_of_states(states, own_head, reference_states, head, self.temperature)
+            heads = (own_head, reference_states, head)
+            full_kl = full_kl_of_states(states, *heads, self.temperature, self.model.logit_transform)
 
         def placed(values: Tensor) -> Tensor:
             return _scatter(values, batch, rows, columns, self.context)

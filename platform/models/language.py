@@ -1,13 +1,14 @@
 """Language models: a transformers backbone on packed tokens, with a token head or a value head.
 
 The caller passes the attention object with the tokens: `packed.PackedAttention` in training, the paged caches of the
-rollout engine in generation. This needs an architecture that uses transformers' attention interface with plain causal
-attention and a plain linear head (Llama, Qwen2, Qwen3 ...); `pretrained.load_causal_lm` refuses the others.
+rollout engine in generation. This needs an architecture that uses transformers' attention interface, mixes tokens in
+attention only and has a linear head; `pretrained.FAMILIES` lists them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
@@ -16,10 +17,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rl_platform.algorithms.kl import full_kl
+from rl_platform.models.attention import Features
 from rl_platform.models.packed import ATTENTION, Attention, PackedTokens
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
 T = TypeVar("T")
 Entropy = Literal["none", "value", "gradient"]
@@ -29,12 +31,42 @@ TOKENS_PER_CHUNK = 1024  # logits [1024, vocabulary] are the most that exist at 
 def _attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: object, scaling: float, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    out = kwargs["attention"](module.layer_idx, query, key, value, scaling)
+    window, softcap, sinks = (kwargs.get(name) for name in ("sliding_window", "softcap", "s_aux"))
+    plain = not window and softcap is None and sinks is None  # Qwen2-MoE writes 0 for no window
+    features = None if plain else Features(window or None, softcap, sinks)
+    out = kwargs["attention"](module.layer_idx, query, key, value, scaling, features)
     return out[None], None
 
 
+@dataclass(frozen=True)
+class LogitTransform:
+    """What some families do to the output of the head: c tanh(scale x / c), with softcap c; None: scale x.
+
+    Gemma 2 caps logits, Cohere and Granite scale them.
+    """
+
+    scale: float = 1.0
+    softcap: float | None = None
+
+    @classmethod
+    def of(cls, config: PretrainedConfig) -> LogitTransform:
+        scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
+        return cls(scale, getattr(config, "final_logit_softcapping", None))
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+
+
+PLAIN_LOGITS = LogitTransform()
+
+
 class LanguageModel(nn.Module):
-    """Backbone and head. `head` is the LM head [hidden -> vocabulary] or a float32 scalar head."""
+    """Backbone and head. `head` is the LM head [hidden -> vocabulary] or a float32 scalar head.
+
+    logit_transform: turns the output of the LM head into logits.
+    """
 
     def __init__(self, network: PreTrainedModel, *, value_head: bool = False) -> None:
         super().__init__()
@@ -43,6 +75,7 @@ class LanguageModel(nn.Module):
         AttentionInterface.register(ATTENTION, _attend)
         network.set_attn_implementation(ATTENTION)
         self.config = network.config
+        self.logit_transform = LogitTransform.of(network.config)
         self.backbone = network.base_model
         if value_head:  # zero weights: values start at 0 for hidden states of any scale
             self.head = nn.Linear(network.config.hidden_size, 1, dtype=torch.float32)
@@ -69,7 +102,8 @@ class LanguageModel(nn.Module):
 
         Logits are divided by `temperature` and computed for TOKENS_PER_CHUNK positions at a time.
         """
-        parts = in_chunks(token_log_probs, (states, targets), self.head.weight, temperature, entropy)
+        shared = (self.head.weight, temperature, entropy, self.logit_transform)
+        parts = in_chunks(token_log_probs, (states, targets), *shared)
         log_probs = torch.cat([part[0] for part in parts])
         return log_probs, None if entropy == "none" else torch.cat([part[1] for part in parts])
 
@@ -92,27 +126,38 @@ def in_chunks(function: Callable[..., T], rows: tuple[Tensor, Tensor], *shared: 
 
 
 def full_kl_of_states(
-    states: Tensor, weight: Tensor, reference_states: Tensor, reference_weight: Tensor, temperature: float
+    states: Tensor,
+    weight: Tensor,
+    reference_states: Tensor,
+    reference_weight: Tensor,
+    temperature: float,
+    transform: LogitTransform = PLAIN_LOGITS,
 ) -> Tensor:
     """Returns KL(pi || pi_ref) [K] float32 over the whole vocabulary, differentiable in `states` and `weight`.
 
-    The logits of both models are divided by `temperature`. `states` [K,H], `weight` [V,H]; `reference_states` [K,G] and
-    `reference_weight` [V,G] may have another width. The reference sends hidden states, because the logits of a whole
-    batch do not fit into memory.
+    The logits of both models are transformed and divided by `temperature`. `states` [K,H], `weight` [V,H];
+    `reference_states` [K,G] and `reference_weight` [V,G] may have another width. The reference sends hidden states,
+    because the logits of a whole batch do not fit into memory.
     """
 
     def chunk(states: Tensor, reference_states: Tensor) -> Tensor:
-        logits, reference = F.linear(states, weight), F.linear(reference_states, reference_weight)
-        return full_kl(logits.float() / temperature, reference.float() / temperature)
+        pairs = ((states, weight), (reference_states, reference_weight))
+        logits, reference = (transform(F.linear(*pair).float()) / temperature for pair in pairs)
+        return full_kl(logits, reference)
 
     return torch.cat(in_chunks(chunk, (states, reference_states)))
 
 
 def token_log_probs(
-    states: Tensor, targets: Tensor, weight: Tensor, temperature: float, entropy: Entropy
+    states: Tensor,
+    targets: Tensor,
+    weight: Tensor,
+    temperature: float,
+    entropy: Entropy,
+    transform: LogitTransform = PLAIN_LOGITS,
 ) -> tuple[Tensor, Tensor | None]:
     """states [K,H], targets [K], weight [V,H] -> log-probs [K] and entropies [K] or None, float32."""
-    logits = F.linear(states, weight).float()
+    logits = transform(F.linear(states, weight).float())
     if temperature != 1.0:
         logits = logits / temperature
     norm = torch.logsumexp(logits, dim=-1)

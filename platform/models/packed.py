@@ -12,14 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from rl_platform.models.attention import Features, attend, causal_mask
+
 ATTENTION = "rl_platform"
-Attention = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
-"""(layer, query [1,Hq,N,D], key and value [1,Hkv,N,D], scaling) -> [N,Hq,D]."""
+Attention = Callable[[int, Tensor, Tensor, Tensor, float, Features | None], Tensor]
+"""(layer, query [1,Hq,N,D], key [1,Hkv,N,D], value [1,Hkv,N,V], scaling, features) -> [N,Hq,V]. features None: plain
+causal attention."""
 # Pairs of positions whose attention costs as much as one more kernel call.
 SPLIT = {"cpu": 2**14, "cuda": 2**23}
 
@@ -58,21 +61,40 @@ class PackedAttention:
         self.gathered, real = (torch.cat([pair[part].reshape(-1) for pair in padded]) for part in (0, 1))
         places = real.nonzero().squeeze(1)
         self.returned = places[self.gathered[places].argsort()]
-        self.masks = [causal_after(prefix, width, rest_index.device) if prefix else None for _, width in self.shapes]
+        self._masks: dict[int | None, tuple[Tensor | None, list[Tensor | None]]] = {}
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """query [1,Hq,N,D], key and value [1,Hkv,N,D] -> [N,Hq,D]."""
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, features: Features | None = None
+    ) -> Tensor:
+        """query [1,Hq,N,D], key [1,Hkv,N,D], value [1,Hkv,N,V] -> [N,Hq,V]."""
+        options: dict[str, Any] = {"scaling": scaling}
+        if features is not None:
+            options["softcap"] = features.softcap
+            options["sinks"] = None if features.sinks is None else features.sinks[:, None, None]
+        first_mask, masks = self._masks_of(None if features is None else features.window, query.device)
         repeat = query.shape[1] // key.shape[1]
         if repeat > 1:
             key, value = key.repeat_interleave(repeat, dim=1), value.repeat_interleave(repeat, dim=1)
         head = [tensor[:, :, : self.prefix] for tensor in (query, key, value)]
-        groups = zip(*(self._groups_of(tensor) for tensor in (query, key, value)), self.masks, strict=True)
-        outs = [self._attend(own, head, mask, scaling) for *own, mask in groups]
+        groups = zip(*(self._groups_of(tensor) for tensor in (query, key, value)), masks, strict=True)
+        outs = [self._attend(own, head, mask, options) for *own, mask in groups]
         out = torch.cat(outs).index_select(0, self.returned)
         if not self.prefix:
             return out
-        first = F.scaled_dot_product_attention(*head, is_causal=True, scale=scaling)[0].transpose(0, 1)
-        return torch.cat([first, out])
+        return torch.cat([attend(*head, first_mask, **options)[0].transpose(0, 1), out])
+
+    def _masks_of(self, window: int | None, device: torch.device) -> tuple[Tensor | None, list[Tensor | None]]:
+        """Returns the masks of the prefix and of each group; None where plain causal attention is the same."""
+        if window is not None and window >= self.prefix + max(width for _, width in self.shapes):
+            window = None
+        if window not in self._masks:
+            spans = [(self.prefix, 0), *((width, self.prefix) for _, width in self.shapes)]
+            first, *rest = [
+                causal_mask(width, before + width, window, device) if before or (window or width) < width else None
+                for width, before in spans
+            ]
+            self._masks[window] = first, rest
+        return self._masks[window]
 
     def _groups_of(self, tensor: Tensor) -> list[Tensor]:
         """[1,H,N,D] -> of every group [B,H,S,D]."""
@@ -80,19 +102,12 @@ class PackedAttention:
         groups = rows.split([count * width for count, width in self.shapes])
         return [group.unflatten(0, shape).transpose(1, 2) for group, shape in zip(groups, self.shapes, strict=True)]
 
-    def _attend(self, own: list[Tensor], head: list[Tensor], mask: Tensor | None, scaling: float) -> Tensor:
+    def _attend(self, own: list[Tensor], head: list[Tensor], mask: Tensor | None, options: dict[str, Any]) -> Tensor:
         """own: query, key and value [B,H,S,D]; head: those of the prefix [1,H,P,D] -> [B*S,H,D]."""
-        if mask is not None:
+        if self.prefix:
             shared = [tensor.expand(len(own[0]), -1, -1, -1) for tensor in head[1:]]
             own[1:] = [torch.cat(pair, dim=2) for pair in zip(shared, own[1:], strict=True)]
-        out = F.scaled_dot_product_attention(*own, attn_mask=mask, is_causal=mask is None, scale=scaling)
-        return out.transpose(1, 2).flatten(0, 1)
-
-
-def causal_after(prefix: int, width: int, device: torch.device) -> Tensor:
-    """Returns a mask [width, prefix + width] bool: each position sees the prefix, earlier positions and itself."""
-    sees_prefix = torch.ones(width, prefix, dtype=torch.bool, device=device)
-    return torch.cat([sees_prefix, torch.ones(width, width, dtype=torch.bool, device=device).tril()], dim=1)
+        return attend(*own, mask, **options).transpose(1, 2).flatten(0, 1)
 
 
 def similar(lengths: Sequence[int], prefix: int, worth: int) -> list[list[int]]:

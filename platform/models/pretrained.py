@@ -10,7 +10,6 @@ import importlib.util
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,23 +18,15 @@ from torch import nn
 
 from rl_platform.config.schema.models import Model, RandomLM
 from rl_platform.errors import ConfigError, Problem
+from rl_platform.models.families import architecture_problems
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
     from rl_platform.models.tokenizer import Tokenizer
 
-# Families whose logits and greedy tokens a test compares to transformers'. Others may use another attention, learned
-# positions or no attention interface, and would fail in the middle of a run or compute wrong numbers silently.
-# fmt: off
-FAMILIES = (
-    "llama", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "mistral", "mixtral", "phi3", "olmo", "olmo2", "granite",
-    "smollm3", "starcoder2", "gpt_neox", "glm", "glm4", "gemma",
-)
-# fmt: on
 BROKEN_CONFIG = (ValueError, TypeError, AttributeError, KeyError, ArithmeticError, RuntimeError)
 """Raised by transformers for values of a config.json that make no sense."""
-UNTESTED = "layers that are not tested here"
 PACKAGED = "smollm2-135m-instruct"
 
 
@@ -114,15 +105,20 @@ def _convert(gguf: Path, folder: Path) -> None:
 
 
 def load_config(model: Model, vocab_size: int, eos_token_id: int, key: str = "actor.model") -> PretrainedConfig:
-    """Returns the transformers config of a language model: from its folder, or a small Llama for `random_init`."""
+    """Returns the transformers config of a language model: from its folder, or a small Llama for `random_init`.
+
+    Raises ConfigError if there is none, or for an architecture or weights that the platform does not compute with.
+    """
     from transformers import AutoConfig, LlamaConfig
 
     if model.random_init is None:
         folder = model_folder(model.path or "", f"{key}.path")
         try:
-            return AutoConfig.from_pretrained(folder)
+            config = AutoConfig.from_pretrained(folder)
         except (OSError, *BROKEN_CONFIG) as error:
             raise ConfigError([not_loaded(f"{key}.path", "cannot be loaded", folder, error)]) from error
+        check_architecture(config, folder, f"{key}.path")
+        return config
     tiny: RandomLM = model.random_init
     return LlamaConfig(
         vocab_size=vocab_size,
@@ -151,7 +147,7 @@ def load_causal_lm(model: Model, vocab_size: int, eos_token_id: int, seed: int, 
 
 
 def _read(folder: str, config: PretrainedConfig, key: str) -> nn.Module:
-    """Loads a model. Raises ConfigError if a weight is missing or the family is not supported."""
+    """Loads a model. Raises ConfigError if a weight is missing."""
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
@@ -163,14 +159,13 @@ def _read(folder: str, config: PretrainedConfig, key: str) -> nn.Module:
     missing = sorted(loading["missing_keys"])
     if missing:  # transformers would initialise them randomly
         raise ConfigError([Problem(key, f"{len(missing)} weights are missing, as {missing[0]}", value=folder)])
-    check_family(network, folder, key)
     return network
 
 
-def check_family(network: PreTrainedModel, folder: str, key: str) -> None:
-    """Raises ConfigError if the platform would compute other numbers than transformers with this model."""
-    if features := unsupported_features(network):
-        raise ConfigError([_refused(network.config.model_type, features, folder, key)])
+def check_architecture(config: PretrainedConfig, folder: str, key: str) -> None:
+    """Raises ConfigError if the platform cannot train or generate with a model of this config."""
+    if problems := architecture_problems(config, folder, key):
+        raise ConfigError(problems)
 
 
 def empty_causal_lm(config: PretrainedConfig, folder: str, key: str) -> PreTrainedModel:
@@ -181,40 +176,14 @@ def empty_causal_lm(config: PretrainedConfig, folder: str, key: str) -> PreTrain
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM
 
-    if config.model_type not in FAMILIES:  # not all of them are causal language models
-        raise ConfigError([_refused(config.model_type, [UNTESTED], folder, key)])
+    check_architecture(config, folder, key)  # not all configs are of causal language models
     try:
         with init_empty_weights():
             network = AutoModelForCausalLM.from_config(config)
     except BROKEN_CONFIG as error:
         raise ConfigError([not_loaded(key, "no model can be built from its config.json", folder, error)]) from error
     network.tie_weights()  # creation without memory has untied them
-    check_family(network, folder, key)
     return network
-
-
-def _refused(family: str, features: Sequence[str], folder: str, key: str) -> Problem:
-    allowed = f"{', '.join(FAMILIES)}, with full causal attention and a plain linear head"
-    return Problem(key, f"{family} has {', '.join(features)}", value=folder, allowed=allowed)
-
-
-def unsupported_features(network: PreTrainedModel) -> list[str]:
-    """Returns the features of this model that `language.LanguageModel` does not compute."""
-    config, head = network.config, network.get_output_embeddings()
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    scales = [getattr(config, name, 1.0) for name in ("logit_scale", "logits_scaling")]
-    present = {
-        UNTESTED: config.model_type not in FAMILIES,
-        "attention of its own": not network._supports_attention_backend,
-        "attention layers that do not see the whole sequence": kinds != {"full_attention"}
-        or bool(getattr(config, "sliding_window", None)),  # Qwen2-MoE writes 0 for none
-        "attention sinks": any(name.endswith(".sinks") for name, _ in network.named_parameters()),
-        "capped attention scores": bool(getattr(config, "attn_logit_softcapping", None)),
-        "capped logits": bool(getattr(config, "final_logit_softcapping", None)),
-        "scaled logits": any(scale not in (None, 1.0) for scale in scales),
-        "a head with a bias": getattr(head, "bias", None) is not None,
-    }
-    return [feature for feature, there in present.items() if there]
 
 
 def export_causal_lm(

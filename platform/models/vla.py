@@ -23,6 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from rl_platform.config.schema.models import Model
 from rl_platform.envs.embodied.spaces import EnvSpaces
 from rl_platform.errors import ConfigError, Problem
+from rl_platform.models.attention import Features, is_plain
 from rl_platform.models.draws import Among, choices
 from rl_platform.models.language import LanguageModel
 from rl_platform.models.pretrained import load_causal_lm
@@ -44,8 +45,11 @@ class InstructedAttention:
         parts = sees_word[:, None].expand(-1, positions, -1), sees_own.expand(len(tasks), -1, -1)
         self._mask = torch.cat(parts, dim=2)[:, None]
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, features: Features | None = None
+    ) -> Tensor:
         """query [1,Hq,N,D], key and value [1,Hkv,N,D], N = T W + B S -> [N,Hq,D]."""
+        assert features is None or (features.softcap, features.sinks) == (None, None)
         if (repeat := query.shape[1] // key.shape[1]) > 1:
             key, value = key.repeat_interleave(repeat, dim=1), value.repeat_interleave(repeat, dim=1)
         instruction, own = zip(*(self._parts(tensor) for tensor in (query, key, value)), strict=True)
@@ -195,6 +199,9 @@ def vision_language_policy(
         hint = "a shorter instruction, or convolutions (actor.model.cnn) that leave fewer places"
         key = "actor.model.instruction" if len(texts) == 1 else "env.tasks"
         raise ConfigError([Problem(key, message, hint=hint)])
+    if not is_plain(network.config, length):
+        message = f"{network.config.model_type} has windows, capped scores or sinks, which this policy does not compute"
+        raise ConfigError([Problem("actor.model.path", message, value=str(model.path))])
     if not model.train_backbone:
         language.backbone.requires_grad_(False)
     return policy

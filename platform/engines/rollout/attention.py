@@ -17,6 +17,10 @@ from torch import Tensor
 
 from rl_platform import acceleration
 from rl_platform.engines.rollout.kv_cache import KVCache, Page, Pool
+from rl_platform.models.attention import PLAIN, Features, attend, causal_mask
+from rl_platform.models.packed import Attention
+
+HIDDEN = -1e30  # a score without weight; finite, because pages without a visible token have a largest score too
 
 
 @dataclass(frozen=True)
@@ -40,26 +44,35 @@ class PrefillAttention:
         self.chunks = chunks
         self.counts = [chunk.stop - chunk.start for chunk in chunks]
         self.pages = [[page.data for page in chunk.pages] for chunk in chunks]
-        self.masks = [self._mask(chunk) for chunk in chunks]
+        self._masks: dict[int | None, list[Tensor | None]] = {}
 
-    def _mask(self, chunk: PrefillChunk) -> Tensor | None:
-        """The mask [new, seen] bool; None for the plain causal mask."""
-        if chunk.start == 0:
-            return None
-        shape = (chunk.stop - chunk.start, chunk.stop)
-        return torch.ones(shape, dtype=torch.bool, device=chunk.tail.device).tril(chunk.start)
+    def _masks_of(self, window: int | None) -> list[Tensor | None]:
+        """The masks [new, seen] bool of the chunks; None for the plain causal mask."""
+        if window not in self._masks:
+            self._masks[window] = [
+                causal_mask(chunk.stop - chunk.start, chunk.stop, window, chunk.tail.device)
+                if chunk.start or (window or chunk.stop) < chunk.stop
+                else None
+                for chunk in self.chunks
+            ]
+        return self._masks[window]
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, features: Features | None = None
+    ) -> Tensor:
         """query [1,Hq,N,D], key and value [1,Hkv,N,D] -> [N,Hq,D]."""
+        masks = self._masks_of(None if features is None else features.window)
+        softcap = None if features is None else features.softcap
         parts = (tensor[0].split(self.counts, dim=1) for tensor in (query, key, value))
         out = []
         for number, (queries, *new) in enumerate(zip(*parts, strict=True)):
             stored = [self._stored(number, layer, which, tensor) for which, tensor in enumerate(new)]
             grouped = queries.unflatten(0, (stored[0].shape[0], -1))  # by the key head that they share
             keys, values = (part[:, None].expand(-1, grouped.shape[1], -1, -1) for part in stored)
-            mask = self.masks[number]
-            options = {"attn_mask": mask, "is_causal": mask is None, "scale": scaling}
-            seen = F.scaled_dot_product_attention(grouped, keys, values, **options)
+            sinks = None
+            if features is not None and features.sinks is not None:
+                sinks = features.sinks.view(*grouped.shape[:2], 1, 1)
+            seen = attend(grouped, keys, values, masks[number], scaling, softcap, sinks)
             out.append(seen.flatten(0, 1).transpose(0, 1))
         return torch.cat(out)
 
@@ -91,17 +104,21 @@ class Readers:
     """The rows that read each page. Valid until pages or rows change.
 
     segments: for each segment of pages in use its (keys, values) per layer [pages * Hkv, page, D], the rows that read
-    each page [pages * readers], padded to the same number, and that number `readers`. The partial results are one per
+    each page [pages * readers], padded to the same number, and that number `readers`. starts: for each of them the
+    position of each page's first token [pages]. The partial results are one per
     row's tail, then one per entry of the segments. parts [n,K]: indices of each row's partial results, with 0 where
     `absent` [n,K,1,1,1] is -inf.
     """
 
     def __init__(self, cache: KVCache, rows: Sequence[Row]) -> None:
         readers_of: dict[Pool, list[list[int]]] = {pool: [[] for _ in pool.pages] for pool in cache.pools.values()}
+        starts_of = {pool: [0] * len(pool.pages) for pool in cache.pools.values()}
         for number, row in enumerate(rows):
-            for page in row.pages:
+            for start, page in enumerate(row.pages):
                 readers_of[page.pool][page.place].append(number)
+                starts_of[page.pool][page.place] = start * cache.page
         device = cache.tails.device
+        self.starts: list[list[int]] = []
         self.segments: list[tuple[list[tuple[Tensor, ...]], Tensor, int]] = []
         self.results = len(rows)
         parts = [[number] for number in range(len(rows))]
@@ -117,6 +134,7 @@ class Readers:
                     numbers += [0] * (most - len(numbers))  # padding: no row uses the result
                 layers = [tuple(layer) for layer in data[:, :, : len(here)].flatten(2, 3)]
                 self.segments.append((layers, torch.tensor(here, device=device).flatten(), most))
+                self.starts.append(starts_of[pool][number * pool.segment_pages :][: len(here)])
                 self.results += len(here) * most
         widest = max(map(len, parts))
         self.parts = torch.tensor([places + [0] * (widest - len(places)) for places in parts], device=device)
@@ -136,12 +154,36 @@ class DecodeAttention:
         filled = torch.tensor([row.stored - cache.page * len(row.pages) for row in rows], device=device)
         lines = torch.arange(self.count * self.heads, device=device).view(-1, self.heads) * cache.page
         self.places = (lines + filled[:, None]).view(-1)  # of new tokens in the flattened tails
-        self.width = int(filled.max()) + 1
+        self.filled, self.width = filled, int(filled.max()) + 1
         hidden = torch.arange(self.width, device=device) > filled[:, None]
-        mask = torch.zeros(hidden.shape, dtype=tails.dtype, device=device).masked_fill(hidden, -torch.inf)
-        self.mask = mask.repeat_interleave(self.heads, dim=0)[:, None]
+        self.mask = self._of_heads(torch.zeros_like(hidden, dtype=tails.dtype).masked_fill(hidden, -torch.inf))
+        self.last = [row.stored for row in rows]  # positions of new tokens
+        self._windows: dict[int, tuple[Tensor, list[Tensor]]] = {}
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def _of_heads(self, mask: Tensor) -> Tensor:
+        """[rows, L] -> [rows * heads, 1, L]."""
+        return mask.repeat_interleave(self.heads, dim=0)[:, None]
+
+    def _masks_of(self, window: int, group: int) -> tuple[Tensor, list[Tensor]]:
+        """Returns the masks of the tails and of each segment for a window; `group` query heads share a key head."""
+        if window not in self._windows:
+            device, dtype, page = self.filled.device, self.mask.dtype, self.cache.page
+            places = torch.arange(page, device=device)
+            far = self.filled[:, None] - places[: self.width] >= window
+            tails = self.mask + self._of_heads(torch.zeros_like(far, dtype=dtype).masked_fill(far, HIDDEN))
+            last, segments = torch.tensor(self.last, device=device), []
+            for (_, rows, readers), starts in zip(self.readers.segments, self.readers.starts, strict=True):
+                positions = torch.tensor(starts, device=device)[:, None] + places
+                far = last[rows].view(-1, readers, 1) - positions[:, None] >= window
+                mask = torch.zeros_like(far, dtype=dtype).masked_fill(far, HIDDEN)[:, None, :, None]
+                mask = mask.expand(-1, self.heads, -1, group, -1)
+                segments.append(mask.reshape(-1, readers * group, page))
+            self._windows[window] = tails, segments
+        return self._windows[window]
+
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, features: Features | None = None
+    ) -> Tensor:
         """query [1,Hq,n,D], key and value [1,Hkv,n,D] -> [n,Hq,D]."""
         tails = self.cache.layers[layer]
         for target, tensor in zip(tails, (key, value), strict=True):
@@ -149,52 +191,71 @@ class DecodeAttention:
             target.view(-1, self.head_dim).index_copy_(0, self.places, new)
         # query heads that share a key head become its queries
         queries = (query[0].transpose(0, 1) * scaling).view(self.count, self.heads, -1, self.head_dim)
+        features = features or PLAIN
+        own_mask, masks = self.mask, [None] * len(self.readers.segments)
+        if features.window is not None:
+            own_mask, masks = self._masks_of(features.window, queries.shape[2])
         sums = queries.new_empty(self.readers.results, *queries.shape[1:])
         largest, totals = (torch.empty_like(sums[..., :1], dtype=torch.float32) for _ in range(2))
         results = (sums, largest, totals)
         own = [tail.flatten(0, 1)[: len(self.mask), : self.width] for tail in tails]
-        _attend(queries.flatten(0, 1), *own, self.mask, [part[: self.count].flatten(0, 1) for part in results])
+        own_results = [part[: self.count].flatten(0, 1) for part in results]
+        _attend(queries.flatten(0, 1), *own, own_mask, own_results, features.softcap)
         end = self.count
-        for layers, rows, readers in self.readers.segments:
+        for (layers, rows, readers), mask in zip(self.readers.segments, masks, strict=True):
             places = slice(end, end + len(rows))
             end = places.stop
             asking = queries[rows]
             if readers == 1:
-                _attend(asking.flatten(0, 1), *layers[layer], None, [part[places].flatten(0, 1) for part in results])
+                here = [part[places].flatten(0, 1) for part in results]
+                _attend(asking.flatten(0, 1), *layers[layer], mask, here, features.softcap)
                 continue
             together = [  # all readers of a page are its queries in one product
                 part.unflatten(0, (-1, readers)).transpose(1, 2)
                 for part in (asking, *(part[places] for part in results))
             ]
             flat = [part.reshape(-1, part.shape[2] * part.shape[3], part.shape[4]) for part in together]
-            _attend(flat[0], *layers[layer], None, flat[1:])
+            _attend(flat[0], *layers[layer], mask, flat[1:], features.softcap)
             for part, result in zip(together[1:], flat[1:], strict=True):
                 part.copy_(result.view(part.shape))
-        if not self.readers.segments:
+        if not self.readers.segments and features.sinks is None:
             return sums.div_(totals).flatten(1, 2)
-        shares = torch.softmax((largest + totals.log())[self.readers.parts] + self.readers.absent, dim=1).to(sums.dtype)
+        logs = (largest + totals.log())[self.readers.parts] + self.readers.absent
+        if features.sinks is not None:  # a part of the sequence that has no value
+            sinks = features.sinks.float().view(1, 1, self.heads, -1, 1).expand(self.count, -1, -1, -1, -1)
+            logs = torch.cat([logs, sinks], dim=1)
+        shares = torch.softmax(logs, dim=1)[:, : self.readers.parts.shape[1]].to(sums.dtype)
         return (sums.div_(totals)[self.readers.parts] * shares).sum(dim=1).flatten(1, 2)
 
 
-def _attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, out: Sequence[Tensor]) -> None:
-    """Attends with scaled queries [B,Q,D] to keys and values [B,L,D]; `mask` [B,1,L] is added to the scores.
+def _attend(
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, out: Sequence[Tensor], softcap: float | None
+) -> None:
+    """Attends with scaled queries [B,Q,D] to keys and values [B,L,D]; `mask` [B,1 or Q,L] is added to the scores.
 
     Writes into `out` the weighted sums of values [B,Q,D], the largest score [B,Q,1] and the sum of the weights [B,Q,1].
     A weight is exp(score - largest).
     """
     sums, largest, totals = out
     transposed = keys.transpose(1, 2)
-    scores = torch.bmm(queries, transposed) if mask is None else torch.baddbmm(mask, queries, transposed)
-    scores = scores.float()
+    if softcap is not None:
+        scores = softcap * torch.tanh(torch.bmm(queries, transposed).float() / softcap)
+        scores = scores if mask is None else scores + mask
+    else:
+        scores = torch.bmm(queries, transposed) if mask is None else torch.baddbmm(mask, queries, transposed)
+        scores = scores.float()
     weights = scores.sub_(torch.amax(scores, dim=-1, keepdim=True, out=largest)).exp_()
     torch.sum(weights, dim=-1, keepdim=True, out=totals)
     torch.bmm(weights.to(values.dtype), values, out=sums)
 
 
-def decode_attention(cache: KVCache) -> tuple[Any, Any]:
-    """Returns (Readers, DecodeAttention), or their compiled equivalents, which are faster."""
+def decode_attention(cache: KVCache, *, plain: bool = True) -> tuple[Any, Any]:
+    """Returns (Readers, DecodeAttention), or their compiled equivalents, which are faster.
+
+    `plain` False: some layers have `Features`, which the compiled ones do not compute.
+    """
     compiled = None
-    if cache.tails.device.type == "cpu" and cache.tails.dtype == torch.float32:
+    if plain and cache.tails.device.type == "cpu" and cache.tails.dtype == torch.float32:
         compiled = acceleration.decode_attention()
     return compiled or (Readers, DecodeAttention)
 
@@ -206,12 +267,28 @@ class StepAttention:
         self.prompts, self.running = prompts, running
         self.count = 0 if prompts is None else sum(prompts.counts)
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, features: Features | None = None
+    ) -> Tensor:
         """query [1,Hq,N,D], key and value [1,Hkv,N,D] -> [N,Hq,D]."""
         new = (query, key, value)
         outputs = []
         if self.prompts is not None:
-            outputs.append(self.prompts(layer, *(tensor[:, :, : self.count] for tensor in new), scaling))
+            outputs.append(self.prompts(layer, *(tensor[:, :, : self.count] for tensor in new), scaling, features))
         if self.running is not None:
-            outputs.append(self.running(layer, *(tensor[:, :, self.count :] for tensor in new), scaling))
+            outputs.append(self.running(layer, *(tensor[:, :, self.count :] for tensor in new), scaling, features))
         return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
+
+
+class PaddedHeads:
+    """Runs `attention` on heads of one width, which multi-head latent attention has not: zeros fill the others."""
+
+    def __init__(self, attention: Attention, width: int) -> None:
+        self.attention, self.width = attention, width
+
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, features: Features | None = None
+    ) -> Tensor:
+        """query [1,Hq,N,D], key [1,Hkv,N,D], value [1,Hkv,N,V] -> [N,Hq,V]."""
+        padded = (F.pad(tensor, (0, self.width - tensor.shape[-1])) for tensor in (query, key, value))
+        return self.attention(layer, *padded, scaling, features)[..., : value.shape[-1]]

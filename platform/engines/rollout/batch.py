@@ -10,12 +10,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from rl_platform.engines.rollout.attention import PrefillAttention, PrefillChunk, StepAttention, decode_attention
+from rl_platform.engines.rollout.attention import (
+    PaddedHeads,
+    PrefillAttention,
+    PrefillChunk,
+    StepAttention,
+    decode_attention,
+)
 from rl_platform.engines.rollout.base import Completion, Request
 from rl_platform.engines.rollout.decoder import FusedDecoder, TransformersDecoder
 from rl_platform.engines.rollout.kv_cache import KVCache, Page
 from rl_platform.engines.rollout.prefill import PartialPrompt, Prefill
 from rl_platform.engines.rollout.sampling import sample, uniforms
+from rl_platform.models.packed import Attention
 from rl_platform.records import SamplingParams
 
 
@@ -37,7 +44,10 @@ class _Sequence:
 
 
 class ContinuousBatch:
-    """Runs requests in an empty `cache`, whose number of slots is the number of sequences that run together."""
+    """Runs requests in an empty `cache`, whose number of slots is the number of sequences that run together.
+
+    plain: as of `decode_attention`. padded: the model's heads are narrower than those of the cache.
+    """
 
     def __init__(
         self,
@@ -45,11 +55,14 @@ class ContinuousBatch:
         cache: KVCache,
         requests: Sequence[Request],
         sampling: SamplingParams,
+        *,
+        plain: bool = True,
+        padded: bool = False,
     ) -> None:
-        self.decoder, self.cache, self.sampling = decoder, cache, sampling
+        self.decoder, self.cache, self.sampling, self.padded = decoder, cache, sampling, padded
         self.waiting = deque(requests)
         self.running: list[_Sequence] = []  # in the order of their slots
-        self._readers, self._decode_attention = decode_attention(cache)
+        self._readers, self._decode_attention = decode_attention(cache, plain=plain)
         self.readers: Any = None  # an instance of `_readers`; None if pages or running sequences have changed
         self.prefill = Prefill[_Sequence](cache, [request.token_ids for request in requests])
 
@@ -125,13 +138,14 @@ class ContinuousBatch:
         if self.running and self.readers is None:
             self.readers = self._readers(self.cache, self.running)
         device = self.cache.tails.device
+        attention: Attention = StepAttention(
+            PrefillAttention([chunk for _, chunk in planned]) if planned else None,
+            self._decode_attention(self.cache, self.running, self.readers) if self.running else None,
+        )
+        if self.padded:
+            attention = PaddedHeads(attention, self.cache.tails.shape[-1])
         states = self.decoder.hidden(
-            torch.tensor(tokens, device=device),
-            torch.tensor(positions, device=device),
-            StepAttention(
-                PrefillAttention([chunk for _, chunk in planned]) if planned else None,
-                self._decode_attention(self.cache, self.running, self.readers) if self.running else None,
-            ),
+            torch.tensor(tokens, device=device), torch.tensor(positions, device=device), attention
         )
         end = 0
         for prompt, chunk in planned:

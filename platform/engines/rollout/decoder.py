@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rl_platform.models.attention import Features, window_of
 from rl_platform.models.language import LanguageModel
 from rl_platform.models.packed import Attention
 
@@ -61,7 +62,7 @@ class TransformersDecoder:
 
     def logits(self, states: Tensor) -> Tensor:
         """[N,H] -> [N,vocabulary]."""
-        return self.model.head(states)
+        return self.model.logit_transform(self.model.head(states))
 
 
 class FusedDecoder:
@@ -69,7 +70,11 @@ class FusedDecoder:
 
     def __init__(self, model: LanguageModel) -> None:
         self.backbone: Any = model.backbone
-        self.layers = [_Layer(layer, number) for number, layer in enumerate(self.backbone.layers)]
+        windows = [window_of(model.config, number) for number in range(len(self.backbone.layers))]
+        self.layers = [
+            _Layer(layer, number, window)
+            for number, (layer, window) in enumerate(zip(self.backbone.layers, windows, strict=True))
+        ]
         self.head = JoinedLinear(model.head)
         self.linears = [linear for layer in self.layers for linear in layer.linears] + [self.head]
 
@@ -89,7 +94,8 @@ class FusedDecoder:
 
 
 class _Layer:
-    def __init__(self, layer: Any, number: int) -> None:
+    def __init__(self, layer: Any, number: int, window: int | None) -> None:
+        self.features = None if window is None else Features(window)
         attention, mlp = layer.self_attn, layer.mlp
         self.number, self.scaling, self.head_dim = number, attention.scaling, attention.head_dim
         self.key_heads = attention.k_proj.out_features // self.head_dim
@@ -116,7 +122,7 @@ class _Layer:
         query, key = rotated.split([self.query_heads, self.key_heads], dim=1)
         value = heads[:, self.query_heads + self.key_heads :]
         query, key, value = (part.transpose(0, 1)[None] for part in (query, key, value))
-        seen = attention(self.number, query, key, value, self.scaling)
+        seen = attention(self.number, query, key, value, self.scaling, self.features)
         states = states + self.output(seen.reshape(count, -1))
         gate, up = self.gate_up(self.mlp_norm(states)).chunk(2, dim=-1)
         return states + self.down(F.silu(gate) * up)

@@ -25,6 +25,7 @@ from rl_platform.engines.rollout.batch import ContinuousBatch
 from rl_platform.engines.rollout.decoder import decoder_for
 from rl_platform.engines.rollout.kv_cache import KVCache
 from rl_platform.engines.swap import Swap
+from rl_platform.models.attention import cached_heads, is_plain
 from rl_platform.models.language import LanguageModel
 from rl_platform.records import SamplingParams, Weights, WeightsReceived
 from rl_platform.runtime.weights.base import empty
@@ -145,9 +146,11 @@ class TorchRolloutEngine:
 
     def _new_batch(self, requests: Sequence[Request], sampling: SamplingParams) -> ContinuousBatch:
         config = self.config
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        heads, width = cached_heads(config)
         slots = min(self.max_running, len(requests))
         dtype = self.model.head.weight.dtype
-        cache = KVCache(config.num_hidden_layers, slots, heads, head_dim, dtype=dtype, device=self.device)
-        return ContinuousBatch(self._decoder, cache, requests, sampling)
+        cache = KVCache(config.num_hidden_layers, slots, heads, width, dtype=dtype, device=self.device)
+        longest = max((len(request.token_ids) + request.limit(sampling) for request in requests), default=0)
+        latent = bool(getattr(config, "kv_lora_rank", None))
+        plain = is_plain(config, longest)
+        return ContinuousBatch(self._decoder, cache, requests, sampling, plain=plain, padded=latent)
