@@ -41,6 +41,7 @@ from rl_platform.placement.scheduler import schedule
 from rl_platform.runners.embodied import EmbodiedRunner
 from rl_platform.runners.reasoning import ReasoningRunner, validation_metric
 from rl_platform.runners.state import fingerprint
+from rl_platform.runners.trajectories import by_source
 from rl_platform.runtime.cpu import keep_freed_memory
 
 Row = dict[str, object]
@@ -204,30 +205,31 @@ def _answers(task: ReasoningRunner, config: Config, place: Path) -> list[Row]:
     metric = validation_metric(config).removeprefix("val/")
     verdict = "correct" if metric == "accuracy" else "score"
     source = config.data.task
-    assert source is not None
     greedy = settings.val_sampling.model_copy(update={"temperature": 0.0})
     for tokens, sampling in (("greedy", greedy), ("sampled", settings.sampling)):
         answers = task.answers(sampling, 0)
-        valid = [answer for answer in answers if answer.valid]
         file = place.with_name(f"{place.name}-{tokens}.jsonl")
         lines = (
             {"prompt": answer.prompt.text, "response": answer.text, "reward": answer.reward, verdict: answer.metric}
             for answer in answers
         )
         file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-        rows.append(
-            {
-                "task": source.name or source.path or source.type,
-                "tokens": tokens,
-                "questions": len(answers),
-                metric: _mean([answer.metric for answer in valid]),
-                "standard_error": _standard_error([answer.metric for answer in valid]),
-                "length": _mean([len(answer.token_ids) for answer in answers]),
-                "cut": _mean([answer.finish_reason == "length" for answer in answers]),
-                "unscored": len(answers) - len(valid),
-                "answers": str(file),
-            }
-        )
+        whole = "all sources" if source is None else source.name or source.path or source.type
+        for label, part in {whole: answers, **by_source(answers)}.items():
+            valid = [answer for answer in part if answer.valid]
+            rows.append(
+                {
+                    "task": label,
+                    "tokens": tokens,
+                    "questions": len(part),
+                    metric: _mean([answer.metric for answer in valid]),
+                    "standard_error": _standard_error([answer.metric for answer in valid]),
+                    "length": _mean([len(answer.token_ids) for answer in part]),
+                    "cut": _mean([answer.finish_reason == "length" for answer in part]),
+                    "unscored": len(part) - len(valid),
+                    "answers": str(file),
+                }
+            )
     return rows
 
 

@@ -24,15 +24,23 @@ StateDict = dict[str, Any]
 """The state of an object in a checkpoint: plain values and tensors, by name."""
 
 
+Message = dict[str, str]
+"""A turn of a chat: {"role": "system" | "user" | "assistant", "content": text}."""
+
+
 @dataclass(frozen=True)
 class Prompt:
-    """One task instance. index: position in the data; answer: what the verifier compares a response to."""
+    """One task instance. index: position in the data; answer: what the verifier compares a response to; messages: the
+    prompt as a chat, empty if it is made of `text`; source: its label in `data.sources`.
+    """
 
     index: int
     text: str
     answer: str
     token_ids: tuple[int, ...]
     metadata: dict[str, Any] = field(default_factory=dict)
+    messages: tuple[Message, ...] = ()
+    source: str = ""
 
 
 @dataclass(frozen=True)

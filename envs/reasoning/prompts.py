@@ -6,7 +6,7 @@ Not covered: building questions (`tasks.py`) and grouping samples of a prompt (t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,8 +14,8 @@ import numpy as np
 
 from rl_platform.config.schema.data import Data
 from rl_platform.envs.reasoning.question import Question
-from rl_platform.errors import CheckpointError, ConfigError, Problem
-from rl_platform.records import Prompt
+from rl_platform.errors import CheckpointError, ConfigError, DataError, Problem
+from rl_platform.records import Message, Prompt
 
 PLACEHOLDER = "{question}"
 
@@ -25,7 +25,7 @@ class PromptEncoder(Protocol):
 
     def encode(self, text: str) -> list[int]: ...
 
-    def apply_chat(self, messages: Sequence[dict[str, str]]) -> list[int]: ...
+    def apply_chat(self, messages: Sequence[Message]) -> list[int]: ...
 
 
 @dataclass(frozen=True)
@@ -37,27 +37,46 @@ class PromptSet:
 
 
 def build_prompts(questions: Sequence[Question], tokenizer: PromptEncoder, data: Data) -> PromptSet:
-    """Encodes each question in template and chat turns. `Prompt.index` is the position in `questions`.
+    """Encodes each question in template and chat turns, and message lists as they are. `Prompt.index` is the position
+    in `questions`.
 
     Raises ConfigError for a template without {question}, settings without effect, a tokenizer without a chat template,
-    and if no prompt is short enough.
+    and if no prompt is short enough; DataError for messages that the chat template refuses.
     """
-    _check_template(data)
-    encoded = [tuple(_encode(question.text, tokenizer, data)) for question in questions]
+    _check_template(data, questions)
+    encoded = [tuple(_encode(question, tokenizer, data)) for question in questions]
     prompts = [
-        Prompt(index, question.text, question.answer, token_ids, question.metadata)
+        Prompt(index, question.text, question.answer, token_ids, question.metadata, question.messages, question.source)
         for index, (question, token_ids) in enumerate(zip(questions, encoded, strict=True))
         if len(token_ids) <= data.max_prompt_length
     ]
-    if not prompts:
-        shortest = min(map(len, encoded), default=0)
-        message = f"not one of {len(encoded)} prompts is that short; the shortest has {shortest} tokens"
-        raise ConfigError([Problem("data.max_prompt_length", message, value=str(data.max_prompt_length))])
+    problems = []
+    for source in {question.source for question in questions} - {prompt.source for prompt in prompts}:
+        lengths = [
+            len(tokens) for question, tokens in zip(questions, encoded, strict=True) if question.source == source
+        ]
+        of = f" of source {source}" if source else ""
+        message = f"not one of {len(lengths)} prompts{of} is that short; the shortest has {min(lengths)} tokens"
+        problems.append(Problem("data.max_prompt_length", message, value=str(data.max_prompt_length)))
+    if problems:
+        raise ConfigError(problems)
     return PromptSet(prompts, too_long=len(encoded) - len(prompts))
 
 
-def _check_template(data: Data) -> None:
+def _check_template(data: Data, questions: Sequence[Question]) -> None:
     problems = []
+    chats = sum(bool(question.messages) for question in questions)
+    if chats and not data.use_chat_template:
+        message = f"{chats} prompts are lists of messages, which only a chat template renders"
+        problems.append(Problem("data.use_chat_template", message, value="false", hint="true, or prompts of text"))
+    if chats == len(questions) and chats:
+        message = "has no effect: every prompt is a list of messages, which is rendered as it is"
+        for key, value, default in (
+            ("system_prompt", data.system_prompt, None),
+            ("prompt_template", data.prompt_template, PLACEHOLDER),
+        ):
+            if value != default:
+                problems.append(Problem(f"data.{key}", message, repr(value), hint="put the text into the messages"))
     if PLACEHOLDER not in data.prompt_template:
         message = "without {question} every prompt would be the same"
         problems.append(Problem("data.prompt_template", message, value=repr(data.prompt_template)))
@@ -69,70 +88,99 @@ def _check_template(data: Data) -> None:
         raise ConfigError(problems)
 
 
-def _encode(question: str, tokenizer: PromptEncoder, data: Data) -> list[int]:
-    text = data.prompt_template.replace(PLACEHOLDER, question)
+def _encode(question: Question, tokenizer: PromptEncoder, data: Data) -> list[int]:
+    if question.messages:
+        try:
+            return tokenizer.apply_chat(question.messages)
+        except ValueError as error:
+            raise DataError(f"{question.where}: the messages cannot be rendered: {error}.") from error
+    text = data.prompt_template.replace(PLACEHOLDER, question.text)
     if not data.use_chat_template:
         return tokenizer.encode(text)
     system = [] if data.system_prompt is None else [{"role": "system", "content": data.system_prompt}]
-    return tokenizer.apply_chat([*system, {"role": "user", "content": text}])
+    try:
+        return tokenizer.apply_chat([*system, {"role": "user", "content": text}])
+    except ValueError as error:
+        key, value = ("system_prompt", data.system_prompt) if system else ("use_chat_template", "true")
+        raise ConfigError([Problem(f"data.{key}", str(error), value=repr(value))]) from error
 
 
 class PromptLoader:
-    """Yields endless batches of training prompts in a new seeded order every epoch. A batch may span two epochs.
+    """Yields endless batches of training prompts. Each source has a new seeded order in every pass over its prompts.
 
-    The order depends only on seed and epoch, so (epoch, position) is the full state and resuming is exact.
+    weights: of the sources, by label; one prompt after the other comes from the source that is furthest behind its
+    share, so any n consecutive prompts have the shares of the weights, up to rounding. The order depends only on seed
+    and weights, so the number of prompts drawn from each source is the full state and resuming is exact.
     """
 
-    def __init__(self, prompts: Sequence[Prompt], batch_size: int, seed: int, shuffle: bool = True) -> None:
-        self._prompts = prompts
-        self._batch_size = batch_size
-        self._seed = seed
-        self._shuffle = shuffle
-        self._fingerprint = _fingerprint(prompts)
-        self._epoch = 0
-        self._position = 0
-        self._order = self._epoch_order()
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        batch_size: int,
+        seed: int,
+        shuffle: bool = True,
+        weights: Mapping[str, float] | None = None,
+    ) -> None:
+        self._batch_size, self._seed, self._shuffle = batch_size, seed, shuffle
+        self._weights = dict(weights) if weights else {"": 1.0}
+        self._prompts: dict[str, list[Prompt]] = {source: [] for source in self._weights}
+        for prompt in prompts:
+            self._prompts[prompt.source].append(prompt)
+        self._count, self._fingerprint = len(prompts), _fingerprint(prompts)
+        self._drawn = dict.fromkeys(self._weights, 0)
+        self._orders: dict[str, tuple[int, list[int]]] = {}  # by source: a pass and its order
 
     @property
     def epoch(self) -> int:
-        """Completed passes over the prompts."""
-        return self._epoch
+        """Completed epochs. An epoch has as many prompts as all sources together."""
+        return sum(self._drawn.values()) // self._count
 
     def left(self, epochs: int) -> int:
-        """Returns the number of prompts until `epochs` passes are complete; 0 after them."""
-        return max(0, (epochs - self._epoch) * len(self._prompts) - self._position)
+        """Returns the number of prompts until `epochs` epochs are complete; 0 after them."""
+        return max(0, epochs * self._count - sum(self._drawn.values()))
 
     def next_batch(self, size: int | None = None) -> list[Prompt]:
         """Returns the next `size` prompts; None: `batch_size`."""
-        count = self._batch_size if size is None else size
-        batch: list[Prompt] = []
-        while len(batch) < count:
-            taken = self._order[self._position : self._position + count - len(batch)]
-            batch += [self._prompts[index] for index in taken]
-            self._position += len(taken)
-            if self._position == len(self._prompts):
-                self._epoch, self._position = self._epoch + 1, 0
-                self._order = self._epoch_order()
-        return batch
+        return [self._next() for _ in range(self._batch_size if size is None else size)]
 
     def state_dict(self) -> dict[str, object]:
-        return {"epoch": self._epoch, "position": self._position, "seed": self._seed, "prompts": self._fingerprint}
+        state = {"drawn": dict(self._drawn), "weights": dict(self._weights)}
+        return {**state, "seed": self._seed, "prompts": self._fingerprint}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from `state`. Raises CheckpointError if it is of other prompts or another seed."""
-        for name, own in (("prompts", self._fingerprint), ("seed", self._seed)):
-            if state[name] != own:
+        """Continues from `state`. Raises CheckpointError if it is of other prompts, another seed or other weights."""
+        of_one = "drawn" not in state  # older checkpoints have epoch and position in the only source
+        weights = {"": 1.0} if of_one else state["weights"]
+        pairs = (
+            ("prompts", state["prompts"], self._fingerprint),
+            ("seed", state["seed"], self._seed),
+            ("weights", weights, self._weights),
+        )
+        for name, saved, own in pairs:
+            if saved != own:
                 raise CheckpointError(
-                    f"the checkpoint's data position is of other {name} ({state[name]}, now {own}): "
+                    f"the checkpoint's data position is of other {name} ({saved}, now {own}): "
                     "resume with the data and runner.seed it was made with, or start anew with runner.resume: never."
                 )
-        self._epoch, self._position = state["epoch"], state["position"]
-        self._order = self._epoch_order()
+        self._drawn = {"": state["epoch"] * self._count + state["position"]} if of_one else dict(state["drawn"])
 
-    def _epoch_order(self) -> list[int]:
+    def _next(self) -> Prompt:
+        # the n-th prompt of a source with weight w is due at time (n + 1/2) / w
+        source = min(self._weights, key=lambda name: (self._drawn[name] + 0.5) / self._weights[name])
+        prompts = self._prompts[source]
+        number, position = divmod(self._drawn[source], len(prompts))
+        if self._orders.get(source, (-1, []))[0] != number:
+            self._orders[source] = number, self._order(source, number)
+        self._drawn[source] += 1
+        return prompts[self._orders[source][1][position]]
+
+    def _order(self, source: str, number: int) -> list[int]:
+        """The order of a source's prompts in the pass `number`."""
+        count = len(self._prompts[source])
         if not self._shuffle:
-            return list(range(len(self._prompts)))
-        return np.random.default_rng([self._seed, self._epoch]).permutation(len(self._prompts)).tolist()
+            return list(range(count))
+        stream = list(self._weights).index(source)
+        return np.random.default_rng([self._seed, number, stream]).permutation(count).tolist()
 
 
 def _fingerprint(prompts: Sequence[Prompt]) -> str:

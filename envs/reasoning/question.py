@@ -8,14 +8,23 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from rl_platform.records import Message
+
 
 @dataclass(frozen=True)
 class Question:
-    """One task instance: the question, the expected answer, and further data for the verifier."""
+    """One task instance: the question, the expected answer, and further data for the verifier.
+
+    messages: the prompt as a conversation, of which `text` is the transcript; empty: `text` is the prompt. source: the
+    label of its source in `data.sources`, also in the metadata. where: its place in the data, for messages.
+    """
 
     text: str
     answer: str
     metadata: dict[str, Any] = field(default_factory=dict)
+    messages: tuple[Message, ...] = ()
+    source: str = ""
+    where: str = field(default="", compare=False)
 
     @property
     def key(self) -> str:

@@ -1,4 +1,4 @@
-"""Reads the rows of files: JSON Lines, JSON, CSV and Parquet. Not covered: the meaning of the columns (`jsonl.py`)."""
+"""Reads the rows of files: JSON Lines, JSON, CSV and Parquet. Not covered: the meaning of the columns (`rows.py`)."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def parquet_table(contents: bytes, path: Path) -> list[Row]:
         rows = parquet.read_table(io.BytesIO(contents)).to_pylist()
     except (ArrowException, OSError) as error:
         raise DataError(f"{path}: not Parquet: {error}") from error
-    return [(f"{path}, row {number}", json.loads(json.dumps(row, default=str))) for number, row in enumerate(rows, 1)]
+    return [(f"{path}, row {number}", plain(row)) for number, row in enumerate(rows, 1)]
 
 
 READERS: dict[str, Callable[[bytes, Path], list[Row]]] = {
@@ -73,6 +73,12 @@ READERS: dict[str, Callable[[bytes, Path], list[Row]]] = {
     ".csv": csv_table,
     ".parquet": parquet_table,
 }
+
+
+def plain(row: dict[str, object]) -> dict[str, object]:
+    """Returns the row with values that JSON has; others, such as dates, become text."""
+    values: dict[str, object] = json.loads(json.dumps(row, default=str))
+    return values
 
 
 def shown(value: object) -> str:

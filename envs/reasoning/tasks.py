@@ -1,25 +1,55 @@
-"""Builds the training and validation questions of `data.task`."""
+"""Builds the training and validation questions of `data.task` or `data.sources`."""
 
 from __future__ import annotations
 
-from rl_platform.config.schema.data import Data
+from dataclasses import replace
+
+from rl_platform.config.schema.data import Data, Source, Task
 from rl_platform.envs.reasoning.digits import digit_questions
-from rl_platform.envs.reasoning.jsonl import jsonl_questions
-from rl_platform.envs.reasoning.question import Split
+from rl_platform.envs.reasoning.question import Question, Split
 from rl_platform.envs.reasoning.reasoning_gym import reasoning_gym_questions
-from rl_platform.errors import ConfigError, Problem
+from rl_platform.envs.reasoning.rows import stored_questions
+from rl_platform.errors import ConfigError, DataError, Problem
 
 
 def build_questions(data: Data, seed: int) -> Split:
-    """Returns the questions of `data.task`. Equal configs and seeds give equal questions in the same order.
+    """Returns the questions of all sources, in their order. Equal configs and seeds give equal questions.
 
-    Raises ConfigError for unknown names and too few questions, DataError for unreadable files.
+    Training questions that any source validates are removed. Raises ConfigError for unknown names and too few
+    questions, DataError for unreadable files.
     """
-    task = data.task
-    if task is None:
+    if not data.tasks:
         raise ConfigError([Problem("data.task", "missing: a reasoning run needs questions")])
-    if task.type in ("jsonl", "file"):
-        return jsonl_questions(data, task)
+    splits = [(task, _split(data, key, task, seed)) for key, task in data.tasks]
+    validation = [question for _, split in splits for question in split.validation]
+    held_out = {question.key for question in validation}
+    train: list[Question] = []
+    for task, split in splits:
+        distinct = [question for question in split.train if question.key not in held_out]
+        if split.train and not distinct:
+            place = task.path or task.name or task.type
+            raise DataError(f"{place}: all {len(split.train)} training questions are also validation questions.")
+        train += distinct
+    return Split(train, validation, removed=sum(len(split.train) for _, split in splits) - len(train))
+
+
+def _split(data: Data, key: str, task: Task, seed: int) -> Split:
+    if not isinstance(task, Source):
+        return _questions(data, task, seed)
+    sizes = {"val_size": data.validation_size(task), "train_size": data.train_size if task.weight else 0}
+    try:
+        split = _questions(data.model_copy(update=sizes), task, seed)
+    except ConfigError as error:  # its problems are of data.task
+        problems = [replace(problem, key=problem.key.replace("data.task", key, 1)) for problem in error.problems]
+        raise ConfigError(problems) from error
+    return Split(*([_of_source(question, task.label) for question in part] for part in (split.train, split.validation)))
+
+
+def _of_source(question: Question, label: str) -> Question:
+    return replace(question, source=label, metadata={**question.metadata, "source": label})
+
+
+def _questions(data: Data, task: Task, seed: int) -> Split:
     if task.type == "reasoning_gym":
         return reasoning_gym_questions(data, task, seed)
-    return digit_questions(data, task, seed)
+    return digit_questions(data, task, seed) if task.type == "digits" else stored_questions(data, task)

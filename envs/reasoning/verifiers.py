@@ -24,13 +24,15 @@ BUILT_IN = ("task", "math_verify", "exact_match")
 
 @dataclass(frozen=True)
 class ScoreItem:
-    """A response and the fields of its question. last_turn: the policy's last turn; None if there is only one."""
+    """A response and the fields of its question. last_turn: the policy's last turn; None if there is only one.
+    messages: the prompt as a chat, if it is one."""
 
     response: str
     question: str
     answer: str
     metadata: dict[str, Any] = field(default_factory=dict)
     last_turn: str | None = None
+    messages: tuple[dict[str, str], ...] = ()
 
     @property
     def final(self) -> str:
@@ -45,12 +47,14 @@ Verifier = Callable[[ScoreItem], Verdict]
 
 @dataclass(frozen=True)
 class VerifierSpec:
-    """The name of a verifier, `reward.type`, and for `task` the type, name and params of `data.task`."""
+    """The name of a verifier, `reward.type`, and for `task` the type, name and params of `data.task`, or the specs of
+    `data.sources` by label."""
 
     type: str
     task_type: str = ""
     task_name: str | None = None
     task_params: dict[str, Any] = field(default_factory=dict)
+    sources: dict[str, VerifierSpec] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -104,7 +108,10 @@ def match_quotient(item: ScoreItem) -> float:
 
 
 def _task_verifier(spec: VerifierSpec) -> Verifier:
-    if spec.task_type in ("jsonl", "file"):
+    if spec.sources:
+        verifiers = {label: _task_verifier(source) for label, source in spec.sources.items()}
+        return lambda item: verifiers[item.metadata["source"]](item)
+    if spec.task_type in ("jsonl", "file", "dataset"):
         return _math_verifier(_match_final)
     if spec.task_type != "reasoning_gym":
         return match_quotient if spec.task_params.get("operation") == "quotient" else match_digit

@@ -11,7 +11,8 @@ import torch
 
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import Actor, Model, Trainable
-from rl_platform.errors import ConfigError, DataError, Problem
+from rl_platform.envs.reasoning.rows import rows_of
+from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch.rehearse.architectures import (
     PLAIN,
     Architecture,
@@ -23,7 +24,7 @@ from rl_platform.launch.rehearse.shrink import Materials
 from rl_platform.models.pretrained import PACKAGED, empty_causal_lm, packaged_gguf, quiet_transformers
 from rl_platform.placement.architectures import known_options
 
-READ, QUESTIONS, VALIDATION = 200, 40, 8  # lines of a file that are looked at; rows that are kept
+READ, QUESTIONS, VALIDATION = 200, 40, 8  # rows that are looked at; rows that are kept
 _TEMPLATE = (
     "{{%- for message in messages -%}}{start}{{{{ message['content'] }}}}{end}{{%- endfor -%}}"
     "{{%- if add_generation_prompt -%}}{assistant}{{%- endif -%}}"
@@ -192,34 +193,45 @@ def _write_classifier(config: Config, known: dict[str, Architecture], materials:
 
 
 def write_questions(config: Config, materials: Materials) -> list[str]:
-    """Writes a few rows of the files of questions. Returns the files that are not on this machine."""
-    task = config.data.task
-    if task is None or task.type != "jsonl":
-        return []
-    missing = [path for path in (task.path, task.val_path) if path is not None and not Path(path).is_file()]
-    pairs = [(task.path, materials.questions, QUESTIONS), (task.val_path, materials.validation, VALIDATION)]
-    for number, (path, target, count) in enumerate(pairs):
-        if path is not None:
-            lines = (
-                invented(task.prompt_column, task.answer_column, count, 100 * number)
-                if path in missing
-                else _rows(Path(path), task.prompt_column, count)
-            )
+    """Writes a few rows of each stored source of questions. Returns the paths that are not on this machine."""
+    missing: list[str] = []
+    for number, (_, task) in enumerate(config.data.tasks):
+        if task.path is None:
+            continue
+        parts = [(task.path, task.split, materials.questions(number, "train"), QUESTIONS)]
+        if task.val_path or task.val_split:
+            validation = materials.questions(number, "validation")
+            parts.append((task.val_path or task.path, task.val_split, validation, VALIDATION))
+        for start, (path, split, target, count) in enumerate(parts):
+            if Path(path).exists():
+                lines = _shortest([json.dumps(row) for _, row in rows_of(task, path, split)[:READ]], count)
+            else:
+                missing.append(path)
+                lines = invented(task.prompt_column, task.answer_column, count, 100 * start)
             target.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return missing
 
 
-def invented(prompt: str, answer: str, count: int, start: int) -> list[str]:
+def invented(prompt: str, answer: str | None, count: int, start: int) -> list[str]:
     """Returns lines of sums with the columns of the task."""
-    return [json.dumps({prompt: f"What is {start + i} + {i}?", answer: str(start + 2 * i)}) for i in range(count)]
+    lines = []
+    for i in range(count):
+        row: dict[str, object] = {}
+        _put(row, prompt, f"What is {start + i} + {i}?")
+        if answer is not None:
+            _put(row, answer, str(start + 2 * i))
+        lines.append(json.dumps(row))
+    return lines
 
 
-def _rows(path: Path, prompt: str, count: int) -> list[str]:
-    """The shortest questions among the first of a file, in their order."""
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            lines = [line.strip() for _, line in zip(range(READ), file, strict=False) if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from error
+def _put(row: dict[str, Any], column: str, value: str) -> None:
+    *outer, name = column.split(".")
+    for part in outer:
+        row = row.setdefault(part, {})
+    row[name] = value
+
+
+def _shortest(lines: list[str], count: int) -> list[str]:
+    """The shortest lines, in their order."""
     chosen = sorted(sorted(range(len(lines)), key=lambda number: (len(lines[number]), number))[:count])
     return [lines[number] for number in chosen]

@@ -170,9 +170,8 @@ def _world(config: Config) -> Split | None:
     if config.runner.task_type == "embodied":
         spaces_of(config)
         return None
-    task = config.data.task
-    files = () if task is None or task.type != "jsonl" else (task.path, task.val_path)
-    if not all(Path(path).is_file() for path in files if path is not None):
+    files = [path for _, task in config.data.tasks for path in (task.path, task.val_path)]
+    if not all(Path(path).exists() for path in files if path is not None):
         return None
     return build_questions(config.data, config.runner.seed)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rl_platform.config.schema import Config
+from rl_platform.config.schema.data import Task
 from rl_platform.config.schema.models import Model, RandomLM, Trainable
 from rl_platform.launch.rehearse.small_placement import LEARNERS, data_parallel, small_cluster, small_parallel
 from rl_platform.placement.inventory import inventory_for
@@ -44,13 +45,9 @@ class Materials:
         """The folder of the small model of a component."""
         return str(self.folder / "models" / name)
 
-    @property
-    def questions(self) -> Path:
-        return self.folder / "train.jsonl"
-
-    @property
-    def validation(self) -> Path:
-        return self.folder / "validation.jsonl"
+    def questions(self, number: int, part: Literal["train", "validation"]) -> Path:
+        """The file in place of those of the source with this number."""
+        return self.folder / f"{part}-{number}.jsonl"
 
 
 @dataclass(frozen=True)
@@ -373,6 +370,26 @@ def small_layers(layers: int, section: Trainable) -> int:
     return min(layers, max(2, parallel.pipeline * parallel.virtual_pipeline))
 
 
+def _small_source(sizes: Sizes, number: int) -> dict[str, object]:
+    source = sizes.config.data.sources[number]
+    size = None if source.val_size is None else min(source.val_size, 4)
+    few = _few_rows(sizes, number, source) if source.path is not None else {}
+    return source.model_dump() | {"val_size": size} | few
+
+
+def _few_rows(sizes: Sizes, number: int, task: Task) -> dict[str, object]:
+    """What changes in a source of stored questions."""
+    validation = str(sizes.materials.questions(number, "validation"))
+    return {
+        "type": "jsonl",
+        "path": str(sizes.materials.questions(number, "train")),
+        "val_path": validation if task.val_path or task.val_split else None,
+        "name": None,
+        "split": None,
+        "val_split": None,
+    }
+
+
 def _embodied(sizes: Sizes) -> bool:
     return sizes.embodied
 
@@ -459,16 +476,16 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("data.max_response_length", lambda sizes: sizes.response, applies=_reasoning),
     Rule(
-        "data.task.path",
-        lambda sizes: str(sizes.materials.questions),
-        "a few rows",
+        "data.task",
+        lambda sizes: _few_rows(sizes, 0, sizes.config.data.task),  # type: ignore[arg-type]
+        "a few rows, as JSON Lines",
         applies=lambda sizes: sizes.config.data.task is not None and sizes.config.data.task.path is not None,
     ),
     Rule(
-        "data.task.val_path",
-        lambda sizes: str(sizes.materials.validation),
-        "a few rows",
-        applies=lambda sizes: sizes.config.data.task is not None and sizes.config.data.task.val_path is not None,
+        "data.sources",
+        lambda sizes: [_small_source(sizes, number) for number in range(len(sizes.config.data.sources))],
+        "a few rows of each, as JSON Lines",
+        applies=lambda sizes: sizes.config.data.sources,
     ),
     *_trained("actor"),
     *_trained("critic"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 from rl_platform.config.schema.algorithm import ESTIMATORS, PFPPO, Algorithm, estimator_needs
+from rl_platform.config.schema.data import Data
 
 DENOMINATORS = {
     "token-mean": "active positions of the mini-batch",
@@ -67,6 +68,17 @@ def algorithm_card(
         *((topic, text) for topic, text in steps if has_values or not topic.startswith("critic")),
         *_early_stop(algorithm),
     ]
+
+
+def sources_card(data: Data) -> list[tuple[str, str]]:
+    """The shares of several sources of questions, and those that are validated; nothing of one source."""
+    if not data.sources:
+        return []
+    total = sum(source.weight for source in data.sources)
+    shares = [f"{source.label} {source.weight / total:.1%}" for source in data.sources if source.weight]
+    validated = [source.label for source in data.sources if data.validation_size(source)]
+    text = f"{', '.join(shares)} of the prompts of a step, up to rounding; each source is repeated in a new order"
+    return [("sources", f"{text}; validated one by one: {', '.join(validated)}")]
 
 
 def _advantages(algorithm: Algorithm) -> str:

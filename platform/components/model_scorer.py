@@ -14,7 +14,7 @@ from rl_platform.envs.reasoning.score_queue import ScoreQueue
 from rl_platform.envs.reasoning.scoring_process import Job
 from rl_platform.envs.reasoning.verifiers import ScoreItem
 from rl_platform.models.classifier import SequenceClassifier
-from rl_platform.models.tokenizer import Message
+from rl_platform.records import Message
 from rl_platform.runtime.cpu import release_team
 
 WAITING_BATCHES = 64
@@ -61,9 +61,12 @@ class ModelScorer(ScoreQueue):
         return [_score(next(values)) if 0 < len(row) <= longest else _unread(len(row), longest) for row in rows]
 
     def _conversation(self, item: ScoreItem) -> list[Message]:
+        answer = {"role": "assistant", "content": item.response}
+        if item.messages:
+            return [*item.messages, answer]
         system = [] if self._data.system_prompt is None else [{"role": "system", "content": self._data.system_prompt}]
         prompt = self._data.prompt_template.replace(PLACEHOLDER, item.question)
-        return [*system, {"role": "user", "content": prompt}, {"role": "assistant", "content": item.response}]
+        return [*system, {"role": "user", "content": prompt}, answer]
 
 
 def _score(value: float) -> Score:

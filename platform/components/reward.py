@@ -19,6 +19,7 @@ import torch
 
 from rl_platform.components.model_scorer import ModelScorer
 from rl_platform.config.schema import Config
+from rl_platform.config.schema.data import Task
 from rl_platform.envs.reasoning.http_scorer import HttpScorer
 from rl_platform.envs.reasoning.score import DIED, TIMEOUT, Score
 from rl_platform.envs.reasoning.scoring import ScoringPool, ScoringStats
@@ -165,16 +166,20 @@ def http_scorer(config: Config) -> HttpScorer:
 
 def verifier_spec(config: Config) -> VerifierSpec:
     """The part of a config that the scoring processes read."""
-    task = config.data.task
-    if task is None:
-        return VerifierSpec(config.reward.type)
-    return VerifierSpec(config.reward.type, task.type, task.name, task.params)
+    name, data = config.reward.type, config.data
+
+    def of(task: Task) -> VerifierSpec:
+        return VerifierSpec(name, task.type, task.name, task.params)
+
+    if data.sources:
+        return VerifierSpec(name, sources={source.label: of(source) for source in data.sources})
+    return VerifierSpec(name) if data.task is None else of(data.task)
 
 
 def _item(trajectory: Trajectory) -> ScoreItem:
     prompt, conversation = trajectory.prompt, trajectory.conversation
     last_turn = None if conversation is None else conversation.turns[-1]
-    return ScoreItem(trajectory.text, prompt.text, prompt.answer, prompt.metadata, last_turn)
+    return ScoreItem(trajectory.text, prompt.text, prompt.answer, prompt.metadata, last_turn, prompt.messages)
 
 
 def _next(source: Channel[Trajectory]) -> list[Trajectory]:

@@ -12,6 +12,7 @@ from rl_platform.config.foreign_names import foreign_keys, foreign_sections
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.base import Section
 from rl_platform.config.schema.cluster import NodeGroup
+from rl_platform.config.schema.data import Source
 from rl_platform.config.schema.env import EnvTask
 
 _HEAD = """# Configuration
@@ -88,6 +89,8 @@ def render() -> str:
             parts += _section(name, section, shown)
             if name == "cluster":
                 parts += _section("cluster.node_groups[]", NodeGroup, shown)
+            if name == "data":
+                parts += _section("data.sources[]", Source, shown)
             if name == "env":
                 parts += _section("env.tasks[]", EnvTask, shown)
     return "\n".join([*parts, *_names()]) + "\n"

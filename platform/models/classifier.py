@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rl_platform.config.schema.reward import RewardModel
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.pretrained import model_folder, quiet_transformers
-from rl_platform.models.tokenizer import Message
+from rl_platform.records import Message
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase

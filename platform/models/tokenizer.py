@@ -7,12 +7,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from jinja2 import TemplateError
+
 from rl_platform.config.schema.models import Model
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.pretrained import model_folder, not_loaded
+from rl_platform.records import Message
 
 _TURN = "WORDS OF THE ASSISTANT"  # placeholder that marks the assistant's turn in a rendered template
-Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": text}
 
 
 class Tokenizer(Protocol):
@@ -31,7 +33,7 @@ class Tokenizer(Protocol):
     def apply_chat(self, messages: Sequence[Message]) -> list[int]:
         """Returns token ids of the conversation and the header of the assistant's turn.
 
-        Raises ConfigError if there is no chat template.
+        Raises ConfigError if there is no chat template, ValueError if it refuses these messages.
         """
         ...
 
@@ -117,8 +119,10 @@ class HFTokenizer:
     def _chat_text(self, messages: Sequence[Message]) -> str:
         if self._tokenizer.chat_template is None:
             raise _no_template(self._folder)
-        text: str = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-        return text
+        try:
+            return str(self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
+        except TemplateError as error:
+            raise ValueError(f"the chat template refuses it: {error}") from error
 
 
 def load_tokenizer(model: Model, key: str = "actor.model") -> Tokenizer:

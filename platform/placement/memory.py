@@ -290,7 +290,7 @@ def micro_batch_rows(config: Config, component: str, ranks: int) -> int:
 
 def running_sequences(config: Config, ranks: int) -> int:
     """Returns how many sequences one rollout rank decodes together, in training or validation."""
-    rows = max(config.prompts_in_flight * config.algorithm.group_size, config.data.val_size)
+    rows = max(config.prompts_in_flight * config.algorithm.group_size, config.data.validation_prompts)
     return min(config.rollout.max_running_requests, -(-rows // ranks))
 
 

@@ -31,14 +31,16 @@ from rl_platform.runners.recovery import Recovery
 from rl_platform.runners.rollouts import Collected
 from rl_platform.runners.streamed_evaluation import streamed_evaluation
 from rl_platform.runners.trajectories import (
+    by_source,
     conversation_metrics,
     cut_ends,
-    mean,
     process_rewards,
     rollout_batch,
     samples_of,
     shaped_rewards,
+    source_metrics,
     trajectory_metrics,
+    validation_metrics,
 )
 from rl_platform.runtime import ComponentSpec, Runtime
 from rl_platform.runtime.weights.base import merge_published
@@ -71,12 +73,13 @@ class ReasoningRunner:
         self.validation = validation.prompts
         self.prompts = {prompt.index: prompt for prompt in train.prompts}
         data, options = config.data, config.algorithm.dynamic_sampling
+        weights = {source.label: source.weight for source in data.sources if source.weight}
         prompts_per_round = data.train_batch_size
         self.sampler: DynamicSampler | None = None
         if options is not None:
             group_size, prompts_per_round = config.algorithm.group_size, options.prompts_per_round or prompts_per_round
             self.sampler = DynamicSampler(options, data.train_batch_size, group_size, data.mini_batch_size)
-        self.loader = PromptLoader(train.prompts, prompts_per_round, config.runner.seed, data.shuffle)
+        self.loader = PromptLoader(train.prompts, prompts_per_round, config.runner.seed, data.shuffle, weights)
 
         components: dict[str, type] = {"actor": LanguageActor, "rollout": LanguageRollout, "reward": LanguageReward}
         if config.critic.use_critic_model:
@@ -123,6 +126,7 @@ class ReasoningRunner:
             batch, metrics = replace(batch, rewards=batch.rewards + process), metrics | process_metrics
         samples = samples_of(trajectories[: self.config.runner.log_samples])
         metrics |= trajectory_metrics(trajectories) | conversation_metrics(trajectories)
+        metrics |= source_metrics(trajectories)
         return Collected(batch, metrics | shaped.metrics | self.recovery.metrics(), samples)
 
     def _shaped(self, trajectories: Sequence[Trajectory]) -> ShapedRewards:
@@ -147,12 +151,10 @@ class ReasoningRunner:
 
     def validate(self, step: int) -> dict[str, float]:
         trajectories = self.answers(self.config.rollout.val_sampling, step)
-        valid = [trajectory for trajectory in trajectories if trajectory.valid]
-        return {
-            validation_metric(self.config): mean([trajectory.metric for trajectory in valid]),
-            "val/len": mean([len(trajectory.token_ids) for trajectory in trajectories]),
-            "val/unscored": float(len(trajectories) - len(valid)),
-        }
+        metrics = validation_metrics(trajectories, validation_metric(self.config))
+        for label, part in by_source(trajectories).items():
+            metrics |= validation_metrics(part, validation_metric(self.config), f"{label}/")
+        return metrics
 
     def answers(self, sampling: Sampling, step: int) -> list[Trajectory]:
         """Scored responses to the validation prompts, one each, in their order."""

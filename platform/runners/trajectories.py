@@ -82,6 +82,36 @@ def trajectory_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     }
 
 
+def by_source(trajectories: Sequence[Trajectory]) -> dict[str, list[Trajectory]]:
+    """The trajectories by the label of their source, in order; empty without `data.sources`."""
+    parts: dict[str, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        if trajectory.prompt.source:
+            parts.setdefault(trajectory.prompt.source, []).append(trajectory)
+    return dict(sorted(parts.items()))
+
+
+def source_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Raw reward, response length and number of responses of each source."""
+    metrics: dict[str, float] = {}
+    for label, part in by_source(trajectories).items():
+        metrics[f"source/{label}/reward"] = mean([trajectory.reward for trajectory in part if trajectory.valid])
+        metrics[f"source/{label}/len"] = mean([len(trajectory.token_ids) for trajectory in part])
+        metrics[f"source/{label}/responses"] = float(len(part))
+    return metrics
+
+
+def validation_metrics(trajectories: Sequence[Trajectory], metric: str, part: str = "") -> dict[str, float]:
+    """Means over scored responses. metric: name of the score, as `val/accuracy`. part: of the names, as `gsm8k/`."""
+    valid = [trajectory for trajectory in trajectories if trajectory.valid]
+    numbers = {
+        metric.removeprefix("val/"): mean([trajectory.metric for trajectory in valid]),
+        "len": mean([len(trajectory.token_ids) for trajectory in trajectories]),
+        "unscored": float(len(trajectories) - len(valid)),
+    }
+    return {f"val/{part}{name}": number for name, number in numbers.items()}
+
+
 def samples_of(trajectories: Sequence[Trajectory]) -> list[Sample]:
     """(prompt, response, reward) as text, for the log."""
     return [(trajectory.prompt.text, trajectory.text, trajectory.reward) for trajectory in trajectories]

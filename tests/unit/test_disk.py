@@ -6,7 +6,8 @@ import pytest
 from rl_platform.config import load_config
 from rl_platform.config.schema.data import Task
 from rl_platform.disk import read_regular
-from rl_platform.envs.reasoning.jsonl import read_questions
+from rl_platform.envs.reasoning.rows import file_rows
+from rl_platform.envs.reasoning.tables import READERS
 from rl_platform.errors import ConfigError, DataError
 from rl_platform.planner.calibration import read_measured
 
@@ -41,7 +42,7 @@ def test_what_would_never_end_is_not_read_wherever_users_name_files(tmp_path: Pa
         with pytest.raises(ConfigError, match="it is no regular file"):
             read_measured(path)
         with pytest.raises(DataError, match="it is no regular file"):
-            read_questions(path, columns.prompt_column, columns.answer_column)
+            file_rows(path, columns.prompt_column, columns.answer_column, READERS[".jsonl"])
 
 
 def test_a_calibration_skips_lines_that_are_no_steps(tmp_path: Path) -> None:

@@ -7,14 +7,16 @@ from pathlib import PurePath
 
 from rl_platform.config.rules.rule import CHUNKS, TASK, Unread, embodied, reasoning, unread_keys, when
 from rl_platform.config.schema import Config
-from rl_platform.config.schema.data import FILE_SUFFIXES
+from rl_platform.config.schema.data import FILE_SUFFIXES, Source, Task
 from rl_platform.errors import Problem
 
 _KIND, _MINI = "data.task.type", "data.mini_batch_size"
 _FILES = ("jsonl", "file")
+_STORED = (*_FILES, "dataset")
+_COMPARED = ("task", "math_verify", "exact_match")  # types of reward that read the expected answer
 _PROMPTS = (
-    "task train_size val_size train_batch_size max_prompt_length max_response_length system_prompt prompt_template "
-    "use_chat_template shuffle"
+    "task sources train_size val_size train_batch_size max_prompt_length max_response_length system_prompt "
+    "prompt_template use_chat_template shuffle"
 )
 
 
@@ -35,28 +37,12 @@ def refused(config: Config) -> Iterator[Problem]:
             yield Problem(_MINI, f"{message}sequences of a step", hint=hint)
     if not when(lambda: reasoning(config)):
         return
-    if when(lambda: data.task is None):
+    if when(lambda: not data.tasks):
         message = "reasoning needs a task: where prompts and answers come from"
-        yield Problem("data.task", message, hint="as data.task: {type: digits}")
-    if when(lambda: data.task and data.task.type in _FILES and not data.task.path):
-        yield Problem("data.task.path", f"type {data.task and data.task.type} needs the file to read")
-    unknown_format = f"type file reads {', '.join(FILE_SUFFIXES)}, by the suffix"
-    if when(lambda: data.task and data.task.type == "file" and not _is_readable(data.task.path)):
-        yield Problem("data.task.path", unknown_format)
-    if when(lambda: data.task and data.task.type == "file" and not _is_readable(data.task.val_path)):
-        yield Problem("data.task.val_path", unknown_format)
-    if when(lambda: data.task and data.task.type == "reasoning_gym" and not data.task.name):
-        yield Problem("data.task.name", "type reasoning_gym needs the name of its data set", hint="as chain_sum")
-    if when(
-        lambda: (
-            data.task
-            and data.task.type == "digits"
-            and data.task.params.get("operation") == "quotient"
-            and config.rollout.multi_turn is None
-        )
-    ):
-        message = "quotient is scored after a turn that asks the calculator, and rollout.multi_turn is null"
-        yield Problem("data.task.params", message, hint="rollout.multi_turn: {tool: calculator}")
+        yield Problem("data.task", message, hint="as data.task: {type: digits}, or data.sources")
+    for key, task in when(lambda: data.tasks) or ():
+        yield from _task(config, key, task)
+    yield from _sources(when(lambda: data.sources) or [])
     if when(lambda: "{question}" not in data.prompt_template):
         yield Problem("data.prompt_template", "without {question} all prompts would be the same")
 
@@ -66,19 +52,80 @@ def _is_readable(path: str | None) -> bool:
     return not path or PurePath(path).suffix.lower() in FILE_SUFFIXES
 
 
+def _task(config: Config, key: str, task: Task) -> Iterator[Problem]:
+    kind = when(lambda: task.type)
+    if kind in _STORED and when(lambda: not task.path):
+        yield Problem(f"{key}.path", f"type {kind} needs the {'dataset' if kind == 'dataset' else 'file'} to read")
+    unknown_format = f"type file reads {', '.join(FILE_SUFFIXES)}, by the suffix"
+    for name in ("path", "val_path"):
+        if kind == "file" and when(lambda name=name: not _is_readable(getattr(task, name))):
+            yield Problem(f"{key}.{name}", unknown_format)
+    if kind == "reasoning_gym" and when(lambda: not task.name):
+        yield Problem(f"{key}.name", "type reasoning_gym needs the name of its data set", hint="as chain_sum")
+    turns = when(lambda: task.params.get("operation") == "quotient" and config.rollout.multi_turn is None)
+    if kind == "digits" and turns:
+        message = "quotient is scored after a turn that asks the calculator, and rollout.multi_turn is null"
+        yield Problem(f"{key}.params", message, hint="rollout.multi_turn: {tool: calculator}")
+    if kind in _STORED and when(lambda: task.answer_column is None and config.reward.type in _COMPARED):
+        message = f"reward.type {config.reward.type} compares responses with answers, and null says that there are none"
+        yield Problem(f"{key}.answer_column", message, hint="a column, or another reward.type")
+
+
+def _sources(sources: list[Source]) -> Iterator[Problem]:
+    weights, sizes = ([when(lambda s=s, n=n: getattr(s, n)) for s in sources] for n in ("weight", "val_size"))
+    labels = [when(lambda source=source: source.label) for source in sources]
+    for index, label in enumerate(labels):
+        if label is not None and label in labels[:index]:
+            message = f"there is a source {label} already: metrics are named by it"
+            yield Problem(f"data.sources[{index}].label", message)
+        if weights[index] == 0 and sizes[index] == 0:
+            message = "the source is neither trained on (weight 0) nor validated"
+            yield Problem(f"data.sources[{index}].val_size", message)
+    if sources and not any(weight != 0 for weight in weights):
+        yield Problem("data.sources", "every weight is 0: there is nothing to train on")
+    if sources and not any(size != 0 for size in sizes):
+        yield Problem("data.sources", "every val_size is 0: there is nothing to validate on")
+
+
 def unread(config: Config) -> Iterator[Unread]:
     if when(lambda: embodied(config)):
         yield from unread_keys("data", _PROMPTS, "embodied training has no prompts", TASK)
     elif when(lambda: reasoning(config)):
-        kind = when(lambda: config.data.task and config.data.task.type)
-        if kind in (*_FILES, "digits"):
-            yield Unread("data.task.name", "it belongs to data.task.type reasoning_gym", (_KIND,))
-        if kind in _FILES:
-            yield Unread("data.task.params", "it belongs to generated tasks", (_KIND,))
-            yield Unread("data.train_size", "a file has the size it has; only generated tasks are sized", (_KIND,))
-        elif kind:
-            names = "path val_path prompt_column answer_column"
-            yield from unread_keys("data.task", names, "it belongs to data.task.type jsonl or file", _KIND)
+        if when(lambda: config.data.sources):
+            yield Unread("data.task", "data.sources has the questions", ("data.sources",))
+        tasks = when(lambda: config.data.tasks) or []
+        for key, task in tasks:
+            yield from _unread_by(key, task)
+        if tasks and when(lambda: all(task.type in _STORED for _, task in tasks)):
+            switch = (_KIND, "data.sources")
+            yield Unread("data.train_size", "a file has the size it has; only generated tasks are sized", switch)
         if when(lambda: not config.data.use_chat_template):
             reason = "without data.use_chat_template there is no system turn"
             yield Unread("data.system_prompt", reason, ("data.use_chat_template",))
+
+
+def _unread_by(key: str, task: Task) -> Iterator[Unread]:
+    """The keys of a source that its type does not read. A list is inherited as a whole, so its items bind no keys."""
+    kind, switches = when(lambda: task.type), (_KIND,) if key == "data.task" else ()
+    if kind is None:
+        return
+
+    def unread_names(names: str, reason: str) -> Iterator[Unread]:
+        return unread_keys(key, names, reason, *switches)
+
+    if kind not in ("reasoning_gym", "dataset"):
+        yield from unread_names("name", "it belongs to type reasoning_gym or dataset")
+    if kind in _STORED:
+        yield from unread_names("params", "it belongs to generated tasks")
+    else:
+        yield from unread_names("path prompt_column answer_column", "it belongs to type jsonl, file or dataset")
+    validates = not isinstance(task, Source) or when(lambda: task.weight > 0 and task.val_size != 0)
+    if kind not in _FILES:
+        see = ": see val_split" if kind == "dataset" else ""
+        yield from unread_names("val_path", f"it belongs to type jsonl or file{see}")
+    if kind != "dataset":
+        yield from unread_names("split val_split", "it belongs to type dataset")
+    elif not validates:
+        yield from unread_names("val_split", "the source is trained on or validated, not both")
+    if kind in _FILES and not validates:
+        yield from unread_names("val_path", "the source is trained on or validated, not both")

@@ -4,8 +4,9 @@ from typing import Any, Literal
 
 import pytest
 
-from rl_platform.algorithms.card import algorithm_card
+from rl_platform.algorithms.card import algorithm_card, sources_card
 from rl_platform.config.schema.algorithm import ESTIMATORS, PFPPO, Algorithm, DynamicSampling, KLControl
+from rl_platform.config.schema.data import Data, Source
 
 
 def card(
@@ -195,3 +196,12 @@ def test_every_choice_of_pf_ppo_shows(change: dict[str, Any]) -> None:
 )
 def test_mismatch_correction(keys: dict[str, Any], text: str) -> None:
     assert text in card(rollout_is=keys)["rollout mismatch"]
+
+
+def test_shares_of_sources() -> None:
+    assert sources_card(Data()) == []
+    sources = [Source(label="a", weight=3.0, val_size=0), Source(label="b"), Source(label="c", weight=0.0)]
+    ((topic, text),) = sources_card(Data(sources=sources))
+    assert topic == "sources"
+    assert text.startswith("a 75.0%, b 25.0% of the prompts of a step")
+    assert text.endswith("validated one by one: b, c")

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from rl_platform.config.schema.data import Data
 from rl_platform.envs.reasoning.prompts import PromptLoader, build_prompts
 from rl_platform.envs.reasoning.question import Question
 from rl_platform.errors import CheckpointError, ConfigError
-from rl_platform.models.tokenizer import ByteTokenizer, Message
+from rl_platform.models.tokenizer import ByteTokenizer
+from rl_platform.records import Message, Prompt
 
 
 class ChatTokenizer(ByteTokenizer):
@@ -109,3 +111,53 @@ def test_resume_with_other_data_or_seed_is_refused() -> None:
         PromptLoader(prompts(11), batch_size=4, seed=1).load_state_dict(state)
     with pytest.raises(CheckpointError, match="of other seed"):
         PromptLoader(prompts(10), batch_size=4, seed=2).load_state_dict(state)
+
+
+def mixed(**counts: int) -> list[Prompt]:
+    labels = [label for label, count in counts.items() for _ in range(count)]
+    return [Prompt(index, str(index), "", (index,), source=label) for index, label in enumerate(labels)]
+
+
+def test_sources_have_their_shares_in_every_batch_and_are_passed_through_one_by_one() -> None:
+    loader = PromptLoader(mixed(a=30, b=3), batch_size=8, seed=1, weights={"a": 3.0, "b": 1.0})
+    batches = [loader.next_batch() for _ in range(6)]
+    assert all(Counter(prompt.source for prompt in batch) == {"a": 6, "b": 2} for batch in batches)
+    of_a, of_b = ([p.index for batch in batches for p in batch if p.source == label] for label in "ab")
+    assert Counter(of_a[:30]) == Counter(range(30))
+    assert [Counter(of_b[start : start + 3]) for start in (0, 3, 6, 9)] == [Counter(range(30, 33))] * 4
+    assert (loader.epoch, loader.left(2)) == (1, 66 - 48)
+
+
+def test_a_single_source_keeps_the_order_that_it_had_before_there_were_several() -> None:
+    expected = np.random.default_rng([1, 0]).permutation(20).tolist()
+    assert [p.index for p in PromptLoader(prompts(20), 20, seed=1).next_batch()] == expected
+
+
+@pytest.mark.parametrize("drawn", [0, 1, 5, 40])
+def test_a_mixture_resumes_with_the_very_next_prompt(drawn: int) -> None:
+    weights = {"a": 0.3, "b": 0.7, "c": 1e-3}
+    loader, resumed = (PromptLoader(mixed(a=5, b=7, c=2), 4, seed=1, weights=weights) for _ in range(2))
+    loader.next_batch(drawn)
+    resumed.load_state_dict(loader.state_dict())
+    assert resumed.next_batch(50) == loader.next_batch(50)
+
+
+def test_resume_with_other_weights_is_refused() -> None:
+    state = PromptLoader(mixed(a=5, b=7), 4, seed=1, weights={"a": 1.0, "b": 1.0}).state_dict()
+    with pytest.raises(CheckpointError, match="of other weights"):
+        PromptLoader(mixed(a=5, b=7), 4, seed=1, weights={"a": 1.0, "b": 2.0}).load_state_dict(state)
+
+
+def test_an_older_checkpoint_continues_in_its_only_source() -> None:
+    loader, resumed = (PromptLoader(prompts(10), batch_size=4, seed=1) for _ in range(2))
+    loader.next_batch(13)
+    state = loader.state_dict()
+    old = {"epoch": 1, "position": 3, "seed": state["seed"], "prompts": state["prompts"]}
+    resumed.load_state_dict(old)
+    assert resumed.next_batch() == loader.next_batch()
+
+
+def test_a_source_whose_prompts_are_all_too_long_is_named() -> None:
+    questions = [Question("1", "1", source="a"), Question("long enough", "1", source="b")]
+    with pytest.raises(ConfigError, match="not one of 1 prompts of source b is that short"):
+        build_prompts(questions, ByteTokenizer(), Data(use_chat_template=False, max_prompt_length=5))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from rl_platform.config.schema.data import Data, Task
-from rl_platform.envs.reasoning.jsonl import final_answer, read_questions
+from rl_platform.config.schema.data import Data, Source, Task
+from rl_platform.envs.reasoning.rows import file_rows, final_answer, questions_of
+from rl_platform.envs.reasoning.tables import READERS
 from rl_platform.envs.reasoning.tasks import build_questions
+from rl_platform.envs.reasoning.verifiers import ScoreItem, VerifierSpec, load_verifier
 from rl_platform.errors import ConfigError, DataError
 
 TOY = "digits"
@@ -115,7 +118,7 @@ def test_jsonl_with_a_validation_file(tmp_path: Path) -> None:
 
 def test_columns_can_be_renamed_and_others_are_kept(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [{"q": "1+1?", "a": 2, "level": 3}])
-    (question,) = read_questions(path, "q", "a")
+    (question,) = questions_of(file_rows(path, "q", "a", READERS[".jsonl"]), "q", "a")
     assert (question.text, question.answer, question.metadata) == ("1+1?", "2", {"a": 2, "level": 3})
 
 
@@ -164,3 +167,45 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     latin.write_bytes(b'{"question": "x", "answer": "1"}\n{"question": "caf\xe9", "answer": "1"}\n')
     with pytest.raises(DataError, match=r"latin\.jsonl:2: not UTF-8"):
         build_questions(jsonl(latin), seed=1)
+
+
+def mixture(folder: Path, *more: Source) -> Data:
+    path = write(folder / "a.jsonl", rows(1, 2, 3, 4, 5, 6))
+    sources = [
+        Source(label="toy", type="digits", weight=2.0, val_size=3),
+        Source(label="sums", type="jsonl", path=str(path)),
+        *more,
+    ]
+    return Data(sources=sources, train_size=5, val_size=2)
+
+
+def test_sources_are_labelled_and_validated_one_by_one(tmp_path: Path) -> None:
+    held_out = write(tmp_path / "b.jsonl", rows(7, 1, 8))
+    split = build_questions(mixture(tmp_path, Source(label="more", type="jsonl", path=str(held_out), weight=0)), 1)
+    assert Counter(q.source for q in split.train) == {"toy": 5, "sums": 3}
+    assert Counter(q.source for q in split.validation) == {"toy": 3, "sums": 2, "more": 2}
+    assert [q.answer for q in split.train if q.source == "sums"] == ["2", "3", "4"]
+    assert (split.removed, split.train[-1].metadata) == (1, {"answer": "4", "source": "sums"})
+
+
+def test_a_source_without_validation_trains_on_all_its_rows(tmp_path: Path) -> None:
+    path = write(tmp_path / "b.jsonl", rows(7, 8))
+    split = build_questions(mixture(tmp_path, Source(label="all", type="jsonl", path=str(path), val_size=0)), 1)
+    assert [q.answer for q in split.train if q.source == "all"] == ["7", "8"]
+
+
+def test_problems_of_a_source_name_its_key_and_rows(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data\.sources\[2\]\.params\.lenght"):
+        build_questions(mixture(tmp_path, Source(label="x", type="digits", params={"lenght": 3})), 1)
+    path = write(tmp_path / "b.jsonl", [*rows(7, 8), {"question": "x"}])
+    with pytest.raises(DataError, match=r"b\.jsonl:3: no column 'answer'"):
+        build_questions(mixture(tmp_path, Source(label="x", type="jsonl", path=str(path))), 1)
+
+
+def test_each_source_is_scored_by_its_own_task() -> None:
+    specs = {"toy": VerifierSpec("task", "digits"), "sums": VerifierSpec("task", "jsonl")}
+    score = load_verifier(VerifierSpec("task", sources=specs))
+    items = [ScoreItem("7 is it", "?", "7", {"source": label}) for label in specs]
+    assert [score(item) for item in items] == [1.0, 1.0]
+    items = [ScoreItem("it is 7", "?", "7", {"source": label}) for label in specs]
+    assert [score(item) for item in items] == [0.0, 1.0]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from itertools import combinations
 from pathlib import Path
 
 import pytest
 
 from rl_platform.config import LoadedConfig, load_config
+from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.errors import ConfigError
 from rl_platform.launch.command import load
 from rl_platform.launch.rehearse.architectures import options_of, small_options
 from rl_platform.launch.rehearse.findings import check_sizes
-from rl_platform.launch.rehearse.materials import architectures
+from rl_platform.launch.rehearse.materials import architectures, write_questions
 from rl_platform.launch.rehearse.shrink import Materials, flat, shrunk
 from rl_platform.placement.inventory import inventory_for
 from rl_platform.placement.scheduler import Placement, schedule
@@ -86,3 +88,24 @@ def test_a_small_model_keeps_grouped_heads_tying_and_rotary_base():
     same = ("model_type", "tie_word_embeddings", "rope_theta")
     assert {name: small[name] for name in same} == {name: real[name] for name in same}
     assert small["num_hidden_layers"] == 2
+
+
+def test_stored_questions_become_a_few_rows_of_the_same_columns(tmp_path):
+    rows = [{"prompt": [{"role": "user", "content": f"{n}?"}], "reward": {"truth": str(n)}} for n in range(60)]
+    (tmp_path / "real.json").write_text(json.dumps(rows))
+    columns = {"prompt_column": "prompt", "answer_column": "reward.truth"}
+    sources = [
+        {"label": "real", "type": "file", "path": str(tmp_path / "real.json"), "weight": 2.0} | columns,
+        {"label": "absent", "type": "dataset", "path": "some/where", "val_split": "test", "val_size": 90} | columns,
+    ]
+    changed = ["data.task=null", f"data.sources={json.dumps(sources)}"]
+    loaded, placement, _ = load(str(EIGHT_GPUS), changed)
+    materials = Materials(tmp_path)
+    small, _ = shrunk(loaded.config, placement, materials)
+    assert write_questions(loaded.config, materials) == ["some/where", "some/where"]
+    (tmp_path / "small.yaml").write_text(LoadedConfig(small, {}).resolved_yaml())
+    assert [source.weight for source in load_config(tmp_path / "small.yaml").config.data.sources] == [2.0, 1.0]
+    split = build_questions(small.data, seed=1)
+    assert {question.source for question in split.train} == {"real", "absent"}
+    assert all(question.messages for question in split.train if question.source == "real")
+    assert len(split.validation) == 8

@@ -1,0 +1,153 @@
+"""Makes questions of stored rows: files (`tables.py`) and Hugging Face datasets (`hub.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rl_platform.config.schema.data import Data, Task
+from rl_platform.disk import read_regular
+from rl_platform.envs.reasoning.hub import dataset_rows
+from rl_platform.envs.reasoning.question import Question, Split
+from rl_platform.envs.reasoning.tables import READERS, Row, shown
+from rl_platform.errors import ConfigError, DataError, Problem
+from rl_platform.records import Message
+
+ROLES = ("system", "user", "assistant")
+
+
+def stored_questions(data: Data, task: Task) -> Split:
+    """Returns the questions of `task.path`, and for validation the first data.val_size ones of `val_path` (dataset:
+    `val_split`), or else the last ones of `path`. With a data.train_size of 0 the first ones of `path` are validation
+    and none is trained on; other values of data.train_size do not apply.
+
+    Raises DataError with file and row for invalid contents, ConfigError without a path or without the library that
+    reads the format.
+    """
+    if task.path is None:
+        raise ConfigError(
+            [Problem("data.task.path", f"missing, but data.task.type is {task.type}", allowed="a file of questions")]
+        )
+    questions = _read(task, task.path, task.split)
+    if not data.train_size:
+        return Split(train=[], validation=questions[: data.val_size])
+    if not data.val_size:
+        return Split(train=questions, validation=[])
+    if task.val_path is not None or task.val_split is not None:
+        validation = _read(task, task.val_path or task.path, task.val_split)
+        return Split(train=questions, validation=validation[: data.val_size])
+    if len(questions) <= data.val_size:
+        raise DataError(
+            f"{task.path}: {len(questions)} questions, of which data.val_size: {data.val_size} are held out for "
+            "validation. None is left for training: lower data.val_size or set data.task.val_path."
+        )
+    return Split(train=questions[: -data.val_size], validation=questions[-data.val_size :])
+
+
+def rows_of(task: Task, path: str, split: str | None) -> list[Row]:
+    """Returns the rows of a file, or of a split of a dataset. Raises DataError, and ConfigError without the library
+    that reads the format."""
+    if task.type == "dataset":
+        return dataset_rows(path, task.name, split)
+    suffix = ".jsonl" if task.type == "jsonl" else Path(path).suffix.lower()
+    return file_rows(Path(path), task.prompt_column, task.answer_column, READERS[suffix])
+
+
+def _read(task: Task, path: str, split: str | None) -> list[Question]:
+    rows = rows_of(task, path, split)
+    if not rows:
+        raise DataError(f"{path}: split {split or 'train'} holds no questions.")
+    return list(questions_of(rows, task.prompt_column, task.answer_column))
+
+
+def file_rows(
+    path: Path, prompt_column: str, answer_column: str | None, reader: Callable[[bytes, Path], list[Row]]
+) -> list[Row]:
+    """Returns the rows of a file, without blank lines. Raises DataError for an unreadable file and for one without
+    rows."""
+    try:
+        contents = read_regular(path)
+    except (OSError, ValueError) as error:
+        rows = "one JSON object per line" if reader is READERS[".jsonl"] else "rows"
+        fields = " and ".join(f"'{column}'" for column in (prompt_column, answer_column) if column is not None)
+        hint = f"data.task.path and val_path name files with {rows} with the fields {fields}"
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(
+            f"{path}: cannot be read: {reason}. {hint}, see docs/reasoning.md#your-own-questions."
+        ) from error
+    rows_read = reader(contents, path)
+    if not rows_read:
+        raise DataError(f"{path}: the file holds no questions ({len(contents.splitlines())} lines).")
+    return rows_read
+
+
+def questions_of(rows: Iterable[Row], prompt_column: str, answer_column: str | None) -> Iterator[Question]:
+    """Yields the question of each row. A dotted name is a field of a nested column; other columns become metadata.
+
+    A prompt is a text, or a list of messages that ends with a user's. Raises DataError with the place of the row.
+    """
+    for where, row in rows:
+        prompt = _column(row, prompt_column, where)
+        answer = "" if answer_column is None else _answer(_column(row, answer_column, where), answer_column, where)
+        if isinstance(prompt, list):
+            messages = _messages(prompt, f"{where}: column '{prompt_column}'")
+            text = messages[0]["content"] if len(messages) == 1 else "\n\n".join(map(_spoken, messages))
+        else:
+            messages, text = (), prompt
+        if not isinstance(text, str) or not text.strip():
+            needed = "must be a text that is not empty, or a list of messages"
+            raise DataError(f"{where}: column '{prompt_column}' {needed}, not {shown(prompt)}.")
+        metadata = {name: value for name, value in row.items() if name != prompt_column}
+        yield Question(text, answer, metadata, messages, where=where)
+
+
+def final_answer(solution: str) -> str:
+    """Returns the text after `####` (GSM8K) without thousands separators, or the whole text if there is no `####`."""
+    _, mark, final = solution.rpartition("####")
+    return final.strip().replace(",", "") if mark else solution.strip()
+
+
+def _column(row: dict[str, Any], name: str, where: str) -> Any:
+    if name in row:
+        return row[name]
+    value: Any = row
+    for part in name.split("."):
+        if not isinstance(value, dict) or part not in value:
+            there = ", ".join(_columns(row)) or "none"
+            raise DataError(f"{where}: no column '{name}'. Columns there: {there}.")
+        value = value[part]
+    return value
+
+
+def _columns(row: dict[str, Any]) -> Iterator[str]:
+    for name, value in row.items():
+        if isinstance(value, dict) and value:
+            yield from (f"{name}.{inner}" for inner in _columns(value))
+        else:
+            yield name
+
+
+def _answer(answer: object, column: str, where: str) -> str:
+    if isinstance(answer, bool) or not isinstance(answer, str | int | float) or not final_answer(str(answer)):
+        raise DataError(f"{where}: column '{column}' must be a text or a number, not {shown(answer)}.")
+    return final_answer(str(answer))
+
+
+def _messages(items: list[Any], where: str) -> tuple[Message, ...]:
+    for number, item in enumerate(items, 1):
+        at = f"{where}, message {number}"
+        fields = {} if not isinstance(item, dict) else {name: each for name, each in item.items() if each is not None}
+        if fields.keys() != {"role", "content"}:
+            raise DataError(f"{at}: must have the fields role and content and no others, not {shown(item)}.")
+        if fields["role"] not in ROLES:
+            raise DataError(f"{at}: role {shown(fields['role'])} must be one of {', '.join(ROLES)}.")
+        if not isinstance(fields["content"], str) or not fields["content"].strip():
+            raise DataError(f"{at}: content must be a text that is not empty, not {shown(fields['content'])}.")
+    if not items or items[-1]["role"] != "user":
+        raise DataError(f"{where}: the last message must be of role user, because the policy answers it.")
+    return tuple({"role": item["role"], "content": item["content"]} for item in items)
+
+
+def _spoken(message: Message) -> str:
+    return f"{message['role']}: {message['content']}"

@@ -1,0 +1,32 @@
+"""Several sources of questions: a stopped run ends as a whole one, with metrics of each source."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def sources(folder: Path) -> str:
+    lines = [json.dumps({"question": f"{n}+{n}=", "answer": str(2 * n)}) for n in range(9)]
+    (folder / "sums.jsonl").write_text("\n".join(lines))
+    (folder / "held.jsonl").write_text("\n".join(lines[:3]).replace("+", "*"))
+    return json.dumps(
+        [
+            {"label": "toy", "type": "digits", "weight": 3.0, "val_size": 4},
+            {"label": "sums", "type": "jsonl", "path": "sums.jsonl", "val_size": 0},
+            {"label": "held", "type": "file", "path": "held.jsonl", "weight": 0},
+        ]
+    )
+
+
+def test_a_mixture_ends_the_same_if_stopped(assert_ends_the_same_if_stopped, logged, sources: str) -> None:
+    assert_ends_the_same_if_stopped("reasoning.yaml", "data.task=null", f"data.sources={sources}")
+    first, *trained = [row for row in logged("whole") if "prompt" not in row]
+    assert {name for name in first if name.startswith("val/")} == {
+        f"val/{part}{name}" for part in ("", "toy/", "held/") for name in ("accuracy", "len", "unscored")
+    }
+    assert all(row["source/toy/responses"] == 3 * row["source/sums/responses"] for row in trained)
+    assert all(row["source/toy/reward"] >= 0 for row in trained)
