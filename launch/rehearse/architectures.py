@@ -16,7 +16,10 @@ from rl_platform.launch.rehearse.shrink import small_heads, small_layers
 from rl_platform.models.pretrained import PACKAGED, cache_folder
 from rl_platform.placement.architectures import Options, family_of
 
-HEAD, HIDDEN, INNER, EXPERT = 16, 64, 128, 32  # widths of small models
+HEAD, INNER, EXPERT = 32, 128, 32  # widths of small models; vLLM's attention on a CPU has no smaller heads
+WINDOW = 8  # tokens of a sliding window: fewer than a prompt
+LEFT_OUT = ("quantization_config", "auto_map", "bos_token_id", "eos_token_id", "pad_token_id")
+REQUIRED = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
 
 
 @dataclass(frozen=True)
@@ -104,9 +107,13 @@ def options_of(path: str, key: str) -> Architecture:
             options = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ConfigError([Problem(key, f"config.json cannot be read: {error}", value=path)]) from error
+        if lacking := [name for name in REQUIRED if not isinstance(options, dict) or name not in options]:
+            message = f"its config.json has no {', '.join(lacking)}"
+            raise ConfigError([Problem(key, message, value=path, allowed="a text-only causal language model")])
         return Architecture(options, PLAIN if known is None else known.specials, folder)
     if known is None:
-        hint = "hf download MODEL config.json --local-dir FOLDER, then name FOLDER"
+        is_id = path.count("/") == 1 and not path.startswith((".", "/", "~"))
+        hint = f"hf download {path} --include '*.json' --local-dir FOLDER, then {key}=FOLDER" if is_id else ""
         raise ConfigError(
             [Problem(key, "neither on this machine nor among the architectures known here", value=path, hint=hint)]
         )
@@ -127,12 +134,11 @@ def local_folder(path: str) -> Path | None:
 
 
 def _from_table(path: str) -> Architecture | None:
-    """Returns an architecture of the table; of a family without this size another size, which is cut anyway."""
     family = family_of(path)
-    if family is None:
+    options = None if family is None else family.options_of(path)
+    if family is None or options is None:
         return None
-    options = family.options_of(path) or family.options_of(f"{list(family.sizes)[-1]}b")
-    return None if options is None else Architecture(options, TOKENIZERS[family.tokenizer])
+    return Architecture(options, TOKENIZERS[family.tokenizer])
 
 
 def small_options(options: Options, section: Trainable, vocabulary: int) -> Options:
@@ -141,7 +147,7 @@ def small_options(options: Options, section: Trainable, vocabulary: int) -> Opti
     Cut are layers, widths, heads and experts. The relation of heads to key and value heads, rotary positions, biases,
     norms, tied matrices and the kinds of layers stay. section: how the model is trained, which decides the layers.
     """
-    small = {name: value for name, value in options.items() if name not in ("quantization_config", "auto_map")}
+    small = {name: value for name, value in options.items() if name not in LEFT_OUT}
     layers = small_layers(options["num_hidden_layers"], section)
     heads, kv_heads = _small_heads(options)
     wide = options.get("head_dim") not in (None, options["hidden_size"] // options["num_attention_heads"])
@@ -169,6 +175,9 @@ def small_options(options: Options, section: Trainable, vocabulary: int) -> Opti
         "topk_group": 1,
         "first_k_dense_replace": min(options.get("first_k_dense_replace") or 0, 1),
         "max_window_layers": layers,
+        "sliding_window": WINDOW,
+        "sliding_window_pattern": 2,  # one layer of each kind among two
+        "full_attention_interval": 2,
     }
     small |= {name: value for name, value in sizes.items() if options.get(name) is not None}
     if options.get("layer_types"):

@@ -38,35 +38,39 @@ def check_sizes(config: Config, placement: Placement, known: dict[str, Architect
 
 
 def _unfit(config: Config, placement: Placement, known: dict[str, Architecture]) -> Iterator[Problem]:
+    """Yields problems of the real models: families that are not computed, sharding, and sequences that are too long."""
     from transformers import AutoConfig
 
     from rl_platform.engines.training.fsdp_problems import fsdp_problems
+    from rl_platform.models.families import architecture_problems, readable_positions
     from rl_platform.models.pretrained import BROKEN_CONFIG
 
+    real = {}
+    for role, model in models(config):
+        path, key = model.path or "", f"{role}.model.path"
+        try:
+            real[role] = AutoConfig.for_model(**known[role].options)
+        except BROKEN_CONFIG as error:
+            yield Problem(key, f"its config.json cannot be used: {error}", value=path)
+        else:
+            yield from architecture_problems(real[role], path, key)
     if config.runner.task_type == "embodied":
         return
     longest = config.data.max_prompt_length + config.data.max_response_length
     for role in ("actor", "critic", "reference"):
-        key = f"{role}.model" if role in known else "actor.model"
-        architecture = known.get(role, known.get("actor"))
-        if role not in placement.components or architecture is None:
-            continue
-        options = dict(architecture.options)
-        try:
-            real = AutoConfig.for_model(options.pop("model_type"), **options)
-        except BROKEN_CONFIG as error:
-            yield Problem(f"{key}.path", f"its config.json cannot be used: {error}")
+        loaded = real.get(role if role in known else "actor")
+        if role not in placement.components or loaded is None:
             continue
         section = config.section(role)
         if section.training_backend == "megatron":
             with required("rl_platform.engines.training.megatron", f"{role}.training_backend"):
                 from rl_platform.engines.training.megatron.supported import unfit
-            yield from unfit(real, section.parallel, role)
+            yield from unfit(loaded, section.parallel, role)
         else:
-            yield from fsdp_problems(real, section, role)
-        positions = getattr(real, "max_position_embeddings", None) or longest
-        if longest > positions and role == key.partition(".")[0]:
-            message = f"prompt and response together may have {longest} tokens, the model of {key} reads {positions}"
+            yield from fsdp_problems(loaded, section, role)
+        positions = readable_positions(loaded) or longest
+        if longest > positions and role in known:
+            message = f"prompt and response together may have {longest} tokens, {role}.model reads {positions}"
             allowed = f"data.max_prompt_length + data.max_response_length up to {positions}"
             yield Problem("data.max_response_length", message, allowed=allowed)
 

@@ -349,7 +349,7 @@ def _model(role: str) -> tuple[Rule, ...]:
 def _small_random(shape: RandomLM, sizes: Sizes, role: str) -> dict[str, object]:
     heads, kv = small_heads(shape.num_heads, shape.num_kv_heads or shape.num_heads)
     return {
-        "hidden_size": min(shape.hidden_size, 16 * heads),
+        "hidden_size": min(shape.hidden_size, 32 * heads),
         "num_heads": heads,
         "num_kv_heads": None if shape.num_kv_heads is None else kv,
         "num_layers": small_layers(shape.num_layers, sizes.config.section(role)),

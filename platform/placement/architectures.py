@@ -71,6 +71,16 @@ _LLAMA3_SIZES = {
     "8": (4096, 32, 32, 8, 14_336),
     "70": (8192, 80, 64, 8, 28_672),
 }
+_YARN = {
+    "type": "yarn",
+    "factor": 40,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 4096,
+}
+_YARN_V2 = _YARN | {"mscale": 0.707, "mscale_all_dim": 0.707}
 _DEEPSEEK_V3: Options = {
     "vocab_size": 129_280,
     "hidden_size": 7168,
@@ -213,7 +223,11 @@ FAMILIES = (
         _QWEN25_SIZES,
         ("0.5", "1.5", "3"),
     ),
-    Family(r"deepseek-(v3|r1)(?!-distill)", "deepseek", {"model_type": "deepseek_v3", **_DEEPSEEK_V3}),
+    Family(
+        r"deepseek-(v3|r1)(?!-distill)",
+        "deepseek",
+        {"model_type": "deepseek_v3", **_DEEPSEEK_V3, "rope_scaling": _YARN},
+    ),
     Family(
         r"moonlight",
         "moonlight",
@@ -224,6 +238,8 @@ FAMILIES = (
             "vocab_size": 163_840,
             "intermediate_size": 11_264,
             "max_position_embeddings": 8192,
+            "rope_theta": 5e4,
+            "rms_norm_eps": 1e-5,
             "routed_scaling_factor": 2.446,
         },
     ),
@@ -238,6 +254,7 @@ FAMILIES = (
             "intermediate_size": 10_944,
             "routed_scaling_factor": 1.0,
             "norm_topk_prob": False,
+            "rope_scaling": _YARN_V2,
         },
     ),
     Family(
@@ -255,9 +272,11 @@ FAMILIES = (
             "n_shared_experts": 2,
             "num_experts_per_tok": 6,
             "topk_group": 3,
+            "topk_method": "group_limited_greedy",
             "first_k_dense_replace": 1,
             "routed_scaling_factor": 16.0,
             "norm_topk_prob": False,
+            "rope_scaling": _YARN_V2,
         },
     ),
     Family(
@@ -326,7 +345,7 @@ FAMILIES = (
     Family(
         r"smollm2",
         "smollm2",
-        {"model_type": "llama", "vocab_size": 49_152, "max_position_embeddings": 8192},
+        {"model_type": "llama", "vocab_size": 49_152, "max_position_embeddings": 8192, "rope_theta": 1e5},
         {
             "135": (576, 30, 9, 3, 1536),
             "360": (960, 32, 15, 5, 2560),
@@ -337,9 +356,15 @@ FAMILIES = (
 )
 
 
+_OTHER_MODELS = re.compile(r"\b(vl|audio|omni|embedding|reranker|coder-480b)\b|qwen3-next")
+
+
 def family_of(path: str) -> Family | None:
     """Returns the family of a hub id."""
-    return next((family for family in FAMILIES if re.search(family.pattern, _name(path))), None)
+    name = _name(path)
+    if _OTHER_MODELS.search(name):  # of another architecture than the family that their names begin with
+        return None
+    return next((family for family in FAMILIES if re.search(family.pattern, name)), None)
 
 
 def known_options(path: str) -> Options | None:

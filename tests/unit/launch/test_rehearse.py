@@ -9,20 +9,57 @@ from pathlib import Path
 import pytest
 
 from rl_platform.config import LoadedConfig, load_config
+from rl_platform.config.schema import Config
+from rl_platform.config.schema.models import Actor
 from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.errors import ConfigError
 from rl_platform.launch.command import load
+from rl_platform.launch.preflight import check_cheap
 from rl_platform.launch.rehearse.architectures import options_of, small_options
 from rl_platform.launch.rehearse.findings import check_sizes
 from rl_platform.launch.rehearse.materials import architectures, write_questions
 from rl_platform.launch.rehearse.shrink import Materials, flat, shrunk
+from rl_platform.launch.rehearse.small_placement import LEARNERS, data_parallel
+from rl_platform.models.families import FAMILIES as COMPUTED
+from rl_platform.models.pretrained import empty_causal_lm
+from rl_platform.placement.architectures import FAMILIES, family_of, known_options
 from rl_platform.placement.inventory import inventory_for
 from rl_platform.placement.scheduler import Placement, schedule
 
 ROOT = Path(__file__).parents[3]
 SHIPPED = sorted((ROOT / "configs").glob("**/*.yaml"))
 EIGHT_GPUS = ROOT / "configs/reasoning/qwen2.5_1.5b_gsm8k_8gpu.yaml"
+# one of every family in platform/placement/architectures.py
+IDS_OF_THE_TABLE = [
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B",
+    "deepseek-ai/DeepSeek-R1-Distill-Llama-8B",
+    "Qwen/Qwen3-30B-A3B",
+    "Qwen/Qwen3-235B-A22B",
+    "Qwen/Qwen1.5-MoE-A2.7B",
+    "Qwen/Qwen2-57B-A14B",
+    "Qwen/Qwen3-8B",
+    "Qwen/Qwen2.5-7B",
+    "deepseek-ai/DeepSeek-V3",
+    "moonshotai/Moonlight-16B-A3B",
+    "deepseek-ai/DeepSeek-V2-Lite",
+    "deepseek-ai/DeepSeek-V2",
+    "deepseek-ai/deepseek-llm-7b-chat",
+    "meta-llama/Llama-3.2-3B",
+    "meta-llama/Llama-3.1-8B",
+    "meta-llama/Meta-Llama-3-8B",
+    "sfairXC/FsfairX-LLaMA3-RM-v0.1",
+    "meta-llama/Llama-2-7b-hf",
+    "mistralai/Mixtral-8x7B-v0.1",
+    "mistralai/Mistral-7B-v0.3",
+    "google/gemma-2b",
+    "HuggingFaceTB/SmolLM2-360M",
+]
+NO_DEFAULTS = ("ministral", "hunyuan_v1_dense", "dots1")  # of transformers, with which a model can be built
 KL = ["algorithm.use_kl_loss=true", "cluster.component_placement={'actor,critic,rollout,reward,reference': all}"]
+
+
+def kv_heads(config):
+    return getattr(config, "num_key_value_heads", None) or config.num_attention_heads
 
 
 def sharing(placement: Placement) -> dict[tuple[str, str], bool]:
@@ -34,6 +71,30 @@ def hosts(placement: Placement) -> set[frozenset[str]]:
     return {frozenset(name for name, _ in host.members) for host in placement.hosts}
 
 
+def several(config: Config, placement: Placement) -> dict[str, bool]:
+    """What is larger than 1: kinds of parallelism, devices of a rank, ranks of a device, parts of a batch."""
+    found = {}
+    for role in set(LEARNERS) & placement.components.keys():
+        section = config.section(role)
+        sizes = section.parallel.model_dump() | {"data": data_parallel(section, placement.world_size(role))}
+        found |= {f"{role} {kind}": size > 1 for kind, size in sizes.items()}
+    for name, slots in placement.components.items():
+        devices = {(slot.node, device) for slot in slots for device in slot.accelerators}
+        found[f"{name}: devices of a rank"] = any(len(slot.accelerators) > 1 for slot in slots)
+        found[f"{name}: ranks of a device"] = 0 < len(devices) < len(slots)
+    data = config.data
+    rows = (
+        config.transitions
+        if config.runner.task_type == "embodied"
+        else data.train_batch_size * config.algorithm.group_size
+    )
+    found["mini-batches"] = rows > data.mini_batch_size
+    found["micro-batches"] = data.mini_batch_size > (config.actor.micro_batch_size or data.mini_batch_size)
+    found["samples of a prompt"] = config.algorithm.group_size > 1
+    found["env workers"] = config.runner.task_type == "embodied" and config.env.num_workers > 1
+    return found
+
+
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_the_small_config_is_valid_and_keeps_the_shape(path, tmp_path):
     loaded, placement, _ = load(str(path), [])
@@ -43,20 +104,36 @@ def test_the_small_config_is_valid_and_keeps_the_shape(path, tmp_path):
     before, after = flat(loaded.config.model_dump(mode="json")), flat(small.model_dump(mode="json"))
     differing = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
     assert {change.key for change in changes} == differing
-    new = schedule(again.cluster, inventory_for(again.cluster))
+    inventory = inventory_for(again.cluster)
+    new = schedule(again.cluster, inventory)
+    check_cheap(again, new)  # of a run
     assert hosts(new) == hosts(placement)
     for name in placement.components:
         assert (new.world_size(name) > 1) == (placement.world_size(name) > 1)
     if any(placement.accelerators.values()):
         assert sharing(new) == sharing(placement)
+    assert several(again, new) == several(loaded.config, placement)
+    assert len(new.hosts) <= 12  # processes
     assert again.runner.max_steps == 2
 
 
-def test_every_parallelism_above_one_stays_above_one(tmp_path):
-    loaded, placement, _ = load(str(ROOT / "configs/reasoning/deepseek_r1_7b_dapo_64gpu.yaml"), [])
-    small, _ = shrunk(loaded.config, placement, Materials(tmp_path))
-    assert small.actor.parallel.tensor == 2
-    assert schedule(small.cluster, inventory_for(small.cluster)).world_size("actor") == 4  # TP 2, DP 2
+@pytest.mark.parametrize(
+    ("overrides", "kinds", "ranks"),
+    [
+        (["actor.parallel={tensor: 4, pipeline: 4}", "critic.parallel={tensor: 4, pipeline: 4}"], "tensor pipeline", 8),
+        (["actor.parallel={expert: 8}", "critic.parallel={expert: 8}"], "expert", 2),
+        (["actor={training_backend: fsdp, model: {path: Qwen/Qwen2.5-7B}, parallel: {context: 8}}"], "context", 4),
+        (["actor.parallel={tensor: 4, pipeline: 8}", "critic.parallel={tensor: 4, pipeline: 8}"], "tensor pipeline", 4),
+    ],
+)
+def test_every_parallelism_above_one_stays_above_one(tmp_path, overrides, kinds, ranks):
+    path = ROOT / "configs/reasoning/deepseek_r1_7b_dapo_64gpu.yaml"
+    loaded, placement, _ = load(str(path), overrides)
+    config, _ = shrunk(loaded.config, placement, Materials(tmp_path))
+    assert [getattr(config.actor.parallel, kind) for kind in kinds.split()] == [2] * len(kinds.split())
+    new = schedule(config.cluster, inventory_for(config.cluster))
+    assert new.world_size("actor") == ranks
+    assert several(config, new) == several(loaded.config, placement)
 
 
 def test_a_tensor_size_that_does_not_divide_the_real_heads_is_refused():
@@ -90,22 +167,6 @@ def test_a_small_model_keeps_grouped_heads_tying_and_rotary_base():
     assert small["num_hidden_layers"] == 2
 
 
-def test_stored_questions_become_a_few_rows_of_the_same_columns(tmp_path):
-    rows = [{"prompt": [{"role": "user", "content": f"{n}?"}], "reward": {"truth": str(n)}} for n in range(60)]
-    (tmp_path / "real.json").write_text(json.dumps(rows))
-    columns = {"prompt_column": "prompt", "answer_column": "reward.truth"}
-    sources = [
-        {"label": "real", "type": "file", "path": str(tmp_path / "real.json"), "weight": 2.0} | columns,
-        {"label": "absent", "type": "dataset", "path": "some/where", "val_split": "test", "val_size": 90} | columns,
-    ]
-    changed = ["data.task=null", f"data.sources={json.dumps(sources)}"]
-    loaded, placement, _ = load(str(EIGHT_GPUS), changed)
-    materials = Materials(tmp_path)
-    small, _ = shrunk(loaded.config, placement, materials)
-    assert write_questions(loaded.config, materials) == ["some/where", "some/where"]
-    (tmp_path / "small.yaml").write_text(LoadedConfig(small, {}).resolved_yaml())
-    assert [source.weight for source in load_config(tmp_path / "small.yaml").config.data.sources] == [2.0, 1.0]
-    split = build_questions(small.data, seed=1)
-    assert {question.source for question in split.train} == {"real", "absent"}
-    assert all(question.messages for question in split.train if question.source == "real")
-    assert len(split.validation) == 8
+from rl_platform.config.schema import Config
+from rl_platform.config.schema.models import Actor
+from rl_platform.envs.reasoning.tasks import build_questions
