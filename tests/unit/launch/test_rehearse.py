@@ -167,6 +167,39 @@ def test_a_small_model_keeps_grouped_heads_tying_and_rotary_base():
     assert small["num_hidden_layers"] == 2
 
 
-from rl_platform.config.schema import Config
-from rl_platform.config.schema.models import Actor
-from rl_platform.envs.reasoning.tasks import build_questions
+def test_stored_questions_become_a_few_rows_of_the_same_columns(tmp_path):
+    rows = [{"prompt": [{"role": "user", "content": f"{n}?"}], "reward": {"truth": str(n)}} for n in range(60)]
+    (tmp_path / "real.json").write_text(json.dumps(rows))
+    columns = {"prompt_column": "prompt", "answer_column": "reward.truth"}
+    sources = [
+        {"label": "real", "type": "file", "path": str(tmp_path / "real.json"), "weight": 2.0} | columns,
+        {"label": "absent", "type": "dataset", "path": "some/where", "val_split": "test", "val_size": 90} | columns,
+    ]
+    changed = ["data.task=null", f"data.sources={json.dumps(sources)}"]
+    loaded, placement, _ = load(str(EIGHT_GPUS), changed)
+    materials = Materials(tmp_path)
+    small, _ = shrunk(loaded.config, placement, materials)
+    assert write_questions(loaded.config, materials) == ["some/where", "some/where"]
+    (tmp_path / "small.yaml").write_text(LoadedConfig(small, {}).resolved_yaml())
+    assert [source.weight for source in load_config(tmp_path / "small.yaml").config.data.sources] == [2.0, 1.0]
+    split = build_questions(small.data, seed=1)
+    assert {question.source for question in split.train} == {"real", "absent"}
+    assert all(question.messages for question in split.train if question.source == "real")
+    assert len(split.validation) == 8
+
+
+def test_every_family_has_a_small_model_with_the_same_kinds_of_layers():
+    from transformers import AutoConfig
+
+    assert [family_of(hub_id) for hub_id in IDS_OF_THE_TABLE] == list(FAMILIES)
+    table = [known_options(hub_id) for hub_id in IDS_OF_THE_TABLE]
+    defaults = [AutoConfig.for_model(name).to_dict() for name in COMPUTED if name not in NO_DEFAULTS]
+    for options in [*table, *defaults]:
+        real = AutoConfig.for_model(**options)
+        small = AutoConfig.for_model(**small_options(options, Actor(), 320) | {"pad_token_id": 0})
+        network = empty_causal_lm(small, options["model_type"], "actor.model.path")
+        assert sum(parameter.numel() for parameter in network.parameters()) < 2e6
+        assert set(getattr(small, "layer_types", None) or ()) == set(getattr(real, "layer_types", None) or ())
+        grouped = [config.num_attention_heads != kv_heads(config) for config in (real, small)]
+        assert grouped[0] == grouped[1], options["model_type"]
+        assert small.tie_word_embeddings == real.tie_word_embeddings
