@@ -111,6 +111,7 @@ def card(config: Config) -> list[tuple[str, str]]:
         config.algorithm,
         rows_per_rollout=rows,
         mini_batch_size=config.data.mini_batch_size,
+        critic_mini_batch_size=config.critic.mini_batch_size,
         task_type=config.runner.task_type,
         has_values=config.has_values,
         num_action_chunks=config.actor.model.num_action_chunks,

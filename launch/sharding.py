@@ -160,7 +160,7 @@ def _uneven_micro_batches(config: Config, role: str, copies: int) -> Iterator[Pr
     stages, rows = section.parallel.pipeline, section.micro_batch_size
     if section.parallel.virtual_pipeline == 1 or rows is None or section.max_tokens_per_micro_batch is not None:
         return
-    share = -(-config.data.mini_batch_size // copies)
+    share = -(-config.mini_batch_size(role) // copies)
     number = -(-share // rows)
     if number % stages:
         message = (

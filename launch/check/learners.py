@@ -106,7 +106,7 @@ def small(case: Case, micro_batch_size: int | None = None, **algorithm: object) 
             "algorithm": config.algorithm.model_copy(update=keys | algorithm),
             "data": config.data.model_copy(update=data),
             "actor": part(config.actor, _model(case)),
-            "critic": part(config.critic, None),
+            "critic": part(config.critic.model_copy(update={"mini_batch_size": None}), None),
             "reference": config.reference.model_copy(
                 update={"model": _language_model(24), "training_backend": None, "parallel": None}
             ),

@@ -105,9 +105,18 @@ class Sizes:
         size = self.config.section(role).micro_batch_size
         if size is None:
             return None
-        if size >= self.config.data.mini_batch_size:
-            return self.mini_batch
+        if size >= self.config.mini_batch_size(role):
+            return self.critic_mini_batch or self.mini_batch if role == "critic" else self.mini_batch
         return self.mini_batch // 2 if self.embodied else ROWS // 2
+
+    @property
+    def critic_mini_batch(self) -> int | None:
+        """Rows of a mini-batch of the critic's own size: a rollout or half of it."""
+        own, data = self.config.critic.mini_batch_size, self.config.data
+        if own is None:
+            return None
+        several = data.train_batch_size * self.config.algorithm.group_size > own
+        return self.mini_batch * self.updates // (2 if several else 1)
 
     @property
     def prompts(self) -> int:
@@ -467,6 +476,7 @@ RULES: tuple[Rule, ...] = (
     _least("data.val_size", 4, applies=_reasoning),
     Rule("data.train_batch_size", lambda sizes: sizes.prompts, applies=_reasoning),
     Rule("data.mini_batch_size", lambda sizes: sizes.mini_batch),
+    Rule("critic.mini_batch_size", lambda sizes: sizes.critic_mini_batch, "follows from data.mini_batch_size"),
     Rule(
         "data.max_prompt_length",
         lambda sizes: sizes.prompt_length,

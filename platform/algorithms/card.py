@@ -41,6 +41,7 @@ def algorithm_card(
     *,
     rows_per_rollout: int,
     mini_batch_size: int,
+    critic_mini_batch_size: int | None = None,
     task_type: Literal["embodied", "reasoning"],
     has_values: bool = True,
     num_action_chunks: int = 1,
@@ -53,7 +54,8 @@ def algorithm_card(
     reasoning = task_type == "reasoning"
     old = OLD_LOG_PROBS[algorithm.old_log_probs] if reasoning else "recomputed with the values before the first update"
     unit = "sequences" if reasoning else "transitions"
-    steps = _optimizer_steps(algorithm, rows_per_rollout // mini_batch_size, mini_batch_size, unit)
+    sizes = {"actor": mini_batch_size, "critic": critic_mini_batch_size or mini_batch_size}
+    steps = _optimizer_steps(algorithm, rows_per_rollout, sizes, unit)
     steps.append(("critic warm-up", _warm_up(algorithm)))
     return [
         ("advantages", _advantages(algorithm)),
@@ -291,16 +293,17 @@ def _early_stop(algorithm: Algorithm) -> list[tuple[str, str]]:
     return [("early stop", text)]
 
 
-def _optimizer_steps(algorithm: Algorithm, steps: int, size: int, unit: str) -> list[tuple[str, str]]:
-    def text(epochs: int) -> str:
-        return f"{epochs * steps} ({epochs} epochs x {steps} mini-batches of {size} {unit})"
+def _optimizer_steps(algorithm: Algorithm, rows: int, sizes: dict[str, int], unit: str) -> list[tuple[str, str]]:
+    def text(name: str, epochs: int) -> str:
+        steps = rows // sizes[name]
+        return f"{epochs * steps} ({epochs} epochs x {steps} mini-batches of {sizes[name]} {unit})"
 
+    actor = text("actor", algorithm.ppo_epochs)
     if algorithm.loss_type == "actor_critic":
-        return [("optimizer steps per rollout", f"{text(algorithm.ppo_epochs)}, actor and critic together")]
-    return [
-        ("actor steps per rollout", text(algorithm.ppo_epochs)),
-        ("critic steps per rollout", text(algorithm.critic_epochs)),
-    ]
+        return [("optimizer steps per rollout", f"{actor}, actor and critic together")]
+    turns = ", in turns with the actor's epochs" if algorithm.update_order == "alternating" else ""
+    critic = text("critic", algorithm.critic_epochs)
+    return [("actor steps per rollout", actor), ("critic steps per rollout", f"{critic}{turns}")]
 
 
 def _warm_up(algorithm: Algorithm) -> str:

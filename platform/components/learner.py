@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -72,6 +73,17 @@ class Evaluator:
         self.engine.offload(weights=weights)
 
 
+@dataclass
+class _Update:
+    """How far the update of a PPO step is: metrics of its optimizer steps, and mini-batches that were done or skipped.
+    stopped: `target_kl` has ended it."""
+
+    metrics: list[Metrics] = field(default_factory=list)
+    done: int = 0
+    skipped: int = 0
+    stopped: bool = False
+
+
 class Learner(Evaluator):
     """`kind` ("actor" or "critic") prefixes metrics and seeds the shuffle; `epochs` passes over each rollout batch."""
 
@@ -87,24 +99,32 @@ class Learner(Evaluator):
     ) -> None:
         super().__init__(context, config, section, model)
         self.section, self.loss, self.kind, self.epochs = section, loss, kind, epochs
-        self.mini_batch_rows = config.data.mini_batch_size // config.sequence_length
+        self.mini_batch_rows = config.mini_batch_size(kind) // config.sequence_length
         self.target_kl = config.algorithm.target_kl if kind == "actor" else None
         self.failures = 0
         self.buffers = ShuffleBuffers()
+        self.progress = _Update()
 
-    def update(self, batch: RolloutBatch, step: int) -> dict[str, float]:
-        """Trains all epochs of PPO step `step` (from 0) on the batch; metrics are means over its optimizer steps."""
+    def update(self, batch: RolloutBatch, step: int, epoch: int | None = None) -> dict[str, float]:
+        """Trains all epochs of PPO step `step` (from 0) on the batch; metrics are means over its optimizer steps.
+
+        `epoch`: trains this one alone; earlier epochs of the step were trained by calls before, and count in the
+        metrics.
+        """
         rate = learning_rate(self.section.optim, step, self.config.runner.max_steps)
         self.engine.set_learning_rate(rate)
-        size = self.mini_batch_rows
-        metrics_by_step: list[Metrics] = []
-        skipped, done = 0, 0
-        total = self.epochs * (len(batch) // size)
+        if not epoch:
+            self.progress = _Update()
+        progress, metrics_by_step = self.progress, self.progress.metrics
+        total = self.epochs * (len(batch) // self.mini_batch_rows)
         some_masked = not bool(batch.mask.all())
         trains_values = self.kind == "critic" or batch.value_mask is not None
-        for epoch, mini_batch in self._mini_batches(batch, size, step):
-            self.context.progress.update(done, total, "mini-batches")
-            done += 1
+        epochs = range(self.epochs) if epoch is None else range(epoch, epoch + 1)
+        if progress.stopped:
+            epochs = range(0)
+        for number, mini_batch in self._mini_batches(batch, step, epochs):
+            self.context.progress.update(progress.done, total, "mini-batches")
+            progress.done += 1
             counted = mini_batch.value_positions if trains_values else mini_batch.mask
             if some_masked and not bool(counted.any()):
                 continue
@@ -112,30 +132,35 @@ class Learner(Evaluator):
             step_metrics = self.engine.step(mini_batch, self.loss, self.training_micro_batches)
             recorder.add("work", "optimizer step", began)
             if step_metrics is None:
-                skipped += 1
-                self._count_failure(mini_batch, step, epoch)
+                progress.skipped += 1
+                self._count_failure(mini_batch, step, number)
                 continue
             self.failures = 0
             metrics_by_step.append(step_metrics)
             if self.target_kl is not None and (step_metrics.mean("actor/approx_kl_k3") or 0.0) > self.target_kl:
-                break  # on every rank: the metrics are those of all ranks together
+                progress.stopped = True  # on every rank: the metrics are those of all ranks together
+                break
         metrics = Metrics.together(metrics_by_step).finalize()
         named = {name if "/" in name else f"{self.kind}/{name}": value for name, value in metrics.items()}
         if metrics_by_step:
             named |= _ends("first", metrics_by_step[0]) | _ends("last", metrics_by_step[-1])
-        named |= {f"{self.kind}/lr": rate, f"{self.kind}/skipped_updates": float(skipped)}
+        named |= {f"{self.kind}/lr": rate, f"{self.kind}/skipped_updates": float(progress.skipped)}
         if self.target_kl is not None:
-            named |= {"actor/early_stopped": float(done < total), "actor/optimizer_steps": float(len(metrics_by_step))}
+            stopped = float(progress.stopped and progress.done < total)
+            named |= {"actor/early_stopped": stopped, "actor/optimizer_steps": float(len(metrics_by_step))}
         return named
 
-    def _mini_batches(self, batch: RolloutBatch, size: int, step: int) -> Iterator[tuple[int, RolloutBatch]]:
-        """Every epoch's mini-batches, with the number of the epoch."""
+    def _mini_batches(self, batch: RolloutBatch, step: int, epochs: range) -> Iterator[tuple[int, RolloutBatch]]:
+        """The mini-batches of these epochs, with the number of the epoch."""
         shuffled = self.config.algorithm.shuffle_mini_batches
 
-        def order(epoch: int) -> torch.Generator | None:
-            return generator(self.context.seed, self.kind, step, epoch) if shuffled else None
+        def order(number: int) -> torch.Generator | None:
+            return generator(self.context.seed, self.kind, step, epochs[number]) if shuffled else None
 
-        for epoch, parts in enumerate(MiniBatches(batch, size, self.buffers).epochs(self.epochs, order)):
+        if not epochs:
+            return
+        mini_batches = MiniBatches(batch, self.mini_batch_rows, self.buffers).epochs(len(epochs), order)
+        for epoch, parts in zip(epochs, mini_batches, strict=True):
             for mini_batch in parts:
                 yield epoch, mini_batch
 

@@ -280,7 +280,7 @@ def copies(config: Config, component: str, ranks: int) -> int:
 def micro_batch_rows(config: Config, component: str, ranks: int) -> int:
     """Returns the rows of one forward and backward on one rank: its share of a mini-batch, or the configured limit."""
     section = config.section(component)
-    rows = -(-config.data.mini_batch_size // ranks)
+    rows = -(-config.mini_batch_size(component) // ranks)
     if section.micro_batch_size:
         rows = min(rows, section.micro_batch_size)
     if section.max_tokens_per_micro_batch:

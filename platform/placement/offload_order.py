@@ -78,13 +78,14 @@ class OffloadOrder:
     """The moves of a step.
 
     leaving: components that leave their devices. recompute: the actor computes log-probs before the update.
-    lends_weights: the rollout generates with the actor's own tensors, so these stay.
+    lends_weights: the rollout generates with the actor's own tensors, so these stay. updates: who is trained, in order.
     """
 
     layout: Layout
     leaving: frozenset[str] = frozenset()
     recompute: bool = True
     lends_weights: bool = False
+    updates: tuple[str, ...] = ("critic", "actor")
 
     def leaves_before(self, phase: str) -> tuple[tuple[str, bool], ...]:
         """Returns (component, whether its weights leave too) for all that must not be on the devices of `phase`."""
@@ -109,7 +110,9 @@ class OffloadOrder:
 
     @property
     def _names(self) -> tuple[str, ...]:
-        there = (phase for phase, workers in PHASES.items() if set(workers) <= self.layout.parts.keys())
+        before = [phase for phase in PHASES if not phase.startswith("train ")]
+        names = [*before, *(f"train {name}" for name in self.updates)]
+        there = (phase for phase in names if set(PHASES[phase]) <= self.layout.parts.keys())
         return tuple(phase for phase in there if self.recompute or phase != "log-probs")
 
     def _moves(self, phase: str, held: dict[str, Held]) -> PhaseMoves:
@@ -146,7 +149,8 @@ def lends_weights(layout: Layout) -> bool:
 def order_with(config: Config, layout: Layout, leaving: frozenset[str]) -> OffloadOrder:
     """Returns the order of a config in which these components leave."""
     recompute = config.algorithm.old_log_probs == "recompute"
-    return OffloadOrder(layout, leaving, recompute, lends_weights(layout))
+    updates = tuple(name for name, _ in config.algorithm.updates)
+    return OffloadOrder(layout, leaving, recompute, lends_weights(layout), updates)
 
 
 def asked_to_leave(config: Config, layout: Layout, answer: bool | Literal["auto"]) -> frozenset[str]:

@@ -62,7 +62,10 @@ def divisions(config: Config, layout: Layout) -> tuple[Division, ...]:
         grouped = config.algorithm.group_size > 1
         key = "data.train_batch_size * algorithm.group_size" if grouped else "data.train_batch_size"
         wanted = [(key, rows, "rollout"), (key, rows, "reference")]
-    wanted += [("data.mini_batch_size", config.data.mini_batch_size, name) for name in (layout.policy, "critic")]
+    own = config.critic.mini_batch_size is not None
+    for name in (layout.policy, "critic"):
+        key = "critic.mini_batch_size" if own and name == "critic" else "data.mini_batch_size"
+        wanted.append((key, config.mini_batch_size(name), name))
     for key, rows, name in wanted:
         if name in layout.parts:
             ranks = layout.parts[name].ranks

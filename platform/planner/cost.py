@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rl_platform.config.schema import Config
 from rl_platform.placement.hardware import Device
@@ -85,13 +85,18 @@ class SwapCost:
 
 
 def swaps(order: OffloadOrder, memory: MemoryModel, device: Device) -> dict[str, SwapCost]:
-    """Returns the swaps of phases with moves. Every rank has its own link to host memory."""
+    """Returns the swaps of phases with moves; those of a phase with several parts (`alternating`) are added up.
+
+    Every rank has its own link to host memory.
+    """
     rate = min(HOST_LINK, device.hbm * STREAM_SHARE)
-    return {
-        moves.phase: SwapCost(moves, memory.moved((*moves.leaves, *moves.comes)) / rate)
-        for moves in order.phases
-        if moves.leaves or moves.comes
-    }
+    costs: dict[str, SwapCost] = {}
+    for moves in order.phases:
+        if moves.leaves or moves.comes:
+            seconds = memory.moved((*moves.leaves, *moves.comes)) / rate
+            earlier = costs.get(moves.phase, SwapCost(moves, 0.0))
+            costs[moves.phase] = replace(earlier, seconds=earlier.seconds + seconds)
+    return costs
 
 
 class CostModel:
@@ -188,12 +193,10 @@ class CostModel:
 
         def estimate(layout: Layout) -> Bounds:
             algorithm = self.config.algorithm
-            epochs = algorithm.ppo_epochs
-            if name == "critic" and algorithm.critic_ppo_epochs is not None:
-                epochs = algorithm.critic_ppo_epochs
+            epochs = algorithm.critic_epochs if name == "critic" else algorithm.ppo_epochs
             forwards = BACKWARD if self.config.section(name).lora is None else BACKWARD_OF_ADAPTERS
             passes = self._passes(name, layout, self.rows * epochs, forwards)
-            steps = epochs * max(1, self.rows // self.config.data.mini_batch_size)
+            steps = epochs * max(1, self.rows // self.config.mini_batch_size(name))
             shard = trained_parameters(self.config, name, self.shapes[name]) / layout.parts[name].ranks
             optimizer = steps * shard * OPTIMIZER_BYTES / (self.device.hbm * STREAM_SHARE)
             return {bound: seconds + optimizer for bound, seconds in passes.items()}

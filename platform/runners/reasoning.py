@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -78,7 +79,8 @@ class ReasoningRunner:
         self.sampler: DynamicSampler | None = None
         if options is not None:
             group_size, prompts_per_round = config.algorithm.group_size, options.prompts_per_round or prompts_per_round
-            self.sampler = DynamicSampler(options, data.train_batch_size, group_size, data.mini_batch_size)
+            mini_batch = math.lcm(data.mini_batch_size, config.mini_batch_size("critic"))
+            self.sampler = DynamicSampler(options, data.train_batch_size, group_size, mini_batch)
         self.loader = PromptLoader(train.prompts, prompts_per_round, config.runner.seed, data.shuffle, weights)
 
         components: dict[str, type] = {"actor": LanguageActor, "rollout": LanguageRollout, "reward": LanguageReward}

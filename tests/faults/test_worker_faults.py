@@ -232,10 +232,10 @@ def dying_at(progress: Progress, due: Callable[[int, int], bool], mark: str) -> 
 class DiesInUpdate(LanguageActor):
     """Rank 1 is killed once, in the middle of the second step."""
 
-    def update(self, batch: RolloutBatch, step: int) -> dict[str, float]:
+    def update(self, batch: RolloutBatch, step: int, epoch: int | None = None) -> dict[str, float]:
         dies = (step, self.context.rank) == (1, 1)
         with dying_at(self.context.progress, half_done, "killed") if dies else nullcontext():
-            return super().update(batch, step)
+            return super().update(batch, step, epoch)
 
 
 def test_a_learner_that_is_killed_while_it_learns(command, address, monkeypatch, folder):

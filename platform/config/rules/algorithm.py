@@ -354,11 +354,16 @@ def _unread_rows(config: Config) -> Iterator[Unread]:
     elif when(lambda: algorithm.pf_ppo.method != "pow"):
         reason = "only algorithm.pf_ppo.method pow has an exponent"
         yield Unread("algorithm.pf_ppo.power", reason, ("algorithm.pf_ppo.method",))
+    alternating, order = when(lambda: algorithm.update_order == "alternating"), "algorithm.update_order"
+    if alternating and when(lambda: config.critic.use_critic_model and algorithm.updates[1:] == [("actor", 0)]):
+        reason = f"one epoch of the critic and one of the actor ({_EPOCHS}) are in this order anyway"
+        yield Unread(order, reason, (_EPOCHS, "algorithm.critic_ppo_epochs"))
     if when(lambda: rows_of_step(config) <= config.data.mini_batch_size):
         prompts, envs = ("data.train_batch_size", _GROUP_SIZE), ("env.num_envs", "env.rollout_steps", CHUNKS)
         sizes = (_MINI, *(envs if embodied(config) else prompts), TASK)
         if when(lambda: algorithm.ppo_epochs == 1):
             reason = f"a rollout is one optimizer step ({_EPOCHS}, {_MINI}): none is left to skip"
             yield Unread("algorithm.target_kl", reason, (_EPOCHS, *sizes))
-        reason = "a rollout is one mini-batch, in which the order of the rows does not matter"
-        yield Unread("algorithm.shuffle_mini_batches", reason, sizes)
+        if when(lambda: not config.critic.use_critic_model or rows_of_step(config) <= config.mini_batch_size("critic")):
+            reason = "a rollout is one mini-batch, in which the order of the rows does not matter"
+            yield Unread("algorithm.shuffle_mini_batches", reason, (*sizes, "critic.mini_batch_size"))

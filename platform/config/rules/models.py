@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rl_platform.config.rules.data import rows_of_step
 from rl_platform.config.rules.rule import CHUNKS, TASK, Unread, embodied, reasoning, unread_keys, when
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.algorithm import ESTIMATORS, estimator_needs
@@ -17,8 +18,8 @@ _LANGUAGE = "path random_init tokenizer"
 _VLA = "instruction action_bins backbone_layers train_backbone"
 _POLICY = f"cnn type {_RECURRENT} {_MLP} {_VLA} num_action_chunks"  # that only embodied policies read
 _CRITIC = (
-    "group_name training_backend micro_batch_size max_tokens_per_micro_batch balance optim gradient_checkpointing "
-    "parallel cpu_offload lora offload model"
+    "group_name training_backend mini_batch_size micro_batch_size max_tokens_per_micro_batch balance optim "
+    "gradient_checkpointing parallel cpu_offload lora offload model"
 )
 _TRAINED, _ROLES = ("actor", "critic"), ("actor", "critic", "reference")
 
@@ -47,7 +48,9 @@ def unread(config: Config) -> Iterator[Unread]:
         reason = "there is no separate critic, critic.use_critic_model is false"
         switches = (_SEPARATE, "algorithm.loss_type")
         yield from unread_keys("critic", _CRITIC, reason, *switches)
-        yield from unread_keys("algorithm", "critic_ppo_epochs policy_training_start_step", reason, *switches)
+        yield from unread_keys(
+            "algorithm", "critic_ppo_epochs update_order policy_training_start_step", reason, *switches
+        )
     if when(lambda: not config.algorithm.needs_reference):
         switches = ("algorithm.use_kl_in_reward", "algorithm.use_kl_loss")
         yield Unread("reference", f"no KL term is on ({', '.join(switches)})", switches)
@@ -128,12 +131,18 @@ def _training(config: Config, role: str) -> Iterator[Problem]:
     if not when(lambda: role == "actor" or config.critic.use_critic_model):
         return
     rows, tokens, mini = f"{role}.micro_batch_size", f"{role}.max_tokens_per_micro_batch", "data.mini_batch_size"
+    own = when(lambda: config.critic.mini_batch_size) if role == "critic" else None
+    if own is not None:
+        mini = "critic.mini_batch_size"
+        if when(lambda: rows_of_step(config) % own):
+            message = f"mini-batches of {own} do not divide the {rows_of_step(config)} sequences of a step"
+            yield Problem(mini, message, hint="a step has data.train_batch_size * algorithm.group_size sequences")
     limit = when(lambda: section.max_tokens_per_micro_batch)
     if limit is not None and when(lambda: section.micro_batch_size is not None):
         yield Problem(tokens, f"{rows} is set too, and a micro-batch is sized by rows or by tokens, not both")
     size = when(lambda: section.micro_batch_size)
-    if size is not None and when(lambda: config.data.mini_batch_size % size != 0):
-        message = f"micro-batches of {size} do not fill a mini-batch of {config.data.mini_batch_size} ({mini})"
+    if size is not None and when(lambda: config.mini_batch_size(role) % size != 0):
+        message = f"micro-batches of {size} do not fill a mini-batch of {config.mini_batch_size(role)} ({mini})"
         yield Problem(rows, message)
     if limit is not None and when(lambda: limit < longest_sequence(config)):
         message = "the longest sequence would not fit: prompt and response together may have "

@@ -68,6 +68,11 @@ class Config(Section):
             return self.reference_section
         return self.critic if role == "critic" else self.actor
 
+    def mini_batch_size(self, role: str) -> int:
+        """Rows behind one optimizer step of a component, over all its ranks."""
+        own = self.critic.mini_batch_size if role == "critic" else None
+        return own or self.data.mini_batch_size
+
     @property
     def has_values(self) -> bool:
         """True if a value function is trained, as a head on the policy or as a model of its own."""

@@ -170,6 +170,9 @@ class Critic(Trainable):
     use_critic_model: bool = key(
         False, "train a value model: required by gae with loss_type actor, refused by other adv_types"
     )
+    mini_batch_size: int | None = key(
+        None, "rows behind one optimizer step of the critic; null: data.mini_batch_size", ge=1
+    )
     model: Model | None = key(
         None, "initial model; null, or without path and random_init: the actor's, with the keys given here"
     )

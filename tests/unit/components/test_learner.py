@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from rl_platform.components.critic import LanguageCritic
 from rl_platform.components.learner import FAILURES_IN_A_ROW, keep_failed_batch
 from rl_platform.components.reference import LanguageReference
 from rl_platform.config.schema import Config
+from rl_platform.engines.training.fsdp import FSDPEngine
 from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces
 from rl_platform.errors import ConfigError, Diverged
 from rl_platform.records import RolloutBatch
@@ -292,6 +294,38 @@ class TestEmbodied:
         batch = self.batch()
         found = self.actor(context).evaluate(replace(batch, bootstrapped=torch.zeros(2, 4, dtype=torch.bool)))
         assert not found["end_values"].any()
+
+
+class TestEpochsOneByOne:
+    """An update in several calls (`algorithm.update_order: alternating`) is the update in one call, bit for bit."""
+
+    @pytest.mark.parametrize("target_kl", [None, 1e-6])
+    def test_actor(self, context, reasoning, token_batch, target_kl) -> None:
+        config = reasoning(algorithm={"ppo_epochs": 3, "target_kl": target_kl})
+        self.compare(LanguageActor, context, config, token_batch())
+
+    @pytest.mark.parametrize("size", [2, 8])
+    def test_critic(self, context, reasoning, token_batch, size, monkeypatch) -> None:
+        """Also with mini-batches of another size than the actor's 4 rows."""
+        rows: list[int] = []
+        step = FSDPEngine.step
+
+        def counting(engine: FSDPEngine, batch: RolloutBatch, *arguments: Any) -> Any:
+            rows.append(len(batch))
+            return step(engine, batch, *arguments)
+
+        monkeypatch.setattr(FSDPEngine, "step", counting)
+        config = reasoning(algorithm={"ppo_epochs": 3}, critic={"use_critic_model": True, "mini_batch_size": size})
+        self.compare(LanguageCritic, context, config, token_batch())
+        assert rows == [size] * (2 * 2 * 3 * 8 // size)
+
+    def compare(self, kind: type, context, config, batch: RolloutBatch) -> None:
+        together, apart = kind(context(), config), kind(context(), config)
+        for step in range(2):
+            expected = together.update(batch, step)
+            assert [apart.update(batch, step, epoch) for epoch in range(3)][-1] == expected
+        for name, tensor in together.engine.weights().items():
+            assert torch.equal(tensor, apart.engine.weights()[name]), name
 
 
 class TestTargetKL:
