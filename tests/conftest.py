@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +29,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # there is another one beside it
+SHARED_MEMORY = Path("/dev/shm")  # tests sync thousands of files, which a disk makes slow
+if SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 4 * 2**30:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(SHARED_MEMORY))
 gc.disable()  # thousands of tests are collected, and none of them is garbage
 gc.set_threshold(50_000, 20, 20)  # later: torch and transformers are not looked through again and again
 
