@@ -114,7 +114,7 @@ REFUSED = {
         (["env.kwargs={gravity: 0}"], ["command line: env.kwargs: CartPole-v1 cannot be built", "gravity"]),
         (
             ["algorithm.group_size=2"],
-            ["algorithm.group_size: embodied episodes have no prompt to group by", "env.num_envs"],
+            ["algorithm.group_size: embodied episodes have no prompts that could form groups", "env.num_envs"],
         ),
         ([THREE_ENVS], ["env.num_envs: 3 ranks of env cannot share"]),
         (["runner.output_dir=mine"], ["runner.output_dir: is not empty and holds no run of this platform"]),
@@ -122,7 +122,7 @@ REFUSED = {
         (["runner.output_dir=/proc/no/run"], ["runner.output_dir: cannot be made"]),
         (
             ["runner.resume=out/checkpoints/step-00000009"],
-            ["command line: runner.resume: neither auto nor never, and no checkpoint is at this path"],
+            ["command line: runner.resume: neither auto nor never, and there is no checkpoint at this path"],
         ),
     ],
 }

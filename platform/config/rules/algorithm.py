@@ -28,7 +28,7 @@ _LOSS_TYPES = {  # the only loss_type of a task, and why
 }
 _NO_COMPONENTS = {  # why a policy of this type has no log-prob per component of an action
     "vla": "actor.model.type vla has one log-prob and one entropy per action, the sums over its components",
-    "gru": "a position of a recurrent policy's sequence is a step, whose components share one log-prob",
+    "gru": "a recurrent policy has one log-prob and one entropy per step, the sums over the components of its action",
 }
 
 
@@ -49,20 +49,22 @@ def _estimator(config: Config) -> Iterator[Problem]:
         message = f"{config.runner.task_type} training needs {fitting}: {why}"
         yield Problem("algorithm.loss_type", message, hint=f"algorithm.loss_type: {fitting}")
     if when(lambda: embodied(config) and algorithm.group_size > 1):
-        message = "embodied episodes have no prompt to group by"
+        message = "embodied episodes have no prompts that could form groups"
         yield Problem(_GROUP_SIZE, message, hint="more samples: env.num_envs")
     if unknown := when(lambda: unknown_name(_TYPE, algorithm.adv_type, ESTIMATORS)):
         yield unknown
     elif when(lambda: embodied(config) and algorithm.adv_type != "gae"):
-        message = "embodied training has gae only: its policy trains values anyway, and its rows hold many episodes"
+        message = (
+            "embodied training supports gae only: its policy has a value head, and its rows contain several episodes"
+        )
         yield Problem(_TYPE, message, hint=f"{_TYPE}: gae")
     if when(lambda: embodied(config) and algorithm.adv_type == "gae" and algorithm.length_adaptive_alpha > 0):
-        message = "a row of an embodied rollout holds several episodes: there is no response length to adapt to"
+        message = "a row of an embodied rollout contains several episodes, so it has no response length"
         yield Problem(_ALPHA, message)
     if when(lambda: reasoning(config) and estimator_needs(algorithm.adv_type).groups and algorithm.group_size < 2):
         message = (
-            f"adv_type {algorithm.adv_type} compares the samples of a prompt: it needs at least 2, of 1 every "
-            "advantage is 0"
+            f"adv_type {algorithm.adv_type} compares the samples of a prompt, so it needs at least 2; the advantage of "
+            "a single sample is always 0"
         )
         yield Problem(_GROUP_SIZE, message, hint=f"{_GROUP_SIZE}: 8")
     if when(
@@ -70,31 +72,32 @@ def _estimator(config: Config) -> Iterator[Problem]:
     ):
         yield Problem(
             "algorithm.grpo_leave_one_out",
-            "score minus mean of the others, not divided (algorithm.grpo_std_normalization is false), is the estimator "
-            "rloo",
+            "without division by the deviation (algorithm.grpo_std_normalization is false) this estimator is rloo",
             hint="algorithm.adv_type: rloo",
         )
     clip = when(lambda: algorithm.advantage_clip)
     if clip is not None and not (clip[0] <= 0 <= clip[1] and clip[0] < clip[1]):
-        message = "an advantage of 0 must stay 0: give [lowest, highest] with lowest <= 0 <= highest, not both 0"
+        message = "an advantage of 0 must stay 0: needs [lowest, highest] with lowest <= 0 <= highest, not both 0"
         yield Problem("algorithm.advantage_clip", message)
     if when(lambda: config.runner.max_steps <= algorithm.policy_training_start_step):
         start = algorithm.policy_training_start_step
-        message = f"the policy would never train: it starts at step {start} of {config.runner.max_steps}"
+        message = (
+            f"the policy would never train: it starts at step {start} of {config.runner.max_steps} (runner.max_steps)"
+        )
         yield Problem("algorithm.policy_training_start_step", message)
 
 
 def _kl_terms(config: Config) -> Iterator[Problem]:
     algorithm = config.algorithm
     if when(lambda: algorithm.use_kl_in_reward and algorithm.use_kl_loss and not algorithm.allow_both_kl):
-        message = "the KL is already in the reward; in both places it would count twice"
-        yield Problem(_KL_LOSS, message, hint=f"if you want that: {_BOTH_KL}: true")
+        message = "the KL term is already in the reward (algorithm.use_kl_in_reward), so it would count twice"
+        yield Problem(_KL_LOSS, message, hint=f"to use both: {_BOTH_KL}: true")
     if when(
         lambda: algorithm.use_kl_in_reward and algorithm.kl_ctrl.type == "adaptive" and algorithm.kl_ctrl.kl_coef == 0
     ):
-        message = "an adaptive coefficient is multiplied at each step: from 0 it never moves"
+        message = "an adaptive coefficient is multiplied by a factor in each step, so it stays 0; start above 0"
         yield Problem("algorithm.kl_ctrl.kl_coef", message)
-    random_start = "the reference of an embodied policy would be its random start"
+    random_start = "an embodied policy starts from random weights, which are no useful reference"
     if when(lambda: embodied(config) and algorithm.use_kl_in_reward):
         yield Problem(_KL_REWARD, random_start)
     if when(lambda: embodied(config) and algorithm.use_kl_loss):
@@ -106,19 +109,20 @@ def _losses(config: Config) -> Iterator[Problem]:
     if unknown := when(lambda: unknown_name(_LOSS, algorithm.policy_loss, POLICY_LOSSES)):
         yield unknown
     if when(lambda: embodied(config) and algorithm.policy_loss == "gspo"):
-        message = "an embodied row is one transition, and its one ratio is that of ppo_clip (algorithm.logprob_type)"
+        message = "a row of an embodied rollout is one transition with one ratio, for which gspo equals ppo_clip"
         yield Problem(_LOSS, message, hint=f"{_LOSS}: ppo_clip")
     if when(lambda: embodied(config) and algorithm.policy_loss in _BOUNDED_DIVERGENCE):
         message = (
-            "its divergence is that of token probabilities, and continuous actions have densities, which can exceed 1"
+            f"{algorithm.policy_loss} bounds a divergence of token probabilities; continuous actions have densities, "
+            "which can exceed 1"
         )
         yield Problem(_LOSS, message, hint=f"{_LOSS}: ppo_clip")
     by_sequence = "seq-mean-token-mean"
     if when(lambda: reasoning(config) and algorithm.policy_loss == "gspo" and algorithm.loss_agg_func != by_sequence):
-        message = "policy_loss gspo has one ratio per sequence: each sequence must weigh the same, whatever its length"
+        message = "policy_loss gspo has one ratio per sequence, so all sequences must have the same weight"
         yield Problem(_AGGREGATION, message, hint=f"{_AGGREGATION}: {by_sequence}")
     if when(lambda: embodied(config) and algorithm.positive_nll_coef):
-        message = "no row of an embodied rollout is a correct answer: it holds transitions"
+        message = "embodied rollouts contain transitions, and no correct responses"
         yield Problem("algorithm.positive_nll_coef", message)
     if when(
         lambda: (
@@ -130,13 +134,15 @@ def _losses(config: Config) -> Iterator[Problem]:
     ):
         yield Problem(
             "algorithm.logprob_type",
-            "the one log-prob of a chunk cannot be weighed with the advantages of its actions (reward_type)",
+            "a chunk has one log-prob, but an advantage for each action (algorithm.reward_type is action_level)",
             hint="algorithm.logprob_type: action_level, or algorithm.reward_type: chunk_level",
         )
     for name in ("logprob_type", "entropy_type"):
         yield from _levels(config, name)
     if when(lambda: policy_is(config, "gru") and algorithm.loss_agg_func != "token-mean"):
-        message = "a sequence is a piece of a rollout, cut where its steps are full: every step weighs the same"
+        message = (
+            "sequences of a recurrent policy are arbitrary pieces of a rollout, so all steps must have the same weight"
+        )
         yield Problem(_AGGREGATION, message, hint=f"{_AGGREGATION}: token-mean")
 
 
@@ -151,32 +157,36 @@ def _correction(config: Config) -> Iterator[Problem]:
     if correction is None:
         return
     if when(lambda: embodied(config) and not config.runner.max_staleness):
-        message = "an embodied policy acts and is trained by the same code, so there is no mismatch to correct"
+        message = "rollout and training compute embodied policies by the same code, so there is no mismatch to correct"
         yield Problem(_CORRECTION, message)
     elif when(lambda: embodied(config) and (correction.level == "sequence" or correction.mode == "sequence_mask")):
-        message = "an embodied row is all that one environment did, whole episodes and parts of others"
+        message = "a row of an embodied rollout contains several episodes, so it has no weight as one sequence"
         yield Problem(_CORRECTION, message, hint=f"{_CORRECTION}: {{level: token, mode: truncate}}")
     elif when(lambda: correction.mode is None and correction.reject is None):
-        yield Problem(_CORRECTION, "it would do nothing: mode and reject are both null", hint=f"{_CORRECTION}: null")
+        yield Problem(
+            _CORRECTION, "mode and reject are both null, so the correction has no effect", hint=f"{_CORRECTION}: null"
+        )
     elif when(lambda: correction.mode is not None and correction.low == correction.high):
-        yield Problem(f"{_CORRECTION}.low", "nothing lies between the bounds, low and high are equal")
+        yield Problem(f"{_CORRECTION}.low", "low and high are equal, so no weight lies between them")
 
 
 def _rows(config: Config) -> Iterator[Problem]:
     algorithm = config.algorithm
     if when(lambda: embodied(config) and algorithm.use_pf_ppo):
-        message = "PF-PPO weighs whole responses by their reward; a transition's reward does not say how good it was"
+        message = (
+            "PF-PPO weights whole responses by their rewards; the reward of one transition does not measure its quality"
+        )
         yield Problem(_PF_PPO, message)
     if when(lambda: algorithm.use_pf_ppo and estimator_needs(algorithm.adv_type).groups):
         adv_type = f"adv_type {algorithm.adv_type}"
-        message = f"{adv_type} compares the samples of a group, and rows drawn anew break up groups"
+        message = f"{adv_type} compares the samples of a group, and PF-PPO breaks up groups"
         yield Problem(_PF_PPO, message, hint=f"{_TYPE}: gae")
     if when(lambda: reasoning(config) and algorithm.dynamic_sampling is not None):
         if when(lambda: algorithm.group_size < 2):
-            message = "it keeps prompts whose samples differ, and one sample per prompt never does"
+            message = "it compares the samples of a prompt, and algorithm.group_size is 1"
             yield Problem(_DYNAMIC, message, hint=f"{_GROUP_SIZE}: 8")
         if when(lambda: config.rollout.sampling.temperature == 0):
-            message = "greedy responses to a prompt are all the same: no prompt would ever be kept"
+            message = "greedy responses to a prompt are identical (rollout.sampling.temperature is 0)"
             yield Problem(_DYNAMIC, message, hint="rollout.sampling.temperature: 1")
 
 
@@ -191,18 +201,18 @@ def _old_log_probs(config: Config) -> Iterator[Problem]:
     if source not in ("rollout", "current"):
         return
     if when(lambda: embodied(config)):
-        message = "the forward pass that it would save gives an embodied run its values, and log-probs with them"
+        message = "an embodied run computes log-probs together with the values, so no forward pass would be saved"
         yield Problem(_OLD, message, hint=recompute)
     if not when(lambda: reasoning(config)):
         return
     if when(lambda: algorithm.rollout_is is not None):
         reason = {
-            "rollout": "the ratio to the rollout's log-probs contains the correction already: it would count twice",
-            "current": "its weights are made before the update, of log-probs that are not computed then",
+            "rollout": "the ratio to the rollout's log-probs already contains the correction, which would count twice",
+            "current": "its weights need log-probs before the update, which old_log_probs current does not compute",
         }[source]
         yield Problem(_OLD, f"{_CORRECTION} is on: {reason}", hint=f"{_CORRECTION}: null")
     if when(lambda: algorithm.full_kl_in_reward):
-        message = "algorithm.kl_penalty full needs the training engine's pass over the rollout anyway"
+        message = "algorithm.kl_penalty full computes the training engine's log-probs anyway"
         yield Problem(_OLD, message, hint=recompute)
     elif source == "current" and when(lambda: algorithm.use_kl_in_reward):
         yield Problem(_OLD, "the KL in the reward needs log-probs before the update", hint=recompute)
@@ -210,8 +220,8 @@ def _old_log_probs(config: Config) -> Iterator[Problem]:
         lambda: _steps_of_rollout(config) > 1 and rows_of_step(config) % mini_batch.mini_batch_size == 0
     ):
         message = (
-            f"from the second of the {_steps_of_rollout(config)} optimizer steps of a rollout on, the current policy "
-            "is not the old one"
+            f"a rollout has {_steps_of_rollout(config)} optimizer steps, and from the second on the current policy "
+            "differs from the old one"
         )
         yield Problem(_OLD, message, hint=f"{_MINI}: {rows_of_step(config)}, and {_EPOCHS}: 1")
 
@@ -231,16 +241,18 @@ def _unread_by_estimator(config: Config) -> Iterator[Unread]:
             )
         ):
             switches = (_ALPHA, "algorithm.gae_lambda_policy", "algorithm.gae_lambda_value")
-            yield Unread("algorithm.gae_lambda", "advantages and returns both have a lambda of their own", switches)
+            yield Unread(
+                "algorithm.gae_lambda", "the lambdas of advantages and returns are both set by other keys", switches
+            )
     if when(lambda: embodied(config)):
-        reason = "episodes that are cut always go on with the value of the state that follows"
+        reason = "it belongs to responses; see algorithm.bootstrap_type for episodes"
         yield Unread(_BOOTSTRAP, reason, (TASK,))
     elif when(lambda: reasoning(config) and algorithm.overlong.filter):
         yield Unread(_BOOTSTRAP, f"{_FILTER} drops truncated responses", (_FILTER,))
     elif when(lambda: reasoning(config) and not config.critic.use_critic_model):
-        yield Unread(_BOOTSTRAP, "there is no critic whose value it could be", (_SEPARATE,))
+        yield Unread(_BOOTSTRAP, "there is no critic", (_SEPARATE,))
     if adv_type == "reinforce_plus_plus" and when(lambda: not algorithm.use_kl_in_reward):
-        reason = f"{_KL_REWARD} is off: there is no penalty to give credit for"
+        reason = f"{_KL_REWARD} is off, so there is no KL penalty"
         yield Unread("algorithm.reinforce_kl_credit", reason, (_KL_REWARD,))
 
 
@@ -251,15 +263,15 @@ def _unread_by_known_estimator(config: Config, adv_type: str) -> Iterator[Unread
             readers = ", ".join(name for name, other in ESTIMATORS.items() if key in other.keys)
             yield Unread(f"algorithm.{key}", f"adv_type {adv_type} does not read it (read by {readers})", (_TYPE,))
     if estimator.whitens is not None and when(lambda: algorithm.normalize_advantages != estimator.whitens):
-        how = "always whitens" if estimator.whitens else "compares within groups and never whitens"
+        how = "always whitens" if estimator.whitens else "normalises within groups and never whitens"
         yield Unread("algorithm.normalize_advantages", f"adv_type {adv_type} {how}", (_TYPE,))
     if not estimator.values and when(lambda: not config.has_values):
         reason = f"adv_type {adv_type} without a critic trains no values"
         yield from unread_keys("algorithm", "value_clip huber_delta value_loss_scale", reason, _TYPE, _SEPARATE)
     if known and not estimator.groups:
-        yield Unread(_IGNORE_MASKED, f"adv_type {adv_type} compares no samples of a group", (_TYPE,))
+        yield Unread(_IGNORE_MASKED, f"adv_type {adv_type} uses no groups", (_TYPE,))
     elif when(lambda: not algorithm.overlong.filter):
-        yield Unread(_IGNORE_MASKED, f"{_FILTER} is off: no response that has a score is masked out", (_FILTER,))
+        yield Unread(_IGNORE_MASKED, f"{_FILTER} is off, so no scored response is masked out", (_FILTER,))
 
 
 def _unread_by_kl(config: Config) -> Iterator[Unread]:
@@ -267,17 +279,17 @@ def _unread_by_kl(config: Config) -> Iterator[Unread]:
     if when(lambda: not algorithm.use_kl_in_reward):
         yield from unread_keys("algorithm", "kl_penalty kl_ctrl", f"{_KL_REWARD} is off", _KL_REWARD)
     if when(lambda: algorithm.use_kl_in_reward and algorithm.kl_ctrl.type == "fixed"):
-        reason = "only algorithm.kl_ctrl.type adaptive reacts to the KL"
+        reason = "it belongs to algorithm.kl_ctrl.type adaptive"
         yield from unread_keys("algorithm.kl_ctrl", "horizon target_kl", reason, "algorithm.kl_ctrl.type")
     if when(lambda: not algorithm.use_kl_loss):
         names = "kl_loss_coef kl_loss_type kl_loss_grad"
         yield from unread_keys("algorithm", names, f"{_KL_LOSS} is off", _KL_LOSS)
     kind = when(lambda: algorithm.kl_loss_type if algorithm.use_kl_loss else "")
     if kind and kind.endswith("+"):
-        reason = "the + of algorithm.kl_loss_type says it: the gradient is that of k2"
+        reason = f"the + in algorithm.kl_loss_type {kind} selects the gradient of k2"
         yield Unread("algorithm.kl_loss_grad", reason, ("algorithm.kl_loss_type",))
     elif kind == "full":
-        reason = "algorithm.kl_loss_type full has one gradient, the exact one"
+        reason = "algorithm.kl_loss_type full always has the exact gradient"
         yield Unread("algorithm.kl_loss_grad", reason, ("algorithm.kl_loss_type",))
     if when(lambda: not (algorithm.use_kl_in_reward and algorithm.use_kl_loss)):
         yield Unread(_BOTH_KL, f"{_KL_REWARD} and {_KL_LOSS} are not both on", (_KL_REWARD, _KL_LOSS))
@@ -290,7 +302,7 @@ def _unread_clip(config: Config, clip: str, switch: str, kind: str) -> Iterator[
     if when(lambda: not getattr(algorithm, switch)):
         yield Unread(f"algorithm.{clip}", f"algorithm.{switch} is off", (f"algorithm.{switch}",))
     elif when(lambda: getattr(algorithm, kind).removesuffix("+") not in ("k3", "low_var_kl")):
-        reason = f"it bounds k3, whose exponential explodes, and algorithm.{kind} is {getattr(algorithm, kind)}"
+        reason = f"it belongs to k3, and algorithm.{kind} is {getattr(algorithm, kind)}"
         yield Unread(f"algorithm.{clip}", reason, (f"algorithm.{kind}",))
 
 
@@ -298,35 +310,35 @@ def _unread_by_losses(config: Config) -> Iterator[Unread]:
     algorithm = config.algorithm
     aggregation = when(lambda: algorithm.loss_agg_func)
     if aggregation not in (None, "seq-mean-token-sum-norm"):
-        reason = f"only {_AGGREGATION} seq-mean-token-sum-norm divides by it"
+        reason = f"it belongs to {_AGGREGATION} seq-mean-token-sum-norm"
         yield Unread("algorithm.loss_agg_horizon", reason, (_AGGREGATION,))
     if aggregation in ("token-mean", "token-sum"):
         reason = f"{_AGGREGATION} {aggregation} does not divide by a number of sequences"
         yield Unread("algorithm.loss_agg_denominator", reason, (_AGGREGATION,))
     if when(lambda: not algorithm.positive_nll_coef):
-        reason = "algorithm.positive_nll_coef is 0: the term is off"
+        reason = "algorithm.positive_nll_coef is 0"
         yield Unread("algorithm.positive_nll_norm", reason, ("algorithm.positive_nll_coef",))
     loss, clips = when(lambda: algorithm.policy_loss), "clip_ratio_low clip_ratio_high"
     if loss == "reinforce":
         yield from unread_keys("algorithm", clips, "policy_loss reinforce has no ratio to clip", _LOSS)
     if loss in ("reinforce", "cispo"):
-        reason = f"policy_loss {loss} weighs log-probs, whose loss has no bound that a dual clip could set"
+        reason = f"policy_loss {loss} has no clipped ratio that a dual clip could bound"
         yield Unread("algorithm.clip_ratio_c", reason, (_LOSS,))
     if loss in _BOUNDED_DIVERGENCE:
         reason = f"policy_loss {loss} bounds a divergence and clips no ratio"
         yield Unread("algorithm.clip_ratio_c", reason, (_LOSS,))
     if loss in POLICY_LOSSES and when(lambda: algorithm.old_log_probs == "current"):
-        reason = f"{_OLD} is current: the ratio is 1 and never clipped"
+        reason = f"{_OLD} is current, so the ratio is always 1"
         yield from unread_keys("algorithm", f"{clips} clip_ratio_c", reason, _OLD)
     if when(lambda: reasoning(config)):
-        reason = "a response has no action chunks, and its rows hold one episode each"
+        reason = "it belongs to action chunks and episodes of embodied training"
         yield from unread_keys("algorithm", "reward_type logprob_type entropy_type bootstrap_type", reason, TASK)
     elif when(lambda: embodied(config)):
         if when(lambda: config.actor.model.num_action_chunks == 1):
-            reason = f"a chunk is one action, {CHUNKS} is 1: both types are the same"
+            reason = f"{CHUNKS} is 1, so chunks and actions are the same"
             yield Unread("algorithm.reward_type", reason, (CHUNKS,))
         if aggregation in ("seq-mean-token-sum", "seq-mean-token-sum-norm"):
-            reason = f"loss_agg_func {aggregation} adds entropies up, which is the same at every level"
+            reason = f"loss_agg_func {aggregation} sums entropies, with the same result at all levels"
             yield Unread("algorithm.entropy_type", reason, (_AGGREGATION,))
 
 
@@ -338,32 +350,32 @@ def _unread_by_correction(config: Config) -> Iterator[Unread]:
         reason = f"{mode} is null, so there are no weights"
         yield from unread_keys(_CORRECTION, "level low high batch_normalize", reason, mode)
     if when(lambda: correction.mode == "sequence_mask"):
-        reason = "mode sequence_mask judges sequences and keeps the ratios of their tokens"
+        reason = "mode sequence_mask masks whole sequences and does not change the ratios of their tokens"
         yield Unread(f"{_CORRECTION}.level", reason, (mode,))
     if when(lambda: correction.mode in (None, "truncate") and correction.reject is None):
-        reason = "no weight is 0: mode truncate cuts the ratios, and nothing is rejected"
+        reason = f"no weight is 0: {mode} does not set weights to 0, and reject is null"
         yield Unread(f"{_CORRECTION}.denominator", reason, (mode, f"{_CORRECTION}.reject"))
 
 
 def _unread_rows(config: Config) -> Iterator[Unread]:
     algorithm = config.algorithm
     if when(lambda: embodied(config)):
-        yield Unread(_DYNAMIC, "embodied training has no prompts to sample", (TASK,))
+        yield Unread(_DYNAMIC, "embodied training has no prompts", (TASK,))
     if when(lambda: not algorithm.use_pf_ppo):
         yield Unread("algorithm.pf_ppo", f"{_PF_PPO} is off", (_PF_PPO,))
     elif when(lambda: algorithm.pf_ppo.method != "pow"):
-        reason = "only algorithm.pf_ppo.method pow has an exponent"
+        reason = "it belongs to algorithm.pf_ppo.method pow"
         yield Unread("algorithm.pf_ppo.power", reason, ("algorithm.pf_ppo.method",))
     alternating, order = when(lambda: algorithm.update_order == "alternating"), "algorithm.update_order"
     if alternating and when(lambda: config.critic.use_critic_model and algorithm.updates[1:] == [("actor", 0)]):
-        reason = f"one epoch of the critic and one of the actor ({_EPOCHS}) are in this order anyway"
+        reason = f"one epoch of the critic and one of the actor ({_EPOCHS}) always have this order"
         yield Unread(order, reason, (_EPOCHS, "algorithm.critic_ppo_epochs"))
     if when(lambda: rows_of_step(config) <= config.data.mini_batch_size):
         prompts, envs = ("data.train_batch_size", _GROUP_SIZE), ("env.num_envs", "env.rollout_steps", CHUNKS)
         sizes = (_MINI, *(envs if embodied(config) else prompts), TASK)
         if when(lambda: algorithm.ppo_epochs == 1):
-            reason = f"a rollout is one optimizer step ({_EPOCHS}, {_MINI}): none is left to skip"
+            reason = f"a rollout has one optimizer step ({_EPOCHS}, {_MINI}), after which none could be skipped"
             yield Unread("algorithm.target_kl", reason, (_EPOCHS, *sizes))
         if when(lambda: not config.critic.use_critic_model or rows_of_step(config) <= config.mini_batch_size("critic")):
-            reason = "a rollout is one mini-batch, in which the order of the rows does not matter"
+            reason = f"a rollout is one mini-batch ({_MINI}), in which the order of rows has no effect"
             yield Unread("algorithm.shuffle_mini_batches", reason, (*sizes, "critic.mini_batch_size"))

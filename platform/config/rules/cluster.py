@@ -23,13 +23,13 @@ _ADDRESS = re.compile(r"auto|[\w.-]+:\d+|\[[0-9a-fA-F:.]+\]:\d+")
 def refused(config: Config) -> Iterator[Problem]:
     cluster, inventory = config.cluster, when(lambda: config.cluster.inventory)
     if when(lambda: embodied(config) and {"actor", "actor_critic"} <= set(_placed(config))):
-        message = "actor and actor_critic are two names of one component here"
+        message = "actor and actor_critic are two names of one component in embodied runs"
         yield Problem(PLACEMENT, message, hint="keep actor_critic")
     if missing := when(lambda: _missing(config)):
         reasons = "; ".join(dict.fromkeys(missing.values()))
         names = ", ".join(missing)
-        hint = f"add {names} to one of the keys or as keys of their own"
-        yield Problem(PLACEMENT, f"{names} without a place: {reasons}", hint=hint)
+        hint = f"add {names} to one of the keys, or as separate keys"
+        yield Problem(PLACEMENT, f"{names} without a placement: {reasons}", hint=hint)
     if inventory is not None:
         if when(lambda: cluster.num_nodes != inventory.nodes):
             yield _differs("num_nodes", "nodes", inventory.nodes)
@@ -39,11 +39,11 @@ def refused(config: Config) -> Iterator[Problem]:
             message = "these nodes have no GPU (cluster.inventory.gpus_per_node is 0)"
             yield Problem("cluster.inventory.gpu", message, hint="remove it")
     if when(lambda: cluster.devices_per_node is not None and cluster.gpus_per_node):
-        message = f"CPU workers or GPUs: cluster.gpus_per_node says that there are {cluster.gpus_per_node} GPUs"
-        yield Problem("cluster.devices_per_node", message, hint="keep one of them")
+        message = f"CPU workers cannot emulate GPUs beside real ones: cluster.gpus_per_node is {cluster.gpus_per_node}"
+        yield Problem("cluster.devices_per_node", message, hint="remove one of the two keys")
     if when(lambda: cluster.address is not None and not _ADDRESS.fullmatch(cluster.address)):
-        message = "neither auto nor HOST:PORT of a Ray cluster's head"
-        yield Problem("cluster.address", message, hint="as 10.0.0.1:6379")
+        message = "neither auto nor the HOST:PORT of a Ray cluster's head"
+        yield Problem("cluster.address", message, hint="for example 10.0.0.1:6379")
     counts, seen = Counter(when(lambda: _placed(config)) or ()), Counter[str]()
     for key in when(lambda: cluster.component_placement) or ():
         for name in _names_in(key):
@@ -59,22 +59,22 @@ def unread(config: Config) -> Iterator[Unread]:
 
 
 def _differs(key: str, declared: str, value: int) -> Problem:
-    message = f"cluster.inventory.{declared} says {value}: they speak of the same cluster"
-    return Problem(f"cluster.{key}", message, hint=f"leave out cluster.{key}, or set it to null: it follows")
+    message = f"cluster.inventory.{declared} is {value}, and both keys describe the same cluster"
+    return Problem(f"cluster.{key}", message, hint=f"remove cluster.{key}; cluster.inventory sets it")
 
 
 def _name(config: Config, key: str, name: str, count: int) -> Iterator[Problem]:
     """The problems of a component name in a key; `count` names are the same, if it is the last of them."""
     if name not in COMPONENTS:
         close = nearest(name, COMPONENTS)
-        message = f"{name!r} is no component" if name else "a component name is missing at a comma"
+        message = f"{name!r} is no component" if name else "a component name is missing beside a comma"
         hint = f"did you mean {close}?" if close else f"components are {', '.join(COMPONENTS)}"
         yield Problem(key, message, hint=hint)
         return
     if count > 1:
-        yield Problem(key, f"{name} is named {count} times, but has one placement")
+        yield Problem(key, f"{name} appears {count} times, but a component has one placement")
     if reason := when(lambda: _why_unneeded(config, name)):
-        yield Problem(key, f"{name} is placed, but {reason}", hint=f"take {name} out of this key")
+        yield Problem(key, f"{name} has a placement, but {reason}", hint=f"remove {name} from this key")
 
 
 def _names_in(key: str) -> list[str]:
@@ -91,7 +91,7 @@ def _needed(config: Config) -> dict[str, str]:
     """The components of the run, each with the reason. A critic only if its switch has no problem of its own."""
     if embodied(config):
         parts = ("actor_critic", "env", "rollout")
-        return dict.fromkeys(parts, f"embodied training consists of {', '.join(parts)}")
+        return dict.fromkeys(parts, f"embodied training needs {', '.join(parts)}")
     needed = dict.fromkeys(("actor", "rollout", "reward"), "reasoning needs actor, rollout and reward")
     if config.critic.use_critic_model and critic_problem(config) is None:
         needed["critic"] = "critic.use_critic_model is true"
@@ -118,7 +118,7 @@ def _why_unneeded(config: Config, name: str) -> str:
     if name == "reference" and config.reference_is_base:
         return "with actor.lora it is the actor without its adapters; reference.model would name another model"
     if name == "reference":
-        return "no KL term is on: it would hold a model that nobody asks"
+        return "no KL term is on, so the run does not use it"
     if name == "critic":
         return "critic.use_critic_model is false"
     return f"{config.runner.task_type} training has no such component"

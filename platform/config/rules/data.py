@@ -38,13 +38,13 @@ def refused(config: Config) -> Iterator[Problem]:
     if not when(lambda: reasoning(config)):
         return
     if when(lambda: not data.tasks):
-        message = "reasoning needs a task: where prompts and answers come from"
-        yield Problem("data.task", message, hint="as data.task: {type: digits}, or data.sources")
+        message = "reasoning needs a source of prompts and answers"
+        yield Problem("data.task", message, hint="for example data.task: {type: digits}, or data.sources")
     for key, task in when(lambda: data.tasks) or ():
         yield from _task(config, key, task)
     yield from _sources(when(lambda: data.sources) or [])
     if when(lambda: "{question}" not in data.prompt_template):
-        yield Problem("data.prompt_template", "without {question} all prompts would be the same")
+        yield Problem("data.prompt_template", "the template lacks {question}, so all prompts would be equal")
 
 
 def _is_readable(path: str | None) -> bool:
@@ -55,19 +55,21 @@ def _is_readable(path: str | None) -> bool:
 def _task(config: Config, key: str, task: Task) -> Iterator[Problem]:
     kind = when(lambda: task.type)
     if kind in _STORED and when(lambda: not task.path):
-        yield Problem(f"{key}.path", f"type {kind} needs the {'dataset' if kind == 'dataset' else 'file'} to read")
+        yield Problem(f"{key}.path", f"type {kind} needs a {'dataset' if kind == 'dataset' else 'file'}")
     unknown_format = f"type file reads {', '.join(FILE_SUFFIXES)}, by the suffix"
     for name in ("path", "val_path"):
         if kind == "file" and when(lambda name=name: not _is_readable(getattr(task, name))):
             yield Problem(f"{key}.{name}", unknown_format)
     if kind == "reasoning_gym" and when(lambda: not task.name):
-        yield Problem(f"{key}.name", "type reasoning_gym needs the name of its data set", hint="as chain_sum")
+        yield Problem(f"{key}.name", "type reasoning_gym needs the name of its data set", hint="for example chain_sum")
     turns = when(lambda: task.params.get("operation") == "quotient" and config.rollout.multi_turn is None)
     if kind == "digits" and turns:
-        message = "quotient is scored after a turn that asks the calculator, and rollout.multi_turn is null"
+        message = "the operation quotient needs the calculator, and rollout.multi_turn is null"
         yield Problem(f"{key}.params", message, hint="rollout.multi_turn: {tool: calculator}")
     if kind in _STORED and when(lambda: task.answer_column is None and config.reward.type in _COMPARED):
-        message = f"reward.type {config.reward.type} compares responses with answers, and null says that there are none"
+        message = (
+            f"reward.type {config.reward.type} compares responses with answers, and null means that there are none"
+        )
         yield Problem(f"{key}.answer_column", message, hint="a column, or another reward.type")
 
 
@@ -76,15 +78,15 @@ def _sources(sources: list[Source]) -> Iterator[Problem]:
     labels = [when(lambda source=source: source.label) for source in sources]
     for index, label in enumerate(labels):
         if label is not None and label in labels[:index]:
-            message = f"there is a source {label} already: metrics are named by it"
+            message = f"another source is named {label}, and names of metrics contain it"
             yield Problem(f"data.sources[{index}].label", message)
         if weights[index] == 0 and sizes[index] == 0:
             message = "the source is neither trained on (weight 0) nor validated"
             yield Problem(f"data.sources[{index}].val_size", message)
     if sources and not any(weight != 0 for weight in weights):
-        yield Problem("data.sources", "every weight is 0: there is nothing to train on")
+        yield Problem("data.sources", "all weights are 0, so there is nothing to train on")
     if sources and not any(size != 0 for size in sizes):
-        yield Problem("data.sources", "every val_size is 0: there is nothing to validate on")
+        yield Problem("data.sources", "all values of val_size are 0, so there is nothing to validate on")
 
 
 def unread(config: Config) -> Iterator[Unread]:
@@ -92,15 +94,15 @@ def unread(config: Config) -> Iterator[Unread]:
         yield from unread_keys("data", _PROMPTS, "embodied training has no prompts", TASK)
     elif when(lambda: reasoning(config)):
         if when(lambda: config.data.sources):
-            yield Unread("data.task", "data.sources has the questions", ("data.sources",))
+            yield Unread("data.task", "data.sources replaces it", ("data.sources",))
         tasks = when(lambda: config.data.tasks) or []
         for key, task in tasks:
             yield from _unread_by(key, task)
         if tasks and when(lambda: all(task.type in _STORED for _, task in tasks)):
             switch = (_KIND, "data.sources")
-            yield Unread("data.train_size", "a file has the size it has; only generated tasks are sized", switch)
+            yield Unread("data.train_size", "it belongs to generated tasks; all questions of a file are used", switch)
         if when(lambda: not config.data.use_chat_template):
-            reason = "without data.use_chat_template there is no system turn"
+            reason = "data.use_chat_template is off, so there is no system message"
             yield Unread("data.system_prompt", reason, ("data.use_chat_template",))
 
 

@@ -21,12 +21,12 @@ def refused(config: Config) -> Iterator[Problem]:
         return
     env, actor = config.env, config.actor
     if when(lambda: not env.id):
-        yield Problem("env.id", "embodied training needs an environment", hint="as CartPole-v1")
+        yield Problem("env.id", "embodied training needs an environment", hint="for example CartPole-v1")
     for name in ("num_envs", "num_workers"):
         yield from _stages(config, name)
     if when(lambda: env.rollout_steps % actor.model.num_action_chunks):
         chunks = f"chunks of {actor.model.num_action_chunks} actions ({CHUNKS})"
-        yield Problem("env.rollout_steps", f"{chunks} do not divide it, and a rollout ends where a chunk does")
+        yield Problem("env.rollout_steps", f"{chunks} do not divide the steps of a rollout")
     backend = when(lambda: env.backend)
     if backend == "mujoco":
         yield from _processes(config)
@@ -36,10 +36,10 @@ def refused(config: Config) -> Iterator[Problem]:
     tasks = when(lambda: env.tasks) or []
     count, multiple = len(tasks), f"a multiple of {len(tasks)}"
     if count and when(lambda: env.num_envs % count):
-        message = f"{count} tasks (env.tasks) cannot share {env.num_envs} environments evenly"
+        message = f"{count} tasks (env.tasks) cannot share {env.num_envs} environments equally"
         yield Problem("env.num_envs", message, hint=multiple)
     if count and when(lambda: env.evaluation.episodes % count):
-        message = f"{count} tasks (env.tasks) cannot have an equal number of {env.evaluation.episodes} episodes"
+        message = f"{count} tasks (env.tasks) cannot share {env.evaluation.episodes} episodes equally"
         yield Problem("env.evaluation.episodes", message, hint=multiple)
     for index, task in enumerate(tasks):
         yield from _task(config, task, f"{_TASKS}[{index}]", tasks[:index])
@@ -47,7 +47,7 @@ def refused(config: Config) -> Iterator[Problem]:
 
 def _stages(config: Config, name: str) -> Iterator[Problem]:
     if when(lambda: getattr(config.env, name) % config.env.pipeline_stages):
-        message = f"these stages cannot share the {getattr(config.env, name)} of env.{name} equally"
+        message = f"these stages do not divide env.{name}, {getattr(config.env, name)}"
         yield Problem("env.pipeline_stages", message)
 
 
@@ -58,25 +58,25 @@ def _processes(config: Config) -> Iterator[Problem]:
     elif when(lambda: env.num_workers and env.num_envs % env.num_workers):
         yield Problem(key, f"{env.num_envs} environments (env.num_envs) cannot be shared equally by these processes")
     if when(lambda: env.pixels is not None and env.num_workers == 0):
-        message = f"{_PIXELS} are drawn in processes of their own: a graphics library that crashes cannot end the run"
-        yield Problem(key, message, hint="env.num_workers: 2, about one per core")
+        message = f"{_PIXELS} requires env processes, so that a crash of the graphics library does not end the run"
+        yield Problem(key, message, hint="about one per core, for example env.num_workers: 2")
 
 
 def _warp(config: Config, name: str) -> Iterator[Problem]:
     if when(lambda: getattr(config.env, name)):
-        message = "MuJoCo Warp steps all environments of one task at once, and draws no pictures"
+        message = "MuJoCo Warp steps all environments in one process, with one task and without images"
         yield Problem(f"env.{name}", message, hint="env.backend: mujoco")
 
 
 def _task(config: Config, task: EnvTask, key: str, before: list[EnvTask]) -> Iterator[Problem]:
     if when(lambda: task.name in [other.name for other in before]):
-        yield Problem(f"{key}.name", f"there is a task {task.name} already: metrics are named by it")
+        yield Problem(f"{key}.name", f"another task is named {task.name}, and names of metrics contain it")
     kind = when(lambda: config.actor.model.type)
     if kind == "vla" and when(lambda: task.instruction is None):
-        message = f"{_MODEL} vla reads the instruction of each task"
-        yield Problem(f"{key}.instruction", message, hint="as: open the drawer")
+        message = f"{_MODEL} vla needs an instruction for each task"
+        yield Problem(f"{key}.instruction", message, hint="for example: open the drawer")
     if kind not in (None, "vla") and when(lambda: task.instruction is not None):
-        message = f"{_MODEL} {kind} reads no instruction: it knows of tasks what it observes"
+        message = f"{_MODEL} {kind} reads no instructions, only observations"
         yield Problem(f"{key}.instruction", message, hint=f"{_MODEL}: vla")
 
 
@@ -85,7 +85,7 @@ def unread(config: Config) -> Iterator[Unread]:
         yield Unread("env", "reasoning tasks have no simulation", (TASK,))
     elif when(lambda: embodied(config)):
         if when(lambda: config.env.pixels is not None):
-            reason = f"pictures ({_PIXELS}) are divided by 255 in the model instead"
+            reason = f"images ({_PIXELS}) are divided by 255 in the model instead"
             yield from unread_keys("env", "normalize_observations clip_observations", reason, _PIXELS, TASK)
         if when(lambda: not config.env.normalize_observations):
             reason = "only normalised observations are clipped, and env.normalize_observations is off"

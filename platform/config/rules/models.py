@@ -43,9 +43,9 @@ def unread(config: Config) -> Iterator[Unread]:
         yield from _unread_by_policy(config)
     elif when(lambda: reasoning(config)):
         for role in _ROLES:
-            yield from unread_keys(f"{role}.model", _POLICY, "only embodied policies are built from it", TASK)
+            yield from unread_keys(f"{role}.model", _POLICY, "it belongs to embodied policies", TASK)
     if when(lambda: not config.critic.use_critic_model):
-        reason = "there is no separate critic, critic.use_critic_model is false"
+        reason = "critic.use_critic_model is false"
         switches = (_SEPARATE, "algorithm.loss_type")
         yield from unread_keys("critic", _CRITIC, reason, *switches)
         yield from unread_keys(
@@ -72,20 +72,20 @@ def longest_sequence(config: Config) -> int:
 
 
 def critic_problem(config: Config) -> Problem | None:
-    """Returns what is wrong with the switch of the critic."""
+    """Returns the problem of `critic.use_critic_model`, None if there is none."""
     algorithm = config.algorithm
     if embodied(config):
         if algorithm.loss_type == "actor_critic" and config.critic.use_critic_model:
             message = "loss_type actor_critic already trains values on the policy's backbone"
-            return Problem(_SEPARATE, f"{message}: a second critic is not used", hint=f"{_SEPARATE}: false")
+            return Problem(_SEPARATE, f"{message}, so a separate critic is not used", hint=f"{_SEPARATE}: false")
         return None
     adv_type = algorithm.adv_type
     if config.critic.use_critic_model:
         if adv_type in ESTIMATORS and not estimator_needs(adv_type).values:
-            message = f"adv_type {adv_type} works without values: a critic would be trained and never asked"
-            return Problem(_SEPARATE, message, hint=f"{_SEPARATE}: false, and no place for critic")
+            message = f"adv_type {adv_type} uses no values, so a critic would be trained for nothing"
+            return Problem(_SEPARATE, message, hint=f"{_SEPARATE}: false, and no placement of critic")
     elif estimator_needs(adv_type).values and algorithm.loss_type == "actor":
-        message = f"adv_type {adv_type} with loss_type actor needs values, which only a critic model gives"
+        message = f"adv_type {adv_type} with loss_type actor needs the values of a critic model"
         return Problem(_SEPARATE, message, hint=f"{_SEPARATE}: true")
     return None
 
@@ -108,17 +108,17 @@ def _language_model(config: Config, role: str) -> Iterator[Problem]:
         return
     if when(lambda: (model.path is None) == (model.random_init is None)):
         which = "neither is set" if model.path is None else "both are set"
-        message = f"a language model comes from path or from random_init: {which}"
-        yield Problem(key, message, hint=f"as {key}.path: FOLDER")
+        message = f"a language model needs exactly one of path and random_init; {which}"
+        yield Problem(key, message, hint=f"for example {key}.path: FOLDER")
     if when(lambda: model.path is None and model.random_init is not None and model.tokenizer is None):
         yield Problem(f"{key}.tokenizer", "a random model has no tokenizer of its own", hint=f"{key}.tokenizer: bytes")
     shape = when(lambda: model.random_init)
     if shape is None:
         return
     if when(lambda: shape.hidden_size % shape.num_heads):
-        yield Problem(f"{inside}.num_heads", f"the heads do not divide hidden_size {shape.hidden_size}")
+        yield Problem(f"{inside}.num_heads", f"the number of heads does not divide hidden_size {shape.hidden_size}")
     if when(lambda: shape.num_kv_heads is not None and shape.num_heads % shape.num_kv_heads):
-        message = f"each key-value head serves equally many of the {shape.num_heads} heads (num_heads)"
+        message = f"the number of key and value heads does not divide num_heads {shape.num_heads}"
         yield Problem(f"{inside}.num_kv_heads", message)
     if when(lambda: reasoning(config) and shape.max_positions < longest_sequence(config)):
         message = f"prompt and response together may have {longest_sequence(config)} tokens"
@@ -139,16 +139,16 @@ def _training(config: Config, role: str) -> Iterator[Problem]:
             yield Problem(mini, message, hint="a step has data.train_batch_size * algorithm.group_size sequences")
     limit = when(lambda: section.max_tokens_per_micro_batch)
     if limit is not None and when(lambda: section.micro_batch_size is not None):
-        yield Problem(tokens, f"{rows} is set too, and a micro-batch is sized by rows or by tokens, not both")
+        yield Problem(tokens, f"{rows} is set too; a micro-batch is limited by rows or by tokens, not both")
     size = when(lambda: section.micro_batch_size)
     if size is not None and when(lambda: config.mini_batch_size(role) % size != 0):
-        message = f"micro-batches of {size} do not fill a mini-batch of {config.mini_batch_size(role)} ({mini})"
+        message = f"micro-batches of {size} rows do not divide a mini-batch of {config.mini_batch_size(role)} ({mini})"
         yield Problem(rows, message)
     if limit is not None and when(lambda: limit < longest_sequence(config)):
-        message = "the longest sequence would not fit: prompt and response together may have "
+        message = "the longest sequence does not fit: prompt and response together may have "
         yield Problem(tokens, f"{message}{longest_sequence(config)} tokens")
     if when(lambda: section.optim.min_lr > section.optim.lr):
-        message = f"the end of the decay lies above its start: {role}.optim.lr is {section.optim.lr}"
+        message = f"the learning rate would rise: {role}.optim.lr is {section.optim.lr}"
         yield Problem(f"{role}.optim.min_lr", message)
 
 
@@ -172,13 +172,15 @@ def _layout(config: Config, role: str) -> Iterator[Problem]:
         return
     if when(lambda: section.training_backend == "megatron"):
         if when(lambda: section.parallel.context > 1):
-            message = "Megatron shares tokens by Transformer Engine's attention, which this version does not use"
+            message = (
+                "Megatron's context parallelism requires Transformer Engine's attention, which is not supported yet"
+            )
             yield Problem(f"{role}.parallel.context", message, hint=hint)
         if role != "reference" and when(lambda: section.lora is not None):
-            message = "adapters are put into the modules of transformers, which Megatron is not"
+            message = "adapters are implemented for the layers of transformers, and not for Megatron's"
             yield Problem(f"{role}.lora", message, hint=hint)
         if role != "reference" and when(lambda: section.cpu_offload):
-            yield Problem(f"{role}.cpu_offload", "it is a policy of FSDP2", hint=hint)
+            yield Problem(f"{role}.cpu_offload", "it is an option of FSDP2", hint=hint)
     if role != "reference" and when(
         lambda: (
             section.parallel.pipeline > 1
@@ -187,28 +189,32 @@ def _layout(config: Config, role: str) -> Iterator[Problem]:
             and section.max_tokens_per_micro_batch is None
         )
     ):
-        message = "without a limit a mini-batch is one micro-batch, and stages that take turns need several"
-        yield Problem(f"{role}.parallel.virtual_pipeline", message, hint=f"set {role}.micro_batch_size, or the tokens")
+        message = "without a limit a mini-batch is one micro-batch, and an interleaved schedule needs several"
+        yield Problem(
+            f"{role}.parallel.virtual_pipeline",
+            message,
+            hint=f"set {role}.micro_batch_size or {role}.max_tokens_per_micro_batch",
+        )
 
 
 def _unread_by_training(config: Config, role: str) -> Iterator[Unread]:
     backend, parallel = f"{role}.training_backend", f"{role}.parallel"
     if when(lambda: _trained_by(config, role, "fsdp")):
-        reason = f"only {backend} megatron splits a model; fsdp shards it over all ranks"
+        reason = f"it belongs to {backend} megatron; fsdp shards the model over all ranks"
         yield from unread_keys(parallel, "tensor pipeline virtual_pipeline expert sequence", reason, backend)
         if role != "reference":
-            reason = f"only {backend} megatron has other layers than transformers'"
+            reason = f"it belongs to {backend} megatron"
             yield Unread(f"{role}.kernels", reason, (backend,))
     elif when(lambda: _trained_by(config, role, "megatron")):
         if when(lambda: config.section(role).parallel.tensor == 1):
-            reason = f"tensor ranks share the tokens, and {parallel}.tensor is 1"
+            reason = f"tensor ranks split the tokens, and {parallel}.tensor is 1"
             yield Unread(f"{parallel}.sequence", reason, (f"{parallel}.tensor",))
         if when(lambda: config.section(role).parallel.pipeline == 1):
-            reason = f"stages work on their parts in turns, and {parallel}.pipeline is 1"
+            reason = f"it interleaves pipeline stages, and {parallel}.pipeline is 1"
             yield Unread(f"{parallel}.virtual_pipeline", reason, (f"{parallel}.pipeline",))
     schedule = f"{role}.optim.lr_schedule"
     if role != "reference" and when(lambda: config.section(role).optim.lr_schedule == "constant"):
-        yield Unread(f"{role}.optim.min_lr", f"the learning rate does not decay, {schedule} is constant", (schedule,))
+        yield Unread(f"{role}.optim.min_lr", f"{schedule} is constant", (schedule,))
 
 
 def _offload(config: Config, role: str) -> Iterator[Problem]:
@@ -216,9 +222,11 @@ def _offload(config: Config, role: str) -> Iterator[Problem]:
     if not when(lambda: getattr(config, role).offload is True):
         return
     if when(lambda: config.runner.max_staleness):
-        message = "runner.max_staleness generates while the models are trained: nobody can leave for the others"
+        message = (
+            "with runner.max_staleness generation and training run at the same time, so no component can leave the GPU"
+        )
         yield Problem(key, message, hint=hint)
-    why = "full compares to the reference's output matrix in the actor's passes, so it stays"
+    why = "full needs the reference's output matrix while the actor is on the GPU"
     if role == "reference" and when(lambda: config.algorithm.full_kl_in_reward):
         yield Problem(key, f"kl_penalty {why}", hint=hint)
     if role == "reference" and when(lambda: config.algorithm.full_kl_in_loss):
@@ -229,28 +237,28 @@ def _policy(config: Config) -> Iterator[Problem]:
     """Rules of embodied policies."""
     model, actor, chunks = when(lambda: config.actor.model), config.actor, f"{CHUNKS}: 1"
     if when(lambda: actor.training_backend == "megatron"):
-        message = "Megatron trains bare transformers only, an embodied policy is a small network or has one around it"
+        message = "Megatron trains plain language models only, and no embodied policies"
         yield Problem("actor.training_backend", message, hint="actor.training_backend: fsdp")
     if model is None:
         return
     if when(lambda: len({len(model.cnn.channels), len(model.cnn.kernels), len(model.cnn.strides)}) > 1):
         counts = f"{len(model.cnn.channels)} channels, {len(model.cnn.kernels)} kernels and {len(model.cnn.strides)}"
-        message = f"every layer has channels, a kernel and a stride: there are {counts} strides"
+        message = f"each layer needs channels, a kernel and a stride, but there are {counts} strides"
         yield Problem("actor.model.cnn", message)
     kind = when(lambda: model.type)
     if kind == "gru":
         yield from _recurrent(config)
     elif kind == "vla":
         if when(lambda: model.instruction is None and not config.env.tasks):
-            message = f"{_TYPE} vla reads an instruction"
-            yield Problem("actor.model.instruction", message, hint="as: keep the pole upright")
+            message = f"{_TYPE} vla needs an instruction"
+            yield Problem("actor.model.instruction", message, hint="for example: keep the pole upright")
         if when(lambda: model.num_action_chunks > 1):
-            yield Problem(CHUNKS, f"{_TYPE} vla chooses one action at a time", hint=chunks)
+            yield Problem(CHUNKS, f"{_TYPE} vla chooses one action per observation", hint=chunks)
 
 
 def _recurrent(config: Config) -> Iterator[Problem]:
     if when(lambda: config.actor.model.num_action_chunks > 1):
-        message = "a recurrent policy sees every step, and a chunk of actions would be chosen without those inside it"
+        message = "a recurrent policy needs every observation, and it gets none within an action chunk"
         yield Problem(CHUNKS, message, hint=f"{CHUNKS}: 1, or {_TYPE}: mlp")
     length = when(lambda: config.sequence_length)
     if length is None:
@@ -261,8 +269,8 @@ def _recurrent(config: Config) -> Iterator[Problem]:
     if not when(lambda: config.env.rollout_steps % length == 0):
         return
     message = (
-        f"a recurrent policy is trained on sequences of {length} transitions ({_LENGTH}; null: env.rollout_steps), and "
-        "this is no multiple of them"
+        f"not a multiple of the sequences of {length} transitions that a recurrent policy trains on ({_LENGTH}; null: "
+        "env.rollout_steps)"
     )
     if when(lambda: config.data.mini_batch_size % length):
         yield Problem("data.mini_batch_size", message, hint=f"a multiple of {length}")
@@ -271,28 +279,28 @@ def _recurrent(config: Config) -> Iterator[Problem]:
 
 
 def _unread_by_policy(config: Config) -> Iterator[Unread]:
-    yield Unread("actor.offload", "an embodied policy is small: it stays where it is", (TASK,))
+    yield Unread("actor.offload", "embodied policies are small and always stay on their device", (TASK,))
     kind, model = when(lambda: config.actor.model.type), "actor.model"
     if kind == "vla":
-        reason = f"{_TYPE} vla chooses bins from the states of its language model"
+        reason = f"{_TYPE} vla has no such layers; its language model chooses bins"
         yield from unread_keys(model, _MLP, reason, _TYPE, TASK)
         if when(lambda: config.env.tasks):
-            reason = "each task has an instruction of its own (env.tasks)"
+            reason = "env.tasks has an instruction for each task"
             yield Unread("actor.model.instruction", reason, ("env.tasks", _TYPE, TASK))
         if when(lambda: config.actor.lora is not None):
-            reason = "adapters (actor.lora) are trained in place of the language model's own weights"
+            reason = "actor.lora trains adapters instead of the language model's weights"
             yield Unread("actor.model.train_backbone", reason, ("actor.lora", _TYPE, TASK))
     elif kind:
         yield from unread_keys(model, f"{_LANGUAGE} {_VLA}", f"{_TYPE} {kind} is no language model", _TYPE, TASK)
-        reason = f"{_TYPE} {kind} has no layers whose activations fill the memory"
+        reason = f"it belongs to language models, and {_TYPE} is {kind}"
         yield Unread("actor.gradient_checkpointing", reason, (_TYPE, TASK))
         yield Unread("actor.lora", "an embodied policy is small and no language model", (TASK, _TYPE))
     if kind in ("mlp", "gru"):
         yield Unread("actor.model.cnn", f"{_TYPE} {kind} has no convolutions", (_TYPE, TASK))
     if kind in ("mlp", "cnn", "vla"):
-        yield from unread_keys(model, _RECURRENT, f"{_TYPE} {kind} remembers nothing", _TYPE)
-    reason = "transitions have no tokens; actor.micro_batch_size counts rows"
+        yield from unread_keys(model, _RECURRENT, f"{_TYPE} {kind} is not recurrent", _TYPE)
+    reason = "transitions have no tokens; see actor.micro_batch_size"
     yield Unread("actor.max_tokens_per_micro_batch", reason, (TASK,))
-    yield Unread("actor.balance", "all transitions are the same work", (TASK,))
+    yield Unread("actor.balance", "all transitions take the same work", (TASK,))
     reason = "an embodied policy is small and no language model"
     yield from unread_keys("actor", "parallel.context cpu_offload", reason, TASK, _TYPE)

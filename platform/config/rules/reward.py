@@ -23,19 +23,21 @@ def refused(config: Config) -> Iterator[Problem]:
     if unknown := when(lambda: unknown_name(_TYPE, reward.type, _TYPES)):
         yield unknown
     if when(lambda: reward.type == "model" and reward.model is None):
-        message = "reward.type model needs the classifier that scores"
-        yield Problem("reward.model", message, hint="as reward.model: {path: FOLDER}")
+        message = "reward.type model needs a classifier"
+        yield Problem("reward.model", message, hint="for example reward.model: {path: FOLDER}")
     if when(lambda: reward.type == "http" and not _is_address(reward.url or "")):
-        message = "reward.type http needs the address of the server that scores"
-        yield Problem("reward.url", message, hint="as http://HOST:PORT/score")
+        message = (
+            "reward.type http needs the http:// or https:// address of a scoring server, without user and password"
+        )
+        yield Problem("reward.url", message, hint="for example http://HOST:PORT/score")
     scaling = when(lambda: config.algorithm.reward_scaling)
     if scaling is not None:
         if when(lambda: scaling.source_max <= scaling.source_min):
             message = f"must be above {_SCALING}.source_min, {scaling.source_min:g}"
-            yield Problem(f"{_SCALING}.source_max", f"{message}: an empty range of scores cannot be stretched")
+            yield Problem(f"{_SCALING}.source_max", f"{message}: the range of scores would be empty")
         if when(lambda: scaling.target_max <= scaling.target_min):
             message = f"must be above {_SCALING}.target_min, {scaling.target_min:g}"
-            yield Problem(f"{_SCALING}.target_max", f"{message}: better answers would earn no more")
+            yield Problem(f"{_SCALING}.target_max", f"{message}: better answers would get no higher reward")
     if when(lambda: config.algorithm.overlong.buffer_length is not None):
         yield from _soft_punishment(config)
     if when(lambda: config.algorithm.overlong.stop_properly_coef is not None):
@@ -74,48 +76,48 @@ def _soft_punishment(config: Config) -> Iterator[Problem]:
 
     if when(lambda: threshold() < 0):
         key, limit = full_at()
-        yield Problem(_BUFFER, f"the buffer is the end of the longest response, {limit} tokens ({key})")
+        yield Problem(_BUFFER, f"the buffer cannot be longer than the longest response, {limit} tokens ({key})")
     if when(lambda: threshold() >= longest_response()[1]):
         key, longest = longest_response()
-        message = f"punishes responses of more than {threshold()} tokens, and none has more than {longest} ({key})"
+        message = f"the penalty starts above {threshold()} tokens, and no response has more than {longest} ({key})"
         yield Problem(_BUFFER, message, hint=f"{_MAX}: {longest}")
 
 
 def _factor_of_truncation(config: Config) -> Iterator[Problem]:
     algorithm, reward = config.algorithm, config.reward
     if when(lambda: algorithm.overlong.buffer_length is not None):
-        message = f"truncated responses would be punished twice, by the factor and by the soft punishment of {_BUFFER}"
+        message = f"truncated responses would be punished twice, by this factor and by the penalty of {_BUFFER}"
         yield Problem(_COEF, message, hint="keep one of them")
     if when(lambda: algorithm.overlong.filter):
-        message = f"truncated responses do not count, {_OVERLONG}.filter drops them"
+        message = f"{_OVERLONG}.filter already drops truncated responses"
         yield Problem(_COEF, message, hint="keep one of them")
     lowest = when(lambda: None if algorithm.reward_scaling is None else algorithm.reward_scaling.target_min)
     if lowest is not None and lowest < 0:
         message = f"{_LESS}, and {_SCALING}.target_min is {lowest:g}"
-        yield Problem(_COEF, message, hint=f"{_BUFFER} subtracts instead")
+        yield Problem(_COEF, message, hint=f"{_BUFFER} subtracts a penalty instead")
     if when(lambda: algorithm.reward_scaling is None and (":" in reward.type or reward.type in ("model", "http"))):
         message = f"{_LESS}, and the scores of {reward.type} (reward.type) may be negative"
-        yield Problem(_COEF, message, hint=f"{_SCALING} gives them a known range")
+        yield Problem(_COEF, message, hint=f"{_SCALING} maps them to a known range")
 
 
 def unread(config: Config) -> Iterator[Unread]:
     if when(lambda: embodied(config)):
         yield Unread("reward", "embodied rewards come from the environment", (TASK,))
-        reason = "it maps the scores of responses; see env.normalize_rewards"
+        reason = "it belongs to responses; see env.normalize_rewards"
         yield Unread(_SCALING, reason, (TASK,))
-        reason = "it scales the scores of responses; see env.normalize_rewards"
+        reason = "it belongs to responses; see env.normalize_rewards"
         yield Unread("algorithm.reward_whitening", reason, (TASK,))
-        yield Unread(_OVERLONG, "embodied episodes have no responses with a length", (TASK,))
+        yield Unread(_OVERLONG, "it belongs to responses; embodied training has none", (TASK,))
     kind = when(lambda: reasoning(config) and config.reward.type)
     if kind:
         if kind != "model":
-            yield Unread("reward.model", "only reward.type model has a classifier", (_TYPE,))
+            yield Unread("reward.model", "it belongs to reward.type model", (_TYPE,))
         if kind != "http":
-            yield from unread_keys("reward", "url retries", "only reward.type http asks a server", _TYPE)
+            yield from unread_keys("reward", "url retries", "it belongs to reward.type http", _TYPE)
         if kind not in ("model", "http"):
             yield Unread("reward.max_batch_size", f"reward.type {kind} scores responses one by one", (_TYPE,))
         if kind == "model":
-            reason = "a classifier scores in the reward's own process, one batch after another"
+            reason = "a classifier scores one batch after another in the reward's process"
             yield from unread_keys("reward", "num_workers timeout_s", reason, _TYPE)
     if when(lambda: config.algorithm.overlong.buffer_length is None):
-        yield from unread_keys(_OVERLONG, "penalty max_length", f"{_BUFFER} is null: no soft punishment", _BUFFER)
+        yield from unread_keys(_OVERLONG, "penalty max_length", f"{_BUFFER} is null, so there is no penalty", _BUFFER)

@@ -1,4 +1,4 @@
-"""Rules of `rollout`: sampling, conversations, responses that a step cuts, and the engines."""
+"""Rules of `rollout`: sampling, multi-turn conversations, partial rollouts and engines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def refused(config: Config) -> Iterator[Problem]:
         return
     rollout, data = config.rollout, config.data
     longest = when(lambda: data.max_response_length) or math.inf
-    too_long = f"responses are cut at data.max_response_length, {longest} tokens"
+    too_long = f"responses are truncated at {longest} tokens (data.max_response_length)"
     if when(lambda: (rollout.sampling.max_new_tokens or 0) > longest):
         yield Problem("rollout.sampling.max_new_tokens", too_long)
     if when(lambda: (rollout.val_sampling.max_new_tokens or 0) > longest):
@@ -32,8 +32,8 @@ def refused(config: Config) -> Iterator[Problem]:
         room = longest - _BETWEEN_TURNS
         if when(lambda: turns.max_observation_tokens > room):
             message = (
-                f"data.max_response_length, {longest} tokens, counts observations too: after one of that length there "
-                "is no room for a turn"
+                f"observations count towards data.max_response_length, {longest} tokens; after one of this length no "
+                "token is left for a turn"
             )
             hint = f"at most {room}, or raise data.max_response_length" if room > 0 else "raise it"
             yield Problem(f"{_MULTI_TURN}.max_observation_tokens", message, hint=hint)
@@ -45,38 +45,38 @@ def _partial_rollout(config: Config) -> Iterator[Problem]:
     algorithm, off = config.algorithm, f"{_PARTIAL}: null"
     if when(lambda: config.prompts_in_flight <= config.data.train_batch_size):
         prompts = config.data.train_batch_size
-        message = f"a step trains on {prompts} prompts (data.train_batch_size): without more in work none is ever cut"
+        message = f"a step trains on {prompts} prompts (data.train_batch_size), so no response would be interrupted"
         yield Problem(f"{_PARTIAL}.prompts_in_flight", message, hint=f"more than {prompts}")
     if when(lambda: config.rollout.multi_turn is not None):
-        message = "what a tool would have answered to a turn that is cut is not known: conversations are not cut"
+        message = "conversations cannot be interrupted: the tool would answer a part of a turn"
         yield Problem(_PARTIAL, message, hint=off)
     if when(lambda: algorithm.dynamic_sampling is not None):
-        message = "dynamic sampling judges whole rounds of prompts, and of a round that is cut some are missing"
+        message = "dynamic sampling compares whole rounds of prompts, and an interrupted round is incomplete"
         yield Problem(_PARTIAL, message, hint=f"{off}, or algorithm.dynamic_sampling: null")
     if when(lambda: algorithm.rollout_is is None and algorithm.old_log_probs != "rollout"):
-        message = "responses hold tokens of older weights: without a correction they would count as new"
+        message = "continued responses contain tokens of older weights, which need a correction"
         yield Problem(_PARTIAL, message, hint="algorithm.rollout_is: {}")
 
 
 def unread(config: Config) -> Iterator[Unread]:
     if when(lambda: embodied(config)):
-        yield Unread("rollout.offload", "an embodied policy is small: it stays where it is", (TASK,))
+        yield Unread("rollout.offload", "embodied policies are small and always stay on their device", (TASK,))
         names = f"backend sampling val_sampling multi_turn max_running_requests stop vllm {_HOSTED}"
         yield from unread_keys("rollout", names, "embodied policies choose actions and generate no text", TASK)
-        reason = "an embodied policy is small: it travels through main memory"
+        reason = "embodied policies are small and always sent through main memory"
         yield Unread("rollout.weight_transfer", reason, (TASK,))
-        yield Unread(_PARTIAL, "the rollouts of an embodied policy have equal lengths: none is waited for", (TASK,))
+        yield Unread(_PARTIAL, "embodied rollouts have equal lengths, so none is unfinished", (TASK,))
     elif when(lambda: reasoning(config)):
         if when(lambda: config.rollout.sync == "delta"):
-            reason = "with rollout.sync delta they go through main memory, where it is seen what differs"
+            reason = "rollout.sync delta compares and sends weights in main memory"
             yield Unread("rollout.weight_transfer", reason, ("rollout.sync",))
         if when(lambda: config.rollout.backend == "torch"):
             yield from unread_keys("rollout", _HOSTED, "the torch engine has no such option", "rollout.backend")
         if when(lambda: config.rollout.backend != "vllm"):
-            yield Unread("rollout.vllm", f"the backend is {config.rollout.backend}", ("rollout.backend",))
+            yield Unread("rollout.vllm", f"rollout.backend is {config.rollout.backend}", ("rollout.backend",))
         elif when(lambda: config.rollout.backend == "vllm"):
-            reason = "vLLM has a torch of its own, so its weights go through main memory"
+            reason = "vLLM runs with a torch of its own and gets weights through main memory"
             yield Unread("rollout.weight_transfer", reason, ("rollout.backend",))
     if when(lambda: config.cluster.runtime == "local"):
-        reason = "in one process the rollout reads the actor's weights where they are"
+        reason = "cluster.runtime local is one process, in which the rollout reads the actor's weights directly"
         yield from unread_keys("rollout", "sync weight_transfer", reason, "cluster.runtime")

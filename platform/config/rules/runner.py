@@ -13,11 +13,11 @@ from rl_platform.errors import Problem
 def refused(config: Config) -> Iterator[Problem]:
     runner, algorithm = config.runner, config.algorithm
     if when(lambda: runner.resume not in ("auto", "never") and not Path(runner.resume).exists()):
-        yield Problem("runner.resume", "neither auto nor never, and no checkpoint is at this path")
+        yield Problem("runner.resume", "neither auto nor never, and there is no checkpoint at this path")
     if when(lambda: runner.max_staleness and algorithm.rollout_is is None and algorithm.old_log_probs != "rollout"):
         yield Problem(
             "runner.max_staleness",
-            "rollouts come from weights one update old: without a correction they would count as new",
+            "rollouts come from weights that are one update old, which needs a correction",
             hint="algorithm.rollout_is: {}",
         )
 

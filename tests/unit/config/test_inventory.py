@@ -41,8 +41,8 @@ def test_saying_the_same_twice_is_no_contradiction(keys: list[str]) -> None:
 @pytest.mark.parametrize(
     ("keys", "key", "message"),
     [
-        (["num_nodes=2"], "cluster.num_nodes", "cluster.inventory.nodes says 512"),
-        (["gpus_per_node=4"], "cluster.gpus_per_node", "cluster.inventory.gpus_per_node says 8"),
+        (["num_nodes=2"], "cluster.num_nodes", "cluster.inventory.nodes is 512"),
+        (["gpus_per_node=4"], "cluster.gpus_per_node", "cluster.inventory.gpus_per_node is 8"),
         (["inventory={nodes: 1, gpus_per_node: 0, gpu: h100}"], "cluster.inventory.gpu", "these nodes have no GPU"),
         (["inventory={nodes: 0, gpus_per_node: 8}"], "cluster.inventory.nodes", "out of range"),
         (["inventory={nodes: 1}"], "cluster.inventory.gpus_per_node", "this key is required"),
