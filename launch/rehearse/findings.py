@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rl_platform.config.rollout_backend import HOSTED
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.algorithm import ESTIMATORS, POLICY_LOSSES
 from rl_platform.envs.reasoning.question import Question, Split
@@ -41,6 +42,7 @@ def _unfit(config: Config, placement: Placement, known: dict[str, Architecture])
     """Yields problems of the real models: families that are not computed, sharding, and sequences that are too long."""
     from transformers import AutoConfig
 
+    from rl_platform.engines.rollout.build import check_ranks
     from rl_platform.engines.training.fsdp_problems import fsdp_problems
     from rl_platform.models.families import architecture_problems, readable_positions
     from rl_platform.models.pretrained import BROKEN_CONFIG
@@ -56,6 +58,12 @@ def _unfit(config: Config, placement: Placement, known: dict[str, Architecture])
             yield from architecture_problems(real[role], path, key)
     if config.runner.task_type == "embodied":
         return
+    if config.rollout.backend in HOSTED and "actor" in real:
+        owned = max(len(slot.accelerators) for slot in placement.components["rollout"])
+        try:
+            check_ranks(real["actor"], config.rollout.tensor_parallel_size or max(1, owned))
+        except ConfigError as error:
+            yield from error.problems
     longest = config.data.max_prompt_length + config.data.max_response_length
     for role in ("actor", "critic", "reference"):
         loaded = real.get(role if role in known else "actor")

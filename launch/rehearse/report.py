@@ -79,9 +79,12 @@ class RehearsalReport:
         console.print(Text(self.verdict, "green"), soft_wrap=True)
 
     def text(self) -> str:
-        """Returns one line per row, as `smaller: ppo.yaml:6: runner.max_steps: 40 -> 2`."""
-        rows = [f"{title}: {': '.join(filter(None, row))}" for title, rows in self.sections().items() for row in rows]
-        return "\n".join([*rows, self.verdict, ""])
+        """Returns the sections with one line per row, as `ppo.yaml:6: runner.max_steps: 40 -> 2`."""
+        lines: list[str] = []
+        for title, rows in self.sections().items():
+            if rows:
+                lines += [title, *(f"  {': '.join(filter(None, row))}" for row in rows)]
+        return "\n".join([*lines, self.verdict, ""])
 
     def write(self, path: Path) -> None:
         """Writes PATH.txt and PATH.json."""

@@ -20,7 +20,7 @@ from rl_platform.config.rollout_backend import HOSTED
 from rl_platform.config.schema import Config
 from rl_platform.envs.reasoning.question import Split
 from rl_platform.envs.reasoning.tasks import build_questions
-from rl_platform.errors import ConfigError, Problem
+from rl_platform.errors import ConfigError, DataError, PlatformError, Problem
 from rl_platform.interrupts import shutting_down
 from rl_platform.launch.output import output_path
 from rl_platform.launch.preflight import rollout_engine_problems
@@ -33,6 +33,7 @@ from rl_platform.launch.session import spaces_of
 from rl_platform.placement.scheduler import Placement
 
 DEADLINE_S = 600.0  # of one of the two runs
+LEAST_FREE = 2**20  # bytes of a disk; with less it is full
 
 
 def rehearse(loaded: LoadedConfig, placement: Placement, parent: str | None = None) -> None:
@@ -70,11 +71,13 @@ def rehearse(loaded: LoadedConfig, placement: Placement, parent: str | None = No
             with phase("start, first step, checkpoint"):
                 runs.until_killed()
         except RunFailed as failure:
-            if (reason := _engine_failure(stands.backend, failure)) is None:
+            if stands.backend not in HOSTED or " did not start: " not in failure.output:
                 raise
+            # it may be built for GPUs only
+            reason = f"{stands.backend} does not start on the CPU of this machine, see {runs.kept.name}"
             stands = replace(stands, backend="torch", why_backend=reason)
             small, changes, missing = _write_small(config, placement, known, stands, runs.config)
-            with phase(f"{reason}: the same with torch"):
+            with phase("the same with the torch engine"):
                 runs.until_killed()
         with phase("resume, second step, export"):
             runs.to_the_end()
@@ -109,6 +112,13 @@ def _folder(parent: str | None) -> Iterator[Path]:
         raise ConfigError([Problem(key, message, value=value, hint=hint)]) from error
     try:
         yield folder
+    except PlatformError:
+        raise
+    except Exception as error:  # a full disk: each library has an error of its own
+        if shutil.disk_usage(folder).free >= LEAST_FREE:
+            raise
+        message = f"the disk of {folder} is full. Free space, or name a folder on another disk: --rehearse-in"
+        raise DataError(message) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -156,13 +166,6 @@ def _write_small(
     except ConfigError as error:  # a mistake of this package, not of the user
         raise AssertionError(f"the small config breaks a rule that the config keeps: {error}") from error
     return small, changes, missing
-
-
-def _engine_failure(backend: str, failure: RunFailed) -> str | None:
-    """Returns why SGLang or vLLM, which may be built for GPUs only, did not start on the CPU; None if it started."""
-    if backend not in HOSTED or " did not start: " not in failure.output:
-        return None
-    return f"{backend} does not start on the CPU of this machine"
 
 
 def _world(config: Config) -> Split | None:

@@ -51,7 +51,7 @@ class Runs:
     """Starts runs of `config` in `folder`, which write to `output`. A failed run copies what it printed to `kept`."""
 
     def __init__(self, folder: Path, deadline_s: float, kept: Path) -> None:
-        self.folder, self.deadline_s, self._kept = folder, deadline_s, kept
+        self.folder, self.deadline_s, self.kept = folder, deadline_s, kept
         self.config, self.output, self.log = folder / "config.yaml", folder / "run", folder / "log.txt"
 
     def until_killed(self) -> None:
@@ -124,9 +124,9 @@ class Runs:
     def _failed(self, message: str, code: int) -> RunFailed:
         output = self.log.read_text(errors="replace")
         with suppress(OSError):
-            self._kept.parent.mkdir(parents=True, exist_ok=True)
-            self._kept.write_text(output, encoding="utf-8")
-            message += f"; all that it printed is in {self._kept}"
+            self.kept.parent.mkdir(parents=True, exist_ok=True)
+            self.kept.write_text(output, encoding="utf-8")
+            message += f"; all that it printed is in {self.kept}"
         lines = [f"    {line}" for line in output.splitlines()[-SHOWN:]]
         return RunFailed("\n".join([f"{message}:", *lines]), code, output)
 

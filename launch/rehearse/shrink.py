@@ -204,7 +204,7 @@ def shrunk(config: Config, placement: Placement, materials: Materials) -> tuple[
         rules["rollout.backend"] = replace(rules["rollout.backend"], why=materials.why_backend)
     tree["cluster"].update(cluster)
     small = Config.model_validate(tree)
-    return small, list(_differences(config, small, rules))
+    return small, list(_differences(config, small, rules, materials.folder))
 
 
 def _leaves(key: str, value: object) -> Iterator[tuple[str, object]]:
@@ -227,12 +227,15 @@ def _put(tree: dict[str, Any], key: str, value: object) -> bool:
     return True
 
 
-def _differences(config: Config, small: Config, rules: Mapping[str, Rule]) -> Iterator[Change]:
+def _differences(config: Config, small: Config, rules: Mapping[str, Rule], folder: Path) -> Iterator[Change]:
+    """Yields the changes; paths in `folder`, which is removed, are relative to it."""
     before, after = flat(config.model_dump(mode="json")), flat(small.model_dump(mode="json"))
     for key in [*before, *(key for key in after if key not in before)]:
         if before.get(key) != after.get(key):
             rule = next((rules[name] for name in _enclosing(key) if name in rules), _CLUSTER)
-            yield Change(key, before.get(key), after.get(key), rule.kind, rule.why)
+            value = after.get(key)
+            shown = value.removeprefix(f"{folder}/") if isinstance(value, str) else value
+            yield Change(key, before.get(key), shown, rule.kind, rule.why)
 
 
 def flat(tree: Mapping[str, object], prefix: str = "") -> dict[str, object]:
@@ -280,7 +283,7 @@ def _trained(role: str) -> tuple[Rule, ...]:
             "the longest sequence",
             applies=lambda sizes: section(sizes).max_tokens_per_micro_batch is not None,
         ),
-        _least(f"{role}.optim.lr_warmup_steps", 1, "2 steps"),
+        _least(f"{role}.optim.lr_warmup_steps", 1, "the run has 2 steps"),
         _least(f"{role}.lora.rank", 4, "a small model"),
         Rule(
             f"{role}.kernels",
@@ -428,9 +431,9 @@ RULES: tuple[Rule, ...] = (
     Rule("runner.output_dir", lambda sizes: str(sizes.materials.folder / "run"), "a temporary folder", "replaced"),
     Rule("runner.resume", lambda sizes: "auto", "the rehearsal resumes its own checkpoint", "replaced"),
     _least("runner.max_steps", STEPS),
-    Rule("runner.max_epochs", lambda sizes: None, "2 steps"),
+    Rule("runner.max_epochs", lambda sizes: None, "the run has 2 steps"),
     Rule("runner.save_interval", lambda sizes: 1, "a checkpoint to resume from"),
-    _least("runner.val_check_interval", 1, "2 steps"),
+    _least("runner.val_check_interval", 1, "the run has 2 steps"),
     _least("runner.deadline_s", 120.0, "a small run", applies=lambda sizes: sizes.config.runner.deadline_s > 120),
     Rule(
         "runner.logger_backends",
@@ -441,7 +444,7 @@ RULES: tuple[Rule, ...] = (
     _least("algorithm.group_size", 2),
     _least("algorithm.ppo_epochs", 2),
     _least("algorithm.critic_ppo_epochs", 2),
-    _least("algorithm.policy_training_start_step", 1, "2 steps"),
+    _least("algorithm.policy_training_start_step", 1, "the run has 2 steps"),
     _least("algorithm.rollout_micro_batch_size", 4),
     Rule(
         "algorithm.logprob_forward_micro_batch_size",

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 CONFIGS = Path(__file__).parents[2] / "configs"
+MODEL = "actor.model={path: Qwen/Qwen2.5-1.5B-Instruct, tokenizer: null}"
+PLACED = "cluster={devices_per_node: 8, component_placement: {'actor,rollout,reward': 0-7, critic: 0}}"
+KL = ["algorithm.use_kl_loss=true", "cluster.component_placement={'actor,critic,rollout,reward,reference': all}"]
 NEEDS_MORE = ("fetch_reach", "metaworld_reach")  # simulators that are not installed with the tests
 
 
@@ -19,7 +22,7 @@ def test_a_rehearsal_reports_and_leaves_only_its_report(command, folder):
     assert "passed in" in ended.out
     written = (folder / "reasoning.yaml").read_text().splitlines()
     line = 1 + next(number for number, text in enumerate(written) if "max_steps" in text)
-    assert f"smaller: reasoning.yaml:{line}: runner.max_steps: 4 -> 2" in ended.out
+    assert f"\n  reasoning.yaml:{line}: runner.max_steps: 4 -> 2" in ended.out
     assert (folder / "out-rehearsal.txt").read_text() in ended.out
     report = json.loads((folder / "out-rehearsal.json").read_text())
     assert [phase["name"] for phase in report["phases"]][-1] == "resume, second step, export"
@@ -27,19 +30,46 @@ def test_a_rehearsal_reports_and_leaves_only_its_report(command, folder):
     assert not list((folder / "temporary").iterdir())
 
 
+FUNCTIONS = """\
+import torch
+from rl_platform.algorithms.advantages import BUILT_IN_ESTIMATORS
+
+
+def text(response, answer, metadata):
+    return "good"
+
+
+def shifted(batch, algorithm):
+    advantages, returns = BUILT_IN_ESTIMATORS["gae"](batch, algorithm)
+    return advantages.roll(1, dims=1), returns
+"""
+
+
 @pytest.mark.slow
-def test_a_reward_that_returns_a_string_is_found(command, folder):
-    (folder / "text_reward.py").write_text("def score(response, answer, metadata):\n    return 'good'\n")
-    ended = command("--rehearse", "reasoning.yaml", "reward.type=text_reward:score")
-    assert ended.code == 70
-    assert "text_reward:score" in ended.err
-    assert "'good'" in ended.err
-
-
-def test_a_template_without_the_question_is_refused(command):
-    ended = command("--rehearse", "reasoning.yaml", "data.prompt_template=Answer:")
-    assert ended.code == 2
-    assert "data.prompt_template" in ended.err
+@pytest.mark.parametrize(
+    ("overrides", "code", "named"),
+    [
+        (["reward.type=mine:text"], 70, ["mine:text", "'good'"]),
+        (["algorithm.adv_type=mine:shifted"], 70, ["mine:shifted", "credit: "]),
+        (["data.prompt_template=Answer:"], 2, ["data.prompt_template"]),
+        ([MODEL, "actor.training_backend=megatron", PLACED, "actor.parallel.tensor=8"], 2, ["actor.parallel", "12"]),
+        (
+            [MODEL, "rollout={backend: sglang, tensor_parallel_size: 8}"],
+            2,
+            ["rollout.tensor_parallel_size", "12 heads"],
+        ),
+        ([MODEL, *KL, "reference.model={path: meta-llama/Llama-3.2-1B}"], 2, ["reference.model", "Llama 3"]),
+        (["actor.model={path: some/thing, tokenizer: null}"], 2, ["actor.model.path", "hf download some/thing"]),
+        (["actor.model={path: Qwen/Qwen2.5-9B, tokenizer: null}"], 2, ["actor.model.path", "Qwen2.5-9B"]),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)
+def test_a_planted_mistake_is_found_before_the_small_run(command, folder, overrides, code, named):
+    (folder / "mine.py").write_text(FUNCTIONS)
+    ended = command("--rehearse", "reasoning.yaml", *overrides)
+    assert ended.code == code, ended.err
+    assert all(text in ended.err for text in named), ended.err
+    assert "first step" not in ended.out
 
 
 def test_a_folder_that_is_not_there_is_refused(command):
