@@ -86,6 +86,7 @@ def _room(crowd: Sequence[Occupant], memory: MemoryModel, order: OffloadOrder, c
     if "rollout" in order.leaving:  # it stays while others work, but without this memory
         held = next(moves.held for moves in order.phases if moves.phase == "generate")
         used = usage.processes + sum(one.held(held.get(name, "all")) for name, one in usage.components.items())
+        used += usage.components["reward"].passing if "reward" in usage.components else 0
     engines = sum(len(one.ranks) for one in crowd if one.component == "rollout")
     own = PROCESS_ON_GPU + memory.rank("rollout").activations // per_rank
     return max(0, (int(NEARLY_FULL * capacity) - used) // engines - own)

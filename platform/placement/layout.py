@@ -7,7 +7,7 @@ alone: it examines thousands of splits of a cluster and schedules only those tha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 LEARNERS = ("actor", "critic", "actor_critic", "reference")  # several ranks of these form a process group
 BESIDE = ("reward", "env")  # compute while others do: on a CPU wherever they are placed, except for a reward model
@@ -52,8 +52,11 @@ class Layout:
         return self.one_process or one.key == other.key
 
 
-def layout_of_split(keys: Sequence[tuple[tuple[str, ...], range]], per_node: int) -> Layout:
-    """Returns the layout of keys on disjoint ranges of devices, one rank each. `per_node` 0: the devices are nodes."""
+def layout_of_split(keys: Sequence[tuple[tuple[str, ...], range]], per_node: int, rollout_devices: int = 1) -> Layout:
+    """Returns the layout of keys on disjoint ranges of devices, one rank each. `per_node` 0: the devices are nodes.
+
+    rollout_devices: of a rank of the rollout; above 1 it has a key of its own on the same devices.
+    """
     parts: dict[str, Part] = {}
     sharing: dict[str, frozenset[str]] = {}
     around_reward: frozenset[str] = frozenset()
@@ -64,6 +67,8 @@ def layout_of_split(keys: Sequence[tuple[tuple[str, ...], range]], per_node: int
         computing = frozenset(components).difference(BESIDE)
         for name in components:
             parts[name] = part
+            if name == "rollout" and rollout_devices > 1:
+                parts[name] = replace(part, ranks=len(devices) // rollout_devices, per_rank=rollout_devices, key=name)
             sharing[name] = frozenset() if name in BESIDE else computing - {name}
         if "reward" in components:
             around_reward = computing

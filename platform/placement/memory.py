@@ -4,8 +4,8 @@ Counted: parameters, gradients and optimizer state of learners (float32, sharded
 Megatron's layout shares them; with adapters only those have gradients and optimizer state; a reference has parameters
 alone), what a micro-batch leaves for the backward pass, the generator's key-value cache, and what a process takes by
 itself. Not counted: environments, verifiers, fragmentation. Components that share a GPU take turns, so of the passing
-parts the largest counts. Their lasting parts add up. If components leave for host memory (`OffloadOrder`), the
-fullest phase counts.
+parts the largest counts; a reward model scores while the rollout generates, so theirs add up. Lasting parts add up. If
+components leave for host memory (`OffloadOrder`), the fullest phase counts.
 """
 
 from __future__ import annotations
@@ -206,7 +206,12 @@ class MemoryModel:
 
 def _peak(parts: Mapping[str, Memory]) -> int:
     lasting = sum(memory.lasting for memory in parts.values())
-    return lasting + max((memory.passing for memory in parts.values()), default=0)
+    return lasting + max([_generating(parts), *(memory.passing for memory in parts.values())])
+
+
+def _generating(parts: Mapping[str, Memory]) -> int:
+    """Returns the passing memory of the rollout and of a reward model that scores meanwhile."""
+    return sum(parts[name].passing for name in ("rollout", "reward") if name in parts)
 
 
 def _peak_with_order(parts: Mapping[str, Memory], order: OffloadOrder) -> int:
@@ -215,7 +220,8 @@ def _peak_with_order(parts: Mapping[str, Memory], order: OffloadOrder) -> int:
     for moves in order.phases:
         lasting = sum(memory.held(moves.held.get(name, "all")) for name, memory in parts.items())
         working = PHASES[moves.phase] if moves.phase != "sync weights" else ()
-        peaks.append(lasting + max((parts[name].passing for name in working if name in parts), default=0))
+        passing = max((parts[name].passing for name in working if name in parts), default=0)
+        peaks.append(lasting + (_generating(parts) if moves.phase == "generate" else passing))
     return max(peaks)
 
 

@@ -79,6 +79,7 @@ class OffloadOrder:
 
     leaving: components that leave their devices. recompute: the actor computes log-probs before the update.
     lends_weights: the rollout generates with the actor's own tensors, so these stay. updates: who is trained, in order.
+    scores: a reward model scores while responses are generated.
     """
 
     layout: Layout
@@ -86,13 +87,16 @@ class OffloadOrder:
     recompute: bool = True
     lends_weights: bool = False
     updates: tuple[str, ...] = ("critic", "actor")
+    scores: bool = False
 
     def leaves_before(self, phase: str) -> tuple[tuple[str, bool], ...]:
         """Returns (component, whether its weights leave too) for all that must not be on the devices of `phase`."""
         workers = PHASES[phase]
+        beside = self.layout.around_reward if self.scores and phase == "generate" else frozenset()
         leaving = []
         for name in CAN_LEAVE:
-            meets = name in workers or any(worker in self.layout.sharing.get(name, ()) for worker in workers)
+            sharing = self.layout.sharing.get(name, ())
+            meets = name in workers or name in beside or any(worker in sharing for worker in workers)
             if name in self.leaving and meets and (held := self._may_hold(name, phase)) != "all":
                 leaving.append((name, held == "nothing"))
         return tuple(leaving)
@@ -150,7 +154,8 @@ def order_with(config: Config, layout: Layout, leaving: frozenset[str]) -> Offlo
     """Returns the order of a config in which these components leave."""
     recompute = config.algorithm.old_log_probs == "recompute"
     updates = tuple(name for name, _ in config.algorithm.updates)
-    return OffloadOrder(layout, leaving, recompute, lends_weights(layout), updates)
+    scores = config.reward.type == "model"
+    return OffloadOrder(layout, leaving, recompute, lends_weights(layout), updates, scores)
 
 
 def asked_to_leave(config: Config, layout: Layout, answer: bool | Literal["auto"]) -> frozenset[str]:
@@ -158,12 +163,13 @@ def asked_to_leave(config: Config, layout: Layout, answer: bool | Literal["auto"
     if config.runner.task_type == "embodied" or config.runner.max_staleness:
         return frozenset()  # generation and training run at the same time, so none can leave
     full_kl = config.algorithm.full_kl_in_reward or config.algorithm.full_kl_in_loss
+    around_reward = layout.around_reward if config.reward.type == "model" else frozenset()
     return frozenset(
         name
         for name, asked in config.offload_keys.items()
         if name in layout.parts
         and asked == answer
-        and layout.sharing[name]
+        and (layout.sharing[name] or name in around_reward)
         and not (name == "rollout" and lends_weights(layout))
         and not (name == "reference" and full_kl)  # its output matrix is read in every update of the actor
     )

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from rl_platform.config.rollout_backend import HOSTED
 from rl_platform.config.schema import Config
 from rl_platform.placement.hardware import Device
 from rl_platform.placement.layout import Layout
@@ -154,7 +155,8 @@ class CostModel:
         share = -(-self.rows // ranks)
         running = min(running_sequences(self.config, ranks), share)
         tokens = self.config.rollout.sampling.max_new_tokens or data.max_response_length
-        dtype = "float32" if self.config.rollout.backend == "torch" else self.config.actor.model.dtype
+        hosted = self.config.rollout.backend in HOSTED
+        dtype = self.config.actor.model.dtype if hosted or self.device.kind != "cpu" else "float32"
         prefill = self._arithmetic(shape, share * data.max_prompt_length, data.max_prompt_length, dtype)
         weights = shape.products_per_token * bytes_of(dtype)
         cache = running * (data.max_prompt_length + tokens / 2) * shape.kv_elements_per_token * bytes_of(dtype)

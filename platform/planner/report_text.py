@@ -51,7 +51,9 @@ def _memory(report: Report) -> Iterator[str]:
         share = f"  {use.usage.peak / capacity:.0%}" if capacity else ""
         yield f"  {label:{margin}}  {'at most':12}{'':{13 * len(_COLUMNS)}}{_gib(use.usage.peak):>9}{share}"
     stay = "stay" if not report.order.leaving else "leave as shown below"
-    yield f"  weights and optimizer {stay}; of gradients, activations and caches only one component's exist at a time"
+    beside = "; a reward model scores while the caches exist" if "reward" in report.shapes else ""
+    passing = f"of gradients, activations and caches only one component's exist at a time{beside}"
+    yield f"  weights and optimizer {stay}; {passing}"
     yield from _engine(report)
     for name, shape in report.shapes.items():
         if shape.active_parameters < shape.parameters:

@@ -1,8 +1,9 @@
 """Proposes placements for a config and a cluster: those that share or split its devices in the usual ways and fit into
 memory, ranked by the predicted time of a step.
 
-The ranking is an estimate. Every component gets one rank per device. Splits into sizes 1, 2, 3, 4, 6, 8, 12 ... devices
-are tried, also with idle devices: a small model trains faster on fewer.
+The ranking is an estimate. Every component gets one rank per device, but a rank of the rollout has as many as in the
+config. Splits into sizes 1, 2, 3, 4, 6, 8, 12 ... devices are tried, also with idle devices: a small model trains
+faster on fewer. A placement whose plan would warn of nearly full memory does not fit.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import LEARNERS, layout_of_split
 from rl_platform.placement.memory import MemoryModel, layout_of_learner
 from rl_platform.placement.model_shape import shapes
-from rl_platform.placement.occupancy import resolved_order
+from rl_platform.placement.occupancy import NEARLY_FULL, resolved_order
 from rl_platform.placement.plan import number_ranges
+from rl_platform.placement.scheduler import schedule
 from rl_platform.planner.cost import Correction, CostModel, swaps, waves
 from rl_platform.planner.step_timeline import Span, duration, step_seconds, timeline
 
@@ -31,11 +33,12 @@ Keys = tuple[tuple[tuple[str, ...], range], ...]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A placement, its predicted step, and the bytes of its fullest device."""
+    """A placement, its predicted step, and the bytes of its fullest device. rollout_devices: of a rollout rank."""
 
     keys: Keys
     spans: tuple[Span, ...]
     peak: int
+    rollout_devices: int = 1
 
     @property
     def seconds(self) -> float:
@@ -48,7 +51,15 @@ class Candidate:
     @property
     def component_placement(self) -> dict[str, str]:
         """The value of `cluster.component_placement`."""
-        return {",".join(names): number_ranges(list(devices)) for names, devices in self.keys}
+        value = {}
+        for names, devices in self.keys:
+            together = tuple(name for name in names if name != "rollout" or self.rollout_devices == 1)
+            text = number_ranges(list(devices))
+            if together:
+                value[",".join(together)] = text
+            if together != names:
+                value["rollout"] = f"{text}:{number_ranges(list(range(len(devices) // self.rollout_devices)))}"
+        return value
 
     @property
     def order(self) -> tuple[float, int, int, str]:
@@ -76,29 +87,33 @@ def search(config: Config, inventory: Inventory, calibration: Mapping[str, Corre
     device, per_node = device_of(inventory), max(node.accelerators for node in inventory.nodes)
     model = CostModel(config, known_shapes, device, calibration)
     available = inventory.accelerators or len(inventory.nodes)
+    wide = max(1, schedule(config.cluster, inventory).layout.parts["rollout"].per_rank)
+    capacity = None if device.memory is None else NEARLY_FULL * device.memory
     fitting: list[Candidate] = []
     peaks: list[int] = []
     for keys in _splits(_groupings(config), available):
-        if not _hold_whole_copies(config, keys):
+        if not _hold_whole_copies(config, keys, wide):
             continue
-        layout = layout_of_split(keys, per_node)
+        layout = layout_of_split(keys, per_node, wide)
         memory = MemoryModel(config, known_shapes, layout, on_gpu=per_node > 0)
-        crowds = [tuple((name, 1.0, 1) for name in names) for names, _ in keys]
+        shares = {"rollout": 1 / wide}
+        crowds = [tuple((name, shares.get(name, 1.0), 1) for name in names) for names, _ in keys]
         order = resolved_order(config, memory, crowds, device)
         peak = max(memory.usage(crowd, order).peak for crowd in crowds)
-        if device.memory is not None and peak > device.memory:
+        if capacity is not None and peak > capacity:
             peaks.append(peak)
         else:
             streams = {name for chain in streaming_chains(config, layout, order.leaving) for name in chain}
             moves = swaps(order, memory, device)
             full_kl = config.algorithm.full_kl_in_reward
             spans = timeline(model.phases(layout), layout, streams, waves(config, layout), moves, full_kl)
-            fitting.append(Candidate(keys, spans, peak))
+            fitting.append(Candidate(keys, spans, peak, wide))
     if not fitting and not peaks:
         message = f"on {available} devices no placement gives the models ranks that their layouts divide"
         raise ConfigError([Problem("cluster.component_placement", message, hint="smaller actor.parallel sizes")])
     if not fitting:
-        needed = f"{min(peaks) / GIB:.1f} GiB on its fullest device, {device.kind} has {(device.memory or 0) / GIB:.1f}"
+        room = (capacity or 0) / GIB
+        needed = f"{min(peaks) / GIB:.1f} GiB on its fullest device, {NEARLY_FULL:.0%} of {device.kind} is {room:.1f}"
         message = f"none of {len(peaks)} placements fits into memory: the leanest needs {needed}"
         hint = "more GPUs, smaller micro-batches (actor.micro_batch_size), or fewer rollout.max_running_requests"
         raise ConfigError([Problem("cluster.component_placement", message, hint=hint)])
@@ -142,9 +157,11 @@ def _splits(groupings: Sequence[tuple[tuple[str, ...], ...]], available: int) ->
             yield tuple(zip(grouping, ranges, strict=True))
 
 
-def _hold_whole_copies(config: Config, keys: Keys) -> bool:
-    """Whether every model has as many ranks as its layout divides."""
+def _hold_whole_copies(config: Config, keys: Keys, rollout_devices: int) -> bool:
+    """Whether every model has as many ranks as its layout divides, and every rank of the rollout its devices."""
     for names, devices in keys:
+        if "rollout" in names and (len(devices) % rollout_devices or devices.start % rollout_devices):
+            return False
         for name in set(names) & set(LEARNERS):
             parallel = layout_of_learner(config.section(name))
             if len(devices) % (parallel.ranks * parallel.context):
@@ -210,8 +227,8 @@ def _remarks(result: SearchResult, shown: int) -> list[str]:
     lines = [f"Of each grouping the best split is shown; {others}."] if more > 0 else []
     if result.too_large:
         lines.append(
-            f"{result.too_large} do not fit into {(result.device.memory or 0) / GIB:.1f} GiB; "
-            f"the leanest of them needs {result.smallest_peak / GIB:.1f}."
+            f"{result.too_large} do not fit into {(result.device.memory or 0) / GIB:.1f} GiB with "
+            f"{1 - NEARLY_FULL:.0%} to spare; the leanest of them needs {result.smallest_peak / GIB:.1f}."
         )
     if not result.device.known:
         lines.append("The kind of GPU is not known: memory has no limit here, and speeds are an h100's.")

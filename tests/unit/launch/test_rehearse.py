@@ -28,7 +28,7 @@ from rl_platform.placement.scheduler import Placement, schedule
 
 ROOT = Path(__file__).parents[3]
 SHIPPED = sorted((ROOT / "configs").glob("**/*.yaml"))
-EIGHT_GPUS = ROOT / "configs/reasoning/qwen2.5_1.5b_gsm8k_8gpu.yaml"
+EIGHT_GPUS = ROOT / "configs/reasoning/recipes/qwen2.5_1.5b_gsm8k_8gpu.yaml"
 # one of every family in platform/placement/architectures.py
 IDS_OF_THE_TABLE = [
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B",
@@ -127,7 +127,7 @@ def test_the_small_config_is_valid_and_keeps_the_shape(path, tmp_path):
     ],
 )
 def test_every_parallelism_above_one_stays_above_one(tmp_path, overrides, kinds, ranks):
-    path = ROOT / "configs/reasoning/deepseek_r1_7b_dapo_64gpu.yaml"
+    path = ROOT / "configs/reasoning/recipes/deepseek_r1_7b_dapo_64gpu.yaml"
     loaded, placement, _ = load(str(path), overrides)
     config, _ = shrunk(loaded.config, placement, Materials(tmp_path))
     assert [getattr(config.actor.parallel, kind) for kind in kinds.split()] == [2] * len(kinds.split())

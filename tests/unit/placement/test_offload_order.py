@@ -213,3 +213,29 @@ def test_the_plan_shows_evaluations_beside_the_generation(plans: Any) -> None:
 def test_who_leaves_evaluates_in_a_phase_of_its_own(plans: Any) -> None:
     apart: dict[str, object] = {"actor,critic": "0-3", "rollout,reward": "4-7"}
     assert plans.report(plans.config("critic.offload=true", placement=apart)).streams == {"actor"}
+
+
+SHORT = "{}.max_tokens_per_micro_batch=80"
+REWARD_MODEL = "reward={type: model, model: {path: Qwen/Qwen2.5-0.5B}}"
+
+
+def test_an_actor_leaves_for_a_reward_model(plans: Any) -> None:
+    apart = {"actor,reward": "0-1", "critic": "2-3", "rollout": "4-7"}
+    config = plans.config("actor.offload=true", REWARD_MODEL, placement=apart)
+    phases = {phase: (leaves, comes) for phase, leaves, comes in moves_of(order_of(config))}
+    assert phases["generate"][0] == ["actor (weights)"]
+    assert phases["log-probs"][1] == ["actor (weights)"]
+    assert not any("offload" in warning for warning in plans.report(config).warnings)
+    verifier = plans.config("actor.offload=true", placement=apart)
+    assert order_of(verifier).leaving == set()
+    assert "actor.offload: nobody else uses its devices, so it stays" in plans.report(verifier).warnings
+
+
+def test_a_reward_model_and_the_generator_work_at_once(plans: Any) -> None:
+    for offload in ((), ("critic.offload=true",)):
+        report = plans.report(plans.config(REWARD_MODEL, SHORT.format("actor"), SHORT.format("critic"), *offload))
+        parts = report.devices[0].usage.components
+        lasting = sum(parts[name].lasting for name in ("actor", "rollout", "reward"))
+        both = parts["rollout"].passing + parts["reward"].passing
+        assert both > max(parts["actor"].passing, parts["reward"].passing)
+        assert report.devices[0].usage.peak >= report.devices[0].usage.processes + lasting + both

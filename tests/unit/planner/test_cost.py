@@ -61,7 +61,7 @@ def test_a_larger_model_is_slower_in_every_phase(tmp_path: Path, plans: Any) -> 
         ("algorithm.ppo_epochs=2", {"train critic", "train actor"}),
         ("algorithm.critic_ppo_epochs=3", {"train critic"}),
         ("critic.mini_batch_size=8", {"values", "train critic"}),
-        ("actor.model.dtype=float32", {"log-probs", "values", "train critic", "train actor"}),
+        ("actor.model.dtype=float32", {"generate", "score", "log-probs", "values", "train critic", "train actor"}),
         ("rollout.max_running_requests=32", {"generate", "score"}),
     ],
 )
