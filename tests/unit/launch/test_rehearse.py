@@ -123,7 +123,7 @@ def test_the_small_config_is_valid_and_keeps_the_shape(path, tmp_path):
         (["actor.parallel={tensor: 4, pipeline: 4}", "critic.parallel={tensor: 4, pipeline: 4}"], "tensor pipeline", 8),
         (["actor.parallel={expert: 8}", "critic.parallel={expert: 8}"], "expert", 2),
         (["actor={training_backend: fsdp, model: {path: Qwen/Qwen2.5-7B}, parallel: {context: 8}}"], "context", 4),
-        (["actor.parallel={tensor: 4, pipeline: 8}", "critic.parallel={tensor: 4, pipeline: 8}"], "tensor pipeline", 4),
+        (["actor.parallel={tensor: 8, pipeline: 8}", "critic.parallel={tensor: 8, pipeline: 8}"], "tensor pipeline", 4),
     ],
 )
 def test_every_parallelism_above_one_stays_above_one(tmp_path, overrides, kinds, ranks):
