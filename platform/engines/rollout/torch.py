@@ -117,12 +117,16 @@ class TorchRolloutEngine:
         self.version = weights.version
 
     def _own(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Returns tensors of the engine's device and type, by reference where possible. Shared memory stays shared."""
+        """Returns tensors of the engine's device and type, by reference where possible. Shared memory stays shared.
+
+        Buffers keep their type: biases that select experts (DeepSeek-V3) are float32 in every model.
+        """
         own: dict[tuple[int, torch.Size], Tensor] = {}
-        for tensor in state.values():
+        buffers = {name for name, _ in self.model.named_buffers()}
+        for name, tensor in state.items():
             key = tensor.data_ptr(), tensor.shape
             if key not in own:
-                own[key] = tensor.to(self.device, self.dtype)
+                own[key] = tensor.to(self.device, tensor.dtype if name in buffers else self.dtype)
         return {name: own[tensor.data_ptr(), tensor.shape] for name, tensor in state.items()}
 
     @torch.inference_mode()

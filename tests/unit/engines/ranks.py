@@ -27,6 +27,7 @@ from rl_platform.engines.training.fsdp import FSDPEngine
 from rl_platform.engines.training.offload import OffloadingEngine
 from rl_platform.engines.training.state_files import _Reader, read, write
 from rl_platform.envs.embodied.spaces import ActionSpace
+from rl_platform.models.attention import Features
 from rl_platform.models.context_parallel import ContextParallel, UlyssesAttention
 from rl_platform.models.forward import EmbodiedActorCritic, TokenPolicy, TokenValues
 from rl_platform.models.language import LanguageModel
@@ -235,23 +236,27 @@ def offloaded() -> dict[str, Any]:
     return {"metrics": metrics, "held": held, "outputs": outputs(trained, "actor"), "parameters": parameters(trained)}
 
 
-def exchanged_attention() -> dict[str, Tensor]:
+def exchanged_attention(features: Features | None) -> dict[str, Tensor]:
     """Attention with one key head for four query heads, over 11 tokens that two ranks share; with its gradients."""
     packed = pack([torch.arange(7), torch.arange(4) + 2])
     numbers = torch.Generator().manual_seed(1)
     whole = [torch.randn(1, heads, 11, 6, generator=numbers, requires_grad=True) for heads in (4, 1, 1)]
-    expected = packed.attention(0, *whole, 0.4)
+    expected = packed.attention(0, *whole, 0.4, features)
     weights = torch.randn(expected.shape, generator=numbers)
     (expected * weights).sum().backward()
+    sinks = None if features is None or features.sinks is None else features.sinks
     context = ContextParallel(dist.group.WORLD)
-    mine = slice(6 * context.rank, 6 * context.rank + 6)
+    mine, heads = slice(6 * context.rank, 6 * context.rank + 6), slice(2 * context.rank, 2 * context.rank + 2)
+    of_sinks = [] if sinks is None else [sinks.grad[heads].clone()]
     own = [F.pad(tensor.detach(), (0, 0, 0, 1))[:, :, mine].requires_grad_() for tensor in whole]
-    output = UlyssesAttention(packed.attention, context, 11)(0, *own, 0.4)
+    if sinks is not None:
+        sinks.grad = None
+    output = UlyssesAttention(packed.attention, context, 11)(0, *own, 0.4, features)
     (output * F.pad(weights, (0, 0, 0, 0, 0, 1))[mine]).sum().backward()
-    gradients = [F.pad(tensor.grad, (0, 0, 0, 1))[:, :, mine] for tensor in whole]
-    assert all(tensor.grad is not None for tensor in own)
+    gradients = [*(F.pad(tensor.grad, (0, 0, 0, 1))[:, :, mine] for tensor in whole), *of_sinks]
+    actual = [*(tensor.grad for tensor in own), *([] if sinks is None else [sinks.grad[heads]])]
     return {
-        "actual": torch.cat([output.flatten(), *(tensor.grad.flatten() for tensor in own)]),
+        "actual": torch.cat([output.flatten(), *(tensor.flatten() for tensor in actual)]),
         "expected": torch.cat([F.pad(expected, (0, 0, 0, 0, 0, 1))[mine].flatten(), *(g.flatten() for g in gradients)]),
     }
 
@@ -264,7 +269,9 @@ def preload() -> None:
 
 
 def main(rank: int, folder: Path) -> None:
-    results: dict[str, Any] = {"in order": in_order(), "offloaded": offloaded(), "attention": exchanged_attention()}
+    results: dict[str, Any] = {"in order": in_order(), "offloaded": offloaded(), "attention": exchanged_attention(None)}
+    sinks = torch.tensor([0.3, -1.0, 2.0, 0.1], requires_grad=True)
+    results["attention with features"] = exchanged_attention(Features(3, 1.5, sinks))
     for name, options in VARIANTS.items():
         kind = name.split(maxsplit=1)[0]
         report = run(engine(kind, **options), kind, folder / f"{name} 2")

@@ -131,9 +131,10 @@ def test_adapters_learn(ranks: ModuleType) -> None:
     assert len(trained.parameters) == len(trained.optimizer.state) == 2 * 3 * 2
 
 
-def test_one_key_head_serves_the_ranks_that_share_tokens(results) -> None:
+@pytest.mark.parametrize("kind", ["attention", "attention with features"])
+def test_one_key_head_serves_the_ranks_that_share_tokens(results, kind: str) -> None:
     for rank in range(2):
-        actual = results[rank]["attention"]
+        actual = results[rank][kind]
         torch.testing.assert_close(actual["actual"], actual["expected"], rtol=1e-6, atol=1e-6)
 
 

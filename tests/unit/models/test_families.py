@@ -14,13 +14,15 @@ import torch
 from torch import Tensor
 
 from rl_platform.algorithms.kl import full_kl
-from rl_platform.engines.rollout import kv_cache
+from rl_platform.engines.rollout import kv_cache, prefill
+from rl_platform.engines.rollout.base import Request
+from rl_platform.engines.rollout.torch import TorchRolloutEngine
 from rl_platform.models import packed
 from rl_platform.models.attention import is_plain
 from rl_platform.models.families import FAMILIES, architecture_problems, readable_positions, unsupported_features
 from rl_platform.models.forward import TokenPolicy
 from rl_platform.models.language import LanguageModel
-from rl_platform.records import RolloutBatch
+from rl_platform.records import RolloutBatch, SamplingParams, Weights
 
 ROOT = Path(__file__).parents[3]
 TEMPERATURE = 0.7
@@ -50,11 +52,13 @@ def test_computes_and_generates_what_transformers_does(family: str, monkeypatch:
 
 @pytest.mark.parametrize("family", ["gemma2", "gpt_oss", "mistral", "deepseek_v3"])
 def test_few_slots_and_long_responses(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sequences enter while others run, and pages of several tokens lie within, across and outside windows."""
+    """Sequences share pages and enter in parts while others run; pages lie within, across and outside windows."""
     monkeypatch.setattr(kv_cache, "PAGE", 4)
+    monkeypatch.setattr(prefill, "WORTH_A_PASS", 1)
+    monkeypatch.setattr(prefill, "PREFILL_TOKENS", 5)
     monkeypatch.setattr(tiny_families, "NEW_TOKENS", 23)
     network = tiny_families.tiny(family, **({} if family == "deepseek_v3" else {"sliding_window": 7}))
-    for slots in (1, 2):
+    for slots in (1, 2, 3):
         assert tiny_families.generation_difference(network, slots) < 1e-4
 
 
@@ -107,6 +111,21 @@ def one_by_one(plain: Any, reference: Any, batch: RolloutBatch) -> list[Tensor]:
         parts[1].append(-(distribution.exp() * distribution).sum(-1))
         parts[2].append(full_kl(logits, theirs))
     return [torch.cat(part) for part in parts]
+
+
+def test_biases_that_select_experts_stay_float32_in_a_bfloat16_engine() -> None:
+    network = tiny_families.tiny("deepseek_v3")
+    bias = network.model.layers[1].mlp.gate.e_score_correction_bias
+    bias.fill_(1.0 + 1e-6)
+    engine = TorchRolloutEngine(network.config, (48,), 1, torch.device("cpu"), torch.bfloat16)
+    for version in range(2):
+        engine.receive(Weights(version, LanguageModel(network).state_dict()))
+        own = engine.model.backbone.layers[1].mlp
+        assert torch.equal(own.gate.e_score_correction_bias, bias)
+        assert own.experts.down_proj.dtype == torch.bfloat16
+    answers: list[Any] = []
+    engine.generate([Request(0, (3, 1, 4), 0)], SamplingParams(4), answers.append)
+    assert len(answers[0].token_ids) == 4
 
 
 def test_windows_longer_than_all_sequences_are_plain_attention() -> None:
