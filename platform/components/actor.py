@@ -37,7 +37,7 @@ class LanguageActor(Learner):
 
     def __init__(self, context: ComponentContext, config: Config) -> None:
         model = TokenPolicy(
-            language_model(config, config.actor.model, context.seed, lora=config.actor.lora),
+            language_model(config, config.actor.model, context.seed, lora=config.actor.lora, probed=context.rank == 0),
             token_temperature(config),
             entropy_gradient=config.algorithm.entropy_bonus > 0,
         )

@@ -19,7 +19,8 @@ class LanguageReference(Evaluator):
     def __init__(self, context: ComponentContext, config: Config) -> None:
         section = config.reference_section
         self.full_kl = config.algorithm.full_kl_in_reward or config.algorithm.full_kl_in_loss
-        language = language_model(config, section.model, context.seed)
+        probed = config.reference.model is not None and context.rank == 0  # the actor's model is probed there
+        language = language_model(config, section.model, context.seed, probed=probed)
         policy = TokenPolicy(language, token_temperature(config), keep_states=self.full_kl)
         super().__init__(context, config, section, policy.requires_grad_(False))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import Lora, Model
 from rl_platform.errors import ConfigError, Problem
@@ -9,20 +11,28 @@ from rl_platform.models.families import readable_positions
 from rl_platform.models.language import LanguageModel
 from rl_platform.models.lora import add_adapters
 from rl_platform.models.pretrained import load_causal_lm
+from rl_platform.models.probe import own_forward, probe
 from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.rng import derive_seed
 
 
 def language_model(
-    config: Config, section: Model, seed: int, *, value_head: bool = False, lora: Lora | None = None
+    config: Config,
+    section: Model,
+    seed: int,
+    *,
+    value_head: bool = False,
+    lora: Lora | None = None,
+    probed: bool = False,
 ) -> LanguageModel:
     """Returns the language model of `section`.
 
     Actor, critic and reference with one section and seed start from equal backbones, also with random weights. With
-    `lora` only the adapters and a value head are trained.
+    `lora` only the adapters and a value head are trained. `probed`: a loaded model is compared with transformers, see
+    `probe`.
 
     Raises ConfigError if there is nothing to load, if the model reads fewer positions than `data` allows, or if it has
-    no layer for the adapters.
+    no layer for the adapters. Raises DataError if the comparison fails.
     """
     own = {"critic.model": config.critic.model, "reference.model": config.reference.model}
     key = next((name for name, model in own.items() if model is section), "actor.model")
@@ -35,6 +45,8 @@ def language_model(
         allowed = f"data.max_prompt_length + data.max_response_length up to {positions}"
         raise ConfigError([Problem("data.max_response_length", message, allowed=allowed)])
     language = LanguageModel(network, value_head=value_head)
+    if probed and section.path is not None:
+        probe(network, partial(own_forward, network, language), section.path, f"{key}.path")
     if lora is not None:
         add_adapters(language.backbone, lora, derive_seed(seed, "lora"), "critic.lora" if value_head else "actor.lora")
         language.head.requires_grad_(value_head)

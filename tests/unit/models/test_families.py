@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType
+from functools import partial
 from typing import Any
 
 import pytest
+import tiny_families
 import torch
 from torch import Tensor
 
@@ -22,23 +21,11 @@ from rl_platform.models.attention import is_plain
 from rl_platform.models.families import FAMILIES, architecture_problems, readable_positions, unsupported_features
 from rl_platform.models.forward import TokenPolicy
 from rl_platform.models.language import LanguageModel
+from rl_platform.models.probe import own_forward, probe
 from rl_platform.records import RolloutBatch, SamplingParams, Weights
 
-ROOT = Path(__file__).parents[3]
 TEMPERATURE = 0.7
 FEATURES = ["gemma2", "gpt_oss", "deepseek_v3", "qwen2_moe", "mistral", "cohere2", "granitemoeshared"]
-
-
-def benchmark() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("families", ROOT / "benchmarks" / "families.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-tiny_families = benchmark()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -48,6 +35,7 @@ def test_computes_and_generates_what_transformers_does(family: str, monkeypatch:
     assert unsupported_features(network.config) == []
     assert tiny_families.training_difference(network) < 1e-4
     assert tiny_families.generation_difference(network) < 1e-4
+    probe(network, partial(own_forward, network, LanguageModel(network)), "FOLDER", "actor.model.path")
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gpt_oss", "mistral", "deepseek_v3"])

@@ -1,7 +1,7 @@
-"""Largest difference of logits between the platform and transformers, for a tiny random model of every family.
+"""Tiny random models of every family, and how far the platform's numbers are from those of transformers.
 
-`python benchmarks/families.py` prints a row per family, as in docs/families.md: for the packed forward of training, and
-for the log-probs of generated tokens (`torch` engine).
+`python tests/tiny_families.py` prints a row per family: the largest difference of logits in the packed forward of
+training, and of log-probs of the tokens that the `torch` engine generates.
 """
 
 from __future__ import annotations
