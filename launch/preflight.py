@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 import psutil
 import torch
@@ -27,6 +28,11 @@ from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import LEARNERS
 from rl_platform.placement.model_shape import PolicyShape, shapes
 from rl_platform.placement.scheduler import Placement
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+    from rl_platform.config.schema.models import Model
 
 BYTES_TRAINED = 16  # per parameter: float32 weight, gradient and two Adam moments
 BYTES_SAVED = 12  # the same without the gradient
@@ -154,6 +160,42 @@ def _group_problems(placement: Placement) -> Iterator[Problem]:
     yield Problem("rollout.weight_transfer", message, value="group", allowed="auto, memory")
 
 
+def check_architectures(config: Config, placement: Placement) -> None:
+    """Raises ConfigError with the problems of all models that their config.json shows: families, quantised weights,
+    positions, outputs that a full KL cannot compare. Reads no weights."""
+    from rl_platform.models.build import length_problem
+    from rl_platform.models.classifier import load_parts
+    from rl_platform.models.language import LogitTransform
+
+    problems: dict[str, Problem] = {}  # by text: components share models
+    outputs = {}
+    for name in ("actor", "critic", "reference"):
+        if name not in placement.components:
+            continue
+        try:
+            model_config, _, key = _model_config(config, name)
+        except ConfigError as error:
+            problems |= {str(problem): problem for problem in error.problems}
+            continue
+        outputs[name] = LogitTransform.of(model_config)
+        if (problem := length_problem(config, model_config, key)) is not None:
+            problems[str(problem)] = problem
+    if config.reward.model is not None:
+        try:
+            load_parts(config.reward.model)
+        except ConfigError as error:
+            problems |= {str(problem): problem for problem in error.problems}
+    full_kl = config.algorithm.full_kl_in_reward or config.algorithm.full_kl_in_loss
+    if full_kl and len({*(outputs[name] for name in ("actor", "reference") if name in outputs)}) > 1:
+        message = (
+            "a full KL computes the logits of both models alike, and the reference scales or caps its own otherwise"
+        )
+        problem = Problem("reference.model", message, allowed="a model with the actor's scale and cap of logits")
+        problems[str(problem)] = problem
+    if problems:
+        raise ConfigError([*problems.values()])
+
+
 def check_models(config: Config, placement: Placement, inventory: Inventory) -> int:
     """Returns the bytes of a checkpoint. Raises ConfigError if a model cannot be loaded or memory is too small.
 
@@ -186,17 +228,27 @@ def _check_memory(config: Config, needs: dict[str, int], inventory: Inventory) -
     raise ConfigError([Problem("actor.model", message, value=value, hint="a smaller model, or a GPU")])
 
 
-def _parameters(config: Config, name: str) -> tuple[int, int]:
-    """Returns the numbers of frozen and trained parameters of a component's language model, built without memory."""
-    from rl_platform.models.lora import adapter_parameters
-    from rl_platform.models.pretrained import empty_causal_lm, load_config
+def _model_config(config: Config, name: str) -> tuple[PretrainedConfig, Model, str]:
+    """Returns the transformers config of a component's language model, its section and the key of that.
+
+    Raises ConfigError for a model that the platform does not compute.
+    """
+    from rl_platform.models.pretrained import load_config
     from rl_platform.models.tokenizer import load_tokenizer
 
     section, key = getattr(config, name).model, f"{name}.model"
     if section is None:
         section, key = config.actor.model, "actor.model"
     tokenizer = load_tokenizer(section, key)
-    model_config = load_config(section, tokenizer.vocab_size, tokenizer.eos_token_ids[0], key)
+    return load_config(section, tokenizer.vocab_size, tokenizer.eos_token_ids[0], key), section, key
+
+
+def _parameters(config: Config, name: str) -> tuple[int, int]:
+    """Returns the numbers of frozen and trained parameters of a component's language model, built without memory."""
+    from rl_platform.models.lora import adapter_parameters
+    from rl_platform.models.pretrained import empty_causal_lm
+
+    model_config, section, key = _model_config(config, name)
     network = empty_causal_lm(model_config, section.path or "random_init", f"{key}.path")
     head = 0
     if name == "critic":  # a scalar head replaces the vocabulary's; it is trained beside adapters too
@@ -226,12 +278,20 @@ def policy_bytes(config: Config, spaces: EnvSpaces) -> int:
     from rl_platform.components.actor import embodied_policy
 
     if config.actor.model.type == "vla":  # its language model is read from a folder
+        _check_backbone(config)
         shape = next((each for each in shapes(config)[0].values() if isinstance(each, PolicyShape)), None)
         trained = 0 if shape is None else shape.trained_parameters(config.actor.lora)
     else:
         with torch.device("meta"):
             trained = sum(parameter.numel() for parameter in embodied_policy(config, spaces, 0).parameters())
     return trained * BYTES_SAVED + config.env.num_envs * spaces.observation_size * (1 if spaces.images else 4)
+
+
+def _check_backbone(config: Config) -> None:
+    """Raises ConfigError for a language model that a vision-language-action policy does not compute."""
+    from rl_platform.models.vla import refuse_features
+
+    refuse_features(_model_config(config, "actor")[0], config.actor.model.path, 0)
 
 
 def check_reward(config: Config) -> None:

@@ -20,6 +20,7 @@ from rl_platform.interrupts import shutting_down
 from rl_platform.launch.cluster import cluster_for, runtime_for
 from rl_platform.launch.output import OutputFolder, output_folder
 from rl_platform.launch.preflight import (
+    check_architectures,
     check_cheap,
     check_estimator,
     check_models,
@@ -55,6 +56,7 @@ def run(loaded: LoadedConfig, config_path: str, placement: Placement, inventory:
         world = spaces_of(config)
     else:
         world = build_questions(config.data, config.runner.seed)
+        check_architectures(config, placement)
         check_reward(config)
         check_tool(config)
         check_estimator(config)

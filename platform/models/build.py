@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import Lora, Model
@@ -14,6 +15,9 @@ from rl_platform.models.pretrained import load_causal_lm
 from rl_platform.models.probe import own_forward, probe
 from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.rng import derive_seed
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 
 def language_model(
@@ -38,12 +42,8 @@ def language_model(
     key = next((name for name, model in own.items() if model is section), "actor.model")
     tokenizer = load_tokenizer(section, key)
     network = load_causal_lm(section, tokenizer.vocab_size, tokenizer.eos_token_ids[0], derive_seed(seed, "model"), key)
-    longest = config.data.max_prompt_length + config.data.max_response_length
-    positions = readable_positions(network.config) or longest
-    if longest > positions:
-        message = f"prompt and response together may have {longest} tokens, the model of {key} reads {positions}"
-        allowed = f"data.max_prompt_length + data.max_response_length up to {positions}"
-        raise ConfigError([Problem("data.max_response_length", message, allowed=allowed)])
+    if (problem := length_problem(config, network.config, key)) is not None:
+        raise ConfigError([problem])
     language = LanguageModel(network, value_head=value_head)
     if probed and section.path is not None:
         probe(network, partial(own_forward, network, language), section.path, f"{key}.path")
@@ -51,6 +51,17 @@ def language_model(
         add_adapters(language.backbone, lora, derive_seed(seed, "lora"), "critic.lora" if value_head else "actor.lora")
         language.head.requires_grad_(value_head)
     return language
+
+
+def length_problem(config: Config, model_config: PretrainedConfig, key: str) -> Problem | None:
+    """Returns a problem if `data` allows longer sequences than the model of `key` reads."""
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    positions = readable_positions(model_config) or longest
+    if longest <= positions:
+        return None
+    message = f"prompt and response together may have {longest} tokens, the model of {key} reads {positions}"
+    allowed = f"data.max_prompt_length + data.max_response_length up to {positions}"
+    return Problem("data.max_response_length", message, allowed=allowed)
 
 
 def token_temperature(config: Config) -> float:

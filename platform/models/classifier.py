@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from rl_platform.config.schema.reward import RewardModel
 from rl_platform.errors import ConfigError, Problem
+from rl_platform.models.families import quantisation_problem
 from rl_platform.models.pretrained import model_folder, quiet_transformers
 from rl_platform.records import Message
 
@@ -75,6 +76,8 @@ def load_parts(section: RewardModel) -> tuple[PreTrainedTokenizerBase, Pretraine
         tokenizer = AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError) as error:
         raise ConfigError([Problem(key, f"no tokenizer can be loaded: {error}", value=source)]) from error
+    if (problem := quantisation_problem(config, folder, path)) is not None:
+        raise ConfigError([problem])
     if config.num_labels != 1:
         message = f"a reward is one number, this classifier has {config.num_labels} labels"
         raise ConfigError([Problem(path, message, value=folder)])

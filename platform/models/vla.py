@@ -13,7 +13,7 @@ et al., "RT-1" (2022).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +29,9 @@ from rl_platform.models.language import LanguageModel
 from rl_platform.models.pretrained import load_causal_lm
 from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.models.vision import ImageEncoder
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 
 class InstructedAttention:
@@ -199,12 +202,17 @@ def vision_language_policy(
         hint = "a shorter instruction, or convolutions (actor.model.cnn) that leave fewer places"
         key = "actor.model.instruction" if len(texts) == 1 else "env.tasks"
         raise ConfigError([Problem(key, message, hint=hint)])
-    if not is_plain(network.config, length):
-        message = f"{network.config.model_type} has windows, capped scores or sinks, which this policy does not compute"
-        raise ConfigError([Problem("actor.model.path", message, value=str(model.path))])
+    refuse_features(network.config, model.path, length)
     if not model.train_backbone:
         language.backbone.requires_grad_(False)
     return policy
+
+
+def refuse_features(config: PretrainedConfig, path: str | None, length: int) -> None:
+    """Raises ConfigError for a language model whose attention over `length` tokens is not plain."""
+    if not is_plain(config, length):
+        message = f"{config.model_type} has windows, capped scores or sinks, which this policy does not compute"
+        raise ConfigError([Problem("actor.model.path", message, value=path or "")])
 
 
 def _keep_first_layers(network: Any, count: int) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from reward_parts import make_classifier
+from tiny_families import tiny
 from transformers import LlamaConfig
 
 from rl_platform.config import Config
@@ -17,7 +18,7 @@ from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch import preflight
 from rl_platform.launch.command import load
 from rl_platform.launch.output import output_folder
-from rl_platform.launch.preflight import check_cheap, check_models, check_policy_loss, check_reward
+from rl_platform.launch.preflight import check_architectures, check_cheap, check_models, check_policy_loss, check_reward
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.scheduler import Placement
 
@@ -295,6 +296,54 @@ def test_a_reward_model_counts_among_what_must_fit_into_memory(folder: Path, mon
     monkeypatch.setattr("psutil.virtual_memory", lambda: memory(available=1000, total=10**9))
     with pytest.raises(ConfigError, match=r"training needs .* GiB \(.*, reward 0\.0\), 0\.0 GiB are free"):
         check_models(*scored)
+
+
+def test_problems_of_all_models_are_told_at_once(command, folder: Path):
+    """From each config.json, for each component, before weights are read: there are none."""
+    quantised = {"quantization_config": {"quant_method": "fp8"}}
+    for name, options in {
+        "actor": {"model_type": "llama"} | quantised,
+        "critic": {"model_type": "qwen3_next"},
+        "reference": {"model_type": "gemma3"},
+        "scorer": {"model_type": "llama", "num_labels": 1} | quantised,
+    }.items():
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps(options))
+    make_classifier(folder / "tokenizer")
+    ended = command(
+        "reasoning.yaml",
+        *(f"{name}.model={{path: ./{name}, tokenizer: bytes}}" for name in ("actor", "critic", "reference")),
+        "algorithm.use_kl_loss=true",
+        "cluster.component_placement={'actor,critic,rollout,reward,reference': all}",
+        "reward={type: model, model: {path: ./scorer, tokenizer: ./tokenizer}}",
+    )
+    assert ended.code == 2
+    for line in (
+        "actor.model.path: the weights are quantised (fp8)",
+        "critic.model.path: qwen3_next has layers of kind linear_attention",
+        "reference.model.path: gemma3 has images",
+        "reward.model.path: the weights are quantised (fp8)",
+    ):
+        assert line in ended.err
+    assert "FineGrainedFP8Config(dequantize=True)" in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_sequences_are_as_long_as_the_model_reads(folder: Path):
+    tiny("llama", vocab_size=259, max_position_embeddings=8).config.save_pretrained(folder / "short")
+    with pytest.raises(ConfigError, match=r"data\.max_response_length: .* the model of actor\.model reads 8"):
+        check_architectures(*loaded("reasoning.yaml", "actor.model={path: ./short, tokenizer: bytes}")[:2])
+
+
+def test_a_full_kl_compares_models_with_one_scale_of_logits(folder: Path):
+    for name, scale in (("actor", 8.0), ("reference", 4.0)):
+        tiny("granite", vocab_size=259, logits_scaling=scale).config.save_pretrained(folder / name)
+    models = [f"{name}.model={{path: ./{name}, tokenizer: bytes}}" for name in ("actor", "reference")]
+    placed = "cluster.component_placement={'actor,critic,rollout,reward,reference': all}"
+    kl = ["algorithm.use_kl_loss=true", "algorithm.kl_loss_type=full"]
+    with pytest.raises(ConfigError, match=r"reference\.model: a full KL"):
+        check_architectures(*loaded("reasoning.yaml", *models, placed, *kl)[:2])
+    check_architectures(*loaded("reasoning.yaml", *models, placed, *kl[:1])[:2])
 
 
 def test_a_reward_model_that_is_none_is_told_without_reading_weights(folder: Path):
