@@ -17,9 +17,9 @@ import torch
 
 from rl_platform.config.rollout_backend import HOSTED
 from rl_platform.config.schema import Config
-from rl_platform.config.schema.reward import RewardModel
+from rl_platform.config.schema.reward import RewardModel, Scoring
 from rl_platform.envs.embodied.spaces import EnvSpaces
-from rl_platform.errors import ConfigError, Problem
+from rl_platform.errors import ConfigError, Problem, problems_of
 from rl_platform.launch.cluster import uses_ray
 from rl_platform.launch.extras import required
 from rl_platform.launch.output import output_problems
@@ -212,8 +212,8 @@ def check_models(config: Config, placement: Placement, inventory: Inventory) -> 
     needs = {name: frozen * BYTES_FROZEN + trained * BYTES_TRAINED for name, (frozen, trained) in sizes.items()}
     if not any(host.accelerators for host in placement.hosts):
         needs["rollout (repacked weights)"] = sum(sizes["actor"]) * BYTES_FROZEN
-        if config.reward.model is not None:
-            needs["reward"] = _reward_bytes(config.reward.model)
+        if (scoring := config.reward.classifier) is not None and scoring.model is not None:
+            needs["reward"] = _reward_bytes(scoring.model)
         _check_memory(config, needs, inventory)
     return sum(trained for _, trained in sizes.values()) * BYTES_SAVED
 
@@ -298,19 +298,22 @@ def check_reward(config: Config) -> None:
     """Raises ConfigError or WorkerError if the user's reward function cannot be imported or the reward model is
     invalid, Unreachable if the reward server does not answer. Does not read the weights of a reward model.
     """
+    for key, scoring in config.reward.parts:
+        with problems_of(key, "reward"):
+            _check_scoring(config, scoring)
+
+
+def _check_scoring(config: Config, scoring: Scoring) -> None:
     from rl_platform.components.reward import http_scorer, verifier_spec
     from rl_platform.envs.reasoning.scoring import ScoringPool
     from rl_platform.models.classifier import load_parts
 
-    if config.reward.type == "http":
-        http_scorer(config).close()
-        return
-    if config.reward.model is not None:
-        load_parts(config.reward.model)
-        return
-    spec = verifier_spec(config)
-    if not spec.built_in:
-        ScoringPool(spec, num_workers=1, timeout_s=config.reward.timeout_s).close()
+    if scoring.type == "http":
+        http_scorer(scoring).close()
+    elif scoring.model is not None:
+        load_parts(scoring.model)
+    elif not (spec := verifier_spec(config.data, scoring.type)).built_in:
+        ScoringPool(spec, num_workers=1, timeout_s=scoring.timeout_s).close()
 
 
 def check_tool(config: Config) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from rl_platform.algorithms.card import algorithm_card, sources_card
+from rl_platform.algorithms.card import algorithm_card, functions_card, sources_card
 from rl_platform.config import LoadedConfig
 from rl_platform.config.schema import Config
 from rl_platform.envs.embodied.build import warp_problem
@@ -118,7 +118,7 @@ def card(config: Config) -> list[tuple[str, str]]:
         has_values=config.has_values,
         num_action_chunks=config.actor.model.num_action_chunks,
     )
-    lines += sources_card(config.data)
+    lines += sources_card(config.data) + functions_card(config.reward)
     if config.runner.task_type == "embodied":
         lines += policy_card(config.actor.model, config.sequence_length)
     if config.runner.max_staleness:

@@ -5,8 +5,9 @@ Exit codes: 2 bad config or placement, 65 bad data or checkpoint, 70 diverged or
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 
 class PlatformError(Exception):
@@ -55,6 +56,15 @@ class ConfigError(PlatformError):
 
     def __reduce__(self) -> tuple[type[ConfigError], tuple[list[Problem]]]:
         return type(self), (self.problems,)
+
+
+@contextmanager
+def problems_of(key: str, section: str) -> Iterator[None]:
+    """Turns problems of keys of `section` into those of the same keys below `key`, as for an entry of a list."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError([replace(each, key=each.key.replace(section, key, 1)) for each in error.problems]) from error
 
 
 class PlacementError(ConfigError):

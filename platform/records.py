@@ -75,10 +75,11 @@ class Trajectory:
     token_ids: response tokens including EOS if it was sampled; log_probs: the engine's log-probability of each of them
     (of the temperature-scaled, unfiltered distribution); finish_reason: "stop" (EOS), "length", or "abort" if it is
     incomplete and continues in the next step; weights_version: of the policy that generated it. The reward component
-    sets reward, metric and step_rewards (position in token_ids where a step ends, reward); `valid` is False if scoring
-    failed. conversation: only of several turns; weights_version is that of the first turn, and the last token is a
-    sampled one. segments: (version, tokens) in order, of a response that several versions generated; weights_version is
-    that of the first. Empty: all tokens are of `weights_version`.
+    sets reward, metric, step_rewards (position in token_ids where a step ends, reward) and reward_parts (name, score of
+    each of several functions); `valid` is False if scoring failed. conversation: only of several turns;
+    weights_version is that of the first turn, and the last token is a sampled one. segments: (version, tokens) in
+    order, of a response that several versions generated; weights_version is that of the first. Empty: all tokens are of
+    `weights_version`.
     """
 
     prompt: Prompt
@@ -94,6 +95,7 @@ class Trajectory:
     step_rewards: tuple[tuple[int, float], ...] = ()
     conversation: Conversation | None = None
     segments: tuple[tuple[int, int], ...] = ()
+    reward_parts: tuple[tuple[str, float], ...] = ()
 
     @property
     def complete(self) -> bool:

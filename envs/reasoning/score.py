@@ -24,7 +24,8 @@ _SHOWN = 100  # characters of a refused value in messages
 class Score:
     """A score. If not `valid`, `value` is ignored, `reason` is RAISED, TIMEOUT, DIED or REFUSED, `detail` explains it.
 
-    `steps`: (end of a step in characters from the start of the response, its reward). `text`: a tool's answer.
+    `steps`: (end of a step in characters from the start of the response, its reward). `text`: a tool's answer. `parts`:
+    (name, score) of each of several functions that gave one.
     """
 
     value: float
@@ -33,6 +34,7 @@ class Score:
     detail: str = ""
     steps: tuple[tuple[int, float], ...] = ()
     text: str | None = None
+    parts: tuple[tuple[str, float], ...] = ()
 
 
 def unscored(reason: str, detail: str) -> Score:

@@ -9,7 +9,7 @@ from rl_platform.envs.reasoning.digits import digit_questions
 from rl_platform.envs.reasoning.question import Question, Split
 from rl_platform.envs.reasoning.reasoning_gym import reasoning_gym_questions
 from rl_platform.envs.reasoning.rows import stored_questions
-from rl_platform.errors import ConfigError, DataError, Problem
+from rl_platform.errors import ConfigError, DataError, Problem, problems_of
 
 
 def build_questions(data: Data, seed: int) -> Split:
@@ -37,11 +37,8 @@ def _split(data: Data, key: str, task: Task, seed: int) -> Split:
     if not isinstance(task, Source):
         return _questions(data, task, seed)
     sizes = {"val_size": data.validation_size(task), "train_size": data.train_size if task.weight else 0}
-    try:
+    with problems_of(key, "data.task"):
         split = _questions(data.model_copy(update=sizes), task, seed)
-    except ConfigError as error:  # its problems are of data.task
-        problems = [replace(problem, key=problem.key.replace("data.task", key, 1)) for problem in error.problems]
-        raise ConfigError(problems) from error
     return Split(*([_of_source(question, task.label) for question in part] for part in (split.train, split.validation)))
 
 

@@ -141,28 +141,27 @@ def check_reward(config: Config, questions: Split) -> int:
 
     Raises ConfigError if it cannot be imported, WorkerError if it gives no number.
     """
-    from rl_platform.components.reward import verifier_spec
+    from rl_platform.components.reward import REMOTE, verifier_spec
     from rl_platform.envs.reasoning.scoring import ScoringPool
     from rl_platform.envs.reasoning.verifiers import ScoreItem
-
-    if config.reward.type in ("model", "http"):
-        return 0
 
     def items(question: Question) -> list[ScoreItem]:
         texts = (question.answer, "0", "")
         return [ScoreItem(text, question.text, question.answer, question.metadata) for text in texts]
 
     asked = [item for question in questions.train[:RESPONSES] for item in items(question)]
-    pool = ScoringPool(verifier_spec(config), num_workers=1, timeout_s=config.reward.timeout_s)
-    try:
-        scores = pool.score(asked)
-    finally:
-        pool.close()
-    bad = [(item, score) for item, score in zip(asked, scores, strict=True) if not score.valid]
-    if bad:
-        item, score = bad[0]
-        raise WorkerError(
-            f"reward.type {config.reward.type} scored {len(scores) - len(bad)} of {len(scores)} responses. The first "
-            f"without a score ({score.reason}) is {item.response!r} to {item.question!r}:\n{score.detail}"
-        )
-    return len(asked)
+    scoring = [part for _, part in config.reward.parts if part.type not in ("model", *REMOTE)]
+    for part in scoring:
+        pool = ScoringPool(verifier_spec(config.data, part.type), num_workers=1, timeout_s=part.timeout_s)
+        try:
+            scores = pool.score(asked)
+        finally:
+            pool.close()
+        bad = [(item, score) for item, score in zip(asked, scores, strict=True) if not score.valid]
+        if bad:
+            item, score = bad[0]
+            raise WorkerError(
+                f"reward.type {part.type} scored {len(scores) - len(bad)} of {len(scores)} responses. The first "
+                f"without a score ({score.reason}) is {item.response!r} to {item.question!r}:\n{score.detail}"
+            )
+    return len(asked) * len(scoring)

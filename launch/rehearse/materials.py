@@ -11,6 +11,7 @@ import torch
 
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import Model, Trainable
+from rl_platform.config.schema.reward import RewardModel
 from rl_platform.envs.reasoning.rows import rows_of
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch.rehearse.architectures import (
@@ -74,8 +75,8 @@ def write_models(config: Config, known: dict[str, Architecture], materials: Mate
         write_model(known[role], config.section(role), folder, config.runner.seed, longest)
         if model.tokenizer not in (None, "bytes") and not materials.real_tokenizer:
             write_tokenizer(model, known[role], Path(materials.model(f"{role}-tokenizer")), real=False)
-    if config.reward.type == "model" and config.reward.model is not None:
-        _write_classifier(config, known, materials, longest)
+    if (scoring := config.reward.classifier) is not None and scoring.model is not None:
+        _write_classifier(config, scoring.model, known, materials, longest)
 
 
 def write_model(
@@ -167,15 +168,16 @@ def _tokenizer_source(model: Model, known: Architecture) -> dict[str, Any] | Non
     return None
 
 
-def _write_classifier(config: Config, known: dict[str, Architecture], materials: Materials, longest: int) -> None:
+def _write_classifier(
+    config: Config, model: RewardModel, known: dict[str, Architecture], materials: Materials, longest: int
+) -> None:
     """The reward model: of its own architecture, or of the actor's if its config.json is not known here."""
-    assert config.reward.model is not None
     folder = Path(materials.model("reward"))
     try:
-        architecture = options_of(config.reward.model.path, "reward.model.path")
+        architecture = options_of(model.path, "reward.model.path")
     except ConfigError:
         architecture = known.get("actor", Architecture(known_options(PACKAGED) or {}, PLAIN))
-    source = Model(path=config.reward.model.path, tokenizer=config.reward.model.tokenizer)
+    source = Model(path=model.path, tokenizer=model.tokenizer)
     write_tokenizer(source, architecture, folder, materials.real_tokenizer)
     write_model(architecture, config.actor, folder, config.runner.seed, longest, labels=1)
 

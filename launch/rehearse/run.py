@@ -126,7 +126,8 @@ def _folder(parent: str | None) -> Iterator[Path]:
 def _materials(config: Config, known: dict[str, materials.Architecture], folder: Path, stack: ExitStack) -> Materials:
     engine = next(rollout_engine_problems(config), None)
     url = None
-    if config.reward.type == "http" and not _answers(config.reward.url or ""):
+    servers = [part.url or "" for _, part in config.reward.parts if part.type == "http"]
+    if not all(map(_answers, servers)):
         url = stack.enter_context(scoring_server())
     return Materials(
         folder,
@@ -187,7 +188,8 @@ def _absent(loaded: LoadedConfig, placement: Placement, missing: list[str], stan
     if not stands.real_tokenizer:
         absent.append(("tokenizer", "not on this machine: bytes and the model's special tokens stood in"))
     if stands.reward_url is not None:
-        absent.append((f"reward.url: {config.reward.url}", "no answer: a server of the rehearsal scored"))
+        urls = ", ".join(part.url or "" for _, part in config.reward.parts if part.type == "http")
+        absent.append((f"reward.url: {urls}", "no answer: a server of the rehearsal scored"))
     gpus = any(placement.accelerators.values()) and not placement.emulated
     if gpus:
         absent += [("NCCL, CUDA IPC", "gloo and shared memory carried tensors"), ("GPU kernels, GPU memory", "CPU")]

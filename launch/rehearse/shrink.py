@@ -16,6 +16,7 @@ from typing import Any, Literal
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.data import Task
 from rl_platform.config.schema.models import Model, RandomLM, Trainable
+from rl_platform.config.schema.reward import RewardFunction
 from rl_platform.launch.rehearse.small_placement import LEARNERS, data_parallel, small_cluster, small_parallel
 from rl_platform.placement.inventory import inventory_for
 from rl_platform.placement.scheduler import Placement, schedule
@@ -402,6 +403,17 @@ def _few_rows(sizes: Sizes, number: int, task: Task) -> dict[str, object]:
     }
 
 
+def _small_function(sizes: Sizes, function: RewardFunction) -> dict[str, object]:
+    small = function.model_dump()
+    small |= {name: min(small[name], most) for name, most in (("num_workers", 2), ("max_batch_size", 4))}
+    if function.type == "model":
+        small["model"] |= {"path": sizes.materials.model("reward")}
+        small["model"] |= {} if sizes.materials.real_tokenizer else {"tokenizer": None}
+    if function.type == "http" and sizes.materials.reward_url is not None:
+        small["url"] = sizes.materials.reward_url
+    return small
+
+
 def _embodied(sizes: Sizes) -> bool:
     return sizes.embodied
 
@@ -576,6 +588,12 @@ RULES: tuple[Rule, ...] = (
         "the server does not answer here: one of this process scores",
         "replaced",
         lambda sizes: sizes.config.reward.type == "http" and sizes.materials.reward_url is not None,
+    ),
+    Rule(
+        "reward.functions",
+        lambda sizes: [_small_function(sizes, function) for function in sizes.config.reward.functions],
+        "few processes and small models",
+        applies=lambda sizes: sizes.config.reward.functions,
     ),
     Rule("env.num_envs", lambda sizes: sizes.num_envs, applies=_embodied),
     Rule("env.num_workers", lambda sizes: sizes.workers, applies=_embodied),

@@ -10,6 +10,7 @@ from typing import Literal
 
 from rl_platform.config.schema.algorithm import ESTIMATORS, PFPPO, Algorithm, estimator_needs
 from rl_platform.config.schema.data import Data
+from rl_platform.config.schema.reward import Reward
 
 DENOMINATORS = {
     "token-mean": "active positions of the mini-batch",
@@ -81,6 +82,14 @@ def sources_card(data: Data) -> list[tuple[str, str]]:
     validated = [source.label for source in data.sources if data.validation_size(source)]
     text = f"{', '.join(shares)} of the prompts of a step, up to rounding; each source is repeated in a new order"
     return [("sources", f"{text}; validated one by one: {', '.join(validated)}")]
+
+
+def functions_card(reward: Reward) -> list[tuple[str, str]]:
+    """The sum of several reward functions; nothing of one."""
+    if not reward.functions:
+        return []
+    terms = " + ".join(f"{each.weight:g} * {each.label} ({each.type})" for each in reward.functions)
+    return [("score", f"{terms}; a response that one of them cannot score does not count")]
 
 
 def _advantages(algorithm: Algorithm) -> str:

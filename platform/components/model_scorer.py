@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from rl_platform.config.schema import Config
+from rl_platform.config.schema.data import Data
+from rl_platform.config.schema.reward import Scoring
 from rl_platform.envs.reasoning.prompts import PLACEHOLDER
 from rl_platform.envs.reasoning.score import RAISED, Score, checked_reward, unscored
 from rl_platform.envs.reasoning.score_queue import ScoreQueue
@@ -21,18 +22,18 @@ WAITING_BATCHES = 64
 
 
 class ModelScorer(ScoreQueue):
-    """Scores with the classifier of `reward.model` on `device`, in one thread and batches of `reward.max_batch_size`.
+    """Scores with the classifier of `scoring.model` on `device`, in one thread and batches of `max_batch_size`.
 
     The classifier reads what the policy read: system turn, prompt and response. A conversation that is longer than its
     context is invalid, and so is a score that is not finite or out of range. Raises ConfigError at construction if the
     model cannot be loaded.
     """
 
-    def __init__(self, config: Config, device: torch.device) -> None:
-        assert config.reward.model is not None
-        super().__init__(WAITING_BATCHES * config.reward.max_batch_size)
-        self._classifier = SequenceClassifier(config.reward.model, device)
-        self._data, self._batch_size = config.data, config.reward.max_batch_size
+    def __init__(self, data: Data, scoring: Scoring, device: torch.device) -> None:
+        assert scoring.model is not None
+        super().__init__(WAITING_BATCHES * scoring.max_batch_size)
+        self._classifier = SequenceClassifier(scoring.model, device)
+        self._data, self._batch_size = data, scoring.max_batch_size
         self._thread = threading.Thread(target=self._serve, name="reward-model", daemon=True)
         self._thread.start()
 

@@ -1,8 +1,8 @@
 """The reward component: gives every trajectory its reward, all at once or as they stream in.
 
-Who scores a response is a `Scorer`: processes with a verifier (`envs/reasoning/scoring.py`, `verifiers.py`), a reward
-model (`model_scorer.py`), or a server (`envs/reasoning/http_scorer.py`). Shaping of rewards (KL, length, whitening)
-belongs to the algorithm, not here.
+A `Scorer` scores responses: processes with a verifier (`envs/reasoning/scoring.py`, `verifiers.py`), a reward model
+(`model_scorer.py`), a server (`envs/reasoning/http_scorer.py`), or several of them (`weighted_scorer.py`). Shaping of
+rewards (KL, length, whitening) belongs to the algorithm, not here.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import queue
 from bisect import bisect_left
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
 from typing import Protocol
@@ -18,19 +19,22 @@ from typing import Protocol
 import torch
 
 from rl_platform.components.model_scorer import ModelScorer
+from rl_platform.components.weighted_scorer import WeightedScorer
 from rl_platform.config.schema import Config
-from rl_platform.config.schema.data import Task
+from rl_platform.config.schema.data import Data, Task
+from rl_platform.config.schema.reward import Scoring
 from rl_platform.envs.reasoning.http_scorer import HttpScorer
 from rl_platform.envs.reasoning.score import DIED, TIMEOUT, Score
 from rl_platform.envs.reasoning.scoring import ScoringPool, ScoringStats
-from rl_platform.envs.reasoning.verifiers import ScoreItem, VerifierSpec
-from rl_platform.errors import ChannelClosed, Unreachable, WorkerError
+from rl_platform.envs.reasoning.verifiers import BUILT_IN, ScoreItem, VerifierSpec
+from rl_platform.errors import ChannelClosed, Unreachable, WorkerError, problems_of
 from rl_platform.models.tokenizer import Tokenizer, load_tokenizer
 from rl_platform.records import Trajectory
 from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.host import ComponentContext
 
 READ_AT_ONCE = 64
+REMOTE = ("http",)  # types whose scores come from a server
 
 
 class Scorer(Protocol):
@@ -53,12 +57,17 @@ class LanguageReward:
     with `valid=False` and reward 0; if no response of a call gets a score, raises WorkerError with a traceback, or
     Unreachable if a server did not answer.
 
-    `metric` is 1 for a full score and 0 otherwise with the built-in verifiers, the score itself with all others.
+    `metric` is 1 for a full score and 0 otherwise with the built-in verifiers, the score itself with all others. Of
+    several functions it is that of the first built-in verifier, or the sum if there is none.
     """
 
     def __init__(self, context: ComponentContext, config: Config) -> None:
         self._label, self._model = context.label, config.actor.model
-        self._type, self._built_in = config.reward.type, verifier_spec(config).built_in
+        reward = config.reward
+        self._what = "reward.type " + reward.type if not reward.functions else "reward.functions"
+        named = dict(zip(reward.labels or [""], (part.type for _, part in reward.parts), strict=True))
+        self._asks_server = {name for name, kind in named.items() if kind in REMOTE}
+        self._names, self._verdict = set(named), next((name for name, kind in named.items() if kind in BUILT_IN), None)
         self._scorer = _scorer(context, config)
 
     def score(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
@@ -115,9 +124,11 @@ class LanguageReward:
     def _scored(self, trajectory: Trajectory, score: Score) -> Trajectory:
         if not trajectory.valid:  # a tool failed in it, so its result is unknown
             return replace(trajectory, reward=0.0, metric=0.0)
-        metric = float(score.value >= 1.0) if self._built_in else score.value
+        scores = {"": score.value, **dict(score.parts)}
+        metric = score.value if self._verdict is None else float(scores.get(self._verdict, 0.0) >= 1.0)
         steps = tuple((self._token_at(trajectory.token_ids, end), reward) for end, reward in score.steps)
-        return replace(trajectory, reward=score.value, metric=metric, valid=score.valid, step_rewards=steps)
+        scored = replace(trajectory, reward=score.value, metric=metric, valid=score.valid, step_rewards=steps)
+        return replace(scored, reward_parts=score.parts)
 
     def _token_at(self, token_ids: Sequence[int], end: int) -> int:
         """The position of the token with which the text has `end` characters."""
@@ -135,38 +146,51 @@ class LanguageReward:
         counts = ", ".join(
             f"{reason} {sum(s.reason == reason for s in scores)}" for reason in sorted({s.reason for s in scores})
         )
-        silent = self._type == "http" and {score.reason for score in scores} <= {DIED, TIMEOUT}
+        missing = {name for score in scores for name in self._names - dict(score.parts).keys()}
+        silent = missing <= self._asks_server and {score.reason for score in scores} <= {DIED, TIMEOUT}
         raise (Unreachable if silent else WorkerError)(
-            f"{self._label}: reward.type {self._type} scored none of {len(scores)} responses ({counts}). "
+            f"{self._label}: {self._what} scored none of {len(scores)} responses ({counts}). "
             f"The last one:\n{scores[-1].detail}"
         )
 
 
 def _scorer(context: ComponentContext, config: Config) -> Scorer:
     reward = config.reward
-    if reward.type == "model":
+    if not reward.functions:
+        return _scorer_of(context, config, reward)
+    with ExitStack() as made:  # closes the first ones if a later one cannot be built
+        scorers: dict[str, Scorer] = {}
+        for (key, function), label in zip(reward.parts, reward.labels, strict=True):
+            with problems_of(key, "reward"):
+                scorers[label] = _scorer_of(context, config, function)
+            made.callback(scorers[label].close)
+        made.pop_all()
+    return WeightedScorer(scorers, {function.label: function.weight for function in reward.functions})
+
+
+def _scorer_of(context: ComponentContext, config: Config, scoring: Scoring) -> Scorer:
+    if scoring.type == "model":
         device = torch.device("cuda", context.accelerators[0]) if context.accelerators else torch.device("cpu")
-        return ModelScorer(config, device)
-    if reward.type == "http":
-        return http_scorer(config)
-    return ScoringPool(verifier_spec(config), num_workers=reward.num_workers, timeout_s=reward.timeout_s)
+        return ModelScorer(config.data, scoring, device)
+    if scoring.type == "http":
+        return http_scorer(scoring)
+    spec = verifier_spec(config.data, scoring.type)
+    return ScoringPool(spec, num_workers=scoring.num_workers, timeout_s=scoring.timeout_s)
 
 
-def http_scorer(config: Config) -> HttpScorer:
-    """Of `reward.type: http`. Raises Unreachable or ConfigError when no reward server is at `reward.url`."""
-    reward = config.reward
+def http_scorer(scoring: Scoring) -> HttpScorer:
+    """Of type http. Raises Unreachable or ConfigError when no reward server is at its `url`."""
     return HttpScorer(
-        reward.url or "",
-        batch_size=reward.max_batch_size,
-        num_workers=reward.num_workers,
-        timeout_s=reward.timeout_s,
-        retries=reward.retries,
+        scoring.url or "",
+        batch_size=scoring.max_batch_size,
+        num_workers=scoring.num_workers,
+        timeout_s=scoring.timeout_s,
+        retries=scoring.retries,
     )
 
 
-def verifier_spec(config: Config) -> VerifierSpec:
-    """The part of a config that the scoring processes read."""
-    name, data = config.reward.type, config.data
+def verifier_spec(data: Data, name: str) -> VerifierSpec:
+    """What the scoring processes of the verifier `name` read."""
 
     def of(task: Task) -> VerifierSpec:
         return VerifierSpec(name, task.type, task.name, task.params)

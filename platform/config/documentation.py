@@ -14,6 +14,7 @@ from rl_platform.config.schema.base import Section
 from rl_platform.config.schema.cluster import NodeGroup
 from rl_platform.config.schema.data import Source
 from rl_platform.config.schema.env import EnvTask
+from rl_platform.config.schema.reward import RewardFunction
 
 _HEAD = """# Configuration
 
@@ -91,6 +92,8 @@ def render() -> str:
                 parts += _section("cluster.node_groups[]", NodeGroup, shown)
             if name == "data":
                 parts += _section("data.sources[]", Source, shown)
+            if name == "reward":
+                parts += _section("reward.functions[]", RewardFunction, shown)
             if name == "env":
                 parts += _section("env.tasks[]", EnvTask, shown)
     return "\n".join([*parts, *_names()]) + "\n"

@@ -159,7 +159,8 @@ class MemoryModel:
 
     def _reward(self, shape: Shape) -> Memory:
         """A reward model, complete on every rank, and its largest batch."""
-        reward = self.config.reward
+        reward = self.config.reward.classifier
+        assert reward is not None
         assert reward.model is not None
         assert isinstance(shape, ModelShape)
         bytes_each = bytes_of(reward.model.dtype)

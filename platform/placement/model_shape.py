@@ -267,8 +267,8 @@ def shapes(config: Config) -> tuple[dict[str, Shape], dict[str, str]]:
         sections["critic"] = config.critic.model or actor
     if config.has_reference:
         sections["reference"] = config.reference.model or actor
-    if config.reward.type == "model" and config.reward.model is not None:
-        sections["reward"] = Model(path=config.reward.model.path)
+    if (scoring := config.reward.classifier) is not None and scoring.model is not None:
+        sections["reward"] = Model(path=scoring.model.path)
     known: dict[str, Shape] = {}
     reasons: dict[str, str] = {}
     for name, model in sections.items():

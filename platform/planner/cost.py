@@ -174,7 +174,8 @@ class CostModel:
 
     def _score(self, layout: Layout) -> Bounds:
         """One forward of every response by the reward model, which is whole on every rank."""
-        shape, reward, length = self.shapes["reward"], self.config.reward, longest(self.config)
+        shape, reward, length = self.shapes["reward"], self.config.reward.classifier, longest(self.config)
+        assert reward is not None
         assert reward.model is not None
         share = -(-self.rows // layout.parts["reward"].ranks)
         batches, dtype = -(-share // reward.max_batch_size), reward.model.dtype

@@ -14,12 +14,13 @@ from rl_platform.algorithms.shaping import ShapedRewards
 from rl_platform.components.actor import LanguageActor
 from rl_platform.components.critic import LanguageCritic
 from rl_platform.components.reference import LanguageReference
-from rl_platform.components.reward import LanguageReward, verifier_spec
+from rl_platform.components.reward import LanguageReward
 from rl_platform.components.rollout import LanguageRollout
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.rollout import Sampling
 from rl_platform.envs.reasoning.prompts import PromptLoader, build_prompts
 from rl_platform.envs.reasoning.question import Split
+from rl_platform.envs.reasoning.verifiers import BUILT_IN
 from rl_platform.metrics import Reporter
 from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.placement.offload_order import OffloadOrder
@@ -35,6 +36,7 @@ from rl_platform.runners.trajectories import (
     by_source,
     conversation_metrics,
     cut_ends,
+    function_metrics,
     process_rewards,
     rollout_batch,
     samples_of,
@@ -128,7 +130,7 @@ class ReasoningRunner:
             batch, metrics = replace(batch, rewards=batch.rewards + process), metrics | process_metrics
         samples = samples_of(trajectories[: self.config.runner.log_samples])
         metrics |= trajectory_metrics(trajectories) | conversation_metrics(trajectories)
-        metrics |= source_metrics(trajectories)
+        metrics |= source_metrics(trajectories) | function_metrics(trajectories, self.config.reward.labels)
         return Collected(batch, metrics | shaped.metrics | self.recovery.metrics(), samples)
 
     def _shaped(self, trajectories: Sequence[Trajectory]) -> ShapedRewards:
@@ -154,6 +156,7 @@ class ReasoningRunner:
     def validate(self, step: int) -> dict[str, float]:
         trajectories = self.answers(self.config.rollout.val_sampling, step)
         metrics = validation_metrics(trajectories, validation_metric(self.config))
+        metrics |= function_metrics(trajectories, self.config.reward.labels, "val/")
         for label, part in by_source(trajectories).items():
             metrics |= validation_metrics(part, validation_metric(self.config), f"{label}/")
         return metrics
@@ -243,5 +246,5 @@ class ReasoningRunner:
 
 
 def validation_metric(config: Config) -> str:
-    """`val/accuracy` of a verifier with scores 0 and 1; `val/score` of any other reward."""
-    return "val/accuracy" if verifier_spec(config).built_in else "val/score"
+    """`val/accuracy` of a verifier with scores 0 and 1; `val/score` if no function that scores is one."""
+    return "val/accuracy" if any(part.type in BUILT_IN for _, part in config.reward.parts) else "val/score"

@@ -101,6 +101,17 @@ def source_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     return metrics
 
 
+def function_metrics(trajectories: Sequence[Trajectory], names: Sequence[str], part: str = "") -> dict[str, float]:
+    """Mean score of each of several reward functions, without its weight, and the responses that it did not score."""
+    metrics: dict[str, float] = {}
+    for name in names:
+        scores = [dict(trajectory.reward_parts).get(name) for trajectory in trajectories]
+        given = [score for score in scores if score is not None]
+        metrics[f"{part}reward/{name}"] = mean(given)
+        metrics[f"{part}reward/{name}/unscored"] = float(len(scores) - len(given))
+    return metrics
+
+
 def validation_metrics(trajectories: Sequence[Trajectory], metric: str, part: str = "") -> dict[str, float]:
     """Means over scored responses. metric: name of the score, as `val/accuracy`. part: of the names, as `gsm8k/`."""
     valid = [trajectory for trajectory in trajectories if trajectory.valid]

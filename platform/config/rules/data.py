@@ -66,11 +66,11 @@ def _task(config: Config, key: str, task: Task) -> Iterator[Problem]:
     if kind == "digits" and turns:
         message = "the operation quotient needs the calculator, and rollout.multi_turn is null"
         yield Problem(f"{key}.params", message, hint="rollout.multi_turn: {tool: calculator}")
-    if kind in _STORED and when(lambda: task.answer_column is None and config.reward.type in _COMPARED):
-        message = (
-            f"reward.type {config.reward.type} compares responses with answers, and null means that there are none"
-        )
-        yield Problem(f"{key}.answer_column", message, hint="a column, or another reward.type")
+    if kind in _STORED and when(lambda: task.answer_column is None):
+        comparing = [at for at, part in when(lambda: config.reward.parts) or () if part.type in _COMPARED]
+        if comparing:
+            message = f"{comparing[0]} compares responses with answers, and null says that there are none"
+            yield Problem(f"{key}.answer_column", message, hint="a column, or a reward of another type")
 
 
 def _sources(sources: list[Source]) -> Iterator[Problem]:

@@ -7,29 +7,23 @@ from urllib.parse import urlsplit
 
 from rl_platform.config.rules.rule import TASK, Unread, embodied, reasoning, unknown_name, unread_keys, when
 from rl_platform.config.schema import Config
-from rl_platform.config.schema.reward import VERIFIERS
+from rl_platform.config.schema.reward import VERIFIERS, RewardFunction, Scoring
 from rl_platform.errors import Problem
 
 _TYPE, _TYPES = "reward.type", (*VERIFIERS, "model", "http")
 _SCALING, _OVERLONG = "algorithm.reward_scaling", "algorithm.overlong"
 _COEF, _BUFFER, _MAX = (f"{_OVERLONG}.{name}" for name in ("stop_properly_coef", "buffer_length", "max_length"))
+_OWN = "type num_workers timeout_s max_batch_size model url retries"
+TAKEN = ("filtered", "kl", "kl_coef", "out_of_range", "process_mean", "process_moved", "raw_mean", "unscored")
 _LESS = "multiplying a negative reward by a factor below 1 would reward truncation"
 
 
 def refused(config: Config) -> Iterator[Problem]:
     if not when(lambda: reasoning(config)):
         return
-    reward = config.reward
-    if unknown := when(lambda: unknown_name(_TYPE, reward.type, _TYPES)):
-        yield unknown
-    if when(lambda: reward.type == "model" and reward.model is None):
-        message = "reward.type model needs a classifier"
-        yield Problem("reward.model", message, hint="for example reward.model: {path: FOLDER}")
-    if when(lambda: reward.type == "http" and not _is_address(reward.url or "")):
-        message = (
-            "reward.type http needs the http:// or https:// address of a scoring server, without user and password"
-        )
-        yield Problem("reward.url", message, hint="for example http://HOST:PORT/score")
+    for key, part in when(lambda: config.reward.parts) or ():
+        yield from _part(key, part)
+    yield from _functions(when(lambda: config.reward.functions) or [])
     scaling = when(lambda: config.algorithm.reward_scaling)
     if scaling is not None:
         if when(lambda: scaling.source_max <= scaling.source_min):
@@ -42,6 +36,32 @@ def refused(config: Config) -> Iterator[Problem]:
         yield from _soft_punishment(config)
     if when(lambda: config.algorithm.overlong.stop_properly_coef is not None):
         yield from _factor_of_truncation(config)
+
+
+def _part(key: str, part: Scoring) -> Iterator[Problem]:
+    if unknown := when(lambda: unknown_name(f"{key}.type", part.type, _TYPES)):
+        yield unknown
+    if when(lambda: part.type == "model" and part.model is None):
+        yield Problem(f"{key}.model", f"{key}.type model needs a classifier", hint="for example model: {path: FOLDER}")
+    if when(lambda: part.type == "http" and not _is_address(part.url or "")):
+        message = (
+            f"{key}.type http needs the http:// or https:// address of a scoring server, without user and password"
+        )
+        yield Problem(f"{key}.url", message, hint="for example http://HOST:PORT/score")
+
+
+def _functions(functions: list[RewardFunction]) -> Iterator[Problem]:
+    labels = [when(lambda each=each: each.label) for each in functions]
+    types = [when(lambda each=each: each.type) for each in functions]
+    for index, label in enumerate(labels):
+        key = f"reward.functions[{index}].name"
+        if label is not None and label in labels[:index]:
+            yield Problem(key, f"there is a function {label} already: metrics are named by it", hint="name: OTHER")
+        elif label in TAKEN:
+            yield Problem(key, f"the metric reward/{label} is another one", hint="name: OTHER")
+        if types[index] == "model" and "model" in types[:index]:
+            message = "a reward rank holds one reward model"
+            yield Problem(f"reward.functions[{index}].type", message, hint="serve the others: type http")
 
 
 def _is_address(url: str) -> bool:
@@ -95,9 +115,11 @@ def _factor_of_truncation(config: Config) -> Iterator[Problem]:
     if lowest is not None and lowest < 0:
         message = f"{_LESS}, and {_SCALING}.target_min is {lowest:g}"
         yield Problem(_COEF, message, hint=f"{_BUFFER} subtracts a penalty instead")
-    if when(lambda: algorithm.reward_scaling is None and (":" in reward.type or reward.type in ("model", "http"))):
-        message = f"{_LESS}, and the scores of {reward.type} (reward.type) may be negative"
-        yield Problem(_COEF, message, hint=f"{_SCALING} maps them to a known range")
+    for key, part in when(lambda: [] if algorithm.reward_scaling else reward.parts) or ():
+        if when(lambda part=part: ":" in part.type or part.type in ("model", "http")):
+            message = f"{_LESS}, and the scores of {part.type} ({key}.type) may be negative"
+            yield Problem(_COEF, message, hint=f"{_SCALING} maps them to a known range")
+            break
 
 
 def unread(config: Config) -> Iterator[Unread]:
@@ -108,16 +130,26 @@ def unread(config: Config) -> Iterator[Unread]:
         reason = "it belongs to responses; see env.normalize_rewards"
         yield Unread("algorithm.reward_whitening", reason, (TASK,))
         yield Unread(_OVERLONG, "it belongs to responses; embodied training has none", (TASK,))
-    kind = when(lambda: reasoning(config) and config.reward.type)
-    if kind:
-        if kind != "model":
-            yield Unread("reward.model", "it belongs to reward.type model", (_TYPE,))
-        if kind != "http":
-            yield from unread_keys("reward", "url retries", "it belongs to reward.type http", _TYPE)
-        if kind not in ("model", "http"):
-            yield Unread("reward.max_batch_size", f"reward.type {kind} scores responses one by one", (_TYPE,))
-        if kind == "model":
-            reason = "a classifier scores one batch after another in the reward's process"
-            yield from unread_keys("reward", "num_workers timeout_s", reason, _TYPE)
+    if when(lambda: reasoning(config)):
+        if when(lambda: config.reward.functions):
+            yield from unread_keys("reward", _OWN, "reward.functions has a value for each function", "reward.functions")
+        for key, part in when(lambda: config.reward.parts) or ():
+            yield from _unread_by(key, part)
     if when(lambda: config.algorithm.overlong.buffer_length is None):
         yield from unread_keys(_OVERLONG, "penalty max_length", f"{_BUFFER} is null, so there is no penalty", _BUFFER)
+
+
+def _unread_by(key: str, part: Scoring) -> Iterator[Unread]:
+    """The keys of a function that its type does not read. A list is inherited as a whole: its items bind no keys."""
+    kind, switches = when(lambda: part.type), (_TYPE,) if key == "reward" else ()
+    if kind is None:
+        return
+    if kind != "model":
+        yield Unread(f"{key}.model", f"it belongs to {key}.type model", switches)
+    if kind != "http":
+        yield from unread_keys(key, "url retries", f"it belongs to {key}.type http", *switches)
+    if kind not in ("model", "http"):
+        yield Unread(f"{key}.max_batch_size", f"{key}.type {kind} scores responses one by one", switches)
+    if kind == "model":
+        reason = "a classifier scores one batch after another in the reward's process"
+        yield from unread_keys(key, "num_workers timeout_s", reason, *switches)

@@ -26,10 +26,9 @@ class RewardModel(Section):
     )
 
 
-class Reward(Section):
-    """`reward`: scores responses."""
+class Scoring(Section):
+    """How one score of a response is computed."""
 
-    group_name: str | None = key(None, "name of the worker group in logs")
     type: str = key(
         "task", "task (its own verifier), math_verify, exact_match, module:function, model (a classifier) or http"
     )
@@ -41,3 +40,45 @@ class Reward(Section):
     model: RewardModel | None = key(None, "model: the classifier")
     url: str | None = key(None, "http: address of the scoring server, http:// or https://")
     retries: int = key(3, "http: number of retries after a failed request", ge=0)
+
+
+class RewardFunction(Scoring):
+    """`reward.functions[]`: one of several functions whose weighted sum is the score."""
+
+    name: str | None = key(
+        None,
+        "part of the name of its metric, `reward/<name>`; null: its type, of module:function the function",
+        pattern=r"^[\w.-]+$",
+    )
+    weight: float = key(1.0, "factor of its score in the sum; 0: only measured")
+
+    @property
+    def label(self) -> str:
+        """The name in metrics."""
+        return self.name or self.type.rpartition(":")[2]
+
+
+class Reward(Scoring):
+    """`reward`: scores responses."""
+
+    group_name: str | None = key(None, "name of the worker group in logs")
+    functions: list[RewardFunction] = Field(
+        default_factory=list, description="several functions, whose weighted sum is the score; none: reward.type alone"
+    )
+
+    @property
+    def parts(self) -> list[tuple[str, Scoring]]:
+        """Every function that scores, with its key."""
+        if self.functions:
+            return [(f"reward.functions[{index}]", function) for index, function in enumerate(self.functions)]
+        return [("reward", self)]
+
+    @property
+    def labels(self) -> list[str]:
+        """The names of several functions in metrics, in their order."""
+        return [function.label for function in self.functions]
+
+    @property
+    def classifier(self) -> Scoring | None:
+        """The function with a reward model."""
+        return next((part for _, part in self.parts if part.type == "model" and part.model is not None), None)

@@ -4,9 +4,10 @@ from typing import Any, Literal
 
 import pytest
 
-from rl_platform.algorithms.card import algorithm_card, sources_card
+from rl_platform.algorithms.card import algorithm_card, functions_card, sources_card
 from rl_platform.config.schema.algorithm import ESTIMATORS, PFPPO, Algorithm, DynamicSampling, KLControl
 from rl_platform.config.schema.data import Data, Source
+from rl_platform.config.schema.reward import Reward, RewardFunction
 
 
 def card(
@@ -205,3 +206,11 @@ def test_shares_of_sources() -> None:
     assert topic == "sources"
     assert text.startswith("a 75.0%, b 25.0% of the prompts of a step")
     assert text.endswith("validated one by one: b, c")
+
+
+def test_several_reward_functions() -> None:
+    assert functions_card(Reward()) == []
+    functions = [RewardFunction(type="math_verify", name="correct"), RewardFunction(type="own:length", weight=-0.1)]
+    ((topic, text),) = functions_card(Reward(functions=functions))
+    assert topic == "score"
+    assert text.startswith("1 * correct (math_verify) + -0.1 * length (own:length); a response")
