@@ -14,7 +14,10 @@ _TYPE, _TYPES = "reward.type", (*VERIFIERS, "model", "http")
 _SCALING, _OVERLONG = "algorithm.reward_scaling", "algorithm.overlong"
 _COEF, _BUFFER, _MAX = (f"{_OVERLONG}.{name}" for name in ("stop_properly_coef", "buffer_length", "max_length"))
 _OWN = "type num_workers timeout_s max_batch_size model url retries"
-TAKEN = ("filtered", "kl", "kl_coef", "out_of_range", "process_mean", "process_moved", "raw_mean", "unscored")
+TAKEN = (  # metrics `reward/...`
+    *("filtered", "kl", "kl_coef", "max", "mean", "min", "out_of_range", "process_mean", "process_moved", "raw_mean"),
+    "unscored",
+)
 _LESS = "multiplying a negative reward by a factor below 1 would reward truncation"
 
 
