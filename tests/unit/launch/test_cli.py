@@ -69,7 +69,8 @@ def test_problems_of_config_and_placement_are_told_together(command, folder: Pat
     lines = [line for line in ended.err.splitlines() if not line.startswith("    ")]
     assert lines == [
         "6 problems:",
-        "bad.yaml:7: cluster.component_placement: reward without a placement: reasoning needs actor, rollout and reward",
+        "bad.yaml:7: cluster.component_placement: reward without a placement: "
+        "reasoning needs actor, rollout and reward",
         "bad.yaml:8: cluster.component_placement.actor,critc,rollout: no component is called 'critc'",
         "bad.yaml:8: cluster.component_placement.actor,critc,rollout: node 3 does not exist: the cluster has 1 node",
         "bad.yaml:11: data.traim_size: unknown key",
