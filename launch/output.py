@@ -23,7 +23,17 @@ from rl_platform.launch.run_lock import LOCK, locked
 
 RUN_MARK = "config.yaml"  # marks the folder of a run
 EMPTY = {LOCK, "lost+found"}  # an empty folder may have these; lost+found: in the root of a file system
-STARTED = {RUN_MARK, "metrics.jsonl", "samples.jsonl", "trace.json", "wandb_id", "tensorboard", "wandb", "checkpoints"}
+STARTED = {
+    RUN_MARK,
+    "metrics.jsonl",
+    "samples.jsonl",
+    "trace.json",
+    "wandb_id",
+    "trackio_id",
+    "tensorboard",
+    "wandb",
+    "checkpoints",
+}
 DISK_ERRORS = {
     errno.ENOSPC,
     errno.EDQUOT,

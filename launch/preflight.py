@@ -24,6 +24,7 @@ from rl_platform.launch.cluster import uses_ray
 from rl_platform.launch.extras import required
 from rl_platform.launch.output import output_problems
 from rl_platform.launch.sharding import check_sharding, device_problems, sharding_problems
+from rl_platform.metrics import missing_trackers
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.layout import LEARNERS
 from rl_platform.placement.model_shape import PolicyShape, shapes
@@ -46,10 +47,8 @@ def check_cheap(config: Config, placement: Placement) -> None:
         *_processes(config, placement),
         *_weight_sync(config, placement),
         *output_problems(config),
+        *missing_trackers(config.runner.logger_backends),
     ]
-    if "wandb" in config.runner.logger_backends and importlib.util.find_spec("wandb") is None:
-        hint = "pip install wandb"
-        problems.append(Problem("runner.logger_backends", "wandb is not installed", value="wandb", hint=hint))
     if problems:
         raise ConfigError(problems)
 

@@ -34,6 +34,7 @@ from rl_platform.launch.view import terminal_view
 from rl_platform.metrics import Reporter, Reporters, RunInfo, RunLog
 from rl_platform.models.embodied_policy import policy_card, policy_problems
 from rl_platform.placement.engine_memory import engine_memory, with_engine_memory
+from rl_platform.placement.hardware import device_of
 from rl_platform.placement.inventory import Inventory
 from rl_platform.placement.occupancy import offload_order
 from rl_platform.placement.plan import render
@@ -68,7 +69,7 @@ def run(loaded: LoadedConfig, config_path: str, placement: Placement, inventory:
             checkpoint_bytes = check_models(config, placement, inventory)
         output = stack.enter_context(output_folder(config, loaded.resolved_yaml()))
         folder = output.path
-        reporter, timeline = stack.enter_context(_reporting(config, output))
+        reporter, timeline = stack.enter_context(_reporting(config, output, placement, inventory))
         state = RunState(config, folder, reporter)
         if state.finished:
             _say_finished(state, folder)
@@ -200,11 +201,16 @@ def _say_finished(state: RunState, folder: Path) -> None:
 
 
 @contextmanager
-def _reporting(config: Config, output: OutputFolder) -> Iterator[tuple[Reporters, Timeline]]:
+def _reporting(
+    config: Config, output: OutputFolder, placement: Placement, inventory: Inventory
+) -> Iterator[tuple[Reporters, Timeline]]:
     """Yields the run's reporters. Warnings of the platform's own modules become notes."""
+    gpus, device = frozenset[tuple[int, int]]().union(*placement.accelerators.values()), device_of(inventory)
+    peak = device.flops(config.actor.model.dtype) if device.known and device.kind != "cpu" else None
     timeline = Timeline(output.path / "trace.json", config.runner.trace_steps)
     log = RunLog(output.path, config.runner.logger_backends)
-    reporter = _RunReporters([log, timeline, terminal_view()], output)
+    devices = len(gpus) or len({host.node for host in placement.hosts})
+    reporter = _RunReporters([log, timeline, terminal_view()], output, devices, peak)
     notes = _Notes(reporter)
     logger = logging.getLogger("rl_platform")
     logger.addHandler(notes)
@@ -218,8 +224,8 @@ def _reporting(config: Config, output: OutputFolder) -> Iterator[tuple[Reporters
 class _RunReporters(Reporters):
     """Reporters of a run, which keep its output folder from the first step on."""
 
-    def __init__(self, sinks: Sequence[Reporter], output: OutputFolder) -> None:
-        super().__init__(sinks)
+    def __init__(self, sinks: Sequence[Reporter], output: OutputFolder, devices: int, flops: float | None) -> None:
+        super().__init__(sinks, devices, flops)
         self.output = output
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -1,4 +1,4 @@
-"""Reports of a run: metrics.jsonl, samples.jsonl, TensorBoard, Weights & Biases.
+"""Reports of a run: metrics.jsonl, samples.jsonl, TensorBoard, Weights & Biases, Trackio.
 
 Runners call one `Reporter`. Theirs is `Reporters`, which times phases, derives rates and passes every call to its
 sinks; sinks implement the same protocol. Metric names: reward/, adv/, actor/, critic/, len/, episode/, env/, val/,
@@ -40,6 +40,9 @@ Sample = tuple[str, str, float]
 
 RATED = ("tokens", "env_steps", "samples")
 """Counts `perf/<name>` of one step from which `Reporters` derives `perf/<name>_per_sec`."""
+
+TRACKERS = {"wandb": "id", "trackio": "name"}
+"""Experiment trackers by package, with the argument of their `init` that identifies a run."""
 
 NOT_TRAINING = ("load", "validate", "checkpoint", "export")
 """Phases whose seconds are in `time/step` and do not count for the rates."""
@@ -98,8 +101,9 @@ class Reporter(Protocol):
 class Reporters:
     """Passes every call to `sinks`, in order, and adds timings and rates to the metrics."""
 
-    def __init__(self, sinks: Sequence[Reporter]) -> None:
-        self.sinks = list(sinks)
+    def __init__(self, sinks: Sequence[Reporter], devices: int = 1, flops: float | None = None) -> None:
+        """devices: GPUs of the run, or its nodes where it has none. flops: what one computes in a second at most."""
+        self.sinks, self._devices, self._flops = list(sinks), devices, flops
         self._lock = threading.Lock()
         self._seconds: dict[str, float] = {}
         self._step_began = time.perf_counter()
@@ -126,7 +130,7 @@ class Reporters:
             sink.progress(done, total, unit, **numbers)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """As in the protocol. Adds `time/<phase>`, `time/step` and rates.
+        """As in the protocol. Adds `time/<phase>`, `time/step`, rates, and of language models `perf/mfu`.
 
         `time/step`: wall seconds since the step before, with validation and the checkpoint of the step before. Rates
         are counts divided by the seconds of the training step alone: `time/step` without the phases `NOT_TRAINING`.
@@ -142,6 +146,10 @@ class Reporters:
         for name in RATED:
             if f"perf/{name}" in complete:
                 complete[f"perf/{name}_per_sec"] = complete[f"perf/{name}"] / max(training, 1e-9)
+        if "perf/tokens_per_sec" in complete:
+            complete["perf/tokens_per_second_per_gpu"] = complete["perf/tokens_per_sec"] / self._devices
+        if "perf/flops" in complete and self._flops is not None:
+            complete["perf/mfu"] = complete["perf/flops"] / (max(training, 1e-9) * self._devices * self._flops)
         for sink in self.sinks:
             sink.step(step, complete)
 
@@ -165,7 +173,7 @@ class Reporters:
 
 class RunLog(Reporter):
     """Files of a run: `metrics.jsonl` (one line per step, strict JSON, non-finite numbers as null), `samples.jsonl`,
-    and those of `backends`: TensorBoard events under `tensorboard/`, Weights & Biases.
+    and those of `backends`: TensorBoard events under `tensorboard/`, the trackers Weights & Biases and Trackio.
 
     On resume, lines of steps after the resumed one are cut, so that the file equals that of a run never interrupted
     (less `time/` and rates). `metrics.jsonl` has a line for every step: its lines are on the disk before a checkpoint
@@ -176,15 +184,13 @@ class RunLog(Reporter):
     def __init__(self, output_dir: str | Path, backends: Sequence[str] = ()) -> None:
         self.output_dir = Path(output_dir)
         self.backends = list(backends)
-        if "wandb" in self.backends and not importlib.util.find_spec("wandb"):
-            raise ConfigError(
-                [Problem("runner.logger_backends", "wandb is not installed", value="wandb", hint="pip install wandb")]
-            )
+        if missing := list(missing_trackers(self.backends)):
+            raise ConfigError(missing)
         self._metrics: StepLines | None = None
         self._samples: StepLines | None = None
         self._failed: set[str] = set()
         self._tensorboard: SummaryWriter | None = None
-        self._wandb: Any = None
+        self._trackers: dict[str, Any] = {}
 
     def start(self, info: RunInfo) -> None:
         self.output_dir.mkdir(parents=True, exist_ok=True)
@@ -200,8 +206,9 @@ class RunLog(Reporter):
             self._tensorboard = self._diagnose(
                 "tensorboard", lambda: SummaryWriter(folder, purge_step=first_step, flush_secs=1)
             )
-        if "wandb" in self.backends:
-            self._wandb = self._diagnose("wandb", lambda: _start_wandb(info))
+        for name in TRACKERS.keys() & self.backends:
+            if (tracker := self._diagnose(name, partial(_start_tracker, name, info))) is not None:
+                self._trackers[name] = tracker
 
     def _diagnose(self, name: str, write: Callable[[], T]) -> T | None:
         """Runs `write`. After its first failure, which a warning reports, diagnostic `name` is not written any more."""
@@ -221,8 +228,8 @@ class RunLog(Reporter):
         if self._tensorboard is not None:
             writer = self._tensorboard.file_writer
             self._diagnose("tensorboard", lambda: writer.add_summary(_summary(metrics), step))
-        if self._wandb is not None:
-            self._diagnose("wandb", lambda: self._wandb.log(dict(metrics), step=step))
+        for name, tracker in self._trackers.items():
+            self._diagnose(name, partial(tracker.log, dict(metrics), step=step))
 
     def samples(self, step: int, samples: Sequence[Sample]) -> None:
         for prompt, response, reward in samples if self._samples is not None else ():
@@ -243,8 +250,8 @@ class RunLog(Reporter):
                     file.close()
         if self._tensorboard is not None:
             self._diagnose("tensorboard", self._tensorboard.close)
-        if self._wandb is not None:
-            self._diagnose("wandb", self._wandb.finish)
+        for name, tracker in self._trackers.items():
+            self._diagnose(name, tracker.finish)
 
 
 def read_metrics(path: str | Path) -> list[dict[str, float]]:
@@ -273,13 +280,22 @@ def _summary(metrics: Mapping[str, float]) -> Summary:
     return Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()])
 
 
-def _start_wandb(info: RunInfo) -> Any:
-    """A W&B run, which keeps its id when the training resumes."""
-    wandb = importlib.import_module("wandb")
-    id_file = info.output_dir / "wandb_id"
+def missing_trackers(backends: Sequence[str]) -> Iterator[Problem]:
+    """Yields a problem for each tracker of `runner.logger_backends` whose package is not installed."""
+    for name in TRACKERS.keys() & backends:
+        if importlib.util.find_spec(name) is None:
+            hint = f"pip install {name}"
+            yield Problem("runner.logger_backends", f"{name} is not installed", value=name, hint=hint)
+
+
+def _start_tracker(name: str, info: RunInfo) -> Any:
+    """Returns a run of the tracker, which goes on when the training resumes."""
+    id_file = info.output_dir / f"{name}_id"
     resumed = info.resumed_step is not None and id_file.exists()
     identity = id_file.read_text() if resumed else os.urandom(4).hex()
     id_file.write_text(identity)
-    return wandb.init(
-        project=info.experiment, id=identity, resume="allow", dir=str(info.output_dir), config=dict(info.config)
-    )
+    options: dict[str, Any] = {TRACKERS[name]: identity}
+    if name == "wandb":
+        options["dir"] = str(info.output_dir)
+    module = importlib.import_module(name)
+    return module.init(project=info.experiment, resume="allow", config=dict(info.config), **options)

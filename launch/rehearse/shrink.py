@@ -449,7 +449,7 @@ RULES: tuple[Rule, ...] = (
     _least("runner.deadline_s", 120.0, "a small run", applies=lambda sizes: sizes.config.runner.deadline_s > 120),
     Rule(
         "runner.logger_backends",
-        lambda sizes: [name for name in sizes.config.runner.logger_backends if name != "wandb"],
+        lambda sizes: [name for name in sizes.config.runner.logger_backends if name == "tensorboard"],
         "nothing is sent to a server",
         "replaced",
     ),

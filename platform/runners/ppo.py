@@ -33,6 +33,7 @@ from rl_platform.runners.groups import ActorGroup, LearnerGroup, ReferenceGroup
 from rl_platform.runners.phases import ComponentTimings, Phase, Phases, TakingTurns
 from rl_platform.runners.rollouts import Collected, Rollouts
 from rl_platform.runners.state import RunState
+from rl_platform.runners.utilization import Utilization
 from rl_platform.runtime.cpu import compute_alone
 from rl_platform.runtime.worker_group import Handle, WorkerGroup
 
@@ -101,7 +102,7 @@ def train(config: Config, runner: TaskRunner, reporter: Reporter, state: RunStat
         step, steps = state.restore(runner, ppo, rollouts), config.runner.max_steps
     with reporter.phase("sync weights"):
         runner.sync_weights(ppo.version(step))
-    timings = ComponentTimings(config, runner.groups)
+    timings, utilization = ComponentTimings(config, runner.groups), Utilization(config, runner.groups)
     if step == 0:
         reporter.step(0, validate(runner, reporter, 0))
 
@@ -115,6 +116,7 @@ def train(config: Config, runner: TaskRunner, reporter: Reporter, state: RunStat
                 rollouts.begin(step + 1)
             # 2. advantages and returns, critic epochs, actor epochs
             metrics = rollout.metrics | ppo.update(rollout.batch, step)
+            metrics |= utilization.metrics(rollout.batch, ppo.trains_actor(step))
             step += 1
             reporter.samples(step, rollout.samples)
             # 3. the rollout gets the new weights

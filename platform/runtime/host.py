@@ -19,6 +19,7 @@ from typing import Protocol, TypeVar
 
 from rl_platform.errors import ChannelClosed, PlatformError, WorkerDied, WorkerError
 from rl_platform.runtime.cpu import release_team
+from rl_platform.runtime.memory import memory_peak
 from rl_platform.runtime.waits import waiting_on
 from rl_platform.tracing import recorder
 
@@ -156,6 +157,9 @@ class RankThread:
 
     def timings(self) -> dict[str, tuple[int, float]]:
         return self._timings.copy()
+
+    def memory_peak(self) -> int:
+        return memory_peak(self._context.accelerators)
 
     def progress(self) -> Progress:
         return self._context.progress

@@ -41,6 +41,9 @@ class Worker(Protocol):
     def timings(self) -> dict[str, tuple[int, float]]:
         """Per method: calls executed and the seconds they took."""
 
+    def memory_peak(self) -> int:
+        """Bytes that it has used at most, see `rl_platform.runtime.memory`."""
+
     def progress(self) -> Progress:
         """The progress of its current call, as the component reports it."""
 
@@ -161,6 +164,10 @@ class WorkerGroup:
             for method, timing in worker.timings().items():
                 slowest[method] = max(slowest.get(method, (0, 0.0)), timing, key=lambda entry: entry[1])
         return slowest
+
+    def memory_peak(self) -> int:
+        """Bytes that the fullest rank has used at most."""
+        return max((worker.memory_peak() for worker in self._workers.values()), default=0)
 
     def __getattr__(self, method: str) -> Callable[..., Handle[Any]]:
         if method.startswith("_") or not callable(getattr(self._cls, method, None)):

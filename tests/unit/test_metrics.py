@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import math
 import os
+import struct
+import subprocess
+import sys
 import time
+import types
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +22,9 @@ import torch
 
 from rl_platform.errors import ConfigError, DataError
 from rl_platform.metrics import Reporters, RunInfo, RunLog, read_metrics
+from rl_platform.placement.model_shape import ModelShape
+from rl_platform.runners.utilization import forward_flops
+from rl_platform.runtime.memory import memory_peak
 
 
 def info(folder: Path, resumed: int | None = None) -> RunInfo:
@@ -245,9 +255,117 @@ def test_tensorboard_shows_each_step_once_after_resume(tmp_path: Path) -> None:
     assert [event.value for event in events.Scalars("actor/kl")][1:] == [0.25, 0.5, 0.75, 1.0]
 
 
-def test_wandb_absent_is_a_config_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_an_absent_tracker_is_a_config_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "wandb" else find(name, *rest))
-    with pytest.raises(ConfigError, match="pip install wandb") as raised:
-        RunLog(tmp_path, ["wandb"])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda other, *rest: None if other == name else find(other, *rest))
+    with pytest.raises(ConfigError, match=f"pip install {name}") as raised:
+        RunLog(tmp_path, [name])
     assert raised.value.exit_code == 2
+
+
+def track(folder: Path, name: str) -> None:
+    """Four steps of a run, and its resumption after step 1."""
+    for steps, resumed in ((range(4), None), (range(2, 5), 1)):
+        log = RunLog(folder, [name])
+        log.start(replace(info(folder, resumed), config={"algorithm": {"gamma": 0.5}}))
+        for step in steps:
+            log.step(step, {"reward/mean": step + (100.0 if resumed else 0.0)})
+        log.close()
+        if name == "wandb" and resumed is None:
+            time.sleep(1.1)  # its folders are named by the second
+
+
+def leveldb_records(data: bytes) -> Iterator[bytes]:
+    """The records of a LevelDB log after its header: chunks of (checksum, length, kind), in blocks of 32 KiB."""
+    position, parts = 7, b""
+    while len(data) - position > 7:
+        if (left := -position % 2**15) and left < 7:  # a block has no room for another chunk
+            position += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, position)
+        position += 7 + length
+        parts += data[position - length : position]
+        if kind in (1, 4):  # whole, or the last part
+            yield parts
+            parts = b""
+
+
+def test_wandb_writes_what_a_run_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offline, with the real package; the resumed part has the id of the first one."""
+    pytest.importorskip("wandb", reason="wandb is not installed")
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    for key, value in {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_DIR": str(tmp_path)}.items():
+        monkeypatch.setenv(key, value)
+    track(tmp_path, "wandb")
+    logged = []
+    for file in sorted((tmp_path / "wandb").glob("offline-run-*/*.wandb"), key=lambda file: file.stat().st_mtime_ns):
+        assert (tmp_path / "wandb_id").read_text() in file.name
+        for data in leveldb_records(file.read_bytes()):
+            record = Record()
+            record.ParseFromString(data)
+            values = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
+            if "reward/mean" in values:
+                logged.append((int(values["_step"]), float(values["reward/mean"])))
+    assert logged == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 3.0), (2, 102.0), (3, 103.0), (4, 104.0)]
+
+
+def test_trackio_stores_what_a_run_logs(tmp_path: Path) -> None:
+    """In a process of its own: the package reads TRACKIO_DIR when it is imported."""
+    if importlib.util.find_spec("trackio") is None:
+        pytest.skip("trackio is not installed")
+    program = """
+import sys
+from pathlib import Path
+from tests.unit.test_metrics import track
+track(Path(sys.argv[1]), "trackio")
+from trackio.sqlite_storage import SQLiteStorage
+name = Path(sys.argv[1], "trackio_id").read_text()
+assert SQLiteStorage.get_runs("test") == [name]
+rows = [(row["step"], row["reward/mean"]) for row in SQLiteStorage.get_logs("test", name)]
+Path(sys.argv[1], "rows").write_text(repr(rows))
+"""
+    environment = os.environ | {"TRACKIO_DIR": str(tmp_path / "database"), "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    stored = ast.literal_eval((tmp_path / "rows").read_text())
+    assert sorted(stored) == [(0, 0.0), (1, 1.0), (2, 2.0), (2, 102.0), (3, 3.0), (3, 103.0), (4, 104.0)]
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_a_tracker_that_fails_does_not_end_the_run(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracker = types.ModuleType(name)  # the package as it fails: no server, a full disk
+    tracker.__spec__ = importlib.util.spec_from_loader(name, None)
+    monkeypatch.setitem(sys.modules, name, tracker)
+    tracker.init = lambda **_: 1 / 0  # type: ignore[attr-defined]
+    track(tmp_path, name)
+    assert "division by zero. The run goes on" in caplog.text
+    assert len(read_metrics(tmp_path)) == 5
+
+
+def test_utilization() -> None:
+    """Two sequences of 2 and 3 tokens, and a Llama whose products are counted by hand."""
+    shape = ModelShape(vocabulary=10, hidden=4, layers=1, heads=2, kv_heads=1, head_dim=2, intermediate=5, tied=True)
+    # q, o: 4 * 4 each; k, v: 4 * 2 each; gate, up, down: 4 * 5 each; head: 4 * 10
+    assert shape.products_per_token == 2 * 16 + 2 * 8 + 3 * 20 + 40
+    # attention: scores and values of 1 + 2 and 1 + 2 + 3 pairs, nearly 2^2 / 2 and 3^2 / 2, of width 4
+    assert forward_flops(shape, 5, 2**2 + 3**2) == 2 * (5 * 148 + 13 * 4)
+
+    sink = Recorder()
+    reporters = Reporters([sink], devices=4, flops=1e3)  # type: ignore[list-item]
+    reporters.step(1, {"perf/flops": 8e3, "perf/tokens": 12.0})
+    (_, _, metrics) = sink.calls[-1]
+    assert metrics["perf/mfu"] == pytest.approx(8e3 / (metrics["time/step"] * 4 * 1e3))
+    assert metrics["perf/tokens_per_second_per_gpu"] == pytest.approx(12 / metrics["time/step"] / 4)
+    Reporters([sink]).step(1, {"perf/flops": 8e3})  # type: ignore[list-item]
+    assert "perf/mfu" not in sink.calls[-1][2]
+
+
+def test_memory_peak_is_at_least_what_was_used() -> None:
+    size = 2**27
+    used = bytearray(b"1") * size
+    assert memory_peak([]) > len(used)

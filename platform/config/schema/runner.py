@@ -26,7 +26,7 @@ class Runner(Section):
     save_interval: int = key(0, "steps between checkpoints; 0: one at the end", ge=0)
     keep_checkpoints: int = key(2, "number of newest checkpoints to keep", ge=1)
     resume: str = key("auto", "checkpoint to resume: auto (the newest in output_dir), never, or a path")
-    logger_backends: list[Literal["tensorboard", "wandb"]] = key(
+    logger_backends: list[Literal["tensorboard", "wandb", "trackio"]] = key(
         ["tensorboard"], "loggers in addition to metrics.jsonl"
     )
     log_samples: int = key(2, "reasoning: number of generated texts to log per step", ge=0)

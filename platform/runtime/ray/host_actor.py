@@ -191,12 +191,13 @@ class HostActor:
         def finish(done: Future[Packed]) -> None:
             error = done.exception()
             packed = None if error is not None else done.result()
-            answer.set_result((CallResult(packed, None if error is None else pack_error(error), rank.timings()), None))
+            failure = None if error is None else pack_error(error)
+            answer.set_result((CallResult(packed, failure, rank.timings(), rank.memory_peak()), None))
 
         try:
             rank.run(method, run).add_done_callback(finish)
         except WorkerDied as error:
-            answer.set_result((CallResult(None, pack_error(error), rank.timings()), None))
+            answer.set_result((CallResult(None, pack_error(error), rank.timings(), rank.memory_peak()), None))
 
     def _export(self, token: WeightsToken, transfer: str, request: object) -> object:
         """Weights that a rank of this process published, see `Publications.export`."""

@@ -45,11 +45,12 @@ class ProcessInfo:
 
 @dataclass(frozen=True)
 class CallResult:
-    """How a call ended: its packed result or its packed error, and the rank's timings so far."""
+    """How a call ended: its packed result or its packed error; the rank's timings and peak of memory so far."""
 
     result: Packed | None
     error: bytes | None
     timings: Timings
+    memory_peak: int
 
 
 class NamedReferences:

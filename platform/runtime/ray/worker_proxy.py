@@ -82,6 +82,7 @@ class WorkerProxy:
         self._count = 0
         self._order, self._arriving = threading.Lock(), threading.Lock()  # what arrives must not wait for what is sent
         self._timings: dict[str, tuple[int, float]] = {}
+        self._memory_peak = 0
         self._latest = -1  # number of the latest result: results may overtake each other
 
     def submit(self, method: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Future[object]:
@@ -110,6 +111,9 @@ class WorkerProxy:
     def timings(self) -> dict[str, tuple[int, float]]:
         return self._timings.copy()
 
+    def memory_peak(self) -> int:
+        return self._memory_peak
+
     def progress(self) -> Progress:
         return self._host.progress(self.label)
 
@@ -124,6 +128,7 @@ class WorkerProxy:
             with self._arriving:
                 if host is self._host and number > self._latest:
                     self._latest, self._timings = number, outcome.timings
+                    self._memory_peak = outcome.memory_peak
             if outcome.error is not None:
                 self._fail_or_lost(unpack_error(outcome.error), future)
                 return

@@ -25,7 +25,8 @@ class Host:
 
     def answer(self, number: int, seconds: float) -> None:
         timings = {"step": (number + 1, seconds)}
-        self.calls[number].set_result(CallResult(pack(number, None), None, timings))  # type: ignore[arg-type]
+        peak = int(seconds)
+        self.calls[number].set_result(CallResult(pack(number, None), None, timings, peak))  # type: ignore[arg-type]
 
 
 def worker_of(host: Host) -> WorkerProxy:
@@ -41,6 +42,7 @@ def test_timings_are_those_of_the_latest_call_in_whatever_order_results_arrive()
         host.answer(number, seconds)
     assert [future.result() for future in asked] == [0, 1, 2]
     assert worker.timings() == {"step": (3, 3.0)}
+    assert worker.memory_peak() == 3
 
 
 def test_a_process_that_was_started_again_begins_anew_and_what_is_left_of_the_old_one_does_not_count() -> None:
