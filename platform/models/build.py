@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import partial
 from typing import TYPE_CHECKING
+
+import torch.distributed as dist
 
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import Lora, Model
@@ -11,9 +14,10 @@ from rl_platform.errors import ConfigError, Problem
 from rl_platform.models.families import readable_positions
 from rl_platform.models.language import LanguageModel
 from rl_platform.models.lora import add_adapters
-from rl_platform.models.pretrained import load_causal_lm
+from rl_platform.models.pretrained import load_causal_lm, load_config, model_folder, read_causal_lm
 from rl_platform.models.probe import own_forward, probe
 from rl_platform.models.tokenizer import load_tokenizer
+from rl_platform.models.weight_parts import WeightParts, safetensors_files
 from rl_platform.rng import derive_seed
 
 if TYPE_CHECKING:
@@ -32,8 +36,9 @@ def language_model(
     """Returns the language model of `section`.
 
     Actor, critic and reference with one section and seed start from equal backbones, also with random weights. With
-    `lora` only the adapters and a value head are trained. `probed`: a loaded model is compared with transformers, see
-    `probe`.
+    `lora` only the adapters and a value head are trained. Several ranks, each of which trains a part of the model, get
+    it on the meta device, see `LanguageModel.pretrained`. `probed`: a loaded model, or its first layers, is compared
+    with transformers, see `probe`.
 
     Raises ConfigError if there is nothing to load, if the model reads fewer positions than `data` allows, or if it has
     no layer for the adapters. Raises DataError if the comparison fails.
@@ -41,9 +46,18 @@ def language_model(
     own = {"critic.model": config.critic.model, "reference.model": config.reference.model}
     key = next((name for name, model in own.items() if model is section), "actor.model")
     tokenizer = load_tokenizer(section, key)
-    network = load_causal_lm(section, tokenizer.vocab_size, tokenizer.eos_token_ids[0], derive_seed(seed, "model"), key)
-    if (problem := length_problem(config, network.config, key)) is not None:
+    loading = section, tokenizer.vocab_size, tokenizer.eos_token_ids[0]
+    model_config = load_config(*loading, key)
+    if (problem := length_problem(config, model_config, key)) is not None:
         raise ConfigError([problem])
+    if lora is None and section.path is not None and _several_ranks():
+        folder = model_folder(section.path, f"{key}.path")
+        if safetensors_files(folder):
+            if probed:
+                network = read_causal_lm(folder, first_layers(model_config), f"{key}.path")
+                probe(network, partial(own_forward, network, LanguageModel(network)), section.path, f"{key}.path")
+            return WeightParts(folder, model_config, f"{key}.path", value_head=value_head).empty()
+    network = load_causal_lm(*loading, derive_seed(seed, "model"), key)
     language = LanguageModel(network, value_head=value_head)
     if probed and section.path is not None:
         probe(network, partial(own_forward, network, language), section.path, f"{key}.path")
@@ -62,6 +76,22 @@ def length_problem(config: Config, model_config: PretrainedConfig, key: str) -> 
     message = f"prompt and response together may have {longest} tokens, the model of {key} reads {positions}"
     allowed = f"data.max_prompt_length + data.max_response_length up to {positions}"
     return Problem("data.max_response_length", message, allowed=allowed)
+
+
+def first_layers(config: PretrainedConfig) -> PretrainedConfig:
+    """Returns the config of a model with the first layers of this one, two or as many as have all kinds of layers."""
+    kinds = getattr(config, "layer_types", None) or []
+    number = max([2, *(kinds.index(kind) + 1 for kind in kinds)])
+    number = max(number, getattr(config, "first_k_dense_replace", 0) + 1)
+    first = deepcopy(config)
+    first.num_hidden_layers = min(number, config.num_hidden_layers)
+    if kinds:
+        first.layer_types = kinds[: first.num_hidden_layers]
+    return first
+
+
+def _several_ranks() -> bool:
+    return dist.is_initialized() and dist.get_world_size() > 1
 
 
 def token_temperature(config: Config) -> float:

@@ -7,7 +7,7 @@ attention only and has a linear head; `pretrained.FAMILIES` lists them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -65,8 +65,11 @@ PLAIN_LOGITS = LogitTransform()
 class LanguageModel(nn.Module):
     """Backbone and head. `head` is the LM head [hidden -> vocabulary] or a float32 scalar head.
 
-    logit_transform: turns the output of the LM head into logits.
+    logit_transform: turns the output of the LM head into logits. pretrained: the weights of a model on the meta device,
+    as parts by name, from which its training engine fills what the rank holds; None: the model has its weights.
     """
+
+    pretrained: Iterable[Mapping[str, Tensor]] | None = None
 
     def __init__(self, network: PreTrainedModel, *, value_head: bool = False) -> None:
         super().__init__()

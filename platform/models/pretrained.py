@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -140,14 +140,14 @@ def load_causal_lm(model: Model, vocab_size: int, eos_token_id: int, seed: int, 
     config = load_config(model, vocab_size, eos_token_id, key)
     with quiet_transformers():
         if model.random_init is None:
-            return _read(model_folder(model.path or "", f"{key}.path"), config, f"{key}.path")
+            return read_causal_lm(model_folder(model.path or "", f"{key}.path"), config, f"{key}.path")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
-def _read(folder: str, config: PretrainedConfig, key: str) -> nn.Module:
-    """Loads a model. Raises ConfigError if a weight is missing."""
+def read_causal_lm(folder: str, config: PretrainedConfig, key: str) -> Any:
+    """Returns the model of `config` with the weights of `folder` in float32. Raises ConfigError if one is missing."""
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
@@ -179,7 +179,7 @@ def empty_causal_lm(config: PretrainedConfig, folder: str, key: str) -> PreTrain
     check_architecture(config, folder, key)  # not all configs are of causal language models
     try:
         with init_empty_weights():
-            network = AutoModelForCausalLM.from_config(config)
+            network = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     except BROKEN_CONFIG as error:
         raise ConfigError([not_loaded(key, "no model can be built from its config.json", folder, error)]) from error
     network.tie_weights()  # creation without memory has untied them

@@ -7,7 +7,7 @@ torch.distributed.checkpoint takes a second to import, so it is imported only wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -41,6 +41,8 @@ class FSDPEngine:
     runs; a single rank then creates its own process group. Parameters with requires_grad False are frozen: neither the
     optimizer nor the state has them. A model with only frozen parameters can be evaluated but not stepped.
 
+    A language model with `pretrained` weights is filled from them after it is sharded, so that no rank holds all of it.
+
     Raises PlacementError if `context` does not divide the number of ranks.
     """
 
@@ -62,12 +64,15 @@ class FSDPEngine:
         self.device, self.horizon, self.nominal, self.balance = device, horizon, nominal, balance
         self.data = _data_ranks(model, device, context)
         self.sharded = self.world_size > 1 or cpu_offload
-        self.model = model if cpu_offload else model.to(device)
+        pretrained = getattr(getattr(model, "model", None), "pretrained", None)
+        self.model = model if cpu_offload or pretrained is not None else model.to(device)
         if gradient_checkpointing:
             for layer in _layers(self.model):
                 layer.forward = partial(_recomputed, layer.forward)
         if self.sharded:
             _shard(self.model, device, dtype, cpu_offload=cpu_offload)
+        if pretrained is not None:
+            _fill(self.model, pretrained, torch.device("cpu") if cpu_offload else device)
         self.precision = autocast(device, dtype)
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.clip_grad = optim.clip_grad
@@ -171,6 +176,26 @@ class FSDPEngine:
 def autocast(device: torch.device, dtype: torch.dtype) -> AbstractContextManager[None]:
     """Returns a context in which forward passes compute in `dtype`; parameters stay float32."""
     return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype=dtype)
+
+
+@torch.no_grad()
+def _fill(model: nn.Module, parts: Iterable[Mapping[str, Tensor]], device: torch.device) -> None:
+    """Allocates this rank's share of a model on the meta device, and copies it from the parts of the whole model."""
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers() if not buffer.is_meta}
+    model.to_empty(device=device)
+    for name, buffer in model.named_buffers():
+        if name in buffers:
+            buffer.copy_(buffers[name])
+    state = model.state_dict(keep_vars=True)
+    for part in parts:
+        _copy(part, state)
+
+
+def _copy(part: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+    for name, whole in part.items():
+        for offsets, share in ShardedTensor.of(state[f"model.{name}"]).parts:
+            place = zip(offsets, share.shape, strict=True)
+            share.copy_(whole[tuple(slice(start, start + size) for start, size in place)])
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:

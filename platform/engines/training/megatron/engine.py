@@ -101,7 +101,8 @@ class MegatronEngine:
         shapes = {name: tensor.shape for name, tensor in whole.items()}
         tied = config.tie_word_embeddings and not self.is_value_model
         self.state = ModelState(parameters, self.optimizer, shapes, groups, tied=tied)
-        self.state.start_from(whole)
+        for part in [model.model.state_dict()] if model.model.pretrained is None else model.model.pretrained:
+            self.state.start_from({f"model.{name}": tensor for name, tensor in part.items()})
         model.to("meta")
 
     def evaluate(self, batch: RolloutBatch, micro_batches: MicroBatches) -> ModelOutputs:

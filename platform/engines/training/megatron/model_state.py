@@ -85,8 +85,13 @@ class ModelState:
         self.device = parameters[0][0].device
 
     def start_from(self, whole: dict[str, Tensor]) -> None:
-        """Loads whole parameters, which every rank has. The masters of half-precision parameters get full precision."""
+        """Loads the parameters that are made of these whole tensors; every rank has the same ones.
+
+        The masters of half-precision parameters get full precision.
+        """
         for parameter, source in self.parameters:
+            if not all(name in whole for name in source.names):
+                continue
             tensors = [whole[name].to(self.device) for name in source.names]
             part = split(source, self.groups.sharing(source).rank, parameter.shape, tensors)
             parameter.data.copy_(part)

@@ -1,0 +1,121 @@
+"""Pretrained weights one decoder layer at a time, for models of which every rank holds a part.
+
+A model on the meta device takes no memory. Its training engine allocates what the rank holds and copies that from each
+part. A process then needs its own share and one part: a layer, or the embedding. The files are mapped into memory, so
+the processes of a node share them. transformers renames and merges the tensors of a part as it does for a whole model.
+Not covered: files other than safetensors, adapters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from rl_platform.errors import ConfigError, Problem
+from rl_platform.models.language import LanguageModel
+from rl_platform.models.pretrained import empty_causal_lm, not_loaded, quiet_transformers
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+_LAYER = re.compile(r"\.(\d+)\.")
+
+
+class WeightParts:
+    """The weights of a model in `folder`. value_head: as of `LanguageModel`."""
+
+    def __init__(self, folder: str, config: PretrainedConfig, key: str, *, value_head: bool) -> None:
+        self.folder, self.config, self.key, self.value_head = folder, config, key, value_head
+
+    def empty(self) -> LanguageModel:
+        """Returns the model on the meta device, to be filled from these parts. Its value head and the buffers that are
+        not saved have their values."""
+        language = LanguageModel(self._network(), value_head=self.value_head)
+        language.pretrained = self
+        return language
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        """Yields whole float32 parameters by their names in `LanguageModel`, each once. Tied ones come together.
+
+        A part is cleared when the next one is read. Raises ConfigError if a file cannot be read or a
+        weight is missing.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        network = self._network()
+        _empty(network)
+        language = LanguageModel(network, value_head=self.value_head)
+        missing = set(language.state_dict())
+        if head := {name: tensor for name, tensor in language.state_dict().items() if not tensor.is_meta}:
+            missing -= head.keys()
+            yield head  # of values: it is in no file
+        with ExitStack() as stack, quiet_transformers():
+            try:
+                files = [stack.enter_context(safe_open(file, "pt")) for file in safetensors_files(self.folder)]
+                slices = {name: file.get_slice(name) for file in files for name in file.keys()}  # noqa: SIM118
+                for part in _grouped(slices).values():
+                    _convert(network, part)
+                    network.tie_weights()
+                    found = {name: language.state_dict()[name] for name in missing}
+                    if found := {name: tensor for name, tensor in found.items() if not tensor.is_meta}:
+                        missing -= found.keys()
+                        yield found
+                        found.clear()  # the caller still has it
+                    _empty(network)
+            except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+                raise ConfigError([not_loaded(self.key, "cannot be loaded", self.folder, error)]) from error
+        if missing:
+            message = f"{len(missing)} weights are missing, as {min(missing)}"
+            raise ConfigError([Problem(self.key, message, value=self.folder)])
+
+    def _network(self) -> Any:
+        return empty_causal_lm(self.config, self.folder, self.key)
+
+
+def safetensors_files(folder: str) -> list[Path]:
+    """Returns the safetensors files of a folder or hub id, which are downloaded; none if it has other files only."""
+    place = Path(folder)
+    if not place.is_dir():
+        from huggingface_hub import snapshot_download
+
+        place = Path(snapshot_download(folder, allow_patterns=["*.safetensors", "*.safetensors.index.json"]))
+    whole = place / "model.safetensors"
+    return [whole] if whole.is_file() else sorted(place.glob("model-*-of-*.safetensors"))
+
+
+def _grouped(slices: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Groups tensors of a file by layer; each tensor outside the layers is a group."""
+    groups: dict[str, dict[str, Any]] = {}
+    for name, tensor in slices.items():
+        layer = _LAYER.search(name)
+        groups.setdefault(layer[1] if layer else name, {})[name] = tensor
+    return groups
+
+
+def _convert(network: Any, part: dict[str, Any]) -> None:
+    """Loads tensors of the files into an empty model, under the names and in the shapes of the model."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import convert_and_load_state_dict_in_model
+    from transformers.modeling_utils import LoadStateDictConfig
+
+    mapping = get_model_conversion_mapping(network)
+    convert_and_load_state_dict_in_model(
+        network, part, LoadStateDictConfig(dtype=torch.float32, weight_mapping=mapping)
+    )
+
+
+def _empty(network: nn.Module) -> None:
+    """Frees parameters and buffers that are saved."""
+    for module in network.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is None or tensor.is_meta or name in module._non_persistent_buffers_set:
+                    continue
+                empty = tensor.detach().to("meta")
+                tensors[name] = nn.Parameter(empty) if isinstance(tensor, nn.Parameter) else empty
