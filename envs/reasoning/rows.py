@@ -88,8 +88,8 @@ def questions_of(rows: Iterable[Row], prompt_column: str, answer_column: str | N
     A prompt is a text, or a list of messages that ends with a user's. Raises DataError with the place of the row.
     """
     for where, row in rows:
-        prompt = _column(row, prompt_column, where)
-        answer = "" if answer_column is None else _answer(_column(row, answer_column, where), answer_column, where)
+        prompt = column(row, prompt_column, where)
+        answer = "" if answer_column is None else _answer(column(row, answer_column, where), answer_column, where)
         if isinstance(prompt, list):
             messages = _messages(prompt, f"{where}: column '{prompt_column}'")
             text = messages[0]["content"] if len(messages) == 1 else "\n\n".join(map(_spoken, messages))
@@ -108,7 +108,7 @@ def final_answer(solution: str) -> str:
     return final.strip().replace(",", "") if mark else solution.strip()
 
 
-def _column(row: dict[str, Any], name: str, where: str) -> Any:
+def column(row: dict[str, Any], name: str, where: str) -> Any:
     if name in row:
         return row[name]
     value: Any = row

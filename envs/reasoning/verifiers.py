@@ -157,7 +157,7 @@ def extract_answer(response: str, answer: str) -> str:
 
 def _marked(text: str) -> str | None:
     """The text that the response marks as its answer; None without a mark."""
-    answers = _TAGGED.findall(text) or _boxed(text) or _HASHES.findall(text)
+    answers = _TAGGED.findall(text) or boxed(text) or _HASHES.findall(text)
     return answers[-1].strip() if answers else None
 
 
@@ -172,7 +172,7 @@ def parse_number(text: str) -> Fraction | None:
     return Fraction(numerator) / int(denominator or 1)
 
 
-def _boxed(text: str) -> list[str]:
+def boxed(text: str) -> list[str]:
     """The content of the last \\boxed{...}, braces balanced; empty if there is none."""
     start = text.rfind("\\boxed{")
     if start < 0:

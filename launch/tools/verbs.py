@@ -1,4 +1,4 @@
-"""`rl-platform VERB ...`: pictures and reports of finished runs, and the list of all config keys.
+"""`rl-platform VERB ...`: pictures and reports of finished runs, questions of known datasets, and all config keys.
 
 Signals, standard streams and exit codes are in `rl_platform.launch.cli`. Starting a run is `platform-launch`.
 """
@@ -13,7 +13,9 @@ import typer
 
 from rl_platform.errors import DataError
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help="Pictures and reports of runs.")
+app = typer.Typer(
+    add_completion=False, pretty_exceptions_enable=False, help="Pictures and reports of runs, and data for them."
+)
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="output folder of a run")]
 Traced = Annotated[Path, typer.Argument(metavar="RUN", help="output folder of a run, or its trace.json")]
@@ -88,6 +90,24 @@ def keys() -> None:
     from rl_platform.config.documentation import render
 
     print(render(), end="")
+
+
+@app.command()
+def data(
+    kind: Annotated[Literal["gsm8k", "math", "dapo-math", "aime24", "hh-rlhf"], typer.Argument(help="which dataset")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="folder of the files")] = Path("data"),
+    source: Annotated[
+        Path | None, typer.Option("--from", help="folder with a copy of the dataset; default: the Hugging Face hub")
+    ] = None,
+) -> None:
+    """Write the questions of a known dataset as JSON Lines, and print the config that reads them.
+
+    Needs the package datasets, the extra `data`.
+    """
+    from rl_platform.launch.tools import data as known
+
+    for line in known.prepare(kind, output, source):
+        print(line)
 
 
 def execute(words: Sequence[str]) -> None:

@@ -35,6 +35,11 @@ def of(folder: Path, val_size: int = 2, **task: object) -> Data:
     return Data(task=Task(**({"type": "dataset", "path": str(folder)} | columns | task)), val_size=val_size)
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     """A folder with the splits train (5 rows) and test (3 rows)."""
