@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -85,3 +88,23 @@ def test_every_shipped_config_can_be_rehearsed(command, path):
         pytest.skip("its simulator is an extra")
     ended = command("--rehearse", path)
     assert ended.code == 0, ended.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "SIGKILL"])
+def test_an_end_by_a_signal_leaves_no_process(start, folder, sent):
+    (folder / "temporary").mkdir()
+    process = start("--rehearse", "reasoning.yaml", "--rehearse-in", "temporary")
+    until = time.monotonic() + 240
+    while not list(folder.glob("temporary/*/run/config.yaml")):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    started = psutil.Process(process.pid).children(recursive=True)
+    assert len(started) >= 2  # the run and its guard
+    process.send_signal(sent)
+    process.wait(60)
+    assert not psutil.wait_procs(started, timeout=20)[1]
+    if sent == signal.SIGINT:
+        assert process.returncode == 130
+        assert not list((folder / "temporary").iterdir())
