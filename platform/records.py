@@ -140,7 +140,7 @@ class RolloutBatch:
     inputs: dict[str, Tensor]
     action_mask: Bool[Tensor, "batch seq"]  # positions that the policy chose
     sample_mask: Bool[Tensor, " batch"]  # rows that count
-    group_ids: Int[Tensor, " batch"]  # identity of the prompt
+    group_ids: Int[Tensor, " batch"]  # identity of the prompt, or of the state in which an episode begins
     rewards: Float[Tensor, "batch seq"]  # r_t
     rollout_log_probs: Float[Tensor, "batch seq"]  # log pi_rollout, as the rollout engine reports them
     ends: Bool[Tensor, "batch seq"] | None = None  # the episode, or the rollout, ends after this position
@@ -160,6 +160,7 @@ class RolloutBatch:
     kl_penalties: Float[Tensor, "batch seq"] | None = None  # subtracted from the rewards
     loss_weights: Float[Tensor, "batch seq"] | None = None  # factors of the policy loss, finite; None: all 1
     value_mask: Bool[Tensor, "batch seq"] | None = None  # positions of rewards, values and returns; None: all
+    covariant: Bool[Tensor, "batch seq"] | None = None  # positions that clip_cov and kl_cov treat apart
     entropy_units: Float[Tensor, "batch seq"] | None = None  # weight of an entropy (action_levels.py); None: 1
 
     def __len__(self) -> int:
@@ -214,7 +215,11 @@ class RolloutBatch:
         without the fields that only the estimator reads."""
         choices = self.inputs.get("hidden_states", self.inputs["observations"]).shape[1]
         kept = dataclasses.replace(self, ends=None, bootstrapped=None, end_observations=None, end_values=None)
-        return kept._map(lambda tensor: _flatten(tensor, choices))
+        return kept.cut(choices)
+
+    def cut(self, parts: int) -> RolloutBatch:
+        """Every row cut into equal parts: B*parts rows of T/parts positions, row-major."""
+        return self._map(lambda tensor: _cut(tensor, parts))
 
     def tensors(self) -> list[Tensor]:
         """All tensors, in the order of the fields."""
@@ -230,11 +235,11 @@ class RolloutBatch:
 _TENSOR_FIELDS = [field.name for field in dataclasses.fields(RolloutBatch) if field.name != "inputs"]
 
 
-def _flatten(tensor: Tensor, choices: int) -> Tensor:
-    if tensor.dim() == 1:  # per-row fields are repeated for each of the row's choices
-        return tensor.repeat_interleave(choices)
+def _cut(tensor: Tensor, parts: int) -> Tensor:
+    if tensor.dim() == 1:  # per-row fields are repeated for each part
+        return tensor.repeat_interleave(parts)
     rows, length, *rest = tensor.shape
-    return tensor.reshape(rows * choices, length // choices, *rest)
+    return tensor.reshape(rows * parts, length // parts, *rest)
 
 
 @dataclass(frozen=True)

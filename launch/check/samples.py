@@ -13,9 +13,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from rl_platform.algorithms.action_levels import denominators_of
+from rl_platform.algorithms.action_levels import ActionLevels, denominators_of
 from rl_platform.algorithms.advantages import advantages
 from rl_platform.algorithms.aggregation import Denominators
+from rl_platform.algorithms.covariance import covariant_positions
 from rl_platform.algorithms.losses import ModelOutputs, actor_critic_loss, actor_loss, critic_loss
 from rl_platform.algorithms.metrics import Metrics
 from rl_platform.algorithms.mismatch import mismatch_weights
@@ -23,7 +24,7 @@ from rl_platform.algorithms.rewards import penalized, place_outcome_rewards
 from rl_platform.components.actor import action_levels
 from rl_platform.components.recording import ChunkRecording
 from rl_platform.config.schema import Config
-from rl_platform.config.schema.algorithm import Algorithm
+from rl_platform.config.schema.algorithm import COVARIANCE, Algorithm
 from rl_platform.envs.embodied.spaces import ActionSpace, EnvSpaces
 from rl_platform.records import RolloutBatch
 from rl_platform.rng import generator
@@ -64,7 +65,10 @@ class Case:
     @cached_property
     def batch(self) -> RolloutBatch:
         """The rollout with advantages and returns, of which mini-batches are made. A row per transition if embodied."""
-        return estimated(self.rollout, self.algorithm)
+        batch = estimated(self.rollout, self.algorithm)
+        if self.algorithm.policy_loss in COVARIANCE:
+            batch = replace(batch, covariant=covariant_positions(batch, self.algorithm, self.numbers("covariance")))
+        return batch
 
     @cached_property
     def outputs(self) -> ModelOutputs:
@@ -122,21 +126,36 @@ def random_steps(config: Config, seed: int) -> RolloutBatch:
     for array in (recording.observations, recording.end_observations, recording.actions, recording.log_probs):
         array[:] = torch.randn(array.shape, generator=numbers).numpy()
     ends = torch.rand(shape, generator=numbers) < 0.2
+    if config.whole_episodes:  # a row is idle after its first end
+        ends &= ends.cumsum(dim=1) == 1
+        resting = ends.cumsum(dim=1) - ends.int() > 0
+    else:
+        resting = torch.zeros_like(ends)
     left = torch.where(ends, torch.randint(levels.num_actions, shape, generator=numbers), levels.num_actions - 1)
-    executed = torch.arange(levels.num_actions) <= left[..., None]  # actions of a chunk after an end are not executed
+    # actions of a chunk after an end are not executed
+    executed = (torch.arange(levels.num_actions) <= left[..., None]) & ~resting[..., None]
     rewards = torch.randn(executed.shape, generator=numbers)
     recording.executed[:], recording.rewards[:] = executed.numpy(), torch.where(executed, rewards, 0.0).numpy()
     recording.ends[:] = ends.numpy()
     recording.terminated[:] = (ends & (torch.rand(shape, generator=numbers) < 0.5)).numpy()
     next_observations = torch.randn(ENVIRONMENTS, *SPACES.observation_shape, generator=numbers)
     batch = recording.finish(next_observations.numpy(), config.algorithm.bootstrap_type)
+    if config.whole_episodes:
+        groups = ENVIRONMENTS // min(config.algorithm.group_size, LARGEST_GROUP)
+        batch = replace(batch, group_ids=batch.group_ids % groups, bootstrapped=None, end_observations=None)
+        return _with_models(_as_recorded(batch, levels), config, numbers)
     assert batch.bootstrapped is not None
     following = torch.randn(batch.bootstrapped.shape, generator=numbers)
     batch = replace(batch, end_values=torch.where(batch.bootstrapped, following, 0.0))
-    if levels.single:  # the shape of `Recording`
+    return _with_models(_as_recorded(batch, levels), config, numbers)
+
+
+def _as_recorded(batch: RolloutBatch, levels: ActionLevels) -> RolloutBatch:
+    """Returns the batch in the shape of `Recording` where there is one action per choice."""
+    if levels.single:
         batch.inputs["actions"] = batch.inputs["actions"][:, :, 0]
         del batch.inputs["executed"]
-    return _with_models(batch, config, numbers)
+    return batch
 
 
 def _with_models(batch: RolloutBatch, config: Config, numbers: torch.Generator) -> RolloutBatch:

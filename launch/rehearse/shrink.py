@@ -158,7 +158,7 @@ class Sizes:
 
     @property
     def num_envs(self) -> int:
-        unit = math.lcm(self.parts, max(self.workers, 1), max(len(self.config.env.tasks), 1))
+        unit = math.lcm(self.parts, max(self.workers, 1), max(len(self.config.env.tasks), 1) * self.group)
         return unit if unit > 1 or self.config.env.num_envs == 1 else 2
 
     @property
@@ -169,6 +169,14 @@ class Sizes:
     @property
     def rollout_steps(self) -> int:
         return 16 * self.config.actor.model.num_action_chunks
+
+    @property
+    def episode_steps(self) -> int:
+        """Steps of an episode at most; they divide those of a rollout that plays whole episodes."""
+        longest = self.config.env.max_episode_steps or 50
+        if self.config.whole_episodes:
+            return self.rollout_steps // min(2, self.config.env.rollout_steps // longest)
+        return min(longest, 50)
 
     @property
     def episodes(self) -> int:
@@ -600,7 +608,7 @@ RULES: tuple[Rule, ...] = (
     Rule("env.rollout_steps", lambda sizes: sizes.rollout_steps, applies=_embodied),
     Rule(
         "env.max_episode_steps",
-        lambda sizes: min(sizes.config.env.max_episode_steps or 50, 50),
+        lambda sizes: sizes.episode_steps,
         "short episodes",
         applies=_embodied,
     ),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rl_platform.algorithms.action_levels import to_log_prob_level
 from rl_platform.algorithms.gae import decoupled_gae, length_adaptive_lambda
-from rl_platform.algorithms.groups import grpo, leave_one_out, local_penalties, raw, reward_to_go, rloo
+from rl_platform.algorithms.groups import grpo, leave_one_out, local_penalties, opo, raw, reward_to_go, rloo
 from rl_platform.algorithms.statistics import whiten, whiten_rows
 from rl_platform.algorithms.user_estimator import Estimate, load_estimator
 from rl_platform.algorithms.validation import check_finite
@@ -83,13 +83,14 @@ def _grpo(batch: RolloutBatch, algorithm: Algorithm) -> tuple[FloatBT, None]:
 def _reinforce_plus_plus(batch: RolloutBatch, algorithm: Algorithm) -> tuple[FloatBT, None]:
     if algorithm.reinforce_kl_credit == "local" and batch.kl_penalties is not None:
         return local_penalties(batch.rewards, batch.kl_penalties, batch.mask, algorithm.gamma), None
-    return reward_to_go(batch.rewards, batch.mask, algorithm.gamma), None
+    return reward_to_go(batch.rewards, batch.value_positions, algorithm.gamma), None
 
 
 BUILT_IN_ESTIMATORS: dict[str, Estimate] = {
     "gae": _gae,
     "grpo": _grpo,
     "rloo": lambda b, _: (rloo(b.rewards, b.mask, b.group_ids, b.baseline_mask), None),
+    "opo": lambda b, _: (opo(b.rewards, b.mask, b.group_ids, b.baseline_mask), None),
     "reinforce_plus_plus": _reinforce_plus_plus,
     "reinforce_plus_plus_baseline": lambda b, _: (grpo(b.rewards, b.mask, b.group_ids, False, b.baseline_mask), None),
     "raw": lambda b, _: (raw(b.rewards, b.mask), None),

@@ -53,7 +53,8 @@ def algorithm_card(
     transition.
     """
     reasoning = task_type == "reasoning"
-    old = OLD_LOG_PROBS[algorithm.old_log_probs] if reasoning else "recomputed with the values before the first update"
+    with_values = "recomputed with the values before the first update"
+    old = OLD_LOG_PROBS[algorithm.old_log_probs] if reasoning or not has_values else with_values
     unit = "sequences" if reasoning else "transitions"
     sizes = {"actor": mini_batch_size, "critic": critic_mini_batch_size or mini_batch_size}
     steps = _optimizer_steps(algorithm, rows_per_rollout, sizes, unit)
@@ -115,6 +116,7 @@ def _estimator(algorithm: Algorithm) -> str:
             + (", truncated responses go on with the critic's value" if algorithm.bootstrap_truncated else ""),
             "grpo": _grpo(algorithm),
             "rloo": "score minus mean of the other samples of the group",
+            "opo": "score minus mean of the group, each sample weighted by its length",
             "reinforce_plus_plus": f"reward to go, gamma {algorithm.gamma:g}, masks carried forward"
             + (", the KL penalty of each token its own" if algorithm.reinforce_kl_credit == "local" else ""),
             "reinforce_plus_plus_baseline": "score minus mean of the group",
@@ -142,7 +144,7 @@ def _lambdas(algorithm: Algorithm) -> str:
 
 
 def _action_chunks(algorithm: Algorithm, num_actions: int) -> list[tuple[str, str]]:
-    """Nothing where each transition is one action with one log-prob, and bootstraps as usual."""
+    """Nothing where each transition is one action with one log-prob, and episodes continue and bootstrap as usual."""
     rows = []
     if num_actions > 1 or {algorithm.logprob_type, algorithm.entropy_type} != {"chunk_level"}:
         unit = {
@@ -157,7 +159,11 @@ def _action_chunks(algorithm: Algorithm, num_actions: int) -> list[tuple[str, st
             f"{rewards}; one ratio per {unit[algorithm.logprob_type]}; entropy per {unit[algorithm.entropy_type]}"
         )
         rows.append(("actions", text))
-    if algorithm.bootstrap_type != "standard":
+    if algorithm.loss_type == "actor":
+        alike = f"{algorithm.group_size} environments begin each of them in one state"
+        compared = alike if algorithm.group_size > 1 else "each begins in a state of its own"
+        rows.append(("episodes", f"a rollout begins new ones and plays them to their ends; {compared}"))
+    elif algorithm.bootstrap_type != "standard":
         always = algorithm.bootstrap_type == "always"
         text = f"the value of an episode's last state {'always counts' if always else 'never counts, truncated or not'}"
         rows.append(("ends of episodes", text))
@@ -166,12 +172,21 @@ def _action_chunks(algorithm: Algorithm, num_actions: int) -> list[tuple[str, st
 
 def _policy_loss(algorithm: Algorithm) -> str:
     bounds = f"[{1 - algorithm.clip_ratio_low:g}, {1 + algorithm.clip_ratio_high:g}]"
+    cov = algorithm.covariance
+    chosen, inside = f"{cov.fraction:g} of the positions, those", f"({cov.low:g}, {cov.high:g})"
+    taus = f"{algorithm.sapo_tau_neg:g} (A < 0), {algorithm.sapo_tau_pos:g} (A > 0)"
+    log_bounds = f"[{-algorithm.clip_ratio_low:g}, {algorithm.clip_ratio_high:g}]"
     dual = f", dual clip {algorithm.clip_ratio_c:g}" if algorithm.clip_ratio_c is not None else ""
     thresholds = f"{algorithm.clip_ratio_low:g} (A < 0), {algorithm.clip_ratio_high:g} (A > 0)"
     text = {
         "ppo_clip": f"ratio clipped to {bounds}{dual}",
         "gspo": f"one ratio per sequence (geometric mean), clipped to {bounds}{dual}",
+        "gspo_token": f"one ratio per sequence (geometric mean), clipped to {bounds}{dual}, a gradient per token",
+        "gmpo": f"geometric mean of a sequence's ratios, each clipped to exp({log_bounds})",
+        "sapo": f"ratio through a soft gate, tau {taus}",
         "cispo": f"-A log-prob, weighted by the ratio clipped to {bounds}",
+        "clip_cov": f"ratio clipped to {bounds}{dual}; no loss at {chosen} of a covariance in {inside}",
+        "kl_cov": f"ratio, + {cov.kl_coef:g} |log ratio| at {chosen} of the largest covariance",
         "reinforce": "-A log-prob, without a ratio",
         "dppo_tv": f"ratio, 0 where total variation exceeds {thresholds} and grows",
         "dppo_kl": f"ratio, 0 where KL(old || new) exceeds {thresholds} and grows",
@@ -199,7 +214,10 @@ def _mismatch(algorithm: Algorithm) -> str:
         text = f"{ratio} (training over rollout), outside {bounds} {outside[correction.mode]}"
         parts.append(text + (", divided by the mean weight" if correction.batch_normalize else ""))
     if (reject := correction.reject) is not None:
-        parts.append(f"every {reject.level} with {reject.stat} above {reject.threshold:g} has weight 0")
+        below = "" if reject.low is None else f" or below {reject.low:g}"
+        parts.append(f"every {reject.level} with {reject.stat} above {reject.threshold:g}{below} has weight 0")
+    if correction.veto is not None:
+        parts.append(f"a sequence with a token whose ratio is below {correction.veto:g} has weight 0")
     zeros = "denominators unchanged" if correction.denominator == "original" else "what has weight 0 leaves the loss"
     return "; ".join(parts) + f"; on the policy loss only, {zeros}"
 

@@ -47,6 +47,20 @@ def rloo(rewards: FloatBT, mask: BoolBT, group_ids: IntB, compared: BoolBT | Non
 
 
 @torch.no_grad()
+def opo(rewards: FloatBT, mask: BoolBT, group_ids: IntB, compared: BoolBT | None = None) -> FloatBT:
+    """S - sum of l S / sum of l over the group, l the active positions of a row: On-Policy RL with Optimal baseline.
+
+    Hao et al. 2025 (arXiv 2505.23585): the baseline of least variance if the squared gradient of a row grows with its
+    length. Exactly 0 in groups of one sample or of equal scores.
+    """
+    counted = mask if compared is None else compared
+    group, lengths = _Groups(rewards, counted, group_ids), counted.sum(dim=1).double()
+    # b = sum_j l_j S_j / sum_j l_j
+    baseline = group.sums(lengths * group.scores) / group.sums(lengths).clamp(min=1)
+    return _on_actions(torch.where(group.varied, group.scores - baseline, 0.0), mask, rewards)
+
+
+@torch.no_grad()
 def leave_one_out(rewards: FloatBT, mask: BoolBT, group_ids: IntB, compared: BoolBT | None = None) -> FloatBT:
     """(S - mean of the others) / (unbiased deviation of the others + 1e-6), otherwise as `grpo`.
 

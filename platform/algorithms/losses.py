@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from rl_platform.algorithms.aggregation import Denominators, aggregate, select
 from rl_platform.algorithms.kl import kl_loss_estimate
 from rl_platform.algorithms.metrics import Metrics, active_positions, over
-from rl_platform.algorithms.policy_losses import LOG_RATIO_LIMIT, policy_loss_function, positive_nll
+from rl_platform.algorithms.policy_losses import LOG_RATIO_LIMIT, at_covariant, policy_loss_function, positive_nll
 from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.records import RolloutBatch
 
@@ -98,8 +98,9 @@ def actor_loss(
     micro-batch: its part of the mini-batch's loss.
 
     `batch` needs advantages, log_probs but with `old_log_probs: current`, reference_log_probs with `use_kl_loss`,
-    correct with a `positive_nll_coef`; its loss_weights, if it has them, multiply the policy loss of every position and
-    nothing else. `outputs` needs log_probs, entropy with an `entropy_bonus`, and full_kl with `kl_loss_type: full`.
+    correct with a `positive_nll_coef`, covariant with clip_cov and kl_cov; its loss_weights, if it has them, multiply
+    the policy loss of every position and nothing else. `outputs` needs log_probs, entropy with an `entropy_bonus`, and
+    full_kl with `kl_loss_type: full`.
     """
     mask = None if denominators.full else batch.mask  # None: every position is active
     assert outputs.log_probs is not None
@@ -107,6 +108,9 @@ def actor_loss(
     old_log_probs = _old_log_probs(outputs, batch, algorithm)
     policy_loss = policy_loss_function(algorithm.policy_loss)
     per_token, metrics = policy_loss(outputs.log_probs, old_log_probs, batch.advantages, mask, algorithm)
+    if batch.covariant is not None:
+        covariant = batch.covariant & batch.mask  # a row may be masked out for a rank without work
+        per_token = at_covariant(per_token, outputs.log_probs, old_log_probs, covariant, algorithm)
     if batch.loss_weights is not None:
         per_token = per_token * select(batch.loss_weights, mask)
     if algorithm.target_kl is not None:

@@ -32,8 +32,9 @@ def mismatch_weights(
 ) -> tuple[FloatBT, dict[str, float]]:
     """Constants [B,T] to multiply the policy loss with, 0 outside `mask` [B,T] bool, and the metrics `is/*`.
 
-    Truncated importance sampling, IcePop, geometric sequence mask, and rejection by an estimate of the KL. A
-    weight that is not finite is 0 and counted. Positions with weight 0 still count in the denominators of the loss.
+    Truncated importance sampling, IcePop, geometric sequence mask, rejection by an estimate of the KL, and veto of
+    sequences with a token that is nearly impossible in training. A weight that is not finite is 0 and counted.
+    Positions with weight 0 still count in the denominators of the loss.
     """
     u = select(log_probs.float() - rollout_log_probs.float(), mask)
     broken = ~u.isfinite()
@@ -45,6 +46,8 @@ def mismatch_weights(
         mean = masked_mean(weights, mask)
         weights = weights / torch.where(mean > 0, mean, 1.0)
     rejected = torch.zeros_like(mask) if correction.reject is None else mask & _rejected(u, lengths, correction.reject)
+    if correction.veto is not None:  # min_t exp(u_t) < veto
+        rejected = rejected | mask & (u.nan_to_num(0.0).amin(dim=1, keepdim=True) < math.log(correction.veto))
     weights = weights.masked_fill(rejected, 0.0)
     return weights, _weight_metrics(weights, mask, outside, broken, rejected)
 
@@ -77,7 +80,8 @@ def _rejected(u: FloatBT, lengths: Int[Tensor, "batch 1"], rejection: Rejection)
             statistic = _k3(u)
     if rejection.level == "sequence":
         statistic = statistic.sum(dim=1, keepdim=True) / lengths
-    return ~(statistic <= rejection.threshold)
+    low = -math.inf if rejection.low is None else rejection.low
+    return ~((statistic <= rejection.threshold) & (statistic >= low))
 
 
 def _exp(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 PER_POSITION = (
     "ends", "bootstrapped", "end_values", "rewards", "rollout_log_probs", "log_probs", "reference_log_probs", "full_kl",
     "values", "advantages", "returns", "loss_weights", "kl_penalties", "value_mask",
-    "entropy_units",
+    "entropy_units", "covariant",
 )  # fmt: skip
 PER_ROW = ("sample_mask", "group_ids", "correct", "versions", "compared")
-BOOLEAN = ("action_mask", "sample_mask", "ends", "bootstrapped", "correct", "compared", "value_mask")
+BOOLEAN = ("action_mask", "sample_mask", "ends", "bootstrapped", "correct", "compared", "value_mask", "covariant")
 WITH_FEATURES = ("reference_states",)  # [B,T,...]
 PER_CHOICE = ("end_observations",)  # [B,C,...]; a choice of an embodied policy may be several positions
 

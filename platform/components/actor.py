@@ -90,7 +90,7 @@ class LanguageActor(Learner):
 
 
 class EmbodiedActor(Learner):
-    """Policy and value loss in one backward. `loss_type: actor_critic`."""
+    """Policy and value loss in one backward (`loss_type: actor_critic`), or the policy loss alone (`actor`)."""
 
     def __init__(self, context: ComponentContext, config: Config, spaces: EnvSpaces) -> None:
         policy = embodied_policy(config, spaces, context.seed)
@@ -103,16 +103,20 @@ class EmbodiedActor(Learner):
             model = ChunkActorCritic(policy, action_levels(config, spaces))
         else:
             model = EmbodiedActorCritic(policy)
-        loss = partial(actor_critic_loss, algorithm=config.algorithm)
+        losses = actor_critic_loss if config.has_values else actor_loss
+        loss = partial(losses, algorithm=config.algorithm)
         super().__init__(context, config, config.actor, model, loss, "actor", config.algorithm.ppo_epochs)
         if acceleration.fastest_alone(self.engine, config.data.mini_batch_size):
             compute_alone()
 
     def evaluate(self, batch: RolloutBatch) -> dict[str, Tensor]:
-        """The batch's `log_probs` and `values` [B,T], and `end_values` [B,T] of the states that follow ends."""
+        """The batch's `log_probs` [B,T]; if values are trained, `values` and the `end_values` of the states that follow
+        ends."""
         recurrent = "hidden_states" in batch.inputs
         with keeping_states(self.engine.model, recurrent):
             outputs = self.outputs(batch)
+        if not self.config.has_values:
+            return {"log_probs": present(outputs.log_probs)}
         bootstrapped, following = present(batch.bootstrapped), present(batch.end_observations)
         end_values = torch.zeros(batch.action_mask.shape)
         if bool(bootstrapped.any()):

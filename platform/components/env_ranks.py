@@ -21,11 +21,12 @@ from rl_platform.runtime.channel import Channel
 @dataclass(frozen=True)
 class Order:
     """The next work of another rank: step a stage with these actions (see `VectorEnv.send`), or, without actions, send
-    the observations of all its environments."""
+    the observations of all its environments, after a reset if there are `seeds`."""
 
     stage: int = 0
     actions: np.ndarray | None = None
     idle: np.ndarray | None = None
+    seeds: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,17 @@ class AllEnvs:
         """[num_envs,D] raw observations that await an action."""
         for rank in range(1, self._shares.ranks):
             self._order(Order(), rank)
-        parts = [self._own.observations, *self._answers()]
+        return self._whole(self._own.observations)
+
+    def reset(self, seeds: np.ndarray) -> None:
+        """Begins an episode in every environment, each with its own seed [num_envs]."""
+        own, *others = (tuple(seeds[numbers].tolist()) for numbers in self._numbers)
+        for rank, part in enumerate(others, start=1):
+            self._order(Order(seeds=part), rank)
+        self._whole(self._own.reset(own))
+
+    def _whole(self, own: np.ndarray) -> np.ndarray:
+        parts = [own, *self._answers()]
         whole = np.empty((self._shares.num_envs, parts[0].shape[1]), parts[0].dtype)
         for numbers, part in zip(self._numbers, parts, strict=True):
             whole[numbers] = part
@@ -114,7 +125,7 @@ def follow_orders(envs: VectorEnv, rank: int, peers: Peers, done: Callable[[int]
         except ChannelClosed:
             return
         if order.actions is None:
-            peers.answers.put(envs.observations, key=rank)
+            peers.answers.put(envs.reset(order.seeds) if order.seeds else envs.observations, key=rank)
             continue
         done(steps)
         envs.send(order.actions, order.stage, order.idle)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +54,15 @@ class Environment:
         )
         self.reward_normalizer = (
             RewardNormalizer(self.env.num_envs, config.algorithm.gamma, self.env.clip_rewards)
-            if self.env.normalize_rewards
+            if self.env.normalize_rewards and not config.whole_episodes  # they would be scored in different units
             else None
         )
         self.levels = action_levels(config, self.envs.spaces)
         self.bootstrap = config.algorithm.bootstrap_type
         model, self.sequence_length = config.actor.model, config.sequence_length
         self.memory = HiddenStates(self.env.num_envs, model.recurrent_size) if model.type == "gru" else None
+        self.episode_steps = self.env.max_episode_steps if config.whole_episodes else None
+        self.groups = self.env.num_envs // config.algorithm.group_size
         self.tasks = EnvTasks(self.env, reads_instructions=model.type == "vla")
         self.recent: deque[tuple[float, int]] = deque(maxlen=RECENT_EPISODES)  # returns and lengths
         self.recent_numbers: deque[int] = deque(maxlen=RECENT_EPISODES)  # of their environments
@@ -104,22 +107,31 @@ class Environment:
     ) -> tuple[RolloutBatch, dict[str, float]]:
         """`env.rollout_steps` steps of every environment: one row each, and metrics of the episodes that ended.
 
+        With whole episodes a row is one episode, and an environment has as many as fit; from its end to the latest end
+        that is possible the environment is idle.
+
         The policy acts for one stage while the environments of the others are stepped. Stages alternate in a fixed
         order, so the rollout does not depend on timing. The policy acts before every step, or with chunks of K actions
         before every K-th. policy None: the rollout rank of this process.
         """
         policy = policy or self._policy_here()
         envs = AllEnvs(self.envs, self.shares, peers)
-        steps, stages, memory = self.env.rollout_steps, list(enumerate(envs.rows)), self.memory
-        current = self._current(envs)
+        steps, memory = self.env.rollout_steps, self.memory
+        turn = self.episode_steps or steps
         num_actions = self.levels.num_actions
         rollout = self._recording(steps)
         chosen: dict[int, Actions] = {}
         failures = 0
-        for stage, rows in stages:
-            policy.request(self._policy_input(current[rows].copy(), ("act", step, 0, stage), rows))
         for position in range(steps):
             self.context.progress.update(position, steps, "steps")
+            if position % turn == 0:
+                if self.episode_steps is not None:
+                    self._begin_episodes(envs, step, position // turn)
+                current, stages = self._current(envs), list(enumerate(envs.rows))
+                for stage, rows in stages:
+                    policy.request(self._policy_input(current[rows].copy(), ("act", step, position, stage), rows))
+            elif self.episode_steps is not None:
+                stages = [(stage, rows) for stage, rows in stages if not rollout.idle[rows].all()]
             for stage, rows in stages:
                 if position % num_actions == 0:
                     chosen[stage] = policy.actions(len(current[rows]))
@@ -135,11 +147,30 @@ class Environment:
                 if memory is not None:
                     memory.advance(rows, chosen[stage], result.ended)
                 current[rows] = observations = self._seen(result.observations, stepped)
-                if position + 1 < steps and (position + 1) % num_actions == 0:
+                over = self.episode_steps is not None and rollout.idle[rows].all()
+                if (position + 1) % turn and (position + 1) % num_actions == 0 and not over:
                     policy.request(self._policy_input(observations, ("act", step, position + 1, stage), rows))
         batch = rollout.finish(current, self.bootstrap)
         batch.inputs.update(self.tasks.inputs(steps // num_actions))
+        if self.episode_steps is not None:
+            batch = self._one_row_each(batch, rollout.invalid, steps // turn)
         return batch, self._metrics(rollout, failures)
+
+    def _begin_episodes(self, envs: AllEnvs, step: int, number: int) -> None:
+        """Resets all environments. Those of a group, whose numbers are equal modulo `groups`, begin in one state."""
+        seeds = [derive_seed(self.context.seed, "env", step, number, group) % 2**31 for group in range(self.groups)]
+        envs.reset(np.resize(seeds, self.env.num_envs))
+        self.observations = None  # these are counted
+        if self.memory is not None:
+            self.memory.array[:] = 0.0
+
+    def _one_row_each(self, batch: RolloutBatch, invalid: np.ndarray, episodes: int) -> RolloutBatch:
+        """The batch with a row per episode. An episode with an invalid step has no score, so its row does not count."""
+        number, env = np.meshgrid(np.arange(episodes), np.arange(self.env.num_envs))
+        groups = torch.from_numpy(number * self.groups + env % self.groups)
+        broken = torch.from_numpy(invalid.reshape(groups.numel(), -1).any(axis=1))
+        batch = replace(batch, bootstrapped=None, end_observations=None).cut(episodes)
+        return replace(batch, group_ids=groups.flatten(), sample_mask=~broken)
 
     def finds_policy(self) -> bool:
         """Whether the rollout's first rank is in this process."""
@@ -170,11 +201,12 @@ class Environment:
         return Observations(observations, draw, hidden_states=states, tasks=self.tasks.read(rows))
 
     def _recording(self, steps: int) -> Recording:
+        where, turn = (self.env.num_envs, steps, self.envs.spaces), self.episode_steps or 1
         if self.memory is not None:
-            return RecurrentRecording(self.env.num_envs, steps, self.envs.spaces, self.memory, self.sequence_length)
+            return RecurrentRecording(*where, self.memory, self.sequence_length, turn)
         if self.levels.single:
-            return Recording(self.env.num_envs, steps, self.envs.spaces)
-        return ChunkRecording(self.env.num_envs, steps, self.envs.spaces, self.levels)
+            return Recording(*where, turn)
+        return ChunkRecording(*where, self.levels, turn)
 
     def evaluate(self, step: int, video: str | None, deterministic: bool, policy: Policy | None) -> dict[str, Any]:
         """The fields of an `EvaluationResult` under the frozen normalisers; `video`: a file to write, and `note`, why

@@ -9,18 +9,20 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from rl_platform.algorithms.covariance import covariant_positions
 from rl_platform.algorithms.losses import ModelOutputs
 from rl_platform.algorithms.metrics import Metrics
 from rl_platform.algorithms.schedule import MiniBatches, ShuffleBuffers
 from rl_platform.checkpoint.verify import Written
 from rl_platform.config.rollout_backend import may_go_by_group
 from rl_platform.config.schema import Config
+from rl_platform.config.schema.algorithm import COVARIANCE
 from rl_platform.config.schema.models import Actor, Critic
 from rl_platform.engines.training.base import Loss, MicroBatches, learning_rate
 from rl_platform.engines.training.build import training_engine
@@ -128,6 +130,9 @@ class Learner(Evaluator):
             counted = mini_batch.value_positions if trains_values else mini_batch.mask
             if some_masked and not bool(counted.any()):
                 continue
+            if self.kind == "actor" and self.config.algorithm.policy_loss in COVARIANCE:
+                draw = generator(self.context.seed, "covariance", step, progress.done)
+                mini_batch = replace(mini_batch, covariant=covariant_positions(mini_batch, self.config.algorithm, draw))
             began = time.monotonic()
             step_metrics = self.engine.step(mini_batch, self.loss, self.training_micro_batches)
             recorder.add("work", "optimizer step", began)

@@ -31,28 +31,40 @@ def bootstrapped(ends: np.ndarray, terminated: np.ndarray, kind: Bootstrap) -> n
 
 
 class Recording:
-    """Arrays [num_envs, steps, ...] of a policy that chooses one action per step."""
+    """Arrays [num_envs, steps, ...] of a policy that chooses one action per step.
 
-    def __init__(self, num_envs: int, steps: int, spaces: EnvSpaces) -> None:
+    turn: an environment whose episode ends is `idle` until the next multiple of this number of steps. 1: it begins the
+    next episode at once.
+    """
+
+    def __init__(self, num_envs: int, steps: int, spaces: EnvSpaces, turn: int = 1) -> None:
+        self.turn, self.idle = turn, np.zeros(num_envs, bool)
         shape, width = (num_envs, steps), spaces.observation_size
         self.observations = np.zeros((*shape, width), spaces.observation_dtype)
         self.end_observations = np.zeros((*shape, width), spaces.observation_dtype)
         self.actions: np.ndarray | None = None  # of the kind that the policy chooses
         self.log_probs, self.rewards = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
         self.ends, self.invalid, self.terminated = (np.zeros(shape, bool) for _ in range(3))
+        self.skipped = np.full(shape, turn > 1)
         self.episodes: list[EpisodeStats] = []
 
     @property
     def env_steps(self) -> int:
-        return int(self.ends.size)
+        return int(self.skipped.size - self.skipped.sum())
 
     def next_actions(self, actions: np.ndarray, where: Where) -> tuple[np.ndarray, np.ndarray | None]:
         """The actions of one step at `where`, and which environments skip it (None: no environment does)."""
-        return actions, None
+        return actions, self._idle(where)
+
+    def _idle(self, where: Where) -> np.ndarray | None:
+        rows, position = where
+        if position % self.turn == 0:
+            self.idle[rows] = False
+        return self.idle[rows] if self.turn > 1 else None
 
     def stepped(self, rows: slice) -> np.ndarray | None:
         """The environments among `rows` that took the current step; None: all did."""
-        return None
+        return np.flatnonzero(~self.idle[rows]) if self.turn > 1 and self.idle[rows].any() else None
 
     def add(self, where: Where, observations: np.ndarray, actions: Actions, result: StepResult) -> None:
         """One step: what the policy saw and chose, and its result with normalised rewards and final observations."""
@@ -65,12 +77,15 @@ class Recording:
         if len(result.final_observations):
             self.end_observations[where][result.ended] = result.final_observations
         self.episodes += result.episodes
+        if self.turn > 1:
+            self.skipped[where] = self.idle[where[0]]
+            self.idle[where[0]] |= result.ended
 
     def finish(self, next_observations: np.ndarray, kind: Bootstrap) -> RolloutBatch:
         """The batch; a row that stops in the middle of an episode continues with `next_observations`."""
         followed = self._close(next_observations, kind)
         return self._batch(
-            action_mask=torch.from_numpy(~self.invalid),
+            action_mask=torch.from_numpy(~self.invalid & ~self.skipped),
             rewards=torch.from_numpy(self.rewards),
             rollout_log_probs=torch.from_numpy(self.log_probs),
             ends=torch.from_numpy(self.ends),
@@ -118,8 +133,10 @@ class RecurrentRecording(Recording):
     `states` are those of the policy; `HiddenStates.advance` is called after each `add`.
     """
 
-    def __init__(self, num_envs: int, steps: int, spaces: EnvSpaces, states: HiddenStates, length: int) -> None:
-        super().__init__(num_envs, steps, spaces)
+    def __init__(
+        self, num_envs: int, steps: int, spaces: EnvSpaces, states: HiddenStates, length: int, turn: int = 1
+    ) -> None:
+        super().__init__(num_envs, steps, spaces, turn)
         self.states, self.length = states, length
         self.first_states = np.zeros((num_envs, steps // length, states.array.shape[1]), np.float32)
 
@@ -144,11 +161,11 @@ class ChunkRecording(Recording):
     """Arrays [num_envs, C choices, ...] of a policy that chooses chunks of K actions.
 
     An episode that ends inside a chunk ends the chunk: the remaining actions are not executed, and the environment is
-    `idle` until the next choice. A choice therefore has at most one end.
+    `idle` at least until the next choice. A choice therefore has at most one end.
     """
 
-    def __init__(self, num_envs: int, steps: int, spaces: EnvSpaces, levels: ActionLevels) -> None:
-        super().__init__(num_envs, steps // levels.num_actions, spaces)
+    def __init__(self, num_envs: int, steps: int, spaces: EnvSpaces, levels: ActionLevels, turn: int = 1) -> None:
+        super().__init__(num_envs, steps // levels.num_actions, spaces, max(turn, levels.num_actions))
         self.levels = levels
         chunks = (*self.ends.shape, levels.num_actions)
         continuous = spaces.action.kind == "continuous"
@@ -157,20 +174,13 @@ class ChunkRecording(Recording):
         self.log_probs = np.zeros((*chunks, levels.num_components), np.float32)
         self.rewards = np.zeros(chunks, np.float32)
         self.executed, self.invalid = (np.zeros(chunks, bool) for _ in range(2))
-        self.idle = np.zeros(num_envs, bool)
 
     @property
     def env_steps(self) -> int:
         return int(self.executed.sum() + self.invalid.sum())
 
     def next_actions(self, actions: np.ndarray, where: Where) -> tuple[np.ndarray, np.ndarray | None]:
-        rows, slot = where[0], where[1] % self.levels.num_actions
-        if slot == 0:
-            self.idle[rows] = False
-        return actions[:, slot], self.idle[rows]
-
-    def stepped(self, rows: slice) -> np.ndarray | None:
-        return np.flatnonzero(~self.idle[rows]) if self.idle[rows].any() else None
+        return actions[:, where[1] % self.levels.num_actions], self._idle(where)
 
     def add(self, where: Where, observations: np.ndarray, actions: Actions, result: StepResult) -> None:
         rows, (choice, slot) = where[0], divmod(where[1], self.levels.num_actions)

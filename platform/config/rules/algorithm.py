@@ -11,9 +11,18 @@ from rl_platform.config.rules.data import rows_of_step
 from rl_platform.config.rules.models import policy_is
 from rl_platform.config.rules.rule import CHUNKS, TASK, Unread, embodied, reasoning, unknown_name, unread_keys, when
 from rl_platform.config.schema import Config
-from rl_platform.config.schema.algorithm import ESTIMATORS, POLICY_LOSSES, estimator_needs
+from rl_platform.config.schema.algorithm import (
+    COVARIANCE,
+    ESTIMATORS,
+    POLICY_LOSSES,
+    SEQUENCE_RATIO,
+    LossType,
+    RolloutIS,
+    estimator_needs,
+)
 from rl_platform.errors import Problem
 
+_LOSS_TYPE = "algorithm.loss_type"
 _TYPE, _LOSS, _AGGREGATION = "algorithm.adv_type", "algorithm.policy_loss", "algorithm.loss_agg_func"
 _KL_REWARD, _KL_LOSS, _BOTH_KL = "algorithm.use_kl_in_reward", "algorithm.use_kl_loss", "algorithm.allow_both_kl"
 _CORRECTION, _OLD, _DYNAMIC = "algorithm.rollout_is", "algorithm.old_log_probs", "algorithm.dynamic_sampling"
@@ -22,10 +31,6 @@ _MINI, _EPOCHS = "data.mini_batch_size", "algorithm.ppo_epochs"
 _ALPHA, _FILTER = "algorithm.length_adaptive_alpha", "algorithm.overlong.filter"
 _BOOTSTRAP, _IGNORE_MASKED = "algorithm.bootstrap_truncated", "algorithm.group_ignore_masked"
 _BOUNDED_DIVERGENCE = ("dppo_tv", "dppo_kl")
-_LOSS_TYPES = {  # the only loss_type of a task, and why
-    "embodied": ("actor_critic", "the values of an embodied policy come from a head on its own backbone"),
-    "reasoning": ("actor", "the values of a language model come from a separate critic"),
-}
 _NO_COMPONENTS = {  # why a policy of this type has no log-prob per component of an action
     "vla": "actor.model.type vla has one log-prob and one entropy per action, the sums over its components",
     "gru": "a recurrent policy has one log-prob and one entropy per step, the sums over the components of its action",
@@ -44,27 +49,26 @@ def unread(config: Config) -> Iterator[Unread]:
 
 def _estimator(config: Config) -> Iterator[Problem]:
     algorithm = config.algorithm
-    if when(lambda: algorithm.loss_type != _LOSS_TYPES[config.runner.task_type][0]):
-        fitting, why = _LOSS_TYPES[config.runner.task_type]
-        message = f"{config.runner.task_type} training needs {fitting}: {why}"
-        yield Problem("algorithm.loss_type", message, hint=f"algorithm.loss_type: {fitting}")
-    if when(lambda: embodied(config) and algorithm.group_size > 1):
-        message = "embodied episodes have no prompts that could form groups"
+    fitting = when(lambda: _fitting_loss_type(config))
+    if fitting and when(lambda: fitting[0] != algorithm.loss_type):
+        message = f"{config.runner.task_type} training needs {fitting[0]}: {fitting[1]}"
+        yield Problem(_LOSS_TYPE, message, hint=f"{_LOSS_TYPE}: {fitting[0]}")
+    if when(lambda: embodied(config) and algorithm.group_size > 1 and algorithm.loss_type == "actor_critic"):
+        message = "loss_type actor_critic continues episodes from rollout to rollout: none begin alike to form a group"
+        yield Problem(_GROUP_SIZE, message, hint="more samples: env.num_envs")
+    elif when(lambda: embodied(config) and algorithm.group_size > 1 and _compares_no_groups(algorithm.adv_type)):
+        message = f"adv_type {algorithm.adv_type} does not compare the episodes of a group"
         yield Problem(_GROUP_SIZE, message, hint="more samples: env.num_envs")
     if unknown := when(lambda: unknown_name(_TYPE, algorithm.adv_type, ESTIMATORS)):
         yield unknown
-    elif when(lambda: embodied(config) and algorithm.adv_type != "gae"):
-        message = (
-            "embodied training supports gae only: its policy has a value head, and its rows contain several episodes"
-        )
-        yield Problem(_TYPE, message, hint=f"{_TYPE}: gae")
     if when(lambda: embodied(config) and algorithm.adv_type == "gae" and algorithm.length_adaptive_alpha > 0):
         message = "a row of an embodied rollout contains several episodes, so it has no response length"
         yield Problem(_ALPHA, message)
-    if when(lambda: reasoning(config) and estimator_needs(algorithm.adv_type).groups and algorithm.group_size < 2):
+    if when(lambda: estimator_needs(algorithm.adv_type).groups and algorithm.group_size < 2):
+        samples = "episodes that begin alike" if embodied(config) else "samples of a prompt"
         message = (
-            f"adv_type {algorithm.adv_type} compares the samples of a prompt, so it needs at least 2; the advantage of "
-            "a single sample is always 0"
+            f"adv_type {algorithm.adv_type} compares the {samples}, so it needs at least 2; the advantage of a "
+            "single one is always 0"
         )
         yield Problem(_GROUP_SIZE, message, hint=f"{_GROUP_SIZE}: 8")
     if when(
@@ -85,6 +89,22 @@ def _estimator(config: Config) -> Iterator[Problem]:
             f"the policy would never train: it starts at step {start} of {config.runner.max_steps} (runner.max_steps)"
         )
         yield Problem("algorithm.policy_training_start_step", message)
+
+
+def _fitting_loss_type(config: Config) -> tuple[LossType, str]:
+    """The loss_type that the config needs, and why."""
+    algorithm = config.algorithm
+    if reasoning(config):
+        return "actor", "the values of a language model come from a separate critic"
+    if estimator_needs(algorithm.adv_type).values:
+        return "actor_critic", "the values of an embodied policy come from a head on its own backbone"
+    if algorithm.adv_type in ESTIMATORS:
+        return "actor", f"adv_type {algorithm.adv_type} scores whole episodes, without values"
+    return algorithm.loss_type, "a function of your own may read values or not"
+
+
+def _compares_no_groups(adv_type: str) -> bool:
+    return adv_type in ESTIMATORS and not estimator_needs(adv_type).groups
 
 
 def _kl_terms(config: Config) -> Iterator[Problem]:
@@ -108,8 +128,8 @@ def _losses(config: Config) -> Iterator[Problem]:
     algorithm = config.algorithm
     if unknown := when(lambda: unknown_name(_LOSS, algorithm.policy_loss, POLICY_LOSSES)):
         yield unknown
-    if when(lambda: embodied(config) and algorithm.policy_loss == "gspo"):
-        message = "a row of an embodied rollout is one transition with one ratio, for which gspo equals ppo_clip"
+    if when(lambda: embodied(config) and algorithm.policy_loss in SEQUENCE_RATIO):
+        message = "a row of an embodied rollout is one transition, and its one ratio is that of ppo_clip"
         yield Problem(_LOSS, message, hint=f"{_LOSS}: ppo_clip")
     if when(lambda: embodied(config) and algorithm.policy_loss in _BOUNDED_DIVERGENCE):
         message = (
@@ -117,9 +137,16 @@ def _losses(config: Config) -> Iterator[Problem]:
             "which can exceed 1"
         )
         yield Problem(_LOSS, message, hint=f"{_LOSS}: ppo_clip")
+    if when(lambda: embodied(config) and algorithm.policy_loss in COVARIANCE):
+        message = "it is about the entropy of tokens, whose log-probs have no density"
+        yield Problem(_LOSS, message, hint=f"{_LOSS}: ppo_clip, with algorithm.entropy_bonus")
+    if when(lambda: algorithm.policy_loss == "clip_cov" and algorithm.covariance.low >= algorithm.covariance.high):
+        yield Problem("algorithm.covariance.low", "no covariance lies between low and high")
     by_sequence = "seq-mean-token-mean"
-    if when(lambda: reasoning(config) and algorithm.policy_loss == "gspo" and algorithm.loss_agg_func != by_sequence):
-        message = "policy_loss gspo has one ratio per sequence, so all sequences must have the same weight"
+    whole = ("gspo", "gmpo")
+    if when(lambda: reasoning(config) and algorithm.policy_loss in whole and algorithm.loss_agg_func != by_sequence):
+        loss = f"policy_loss {algorithm.policy_loss}"
+        message = f"{loss} has one ratio per sequence, so all sequences must have the same weight"
         yield Problem(_AGGREGATION, message, hint=f"{_AGGREGATION}: {by_sequence}")
     if when(lambda: embodied(config) and algorithm.positive_nll_coef):
         message = "embodied rollouts contain transitions, and no correct responses"
@@ -159,15 +186,22 @@ def _correction(config: Config) -> Iterator[Problem]:
     if when(lambda: embodied(config) and not config.runner.max_staleness):
         message = "rollout and training compute embodied policies by the same code, so there is no mismatch to correct"
         yield Problem(_CORRECTION, message)
-    elif when(lambda: embodied(config) and (correction.level == "sequence" or correction.mode == "sequence_mask")):
-        message = "a row of an embodied rollout contains several episodes, so it has no weight as one sequence"
+    elif when(lambda: embodied(config) and _by_sequence(correction)):
+        message = "a row of an embodied rollout is no sequence, so it has no weight as one"
         yield Problem(_CORRECTION, message, hint=f"{_CORRECTION}: {{level: token, mode: truncate}}")
-    elif when(lambda: correction.mode is None and correction.reject is None):
-        yield Problem(
-            _CORRECTION, "mode and reject are both null, so the correction has no effect", hint=f"{_CORRECTION}: null"
-        )
+    elif when(lambda: correction.mode is None and not _rejects(correction)):
+        message = "mode, reject and veto are all null, so the correction has no effect"
+        yield Problem(_CORRECTION, message, hint=f"{_CORRECTION}: null")
     elif when(lambda: correction.mode is not None and correction.low == correction.high):
         yield Problem(f"{_CORRECTION}.low", "low and high are equal, so no weight lies between them")
+
+
+def _by_sequence(correction: RolloutIS) -> bool:
+    return correction.level == "sequence" or correction.mode == "sequence_mask" or correction.veto is not None
+
+
+def _rejects(correction: RolloutIS) -> bool:
+    return correction.reject is not None or correction.veto is not None
 
 
 def _rows(config: Config) -> Iterator[Problem]:
@@ -216,6 +250,9 @@ def _old_log_probs(config: Config) -> Iterator[Problem]:
         yield Problem(_OLD, message, hint=recompute)
     elif source == "current" and when(lambda: algorithm.use_kl_in_reward):
         yield Problem(_OLD, "the KL in the reward needs log-probs before the update", hint=recompute)
+    if source == "current" and when(lambda: algorithm.policy_loss in COVARIANCE):
+        message = f"policy_loss {algorithm.policy_loss} compares log-probs before the update"
+        yield Problem(_OLD, message, hint=recompute)
     if source == "current" and when(
         lambda: _steps_of_rollout(config) > 1 and rows_of_step(config) % mini_batch.mini_batch_size == 0
     ):
@@ -319,21 +356,39 @@ def _unread_by_losses(config: Config) -> Iterator[Unread]:
         reason = "algorithm.positive_nll_coef is 0"
         yield Unread("algorithm.positive_nll_norm", reason, ("algorithm.positive_nll_coef",))
     loss, clips = when(lambda: algorithm.policy_loss), "clip_ratio_low clip_ratio_high"
+    if loss in POLICY_LOSSES and loss not in COVARIANCE:
+        yield Unread("algorithm.covariance", f"policy_loss {loss} treats all positions alike", (_LOSS,))
+    elif loss == "clip_cov":
+        yield Unread("algorithm.covariance.kl_coef", "policy_loss clip_cov has no KL", (_LOSS,))
+    elif loss == "kl_cov":
+        yield from unread_keys("algorithm.covariance", "low high", "policy_loss kl_cov takes the largest ones", _LOSS)
+        reason = "policy_loss kl_cov adds a KL and clips no ratio"
+        yield from unread_keys("algorithm", f"{clips} clip_ratio_c", reason, _LOSS)
     if loss == "reinforce":
         yield from unread_keys("algorithm", clips, "policy_loss reinforce has no ratio to clip", _LOSS)
+    if loss == "sapo":
+        yield from unread_keys("algorithm", f"{clips} clip_ratio_c", "policy_loss sapo has a gate and no clip", _LOSS)
+    elif loss in POLICY_LOSSES:
+        yield from unread_keys("algorithm", "sapo_tau_pos sapo_tau_neg", f"policy_loss {loss} has no gate", _LOSS)
+    if loss == "gmpo":
+        reason = "policy_loss gmpo clips log-ratios before their mean, and has no bound that a dual clip could set"
+        yield Unread("algorithm.clip_ratio_c", reason, (_LOSS,))
     if loss in ("reinforce", "cispo"):
         reason = f"policy_loss {loss} has no clipped ratio that a dual clip could bound"
         yield Unread("algorithm.clip_ratio_c", reason, (_LOSS,))
     if loss in _BOUNDED_DIVERGENCE:
         reason = f"policy_loss {loss} bounds a divergence and clips no ratio"
         yield Unread("algorithm.clip_ratio_c", reason, (_LOSS,))
-    if loss in POLICY_LOSSES and when(lambda: algorithm.old_log_probs == "current"):
+    if loss in POLICY_LOSSES and loss not in ("sapo", "kl_cov") and when(lambda: algorithm.old_log_probs == "current"):
         reason = f"{_OLD} is current, so the ratio is always 1"
         yield from unread_keys("algorithm", f"{clips} clip_ratio_c", reason, _OLD)
     if when(lambda: reasoning(config)):
         reason = "it belongs to action chunks and episodes of embodied training"
         yield from unread_keys("algorithm", "reward_type logprob_type entropy_type bootstrap_type", reason, TASK)
     elif when(lambda: embodied(config)):
+        if when(lambda: config.whole_episodes):
+            reason = "with loss_type actor there are no values that an end could be worth"
+            yield Unread("algorithm.bootstrap_type", reason, (_LOSS_TYPE,))
         if when(lambda: config.actor.model.num_action_chunks == 1):
             reason = f"{CHUNKS} is 1, so chunks and actions are the same"
             yield Unread("algorithm.reward_type", reason, (CHUNKS,))
@@ -352,9 +407,13 @@ def _unread_by_correction(config: Config) -> Iterator[Unread]:
     if when(lambda: correction.mode == "sequence_mask"):
         reason = "mode sequence_mask masks whole sequences and does not change the ratios of their tokens"
         yield Unread(f"{_CORRECTION}.level", reason, (mode,))
-    if when(lambda: correction.mode in (None, "truncate") and correction.reject is None):
-        reason = f"no weight is 0: {mode} does not set weights to 0, and reject is null"
-        yield Unread(f"{_CORRECTION}.denominator", reason, (mode, f"{_CORRECTION}.reject"))
+    if when(lambda: correction.mode in (None, "truncate") and not _rejects(correction)):
+        reason = f"no weight is 0: {mode} does not set weights to 0, and nothing is rejected"
+        yield Unread(f"{_CORRECTION}.denominator", reason, (mode, f"{_CORRECTION}.reject", f"{_CORRECTION}.veto"))
+    stat = when(lambda: correction.reject and correction.reject.stat)
+    if stat not in (None, "k1"):
+        reason = f"only stat k1 can be negative, and {_CORRECTION}.reject.stat is {stat}"
+        yield Unread(f"{_CORRECTION}.reject.low", reason, (f"{_CORRECTION}.reject.stat",))
 
 
 def _unread_rows(config: Config) -> Iterator[Unread]:

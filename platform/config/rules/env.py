@@ -9,10 +9,12 @@ from collections.abc import Iterator
 
 from rl_platform.config.rules.rule import CHUNKS, TASK, Unread, embodied, reasoning, unread_keys, when
 from rl_platform.config.schema import Config
+from rl_platform.config.schema.algorithm import estimator_needs
 from rl_platform.config.schema.env import EnvTask
 from rl_platform.errors import Problem
 
 _MODEL, _PIXELS, _TASKS = "actor.model.type", "env.pixels", "env.tasks"
+_EPISODE, _STEPS = "env.max_episode_steps", "env.rollout_steps"
 WARP_CANNOT = ("num_workers", "pixels", "tasks")  # keys of `env`
 
 
@@ -27,6 +29,7 @@ def refused(config: Config) -> Iterator[Problem]:
     if when(lambda: env.rollout_steps % actor.model.num_action_chunks):
         chunks = f"chunks of {actor.model.num_action_chunks} actions ({CHUNKS})"
         yield Problem("env.rollout_steps", f"{chunks} do not divide the steps of a rollout")
+    yield from _whole_episodes(config)
     backend = when(lambda: env.backend)
     if backend == "mujoco":
         yield from _processes(config)
@@ -43,6 +46,32 @@ def refused(config: Config) -> Iterator[Problem]:
         yield Problem("env.evaluation.episodes", message, hint=multiple)
     for index, task in enumerate(tasks):
         yield from _task(config, task, f"{_TASKS}[{index}]", tasks[:index])
+
+
+def _whole_episodes(config: Config) -> Iterator[Problem]:
+    env, size = config.env, "algorithm.group_size"
+    if not when(lambda: config.whole_episodes and not estimator_needs(config.algorithm.adv_type).values):
+        return
+    limit = when(lambda: env.max_episode_steps or 0)
+    if limit == 0:
+        message = f"loss_type actor plays whole episodes in every rollout: their longest length divides {_STEPS}"
+        yield Problem(_EPISODE, message, hint=f"as {_EPISODE}: 200")
+    elif limit and when(lambda: env.rollout_steps % limit):
+        message = f"loss_type actor plays whole episodes in every rollout, of up to {limit} steps"
+        yield Problem(_STEPS, message, hint=f"a multiple of {_EPISODE}")
+    elif limit and when(lambda: limit % config.actor.model.num_action_chunks):
+        chunks = f"chunks of {config.actor.model.num_action_chunks} actions ({CHUNKS})"
+        yield Problem(_EPISODE, f"{chunks} do not divide it, and an episode begins where a chunk does")
+    elif limit and when(lambda: limit % config.sequence_length):
+        message = f"sequences of {config.sequence_length} steps do not divide it, and an episode begins where one does"
+        yield Problem(_EPISODE, message, hint=f"actor.model.sequence_length: {limit}")
+    groups, tasks = when(lambda: env.num_envs / config.algorithm.group_size), when(lambda: max(len(env.tasks), 1))
+    if groups and groups != int(groups):
+        message = f"groups of {config.algorithm.group_size} ({size}) do not divide it"
+        yield Problem("env.num_envs", message, hint=f"a multiple of {size}")
+    elif groups and tasks and groups % tasks:
+        message = f"{tasks} tasks (env.tasks) cannot share {int(groups)} groups of {size} evenly"
+        yield Problem("env.num_envs", message, hint=f"a multiple of {tasks * config.algorithm.group_size}")
 
 
 def _stages(config: Config, name: str) -> Iterator[Problem]:
@@ -90,6 +119,9 @@ def unread(config: Config) -> Iterator[Unread]:
         if when(lambda: not config.env.normalize_observations):
             reason = "only normalised observations are clipped, and env.normalize_observations is off"
             yield Unread("env.clip_observations", reason, ("env.normalize_observations",))
-        if when(lambda: not config.env.normalize_rewards):
+        if when(lambda: config.whole_episodes):
+            reason = "loss_type actor scores episodes by their rewards as they are: a running deviation would differ"
+            yield from unread_keys("env", "normalize_rewards clip_rewards", reason, "algorithm.loss_type")
+        elif when(lambda: not config.env.normalize_rewards):
             reason = "only normalised rewards are clipped, and env.normalize_rewards is off"
             yield Unread("env.clip_rewards", reason, ("env.normalize_rewards",))

@@ -75,8 +75,8 @@ def critic_problem(config: Config) -> Problem | None:
     """Returns the problem of `critic.use_critic_model`, None if there is none."""
     algorithm = config.algorithm
     if embodied(config):
-        if algorithm.loss_type == "actor_critic" and config.critic.use_critic_model:
-            message = "loss_type actor_critic already trains values on the policy's backbone"
+        if config.critic.use_critic_model:
+            message = "values of an embodied policy come from a head on its own backbone (loss_type actor_critic)"
             return Problem(_SEPARATE, f"{message}, so a separate critic is not used", hint=f"{_SEPARATE}: false")
         return None
     adv_type = algorithm.adv_type

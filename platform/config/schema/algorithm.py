@@ -24,9 +24,14 @@ Bounds = Annotated[tuple[float, float], Field(strict=False)]  # strict would ref
 # A reward, log-prob or entropy belongs to a whole action chunk, to one of its actions, or to a component of an action.
 RewardLevel = Literal["chunk_level", "action_level"]
 ActionLevel = Literal[RewardLevel, "token_level"]
+LossType = Literal["actor_critic", "actor"]
 Bootstrap = Literal["standard", "always", "none"]
 
-POLICY_LOSSES = ("ppo_clip", "reinforce", "gspo", "cispo", "dppo_tv", "dppo_kl")
+POLICY_LOSSES = (
+    "ppo_clip", "reinforce", "gspo", "gspo_token", "gmpo", "sapo", "cispo", "clip_cov", "kl_cov", "dppo_tv", "dppo_kl"
+)  # fmt: skip
+COVARIANCE = ("clip_cov", "kl_cov")  # those that treat positions of large covariance apart
+SEQUENCE_RATIO = ("gspo", "gspo_token", "gmpo")  # those with one ratio per sequence
 
 
 class EstimatorNeeds(NamedTuple):
@@ -44,6 +49,7 @@ ESTIMATORS = {  # by their name in `adv_type`
     "gae": EstimatorNeeds(values=True, keys=_GAE),
     "grpo": EstimatorNeeds(groups=True, whitens=False, keys=("grpo_std_normalization", "grpo_leave_one_out")),
     "rloo": EstimatorNeeds(groups=True, whitens=False),
+    "opo": EstimatorNeeds(groups=True, whitens=False),
     "reinforce_plus_plus": EstimatorNeeds(whitens=True, keys=("gamma", "reinforce_kl_credit")),
     "reinforce_plus_plus_baseline": EstimatorNeeds(groups=True, whitens=True, keys=("whiten_over",)),
     "raw": EstimatorNeeds(),
@@ -119,6 +125,7 @@ class Rejection(Section):
     stat: Literal["k1", "k2", "k3"] = key("k3", "estimator of KL(rollout || training)")
     level: Literal["token", "sequence"] = key("sequence", "reject single tokens, or whole sequences by their mean")
     threshold: float = Field(gt=0, description="largest estimate that is not rejected")
+    low: float | None = key(None, "k1: smallest estimate that is not rejected; null: none", lt=0)
 
 
 class RolloutIS(Section):
@@ -134,9 +141,19 @@ class RolloutIS(Section):
     high: float | None = key(2.0, "upper bound of the weights; null: none", ge=1)
     batch_normalize: bool = key(False, "divide weights by their mean over the rollout batch")
     reject: Rejection | None = key(None, "rejection of large mismatches; null: none")
+    veto: float | None = key(None, "sequences with a token whose ratio is below it get weight 0; null: off", gt=0, lt=1)
     denominator: Literal["original", "kept"] = key(
         "original", "tokens of weight 0 count in the denominators of the actor's loss (original), or do not (kept)"
     )
+
+
+class Covariance(Section):
+    """`algorithm.covariance`: the positions that policy_loss clip_cov and kl_cov treat apart."""
+
+    fraction: float = key(2e-4, "share of the active positions of a mini-batch, at least one", gt=0, le=1)
+    low: float = key(1.0, "clip_cov: their covariance is above this")
+    high: float = key(5.0, "clip_cov: and below this")
+    kl_coef: float = key(1.0, "kl_cov: coefficient of the absolute log-ratio at these positions", gt=0)
 
 
 class Algorithm(Section):
@@ -144,7 +161,7 @@ class Algorithm(Section):
 
     adv_type: str = key(
         "gae",
-        "advantage estimator: gae, grpo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline, raw, "
+        "advantage estimator: gae, grpo, rloo, opo, reinforce_plus_plus, reinforce_plus_plus_baseline, raw, "
         "or module:function",
     )
     gamma: float = key(1.0, "discount factor", ge=0, le=1)
@@ -171,15 +188,19 @@ class Algorithm(Section):
     )
     normalize_advantages: bool = key(True, "whiten advantages over the whole rollout batch")
     advantage_clip: Bounds | None = key(None, "bounds of the advantages after all normalisation; null: none")
-    group_size: int = key(1, "number of samples per prompt", ge=1)
+    group_size: int = key(
+        1, "number of samples per prompt; embodied: of environments that begin in the same state", ge=1
+    )
 
-    loss_type: Literal["actor_critic", "actor"] = key(
-        "actor", "actor_critic (embodied): policy and value share a model; actor (reasoning): separate critic"
+    loss_type: LossType = key(
+        "actor",
+        "actor_critic: policy and value heads on one model, one backward (embodied, gae); actor: the policy alone "
+        "(embodied, other estimators) or beside a separate critic (reasoning)",
     )
     policy_loss: str = key(
         "ppo_clip",
-        "ppo_clip, reinforce, gspo (sequence ratio), cispo (clipped weight), dppo_tv, dppo_kl (bounded "
-        "divergence), or module:function",
+        "ppo_clip, reinforce, gspo, gspo_token, gmpo (sequence ratio), sapo (soft gate), cispo (clipped weight), "
+        "clip_cov, kl_cov (positions of large covariance), dppo_tv, dppo_kl (bounded divergence), or module:function",
         min_length=1,
     )
     loss_agg_func: LossAggregation = key("token-mean", "aggregation of token losses to a scalar")
@@ -193,6 +214,9 @@ class Algorithm(Section):
     clip_ratio_low: float = key(0.2, "lower clip: the ratio is clipped at 1 - clip_ratio_low", ge=0, le=1)
     clip_ratio_high: float = key(0.2, "upper clip: the ratio is clipped at 1 + clip_ratio_high", ge=0)
     clip_ratio_c: float | None = key(None, "dual clip: bound of the ratio for negative advantages; null: off", gt=1)
+    covariance: Covariance = Field(default_factory=Covariance, description="positions of clip_cov and kl_cov")
+    sapo_tau_pos: float = key(1.0, "sapo: how fast the gate closes where A > 0", gt=0)
+    sapo_tau_neg: float = key(1.05, "sapo: how fast it closes where A < 0", gt=0)
     value_clip: float | None = key(None, "value clip: largest distance from the old value; null: off", gt=0)
     huber_delta: float | None = key(None, "threshold of the Huber value loss; null: squared error", gt=0)
     value_loss_scale: float = key(1.0, "coefficient of the value loss", gt=0)

@@ -79,6 +79,12 @@ class Config(Section):
         return self.algorithm.loss_type == "actor_critic" or self.critic.use_critic_model
 
     @property
+    def whole_episodes(self) -> bool:
+        """Embodied: True if a rollout begins with new episodes and plays them to their ends. Without values an episode
+        that is cut could not be scored."""
+        return self.runner.task_type == "embodied" and self.algorithm.loss_type == "actor"
+
+    @property
     def offload_keys(self) -> dict[str, Offload]:
         """The keys `offload` by component."""
         return {

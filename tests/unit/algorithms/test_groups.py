@@ -40,6 +40,20 @@ def batch_of(scores: Tensor, mask: Tensor, group_ids: Tensor, **fields: Any) -> 
     )
 
 
+def test_optimal_baseline_weighs_scores_by_length() -> None:
+    """Group 7: scores 1, 0, 0 of lengths 1, 2, 3: b = 1 / 6. Group 2: 3 and 1 of lengths 3 and 1: b = 10 / 4.
+
+    Group 5 has one sample, group 6 equal scores.
+    """
+    scores, groups = torch.tensor([1.0, 0, 0, 3, 1, 4, 2, 2]), torch.tensor([7, 7, 7, 2, 2, 5, 6, 6])
+    lengths = torch.tensor([1, 2, 3, 3, 1, 2, 1, 3])
+    mask = torch.arange(3) < lengths[:, None]
+    estimated, returns = advantages(batch_of(scores, mask, groups), Algorithm(adv_type="opo"))
+    assert returns is None
+    expected = torch.tensor([5 / 6, -1 / 6, -1 / 6, 0.5, -1.5, 0, 0, 0])
+    close(estimated, torch.where(mask, expected[:, None], 0.0))
+
+
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [

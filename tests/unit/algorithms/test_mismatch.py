@@ -49,6 +49,19 @@ def metrics(trained: Tensor = TRAINED, rolled: Tensor = ROLLED, mask: Tensor = A
         ({"mode": None, "reject": {"threshold": 1.1}}, [0.0] * 4),  # mean k3 is 1.194585
         ({"mode": None, "reject": {"threshold": 1.2}}, [1.0] * 4),
         ({"reject": {"stat": "k2", "level": "token", "threshold": 0.5}}, [1.221403, 0, 0.367879, 1]),
+        # u = .2, 2, -1, 0; -u is below -.5 at 2 and above .5 at -1
+        (
+            {"mode": None, "reject": {"stat": "k1", "level": "token", "threshold": 0.5, "low": -0.5}},
+            [1, 0, 0, 1],
+        ),
+        # mean -u = -(.2 + 2 - 1 + 0) / 4 = -.3: one side keeps the sequence, the other one does not
+        ({"mode": None, "reject": {"stat": "k1", "threshold": 0.1}}, [1.0] * 4),
+        ({"mode": None, "reject": {"stat": "k1", "threshold": 0.1, "low": -0.29}}, [0.0] * 4),
+        ({"mode": None, "reject": {"stat": "k1", "threshold": 0.1, "low": -0.31}}, [1.0] * 4),
+        # the smallest ratio is exp(-1) = .367879
+        ({"mode": None, "veto": 0.36}, [1.0] * 4),
+        ({"mode": None, "veto": 0.37}, [0.0] * 4),
+        ({"veto": 0.37, "reject": {"threshold": 1.2}}, [0.0] * 4),
     ],
     ids=str,
 )
@@ -71,6 +84,13 @@ def test_engines_that_agree_have_weight_one(mode: str, level: str) -> None:
         "is/nonfinite": 0.0,
         "is/masked_seqs": 0.0,
     }
+
+
+def test_a_veto_reads_active_positions_of_its_own_sequence_only() -> None:
+    trained = torch.tensor([[-1.0, -9.0, -1.0], [-9.0, -1.0, -1.0]])
+    mask = torch.tensor([[True, False, True], [True, True, False]])
+    rolled = torch.full((2, 3), -1.0)
+    assert weights(trained, rolled, mask, mode=None, veto=0.01).tolist() == [[1, 0, 1], [0, 0, 0]]
 
 
 def test_metrics_of_weights() -> None:

@@ -60,6 +60,52 @@ def test_sequence_ratio() -> None:
     assert metrics["actor/ratio_min"] == pytest.approx(1.105171, rel=1e-5)
 
 
+def test_sequence_ratio_with_a_gradient_per_token() -> None:
+    """The losses of gspo. Row 0: the derivative of -A s is -A_t s at each position, not the row's mean of it."""
+    loss, gradient, metrics = run("gspo_token", **CLIP)
+    torch.testing.assert_close(loss, run("gspo", **CLIP)[0])
+    torch.testing.assert_close(gradient[0], -ADVANTAGES[0] * 1.105171, rtol=1e-5, atol=1e-6)
+    assert not gradient[1:].any()  # clipped
+    assert metrics["actor/clip_frac"] == pytest.approx(2 / 5)
+
+
+def test_geometric_mean_of_clipped_ratios() -> None:
+    """Bounds -.2 and .28 of log rho.
+
+    Row 0, log rho .1 (A 1), -.3 (A -2), .5 (A .5): .1, -.2 (clipped below), .28 (clipped above): mean .06, and
+    exp(.06) = 1.061837.
+    Row 1, log rho .4 and .6, A > 0: both .28: exp(.28) = 1.323130, no gradient.
+    A clipped position has no gradient. The row's derivative is the mean of -A_t, (-1 + 2 - .5) / 3 times 1.061837, at
+    the one position that is not clipped; the sum over three positions undoes the division.
+    """
+    loss, gradient, metrics = run("gmpo", **CLIP)
+    torch.testing.assert_close(loss[0], -ADVANTAGES[0] * 1.061837, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(loss[1], torch.tensor([-2.646260, -3.969389, 0, 0]), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gradient[0], torch.tensor([0.5 / 3 * 1.061837, 0, 0, 0]), rtol=1e-5, atol=1e-6)
+    assert not gradient[1:].any()
+    assert metrics["actor/clip_frac_high"] == pytest.approx(3 / 5)
+    assert metrics["actor/clip_frac_low"] == pytest.approx(1 / 5)
+
+
+def test_soft_gate() -> None:
+    """tau 1 (A > 0) and 2 (A < 0). rho = 1: -A (4 / tau) / 2, gradient -A.
+
+    rho = 1 + ln 3, tau 1: sigmoid(ln 3) = 3/4, so -A 4 (3/4) = -3 A, gradient -A 4 (3/4) (1/4) rho = -.75 A rho.
+    rho = 1 + ln 3 / 2, tau 2: the same gate, -A 2 (3/4) = -1.5 A.
+    """
+    third = 1.0986123
+    ratio = torch.tensor([[1.0, 1.0, 1 + third, 1 + third / 2]], dtype=torch.float64)
+    advantages = torch.tensor([[2.0, -1.0, 3.0, -2.0]], dtype=torch.float64)
+    log_probs, old = ratio.log().requires_grad_(), torch.zeros(1, 4, dtype=torch.float64)
+    algorithm = Algorithm(policy_loss="sapo", sapo_tau_pos=1.0, sapo_tau_neg=2.0)
+    loss, _ = KINDS["sapo"](log_probs, old, advantages, None, algorithm)
+    loss.sum().backward()
+    assert loss[0].tolist() == pytest.approx([-4.0, 1.0, -9.0, 3.0])
+    expected = [-2.0, 1.0, -0.75 * 3 * (1 + third), 0.75 * 2 * (1 + third / 2)]
+    assert log_probs.grad is not None
+    assert log_probs.grad[0].tolist() == pytest.approx(expected)
+
+
 def test_sequence_ratio_of_rows_without_gaps() -> None:
     mask = torch.ones(3, 4, dtype=torch.bool)
     for one, other in zip(run("gspo", mask, **CLIP)[:2], run("gspo", None, **CLIP)[:2], strict=True):
@@ -147,7 +193,7 @@ def test_masked_positions_touch_nothing(kind: str, garbage: float) -> None:
     assert clean[2] == dirty[2]
 
 
-@pytest.mark.parametrize("kind", ["gspo", "cispo", "reinforce", "dppo_tv", "dppo_kl"])
+@pytest.mark.parametrize("kind", ["gspo", "gmpo", "sapo", "cispo", "reinforce", "dppo_tv", "dppo_kl"])
 def test_gradient_matches_finite_differences(kind: str) -> None:
     """cispo: of -stop(weight) A log pi, the weight held where it is."""
     old, log_probs = OLD.double(), (OLD + STEP).double().requires_grad_()
@@ -235,7 +281,7 @@ constant = 3
         ("name", "reason"),
         [
             ("ppo_clp", "did you mean ppo_clip"),
-            ("ppo_clp", "ppo_clip, reinforce, gspo, cispo, dppo_tv, dppo_kl, or module:function"),
+            ("ppo_clp", f"{', '.join(POLICY_LOSSES)}, or module:function"),
             ("my_losses:sqared", "cannot be imported: AttributeError"),
             ("no_such_module:loss", "cannot be imported: ModuleNotFoundError"),
             ("broken_losses:loss", "nothing_of_this_name"),

@@ -23,7 +23,7 @@ from rl_platform.records import _TENSOR_FIELDS, RolloutBatch
 pytestmark = pytest.mark.usefixtures("any_shapes")
 
 ROWS, WIDTH = 4, 6
-MASKS = ("ends", "bootstrapped", "value_mask")
+MASKS = ("ends", "bootstrapped", "value_mask", "covariant")
 
 
 def batch(**fields: Any) -> RolloutBatch:
