@@ -60,10 +60,10 @@ def output_problems(config: Config) -> Iterator[Problem]:
         yield Problem(key, f"{existing} is not writable", value=str(folder), hint="name another folder")
     elif existing == folder and (folder / RUN_MARK).is_file():
         if config.runner.resume == "never":
-            hint = "runner.resume=auto goes on with it; or name another folder"
-            yield Problem(key, "holds a run already, and runner.resume is never", value=str(folder), hint=hint)
+            hint = "runner.resume=auto resumes it; or name another folder"
+            yield Problem(key, "already contains a run, and runner.resume is never", value=str(folder), hint=hint)
     elif existing == folder and {entry.name for entry in folder.iterdir()} - EMPTY:
-        message = "is not empty and holds no run of this platform"
+        message = "is not empty and contains no run of this platform"
         yield Problem(key, message, value=str(folder), hint="name another folder")
 
 

@@ -77,7 +77,7 @@ def _sglang() -> Iterator[Problem]:
         message, hint = "sglang is not installed", "pip install 'rl-platform[sglang]', or rollout.backend=torch"
         yield Problem("rollout.backend", message, value="sglang", hint=hint)
     elif (installed := version("sglang")) != VERSION:
-        message = f"sglang {installed} is installed; weights are updated in the way of {VERSION}"
+        message = f"sglang {installed} is installed; weights are updated by the interface of {VERSION}"
         yield Problem("rollout.backend", message, value="sglang", hint=f"pip install sglang=={VERSION}")
 
 
@@ -95,7 +95,7 @@ def _processes(config: Config, placement: Placement) -> Iterator[Problem]:
     elif cluster.address is None and used >= visible:
         key = "cluster.gpus_per_node" if config.cluster.gpus_per_node is not None else "cluster.component_placement"
         message = f"GPU {used} is used, but torch sees {visible or 'none'} on this machine"
-        hint = "cluster.gpus_per_node=0 runs on the CPU, null uses what is there; --plan shows any number"
+        hint = "cluster.gpus_per_node=0 runs on the CPU, null uses all GPUs; --plan accepts any number"
         if cluster.inventory is not None:
             key, hint = "cluster.inventory", "replace it to run here, as cluster={component_placement: {...}}"
         yield Problem(key, message, hint=hint)
@@ -116,7 +116,7 @@ def rank_problems(config: Config, placement: Placement) -> Iterator[Problem]:
         spreads = name == "rollout" and config.rollout.backend in HOSTED
         if owned > 1 and not placement.emulated and not spreads:
             message = f"a rank of {name} computes on one GPU and would keep {owned - 1} more from others, unused"
-            hint = "as many ranks as GPUs; --plan shows ranks that own several"
+            hint = "place as many ranks as GPUs; only --plan accepts ranks with several GPUs"
             yield Problem("cluster.component_placement", message, value=f"{owned} GPUs per rank", hint=hint)
 
 

@@ -105,7 +105,7 @@ def _lock(descriptor: int, path: Path) -> None:
     log.warning("%s names %s: waiting %.0f s for a sign of life of that run", path, holder, PATIENCE_S)
     if _is_touched(path, PATIENCE_S):
         raise FolderInUse(_refusal(path, holder))
-    log.warning("%s was not touched for %.0f s: that run counts as dead, and this one goes on", path, PATIENCE_S)
+    log.warning("%s was not touched for %.0f s: that run counts as dead, and this one continues", path, PATIENCE_S)
 
 
 def _refusal(path: Path, holder: Holder | None) -> str:

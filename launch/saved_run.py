@@ -68,7 +68,7 @@ def find_run(name: str) -> SavedRun:
     checkpoint = _latest() if name == LATEST else _named(Path(name).expanduser().absolute(), name)
     folder = checkpoint.parent.parent
     if not (folder / "config.yaml").is_file():
-        message = f"{folder / 'config.yaml'} is missing, which says what the checkpoint is of"
+        message = f"{folder / 'config.yaml'} is missing, without which the checkpoint cannot be evaluated"
         raise _problem(name, message, hint="evaluate checkpoints where their run wrote them, or copy its folder")
     return SavedRun(folder, checkpoint)
 
@@ -97,8 +97,12 @@ def _named(path: Path, name: str) -> Path:
     if steps:
         return steps[-1]
     if (path / "config.yaml").is_file():
-        raise _problem(name, "the run has not written a checkpoint yet", hint="runner.save_interval says when it does")
-    raise _problem(name, "holds neither a run nor a checkpoint")
+        raise _problem(
+            name,
+            "the run has not written a checkpoint yet",
+            hint="runner.save_interval sets when checkpoints are written",
+        )
+    raise _problem(name, "contains neither a run nor a checkpoint")
 
 
 def _problem(name: str, message: str, hint: str = "") -> ConfigError:

@@ -126,7 +126,7 @@ def card(config: Config) -> list[tuple[str, str]]:
         lines.append(("staleness", "a rollout is collected during the update before it, with weights one update old"))
     if config.rollout.partial_rollout is not None:
         more = f"{config.prompts_in_flight} prompts in work, {config.data.train_batch_size} trained on per step"
-        lines.append(("partial rollouts", f"{more}; the others go on in the next step with newer weights"))
+        lines.append(("partial rollouts", f"{more}; the others continue in the next step with newer weights"))
     return lines
 
 
@@ -196,7 +196,7 @@ def _say_finished(state: RunState, folder: Path) -> None:
     assert state.resume_from is not None
     print(
         f"{folder} holds a finished run of {state.resume_from.step} steps.\n"
-        "To go on, raise runner.max_steps; to start afresh, name another runner.output_dir."
+        "To continue, raise runner.max_steps; to start anew, name another runner.output_dir."
     )
 
 

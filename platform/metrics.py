@@ -218,7 +218,7 @@ class RunLog(Reporter):
             return write()
         except Exception as error:
             self._failed.add(name)
-            log.warning("%s: nothing more is written: %s. The run goes on", self.output_dir / name, error)
+            log.warning("%s: nothing more is written: %s. The run continues", self.output_dir / name, error)
             return None
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:

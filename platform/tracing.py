@@ -121,7 +121,7 @@ class Timeline(Reporter):
                 part.write_text(json.dumps(trace_events(spans)), encoding="utf-8")
                 os.replace(part, self.path)
             except OSError as error:
-                log.warning("%s was not written: %s. The run goes on", self.path, error.strerror)
+                log.warning("%s was not written: %s. The run continues", self.path, error.strerror)
                 with suppress(OSError):
                     part.unlink()
 

@@ -146,7 +146,7 @@ def find_spec(description: EnvDescription) -> EnvSpec:
             import_user_module(module)
         return gymnasium.spec(name)
     except ImportError as error:
-        hint = f"install what brings {module}, or start where it can be imported"
+        hint = f"install the package of {module}, or start where it can be imported"
         problem = Problem("env.id", f"its module cannot be imported ({error})", value=repr(description.id), hint=hint)
         raise ConfigError([problem]) from error
     except gymnasium.error.Error as error:

@@ -175,7 +175,7 @@ class VectorEnv:
         environments; idle [N] bool: environments that are not stepped and get no reward. Raises Diverged for actions
         that are not finite.
         """
-        assert not self._under_way[stage], "receive() the step that is under way first"
+        assert not self._under_way[stage], "receive() the running step first"
         rows = self.rows[stage]
         if self.spaces.action.kind == "continuous":
             np.clip(actions, self._low, self._high, out=self._buffers.actions[rows], casting="same_kind")
@@ -242,7 +242,7 @@ class VectorEnv:
         The number of workers may change between runs, the environments may not. A warning names an environment that
         cannot be saved; a resumed run starts a new episode for it.
         """
-        assert not any(self._under_way), "receive() the step that is under way first"
+        assert not any(self._under_way), "receive() the running step first"
         envs = self._call("save")  # first, because replaced environments may have to start
         return {
             "id": self.description.id,

@@ -50,7 +50,7 @@ def _saved(path: str, split: str | None) -> Any:
     loaded = load_from_disk(path)
     if not isinstance(loaded, DatasetDict):
         if split is not None:
-            raise DataError(f"{path}: holds one dataset without splits, so there is no split {split}: remove the key.")
+            raise DataError(f"{path}: holds one dataset without splits, so it has no split {split}: remove the key.")
         return loaded
     if (wanted := split or "train") not in loaded:
         raise DataError(f"{path}: no split {wanted}. Splits there: {', '.join(loaded)}.")

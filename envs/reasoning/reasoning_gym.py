@@ -62,7 +62,7 @@ def _create(task: Task, seed: int) -> Any:
 def _unknown_parameter(task: Task, name: str, allowed: list[str]) -> Problem:
     near = get_close_matches(name, allowed, n=1)
     if name == "size":
-        hint = "data.train_size and data.val_size say how many"
+        hint = "reduce data.train_size and data.val_size"
     else:
         hint = f"did you mean {near[0]}?" if near else ""
     message = f"dataset {task.name} has no such parameter"

@@ -145,7 +145,7 @@ def _messages(items: list[Any], where: str) -> tuple[Message, ...]:
         if not isinstance(fields["content"], str) or not fields["content"].strip():
             raise DataError(f"{at}: content must be a text that is not empty, not {shown(fields['content'])}.")
     if not items or items[-1]["role"] != "user":
-        raise DataError(f"{where}: the last message must be of role user, because the policy answers it.")
+        raise DataError(f"{where}: the last message must have the role user, because the policy answers it.")
     return tuple({"role": item["role"], "content": item["content"]} for item in items)
 
 

@@ -158,7 +158,7 @@ def _verdict(outcome: Outcome) -> str:
 
 def _line(outcome: Outcome, verdict: str) -> str:
     if outcome.not_asked:
-        return f"not asked of this config ({outcome.not_asked})"
+        return f"does not apply to this config ({outcome.not_asked})"
     difference = outcome.difference
     size = "" if difference is None else f", largest difference {_size(outcome)} ({difference.allowed:g} allowed)"
     return f"{verdict}{size}: {outcome.compared}"

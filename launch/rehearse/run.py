@@ -189,7 +189,7 @@ def _absent(loaded: LoadedConfig, placement: Placement, missing: list[str], stan
         absent.append(("tokenizer", "not on this machine: bytes and the model's special tokens stood in"))
     if stands.reward_url is not None:
         urls = ", ".join(part.url or "" for _, part in config.reward.parts if part.type == "http")
-        absent.append((f"reward.url: {urls}", "no answer: a server of the rehearsal scored"))
+        absent.append((f"reward.url: {urls}", "no answer: the rehearsal scored with a server of its own"))
     gpus = any(placement.accelerators.values()) and not placement.emulated
     if gpus:
         absent += [("NCCL, CUDA IPC", "gloo and shared memory carried tensors"), ("GPU kernels, GPU memory", "CPU")]

@@ -479,7 +479,7 @@ RULES: tuple[Rule, ...] = (
             "max_rounds": 2,
             "prompts_per_round": None,
         },
-        "a random model answers nothing, so no group would be kept",
+        "a random model solves no task, so all groups would be rejected",
         "replaced",
         lambda sizes: sizes.config.algorithm.dynamic_sampling is not None,
     ),
@@ -593,7 +593,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "reward.url",
         lambda sizes: sizes.materials.reward_url,
-        "the server does not answer here: one of this process scores",
+        "the server does not answer here: a local one scores",
         "replaced",
         lambda sizes: sizes.config.reward.type == "http" and sizes.materials.reward_url is not None,
     ),

@@ -113,7 +113,7 @@ def _estimator(algorithm: Algorithm) -> str:
         f"{name}, "
         + {
             "gae": f"gamma {algorithm.gamma:g}, {_lambdas(algorithm)}, masks carried forward"
-            + (", truncated responses go on with the critic's value" if algorithm.bootstrap_truncated else ""),
+            + (", truncated responses bootstrapped with the critic's value" if algorithm.bootstrap_truncated else ""),
             "grpo": _grpo(algorithm),
             "rloo": "score minus mean of the other samples of the group",
             "opo": "score minus mean of the group, each sample weighted by its length",
@@ -218,7 +218,7 @@ def _mismatch(algorithm: Algorithm) -> str:
         parts.append(f"every {reject.level} with {reject.stat} above {reject.threshold:g}{below} has weight 0")
     if correction.veto is not None:
         parts.append(f"a sequence with a token whose ratio is below {correction.veto:g} has weight 0")
-    zeros = "denominators unchanged" if correction.denominator == "original" else "what has weight 0 leaves the loss"
+    zeros = "denominators unchanged" if correction.denominator == "original" else "tokens of weight 0 leave the loss"
     return "; ".join(parts) + f"; on the policy loss only, {zeros}"
 
 
@@ -252,7 +252,7 @@ def _rewards(algorithm: Algorithm) -> str:
         groups = ", nor in their group's statistics" if algorithm.group_ignore_masked else ""
         parts.append(f"truncated responses do not count{groups}")
     if algorithm.reward_whitening:
-        parts.append("scaled to unit variance over the rollout batch, the mean kept")
+        parts.append("scaled to unit variance over the rollout batch, without a shift of the mean")
     return ", ".join([*parts, "on the last action of the response"])
 
 
@@ -307,7 +307,7 @@ def _pf_ppo(options: PFPPO) -> str:
     }[options.method]
     if options.mode == "weight":
         return f"policy loss of a row times {text}, mean 1; value loss as without"
-    return f"as many rows drawn anew with weights {text}, for actor and critic"
+    return f"rows resampled with weights {text}, for actor and critic"
 
 
 def _early_stop(algorithm: Algorithm) -> list[tuple[str, str]]:

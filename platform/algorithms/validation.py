@@ -33,7 +33,7 @@ PER_CHOICE = ("end_observations",)  # [B,C,...]; a choice of an embodied policy 
 # reason.
 _POLICY = "the actor may have diverged: lower actor.optim.lr or resume from an earlier checkpoint"
 _VALUES = "the critic (embodied: the actor) may have diverged: lower its optim.lr or resume from an earlier checkpoint"
-_ESTIMATOR = "what they are made of is finite: look at algorithm.adv_type and at the size of rewards and values"
+_ESTIMATOR = "their inputs are finite: check algorithm.adv_type and the magnitude of rewards and values"
 SOURCES = {
     "rollout_log_probs": f"the rollout engine reports them with the actor's weights, and {_POLICY}",
     "reference_log_probs": "they come from the frozen model (reference.model)",
@@ -122,7 +122,7 @@ def _misaligned(name: str, given: list[int], expected: list[int], more: bool) ->
         rows = f"; row {min(given[0], expected[0])} is the first without a counterpart"
     return (
         f"{name} of the rollout is misaligned: its shape is {given}, but action_mask asks for {wanted}{rows}. "
-        "Look at the component that made it"
+        "The component that made it is wrong"
     )
 
 
@@ -133,10 +133,10 @@ def _check_sequences(batch: RolloutBatch) -> None:
     beyond = (lengths > width) | (lengths <= last)
     if bool(beyond.any()):
         row = int(beyond.nonzero()[0])
-        where = f"its last action stands at position {int(last[row])} of {width}"
+        where = f"its last action is at position {int(last[row])} of {width}"
         raise DataError(
             f"inputs['lengths'] of the rollout do not fit the actions, first lengths[{row}] = {int(lengths[row])}: "
-            f"{where}. A length counts prompt and response, and padding stands behind them"
+            f"{where}. A length counts prompt and response, and padding follows them"
         )
     first = batch.action_mask[:, 0]
     if bool(first.any()):

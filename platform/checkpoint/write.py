@@ -304,7 +304,7 @@ def _write_shards(folder: Path, shards: Shards) -> dict[str, Written]:
     os.mkdir(folder)
     written = shards.write(folder)
     if missing := sorted(file for file in written if not (folder / file).exists()):
-        raise CheckpointError(f"{missing[0]} was written elsewhere: every node must see the same output folder")
+        raise CheckpointError(f"{missing[0]} was written on another node: all nodes must share the output folder")
     sync_folder(folder)
     return {f"{folder.name}/{file}": hashed for file, hashed in written.items()}
 

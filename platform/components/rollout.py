@@ -154,7 +154,7 @@ class LanguageRollout:
         if self.loaded is None:
             raise WorkerError(f"{self.context.label} has no complete weights: its last receive() did not end well")
         if version not in (None, self.loaded):
-            raise WorkerError(f"{self.context.label} has weights version {self.loaded}, asked for was {version}")
+            raise WorkerError(f"{self.context.label} has weights version {self.loaded}, requested was {version}")
 
     def _params(self, sampling: Sampling) -> SamplingParams:
         longest = sampling.max_new_tokens or self.config.data.max_response_length

@@ -78,7 +78,7 @@ def _broken(message: str, place: str, value: str, hint: str = "") -> Problem:
 
 
 def _no_mapping(path: str | Path, tree: object) -> Problem:
-    message = "the file is empty" if tree is None else "the file holds no mapping"
+    message = "the file is empty" if tree is None else "the file contains no mapping"
     return Problem("config", message, str(path), hint="it needs at least the sections runner and cluster")
 
 

@@ -104,7 +104,7 @@ class _Resolver:
         """Raises ConfigError if all values together, each as often as references repeat it, are too many."""
         self._size += 1 + (len(value) if isinstance(value, str) else 0)
         if self._size > MAX_SIZE:
-            self._give_up(path, f"with what the references repeat the values have more than {MAX_SIZE} characters")
+            self._give_up(path, f"after replacing all references the values have more than {MAX_SIZE} characters")
 
     def _give_up(self, path: tuple[str, ...], message: str) -> NoReturn:
         key = ".".join(path)

@@ -34,13 +34,13 @@ def apply_overrides(layers: Layers, overrides: Sequence[str]) -> None:
 def _malformed(text: str, key: str, equals: str, value: str) -> Problem | None:
     message = hint = ""
     if not equals or not key or "" in key.split("."):
-        message, hint = "an override has the form section.key=value", "quote it if it holds spaces"
+        message, hint = "an override has the form section.key=value", "quote it if it contains spaces"
     elif key[0] in "+~-":
         message, hint = f"overrides have no `{key[0]}` in front", f"write {key.lstrip('+~-')}=value"
     elif not text.isprintable() and not (key.isprintable() and "\0" not in value and _is_unicode(value)):
         return Problem(
             "config",
-            "an override holds characters that cannot be printed",
+            "an override contains characters that cannot be printed",
             where=COMMAND_LINE,
             value=ascii(text)[:80],
             hint='write them as YAML does: "\\t"',

@@ -140,7 +140,7 @@ class YamlReader:
             hint = f"plain YAML, {UNSET_TAG} and {REPLACE_TAG} only"
             self._complain(path, f"the tag {node.tag!r} is not allowed", place, hint=hint)
         elif in_list:
-            self._complain(path, f"{node.tag} stands inside a list, and lists are never merged", place)
+            self._complain(path, f"{node.tag} is inside a list, and lists are never merged", place)
         elif node.tag == UNSET_TAG and node.value:
             self._complain(path, "!unset takes no value", place, value=_shown(str(node.value)), hint="as key: !unset")
         elif node.tag == REPLACE_TAG and not isinstance(node, yaml.MappingNode):
@@ -162,13 +162,13 @@ class YamlReader:
                 continue
             key = key_node.value
             if not key.isprintable():
-                message = "a key holds characters that cannot be printed"
+                message = "a key contains characters that cannot be printed"
                 self._complain(path or "config", message, place, value=_shown(ascii(key)))
                 continue
             full = f"{path}.{key}" if path else key
             if key in values:
                 first = f"the first is in line {lines[key]}" if self.label != COMMAND_LINE else ""
-                self._complain(full, "this key stands here twice", place, hint=first)
+                self._complain(full, "this key appears twice", place, hint=first)
                 continue
             self.where[full], lines[key] = place, key_node.start_mark.line + 1
             values[key] = self._value(value_node, full)
@@ -191,7 +191,7 @@ class YamlReader:
         text: str = node.value
         kind = node.tag.removeprefix(_CORE)
         if any(mark == "\0" or "\ud800" <= mark <= "\udfff" for mark in text):
-            message = "the text holds a NUL or half a surrogate pair, which no path and no file of text can hold"
+            message = "the text contains a NUL or half a surrogate pair, which no path or text file can contain"
             self._complain(path, message, self._place(node.start_mark), value=_shown(ascii(text)))
             return None
         # a placement is always text: 0 means "0", and nothing may turn 1:0 into a number

@@ -75,7 +75,7 @@ def policy_problems(model: Model, spaces: EnvSpaces) -> list[Problem]:
             problems.append(Problem("actor.model.type", message, value="gru", hint="actor.model.type: cnn"))
         return problems
     if not spaces.images:
-        message = f"{model.type} sees images, and the environment observes something else"
+        message = f"{model.type} needs images, and the environment observes none"
         allowed = "uint8 images: height x width x channels, or a stack of them"
         hint = "env.pixels has a MuJoCo environment drawn; else actor.model.type: mlp"
         observed = f"shape {spaces.observation_shape}, {spaces.observation_dtype}"

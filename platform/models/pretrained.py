@@ -43,7 +43,7 @@ def model_folder(path: str, key: str = "actor.model.path") -> str:
     folder = Path(path).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            message, allowed = "the folder holds no config.json", "a Hugging Face model folder"
+            message, allowed = "the folder contains no config.json", "a Hugging Face model folder"
             raise ConfigError([Problem(key, message, value=path, allowed=allowed)])
         return str(folder)
     if path.startswith((".", "/", "~")) or path.count("/") != 1:

@@ -97,5 +97,5 @@ def _no_room(room: int, weights: int, each: int) -> Problem:
         f"the other components leave {room / GIB:.1f} GiB of a GPU to the engine, which needs {weights / GIB:.1f} GiB "
         f"for weights and {each / GIB:.2f} GiB for the keys and values of one sequence"
     )
-    hint = "rollout.offload: true, fewer components on these GPUs, or more GPUs of a rank; --plan shows who needs what"
+    hint = "rollout.offload: true, fewer components on these GPUs, or more GPUs per rank; --plan shows the memory"
     return Problem("rollout.gpu_memory_utilization", message, hint=hint)

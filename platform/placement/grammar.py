@@ -35,7 +35,7 @@ _MISTAKES = (  # pattern of the whole piece, message, hint
     (r"[0-9]+(\s*-\s*[0-9]+){2,}", "a range has two ends, not more", "as 0-3"),
     (r"[0-9]+(\s+[0-9]+)+", "a comma is missing between the numbers", ""),
     (r"[0-9]+\s*(\.\.+|to|–|—|~)\s*[0-9]+", "ranges are written with a hyphen", "as 0-3"),
-    (r"(?i:all)", "`all` is lower case and stands alone, on the resource side", "as all or all:0-3"),
+    (r"(?i:all)", "`all` is lower case and the only entry of the resource side", "as all or all:0-3"),
 )
 
 
@@ -202,9 +202,9 @@ def _segment(text: _Text, start: int, end: int, following: int) -> Segment | Non
     elif len(sides) > 2:
         message, hint = "a segment has one colon at most", "resources, a colon, ranks"
     elif sides[0][0] == sides[0][1]:
-        message = "no resources stand before the colon"
+        message = "there are no resources before the colon"
     elif sides[-1][0] == sides[-1][1]:
-        message, hint = "no ranks stand after the colon", "leave out the colon for one rank on each resource"
+        message, hint = "there are no ranks after the colon", "leave out the colon for one rank on each resource"
     if message:
         text.fail(start, message, hint, end=end)
         return None

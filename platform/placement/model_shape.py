@@ -314,7 +314,7 @@ def language_shape(model: Model) -> ModelShape | str:
     if model.random_init is not None:
         vocabulary = _vocabulary(model.tokenizer or "")
         if vocabulary is None:
-            return f"the vocabulary of tokenizer {model.tokenizer!r} is not known on this machine"
+            return f"the vocabulary of tokenizer {model.tokenizer!r} is unknown on this machine"
         return _random(model.random_init, vocabulary)
     path = model.path or ""
     file = _config_file(path)

@@ -41,7 +41,7 @@ def read_measured(file: Path) -> Measured:
     steps = [line for line in lines if _is_step(line)]
     if not steps:
         hint = "the metrics.jsonl of a run that made at least one step"
-        raise ConfigError([Problem(OPTION, "holds no timings of a step", value=str(file), hint=hint)])
+        raise ConfigError([Problem(OPTION, "contains no timings of a step", value=str(file), hint=hint)])
     steps = steps[1:] or steps
     names = {name.removeprefix("time/") for step in steps for name in step if name.startswith("time/")}
     values = {

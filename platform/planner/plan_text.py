@@ -46,7 +46,7 @@ def _calibration(file: Path, inventory: Inventory, load: Load) -> tuple[dict[str
     measured = read_measured(file)
     own = file.parent / "config.yaml"
     if not own.is_file():
-        message = "the run's config.yaml does not lie beside it, which says what was measured"
+        message = "the run's config.yaml is missing beside it, so the measured config is unknown"
         raise ConfigError([Problem(OPTION, message, value=str(file), hint="as runs/ppo/metrics.jsonl")])
     loaded, placement, machines = load(str(own), [])
     earlier = plan_report(loaded.config, placement, machines)

@@ -162,7 +162,7 @@ def _offload_warnings(report: Report) -> Iterator[str]:
             continue
         if name not in report.order.leaving:
             alone = not report.layout.sharing[name]
-            reason = "nobody else uses its devices" if alone else "it generates with the actor's own weights"
+            reason = "no other component uses its devices" if alone else "it generates with the actor's own weights"
             yield f"{name}.offload: {reason}, so it stays"
         elif report.device.kind == "cpu":
             yield f"{name}.offload: on a CPU it leaves main memory for main memory, which takes time and saves nothing"

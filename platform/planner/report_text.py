@@ -114,7 +114,7 @@ def _moves(report: Report) -> Iterator[str]:
             alike.setdefault(leaving, []).append(use)
     if not alike:
         return
-    yield "Offload: who leaves for host memory before a phase, and who comes back for it:"
+    yield "Offload: components moved to host memory before a phase, and back to the GPU for it:"
     margin = max(len(names_of(uses, report.inventory)) for uses in alike.values())
     for leaving, uses in alike.items():
         label = names_of(uses, report.inventory)

@@ -82,7 +82,7 @@ class LocalRuntime(ShutsDown):
         Raises ValueError for a name that is not placed or a channel that is still open.
         """
         if self._stopped:
-            raise WorkerDied(f"channel '{name}' was asked for after the runtime was shut down")
+            raise WorkerDied(f"channel '{name}' was requested after the runtime was shut down")
         if name in self._channels and not self._channels[name].closed:
             raise ValueError(f"channel '{name}' exists already and is open: close it first or choose another name")
         users = (labels_of(name, names, self._members) for names in (producers, consumers))
@@ -119,7 +119,7 @@ class LocalRuntime(ShutsDown):
         failures += stop_ranks(self._ranks.values(), timeout)
         for channel in self._channels.values():
             if depth := channel.stats().depth:
-                logger.warning("channel '%s' was shut down with %d items that nobody got", channel.name, depth)
+                logger.warning("channel '%s' was shut down with %d items that were not received", channel.name, depth)
         raise_first(failures)
 
     def _status(self, name: str) -> str:

@@ -77,7 +77,7 @@ THREE_ENVS = "cluster.component_placement={'actor_critic,rollout': all, env: 'al
 REFUSED = {
     "reasoning.yaml": [
         (["actor.model={path: ./nowhere}"], ["command line: actor.model.path: no such model", "./nowhere", "hub id"]),
-        (["actor.model={path: ./empty}"], ["actor.model.path: the folder holds no config.json"]),
+        (["actor.model={path: ./empty}"], ["actor.model.path: the folder contains no config.json"]),
         (
             [f"actor.model.random_init={HUGE}"],
             ["reasoning.yaml:21: actor.model: training needs", "GiB are free", "a smaller model"],
@@ -105,7 +105,7 @@ REFUSED = {
         (["env.id=CartPol-v1"], ["command line: env.id: no such environment", "did you mean CartPole-v1"]),
         (
             ["env.id=no_such_module:CartPole-v1"],
-            ["env.id: its module cannot be imported", "install what brings no_such_module"],
+            ["env.id: its module cannot be imported", "install the package of no_such_module"],
         ),
         (
             ["env.id=FrozenLake-v1"],
@@ -117,7 +117,7 @@ REFUSED = {
             ["algorithm.group_size: embodied episodes have no prompts that could form groups", "env.num_envs"],
         ),
         ([THREE_ENVS], ["env.num_envs: 3 ranks of env cannot share"]),
-        (["runner.output_dir=mine"], ["runner.output_dir: is not empty and holds no run of this platform"]),
+        (["runner.output_dir=mine"], ["runner.output_dir: is not empty and contains no run of this platform"]),
         (["runner.output_dir=file/run"], ["runner.output_dir", "file is a file"]),
         (["runner.output_dir=/proc/no/run"], ["runner.output_dir: cannot be made"]),
         (
@@ -253,7 +253,7 @@ def test_existing_run_and_resume_never(command):
     before = Path("out/metrics.jsonl").read_bytes()
     ended = command("embodied.yaml", "runner.resume=never")
     assert ended.code == 2
-    assert "runner.output_dir: holds a run already, and runner.resume is never" in ended.err
+    assert "runner.output_dir: already contains a run, and runner.resume is never" in ended.err
     assert Path("out/metrics.jsonl").read_bytes() == before
 
 

@@ -30,7 +30,9 @@ def warp_problem(env: Any) -> Problem | None:
         allowed = "Gymnasium's MuJoCo tasks of version 5"
         return Problem(key, f"{env.spec.id} is none of the tasks it steps", value=name, allowed=allowed)
     if others := set(task.fields) - COVERED:
-        message = f"{env.spec.id} observes what it computes otherwise than MuJoCo: {', '.join(sorted(others))}"
+        message = (
+            f"{env.spec.id} observes quantities that MuJoCo Warp computes differently: {', '.join(sorted(others))}"
+        )
         return Problem(key, message, value=name, hint="env.backend: mujoco")
     if importlib.util.find_spec("mujoco_warp") is None:
         return Problem(key, "MuJoCo Warp is not installed", value=name, hint="pip install 'rl-platform[warp]'")

@@ -13,7 +13,7 @@ def memory_problem(
     """The problem of a start that ran out of GPU memory; `no_room` and `full`: what an engine writes into its log."""
     if any(words in log for words in no_room):
         message = f"{label}: no room is left for keys and values beside the weights"
-        hint = "a larger share, or fewer components on these GPUs; --plan shows who needs what"
+        hint = "a larger fraction, or fewer components on these GPUs; --plan shows the memory"
     elif any(words in log for words in full):
         message = f"{label}: the GPU's memory ran out while the engine started"
         hint = "a smaller share, fewer rollout.max_running_requests, or fewer components on these GPUs"

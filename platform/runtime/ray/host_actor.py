@@ -118,7 +118,7 @@ class HostActor:
 
     async def fetch(self, number: int | None) -> Answer:
         """The answer to a call that came through a socket."""
-        lost = None, pack_error(WorkerDied("it lives, but its connection to another process broke"))
+        lost = None, pack_error(WorkerDied("the process is alive, but its connection to another process broke"))
         return self._listener.fetch(number) or lost
 
     async def fail(self, label: str | None, error: bytes, *before: int) -> Answer:

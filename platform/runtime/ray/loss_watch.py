@@ -75,7 +75,7 @@ class LauncherWatch:
             if self._over.wait(INTERRUPT_S):
                 return
         print(
-            f"RayLost: {reason}\n    the same command goes on from the newest checkpoint", file=sys.stderr, flush=True
+            f"RayLost: {reason}\n    the same command resumes from the newest checkpoint", file=sys.stderr, flush=True
         )
         os._exit(RayLost.exit_code)
 

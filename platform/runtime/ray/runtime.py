@@ -123,7 +123,7 @@ class RayRuntime(ShutsDown):
         host it passes references. Names are those of `LocalRuntime.channel`, and so are the errors.
         """
         if self._stopped:
-            raise WorkerDied(f"channel '{name}' was asked for after the runtime was shut down")
+            raise WorkerDied(f"channel '{name}' was requested after the runtime was shut down")
         if capacity < 1:
             raise ValueError(f"channel '{name}': capacity {capacity} must be at least 1")
         sides = [labels_of(name, names, self._members) for names in (producers, consumers)]

@@ -58,8 +58,8 @@ def test_rewards_are_told_in_their_order() -> None:
     found = card(reward_scaling={}, overlong={"buffer_length": 64, "filter": True}, reward_whitening=True)
     assert found["rewards"] == (
         "the score, clipped to [0, 1] and mapped to [-1, 1], minus up to 1 over the last 64 tokens before the longest "
-        "response, truncated responses do not count, scaled to unit variance over the rollout batch, the mean kept, "
-        "on the last action of the response"
+        "response, truncated responses do not count, scaled to unit variance over the rollout batch, "
+        "without a shift of the mean, on the last action of the response"
     )
     assert "times 0.5 if truncated" in card(overlong={"stop_properly_coef": 0.5})["rewards"]
 

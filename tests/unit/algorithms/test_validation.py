@@ -148,7 +148,7 @@ def test_masks_are_boolean(name: str) -> None:
 @pytest.mark.parametrize("length", [4, 7])
 def test_a_length_that_cuts_off_actions_or_passes_the_width(length: int) -> None:
     lengths = torch.tensor([6, 3, length, 6])
-    with pytest.raises(DataError, match=rf"first lengths\[2\] = {length}: its last action stands at position 4 of 6"):
+    with pytest.raises(DataError, match=rf"first lengths\[2\] = {length}: its last action is at position 4 of 6"):
         check_batch(batch(inputs=batch().inputs | {"lengths": lengths}))
 
 

@@ -42,7 +42,7 @@ def test_a_rollout_refuses_half_of_the_weights_and_other_versions(context, reaso
     with pytest.raises(WorkerError, match=r"rollout\[0\] has no complete weights"):
         generated(rollout, config)
     rollout.receive(weights)
-    with pytest.raises(WorkerError, match="has weights version 7, asked for was 8"):
+    with pytest.raises(WorkerError, match="has weights version 7, requested was 8"):
         generated(rollout, config, 8)
     assert len(generated(rollout, config, 7)) == 6
     with pytest.raises(RuntimeError):

@@ -101,7 +101,7 @@ def test_wrong_datasets_name_the_place(
 
 def test_a_folder_of_one_dataset_has_no_splits(tmp_path: Path) -> None:
     datasets.Dataset.from_list(rows(5)).save_to_disk(tmp_path)
-    with pytest.raises(DataError, match="without splits, so there is no split train"):
+    with pytest.raises(DataError, match="without splits, so it has no split train"):
         build_questions(of(tmp_path, split="train"), seed=1)
 
 

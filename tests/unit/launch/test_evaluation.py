@@ -97,7 +97,7 @@ WITH_REFERENCE = (
 REFUSED = [
     (["runs/on"], "did you mean"),
     (["embodied.yaml"], "is a file, not the folder of a run or a checkpoint"),
-    (["."], "holds neither a run nor a checkpoint"),
+    (["."], "contains neither a run nor a checkpoint"),
     (["new"], "has not written a checkpoint yet"),
     (["moved/step-00000004"], "config.yaml is missing"),
     (["runs/one", "algorithm.gamma=0.9"], "algorithm.gamma: belongs to the model or its training"),

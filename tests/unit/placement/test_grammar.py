@@ -51,7 +51,7 @@ MALFORMED = [
     ("-", "a range needs both ends", 1, "-"),
     (",0-3", "a segment is empty", 1, ""),
     ("0,,1", "a segment is empty", 3, ""),
-    (":", "no resources stand before the colon", 1, ":"),
+    (":", "there are no resources before the colon", 1, ":"),
     ("0-07", "no leading zeros", 1, "0-07"),
     ("0–3", "written with a hyphen", 1, "0–3"),
     ("all:all", "stands alone, on the resource side", 5, "all"),

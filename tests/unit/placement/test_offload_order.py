@@ -148,7 +148,7 @@ def test_the_peak_is_that_of_the_fullest_phase(plans: Any) -> None:
 def test_the_plan_shows_who_leaves_which_gpu_when(plans: Any, tmp_path: Path) -> None:
     report = plans.report(crowded(plans, tmp_path))
     text = report_text(report)
-    assert "Offload: who leaves for host memory before a phase, and who comes back for it:" in text
+    assert "Offload: components moved to host memory before a phase, and back to the GPU for it:" in text
     lines = text.partition("Offload: ")[2].splitlines()
     first = "GPU 0-1  sync weights  out: actor (gradients, optimizer); in: rollout (weights)"
     assert lines[1].strip() == first
@@ -168,7 +168,7 @@ APART: dict[str, object] = {"actor": "0-1", "critic": "2-3", "rollout,reward": "
 @pytest.mark.parametrize(
     ("overrides", "options", "expected"),
     [
-        (("critic.offload=true",), {"placement": APART}, "critic.offload: nobody else uses its devices"),
+        (("critic.offload=true",), {"placement": APART}, "critic.offload: no other component uses its devices"),
         (("rollout.offload=true",), {"gpus": 1}, "rollout.offload: it generates with the actor's own weights"),
         (("actor.offload=true",), {"gpus": 0}, "actor.offload: on a CPU it leaves main memory for main memory"),
     ],

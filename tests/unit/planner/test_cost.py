@@ -240,9 +240,9 @@ def test_a_run_on_another_kind_of_device_does_not_calibrate(tmp_path: Path, plan
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "holds no timings of a step"),
-        ('{"step": 0, "time/step": 3}\n', "holds no timings of a step"),
-        ('{"step": 1, "reward/mean": 3}\n', "holds no timings of a step"),
+        ("", "contains no timings of a step"),
+        ('{"step": 0, "time/step": 3}\n', "contains no timings of a step"),
+        ('{"step": 1, "reward/mean": 3}\n', "contains no timings of a step"),
         ("no json\n", "cannot be read"),
     ],
 )

@@ -361,7 +361,7 @@ def test_an_error_in_close_does_not_hide_the_runs_error():
 def test_undelivered_items_are_reported_at_shutdown(caplog):
     with caplog.at_level(logging.WARNING), runtime([("actor", 0)]) as local:
         local.channel("rollouts", 4).put_many([1, 2])
-    assert "channel 'rollouts' was shut down with 2 items that nobody got" in caplog.messages
+    assert "channel 'rollouts' was shut down with 2 items that were not received" in caplog.messages
 
 
 @pytest.mark.parametrize("wait_on", ["call", "end", "channel"])

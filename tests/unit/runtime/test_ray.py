@@ -343,7 +343,7 @@ def test_a_line_that_breaks_between_living_processes_fails_the_call_and_nobody_w
     waiting = groups["actor"].consume(runtime.channel("never", 4, ["runner"], ["actor"]))
     broken = socket.socket(fileno=os.dup(runtime._actors.transport._clients["host0"]._connection.fileno()))
     broken.shutdown(socket.SHUT_RDWR)
-    with pytest.raises(WorkerDied, match="it lives, but its connection to another process broke"):
+    with pytest.raises(WorkerDied, match="the process is alive, but its connection to another process broke"):
         waiting.wait(NOTICED_S)
     broken.close()
 

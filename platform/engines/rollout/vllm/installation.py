@@ -45,7 +45,7 @@ def installation_problem(python: str | None) -> Problem | None:
         return None
     if not installed:
         return Problem(PYTHON, "vLLM is not installed there", value=command[0], hint=_INSTALL)
-    message = f"vLLM {installed} is installed there; weights and log-probabilities are taken in the way of {VERSION}"
+    message = f"vLLM {installed} is installed there; weights and log-probabilities use the interface of {VERSION}"
     return Problem(PYTHON, message, value=command[0], hint=_INSTALL)
 
 

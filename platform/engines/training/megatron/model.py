@@ -158,7 +158,9 @@ def _specification(settings: TransformerConfig, chunk: int | None, *, fused: boo
     from rl_platform.engines.training.megatron.experts import Experts, Router
 
     if fused and not HAVE_TE:
-        message = "Transformer Engine cannot be imported: python -c 'import transformer_engine.pytorch' says why"
+        message = (
+            "Transformer Engine cannot be imported: python -c 'import transformer_engine.pytorch' shows the reason"
+        )
         hint = "actor.kernels=torch critic.kernels=torch: Megatron's own layers"
         raise ConfigError([Problem("kernels", message, hint=hint)])
     block = get_gpt_decoder_block_spec(settings, use_transformer_engine=fused, normalization="RMSNorm", vp_stage=chunk)

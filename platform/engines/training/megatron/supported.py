@@ -101,7 +101,9 @@ def _unfit_experts(config: PretrainedConfig, parallel: Parallel, role: str, *, e
             yield Problem(key, message, value=str(parallel.expert), hint=f"{key}=1")
         return
     if config.mlp_only_layers or config.decoder_sparse_step != 1:
-        message = "Megatron trains models whose layers all have experts here, and this one has layers without"
+        message = (
+            "Megatron supports mixtures of experts only if all layers have experts, and this model has layers without"
+        )
         yield Problem(f"{role}.training_backend", message, value="megatron", hint=f"{role}.training_backend=fsdp")
     if parallel.tensor > 1 and not parallel.sequence:
         message = "tensor ranks would all route the same tokens to the experts"
