@@ -84,8 +84,8 @@ class OutputFolder:
             moved = True
         if moved:
             raise DataError(
-                f"{self.path} was deleted or moved while the run wrote to it. Move it back and start the same command "
-                "again, which goes on from its newest checkpoint"
+                f"{self.path} was deleted or moved while the run wrote to it. Move it back and repeat the command, "
+                "which resumes from the newest checkpoint"
             )
 
     def write_config(self, text: str, resumed: Checkpoint | None) -> list[str]:

@@ -8,11 +8,14 @@ Gymnasium steps it, also if it wraps a MuJoCo task.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box
+
+if TYPE_CHECKING:
+    from rl_platform.envs.embodied.spaces import AnyEnv
 
 
 class Masked(gymnasium.ObservationWrapper[np.ndarray, Any, np.ndarray]):
@@ -21,7 +24,7 @@ class Masked(gymnasium.ObservationWrapper[np.ndarray, Any, np.ndarray]):
     Raises ValueError for indices out of range and if no entry would be left.
     """
 
-    def __init__(self, env: gymnasium.Env[Any, Any], hide: Sequence[int]) -> None:
+    def __init__(self, env: AnyEnv, hide: Sequence[int]) -> None:
         super().__init__(env)
         space = env.observation_space
         if not isinstance(space, Box) or len(space.shape) != 1:
@@ -38,7 +41,7 @@ class Masked(gymnasium.ObservationWrapper[np.ndarray, Any, np.ndarray]):
         return observation[self.shown]
 
 
-def make(env_id: str, hide: Sequence[int], **kwargs: Any) -> Masked:
+def make(env_id: str, hide: Sequence[int], **kwargs: object) -> Masked:
     """Builds `env_id` with `kwargs` and its own time limit, and hides entries `hide` of its observations."""
     return Masked(gymnasium.make(env_id, disable_env_checker=True, **kwargs), hide)
 

@@ -120,7 +120,7 @@ def column(row: dict[str, Any], name: str, where: str) -> Any:
     return value
 
 
-def _columns(row: dict[str, Any]) -> Iterator[str]:
+def _columns(row: dict[str, object]) -> Iterator[str]:
     for name, value in row.items():
         if isinstance(value, dict) and value:
             yield from (f"{name}.{inner}" for inner in _columns(value))
@@ -134,7 +134,7 @@ def _answer(answer: object, column: str, where: str) -> str:
     return final_answer(str(answer))
 
 
-def _messages(items: list[Any], where: str) -> tuple[Message, ...]:
+def _messages(items: list[object], where: str) -> tuple[Message, ...]:
     for number, item in enumerate(items, 1):
         at = f"{where}, message {number}"
         fields = {} if not isinstance(item, dict) else {name: each for name, each in item.items() if each is not None}

@@ -13,20 +13,21 @@ ANY_ORDER = frozenset({"contract", "reassoc", "nsz", "arcp"})
 IN_ORDER = ANY_ORDER - {"reassoc"}
 """Keeps the order of additions, so equal rows give equal bits."""
 Array = np.ndarray
+Compiled = Callable[..., Any]
 
 
 def compiled_loops(
     allowed: frozenset[str] = ANY_ORDER,
-) -> Callable[[Callable[..., object]], Callable[[], Callable[..., Any]]]:
+) -> Callable[[Callable[..., object]], Callable[[], Compiled]]:
     """Decorator: `function()` returns the compiled function, which compiles at its first call.
 
     allowed: LLVM's flags for the arithmetic of floats.
     """
 
-    def decorated(function: Callable[..., object]) -> Callable[[], Callable[..., Any]]:
+    def decorated(function: Callable[..., object]) -> Callable[[], Compiled]:
         @cache
         @wraps(function)
-        def compiled() -> Callable[..., Any]:
+        def compiled() -> Compiled:
             import numba  # here, as language models never need it
 
             return cached(numba.njit, function, nogil=True, error_model="numpy", fastmath=set(allowed))
@@ -36,7 +37,7 @@ def compiled_loops(
     return decorated
 
 
-def cached(compiler: Callable[..., Any], function: Callable[..., object], **options: object) -> Any:
+def cached(compiler: Callable[..., Compiled], function: Callable[..., object], **options: object) -> Any:
     """Returns `compiler(**options)(function)`, cached on disk if the folder is writable."""
     try:
         return compiler(cache=True, **options)(function)

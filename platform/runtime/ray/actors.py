@@ -12,7 +12,6 @@ import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
 
 import ray
 import torch
@@ -105,9 +104,9 @@ class RayActors:
             remove_placement_group(self._group)
             self._group = None
 
-    def _send(self, host: str, method: str, *arguments: object) -> Future[Any]:
+    def _send(self, host: str, method: str, *arguments: object) -> Future[object]:
         """Never blocks and never raises: the future does."""
-        future: Future[Any] = Future()
+        future: Future[object] = Future()
         actor = self._actors.get(host)
         if actor is None:
             future.set_exception(WorkerDied(f"the process of {host} was ended"))
@@ -130,7 +129,7 @@ class RayActors:
             raise Deadline(f"{needed}, which others still hold after {self._patience:g} s: {free}")
 
 
-def _answered(host: str, future: Future[Any], done: Future[Answer]) -> None:
+def _answered(host: str, future: Future[object], done: Future[Answer]) -> None:
     error = done.exception()
     if error is not None:
         future.set_exception(typed(host, error))

@@ -139,7 +139,7 @@ def test_every_choice_shows(change: dict[str, Any]) -> None:
             {"length_adaptive_alpha": 0.05},
             "lambda 1 - 1 / (0.05 length) for advantages and 1 for returns",
         ),
-        ({}, {"bootstrap_truncated": True}, "truncated responses go on with the critic's value"),
+        ({}, {"bootstrap_truncated": True}, "truncated responses bootstrapped with the critic's value"),
         ({"dynamic_sampling": {}}, {"dynamic_sampling": {"prompts_per_round": 99}}, "rounds of 99 prompts"),
         ({}, {"advantage_clip": [-2, 3.5]}, "bounded by [-2, 3.5]"),
         ({"adv_type": "reinforce_plus_plus_baseline"}, {"whiten_over": "sequences"}, "responses, each counting once"),
@@ -150,7 +150,7 @@ def test_every_choice_shows(change: dict[str, Any]) -> None:
         (
             {"rollout_is": {"mode": "icepop"}},
             {"rollout_is": {"mode": "icepop", "denominator": "kept"}},
-            "leaves the loss",
+            "leave the loss",
         ),
         ({}, {"old_log_probs": "rollout"}, "those of the rollout engine"),
         ({}, {"old_log_probs": "current"}, "the current ones, so the ratio is 1"),

@@ -217,7 +217,7 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("", ["cluster.inventory={nodes: 10000, gpus_per_node: 8}"], "cluster", "80000 GPUs are too many"),
         ("", ["runner.seed=1" + "0" * 5000], "runner.seed", "the number is too large"),
         ("", ["env.kwargs={a: 1e400}"], "env.kwargs.a", "the number is too large"),
-        ("", ['runner.output_dir="a\\0b"'], "runner.output_dir", "holds a NUL"),
+        ("", ['runner.output_dir="a\\0b"'], "runner.output_dir", "contains a NUL"),
         ("", ["runner.output_dir=a\udc80b"], "config", "cannot be printed"),
         ("", [f"env.kwargs={'[' * 1000}{']' * 1000}"], "env.kwargs", "more than 50 sections and lists"),
         ("", ["env.kwargs." + ".".join("a" * 1000) + "=1"], "config", "more than 50 sections"),
@@ -227,7 +227,7 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("extends: fifo\n", [], "extends", "it is no regular file"),
         ("extends: huge\n", [], "extends", "larger than 200000 bytes"),
         ("extends: .\n", [], "extends", "Is a directory"),
-        ('extends: "a\\0b"\n', [], "extends", "holds a NUL"),
+        ('extends: "a\\0b"\n', [], "extends", "contains a NUL"),
         ("extends: other.yaml\n", [], "extends", "in a circle"),
     ],
 )

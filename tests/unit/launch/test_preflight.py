@@ -174,7 +174,7 @@ def test_output_folders_that_cannot_be_used(folder: Path, monkeypatch: pytest.Mo
     (folder / "other").mkdir()
     (folder / "other" / "thesis.pdf").touch()
     refused = cheap_problems("embodied.yaml", "runner.output_dir=other")
-    assert "is not empty and holds no run" in refused["runner.output_dir"].message
+    assert "is not empty and contains no run" in refused["runner.output_dir"].message
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # as for a user who may not write
     refused = cheap_problems("embodied.yaml", "runner.output_dir=new/run")
     assert f"{folder} is not writable" in refused["runner.output_dir"].message

@@ -54,7 +54,7 @@ MALFORMED = [
     (":", "there are no resources before the colon", 1, ":"),
     ("0-07", "no leading zeros", 1, "0-07"),
     ("0–3", "written with a hyphen", 1, "0–3"),
-    ("all:all", "stands alone, on the resource side", 5, "all"),
+    ("all:all", "only entry of the resource side", 5, "all"),
     ("0,all", "`all` leaves nothing", 3, "all"),
     ("٣", "neither a number nor a range", 1, "٣"),
     ("9" * 5000, "the number is too large", 1, "9" * 5000),
