@@ -200,11 +200,11 @@ def check_models(config: Config, placement: Placement, inventory: Inventory) -> 
 
     Counts weights, gradients and optimizer state, without activations and caches.
     """
-    from rl_platform.models.tokenizer import load_tokenizer, stop_tokens
+    from rl_platform.models.tokenizer import load_tokenizer, stops
 
     check_sharding(config, placement)
     if config.rollout.stop:
-        stop_tokens(load_tokenizer(config.actor.model), config.rollout.stop)
+        stops(load_tokenizer(config.actor.model), config.rollout.stop)
     sizes = {
         name: _parameters(config, name) for name in ("actor", "critic", "reference") if name in placement.components
     }

@@ -15,9 +15,10 @@ from rl_platform.config.schema import Config
 from rl_platform.config.schema.rollout import Sampling
 from rl_platform.engines.rollout.base import Completion, Request, RolloutEngine
 from rl_platform.engines.rollout.build import rollout_engine
+from rl_platform.engines.rollout.stop_texts import StopTexts
 from rl_platform.errors import WorkerError
 from rl_platform.models.pretrained import load_config
-from rl_platform.models.tokenizer import load_tokenizer, stop_tokens
+from rl_platform.models.tokenizer import load_tokenizer, stops
 from rl_platform.records import Prompt, SamplingParams, Trajectory, Weights, WeightsReceived
 from rl_platform.rng import derive_seed
 from rl_platform.runtime.channel import Channel
@@ -34,9 +35,13 @@ class LanguageRollout:
         self.context, self.config = context, config
         self.tokenizer = load_tokenizer(config.actor.model)
         eos = self.tokenizer.eos_token_ids
-        self.ends = (*eos, *stop_tokens(self.tokenizer, config.rollout.stop))
+        tokens, texts = stops(self.tokenizer, config.rollout.stop)
+        self.ends = (*eos, *tokens)
+        stop_texts = StopTexts(texts, self.tokenizer.decode) if texts else None
         model_config = load_config(config.actor.model, self.tokenizer.vocab_size, eos[0])
-        self.engine = rollout_engine(config, context.label, model_config, self.ends, context.accelerators, context.seed)
+        self.engine = rollout_engine(
+            config, context.label, model_config, self.ends, context.accelerators, context.seed, stop_texts
+        )
         self.loaded: int | None = None  # version of the weights in the engine; None: they are not complete
         turns = config.rollout.multi_turn
         self.conversations = Conversations(context.label, config, self.engine, self.tokenizer) if turns else None
@@ -219,6 +224,7 @@ def generate_until(
                 one.prompt.token_ids + one.token_ids,
                 seed(one.prompt, one.sample),
                 sampling.max_new_tokens - len(one.token_ids),
+                len(one.token_ids),
             )
             for index, (_, one) in enumerate(work)
         ]

@@ -137,22 +137,29 @@ def load_tokenizer(model: Model, key: str = "actor.model") -> Tokenizer:
     return HFTokenizer(model_folder(model.path or "", f"{key}.path"), f"{key}.path")
 
 
-def stop_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[int, ...]:
-    """Returns the token ids of `rollout.stop`. Raises ConfigError for a text of several tokens: engines compare one."""
+def stops(tokenizer: Tokenizer, texts: Sequence[str]) -> tuple[list[int], list[str]]:
+    """Returns the tokens and the texts of `rollout.stop` that end a response.
+
+    A text of one token is that token; all but special tokens may also be parts of other tokens. Raises ConfigError for
+    a text with a special token among others: generated text shows no special tokens.
+    """
     tokens_of = {text: tokenizer.observation(text, chat=False, ended=False) for text in texts}
+    shown = [text for text, tokens in tokens_of.items() if text in tokenizer.decode(tokens)]
+    alone = [tokens[0] for tokens in tokens_of.values() if len(tokens) == 1]
     problems = [
         Problem(
             "rollout.stop",
-            f"the tokenizer makes {len(tokens)} tokens of this text, and a response ends at a single one",
+            f"a special token among others: of its {len(tokens)} tokens the tokenizer shows "
+            f"{json.dumps(tokenizer.decode(tokens), ensure_ascii=False)}",
             value=json.dumps(text, ensure_ascii=False),
-            hint="a special token such as <|im_end|>, or a text that is one token",
+            hint="the special token alone, or a text without one",
         )
         for text, tokens in tokens_of.items()
-        if len(tokens) != 1
+        if len(tokens) != 1 and text not in shown
     ]
     if problems:
         raise ConfigError(problems)
-    return tuple(token for tokens in tokens_of.values() for token in tokens)
+    return alone, shown
 
 
 def _tokenizer_folder(name: str, key: str) -> str:

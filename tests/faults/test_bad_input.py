@@ -82,7 +82,6 @@ REFUSED = {
             [f"actor.model.random_init={HUGE}"],
             ["reasoning.yaml:21: actor.model: training needs", "GiB are free", "a smaller model"],
         ),
-        (["rollout.stop=[ab]"], ["rollout.stop: the tokenizer makes 2 tokens of this text"]),
         (["rollout.stop=['']"], ["rollout.stop[0]: must not be empty"]),
         (["rollout.sampling.max_new_tokens=0"], ["rollout.sampling.max_new_tokens: out of range"]),
         (["rollout.val_sampling.max_new_tokens=0"], ["rollout.val_sampling.max_new_tokens: out of range"]),

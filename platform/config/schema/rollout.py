@@ -64,9 +64,7 @@ class Rollout(Section):
     val_sampling: ValSampling = Field(
         default_factory=ValSampling, description="sampling of validation responses; greedy by default"
     )
-    stop: list[Annotated[str, Field(min_length=1)]] = key(
-        [], "texts of one token each that end a response or a turn, like EOS"
-    )
+    stop: list[Annotated[str, Field(min_length=1)]] = key([], "texts that end a response or a turn, like EOS")
     offload: Offload = offload_key("the engine's own weights")
     multi_turn: MultiTurn | None = key(None, "conversations with a tool; null: a response is one turn")
     partial_rollout: PartialRollout | None = key(

@@ -14,13 +14,15 @@ from rl_platform.runtime.weights.group import WeightsOffer
 class Request:
     """One response to generate. Its random numbers depend on `seed` only, not on other requests.
 
-    max_new_tokens: a lower limit than that of the call; None: the call's.
+    max_new_tokens: a lower limit than that of the call; None: the call's. sampled: how many of the last `token_ids`
+    begin the response, which goes on after a cut.
     """
 
     index: int
     token_ids: tuple[int, ...]
     seed: int
     max_new_tokens: int | None = None
+    sampled: int = 0
 
     def limit(self, sampling: SamplingParams) -> int:
         """Returns the most tokens to sample."""

@@ -22,6 +22,7 @@ from rl_platform.engines.rollout.decoder import FusedDecoder, TransformersDecode
 from rl_platform.engines.rollout.kv_cache import KVCache, Page
 from rl_platform.engines.rollout.prefill import PartialPrompt, Prefill
 from rl_platform.engines.rollout.sampling import sample, uniforms
+from rl_platform.engines.rollout.stop_texts import StopTexts
 from rl_platform.models.packed import Attention
 from rl_platform.records import SamplingParams
 
@@ -96,11 +97,13 @@ class ContinuousBatch:
         if self.running:
             self._append(self.decoder.logits(torch.cat(states)))
 
-    def finished(self, eos: Collection[int]) -> Iterator[Completion]:
+    def finished(self, eos: Collection[int], stop_texts: StopTexts | None = None) -> Iterator[Completion]:
         """Yields and removes complete sequences; the last running sequence moves into the free slot."""
         for slot in range(len(self.running) - 1, -1, -1):
             entry = self.running[slot]
             stopped = entry.tokens[-1] in eos
+            if stop_texts is not None and not stopped:
+                stopped = stop_texts.completed(entry.request, entry.tokens)
             if not stopped and len(entry.tokens) < entry.request.limit(self.sampling):
                 continue
             last = self.running.pop()

@@ -11,6 +11,7 @@ from rl_platform.config.rollout_backend import chosen_backend
 from rl_platform.config.schema import Config
 from rl_platform.engines.rollout.base import RolloutEngine
 from rl_platform.engines.rollout.hosted import visible_gpus
+from rl_platform.engines.rollout.stop_texts import StopTexts
 from rl_platform.engines.rollout.torch import TorchRolloutEngine
 from rl_platform.errors import ConfigError, Problem
 
@@ -28,13 +29,14 @@ def rollout_engine(
     eos: tuple[int, ...],
     accelerators: tuple[int, ...],
     seed: int,
+    stop_texts: StopTexts | None = None,
 ) -> RolloutEngine:
     """Returns the engine of one rank, on its accelerators or on the CPU. Raises ConfigError, see `check_ranks`."""
     rollout = config.rollout
     if chosen_backend(rollout.backend, bool(accelerators))[0] == "torch":
         device = torch.device("cuda", accelerators[0]) if accelerators else torch.device("cpu")
         dtype = generation_dtype(config.actor.model.dtype, device)
-        return TorchRolloutEngine(model_config, eos, rollout.max_running_requests, device, dtype, label)
+        return TorchRolloutEngine(model_config, eos, rollout.max_running_requests, device, dtype, label, stop_texts)
     ranks = rollout.tensor_parallel_size or max(1, len(accelerators))
     check_ranks(model_config, ranks)
     longest = config.data.max_prompt_length + config.data.max_response_length
@@ -56,7 +58,9 @@ def rollout_engine(
             python=rollout.vllm.python,
             extra=rollout.engine_args,
         )
-        return VLLMEngine(label, vllm_setup, eos, rollout.engine_env, logs / f"{label}-vllm.log")
+        vllm = VLLMEngine(label, vllm_setup, eos, rollout.engine_env, logs / f"{label}-vllm.log")
+        vllm.stop_texts = stop_texts
+        return vllm
     from rl_platform.engines.rollout.sglang.engine import SGLangEngine
     from rl_platform.engines.rollout.sglang.program import EngineSetup
 
@@ -72,7 +76,9 @@ def rollout_engine(
         accelerators=accelerators,
         extra=rollout.engine_args,
     )
-    return SGLangEngine(label, setup, eos, rollout.engine_env, logs / f"{label}-sglang.log")
+    sglang = SGLangEngine(label, setup, eos, rollout.engine_env, logs / f"{label}-sglang.log")
+    sglang.stop_texts = stop_texts
+    return sglang
 
 
 def check_ranks(model_config: PretrainedConfig, ranks: int) -> None:

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from rl_platform.engines.rollout.base import Completion, Request
+from rl_platform.engines.rollout.stop_texts import StopTexts
 from rl_platform.errors import ConfigError, Deadline, Problem, WorkerDied, WorkerError
 from rl_platform.records import SamplingParams, Weights, WeightsReceived
 from rl_platform.runtime.child import Child, Death
@@ -146,6 +147,8 @@ class HostedEngine(ABC):
 
     engine: str
 
+    stop_texts: StopTexts | None = None  # the engine generates on, and what follows the text is dropped
+
     def __init__(self, label: str, eos_token_ids: Sequence[int]) -> None:
         self.eos = tuple(eos_token_ids)
         self.restarts = 0
@@ -200,8 +203,9 @@ class HostedEngine(ABC):
                 work = [asdict(request) for request in unanswered.values()]
                 self._generation = self._process.call("generate", work, asdict(sampling), self.eos)
                 for index, tokens, log_probs, reason in self._generation.items():
-                    del unanswered[index]
-                    on_finished(Completion(index, tuple(tokens), tuple(log_probs), reason))
+                    request = unanswered.pop(index)
+                    completion = Completion(index, tuple(tokens), tuple(log_probs), reason)
+                    on_finished(self.stop_texts.cut(request, completion) if self.stop_texts else completion)
                     deaths = 0
             except WorkerDied as death:
                 deaths += 1

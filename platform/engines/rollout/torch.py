@@ -24,6 +24,7 @@ from rl_platform.engines.rollout.base import Completion, Request
 from rl_platform.engines.rollout.batch import ContinuousBatch
 from rl_platform.engines.rollout.decoder import decoder_for
 from rl_platform.engines.rollout.kv_cache import KVCache
+from rl_platform.engines.rollout.stop_texts import StopTexts
 from rl_platform.engines.swap import Swap
 from rl_platform.models.attention import cached_heads, is_plain
 from rl_platform.models.language import LanguageModel
@@ -50,6 +51,7 @@ class TorchRolloutEngine:
         device: torch.device,
         dtype: torch.dtype = torch.float32,
         label: str = "rollout",
+        stop_texts: StopTexts | None = None,
     ) -> None:
         from accelerate import init_empty_weights
         from transformers import AutoModelForCausalLM
@@ -58,7 +60,7 @@ class TorchRolloutEngine:
             network = AutoModelForCausalLM.from_config(model_config)
         self.model = LanguageModel(network).eval()
         self.config = model_config
-        self.eos = frozenset(eos_token_ids)
+        self.eos, self.stop_texts = frozenset(eos_token_ids), stop_texts
         self.max_running = max_running
         self.device, self.dtype = device, dtype
         self.version = -1
@@ -143,7 +145,7 @@ class TorchRolloutEngine:
                 if self._again:  # no response mixes two versions of weights
                     batch, self._again = self._new_batch(batch.left, sampling), False
                 batch.step()
-            for completion in batch.finished(self.eos):
+            for completion in batch.finished(self.eos, self.stop_texts):
                 on_finished(completion)
         for completion in batch.cut():
             on_finished(completion)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from rl_platform.components.actor import LanguageActor
 from rl_platform.components.rollout import LanguageRollout
 from rl_platform.config.schema.rollout import Sampling, ValSampling
 from rl_platform.errors import ConfigError
+from rl_platform.models.tokenizer import ByteTokenizer, stops
 from rl_platform.records import Prompt, Trajectory, WeightsReceived
 
 PROMPTS = [Prompt(index, text, "", tuple(text.encode())) for index, text in enumerate(["12+3", "7", "100-1", "5*5"])]
@@ -59,6 +61,32 @@ def test_lengths_that_the_model_does_not_read(context, reasoning) -> None:
         generated(context, config)
     for word in ("data.max_prompt_length", "data.max_response_length", "38 tokens", "32"):
         assert word in str(caught.value)
+
+
+def test_a_response_ends_at_a_text_of_several_tokens(context, reasoning) -> None:
+    whole = generated(context, reasoning())
+    stop = next(one.token_ids[1:3] for one in whole if all(32 < token < 127 for token in one.token_ids[1:3]))
+    found = generated(context, reasoning(rollout={"stop": ["no such text", bytes(stop).decode()]}))
+    for one, before in zip(found, whole, strict=True):
+        pairs = list(pairwise(before.token_ids))
+        place = pairs.index(stop) + 2 if stop in pairs else len(before.token_ids)
+        assert (one.token_ids, one.log_probs) == (before.token_ids[:place], before.log_probs[:place])
+        assert one.finish_reason == ("stop" if stop in pairs else before.finish_reason)
+    assert found != whole
+
+
+def test_stop_texts_with_special_tokens() -> None:
+    class Chat(ByteTokenizer):
+        """`#` is a special token."""
+
+        def decode(self, token_ids):
+            return super().decode(token for token in token_ids if token != ord("#"))
+
+    assert stops(Chat(), ["#", "a", "ab"]) == ([ord("#"), ord("a")], ["a", "ab"])
+    with pytest.raises(
+        ConfigError, match=r"rollout.stop: a special token among others: of its 2 tokens .* shows \"b\""
+    ):
+        stops(Chat(), ["#b"])
 
 
 def test_a_response_ends_at_a_text_that_stops_it(context, reasoning) -> None:

@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -23,11 +23,12 @@ from vllm_engine import VLLM_PYTHON, needs_vllm
 from weight_senders import SendingProcess
 
 from rl_platform.components.rollout import generate_until
-from rl_platform.engines.rollout.base import Completion
+from rl_platform.engines.rollout.base import Completion, Request
 from rl_platform.engines.rollout.hosted import HostedEngine
 from rl_platform.engines.rollout.sglang.engine import SGLangEngine
 from rl_platform.engines.rollout.sglang.program import EngineSetup
 from rl_platform.engines.rollout.sglang.shared_weights import SharedWeights
+from rl_platform.engines.rollout.stop_texts import StopTexts
 from rl_platform.engines.rollout.torch import TorchRolloutEngine
 from rl_platform.engines.rollout.vllm.client import VLLMEngine, VLLMSetup
 from rl_platform.errors import ConfigError
@@ -147,6 +148,29 @@ def test_log_probs_equal_teacher_forced_ones(temperature: float, shared: ModuleT
     for index, completion in shared.answers(fresh, requests, sampling).items():
         expected = shared.teacher_forced(copy.deepcopy(plain), requests[index], completion, temperature or 1.0)
         torch.testing.assert_close(torch.tensor(completion.log_probs), expected, rtol=0, atol=1e-4)
+
+
+def test_a_response_ends_with_the_token_that_completes_a_text(shared: ModuleType, fresh: Engine) -> None:
+    """Also if the first part of the text was sampled before the response was cut."""
+
+    def decode(tokens: Sequence[int]) -> str:
+        return "".join(f"{token} " for token in tokens)
+
+    requests, greedy = shared.prompts(), SamplingParams(6, temperature=0.0)
+    whole = shared.answers(fresh, requests, greedy)
+    tokens = whole[3].token_ids
+    place = next(n for n in range(2, 7) if decode(tokens[n - 2 : n]) not in decode(tokens[: n - 1]))
+    fresh.stop_texts = StopTexts(["no such text", decode(tokens[place - 2 : place])], decode)
+    try:
+        completion = shared.answers(fresh, requests, greedy)[3]
+        prompt = requests[3]
+        going_on = Request(0, (*prompt.token_ids, *tokens[: place - 1]), prompt.seed, 4, sampled=place - 1)
+        (rest,) = shared.answers(fresh, [going_on], greedy).values()
+    finally:
+        fresh.stop_texts = None
+    assert (completion.token_ids, completion.finish_reason) == (tokens[:place], "stop")
+    torch.testing.assert_close(torch.tensor(completion.log_probs), torch.tensor(whole[3].log_probs[:place]))
+    assert (rest.token_ids, rest.finish_reason) == (tokens[place - 1 : place], "stop")
 
 
 def test_an_eos_is_part_of_the_response(shared: ModuleType, fresh: Engine) -> None:
