@@ -7,7 +7,7 @@ A config.json on this machine comes first: a folder, or the cache of the Hugging
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rl_platform.config.schema.models import Trainable
@@ -24,62 +24,62 @@ REQUIRED = ("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num
 
 @dataclass(frozen=True)
 class Specials:
-    """Special tokens of a tokenizer. chat: the template renders a conversation with `turn` tokens."""
+    """Special tokens of a tokenizer; `start` and `end` surround a turn of a conversation. {Role}: in upper case."""
 
     family: str
     eos: str
     pad: str
     bos: str | None = None
     others: tuple[str, ...] = ()
-    start: str = "<|im_start|>{role}\n"  # of a turn
+    start: str = "<|im_start|>{role}\n"
     end: str = "<|im_end|>\n"
-    chat: bool = True
 
 
-QWEN = Specials("Qwen2", "<|im_end|>", "<|endoftext|>", None, ("<|im_start|>",))
-DEEPSEEK = Specials(
+_DEEPSEEK = Specials(
     "DeepSeek",
-    "<｜end▁of▁sentence｜>",
-    "<｜end▁of▁sentence｜>",
-    "<｜begin▁of▁sentence｜>",
-    ("<｜User｜>", "<｜Assistant｜>"),
-    "<｜{role}｜>",
-    "",
+    eos="<｜end▁of▁sentence｜>",
+    pad="<｜end▁of▁sentence｜>",
+    bos="<｜begin▁of▁sentence｜>",
+    others=("<｜User｜>", "<｜Assistant｜>"),
+    start="<｜{Role}｜>",
+    end="",
 )
-DEEPSEEK_QWEN = Specials(
-    "DeepSeek-R1-Distill-Qwen", *([DEEPSEEK.eos] * 2), DEEPSEEK.bos, DEEPSEEK.others, DEEPSEEK.start, ""
-)
-DEEPSEEK_LLAMA = Specials(
-    "DeepSeek-R1-Distill-Llama", *([DEEPSEEK.eos] * 2), DEEPSEEK.bos, DEEPSEEK.others, DEEPSEEK.start, ""
-)
-LLAMA3 = Specials(
-    "Llama 3",
-    "<|eot_id|>",
-    "<|finetune_right_pad_id|>",
-    "<|begin_of_text|>",
-    ("<|start_header_id|>", "<|end_header_id|>"),
-    "<|start_header_id|>{role}<|end_header_id|>\n\n",
-    "<|eot_id|>",
-)
-LLAMA2 = Specials("Llama 2", "</s>", "</s>", "<s>", ("[INST]", "[/INST]"), "[{role}] ", " ")
-MISTRAL = Specials("Mistral", "</s>", "</s>", "<s>", ("[INST]", "[/INST]"), "[{role}] ", " ")
-GEMMA = Specials(
-    "Gemma", "<end_of_turn>", "<pad>", "<bos>", ("<start_of_turn>",), "<start_of_turn>{role}\n", "<end_of_turn>\n"
-)
-MOONLIGHT = Specials("Moonlight", "<|im_end|>", "[PAD]", "[BOS]", ("<|im_user|>", "<|im_middle|>"), "<|im_{role}|>")
-SMOLLM = Specials("SmolLM2", "<|im_end|>", "<|im_end|>", "<|im_start|>")
-PLAIN = Specials("bytes", "<|endoftext|>", "<|pad|>", None, ())
+_LLAMA2 = Specials("Llama 2", "</s>", "</s>", "<s>", ("[INST]", "[/INST]"), "[{role}] ", " ")
+PLAIN = Specials("bytes", "<|endoftext|>", "<|pad|>")
 TOKENIZERS = {  # by `Family.tokenizer`
-    "qwen": QWEN,
-    "deepseek": DEEPSEEK,
-    "deepseek-qwen": DEEPSEEK_QWEN,
-    "deepseek-llama": DEEPSEEK_LLAMA,
-    "llama-3": LLAMA3,
-    "llama-2": LLAMA2,
-    "mistral": MISTRAL,
-    "gemma": GEMMA,
-    "moonlight": MOONLIGHT,
-    "smollm2": SMOLLM,
+    "qwen": Specials("Qwen2", "<|im_end|>", "<|endoftext|>", None, ("<|im_start|>",)),
+    "deepseek": _DEEPSEEK,
+    "deepseek-qwen": replace(_DEEPSEEK, family="DeepSeek-R1-Distill-Qwen"),
+    "deepseek-llama": replace(_DEEPSEEK, family="DeepSeek-R1-Distill-Llama"),
+    "llama-3": Specials(
+        "Llama 3",
+        eos="<|eot_id|>",
+        pad="<|finetune_right_pad_id|>",
+        bos="<|begin_of_text|>",
+        others=("<|start_header_id|>", "<|end_header_id|>"),
+        start="<|start_header_id|>{role}<|end_header_id|>\n\n",
+        end="<|eot_id|>",
+    ),
+    "llama-2": _LLAMA2,
+    "mistral": replace(_LLAMA2, family="Mistral"),
+    "gemma": Specials(
+        "Gemma",
+        eos="<eos>",
+        pad="<pad>",
+        bos="<bos>",
+        others=("<start_of_turn>", "<end_of_turn>"),
+        start="<start_of_turn>{role}\n",
+        end="<end_of_turn>\n",
+    ),
+    "moonlight": Specials(
+        "Moonlight",
+        "<|im_end|>",
+        "[PAD]",
+        "[BOS]",
+        ("<|im_user|>", "<|im_middle|>"),
+        "<|im_{role}|>{role}<|im_middle|>",
+    ),
+    "smollm2": Specials("SmolLM2", "<|im_end|>", "<|im_end|>", "<|im_start|>"),
 }
 
 

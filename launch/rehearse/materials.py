@@ -27,8 +27,9 @@ from rl_platform.placement.architectures import known_options
 
 READ, QUESTIONS, VALIDATION = 200, 40, 8  # rows that are looked at; rows that are kept
 _TEMPLATE = (
-    "{{%- for message in messages -%}}{start}{{{{ message['content'] }}}}{end}{{%- endfor -%}}"
-    "{{%- if add_generation_prompt -%}}{assistant}{{%- endif -%}}"
+    "{%- macro turn(role) -%}{{ START | replace('{role}', role) | replace('{Role}', role | title) }}{%- endmacro -%}"
+    "{%- for message in messages -%}{{ turn(message['role']) }}{{ message['content'] }}{{ END }}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ turn('assistant') }}{%- endif -%}"
 )
 
 
@@ -139,19 +140,9 @@ def byte_tokenizer(specials: Specials) -> Any:
     made = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token=specials.eos, pad_token=specials.pad, bos_token=specials.bos
     )
-    if specials.chat:
-        made.chat_template = _chat_template(specials)
+    start, end = (json.dumps(text, ensure_ascii=False) for text in (specials.start, specials.end))
+    made.chat_template = _TEMPLATE.replace("START", start).replace("END", end)
     return made
-
-
-def _chat_template(specials: Specials) -> str:
-    def turn(role: str) -> str:
-        return json.dumps(specials.start, ensure_ascii=False).replace("{role}", role)
-
-    start = "{{ " + turn('" + message["role"] + "') + " }}"
-    assistant = "{{ " + turn("assistant") + " }}"
-    end = "{{ " + json.dumps(specials.end, ensure_ascii=False) + " }}"
-    return _TEMPLATE.format(start=start, end=end, assistant=assistant)
 
 
 def _tokenizer_source(model: Model, known: Architecture) -> dict[str, Any] | None:
