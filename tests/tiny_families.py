@@ -1,12 +1,12 @@
 """Tiny random models of every family, and how far the platform's numbers are from those of transformers.
 
-`python tests/tiny_families.py` prints a row per family: the largest difference of logits in the packed forward of
-training, and of log-probs of the tokens that the `torch` engine generates.
+`python tests/tiny_families.py` measures all of them and writes the table of docs/families.md.
 """
 
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +18,57 @@ from rl_platform.models.language import LanguageModel
 from rl_platform.models.packed import pack
 from rl_platform.models.pretrained import quiet_transformers
 from rl_platform.records import SamplingParams, Weights
+
+PAGE = Path(__file__).parents[1] / "docs" / "families.md"
+BEGIN, END = "<!-- families -->", "<!-- /families -->"
+HEADER = (
+    "| family (`model_type`) | models | `fsdp` | `torch` | `megatron` | SGLang | vLLM | training | generation |",
+    "|---|---|---|---|---|---|---|---|---|",
+)
+SEEN = ("llama",)  # families that tests run on SGLang and vLLM
+MODELS = {
+    "llama": "Llama 1 to 3, SmolLM2, DeepSeek-LLM",
+    "qwen2": "Qwen1.5, Qwen2, Qwen2.5, DeepSeek-R1-Distill-Qwen",
+    "qwen3": "Qwen3",
+    "mistral": "Mistral 7B",
+    "ministral": "Ministral",
+    "gemma": "Gemma 1",
+    "gemma2": "Gemma 2",
+    "gemma3_text": "Gemma 3 270M, 1B",
+    "phi3": "Phi-3, Phi-4",
+    "olmo": "OLMo 1",
+    "olmo2": "OLMo 2",
+    "olmo3": "OLMo 3",
+    "granite": "Granite 3",
+    "smollm3": "SmolLM3",
+    "starcoder2": "StarCoder2",
+    "gpt_neox": "Pythia",
+    "glm": "GLM-4 9B (2024)",
+    "glm4": "GLM-4 (2025)",
+    "cohere": "Command R",
+    "cohere2": "Command R7B, Command A",
+    "ernie4_5": "ERNIE 4.5 0.3B",
+    "seed_oss": "Seed-OSS",
+    "exaone4": "EXAONE 4",
+    "arcee": "AFM",
+    "helium": "Helium",
+    "hunyuan_v1_dense": "Hunyuan dense",
+    "nanochat": "nanochat",
+    "apertus": "Apertus",
+    "deepseek_v2": "DeepSeek-V2, V2-Lite",
+    "deepseek_v3": "Moonlight; DeepSeek-V3, R1 (in bfloat16)",
+    "gpt_oss": "GPT-OSS (in bfloat16)",
+    "qwen2_moe": "Qwen1.5-MoE, Qwen2-57B-A14B",
+    "qwen3_moe": "Qwen3-30B-A3B, 235B-A22B",
+    "mixtral": "Mixtral",
+    "olmoe": "OLMoE",
+    "granitemoe": "Granite 3 MoE",
+    "granitemoeshared": "Granite MoE with shared experts",
+    "glm4_moe": "GLM-4.5, 4.6",
+    "ernie4_5_moe": "ERNIE 4.5 21B-A3B",
+    "phimoe": "Phi-3.5-MoE",
+    "dots1": "dots.llm1",
+}
 
 SHARED = [3, 1, 4, 1, 5, 9, 2]
 SEQUENCES = [[*SHARED, 6, 5, 3, 5, 8, 9, 7], [*SHARED, 9, 3], [*SHARED, 2, 38, 4, 6]]
@@ -130,11 +181,25 @@ def generation_difference(network: Any, slots: int = len(SEQUENCES)) -> float:
     return max(differences)
 
 
+def rows() -> dict[str, list[str]]:
+    """Returns the cells of the documented table by family."""
+    table = PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
+    lines = [line.strip("| ").split("|") for line in table.strip().splitlines()[2:]]
+    return {cells[0].strip(" `"): [cell.strip() for cell in cells[1:]] for cells in lines}
+
+
 def main() -> None:
-    print("| family | training | generation |\n|---|---|---|")
+    from rl_platform.engines.training.megatron.supported import FAMILIES as OF_MEGATRON
+
+    lines = [*HEADER]
     for family in FAMILIES:
         network = tiny(family)
-        print(f"| `{family}` | {training_difference(network):.0e} | {generation_difference(network):.0e} |", flush=True)
+        numbers = f"{training_difference(network):.0e} | {generation_difference(network):.0e}"
+        megatron, hosted = "yes" if family in OF_MEGATRON else "no", "yes" if family in SEEN else "not tried"
+        lines.append(f"| `{family}` | {MODELS[family]} | yes | yes | {megatron} | {hosted} | {hosted} | {numbers} |")
+    text = PAGE.read_text(encoding="utf-8")
+    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
+    PAGE.write_text("\n".join([before + BEGIN, *lines, END + after]), encoding="utf-8")
 
 
 if __name__ == "__main__":

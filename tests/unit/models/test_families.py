@@ -33,9 +33,22 @@ def test_computes_and_generates_what_transformers_does(family: str, monkeypatch:
     monkeypatch.setattr(kv_cache, "PAGE", 4)  # windows end within pages, and before them
     network = tiny_families.tiny(family)
     assert unsupported_features(network.config) == []
-    assert tiny_families.training_difference(network) < 1e-4
-    assert tiny_families.generation_difference(network) < 1e-4
+    differences = tiny_families.training_difference(network), tiny_families.generation_difference(network)
+    documented = [float(cell) for cell in tiny_families.rows()[family][-2:]]
+    for difference, number in zip(differences, documented, strict=True):
+        assert difference < 10 * number, "python tests/tiny_families.py writes the table"
+        assert number < 1e-4
     probe(network, partial(own_forward, network, LanguageModel(network)), "FOLDER", "actor.model.path")
+
+
+def test_the_table_of_the_docs_has_all_families_and_backends() -> None:
+    """`python tests/tiny_families.py` writes it."""
+    from rl_platform.engines.training.megatron.supported import FAMILIES as OF_MEGATRON
+
+    rows = tiny_families.rows()
+    assert tuple(rows) == FAMILIES
+    assert {family for family, cells in rows.items() if cells[3] == "yes"} == set(OF_MEGATRON) & set(FAMILIES)
+    assert all(cells[1:3] == ["yes", "yes"] for cells in rows.values())
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gpt_oss", "mistral", "deepseek_v3"])
