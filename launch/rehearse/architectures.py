@@ -13,7 +13,7 @@ from pathlib import Path
 from rl_platform.config.schema.models import Trainable
 from rl_platform.errors import ConfigError, Problem
 from rl_platform.launch.rehearse.shrink import small_heads, small_layers
-from rl_platform.models.pretrained import PACKAGED, cache_folder
+from rl_platform.models.pretrained import MODELSCOPE, PACKAGED, cache_folder
 from rl_platform.placement.architectures import Options, family_of
 
 HEAD, INNER, EXPERT = 32, 128, 32  # widths of small models; vLLM's attention on a CPU has no smaller heads
@@ -122,6 +122,7 @@ def options_of(path: str, key: str) -> Architecture:
 
 def local_folder(path: str) -> Path | None:
     """Returns the folder on this machine with config.json of a model: `path`, or its snapshot in the hub's cache."""
+    path = path.removeprefix(MODELSCOPE)
     folder = cache_folder() / PACKAGED if path == PACKAGED else Path(path).expanduser()
     if (folder / "config.json").is_file():
         return folder

