@@ -2,8 +2,9 @@
 
 A phase takes as long as the slowest of its parts: products at a usual share of the device's peak, bytes moved,
 transfers between ranks. Decoding reads all weights and the cache and launches all kernels for every token. Responses
-have their greatest length. Scores of a reward model count; other scoring runs beside generation. Megatron's layouts
-count as fast as sharding. `calibration` corrects phases by the measurements of an earlier run.
+have their greatest length. Scores of a reward model count; other scoring runs beside generation. fsdp gathers the
+weights for every micro-batch; Megatron exchanges activations, and gradients and weights once per optimizer step.
+`calibration` corrects phases by the measurements of an earlier run.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from dataclasses import dataclass, replace
 
 from rl_platform.config.rollout_backend import HOSTED
 from rl_platform.config.schema import Config
+from rl_platform.config.schema.models import Parallel
 from rl_platform.placement.hardware import Device
-from rl_platform.placement.layout import Layout
+from rl_platform.placement.layout import Layout, Part
 from rl_platform.placement.memory import (
     MemoryModel,
     bytes_of,
+    copies,
+    layout_of_learner,
     longest,
     micro_batch_rows,
     rows_per_step,
@@ -202,6 +206,12 @@ class CostModel:
             steps = epochs * max(1, self.rows // self.config.mini_batch_size(name))
             shard = trained_parameters(self.config, name, self.shapes[name]) / layout.parts[name].ranks
             optimizer = steps * shard * OPTIMIZER_BYTES / (self.device.hbm * STREAM_SHARE)
+            section, part = self.config.section(name), layout.parts[name]
+            if section.training_backend == "megatron" and part.ranks > section.parallel.ranks:
+                # gradients are added up and new weights gathered over the copies of the model
+                own = self.shapes[name].parameters / section.parallel.ranks
+                dtype = (section.model or self.config.actor.model).dtype
+                optimizer += steps * own * (FLOAT + bytes_of(dtype)) / self._rate(part)
             return {bound: seconds + optimizer for bound, seconds in passes.items()}
 
         return estimate
@@ -211,23 +221,48 @@ class CostModel:
 
         Sharded weights are gathered for every micro-batch while the previous layer computes.
         """
-        shape, part = self.shapes[name], layout.parts[name]
-        together = micro_batch_rows(self.config, name, part.ranks)
-        share = math.ceil(rows / part.ranks)
-        dtype = (self.config.section(name).model or self.config.actor.model).dtype
+        shape, part, section = self.shapes[name], layout.parts[name], self.config.section(name)
+        parallel = layout_of_learner(section)
+        batches = copies(self.config, name, part.ranks)
+        dtype = (section.model or self.config.actor.model).dtype
         length = longest(self.config) if isinstance(shape, ModelShape) else 1
-        micro_batches = math.ceil(share / together)
-        products = forwards * self._arithmetic(shape, share * length, length, dtype)
+        micro_batches = math.ceil(math.ceil(rows / batches) / micro_batch_rows(self.config, name, batches))
+        split = parallel.tensor * parallel.pipeline
+        waiting = 1 + (parallel.pipeline - 1) / micro_batches  # stages without work at both ends of a schedule
+        products = forwards * self._arithmetic(shape, math.ceil(rows / part.ranks) * length, length, dtype) * waiting
         # every micro-batch reads the weights, and writes and reads gradients
-        traffic = forwards * micro_batches * shape.parameters * FLOAT / (self.device.hbm * STREAM_SHARE)
-        layers = shape.layers
-        launches = forwards * micro_batches * layers * LAUNCH_S
+        traffic = forwards * micro_batches * shape.parameters / split * FLOAT / (self.device.hbm * STREAM_SHARE)
+        launches = forwards * micro_batches * shape.layers / parallel.pipeline * LAUNCH_S
         bounds = {"arithmetic": products, "memory traffic": traffic, "launches": launches}
-        if part.ranks > 1:
-            rate = (self.device.link if len(part.nodes) == 1 else self.device.network) * TRANSFER_SHARE
+        if part.ranks > 1 and section.training_backend == "megatron" and isinstance(shape, ModelShape):
+            tokens = math.ceil(rows / batches) * length
+            bounds["transfers"] = forwards * self._exchanges(shape, part, parallel, tokens, micro_batches, dtype)
+        elif part.ranks > 1:
             moved = shape.parameters * FLOAT * (part.ranks - 1) / part.ranks
-            bounds["transfers"] = forwards * micro_batches * (moved / rate + (layers + 1) * TRANSFER_S)
+            seconds = moved / self._rate(part) + (shape.layers + 1) * TRANSFER_S
+            bounds["transfers"] = forwards * micro_batches * seconds
         return bounds
+
+    def _exchanges(
+        self, shape: ModelShape, part: Part, parallel: Parallel, tokens: int, micro_batches: int, dtype: str
+    ) -> float:
+        """Returns the seconds of one forward's transfers of activations between Megatron's ranks.
+
+        In each layer tensor ranks add up two results; expert ranks send every token to its experts and back.
+        """
+        layers, each = shape.layers / parallel.pipeline, tokens * shape.hidden * bytes_of(dtype)
+        others = (parallel.tensor - 1) / parallel.tensor
+        seconds = layers * 2 * 2 * others * each / (self.device.link * TRANSFER_SHARE)
+        collectives = 2 if parallel.tensor > 1 else 0
+        if parallel.expert > 1:
+            sent = each / parallel.tensor * shape.active_experts * (parallel.expert - 1) / parallel.expert
+            seconds += layers * 2 * sent / self._rate(part)
+            collectives += 2
+        return seconds + layers * micro_batches * collectives * TRANSFER_S
+
+    def _rate(self, part: Part) -> float:
+        """Returns the bytes per second between the ranks of a component."""
+        return (self.device.link if len(part.nodes) == 1 else self.device.network) * TRANSFER_SHARE
 
     def _arithmetic(self, shape: Shape, tokens: float, length: int, dtype: str) -> float:
         """Returns the seconds of one forward of `tokens` tokens in sequences of `length`: matrices, and the scores of
