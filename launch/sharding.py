@@ -18,25 +18,25 @@ def sharding_problems(config: Config, placement: Placement) -> Iterator[Problem]
         section, ranks = config.section(role), placement.world_size(role)
         if section.training_backend == "fsdp" and ranks % section.parallel.context:
             context = section.parallel.context
-            message = f"{ranks} ranks of {role} cannot form groups of {context} that share the tokens of a micro-batch"
-            hint = "it divides the ranks that cluster.component_placement gives to the component"
+            message = f"{ranks} ranks of {role} are no multiple of the {context} that split the tokens of a micro-batch"
+            hint = f"it must divide the number of ranks of {role} in cluster.component_placement"
             yield Problem(f"{role}.parallel.context", message, value=str(context), hint=hint)
     roles = _by_megatron(config, placement)
     for role in roles:
         parallel, ranks = config.section(role).parallel, placement.world_size(role)
         if ranks % parallel.ranks:
-            message = f"{ranks} ranks of {role} cannot hold whole copies of a model that {parallel.ranks} ranks share"
-            hint = f"tensor times pipeline divides the ranks that cluster.component_placement gives to {role}"
+            message = f"{ranks} ranks of {role} are no multiple of the {parallel.ranks} ranks that split a model"
+            hint = f"tensor * pipeline must divide the number of ranks of {role} in cluster.component_placement"
             if parallel.expert > 1:
-                hint += ", and so does expert times pipeline"
+                hint += ", and so must expert * pipeline"
             yield Problem(f"{role}.parallel", message, value=_show(config, role), hint=hint)
         elif role != "reference":
             yield from _uneven_micro_batches(config, role, ranks // (parallel.tensor * parallel.pipeline))
     for role in roles[1:]:
         first = next(other for other in roles if other == role or _share_hosts(placement, other, role))
         if _layout(config, first) != _layout(config, role):
-            message = f"a process has one layout for all its models, and that of the {first} is {_show(config, first)}"
-            hint = "the same for both, or separate keys in cluster.component_placement"
+            message = f"all models of a process need the same layout, and that of the {first} is {_show(config, first)}"
+            hint = "use equal layouts, or separate keys in cluster.component_placement"
             yield Problem(f"{role}.parallel", message, value=_show(config, role), hint=hint)
 
 
@@ -147,7 +147,7 @@ def _as_the_actor(config: Config) -> bool:
 
 def _no_fused_layers(megatron: ModuleType, on_cpu: bool) -> str | None:
     if on_cpu:
-        return "Transformer Engine computes on GPUs, and the placement gives it none"
+        return "Transformer Engine needs a GPU, and the placement gives it none"
     return None if megatron.transformer_engine_installed() else "Transformer Engine is not installed"
 
 

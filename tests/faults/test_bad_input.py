@@ -92,7 +92,7 @@ REFUSED = {
         (["reward.type=rewadrs:never"], ["command line: reward.type: cannot be imported", "No module named 'rewadrs'"]),
         (
             ["actor.training_backend=megatron", "actor.parallel.tensor=2"],
-            ["actor.parallel: 1 ranks of actor cannot hold whole copies of a model that 2 ranks share"],
+            ["actor.parallel: 1 ranks of actor are no multiple of the 2 ranks that split a model"],
         ),
         (["cluster.num_nodes=2"], ["command line: cluster.num_nodes: without a Ray cluster to join"]),
         (
@@ -113,7 +113,7 @@ REFUSED = {
         (["env.kwargs={gravity: 0}"], ["command line: env.kwargs: CartPole-v1 cannot be built", "gravity"]),
         (
             ["algorithm.group_size=2"],
-            ["algorithm.group_size: embodied episodes have no prompts that could form groups", "env.num_envs"],
+            ["algorithm.group_size: loss_type actor_critic continues episodes from rollout to rollout", "env.num_envs"],
         ),
         ([THREE_ENVS], ["env.num_envs: 3 ranks of env cannot share"]),
         (["runner.output_dir=mine"], ["runner.output_dir: is not empty and contains no run of this platform"]),

@@ -28,13 +28,13 @@ def test_ranks_form_whole_groups() -> None:
     config, placement, _ = load("reasoning.yaml", [FOUR, "actor.parallel.context=3", "critic.parallel.context=2"])
     (problem,) = sharding_problems(config.config, placement)
     assert problem.key == "actor.parallel.context"
-    assert "4 ranks of actor cannot form groups of 3" in problem.message
+    assert "4 ranks of actor are no multiple of the 3" in problem.message
 
 
 def test_a_plan_of_too_few_ranks_says_so(command) -> None:
     ended = command("--plan", "reasoning.yaml", "actor.parallel.context=2")
     assert ended.code == 2
-    assert "1 ranks of actor cannot form groups of 2" in ended.err
+    assert "1 ranks of actor are no multiple of the 2" in ended.err
 
 
 @pytest.mark.parametrize(

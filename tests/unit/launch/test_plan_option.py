@@ -41,10 +41,10 @@ def test_plan_of_another_form_is_wrong_usage(command):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("actor.parallel.tensor=3",), "command line: actor.parallel: 4 ranks of actor cannot hold whole copies"),
+        (("actor.parallel.tensor=3",), "command line: actor.parallel: 4 ranks of actor are no multiple of the"),
         (
             ("actor.parallel.tensor=2",),
-            "reasoning.yaml:25: critic.parallel: a process has one layout for all its models",
+            "reasoning.yaml:25: critic.parallel: all models of a process need the same layout",
         ),
         (
             ("actor.parallel.tensor=4", "critic.parallel.tensor=4", "actor.model.random_init.num_heads=2"),

@@ -32,7 +32,7 @@ def test_ranks_hold_whole_copies():
     refused = problems(FOUR, "actor.parallel.tensor=3", "critic.parallel.tensor=3")
     assert refused.keys() == {"actor.parallel", "critic.parallel"}
     assert "4 ranks of actor" in refused["actor.parallel"].message
-    assert "3 ranks share" in refused["actor.parallel"].message
+    assert "the 3 ranks" in refused["actor.parallel"].message
 
 
 def test_models_of_one_process_have_one_layout():
@@ -86,8 +86,8 @@ def test_expert_ranks_are_counted_beside_tensor_ranks():
     assert problems(FOUR, *(text.format(4) for text in both)) == {}
     refused = problems(FOUR, *(text.format(8) for text in both))
     assert refused.keys() == {"actor.parallel", "critic.parallel"}
-    assert "8 ranks share" in refused["actor.parallel"].message
-    assert "expert times pipeline" in refused["actor.parallel"].hint
+    assert "the 8 ranks" in refused["actor.parallel"].message
+    assert "expert * pipeline" in refused["actor.parallel"].hint
     assert "expert 4" in problems(FOUR, "actor.parallel.expert=4")["critic.parallel"].message
 
 
@@ -103,7 +103,7 @@ def test_interleaved_stages_take_as_many_micro_batches_as_there_are_stages(rows:
 
 def test_fused_layers_that_are_not_there(monkeypatch: pytest.MonkeyPatch):
     asked = "actor.kernels=transformer_engine"
-    assert "computes on GPUs" in problems(asked)["actor.kernels"].message
+    assert "needs a GPU" in problems(asked)["actor.kernels"].message
     torch = "rollout.backend=torch"  # `auto` would look for SGLang
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "is not installed" in problems(asked, torch, "cluster.gpus_per_node=1")["actor.kernels"].message
