@@ -106,14 +106,13 @@ def written(page: str) -> str:
 def record(recipe: Recipe) -> dict[str, str]:
     """Checks and rehearses a recipe. Raises CalledProcessError if either fails."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    options = {"cwd": ROOT, "env": environment, "text": True, "check": True}
-    checked = subprocess.run([*COMMAND, "--check", str(recipe.path)], stdout=subprocess.PIPE, **options)
-    passed = re.search(r"(\d+) passed, 0 failed", checked.stdout)
+    options = {"cwd": ROOT, "env": environment, "check": True}
+    subprocess.run([*COMMAND, "--check", str(recipe.path)], stdout=subprocess.DEVNULL, **options)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([*COMMAND, "--rehearse", str(recipe.path)], stdout=subprocess.DEVNULL, **options)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"check": f"{passed[1] if passed else 0} properties", "rehearsal": f"{seconds:.0f} CPU s"}
+    return {"check": "passes", "rehearsal": f"{seconds:.0f} CPU s"}
 
 
 def main(words: Sequence[str]) -> None:
