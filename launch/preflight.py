@@ -314,11 +314,11 @@ def check_reward(config: Config) -> None:
 
 
 def _check_scoring(config: Config, scoring: Scoring) -> None:
-    from rl_platform.components.reward import http_scorer, verifier_spec
+    from rl_platform.components.reward import REMOTE, http_scorer, verifier_spec
     from rl_platform.envs.reasoning.scoring import ScoringPool
     from rl_platform.models.classifier import load_parts
 
-    if scoring.type == "http":
+    if scoring.type in REMOTE:
         http_scorer(scoring).close()
     elif scoring.model is not None:
         load_parts(scoring.model)

@@ -1,6 +1,6 @@
-"""Scores by a reward server: concurrent requests, with a limited number of retries.
+"""Scores by a reward server or a judge: concurrent requests, with a limited number of retries.
 
-Not covered: the protocol, see `reward_server.py`.
+Not covered: the protocols, see `reward_server.py` and `judge.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from rl_platform.envs.reasoning.reward_server import RewardServer, Unanswered
+from rl_platform.envs.reasoning.reward_server import Server, Unanswered
 from rl_platform.envs.reasoning.score import RAISED, Score, unscored
 from rl_platform.envs.reasoning.score_queue import ScoreQueue
 from rl_platform.envs.reasoning.verifiers import ScoreItem
@@ -20,7 +20,7 @@ WAITING_REQUESTS = 8  # queued requests per concurrent request
 
 
 class HttpScorer(ScoreQueue):
-    """Sends requests of up to `batch_size` responses to a reward server, `num_workers` of them concurrently.
+    """Sends requests of up to `batch_size` responses to a server, `num_workers` of them concurrently.
 
     A failed request is retried up to `retries` times; then its responses are invalid. If the server has not answered
     any request meanwhile, queued responses become invalid too, and requests are not retried until it answers again. A
@@ -28,10 +28,9 @@ class HttpScorer(ScoreQueue):
     Raises Unreachable at construction if the server does not answer, ConfigError if it answers with something else.
     """
 
-    def __init__(self, url: str, *, batch_size: int, num_workers: int, timeout_s: float, retries: int) -> None:
+    def __init__(self, server: Server, *, batch_size: int, num_workers: int, retries: int) -> None:
         super().__init__(WAITING_REQUESTS * num_workers * batch_size)
-        self._server = RewardServer(url, timeout_s)
-        self._batch_size, self._retries = batch_size, retries
+        self._server, self._batch_size, self._retries = server, batch_size, retries
         self._closing = threading.Event()
         self._silent = False  # the server has not answered since a request failed
         self._heard = time.monotonic()
@@ -55,7 +54,9 @@ class HttpScorer(ScoreQueue):
             self._ask([])
         except Unanswered as error:
             if error.reason == RAISED:
-                raise ConfigError([Problem("reward.url", error.detail, hint="docs/reasoning.md, Rewards")]) from error
+                raise ConfigError(
+                    [Problem(self._server.key, error.detail, hint="docs/reasoning.md, Rewards")]
+                ) from error
             hint = "start the server first, or try more often: reward.retries"
             raise Unreachable(f"the reward server does not answer: {error.detail}\n    hint: {hint}") from error
 

@@ -38,11 +38,17 @@ class Unanswered(Exception):
         self.reason, self.detail, self.final = reason, detail, final
 
 
-class RewardServer:
-    """Sends requests to the server at `url`; thread-safe. A request takes at most about `timeout_s` seconds."""
+class Server:
+    """Base class of servers that score. Posts to `url`; thread-safe. A request takes at most about `timeout_s` seconds.
 
-    def __init__(self, url: str, timeout_s: float) -> None:
-        self.url, self._timeout_s = url, timeout_s
+    key: of the config, where the address is. secret: sent as bearer token, and never part of a message.
+    """
+
+    key = "reward.url"
+
+    def __init__(self, url: str, timeout_s: float, secret: str = "") -> None:
+        self.url, self._timeout_s, self._secret = url, timeout_s, secret
+        self._headers = HEADERS | ({"Authorization": f"Bearer {secret}"} if secret else {})
         parts = urlsplit(url)
         self._kind, usual = (HTTPSConnection, 443) if parts.scheme == "https" else (HTTPConnection, 80)
         self._host, self._port = parts.hostname or "", parts.port or usual
@@ -52,12 +58,11 @@ class RewardServer:
         self._closed = False
 
     def ask(self, items: Sequence[ScoreItem]) -> list[Score]:
-        """Returns a score per item; numbers that are not finite or out of range are invalid. Raises Unanswered."""
-        try:
-            body = json.dumps({"items": [_to_json(item) for item in items]}, default=str).encode()
-        except (TypeError, ValueError) as error:
-            raise Unanswered(RAISED, f"the metadata cannot be sent as JSON: {error}", final=True) from error
-        return self._scores(*self._post(body), len(items))
+        """Returns a score per item; numbers that are not finite or out of range are invalid. Raises Unanswered.
+
+        Without items it checks that the server answers.
+        """
+        raise NotImplementedError
 
     def close(self) -> None:
         """Ends running requests; later ones fail."""
@@ -66,13 +71,29 @@ class RewardServer:
             for connected in self._open:
                 _cut(connected)
 
+    def post(self, body: bytes) -> bytes:
+        """Returns the body of an answer with status 200. Raises Unanswered for others."""
+        status, answer = self._post(body)
+        if status in NOT_THERE:
+            raise Unanswered(DIED, f"{self.url} answered with status {status}: {self.shown(answer)}")
+        if status != 200:
+            final = status < 500 and status != TOO_MANY
+            detail = f"{self.url} answered with status {status}: {self.shown(answer)}"
+            raise Unanswered(RAISED, detail, final=final)
+        return answer
+
+    def shown(self, answer: bytes) -> str:
+        """The beginning of an answer, for messages."""
+        text = answer.decode(errors="replace")
+        return (text.replace(self._secret, "***") if self._secret else text)[:SHOWN]
+
     def _post(self, body: bytes) -> tuple[int, bytes]:
         began = time.monotonic()
         connection = self._kind(self._host, self._port, timeout=self._timeout_s)
         try:
             connection.connect()
             with self._until(connection.sock, began + self._timeout_s):
-                connection.request("POST", self._path, body, HEADERS)
+                connection.request("POST", self._path, body, self._headers)
                 response = connection.getresponse()
                 status, answer = response.status, response.read(LONGEST_ANSWER)
         except (OSError, HTTPException, UnicodeError) as error:  # UnicodeError: an invalid host name
@@ -105,20 +126,24 @@ class RewardServer:
             with self._lock:
                 self._open.discard(connected)
 
-    def _scores(self, status: int, answer: bytes, count: int) -> list[Score]:
-        shown = answer[:SHOWN].decode(errors="replace")
-        if status in NOT_THERE:
-            raise Unanswered(DIED, f"{self.url} answered with status {status}: {shown}")
-        if status != 200:
-            final = status < 500 and status != TOO_MANY
-            raise Unanswered(RAISED, f"{self.url} answered with status {status}: {shown}", final=final)
+
+class RewardServer(Server):
+    """A server with the protocol of this file."""
+
+    def ask(self, items: Sequence[ScoreItem]) -> list[Score]:
+        try:
+            body = json.dumps({"items": [_to_json(item) for item in items]}, default=str).encode()
+        except (TypeError, ValueError) as error:
+            raise Unanswered(RAISED, f"the metadata cannot be sent as JSON: {error}", final=True) from error
+        answer = self.post(body)
         try:
             scores = json.loads(answer)["scores"]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            message = f"{self.url} answered with something else than {{'scores': [...]}}: {shown}"
+            message = f"{self.url} answered with something else than {{'scores': [...]}}: {self.shown(answer)}"
             raise Unanswered(RAISED, message) from error
-        if not isinstance(scores, list) or len(scores) != count:
-            raise Unanswered(RAISED, f"{self.url} did not answer with a list of {count} scores: {shown}")
+        if not isinstance(scores, list) or len(scores) != len(items):
+            message = f"{self.url} did not answer with a list of {len(items)} scores: {self.shown(answer)}"
+            raise Unanswered(RAISED, message)
         return [_score(value) for value in scores]
 
 

@@ -126,7 +126,7 @@ def _folder(parent: str | None) -> Iterator[Path]:
 def _materials(config: Config, known: dict[str, materials.Architecture], folder: Path, stack: ExitStack) -> Materials:
     engine = next(rollout_engine_problems(config), None)
     url = None
-    servers = [part.url or "" for _, part in config.reward.parts if part.type == "http"]
+    servers = [url for _, part in config.reward.parts if (url := part.address)]
     if not all(map(_answers, servers)):
         url = stack.enter_context(scoring_server())
     return Materials(
@@ -188,7 +188,7 @@ def _absent(loaded: LoadedConfig, placement: Placement, missing: list[str], stan
     if not stands.real_tokenizer:
         absent.append(("tokenizer", "not on this machine: bytes and the model's special tokens stood in"))
     if stands.reward_url is not None:
-        urls = ", ".join(part.url or "" for _, part in config.reward.parts if part.type == "http")
+        urls = ", ".join(url for _, part in config.reward.parts if (url := part.address))
         absent.append((f"reward.url: {urls}", "no answer: the rehearsal scored with a server of its own"))
     gpus = any(placement.accelerators.values()) and not placement.emulated
     if gpus:

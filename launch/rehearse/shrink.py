@@ -417,8 +417,8 @@ def _small_function(sizes: Sizes, function: RewardFunction) -> dict[str, object]
     if function.type == "model":
         small["model"] |= {"path": sizes.materials.model("reward")}
         small["model"] |= {} if sizes.materials.real_tokenizer else {"tokenizer": None}
-    if function.type == "http" and sizes.materials.reward_url is not None:
-        small["url"] = sizes.materials.reward_url
+    if function.address is not None and sizes.materials.reward_url is not None:
+        small |= {"type": "http", "url": sizes.materials.reward_url, "judge": None}
     return small
 
 
@@ -591,11 +591,11 @@ RULES: tuple[Rule, ...] = (
         lambda sizes: sizes.config.reward.type == "model" and not sizes.materials.real_tokenizer,
     ),
     Rule(
-        "reward.url",
-        lambda sizes: sizes.materials.reward_url,
+        "reward",
+        lambda sizes: {"type": "http", "url": sizes.materials.reward_url, "judge": None},
         "the server does not answer here: a local one scores",
         "replaced",
-        lambda sizes: sizes.config.reward.type == "http" and sizes.materials.reward_url is not None,
+        lambda sizes: sizes.config.reward.address is not None and sizes.materials.reward_url is not None,
     ),
     Rule(
         "reward.functions",

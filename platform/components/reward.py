@@ -1,7 +1,8 @@
 """The reward component: gives every trajectory its reward, all at once or as they stream in.
 
 A `Scorer` scores responses: processes with a verifier (`envs/reasoning/scoring.py`, `verifiers.py`), a reward model
-(`model_scorer.py`), a server (`envs/reasoning/http_scorer.py`), or several of them (`weighted_scorer.py`). Shaping of
+(`model_scorer.py`), a server or a judge
+(`envs/reasoning/http_scorer.py`), or several of them (`weighted_scorer.py`). Shaping of
 rewards (KL, length, whitening) belongs to the algorithm, not here.
 """
 
@@ -24,6 +25,8 @@ from rl_platform.config.schema import Config
 from rl_platform.config.schema.data import Data, Task
 from rl_platform.config.schema.reward import Scoring
 from rl_platform.envs.reasoning.http_scorer import HttpScorer
+from rl_platform.envs.reasoning.judge import JudgeServer
+from rl_platform.envs.reasoning.reward_server import RewardServer, Server
 from rl_platform.envs.reasoning.score import DIED, TIMEOUT, Score
 from rl_platform.envs.reasoning.scoring import ScoringPool, ScoringStats
 from rl_platform.envs.reasoning.verifiers import BUILT_IN, ScoreItem, VerifierSpec
@@ -34,7 +37,7 @@ from rl_platform.runtime.channel import Channel
 from rl_platform.runtime.host import ComponentContext
 
 READ_AT_ONCE = 64
-REMOTE = ("http",)  # types whose scores come from a server
+REMOTE = ("http", "judge")  # types whose scores come from a server
 
 
 class Scorer(Protocol):
@@ -172,21 +175,20 @@ def _scorer_of(context: ComponentContext, config: Config, scoring: Scoring) -> S
     if scoring.type == "model":
         device = torch.device("cuda", context.accelerators[0]) if context.accelerators else torch.device("cpu")
         return ModelScorer(config.data, scoring, device)
-    if scoring.type == "http":
+    if scoring.type in REMOTE:
         return http_scorer(scoring)
     spec = verifier_spec(config.data, scoring.type)
     return ScoringPool(spec, num_workers=scoring.num_workers, timeout_s=scoring.timeout_s)
 
 
 def http_scorer(scoring: Scoring) -> HttpScorer:
-    """Of type http. Raises Unreachable or ConfigError when no reward server is at its `url`."""
-    return HttpScorer(
-        scoring.url or "",
-        batch_size=scoring.max_batch_size,
-        num_workers=scoring.num_workers,
-        timeout_s=scoring.timeout_s,
-        retries=scoring.retries,
-    )
+    """Of type http or judge. Raises Unreachable or ConfigError when no such server is at its `url`."""
+    if scoring.judge is None:
+        server: Server = RewardServer(scoring.url or "", scoring.timeout_s)
+    else:
+        server = JudgeServer(scoring.judge, scoring.timeout_s)
+    size = scoring.max_batch_size if scoring.judge is None else 1
+    return HttpScorer(server, batch_size=size, num_workers=scoring.num_workers, retries=scoring.retries)
 
 
 def verifier_spec(data: Data, name: str) -> VerifierSpec:

@@ -14,6 +14,7 @@ from reward_parts import reward_server, scores
 
 from rl_platform.envs.reasoning import http_scorer
 from rl_platform.envs.reasoning.http_scorer import HttpScorer
+from rl_platform.envs.reasoning.reward_server import RewardServer
 from rl_platform.envs.reasoning.score import DIED, RAISED, TIMEOUT, Score
 from rl_platform.envs.reasoning.scoring import ScoringStats
 from rl_platform.envs.reasoning.verifiers import ScoreItem
@@ -21,6 +22,10 @@ from rl_platform.errors import ConfigError, Unreachable, WorkerDied
 
 LIMIT = {"batch_size": 2, "num_workers": 1, "timeout_s": 20.0, "retries": 2}
 SHORT = {"timeout_s": 0.5}  # where the server does not answer in time
+
+
+def connected(url: str, timeout_s: float, **options: Any) -> HttpScorer:
+    return HttpScorer(RewardServer(url, timeout_s), **options)
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +38,7 @@ def connect() -> Iterator[Any]:
     built: list[HttpScorer] = []
 
     def connect(url: str, **options: Any) -> HttpScorer:
-        built.append(HttpScorer(url, **(LIMIT | options)))
+        built.append(connected(url, **(LIMIT | options)))
         return built[-1]
 
     yield connect
@@ -197,7 +202,7 @@ def test_bytes_that_trickle_in_do_not_prolong_the_timeout() -> None:
         thread.start()
         began = time.monotonic()
         with pytest.raises(Unreachable, match=r"did not answer within 0\.5 s \(reward\.timeout_s\)"):
-            HttpScorer(f"http://127.0.0.1:{listening.getsockname()[1]}/", **(LIMIT | SHORT | {"retries": 0}))
+            connected(f"http://127.0.0.1:{listening.getsockname()[1]}/", **(LIMIT | SHORT | {"retries": 0}))
         assert 0.4 < time.monotonic() - began < 5.0, "it trickles for ten seconds"
         thread.join(5)
 
@@ -255,15 +260,15 @@ def test_no_server_at_the_start() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with pytest.raises(Unreachable, match=r"ConnectionRefused.*\n.*start the server first"):
-        HttpScorer(f"http://127.0.0.1:{port}/", **LIMIT)
+        connected(f"http://127.0.0.1:{port}/", **LIMIT)
 
 
 def test_a_server_that_says_nothing_at_the_start(silent: str) -> None:
     with pytest.raises(Unreachable, match="did not answer within"):
-        HttpScorer(silent, **(LIMIT | SHORT))
+        connected(silent, **(LIMIT | SHORT))
 
 
 @pytest.mark.parametrize("answer", [(404, "nothing here"), (200, "<html>"), scores(1.0)])
 def test_something_else_at_the_address(answer) -> None:
     with reward_server(lambda asked: answer) as url, pytest.raises(ConfigError, match=r"reward\.url: http://127"):
-        HttpScorer(url, **LIMIT)
+        connected(url, **LIMIT)

@@ -19,6 +19,7 @@ from reward_parts import make_classifier, reward_server, scores
 
 from rl_platform.config.schema.reward import RewardModel
 from rl_platform.envs.reasoning.http_scorer import HttpScorer
+from rl_platform.envs.reasoning.reward_server import RewardServer
 from rl_platform.envs.reasoning.verifiers import ScoreItem
 from rl_platform.models.classifier import SequenceClassifier
 
@@ -79,7 +80,9 @@ def test_the_server_of_the_docs_scores_what_the_docs_say() -> None:
     process = subprocess.Popen([sys.executable, "-c", text.replace("8000", str(port))], stderr=subprocess.DEVNULL)
     try:
         url = f"http://127.0.0.1:{port}/score"
-        scorer = HttpScorer(url, batch_size=2, num_workers=2, timeout_s=10.0, retries=5)  # it takes a moment to start
+        scorer = HttpScorer(
+            RewardServer(url, 10.0), batch_size=2, num_workers=2, retries=5
+        )  # it takes a moment to start
         responses = [ScoreItem(" 4 ", "2+2", "4"), ScoreItem("5", "2+2", "4"), ScoreItem("4", "2+2", "4", {"by": "x"})]
         assert [future.result(10).value for future in scorer.submit(responses)] == [1.0, 0.0, 1.0]
         scorer.close()

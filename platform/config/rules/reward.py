@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from rl_platform.config.rules.rule import TASK, Unread, embodied, reasoning, unknown_name, unread_keys, when
 from rl_platform.config.schema import Config
-from rl_platform.config.schema.reward import VERIFIERS, RewardFunction, Scoring
+from rl_platform.config.schema.reward import VERIFIERS, Judge, RewardFunction, Scoring
 from rl_platform.errors import Problem
 
-_TYPE, _TYPES = "reward.type", (*VERIFIERS, "model", "http")
+_TYPE, _TYPES = "reward.type", (*VERIFIERS, "model", "judge", "http")
 _SCALING, _OVERLONG = "algorithm.reward_scaling", "algorithm.overlong"
 _COEF, _BUFFER, _MAX = (f"{_OVERLONG}.{name}" for name in ("stop_properly_coef", "buffer_length", "max_length"))
-_OWN = "type num_workers timeout_s max_batch_size model url retries"
+_OWN = "type num_workers timeout_s max_batch_size model judge url retries"
 TAKEN = (  # metrics `reward/...`
     *("filtered", "kl", "kl_coef", "max", "mean", "min", "out_of_range", "process_mean", "process_moved", "raw_mean"),
     "unscored",
@@ -46,11 +47,36 @@ def _part(key: str, part: Scoring) -> Iterator[Problem]:
         yield unknown
     if when(lambda: part.type == "model" and part.model is None):
         yield Problem(f"{key}.model", f"{key}.type model needs a classifier", hint="for example model: {path: FOLDER}")
+    judge = when(lambda: part.judge if part.type == "judge" else None)
+    if judge is not None:
+        yield from _judge(f"{key}.judge", judge)
+    elif when(lambda: part.type == "judge" and part.judge is None):
+        hint = "for example judge: {url: ..., model: ..., template: ...}"
+        yield Problem(f"{key}.judge", f"{key}.type judge needs a server, a model and a template", hint=hint)
     if when(lambda: part.type == "http" and not _is_address(part.url or "")):
         message = (
             f"{key}.type http needs the http:// or https:// address of a scoring server, without user and password"
         )
         yield Problem(f"{key}.url", message, hint="for example http://HOST:PORT/score")
+
+
+def _judge(key: str, judge: Judge) -> Iterator[Problem]:
+    if when(lambda: not _is_address(judge.url)):
+        message = "needs the http:// or https:// address of chat completions, without user and password"
+        yield Problem(f"{key}.url", message, hint="for example http://HOST:PORT/v1/chat/completions")
+    if when(lambda: "{response}" not in judge.template):
+        yield Problem(f"{key}.template", "without {response} the judge would not see the response")
+    if when(lambda: judge.verdict is not None and _groups(judge.verdict) != 1):
+        message = "must be a regular expression with exactly one group, the score"
+        yield Problem(f"{key}.verdict", message, hint="for example 'Score: ([0-9.]+)'")
+
+
+def _groups(pattern: str) -> int:
+    """The number of groups of a regular expression, -1 if it is none."""
+    try:
+        return re.compile(pattern).groups
+    except re.error:
+        return -1
 
 
 def _functions(functions: list[RewardFunction]) -> Iterator[Problem]:
@@ -119,7 +145,7 @@ def _factor_of_truncation(config: Config) -> Iterator[Problem]:
         message = f"{_LESS}, and {_SCALING}.target_min is {lowest:g}"
         yield Problem(_COEF, message, hint=f"{_BUFFER} subtracts a penalty instead")
     for key, part in when(lambda: [] if algorithm.reward_scaling else reward.parts) or ():
-        if when(lambda part=part: ":" in part.type or part.type in ("model", "http")):
+        if when(lambda part=part: ":" in part.type or part.type in ("model", "judge", "http")):
             message = f"{_LESS}, and the scores of {part.type} ({key}.type) may be negative"
             yield Problem(_COEF, message, hint=f"{_SCALING} maps them to a known range")
             break
@@ -149,8 +175,12 @@ def _unread_by(key: str, part: Scoring) -> Iterator[Unread]:
         return
     if kind != "model":
         yield Unread(f"{key}.model", f"it belongs to {key}.type model", switches)
+    if kind != "judge":
+        yield Unread(f"{key}.judge", f"it belongs to {key}.type judge", switches)
     if kind != "http":
-        yield from unread_keys(key, "url retries", f"it belongs to {key}.type http", *switches)
+        yield Unread(f"{key}.url", f"it belongs to {key}.type http", switches)
+    if kind not in ("http", "judge"):
+        yield Unread(f"{key}.retries", f"it belongs to {key}.type http or judge", switches)
     if kind not in ("model", "http"):
         yield Unread(f"{key}.max_batch_size", f"{key}.type {kind} scores responses one by one", switches)
     if kind == "model":

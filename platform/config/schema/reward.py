@@ -26,20 +26,46 @@ class RewardModel(Section):
     )
 
 
+class Judge(Section):
+    """`reward.judge`: a language model behind an OpenAI-compatible server that scores responses."""
+
+    url: str = Field(description="address of chat completions, for example http://HOST:PORT/v1/chat/completions")
+    model: str = Field(min_length=1, description="name of the model at the server")
+    template: str = Field(description="user message; {question}, {response} and {answer} are replaced")
+    system_prompt: str | None = key(None, "system message; null: none")
+    verdict: str | None = key(
+        None, "regular expression whose only group is the score; its last match counts; null: the reply is a number"
+    )
+    api_key_env: str | None = key(
+        None, "environment variable with the key, sent as Authorization: Bearer; null: no key", min_length=1
+    )
+    temperature: float = key(0.0, "sampling temperature of the judge", ge=0)
+    max_tokens: int = key(512, "largest number of tokens of a reply", ge=1)
+
+
 class Scoring(Section):
     """How one score of a response is computed."""
 
     type: str = key(
-        "task", "task (its own verifier), math_verify, exact_match, module:function, model (a classifier) or http"
+        "task",
+        "task (its own verifier), math_verify, exact_match, module:function, model (a classifier), judge or http",
     )
-    num_workers: int = key(2, "number of scoring processes; http: number of concurrent requests", ge=1)
+    num_workers: int = key(2, "number of scoring processes; http, judge: number of concurrent requests", ge=1)
     timeout_s: float = key(
-        5.0, "longest scoring of a response in seconds, masked out and counted beyond; http: limit of one request", gt=0
+        5.0,
+        "longest scoring of a response in seconds, masked out and counted beyond; http, judge: limit of one request",
+        gt=0,
     )
     max_batch_size: int = key(16, "model, http: largest number of responses per forward pass or request", ge=1)
     model: RewardModel | None = key(None, "model: the classifier")
+    judge: Judge | None = key(None, "judge: a language model that scores")
     url: str | None = key(None, "http: address of the scoring server, http:// or https://")
-    retries: int = key(3, "http: number of retries after a failed request", ge=0)
+    retries: int = key(3, "http, judge: number of retries after a failed request", ge=0)
+
+    @property
+    def address(self) -> str | None:
+        """The address of the server or judge, None of other types."""
+        return self.judge.url if self.type == "judge" and self.judge else self.url if self.type == "http" else None
 
 
 class RewardFunction(Scoring):
