@@ -42,9 +42,8 @@ class JudgeServer(Server):
         # in one pass, so that a response that holds {answer} is not filled in
         text = _FIELD.sub(lambda match: fields[match[1]], self._judge.template)
         reply, finish_reason = self._reply(text, self._judge.max_tokens)
-        found = [reply] if self._verdict is None and reply.strip() else []
-        if self._verdict is not None:
-            found = self._verdict.findall(reply)
+        whole = [reply] if reply.strip() else []
+        found = whole if self._verdict is None else self._verdict.findall(reply)
         try:
             return Score(checked_reward(float(found[-1])))
         except (IndexError, ValueError) as error:
