@@ -74,11 +74,9 @@ PIPE, FULL = '"$@" | true', '"$@" > /dev/full'
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        *(([CODE, "--help"], line) for line in (PIPE, FULL)),
-        *(([TOOLS, "keys"], line) for line in (PIPE, FULL)),
         ([CODE, "embodied.yaml", "--plan"], PIPE),
         ([CODE, "embodied.yaml", "--print-config"], FULL),
-        ([CODE, "embodied.yaml", "--check"], PIPE),
+        ([TOOLS, "keys"], PIPE),
         ([TOOLS, "plot", "--help"], FULL),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value[1:]),

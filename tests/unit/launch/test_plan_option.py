@@ -123,7 +123,7 @@ def test_calibration_by_a_run_on_another_device_or_without_its_config_is_refused
     (folder / "copy.jsonl").write_bytes((folder / "out" / "metrics.jsonl").read_bytes())
     ended = command("reasoning.yaml", "--plan", "--calibrate", "copy.jsonl")
     assert ended.code == 2
-    assert "config.yaml does not lie beside it" in ended.err
+    assert "config.yaml is missing beside it" in ended.err
     ended = command("reasoning.yaml", "--calibrate", "out/metrics.jsonl")
     assert ended.code == 2
     assert "--calibrate belongs to --plan" in ended.err

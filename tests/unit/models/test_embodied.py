@@ -26,7 +26,7 @@ REFUSED = [
     ({"log_std": "state"}, DISCRETE, "actor.model.log_std", "categorical"),
     (SQUASHED, UNBOUNDED, "actor.model.action_distribution", "between their bounds"),
     ({"type": "cnn"}, BOUNDED, "actor.model.type", "env.pixels"),
-    ({"type": "vla"}, BOUNDED, "actor.model.type", "sees images"),
+    ({"type": "vla"}, BOUNDED, "actor.model.type", "needs images"),
     ({"type": "cnn", "cnn": {"kernels": [20, 20, 3]}}, IMAGES, "actor.model.cnn", "40 x 48 are too small"),
 ]
 
