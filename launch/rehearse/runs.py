@@ -52,6 +52,8 @@ class Runs:
 
     def __init__(self, folder: Path, deadline_s: float, kept: Path) -> None:
         self.folder, self.deadline_s, self.kept = folder, deadline_s, kept
+        with suppress(OSError):
+            kept.unlink()  # of an earlier rehearsal
         self.config, self.output, self.log = folder / "config.yaml", folder / "run", folder / "log.txt"
 
     def until_killed(self) -> None:

@@ -10,19 +10,32 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rl_platform.engines.rollout.vllm.installation import VERSION
+
 CONFIGS = Path(__file__).parents[2] / "configs"
 MODEL = "actor.model={path: Qwen/Qwen2.5-1.5B-Instruct, tokenizer: null}"
 PLACED = "cluster={devices_per_node: 8, component_placement: {'actor,rollout,reward': 0-7, critic: 0}}"
 KL = ["algorithm.use_kl_loss=true", "cluster.component_placement={'actor,critic,rollout,reward,reference': all}"]
+NO_ENGINE = f"""\
+#!/bin/sh
+case "$2" in *importlib.metadata*) echo {VERSION};; *) echo no processor for it; exit 1;; esac
+"""
 NEEDS_MORE = ("fetch_reach", "metaworld_reach")  # simulators that are not installed with the tests
 
 
 @pytest.mark.slow
 def test_a_rehearsal_reports_and_leaves_only_its_report(command, folder):
+    """Its engine says that it is installed, and does not start."""
     (folder / "temporary").mkdir()
-    ended = command("--rehearse", "reasoning.yaml", "--rehearse-in", "temporary")
+    (folder / "python").write_text(NO_ENGINE)
+    (folder / "python").chmod(0o755)
+    engine = f"rollout={{backend: vllm, vllm: {{python: {folder / 'python'}}}}}"
+    ended = command("--rehearse", "reasoning.yaml", "--rehearse-in", "temporary", engine)
     assert ended.code == 0, ended.err
     assert "passed in" in ended.out
+    reason = "vllm -> torch: vllm does not start on the CPU of this machine, see out-rehearsal.log"
+    assert f"  command line: rollout.backend: {reason}\n" in ended.out
+    assert "no processor for it" in (folder / "out-rehearsal.log").read_text()
     written = (folder / "reasoning.yaml").read_text().splitlines()
     line = 1 + next(number for number, text in enumerate(written) if "max_steps" in text)
     assert f"\n  reasoning.yaml:{line}: runner.max_steps: 4 -> 2" in ended.out
