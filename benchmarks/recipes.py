@@ -3,8 +3,8 @@
     python benchmarks/recipes.py                          # writes the table into docs/recipes.md
     python benchmarks/recipes.py --record qwen2_7b_8gpu   # checks and rehearses first; without a name all of them
 
-The plan is computed when the table is written. Results of `--check` and CPU seconds of `--rehearse`, all processes
-together, are stored in recipes.json beside this script. Not covered: runs on GPUs.
+The plan is computed when the table is written. Results of `--check` and `--rehearse` are stored in recipes.json beside
+this script. Not covered: runs on GPUs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import re
-import resource
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -106,13 +105,10 @@ def written(page: str) -> str:
 def record(recipe: Recipe) -> dict[str, str]:
     """Checks and rehearses a recipe. Raises CalledProcessError if either fails."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    options = {"cwd": ROOT, "env": environment, "check": True}
-    subprocess.run([*COMMAND, "--check", str(recipe.path)], stdout=subprocess.DEVNULL, **options)
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([*COMMAND, "--rehearse", str(recipe.path)], stdout=subprocess.DEVNULL, **options)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"check": "passes", "rehearsal": f"{seconds:.0f} CPU s"}
+    for option in ("--check", "--rehearse"):
+        command = [*COMMAND, option, str(recipe.path)]
+        subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, check=True)
+    return {"check": "passes", "rehearsal": "passes"}
 
 
 def main(words: Sequence[str]) -> None:

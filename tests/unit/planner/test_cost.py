@@ -260,3 +260,24 @@ def test_timings_of_other_phases_do_not_calibrate(tmp_path: Path, plans: Any) ->
     measured = read_measured(timings(tmp_path, [{"step": 1, "time/step": 1.0, "time/collect": 1.0}]))
     with pytest.raises(ConfigError, match="none of its phases is one of a plan"):
         corrections(measured, report, report.device)
+
+
+def test_fsdp_gathers_for_every_micro_batch_and_megatron_does_not(tmp_path: Path, plans: Any) -> None:
+    model, times = plans.llama(tmp_path, num_hidden_layers=60), {}
+    for backend in ("fsdp", "megatron"):
+        for tokens in (2560, 10240):
+            keys = (f"actor.training_backend={backend}", f"actor.max_tokens_per_micro_batch={tokens}")
+            critic = f"critic.training_backend={backend}"
+            times[backend, tokens] = seconds(plans.report(plans.config(*plans.large, model, *keys, critic, nodes=2)))
+    assert times["fsdp", 2560]["train actor"] > 2 * times["fsdp", 10240]["train actor"]
+    assert times["megatron", 2560]["train actor"] < 1.2 * times["megatron", 10240]["train actor"]
+
+
+def test_tensor_ranks_add_up_two_results_of_each_layer(tmp_path: Path, plans: Any) -> None:
+    megatron = [
+        f"{role}.{key}" for role in ("actor", "critic") for key in ("training_backend=megatron", "parallel.tensor=8")
+    ]
+    config = plans.config(*plans.large, plans.llama(tmp_path), *megatron, gpu="a10")
+    sums, size = 3 * 16 * 2, 16384 * 2560 * 2048 * 2  # passes, layers; tokens, width, bytes
+    found = seconds(plans.report(config))["train actor"]
+    assert found == pytest.approx(sums * 2 * 7 / 8 * size / (0.7 * 32e9), rel=0.03)  # a ring, at 32 GB/s
