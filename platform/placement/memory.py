@@ -150,11 +150,12 @@ class MemoryModel:
         slots = running_sequences(self.config, self.layout.parts["rollout"].ranks)
         room = longest(self.config) + (0 if hosted else PAGES_BESIDE)
         tokens = max(min(PREFILL_TOKENS, slots * self.config.data.max_prompt_length), slots)
+        cached = shape.kv_elements_per_token if hosted else shape.whole_kv_elements_per_token
         logits = slots * shape.vocabulary * FLOAT * LOGIT_COPIES
         return Memory(
             weights=weights,
             activations=logits + tokens * _live_elements(shape) * FLOAT,
-            kv_cache=shape.kv_elements_per_token * slots * room * bytes_each,
+            kv_cache=cached * slots * room * bytes_each,
         )
 
     def _reward(self, shape: Shape) -> Memory:

@@ -25,7 +25,11 @@ COUNTED = (
     "llama",
     "mistral",
     "mixtral",
+    "ministral",
     "gemma",
+    "gemma2",
+    "gemma3_text",
+    "gpt_oss",
     "qwen2",
     "qwen2_moe",
     "qwen3",
@@ -33,7 +37,8 @@ COUNTED = (
     "deepseek_v2",
     "deepseek_v3",
 )
-MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3")
+GEMMA = ("gemma", "gemma2", "gemma3_text")
+MIXTURES = ("gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3")
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,8 @@ class Latent:
 @dataclass(frozen=True)
 class ModelShape:
     """A decoder. `attention_bias`: of q, k and v; `output_bias`: of the attention's output; `qk_norm`: norms over query
-    and key heads; `value_head`: a scalar head in place of the vocabulary's. `experts` above 0: a layer has as many
+    and key heads; `norms`: over hidden states, of a layer; `sinks`: a number per head; `expert_bias`: of experts and
+    router; `value_head`: a scalar head in place of the vocabulary's. `experts` above 0: a layer has as many
     feed-forward networks, each of width `intermediate`, and a token goes through `active_experts` of them and through
     one of width `shared`, which has a gate if `shared_gate`. The first `dense_layers` layers have one of width
     `dense_intermediate` instead."""
@@ -68,6 +74,9 @@ class ModelShape:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    norms: int = 2
+    sinks: bool = False
+    expert_bias: bool = False
     value_head: bool = False
     experts: int = 0
     active_experts: int = 0
@@ -102,8 +111,13 @@ class ModelShape:
         """Parameters of one layer's matrices: of a layer with experts, if there are any."""
         shared = 3 * self.hidden * self.shared + self.hidden * self.shared_gate
         router = self.hidden * self.experts
-        networks = 3 * self.hidden * self.intermediate * max(self.experts, 1)
-        return self.projections + networks + router + shared
+        return self.projections + self._network * max(self.experts, 1) + router + shared
+
+    @property
+    def _network(self) -> int:
+        """Parameters of one feed-forward network; biases only of experts, which are rows of a matrix."""
+        biases = (2 * self.intermediate + self.hidden) * self.expert_bias
+        return 3 * self.hidden * self.intermediate + biases
 
     @property
     def matrices(self) -> int:
@@ -119,7 +133,7 @@ class ModelShape:
     @property
     def expert_parameters(self) -> int:
         """Parameters of all experts of all layers."""
-        return 3 * self.hidden * self.intermediate * self.experts * (self.layers - self.dense_layers)
+        return self._network * self.experts * (self.layers - self.dense_layers)
 
     @property
     def inactive_parameters(self) -> int:
@@ -136,7 +150,8 @@ class ModelShape:
         """Parameters of one layer: of one with experts, if there are any."""
         biases = (self.attention_width + 2 * self.kv_width) * self.attention_bias + self.hidden * self.output_bias
         biases += (2 * self.intermediate + self.hidden) * self.mlp_bias
-        norms = 2 * self.hidden + 2 * self.head_dim * self.qk_norm
+        biases += self.heads * self.sinks + self.experts * self.expert_bias
+        norms = self.norms * self.hidden + 2 * self.head_dim * self.qk_norm
         norms += self.latent.queries + self.latent.keys if self.latent else 0
         return self.matrices_per_layer + biases + norms
 
@@ -179,6 +194,13 @@ class ModelShape:
         """Multiply-adds of one token's forward, without attention scores."""
         head = self.hidden * (1 if self.value_head else self.vocabulary)
         return self.matrices - self.inactive_parameters + head
+
+    @property
+    def whole_kv_elements_per_token(self) -> int:
+        """Cached numbers of the built-in engine, which keeps the keys and values of all heads, of one width."""
+        if self.latent is None:
+            return self.kv_elements_per_token
+        return self.layers * 2 * self.heads * max(self.head_dim, self.latent.value)
 
     @property
     def kv_elements_per_token(self) -> int:
@@ -340,10 +362,11 @@ def from_options(options: Options) -> ModelShape | str:
         return "models of which some layers have experts and others have none are not counted"
     try:
         hidden, heads = int(options["hidden_size"]), int(options["num_attention_heads"])
-        bias = bool(options.get("attention_bias", False))
+        bias = bool(options.get("attention_bias", kind == "gpt_oss"))
         always = {"qwen2": True, "qwen2_moe": bool(options.get("qkv_bias", True))}  # whatever attention_bias says
-        always |= dict.fromkeys(("mistral", "mixtral", "deepseek_v2", "deepseek_v3"), False)
-        head_dim = int(options.get("head_dim") or {"qwen3": 128, "gemma": 256}.get(kind, hidden // heads))
+        always |= dict.fromkeys(("mistral", "ministral", "mixtral", "deepseek_v2", "deepseek_v3"), False)
+        usual = {"qwen3": 128, "gpt_oss": 64} | dict.fromkeys(GEMMA, 256)
+        head_dim = int(options.get("head_dim") or usual.get(kind, hidden // heads))
         experts = _experts(options) if kind in MIXTURES else {"intermediate": int(options["intermediate_size"])}
         latent = _latent(options) if kind in ("deepseek_v2", "deepseek_v3") else None
         return ModelShape(
@@ -353,11 +376,14 @@ def from_options(options: Options) -> ModelShape | str:
             heads=heads,
             kv_heads=int(options.get("num_key_value_heads") or heads),
             head_dim=head_dim if latent is None else latent.plain + latent.rotary,
-            tied=bool(options.get("tie_word_embeddings", kind == "gemma")),
+            tied=bool(options.get("tie_word_embeddings", kind in GEMMA)),
             attention_bias=always.get(kind, bias),
-            output_bias=kind in ("llama", "qwen3", "qwen3_moe", "gemma") and bias,
+            output_bias=kind in ("llama", "qwen3", "qwen3_moe", "gpt_oss", *GEMMA) and bias,
             mlp_bias=kind == "llama" and bool(options.get("mlp_bias", False)),
-            qk_norm=kind in ("qwen3", "qwen3_moe"),
+            qk_norm=kind in ("qwen3", "qwen3_moe", "gemma3_text"),
+            norms=4 if kind in ("gemma2", "gemma3_text") else 2,
+            sinks=kind == "gpt_oss",
+            expert_bias=kind == "gpt_oss",
             latent=latent,
             **experts,
         )
@@ -368,6 +394,10 @@ def from_options(options: Options) -> ModelShape | str:
 def _experts(options: Options) -> dict[str, int]:
     """Returns the fields of a shape about its experts."""
     kind = options["model_type"]
+    if kind == "gpt_oss":
+        names = {"intermediate": "intermediate_size", "experts": "num_local_experts"}
+        names["active_experts"] = "num_experts_per_tok"
+        return {field: int(options[name]) for field, name in names.items()}
     width = int(options["intermediate_size" if kind == "mixtral" else "moe_intermediate_size"])
     number = next(name for name in ("num_experts", "num_local_experts", "n_routed_experts") if name in options)
     fields = {"intermediate": width, "experts": int(options[number])}

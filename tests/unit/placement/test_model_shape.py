@@ -11,6 +11,7 @@ import torch
 
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import Model, RandomLM
+from rl_platform.models.attention import cached_heads
 from rl_platform.placement.model_shape import (
     ACTIONS,
     IMAGE,
@@ -79,6 +80,11 @@ def count(module: Any) -> int:
         EXPERTS | {"attention_bias": True, "head_dim": 12},
         {"model_type": "mixtral", "num_local_experts": 5, "num_experts_per_tok": 2},
         {"model_type": "gemma", "head_dim": 10},
+        {"model_type": "gemma2"},
+        {"model_type": "gemma2", "attention_bias": True, "head_dim": 10},
+        {"model_type": "gemma3_text", "head_dim": 10},
+        {"model_type": "ministral", "head_dim": 6},
+        {"model_type": "gpt_oss", "num_local_experts": 5, "num_experts_per_tok": 2},
         EXPERTS | {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 28},
         LATENT | {"model_type": "deepseek_v2"},
         LATENT | {"model_type": "deepseek_v3", "q_lora_rank": None, "n_shared_experts": 3},
@@ -99,6 +105,15 @@ def test_parameters_are_those_of_the_model(own: dict[str, Any], tied: bool) -> N
     assert shape.matrices_per_layer == sum(matrix.numel() for matrix in matrices)
     critic = ModelShape(**{**vars(shape), "value_head": True})
     assert critic.parameters == count(network.model) + shape.hidden + 1
+
+
+def test_the_built_in_engine_caches_the_heads_of_latent_attention_as_it_was_estimated() -> None:
+    network = built(SMALL | LATENT | {"model_type": "deepseek_v3"})
+    shape = from_options(network.config.to_dict())
+    assert isinstance(shape, ModelShape)
+    heads, width = cached_heads(network.config)
+    assert shape.whole_kv_elements_per_token == 3 * 2 * heads * width
+    assert shape.kv_elements_per_token == 3 * (10 + 4)
 
 
 def test_experts_that_a_token_does_not_go_through_are_not_active() -> None:
@@ -187,7 +202,7 @@ def test_config_json_of_a_folder_and_of_the_hubs_cache(tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ('{"model_type": "gpt_oss"}', "parameters of model_type gpt_oss are not counted, only those of llama"),
+        ('{"model_type": "glm4_moe"}', "parameters of model_type glm4_moe are not counted, only those of llama"),
         ("{}", "parameters of model_type None are not counted"),
         ('{"model_type": "llama"}', "config.json lacks or garbles 'hidden_size'"),
         ('{"model_type": "llama", "hidden_size": "wide"}', "config.json lacks or garbles"),
