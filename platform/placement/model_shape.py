@@ -11,6 +11,7 @@ import json
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.models import Lora, Model, RandomLM
@@ -367,7 +368,9 @@ def from_options(options: Options) -> ModelShape | str:
         always |= dict.fromkeys(("mistral", "ministral", "mixtral", "deepseek_v2", "deepseek_v3"), False)
         usual = {"qwen3": 128, "gpt_oss": 64} | dict.fromkeys(GEMMA, 256)
         head_dim = int(options.get("head_dim") or usual.get(kind, hidden // heads))
-        experts = _experts(options) if kind in MIXTURES else {"intermediate": int(options["intermediate_size"])}
+        experts: dict[str, Any] = (
+            _experts(options) if kind in MIXTURES else {"intermediate": int(options["intermediate_size"])}
+        )
         latent = _latent(options) if kind in ("deepseek_v2", "deepseek_v3") else None
         return ModelShape(
             vocabulary=int(options["vocab_size"]),
