@@ -71,7 +71,7 @@ def file_rows(
     except (OSError, ValueError) as error:
         rows = "one JSON object per line" if reader is READERS[".jsonl"] else "rows"
         fields = " and ".join(f"'{column}'" for column in (prompt_column, answer_column) if column is not None)
-        hint = f"data.task.path and val_path name files with {rows} with the fields {fields}"
+        hint = f"path and val_path name files with {rows} with the fields {fields}"
         reason = getattr(error, "strerror", None) or error
         raise DataError(
             f"{path}: cannot be read: {reason}. {hint}, see docs/reasoning.md#your-own-questions."
