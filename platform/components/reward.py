@@ -127,8 +127,9 @@ class LanguageReward:
     def _scored(self, trajectory: Trajectory, score: Score) -> Trajectory:
         if not trajectory.valid:  # a tool failed in it, so its result is unknown
             return replace(trajectory, reward=0.0, metric=0.0)
-        scores = {"": score.value, **dict(score.parts)}
-        metric = score.value if self._verdict is None else float(scores.get(self._verdict, 0.0) >= 1.0)
+        metric = score.value
+        if self._verdict is not None and score.valid:
+            metric = float({"": score.value, **dict(score.parts)}[self._verdict] >= 1.0)
         steps = tuple((self._token_at(trajectory.token_ids, end), reward) for end, reward in score.steps)
         scored = replace(trajectory, reward=score.value, metric=metric, valid=score.valid, step_rewards=steps)
         return replace(scored, reward_parts=score.parts)
