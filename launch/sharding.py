@@ -46,12 +46,13 @@ def shape_problems(config: Config, placement: Placement) -> Iterator[Problem]:
     for role in _by_megatron(config, placement):
         shape = known.get(role)
         if isinstance(shape, ModelShape) and not (role == "reference" and _as_the_actor(config)):
+            widths = (shape.shared, shape.dense_intermediate) if shape.experts else (shape.intermediate,)
             yield from _megatron(role).uneven(
                 config.section(role).parallel,
                 role,
                 heads=shape.heads,
                 kv_heads=shape.kv_heads,
-                intermediate=shape.intermediate,
+                widths=[width for width in widths if width],
                 layers=shape.layers,
                 experts=shape.experts,
             )
@@ -97,7 +98,7 @@ def check_sharding(config: Config, placement: Placement) -> None:
         model, key = (config.actor.model, "actor.model") if own is None else (own, f"{role}.model")
         tokenizer = load_tokenizer(model, key)
         loaded = load_config(model, tokenizer.vocab_size, tokenizer.eos_token_ids[0], key)
-        unfit = _megatron(role).unfit(loaded, section.parallel, role) if by_megatron else None
+        unfit = _megatron(role).unfit(loaded, section.parallel, role, section.kernels) if by_megatron else None
         problems += fsdp_problems(loaded, section, role) if unfit is None else unfit
     if problems:
         raise ConfigError(problems)

@@ -163,11 +163,22 @@ class ModelShape:
 
     def adapter_parameters(self, lora: Lora) -> int:
         """Returns the parameters of the adapters of all layers; only linear layers of counted models have adapters."""
-        hidden, inner = self.hidden, self.intermediate
-        sums = {"q_proj": hidden + self.attention_width, "o_proj": self.attention_width + hidden}  # width in and out
+        hidden, queries, latent = self.hidden, self.attention_width, self.latent
+        sums = {"q_proj": hidden + queries, "o_proj": queries + hidden}  # width in and out
         sums |= dict.fromkeys(("k_proj", "v_proj"), hidden + self.kv_width)
-        sums |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), hidden + inner)
-        return self.layers * lora.rank * sum(sums.get(name, 0) for name in set(lora.target_modules))
+        if latent is not None:
+            sums = {"q_proj": hidden + queries, "o_proj": self.heads * latent.value + hidden}
+            if latent.queries:
+                sums |= {"q_proj": 0, "q_a_proj": hidden + latent.queries, "q_b_proj": latent.queries + queries}
+            sums["kv_a_proj_with_mqa"] = hidden + latent.keys + latent.rotary
+            sums["kv_b_proj"] = latent.keys + self.heads * (latent.plain + latent.value)
+        total = self.layers * sum(sums.get(name, 0) for name in set(lora.target_modules))
+        widths = [(self.layers, self.intermediate)]
+        if self.experts:  # transformers keeps the experts of a layer in one tensor, which has no adapters
+            shared = (self.layers - self.dense_layers) * bool(self.shared)
+            widths = [(self.dense_layers, self.dense_intermediate), (shared, self.shared)]
+        matrices = len({"gate_proj", "up_proj", "down_proj"} & set(lora.target_modules))
+        return lora.rank * (total + matrices * sum(layers * (hidden + width) for layers, width in widths))
 
     @property
     def head_parameters(self) -> int:
@@ -357,10 +368,6 @@ def from_options(options: Options) -> ModelShape | str:
     kind = options.get("model_type")
     if kind not in COUNTED:
         return f"parameters of model_type {kind} are not counted, only those of {', '.join(COUNTED)}"
-    if kind in ("qwen2_moe", "qwen3_moe") and (
-        options.get("mlp_only_layers") or options.get("decoder_sparse_step", 1) != 1
-    ):
-        return "models of which some layers have experts and others have none are not counted"
     try:
         hidden, heads = int(options["hidden_size"]), int(options["num_attention_heads"])
         bias = bool(options.get("attention_bias", kind == "gpt_oss"))
@@ -407,10 +414,15 @@ def _experts(options: Options) -> dict[str, int]:
     fields["active_experts"] = int(options["num_experts_per_tok"])
     if kind == "qwen2_moe":
         fields |= {"shared": int(options["shared_expert_intermediate_size"]), "shared_gate": True}
+    layers, dense = int(options["num_hidden_layers"]), 0
     if kind in ("deepseek_v2", "deepseek_v3"):
         fields["shared"] = width * int(options.get("n_shared_experts") or 0)
-        fields["dense_layers"] = min(int(options["first_k_dense_replace"]), int(options["num_hidden_layers"]))
-        fields["dense_intermediate"] = int(options["intermediate_size"])
+        dense = min(int(options["first_k_dense_replace"]), layers)
+    elif kind != "mixtral":
+        without, every = options.get("mlp_only_layers") or (), int(options.get("decoder_sparse_step", 1))
+        dense = sum(layer in without or (layer + 1) % every != 0 for layer in range(layers))
+    if dense:
+        fields |= {"dense_layers": dense, "dense_intermediate": int(options["intermediate_size"])}
     return fields
 
 

@@ -54,22 +54,74 @@ CPU: dict[str, Any] = {"horizon": 32, "device": torch.device("cpu")}
 LLAMA = {"actor": "actor", "critic": "critic"}
 DEEP = {"deep actor": "actor", "deep critic": "critic"}  # of four layers, for two stages of two parts
 EXPERTS = {"experts": "actor", "experts critic": "critic"}  # Qwen3-MoE
+MIXTURES = {"shared experts": "actor", "mixtral": "actor", "latent": "actor", "latent critic": "critic"}
+FAMILIES = {  # transformers' names, and what these models have beside the sizes in `model`
+    "experts": ("qwen3_moe", {"num_experts": 4, "norm_topk_prob": True}),
+    "experts critic": ("qwen3_moe", {"num_experts": 4, "norm_topk_prob": False}),
+    "shared experts": (
+        "qwen2_moe",
+        {"num_experts": 4, "norm_topk_prob": False, "shared_expert_intermediate_size": 20, "mlp_only_layers": [0, 1]},
+    ),
+    "mixtral": ("mixtral", {"num_local_experts": 4, "num_hidden_layers": 2}),
+    "latent": (  # as Moonlight and DeepSeek-V3
+        "deepseek_v3",
+        {
+            "num_key_value_heads": 4,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 8,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 2.4,
+            "rms_norm_eps": 1e-5,
+            "q_lora_rank": 12,
+            "kv_lora_rank": 8,
+            "qk_nope_head_dim": 6,
+            "qk_rope_head_dim": 4,
+            "v_head_dim": 10,
+        },
+    ),
+    "latent critic": (  # as DeepSeek-V2-Lite
+        "deepseek_v2",
+        {
+            "num_key_value_heads": 4,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 8,
+            "n_group": 4,
+            "topk_group": 2,
+            "topk_method": "group_limited_greedy",
+            "q_lora_rank": None,
+            "kv_lora_rank": 8,
+            "qk_nope_head_dim": 6,
+            "qk_rope_head_dim": 4,
+            "v_head_dim": 10,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+                "mscale": 0.5,
+                "mscale_all_dim": 0.707,
+            },
+        },
+    ),
+}
 DENSE = {**LLAMA, "qwen2": "actor", "qwen3": "actor", "kl": "kl"}
-KINDS = {**DENSE, **DEEP, **EXPERTS}  # what is trained -> the kind of batch and loss in `ranks`
+KINDS = {**DENSE, **DEEP, **EXPERTS, **MIXTURES}  # what is trained -> the kind of batch and loss in `ranks`
 TEXTS = (
     "The capital of France is Paris, and that of Italy is Rome. Two and two are",
     "Once upon a time there was a robot that",
 )
 KINDS_OF = {  # in the other layouts: LLAMA
     "one": [*KINDS],
-    "tp2 sp": [*DENSE, "experts"],
+    "tp2 sp": [*DENSE, "experts", "shared experts", "latent critic"],
+    "pp2": [*LLAMA, "shared experts"],
     "dp2": [*LLAMA, "experts"],
     "tp2 pp2": [*LLAMA, "qwen2", "qwen3"],
     "pp2 vp2": [*DEEP],
-    "ep2": [*EXPERTS],
-    "tp2 ep2": ["experts"],
-    "pp2 vp2 ep2": ["experts"],
-    "fused": ["critic", "qwen2", "qwen3", "experts"],
+    "ep2": [*EXPERTS, "mixtral"],
+    "tp2 ep2": ["experts", "latent"],
+    "pp2 vp2 ep2": ["experts", "latent"],
+    "fused": ["critic", "qwen2", "qwen3", "experts", "shared experts"],
 }
 
 
@@ -90,18 +142,25 @@ def model(kind: str) -> nn.Module:
         "max_position_embeddings": 64,
         "tie_word_embeddings": False,
     }
-    if kind in EXPERTS:
-        sizes |= {"num_hidden_layers": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
-        sizes["norm_topk_prob"] = kind == "experts"
-    sizes |= {} if kind == "qwen2" else {"head_dim": 8}
-    family = "qwen3_moe" if kind in EXPERTS else kind
+    family, options = FAMILIES.get(kind, (kind, {}))
+    if kind in FAMILIES:
+        sizes |= {"num_hidden_layers": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12, **options}
+    if family.startswith("qwen3"):
+        sizes["head_dim"] = 8
     network: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes))
     with torch.no_grad():  # biases start at 0 and norms at 1, which would hide a wrong share
         for parameter in network.parameters():
             parameter.add_(0.02 * torch.randn(parameter.shape))
+        for buffer in corrections(network):
+            buffer.copy_(0.2 * torch.randn(buffer.shape))
     if KINDS[kind] == "critic":
         return TokenValues(LanguageModel(network, value_head=True))
     return TokenPolicy(LanguageModel(network), temperature=0.8, entropy_gradient=True)
+
+
+def corrections(network: nn.Module) -> list[Tensor]:
+    """Returns the buffers that change which experts a token goes to."""
+    return [tensor for name, tensor in network.named_buffers() if name.endswith("correction_bias")]
 
 
 def plain(kind: str, **options: Any) -> FSDPEngine:

@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(not dist.is_gloo_available(), reason="this build of torch has no gloo"),
     pytest.mark.skipif(torch.cuda.is_available(), reason="Megatron would compute on the GPU of this machine"),
 ]
-KINDS = ["critic", "qwen2", "qwen3", "experts"]
+KINDS = ["critic", "qwen2", "qwen3", "experts", "shared experts"]
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def test_norms_are_where_transformer_engine_has_them(results: dict[str, Any]) ->
     assert {name.removeprefix("decoder.layers.0.") for name in names["qwen2"]} >= fused
     for kind in KINDS:
         assert not any("input_layernorm" in name for name in names[kind])
-        assert any("pre_mlp_layernorm" in name for name in names[kind]) == (kind == "experts")
+        assert any("pre_mlp_layernorm" in name for name in names[kind]) == (kind in ("experts", "shared experts"))
 
 
 def test_an_engine_that_cannot_be_imported_is_told(runs: ModuleType) -> None:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rl_platform.config.schema.models import Parallel
+from rl_platform.engines.training.megatron.mixture import Mixture
 from rl_platform.engines.training.megatron.supported import unfit, uses_transformer_engine
 from rl_platform.engines.training.megatron.vocab_parallel import vocab_parallel_full_kl, vocab_parallel_log_probs
 from rl_platform.engines.training.megatron.weights import Source, boxes, join, placed, source_of, split
@@ -27,7 +28,12 @@ from rl_platform.models.language import full_kl_of_states, token_log_probs
 
 HEADS, KEY_HEADS, HEAD, WIDTH, INNER, VOCABULARY = 8, 4, 6, 20, 24, 31
 CONFIG = SimpleNamespace(
-    num_attention_heads=HEADS, num_key_value_heads=KEY_HEADS, head_dim=HEAD, vocab_size=VOCABULARY, hidden_size=WIDTH
+    model_type="qwen3",
+    num_attention_heads=HEADS,
+    num_key_value_heads=KEY_HEADS,
+    head_dim=HEAD,
+    vocab_size=VOCABULARY,
+    hidden_size=WIDTH,
 )
 QUERIES, KEYS = HEADS * HEAD, KEY_HEADS * HEAD
 WHOLE = {  # parameters of a stage, and the shapes of the tensors that they consist of
@@ -52,7 +58,7 @@ def shared(source: Source, whole: Sequence[Tensor], size: int) -> list[Tensor]:
             return [whole[0]] * size
         case "columns":
             return [*whole[0].chunk(size, dim=1)]
-        case "vocabulary":
+        case "rows":
             return [*F.pad(whole[0], (0, 0, 0, -len(whole[0]) % size)).chunk(size)]
         case "gate_up":
             return [torch.cat(halves) for halves in zip(*(tensor.chunk(size) for tensor in whole), strict=True)]
@@ -172,6 +178,62 @@ class TestLogProbs:
         assert entropies.shape == (0,)
 
 
+class TestMixture:
+    OPTIONS: ClassVar[dict[str, Any]] = {
+        "hidden_size": 8,
+        "num_attention_heads": 4,
+        "num_experts_per_tok": 3,
+        "num_hidden_layers": 2,
+        "n_routed_experts": 12,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 1.7,
+    }
+
+    @pytest.mark.parametrize(
+        ("family", "router", "options"),
+        [
+            ("qwen2_moe", "Qwen2MoeTopKRouter", {"num_experts": 12}),
+            ("qwen3_moe", "Qwen3MoeTopKRouter", {"num_experts": 12, "norm_topk_prob": True}),
+            ("mixtral", "MixtralTopKRouter", {"num_local_experts": 12}),
+            ("deepseek_v2", "DeepseekV2TopkRouter", {"topk_method": "greedy"}),
+            ("deepseek_v2", "DeepseekV2TopkRouter", {"topk_method": "group_limited_greedy"}),
+            ("deepseek_v3", "DeepseekV3TopkRouter", {"norm_topk_prob": True}),
+            ("deepseek_v3", "DeepseekV3TopkRouter", {"norm_topk_prob": False}),
+        ],
+    )
+    def test_routes_and_weights_are_those_of_transformers(self, family: str, router: str, options: Any) -> None:
+        from transformers import AutoConfig
+
+        config = AutoConfig.for_model(family, **{**self.OPTIONS, **options})
+        theirs = getattr(importlib.import_module(f"transformers.models.{family}.modeling_{family}"), router)(config)
+        mixture = Mixture.of(config)
+        assert mixture is not None
+        draw = torch.Generator().manual_seed(0)
+        states, correction = torch.randn(40, 8, generator=draw), None
+        with torch.no_grad():
+            theirs.weight.copy_(torch.randn(theirs.weight.shape, generator=draw))
+            if mixture.correction:
+                correction = theirs.e_score_correction_bias.copy_(torch.randn(12, generator=draw))
+            logits, weights, routes = theirs(states)
+            scores = mixture.scores(logits.float())
+            ours = mixture.routes(scores, correction)
+            found = mixture.weights(scores, ours)
+        whole = [torch.zeros(40, 12).scatter(1, *pair) for pair in ((routes, weights), (ours, found))]
+        torch.testing.assert_close(whole[1], whole[0])
+
+    def test_which_layers_have_experts(self) -> None:
+        config = SimpleNamespace(**vars(TestLayout.LLAMA) | TestLayout.SHARED | {"decoder_sparse_step": 2})
+        config.mlp_only_layers = [3]
+        mixture = Mixture.of(config)
+        assert mixture is not None
+        assert mixture.layers == (False, True, False, False, False, True)
+        latent = Mixture.of(SimpleNamespace(**vars(TestLayout.LLAMA) | TestLayout.LATENT))
+        assert latent is not None
+        assert latent.layers == (False, True, True, True, True, True)
+        assert Mixture.of(TestLayout.LLAMA) is None
+
+
 class TestLayout:
     LLAMA = SimpleNamespace(
         model_type="llama",
@@ -188,12 +250,33 @@ class TestLayout:
         "num_experts": 8,
         "mlp_only_layers": [],
         "decoder_sparse_step": 1,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 90,
+        "norm_topk_prob": True,
+    }
+    SHARED: ClassVar[dict[str, Any]] = EXPERTS | {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 90}
+    SEQUENCE: ClassVar[dict[str, Any]] = {"tensor": 4, "sequence": True}
+    LATENT: ClassVar[dict[str, Any]] = EXPERTS | {
+        "model_type": "deepseek_v3",
+        "kv_lora_rank": 8,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 1.0,
+        "n_group": 1,
+        "topk_group": 1,
     }
 
     @pytest.mark.parametrize("parallel", [{"expert": 8}, {"tensor": 4, "sequence": True, "expert": 2, "pipeline": 3}])
     def test_experts_fit(self, parallel: dict[str, Any]) -> None:
         config = SimpleNamespace(**vars(self.LLAMA) | self.EXPERTS | {"intermediate_size": 90})
         assert list(unfit(config, Parallel(**parallel), "actor")) == []
+
+    def test_latent_attention_has_layers_of_its_own(self) -> None:
+        config = SimpleNamespace(**vars(self.LLAMA) | self.LATENT | {"rope_parameters": {"rope_type": "yarn"}})
+        assert list(unfit(config, Parallel(), "actor", "auto")) == []
+        (problem,) = unfit(config, Parallel(), "actor", "transformer_engine")
+        assert problem.key == "actor.kernels"
 
     @pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 3), (4, 2), (4, 6)])
     def test_fits(self, tensor: int, pipeline: int) -> None:
@@ -213,8 +296,12 @@ class TestLayout:
             ({}, {"expert": 2}, "critic.parallel.expert", "a llama model has none"),
             (EXPERTS, {"expert": 3}, "critic.parallel.expert", "8 experts"),
             (EXPERTS, {"tensor": 2}, "critic.parallel.sequence", "route the same tokens"),
-            (EXPERTS | {"mlp_only_layers": [0]}, {}, "critic.training_backend", "layers without"),
-            (EXPERTS | {"decoder_sparse_step": 2}, {}, "critic.training_backend", "layers without"),
+            (EXPERTS | {"mlp_only_layers": [0], "intermediate_size": 90}, SEQUENCE, "critic.parallel.tensor", "90"),
+            (SHARED, SEQUENCE, "critic.parallel.tensor", "90 channels"),
+            (LATENT | {"rope_interleave": False}, {}, "critic.training_backend", "not interleaved"),
+            ({"mlp_bias": True}, {}, "critic.training_backend", "biases"),
+            ({"hidden_act": "gelu"}, {}, "critic.training_backend", "gelu"),
+            ({"sliding_window": 8}, {}, "critic.training_backend", "whole sequence"),
         ],
     )
     def test_does_not_fit(self, change: dict[str, Any], parallel: dict[str, int], key: str, reason: str) -> None:

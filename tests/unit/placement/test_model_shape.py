@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from rl_platform.config.schema import Config
-from rl_platform.config.schema.models import Model, RandomLM
+from rl_platform.config.schema.models import Lora, Model, RandomLM
 from rl_platform.models.attention import cached_heads
+from rl_platform.models.lora import adapter_parameters
 from rl_platform.placement.model_shape import (
     ACTIONS,
     IMAGE,
@@ -33,6 +34,8 @@ SMALL = {
 }
 
 EXPERTS = {"model_type": "qwen3_moe", "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
+
+SHARED = EXPERTS | {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 28}
 
 LATENT = {
     "num_key_value_heads": 4,
@@ -85,7 +88,9 @@ def count(module: Any) -> int:
         {"model_type": "gemma3_text", "head_dim": 10},
         {"model_type": "ministral", "head_dim": 6},
         {"model_type": "gpt_oss", "num_local_experts": 5, "num_experts_per_tok": 2},
-        EXPERTS | {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 28},
+        SHARED,
+        EXPERTS | {"decoder_sparse_step": 3},
+        SHARED | {"qkv_bias": False, "mlp_only_layers": [0, 1]},
         LATENT | {"model_type": "deepseek_v2"},
         LATENT | {"model_type": "deepseek_v3", "q_lora_rank": None, "n_shared_experts": 3},
     ],
@@ -114,6 +119,24 @@ def test_the_built_in_engine_caches_the_heads_of_latent_attention_as_it_was_esti
     heads, width = cached_heads(network.config)
     assert shape.whole_kv_elements_per_token == 3 * 2 * heads * width
     assert shape.kv_elements_per_token == 3 * (10 + 4)
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"model_type": "llama"},
+        EXPERTS,
+        SHARED | {"mlp_only_layers": [1]},
+        LATENT | {"model_type": "deepseek_v3"},
+        LATENT | {"model_type": "deepseek_v2", "q_lora_rank": None},
+    ],
+)
+def test_adapters_are_counted_like_those_of_the_model(own: dict[str, Any]) -> None:
+    names = ["q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "v_proj", "o_proj", "up_proj"]
+    for lora in (Lora(rank=3, target_modules=names), Lora(rank=2)):
+        shape = from_options(SMALL | own)
+        assert isinstance(shape, ModelShape)
+        assert shape.adapter_parameters(lora) == adapter_parameters(built(SMALL | own), lora)
 
 
 def test_experts_that_a_token_does_not_go_through_are_not_active() -> None:

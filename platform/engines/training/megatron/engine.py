@@ -22,9 +22,10 @@ from rl_platform.algorithms.metrics import Metrics, Sums
 from rl_platform.config.schema.models import Optim, Parallel
 from rl_platform.engines.training.base import Loss, MicroBatches
 from rl_platform.engines.training.megatron.device import prepare, quiet_megatron
+from rl_platform.engines.training.megatron.mixture import Mixture
 from rl_platform.engines.training.megatron.model import build_stage, clipped_gradient_norm, with_optimizer
 from rl_platform.engines.training.megatron.model_state import EMBEDDING, Groups, ModelState
-from rl_platform.engines.training.megatron.supported import unfit, uses_transformer_engine
+from rl_platform.engines.training.megatron.supported import is_latent, unfit, uses_transformer_engine
 from rl_platform.engines.training.megatron.vocab_parallel import vocab_parallel_full_kl, vocab_parallel_log_probs
 from rl_platform.engines.training.megatron.weights import Source, source_of
 from rl_platform.engines.training.sharded_state import ShardedState
@@ -69,7 +70,7 @@ class MegatronEngine:
         self.nominal, self.balance = nominal, balance
         self.is_value_model = isinstance(model, TokenValues)
         config = model.model.config
-        if problems := [*unfit(config, parallel, "critic" if self.is_value_model else "actor")]:
+        if problems := [*unfit(config, parallel, "critic" if self.is_value_model else "actor", kernels)]:
             raise ConfigError(problems)
         _start(parallel, device)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
@@ -78,22 +79,23 @@ class MegatronEngine:
         with quiet_megatron():
             self.stages = [
                 build_stage(
-                    config,
-                    model.model.backbone.rotary_emb.inv_freq,
+                    model.model.backbone,
                     parallel,
                     dtype,
                     device,
                     chunk=chunk,
                     value_head=self.is_value_model,
                     gradient_checkpointing=gradient_checkpointing,
-                    fused=uses_transformer_engine(kernels, on_gpu=device.type == "cuda"),
+                    fused=uses_transformer_engine(kernels, on_gpu=device.type == "cuda") and not is_latent(config),
                 )
                 for chunk in range(parallel.virtual_pipeline)
             ]
             self.chunks, self.optimizer = self.stages, None
             if any(parameter.requires_grad for parameter in model.parameters()):
-                shared = self.data.size > 1
-                self.chunks, self.optimizer = with_optimizer(self.stages, optim, dtype, distributed=shared)
+                # Otherwise a stage without experts would not join the sum of the norms of experts' gradients.
+                experts = self.pipeline.size > 1 and Mixture.of(config) is not None
+                distributed = self.data.size > 1 or experts
+                self.chunks, self.optimizer = with_optimizer(self.stages, optim, dtype, distributed=distributed)
         self.last = self.stages[-1]
         self.clip_grad = optim.clip_grad
         parameters = [pair for stage in self.stages for pair in self._parameters(stage)]
@@ -181,11 +183,12 @@ class MegatronEngine:
         gradients = [parameter.main_grad for parameter in parameters]
         return parameters, [*gradients, *masters, *(value for value in values if isinstance(value, Tensor))]
 
-    def _parameters(self, stage: Any) -> Iterator[tuple[torch.nn.Parameter, Source]]:
-        """Yields the parameters of one of this rank's stages with their sources."""
+    def _parameters(self, stage: Any) -> Iterator[tuple[Tensor, Source]]:
+        """Yields the parameters and saved buffers of one of this rank's stages with their sources."""
         first = stage.decoder.layers[0].layer_number - 1
-        for name, parameter in stage.named_parameters():
-            yield parameter, source_of(name, first, self.model.model.config, value_head=self.is_value_model)
+        corrections = (pair for pair in stage.named_buffers() if pair[0].endswith(".router.correction"))
+        for name, tensor in (*stage.named_parameters(), *corrections):
+            yield tensor, source_of(name, first, self.model.model.config, value_head=self.is_value_model)
 
     def _parts(self, batch: RolloutBatch, micro_batches: MicroBatches) -> list[tuple[list[int], RolloutBatch]]:
         """This data-parallel rank's micro-batches, which its tensor and pipeline ranks share."""

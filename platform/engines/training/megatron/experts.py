@@ -1,7 +1,6 @@
 """Router and experts of mixture-of-experts layers in Megatron, without fused kernels.
 
-Megatron sends tokens to the ranks of their experts and back. No token is dropped and there is no auxiliary routing
-loss.
+Megatron sends tokens to the ranks of their experts and back. No token is dropped.
 """
 
 from __future__ import annotations
@@ -10,21 +9,37 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from megatron.core.transformer.transformer_config import TransformerConfig
 
+    from rl_platform.engines.training.megatron.mixture import Mixture
 
-class Router(TopKRouter):
-    """Megatron's router with logits in float32. Its own matrix product needs Transformer Engine."""
 
-    def gating(self, input: Tensor) -> Tensor:
-        return F.linear(input.float(), self.weight.float())
+class Router(nn.Module):
+    """Routes tokens as transformers does, with logits in float32.
 
-    def _apply_expert_bias(self, *_: object, **__: object) -> None:
-        """Does nothing. Megatron would compile a function for it, which takes seconds."""
+    hidden states [N,1,H] -> weights [N,E], 0 for experts that are not selected, and selected [N,E] bool. Megatron's own
+    router computes other groups, and needs Transformer Engine for its matrix product.
+    """
+
+    def __init__(self, mixture: Mixture, config: TransformerConfig, **_: object) -> None:
+        super().__init__()
+        self.mixture = mixture
+        self.weight = nn.Parameter(torch.empty(mixture.experts, config.hidden_size, dtype=config.params_dtype))
+        self.weight.sequence_parallel = config.sequence_parallel
+        # A buffer: its size decides ties of experts, and no gradient reaches it.
+        self.register_buffer("correction", torch.zeros(mixture.experts) if mixture.correction else None)
+
+    def set_layer_number(self, layer_number: int) -> None: ...
+
+    def forward(self, hidden: Tensor, _padding: object = None) -> tuple[Tensor, Tensor]:
+        logits = F.linear(hidden.flatten(0, 1).float(), self.weight.float())
+        scores = self.mixture.scores(logits)
+        routes = self.mixture.routes(scores, self.correction)
+        weights = torch.zeros_like(scores).scatter(1, routes, self.mixture.weights(scores, routes))
+        return weights, torch.zeros_like(scores, dtype=torch.bool).scatter(1, routes, True)
 
 
 class Experts(nn.Module):

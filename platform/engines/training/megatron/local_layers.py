@@ -52,7 +52,7 @@ class PackedRotary(nn.Module):
 
     def __init__(self, frequencies: Tensor) -> None:
         super().__init__()
-        self.frequencies = frequencies
+        self.register_buffer("frequencies", frequencies, persistent=False)
 
     def get_rotary_seq_len(self, *arguments: object) -> object:
         return arguments[-1]

@@ -8,6 +8,7 @@ Transformer Engine nor a GPU, or Transformer Engine's linear layers and norms. B
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 
 from rl_platform.config.schema.models import Optim, Parallel
 from rl_platform.engines.training.megatron.local_layers import PackedCoreAttention, PackedRotary, RMSNorm
+from rl_platform.engines.training.megatron.mixture import Mixture
+from rl_platform.engines.training.megatron.supported import is_latent
 from rl_platform.engines.training.megatron.weights import head_size, padded
 from rl_platform.errors import ConfigError, Problem
 
@@ -23,12 +26,11 @@ if TYPE_CHECKING:
     from megatron.core.models.gpt import GPTModel
     from megatron.core.optimizer import ChainedOptimizer
     from megatron.core.transformer.transformer_config import TransformerConfig
-    from transformers import PretrainedConfig
+    from transformers import PretrainedConfig, PreTrainedModel
 
 
 def build_stage(
-    config: PretrainedConfig,
-    frequencies: Tensor,
+    backbone: PreTrainedModel,
     parallel: Parallel,
     dtype: torch.dtype,
     device: torch.device,
@@ -40,21 +42,22 @@ def build_stage(
 ) -> GPTModel:
     """Returns a GPTModel, [N] tokens -> hidden states [N,1,H], with undefined weights.
 
-    Megatron's parallel state must be initialised. `config`, `frequencies`: the transformers config and its rotary
-    frequencies [D/2]. `chunk`: the index of the part among this rank's `parallel.virtual_pipeline` parts. The first
-    part of the pipeline reads tokens. The last one has an `output_layer` for the caller to apply: this rank's rows of
-    the output matrix or a float32 scalar head. `fused`: use Transformer Engine's layers.
+    Megatron's parallel state must be initialised. `backbone`: the transformers model. `chunk`: the index of the part
+    among this rank's `parallel.virtual_pipeline` parts. The first part of the pipeline reads tokens. The last one has
+    an `output_layer` for the caller to apply: this rank's rows of the output matrix or a float32 scalar head. `fused`:
+    use Transformer Engine's layers.
 
     Raises ConfigError if `fused` and Transformer Engine cannot be imported.
     """
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
 
+    config = backbone.config
     settings = _settings(config, parallel, dtype, gradient_checkpointing)
     place = chunk if parallel.virtual_pipeline > 1 else None
     stage: Any = GPTModel(
         settings,
-        _specification(settings, place, fused=fused),
+        _specification(settings, backbone, place, fused=fused),
         vocab_size=padded(config.vocab_size, parallel.tensor),
         max_sequence_length=config.max_position_embeddings,
         position_embedding_type="rope",
@@ -65,7 +68,7 @@ def build_stage(
     )
     if value_head and stage.post_process:
         stage.output_layer = nn.Linear(config.hidden_size, 1, dtype=torch.float32, device=device)
-    stage.rotary_pos_emb = PackedRotary(frequencies.to(device))
+    stage.rotary_pos_emb = PackedRotary(backbone.rotary_emb.inv_freq)
     stage._postprocess = _hidden_states
     return stage.to(device)
 
@@ -78,10 +81,11 @@ def _hidden_states(hidden_states: Tensor, **_: object) -> Tensor:
 def _settings(
     config: PretrainedConfig, parallel: Parallel, dtype: torch.dtype, gradient_checkpointing: bool
 ) -> TransformerConfig:
-    from megatron.core.transformer.transformer_config import TransformerConfig
+    from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
-    interleaved = parallel.virtual_pipeline > 1
-    return TransformerConfig(
+    interleaved, mixture, latent = parallel.virtual_pipeline > 1, Mixture.of(config), is_latent(config)
+    kind = MLATransformerConfig if latent else TransformerConfig
+    return kind(
         num_layers=config.num_hidden_layers,
         hidden_size=config.hidden_size,
         ffn_hidden_size=config.intermediate_size,
@@ -89,8 +93,8 @@ def _settings(
         num_query_groups=config.num_key_value_heads,
         kv_channels=head_size(config),
         layernorm_epsilon=config.rms_norm_eps,
-        qk_layernorm=config.model_type in ("qwen3", "qwen3_moe"),
-        add_qkv_bias=config.model_type == "qwen2",
+        qk_layernorm=latent or config.model_type in ("qwen3", "qwen3_moe"),
+        add_qkv_bias=config.model_type == "qwen2" or getattr(config, "qkv_bias", False),
         add_bias_linear=False,
         normalization="RMSNorm",
         activation_func=nn.functional.silu,
@@ -125,18 +129,19 @@ def _settings(
         bias_dropout_fusion=False,
         apply_rope_fusion=False,
         persist_layer_norm=False,
-        **(_experts(config, parallel) if config.model_type == "qwen3_moe" else {}),
+        **({} if mixture is None else _experts(mixture, parallel)),
+        **(_latent(config) if latent else {}),
     )
 
 
-def _experts(config: PretrainedConfig, parallel: Parallel) -> dict[str, object]:
-    """Settings for routing as in transformers: no token is dropped, no auxiliary loss."""
+def _experts(mixture: Mixture, parallel: Parallel) -> dict[str, object]:
     return {
-        "num_moe_experts": config.num_experts,
-        "moe_ffn_hidden_size": config.moe_intermediate_size,
-        "moe_router_topk": config.num_experts_per_tok,
-        "moe_router_pre_softmax": not config.norm_topk_prob,  # softmax over the selected logits only sums to 1
-        "moe_router_dtype": "fp32",
+        "num_moe_experts": mixture.experts,
+        "moe_layer_freq": [int(present) for present in mixture.layers],
+        "moe_ffn_hidden_size": mixture.width,
+        "moe_shared_expert_intermediate_size": mixture.shared_width,
+        "moe_shared_expert_gate": mixture.shared_gate,
+        "moe_router_topk": mixture.active,
         "moe_router_load_balancing_type": "none",
         "moe_aux_loss_coeff": 0.0,
         "expert_model_parallel_size": parallel.expert,
@@ -144,11 +149,21 @@ def _experts(config: PretrainedConfig, parallel: Parallel) -> dict[str, object]:
     }
 
 
+def _latent(config: PretrainedConfig) -> dict[str, object]:
+    return {
+        "q_lora_rank": config.q_lora_rank,
+        "kv_lora_rank": config.kv_lora_rank,
+        "qk_head_dim": config.qk_nope_head_dim,
+        "qk_pos_emb_head_dim": config.qk_rope_head_dim,
+        "v_head_dim": config.v_head_dim,
+    }
+
+
 def _unchanged(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _specification(settings: TransformerConfig, chunk: int | None, *, fused: bool) -> Any:
+def _specification(settings: TransformerConfig, backbone: PreTrainedModel, chunk: int | None, *, fused: bool) -> Any:
     """Megatron's layers of this part of the pipeline with the packed attention and, unless fused, `RMSNorm`.
 
     Raises ConfigError if `fused` and Megatron could not import Transformer Engine.
@@ -156,6 +171,7 @@ def _specification(settings: TransformerConfig, chunk: int | None, *, fused: boo
     from megatron.core.models.gpt.gpt_layer_specs import HAVE_TE, get_gpt_decoder_block_spec
 
     from rl_platform.engines.training.megatron.experts import Experts, Router
+    from rl_platform.engines.training.megatron.latent import LatentAttention, LatentNorm
 
     if fused and not HAVE_TE:
         message = (
@@ -166,15 +182,22 @@ def _specification(settings: TransformerConfig, chunk: int | None, *, fused: boo
     block = get_gpt_decoder_block_spec(settings, use_transformer_engine=fused, normalization="RMSNorm", vp_stage=chunk)
     if not fused:
         block.layer_norm = RMSNorm
+    latent, mixture = is_latent(backbone.config), Mixture.of(backbone.config)
     for layer in block.layer_specs:
-        attention = layer.submodules.self_attention.submodules
-        attention.core_attention = PackedCoreAttention
+        attention = layer.submodules.self_attention
+        attention.submodules.core_attention = PackedCoreAttention
         if not fused:
             layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = RMSNorm
-        if not fused and settings.qk_layernorm:
-            attention.q_layernorm = attention.k_layernorm = RMSNorm
-        if settings.num_moe_experts is not None:
-            layer.submodules.mlp.submodules.router, layer.submodules.mlp.submodules.experts = Router, Experts
+        if latent:
+            attention.module = LatentAttention
+            scaling = backbone.layers[0].self_attn.scaling
+            attention.params = {**attention.params, "rotary": backbone.rotary_emb, "scaling": scaling}
+            attention.submodules.q_layernorm = attention.submodules.kv_layernorm = LatentNorm
+        elif not fused and settings.qk_layernorm:
+            attention.submodules.q_layernorm = attention.submodules.k_layernorm = RMSNorm
+        parts = layer.submodules.mlp.submodules
+        if hasattr(parts, "router"):
+            parts.router, parts.experts = partial(Router, mixture), Experts
     return block
 
 

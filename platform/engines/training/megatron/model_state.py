@@ -54,7 +54,7 @@ class Master:
     start: int
     stop: int
 
-    def is_all_of(self, parameter: nn.Parameter) -> bool:
+    def is_all_of(self, parameter: Tensor) -> bool:
         """Whether the parameter itself is its float32 master."""
         values = self.parts[VALUES]
         return values.data_ptr() == parameter.data_ptr() and values.numel() == parameter.numel()
@@ -63,13 +63,13 @@ class Master:
 class ModelState:
     """Reads and writes the state of a model.
 
-    `parameters`: this rank's, with their sources; `optimizer`: Megatron's chain for them, None if they are frozen;
-    `shapes`: of all whole tensors by name; `tied`: the output matrix is the embedding.
+    `parameters`: this rank's parameters and buffers, with their sources; `optimizer`: Megatron's chain for them, None
+    if they are frozen; `shapes`: of all whole tensors by name; `tied`: the output matrix is the embedding.
     """
 
     def __init__(
         self,
-        parameters: list[tuple[nn.Parameter, Source]],
+        parameters: list[tuple[Tensor, Source]],
         optimizer: Any,
         shapes: dict[str, torch.Size],
         groups: Groups,
@@ -111,12 +111,15 @@ class ModelState:
             shapes = [self.shapes[name] for name in names]
             # a tied output matrix on another stage than the embedding is not saved
             written = not (self.tied and source.names == (HEAD,))
+            place = partial(placed, source, self.groups.sharing(source).rank, parameter.shape, shapes)
+            if not isinstance(parameter, nn.Parameter):
+                state[f"model.{names[0]}"] = ShardedTensor.of(parameter)
+                continue
             for name, shape in zip(names, shapes, strict=True):
                 state.setdefault(f"model.{name}", ShardedTensor(shape))
                 state.setdefault(f"optimizer.{name}.step", ShardedTensor(()))
                 for key in MOMENTS:
                     state.setdefault(f"optimizer.{name}.{key}", ShardedTensor(shape))
-            place = partial(placed, source, self.groups.sharing(source).rank, parameter.shape, shapes)
             master = self._master(parameter)
             if master is None or not master.is_all_of(parameter):
                 for index, offsets, part in place(parameter.data):
@@ -151,13 +154,13 @@ class ModelState:
                     names = [other for other in self.shapes if self._stored(other) == name]
                     yield names, self.pipeline.broadcast(tensor, stage)
 
-    def _parts_of_ranks(self, parameter: nn.Parameter, source: Source) -> list[Tensor]:
+    def _parts_of_ranks(self, parameter: Tensor, source: Source) -> list[Tensor]:
         part = parameter.detach().to(torch.float32, copy=True)
         return [part] if source.sharing == "replicated" else self.groups.sharing(source).gather(part)
 
-    def _master(self, parameter: nn.Parameter) -> Master | None:
-        """This rank's master of a parameter; None if other data-parallel ranks hold all of it or it is frozen."""
-        if not self.optimizers:
+    def _master(self, parameter: Tensor) -> Master | None:
+        """This rank's master of a parameter; None if other data-parallel ranks hold all of it or it is not trained."""
+        if not self.optimizers or not parameter.requires_grad:
             return None
         start, stop = 0, parameter.numel()
         optimizer = self.optimizers[0 if getattr(parameter, "allreduce", True) else -1]  # Megatron marks experts

@@ -5,16 +5,18 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rl_platform.config.schema.models import Parallel
+from rl_platform.engines.training.megatron.mixture import FAMILIES as MIXTURES
+from rl_platform.engines.training.megatron.mixture import Mixture
 from rl_platform.errors import Problem
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
+FAMILIES = ("llama", "qwen2", "qwen3", *MIXTURES)
 ROTARY = ("default", "linear", "llama3")  # types with fixed frequencies
 
 
@@ -39,38 +41,70 @@ def uses_transformer_engine(kernels: str, *, on_gpu: bool) -> bool:
     return kernels == "transformer_engine" or (kernels == "auto" and on_gpu and transformer_engine_installed())
 
 
-def unfit(config: PretrainedConfig, parallel: Parallel, role: str) -> Iterator[Problem]:
-    """Yields the problems of a model with this transformers config in this layout. `role`: its section, as `actor`."""
+def is_latent(config: PretrainedConfig) -> bool:
+    """Whether a transformers config describes multi-head latent attention."""
+    return getattr(config, "kv_lora_rank", None) is not None
+
+
+def unfit(config: PretrainedConfig, parallel: Parallel, role: str, kernels: str = "auto") -> Iterator[Problem]:
+    """Yields the problems of a model with this transformers config in this layout.
+
+    `role`: its section, such as actor. `kernels`: as of `actor.kernels`.
+    """
     backend, fsdp = f"{role}.training_backend", f"{role}.training_backend=fsdp"
     if config.model_type not in FAMILIES:
         message = f"Megatron trains {', '.join(FAMILIES)} here, and this model is of the kind {config.model_type}"
         yield Problem(backend, message, value="megatron", hint=fsdp)
         return
-    rotary = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rotary not in ROTARY:
-        yield Problem(backend, f"the model has rotary positions of type {rotary}", value="megatron", hint=fsdp)
-    if config.model_type != "qwen2" and getattr(config, "attention_bias", False):
-        yield Problem(backend, "the output of the model's attention has a bias", value="megatron", hint=fsdp)
-    experts = config.model_type == "qwen3_moe"
+    for obstacle in _obstacles(config):
+        yield Problem(backend, obstacle, value="megatron", hint=fsdp)
+    if is_latent(config) and kernels == "transformer_engine":
+        message = "latent attention has Megatron's own layers here"
+        yield Problem(f"{role}.kernels", message, value=kernels, hint=f"{role}.kernels=torch")
+    mixture = Mixture.of(config)
+    widths = [config.intermediate_size] if mixture is None or not all(mixture.layers) else []
+    if mixture is not None and mixture.shared_width is not None:
+        widths.append(mixture.shared_width)
     yield from uneven(
         parallel,
         role,
         heads=config.num_attention_heads,
         kv_heads=config.num_key_value_heads,
-        intermediate=config.intermediate_size,
+        widths=widths,
         layers=config.num_hidden_layers,
-        experts=config.num_experts if experts else 0,
+        experts=mixture.experts if mixture else 0,
     )
-    yield from _unfit_experts(config, parallel, role, experts=experts)
+    yield from _unfit_experts(config, parallel, role, experts=mixture is not None)
+
+
+def _obstacles(config: PretrainedConfig) -> Iterator[str]:
+    """Yields what a model of a supported family has that this backend does not compute."""
+    rotary = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rotary not in (*ROTARY, *(("yarn",) if is_latent(config) else ())):
+        yield f"the model has rotary positions of type {rotary}"
+    if not getattr(config, "rope_interleave", True):
+        yield "the model's rotary positions are not interleaved"
+    if config.model_type != "qwen2" and getattr(config, "attention_bias", False):
+        yield "the output of the model's attention has a bias"
+    if getattr(config, "mlp_bias", False):
+        yield "the model's feed-forward layers have biases"
+    if (activation := getattr(config, "hidden_act", "silu")) != "silu":
+        yield f"the model's feed-forward layers have the activation {activation}"
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"} or getattr(config, "sliding_window", None):
+        yield "the model has attention layers that do not see the whole sequence"
 
 
 def uneven(
-    parallel: Parallel, role: str, *, heads: int, kv_heads: int, intermediate: int, layers: int, experts: int
+    parallel: Parallel, role: str, *, heads: int, kv_heads: int, widths: Sequence[int], layers: int, experts: int
 ) -> Iterator[Problem]:
-    """Yields a problem for each size of a model that the layout does not divide equally. `experts`: 0 for none."""
+    """Yields a problem for each size of a model that the layout does not divide equally.
+
+    `widths`: inner widths of the feed-forward layers that tensor ranks split, which are not those of experts.
+    `experts`: 0 for none.
+    """
     shared = [("attention heads", heads), ("key and value heads", kv_heads)]
-    if not experts:  # tensor ranks do not split experts
-        shared.append(("channels of the feed-forward layer", intermediate))
+    shared += [("channels of the feed-forward layer", width) for width in widths]
     for what, size in shared:
         if size % parallel.tensor:
             message = f"tensor ranks have equal shares of the model's {size} {what}"
@@ -100,11 +134,6 @@ def _unfit_experts(config: PretrainedConfig, parallel: Parallel, role: str, *, e
             message = f"expert ranks share the experts of a model, and a {config.model_type} model has none"
             yield Problem(key, message, value=str(parallel.expert), hint=f"{key}=1")
         return
-    if config.mlp_only_layers or config.decoder_sparse_step != 1:
-        message = (
-            "Megatron supports mixtures of experts only if all layers have experts, and this model has layers without"
-        )
-        yield Problem(f"{role}.training_backend", message, value="megatron", hint=f"{role}.training_backend=fsdp")
     if parallel.tensor > 1 and not parallel.sequence:
         message = "tensor ranks would all route the same tokens to the experts"
         hint = f"{role}.parallel.sequence=true: each routes its share of them"

@@ -1,7 +1,7 @@
 """Maps parameters of a Megatron model to Hugging Face tensors, and ranks to the parts that they hold.
 
-Used for parameters and for the moments of their optimizer. Covers Llama, Qwen2, Qwen3 and Qwen3-MoE. A rank's parameter
-may interleave rows of several tensors, and its optimizer may hold any slice of the flattened parameter.
+Used for parameters and for the moments of their optimizer. Covers the families of `supported`. A rank's parameter may
+interleave rows of several tensors, and its optimizer may hold any slice of the flattened parameter.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
+from rl_platform.engines.training.megatron.supported import is_latent
 from rl_platform.engines.training.sharded_state import Offsets
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 Shape = Sequence[int]
-Sharing = Literal["replicated", "columns", "vocabulary", "qkv", "gate_up", "experts"]
+Sharing = Literal["replicated", "columns", "rows", "qkv", "gate_up", "experts"]
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 _OF_LAYER: dict[str, tuple[Sharing, tuple[str, ...]]] = {
     "input_layernorm.weight": ("replicated", ("input_layernorm.weight",)),
@@ -36,11 +37,27 @@ _OF_LAYER: dict[str, tuple[Sharing, tuple[str, ...]]] = {
     "mlp.linear_fc1.weight": ("gate_up", ("mlp.gate_proj.weight", "mlp.up_proj.weight")),
     "mlp.linear_fc2.weight": ("columns", ("mlp.down_proj.weight",)),
     "mlp.router.weight": ("replicated", ("mlp.gate.weight",)),
+    "mlp.router.correction": ("replicated", ("mlp.gate.e_score_correction_bias",)),
+    "mlp.shared_experts.linear_fc1.weight": (
+        "gate_up",
+        ("mlp.shared_experts.gate_proj.weight", "mlp.shared_experts.up_proj.weight"),
+    ),
+    "mlp.shared_experts.linear_fc2.weight": ("columns", ("mlp.shared_experts.down_proj.weight",)),
+    "mlp.shared_experts.gate_weight": ("replicated", ("mlp.shared_expert_gate.weight",)),
     "mlp.experts.gate_up": ("experts", ("mlp.experts.gate_up_proj",)),
     "mlp.experts.down": ("experts", ("mlp.experts.down_proj",)),
 }
+_OF_LATENT_ATTENTION: dict[str, tuple[Sharing, tuple[str, ...]]] = {
+    "self_attention.linear_q_proj.weight": ("rows", ("self_attn.q_proj.weight",)),
+    "self_attention.linear_q_down_proj.weight": ("replicated", ("self_attn.q_a_proj.weight",)),
+    "self_attention.q_layernorm.weight": ("replicated", ("self_attn.q_a_layernorm.weight",)),
+    "self_attention.linear_q_up_proj.weight": ("rows", ("self_attn.q_b_proj.weight",)),
+    "self_attention.linear_kv_down_proj.weight": ("replicated", ("self_attn.kv_a_proj_with_mqa.weight",)),
+    "self_attention.kv_layernorm.weight": ("replicated", ("self_attn.kv_a_layernorm.weight",)),
+    "self_attention.linear_kv_up_proj.weight": ("rows", ("self_attn.kv_b_proj.weight",)),
+}
 _OF_MODEL: dict[str, tuple[Sharing, tuple[str, ...]]] = {
-    "embedding.word_embeddings.weight": ("vocabulary", ("model.backbone.embed_tokens.weight",)),
+    "embedding.word_embeddings.weight": ("rows", ("model.backbone.embed_tokens.weight",)),
     "decoder.final_layernorm.weight": ("replicated", ("model.backbone.norm.weight",)),
 }
 
@@ -65,10 +82,13 @@ def source_of(name: str, first_layer: int, config: PretrainedConfig, *, value_he
     """
     layer = _LAYER.fullmatch(name)
     if layer is not None:
-        sharing, names = _OF_LAYER[layer[2]]
+        of_layer = _OF_LAYER | _OF_LATENT_ATTENTION if is_latent(config) else _OF_LAYER
+        sharing, names = of_layer[layer[2]]
+        if config.model_type == "qwen2_moe":
+            names = tuple(part.replace("shared_experts.", "shared_expert.") for part in names)
         names = tuple(f"model.backbone.layers.{first_layer + int(layer[1])}.{part}" for part in names)
     elif name.startswith("output_layer."):
-        sharing, names = "replicated" if value_head else "vocabulary", (f"model.head.{name.rpartition('.')[2]}",)
+        sharing, names = "replicated" if value_head else "rows", (f"model.head.{name.rpartition('.')[2]}",)
     else:
         sharing, names = _OF_MODEL[name]
     return Source(names, sharing, config.num_key_value_heads, head_size(config))
