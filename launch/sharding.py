@@ -26,15 +26,16 @@ def sharding_problems(config: Config, placement: Placement) -> Iterator[Problem]
         parallel, ranks = config.section(role).parallel, placement.world_size(role)
         if ranks % parallel.ranks:
             message = f"{ranks} ranks of {role} are no multiple of the {parallel.ranks} ranks that split a model"
-            hint = f"tensor * pipeline must divide the number of ranks of {role} in cluster.component_placement"
+            hint = f"tensor * pipeline * context must divide the number of ranks of {role} in cluster.component_placement"
             if parallel.expert > 1:
                 hint += ", and so must expert * pipeline"
             yield Problem(f"{role}.parallel", message, value=_show(config, role), hint=hint)
         elif role != "reference":
-            yield from _uneven_micro_batches(config, role, ranks // (parallel.tensor * parallel.pipeline))
+            copies = ranks // (parallel.tensor * parallel.pipeline * parallel.context)
+            yield from _uneven_micro_batches(config, role, copies)
     for role in roles[1:]:
         first = next(other for other in roles if other == role or _share_hosts(placement, other, role))
-        if _layout(config, first) != _layout(config, role):
+        if _layout(config, first)[:3] != _layout(config, role)[:3]:  # tokens can be split differently
             message = f"all models of a process need the same layout, and that of the {first} is {_show(config, first)}"
             hint = "use equal layouts, or separate keys in cluster.component_placement"
             yield Problem(f"{role}.parallel", message, value=_show(config, role), hint=hint)
@@ -82,7 +83,7 @@ def device_problems(config: Config, placement: Placement) -> Iterator[Problem]:
 
 def check_sharding(config: Config, placement: Placement) -> None:
     """Raises ConfigError for a model that cannot be shared as its layout says. Reads the models' configs only."""
-    from rl_platform.engines.training.fsdp_problems import fsdp_problems
+    from rl_platform.engines.training.context_and_adapters import context_and_adapter_problems
     from rl_platform.models.pretrained import load_config
     from rl_platform.models.tokenizer import load_tokenizer
 
@@ -98,8 +99,8 @@ def check_sharding(config: Config, placement: Placement) -> None:
         model, key = (config.actor.model, "actor.model") if own is None else (own, f"{role}.model")
         tokenizer = load_tokenizer(model, key)
         loaded = load_config(model, tokenizer.vocab_size, tokenizer.eos_token_ids[0], key)
-        unfit = _megatron(role).unfit(loaded, section.parallel, role, section.kernels) if by_megatron else None
-        problems += fsdp_problems(loaded, section, role) if unfit is None else unfit
+        unfit = [*_megatron(role).unfit(loaded, section.parallel, role, section.kernels)] if by_megatron else []
+        problems += unfit or context_and_adapter_problems(loaded, section, role)
     if problems:
         raise ConfigError(problems)
 
@@ -171,14 +172,15 @@ def _uneven_micro_batches(config: Config, role: str, copies: int) -> Iterator[Pr
         yield Problem(f"{role}.micro_batch_size", message, value=str(rows), hint=f"{role}.parallel.virtual_pipeline=1")
 
 
-def _layout(config: Config, role: str) -> tuple[int, int, int]:
+def _layout(config: Config, role: str) -> tuple[int, int, int, int]:
     parallel = config.section(role).parallel
-    return parallel.tensor, parallel.pipeline, parallel.expert
+    return parallel.tensor, parallel.pipeline, parallel.expert, parallel.context
 
 
 def _show(config: Config, role: str) -> str:
-    tensor, pipeline, expert = _layout(config, role)
-    return f"tensor {tensor}, pipeline {pipeline}" + (f", expert {expert}" if expert > 1 else "")
+    tensor, pipeline, *others = _layout(config, role)
+    named = zip(("expert", "context"), others, strict=True)
+    return f"tensor {tensor}, pipeline {pipeline}" + "".join(f", {name} {size}" for name, size in named if size > 1)
 
 
 def _share_hosts(placement: Placement, first: str, second: str) -> bool:

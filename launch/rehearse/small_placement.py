@@ -71,15 +71,15 @@ def copies_of(config: Config, role: str, ranks: int) -> Copies:
     small = small_parallel(section.parallel)
     several = data_parallel(section, ranks) > 1
     if section.training_backend == "megatron":
-        return Copies(small.ranks, small.tensor * small.pipeline, several)
+        return Copies(small.ranks, small.tensor * small.pipeline * small.context, several)
     return Copies(small.context, small.context, several)
 
 
 def data_parallel(section: Trainable, ranks: int) -> int:
     """Returns the copies of a model that share the rows of a mini-batch."""
     parallel = section.parallel
-    held_by = parallel.tensor * parallel.pipeline if section.training_backend == "megatron" else parallel.context
-    return max(1, ranks // held_by)
+    split = parallel.tensor * parallel.pipeline if section.training_backend == "megatron" else 1
+    return max(1, ranks // (split * parallel.context))
 
 
 def small_cluster(config: Config, placement: Placement) -> dict[str, object]:

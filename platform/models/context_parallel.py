@@ -29,23 +29,32 @@ class ContextParallel:
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
 
     def shared(self, packed: PackedTokens, rows: Tensor, columns: Tensor) -> tuple[PackedTokens, Tensor, Tensor]:
-        """Returns this rank's slice of the tokens, and the positions (rows, columns) [K] that follow its tokens.
+        """Returns this rank's slice of the tokens, and the positions (rows, columns) [K] that follow its tokens."""
+        local = self.slice(packed)
+        own = self.is_own(local, rows, columns)
+        return local, rows[own], columns[own]
 
-        `flat_index` counts from the first token of the slice. Padding tokens fill the last rank's slice.
+    def slice(self, packed: PackedTokens, multiple: int = 1) -> PackedTokens:
+        """Returns this rank's slice of the tokens. Slices are equally long, a multiple of `multiple`.
+
+        `flat_index` counts from the first token of the slice. Padding tokens fill the last slices.
         """
         count = len(packed.tokens)
-        length = -(-count // self.size)
+        length = -(-count // (self.size * multiple)) * multiple
         start = self.rank * length
         tokens, positions = (
             F.pad(flat, (0, self.size * length - count))[start : start + length]
             for flat in (packed.tokens, packed.positions)
         )
+        attention = UlyssesAttention(packed.attention, self, count, length)
         index = packed.flat_index - start
-        before = index[rows, columns - 1]
-        own = (before >= 0) & (before < length)
-        attention = UlyssesAttention(packed.attention, self, count)
-        local = replace(packed, tokens=tokens, positions=positions, flat_index=index, attention=attention)
-        return local, rows[own], columns[own]
+        return replace(packed, tokens=tokens, positions=positions, flat_index=index, attention=attention)
+
+    @staticmethod
+    def is_own(local: PackedTokens, rows: Tensor, columns: Tensor) -> Tensor:
+        """Returns which of the positions (rows, columns) [K] follow a token of the slice `local`, bool [K]."""
+        before = local.flat_index[rows, columns - 1]
+        return (before >= 0) & (before < len(local.tokens))
 
     def whole(self, part: Tensor) -> Tensor:
         """Returns the sum of `part` over the ranks. Backward copies the gradient, as all ranks compute one loss."""
@@ -56,12 +65,12 @@ class ContextParallel:
 class UlyssesAttention:
     """Runs `attention` over all tokens for this rank's heads. Called as `PackedAttention`, with a slice of the tokens.
 
-    The number of ranks divides the query heads. Key and value heads are repeated until it divides them too, which
-    changes no result.
+    `count`: number of all tokens; `length`: of those of a slice. The number of ranks divides the query heads. Key and
+    value heads are repeated until it divides them too, which changes no result.
     """
 
-    def __init__(self, attention: Attention, context: ContextParallel, count: int) -> None:
-        self.attention, self.context, self.count = attention, context, count
+    def __init__(self, attention: Attention, context: ContextParallel, count: int, length: int) -> None:
+        self.attention, self.context, self.count, self.length = attention, context, count, length
 
     def __call__(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, features: Features | None = None
@@ -86,7 +95,7 @@ class UlyssesAttention:
     def _tokens(self, out: Tensor) -> Tensor:
         """[N,H/ranks,D] of this rank's heads -> [n,H,D] of this rank's tokens."""
         ranks = self.context.size
-        filled = F.pad(out, (0, 0, 0, 0, 0, -self.count % ranks))
+        filled = F.pad(out, (0, 0, 0, 0, 0, ranks * self.length - self.count))
         parts = _exchange(filled.unflatten(0, (ranks, -1)), self.context.group)  # [ranks,n,H/ranks,D]
         return parts.transpose(0, 1).flatten(1, 2)
 

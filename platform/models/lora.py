@@ -66,7 +66,8 @@ def add_adapters(backbone: nn.Module, lora: Lora, seed: int, key: str) -> None:
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # transformers deprecates a name that peft uses
         torch.manual_seed(seed)
-        inject_adapter_in_model(options, backbone, ADAPTER)
+        # Given the model itself, peft would turn the targets of some families into adapters of their experts.
+        inject_adapter_in_model(options, backbone.requires_grad_(False).layers, ADAPTER)
 
 
 @contextmanager

@@ -113,6 +113,9 @@ class MemoryModel:
             activations = max(activations, self._backward(name, shape))
         if isinstance(shape, ModelShape) and section.training_backend == "megatron":
             kept, optimized = state_bytes(shape, section.parallel, self._dtype(name), ranks)
+            if section.lora is not None:
+                added, optimized = adapter_bytes(trained, section.parallel, self._dtype(name), ranks)
+                kept += added
             return Memory(weights=kept, optimizer=optimized if trained else 0, activations=activations)
         offloaded = section.cpu_offload and self.on_gpu
         whole = shape.parameters if section.lora is None else shape.parameters + trained
@@ -335,3 +338,13 @@ def state_bytes(shape: ModelShape, parallel: Parallel, dtype: str, ranks: int) -
         weights += own * (2 if half else FLOAT)
         optimizer += own * FLOAT * (1 + (ADAM_STATES + half) / copies)
     return int(weights), int(optimizer)
+
+
+def adapter_bytes(trained: int, parallel: Parallel, dtype: str, ranks: int) -> tuple[int, int]:
+    """Returns the lasting bytes of adapters with `trained` parameters on one rank: weights and optimizer state.
+
+    As `state_bytes`; tensor ranks split one of the two matrices of an adapter, here none.
+    """
+    own, half = trained / parallel.pipeline, dtype != "float32"
+    copies = max(1, ranks // (parallel.tensor * parallel.pipeline))
+    return int(own * bytes_of(dtype)), int(own * FLOAT * (1 + (ADAM_STATES + half) / copies))

@@ -163,8 +163,7 @@ def _hold_whole_copies(config: Config, keys: Keys, rollout_devices: int) -> bool
         if "rollout" in names and (len(devices) % rollout_devices or devices.start % rollout_devices):
             return False
         for name in set(names) & set(LEARNERS):
-            parallel = layout_of_learner(config.section(name))
-            if len(devices) % (parallel.ranks * parallel.context):
+            if len(devices) % layout_of_learner(config.section(name)).ranks:
                 return False
     return True
 

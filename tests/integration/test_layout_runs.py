@@ -30,6 +30,7 @@ def both(*overrides: str) -> list[str]:
 
 EXPERTS = ["actor.model={path: ./experts, tokenizer: bytes}"]
 FOUR_LAYERS = ["actor.model.random_init.num_layers=4"]
+TENSOR = ["parallel.tensor=2"]
 ADAPTERS = [*both("lora={rank: 4}"), "algorithm={use_kl_in_reward: true, kl_ctrl: {kl_coef: 0.1}}"]
 INTERLEAVED = both("training_backend=megatron", "parallel={pipeline: 2, virtual_pipeline: 2}", "micro_batch_size=2")
 COMPARED = [
@@ -38,13 +39,14 @@ COMPARED = [
 ]
 THREE_MODELS = "cluster.component_placement={'actor,critic,reference': 'all:0-1', 'rollout,reward': all}"
 OWN_RANKS = "cluster.component_placement={'actor,critic': 'all:0-1', reference: 'all:0-1', 'rollout,reward': all}"
-TENSOR = ["parallel.tensor=2"]
 STAGES = ["reference.training_backend=megatron", "reference.parallel.pipeline=2", OWN_RANKS]
 LAYOUTS: dict[str, tuple[list[str], list[str]]] = {  # what is trained, and how two ranks do it
     "experts": (EXPERTS, both("training_backend=megatron", "parallel.expert=2")),
     "interleaved stages": (FOUR_LAYERS, INTERLEAVED),
     "tokens shared": ([], both("parallel.context=2")),
+    "tokens shared on Megatron": ([], both("training_backend=megatron", "parallel.context=2")),
     "adapters": (ADAPTERS, []),
+    "adapters on Megatron": (ADAPTERS, both("training_backend=megatron", *TENSOR)),
     "reference": (COMPARED, [*both("training_backend=megatron", *TENSOR), THREE_MODELS]),
     "full KL": ([*COMPARED, "algorithm.kl_penalty=full"], [*both("training_backend=megatron", *TENSOR), THREE_MODELS]),
     "sharded reference": (COMPARED, [THREE_MODELS]),

@@ -167,20 +167,12 @@ def _trained_by(config: Config, role: str, backend: str) -> bool:
 
 
 def _layout(config: Config, role: str) -> Iterator[Problem]:
-    section, hint = when(lambda: _section(config, role)), f"{role}.training_backend: fsdp"
+    section = when(lambda: _section(config, role))
     if section is None:
         return
-    if when(lambda: section.training_backend == "megatron"):
-        if when(lambda: section.parallel.context > 1):
-            message = (
-                "Megatron's context parallelism requires Transformer Engine's attention, which is not supported yet"
-            )
-            yield Problem(f"{role}.parallel.context", message, hint=hint)
-        if role != "reference" and when(lambda: section.lora is not None):
-            message = "adapters are implemented for the layers of transformers, and not for Megatron's"
-            yield Problem(f"{role}.lora", message, hint=hint)
-        if role != "reference" and when(lambda: section.cpu_offload):
-            yield Problem(f"{role}.cpu_offload", "it is an option of FSDP2", hint=hint)
+    by_megatron = when(lambda: section.training_backend == "megatron")
+    if by_megatron and role != "reference" and when(lambda: section.cpu_offload):
+        yield Problem(f"{role}.cpu_offload", "it is an option of FSDP2", hint=f"{role}.training_backend: fsdp")
     if role != "reference" and when(
         lambda: (
             section.parallel.pipeline > 1

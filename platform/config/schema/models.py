@@ -106,12 +106,12 @@ class Parallel(Section):
     virtual_pipeline: int = key(1, "number of layer chunks per stage; above 1: interleaved schedule", ge=1)
     expert: int = key(1, "expert parallelism: number of ranks that split the experts of a layer", ge=1)
     sequence: bool = key(False, "sequence parallelism: the tensor ranks split the tokens of norms and residuals too")
-    context: int = key(1, "fsdp: context parallelism, number of ranks that split the tokens of a micro-batch", ge=1)
+    context: int = key(1, "context parallelism, number of ranks that split the tokens of a micro-batch", ge=1)
 
     @property
     def ranks(self) -> int:
         """The number of ranks is a multiple of this: copies of the experts need no more whole copies of the rest."""
-        return self.pipeline * math.lcm(self.tensor, self.expert)
+        return self.pipeline * math.lcm(self.tensor * self.context, self.expert)
 
 
 class Lora(Section):
@@ -153,7 +153,7 @@ class Trainable(Section):
     cpu_offload: bool = key(
         False, "fsdp: keep parameters, gradients and optimizer in host memory, one layer on the GPU"
     )
-    lora: Lora | None = key(None, "fsdp: train adapters of the frozen model; null: train the model")
+    lora: Lora | None = key(None, "train adapters of the frozen model; null: train the model")
     kernels: Literal["auto", "torch", "transformer_engine"] = key(
         "auto", "megatron: implementation of layers; auto: Transformer Engine if it is installed and there is a GPU"
     )

@@ -18,11 +18,12 @@ from torch import Tensor, nn
 
 from rl_platform.algorithms.action_levels import denominators_of
 from rl_platform.algorithms.losses import ModelOutputs
-from rl_platform.config.schema.models import Model, Optim, Parallel
+from rl_platform.config.schema.models import Lora, Model, Optim, Parallel
 from rl_platform.engines.training.base import MicroBatches
 from rl_platform.engines.training.fsdp import FSDPEngine
 from rl_platform.models.forward import TokenPolicy, TokenValues
 from rl_platform.models.language import LanguageModel
+from rl_platform.models.lora import add_adapters
 from rl_platform.models.pretrained import PACKAGED, export_causal_lm, load_causal_lm, model_folder
 from rl_platform.models.tokenizer import load_tokenizer
 from rl_platform.records import RolloutBatch
@@ -47,6 +48,10 @@ LAYOUTS = {
     "ep2": Parallel(expert=2),
     "tp2 ep2": Parallel(tensor=2, sequence=True, expert=2),
     "pp2 vp2 ep2": Parallel(pipeline=2, virtual_pipeline=2, expert=2),
+    "cp2": Parallel(context=2),
+    "tp2 cp2": Parallel(tensor=2, sequence=True, context=2),
+    "pp2 cp2": Parallel(pipeline=2, context=2),
+    "cp2 dp2 ep2": Parallel(context=2, expert=2),
     "real pp2": Parallel(pipeline=2),
     "real tp3": Parallel(tensor=3, sequence=True),  # the model has 9 heads
 }
@@ -106,27 +111,45 @@ FAMILIES = {  # transformers' names, and what these models have beside the sizes
     ),
 }
 DENSE = {**LLAMA, "qwen2": "actor", "qwen3": "actor", "kl": "kl"}
-KINDS = {**DENSE, **DEEP, **EXPERTS, **MIXTURES}  # what is trained -> the kind of batch and loss in `ranks`
+LORA = {"actor lora": "actor", "qwen3 lora": "actor", "latent lora": "actor", "critic lora": "critic"}
+ADAPTERS = {  # of the kinds in LORA
+    "actor lora": ranks.LORA,  # two parts of a fused layer
+    "qwen3 lora": Lora(rank=2, alpha=6.0),
+    "latent lora": Lora(
+        rank=2, alpha=4.0, target_modules=["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "up_proj"]
+    ),
+    "critic lora": Lora(rank=3, alpha=5.0),
+}
+KINDS = {**DENSE, **DEEP, **EXPERTS, **MIXTURES, **LORA}  # what is trained -> the kind of batch and loss in `ranks`
 TEXTS = (
     "The capital of France is Paris, and that of Italy is Rome. Two and two are",
     "Once upon a time there was a robot that",
 )
 KINDS_OF = {  # in the other layouts: LLAMA
     "one": [*KINDS],
-    "tp2 sp": [*DENSE, "experts", "shared experts", "latent critic"],
-    "pp2": [*LLAMA, "shared experts"],
-    "dp2": [*LLAMA, "experts"],
-    "tp2 pp2": [*LLAMA, "qwen2", "qwen3"],
+    "tp2 sp": [*DENSE, "experts", "shared experts", "latent critic", "qwen3 lora"],
+    "pp2": [*LLAMA, "shared experts", "actor lora"],
+    "tp2": [*LLAMA, "actor lora", "critic lora"],
+    "dp2": [*LLAMA, "experts", "critic lora"],
+    "tp2 pp2": [*LLAMA, "qwen2", "qwen3", "actor lora"],
     "pp2 vp2": [*DEEP],
     "ep2": [*EXPERTS, "mixtral"],
     "tp2 ep2": ["experts", "latent"],
     "pp2 vp2 ep2": ["experts", "latent"],
-    "fused": ["critic", "qwen2", "qwen3", "experts", "shared experts"],
+    "cp2": [*LLAMA, "kl", "latent", "actor lora"],
+    "tp2 cp2": [*LLAMA, "latent", "latent lora"],
+    "cp2 dp2 ep2": ["experts"],
+    "fused": ["critic", "qwen2", "qwen3", "experts", "shared experts", "qwen3 lora"],
 }
 
 
 def model(kind: str) -> nn.Module:
     """Like `ranks.model`; qwen2 has biases, qwen3 norms in its attention, all an output matrix of their own."""
+    if kind in ADAPTERS:
+        adapted: Any = model(kind.removesuffix(" lora"))
+        add_adapters(adapted.model.backbone, ADAPTERS[kind], 3, "actor.lora")
+        adapted.model.head.requires_grad_(KINDS[kind] == "critic")
+        return adapted
     if kind in LLAMA or kind in DEEP or kind == "kl":
         return ranks.model(KINDS[kind], layers=4 if kind in DEEP else 2)
     from transformers import AutoConfig, AutoModelForCausalLM

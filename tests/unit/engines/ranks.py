@@ -251,7 +251,7 @@ def exchanged_attention(features: Features | None) -> dict[str, Tensor]:
     own = [F.pad(tensor.detach(), (0, 0, 0, 1))[:, :, mine].requires_grad_() for tensor in whole]
     if sinks is not None:
         sinks.grad = None
-    output = UlyssesAttention(packed.attention, context, 11)(0, *own, 0.4, features)
+    output = UlyssesAttention(packed.attention, context, 11, 6)(0, *own, 0.4, features)
     (output * F.pad(weights, (0, 0, 0, 0, 0, 1))[mine]).sum().backward()
     gradients = [*(F.pad(tensor.grad, (0, 0, 0, 1))[:, :, mine] for tensor in whole), *of_sinks]
     actual = [*(tensor.grad for tensor in own), *([] if sinks is None else [sinks.grad[heads]])]

@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(not dist.is_gloo_available(), reason="this build of torch has no gloo"),
     pytest.mark.skipif(torch.cuda.is_available(), reason="Megatron would compute on the GPU of this machine"),
 ]
-KINDS = ["critic", "qwen2", "qwen3", "experts", "shared experts"]
+KINDS = ["critic", "qwen2", "qwen3", "experts", "shared experts", "qwen3 lora"]
 
 
 @pytest.fixture(scope="module")

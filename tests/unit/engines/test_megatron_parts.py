@@ -218,7 +218,7 @@ class TestMixture:
             logits, weights, routes = theirs(states)
             scores = mixture.scores(logits.float())
             ours = mixture.routes(scores, correction)
-            found = mixture.weights(scores, ours)
+            found = mixture.weights(logits.float(), scores, ours)
         whole = [torch.zeros(40, 12).scatter(1, *pair) for pair in ((routes, weights), (ours, found))]
         torch.testing.assert_close(whole[1], whole[0])
 

@@ -91,6 +91,27 @@ def test_expert_ranks_are_counted_beside_tensor_ranks():
     assert "expert 4" in problems(FOUR, "actor.parallel.expert=4")["critic.parallel"].message
 
 
+def test_ranks_that_share_tokens_hold_copies_together():
+    assert problems(FOUR, "actor.parallel={context: 2, tensor: 2}", "critic.parallel.tensor=2") == {}
+    refused = problems(FOUR, "actor.parallel={context: 4, tensor: 2}", "critic.parallel.tensor=2")
+    assert refused.keys() == {"actor.parallel"}
+    assert "8 ranks share" in refused["actor.parallel"].message
+    assert refused["actor.parallel"].value == "tensor 2, pipeline 1, context 4"
+
+
+def test_ranks_that_share_tokens_divide_the_heads_of_a_tensor_rank():
+    heads = "actor.model.random_init={num_heads: 4, num_kv_heads: 4}"
+    for size, fits in ((2, True), (4, False)):
+        layout = f"actor.parallel={{tensor: 2, context: {size}}}"
+        config, placement, _ = load("reasoning.yaml", [*MEGATRON, FOUR, heads, layout])
+        if fits:
+            check_sharding(config.config, placement)
+            continue
+        with pytest.raises(ConfigError, match="a tensor rank's 2 attention heads") as caught:
+            check_sharding(config.config, placement)
+        assert [problem.key for problem in caught.value.problems] == ["actor.parallel.context"]
+
+
 @pytest.mark.parametrize(("rows", "number"), [(1, 4), (2, 2), (4, 1)])
 def test_interleaved_stages_take_as_many_micro_batches_as_there_are_stages(rows: int, number: int):
     """Two copies of two stages share 8 rows."""

@@ -267,6 +267,10 @@ def test_adapters_are_all_that_has_gradients_and_optimizer_state() -> None:
     assert estimated.rank("rollout").weights == shape.layers * shape.matrices_per_layer * 4  # merged, its own
     eight = model(config, layout({"actor,critic,rollout,reward": "all"}))
     assert eight.rank("actor").optimizer == 2 * adapters // 8
+    megatron = config.actor.model_copy(update={"training_backend": "megatron", "parallel": Parallel(tensor=2)})
+    split = model(config.model_copy(update={"actor": megatron}), layout({"actor,critic,rollout,reward": "all"}))
+    assert split.rank("actor").weights == pytest.approx(whole / 2 + adapters, rel=0.01)
+    assert split.rank("actor").optimizer == pytest.approx(adapters * (1 + 2 / 4), rel=0.01)  # gradients and moments
 
 
 def test_states_in_main_memory_leave_the_gpu_what_is_gathered_and_shared_tokens_halve_activations() -> None:

@@ -1,8 +1,9 @@
-"""Trains language models with Megatron-Core: tensor, sequence, pipeline, expert and data parallelism.
+"""Trains language models with Megatron-Core: tensor, sequence, pipeline, expert, context and data parallelism.
 
 Results equal those of the fsdp engine up to rounding. Layers, data parallelism, pipeline schedules and optimizers are
 Megatron's; they run on GPUs and, through `device`, on CPUs with gloo. Packed attention, heads and the conversion of
-weights are implemented here. Not covered: embodied policies, context parallelism.
+weights are implemented here. Ranks that split the tokens of a micro-batch are data-parallel ranks to Megatron, which
+sums their gradients. Not covered: embodied policies.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ from rl_platform.engines.training.megatron.model import build_stage, clipped_gra
 from rl_platform.engines.training.megatron.model_state import EMBEDDING, Groups, ModelState
 from rl_platform.engines.training.megatron.supported import is_latent, unfit, uses_transformer_engine
 from rl_platform.engines.training.megatron.vocab_parallel import vocab_parallel_full_kl, vocab_parallel_log_probs
-from rl_platform.engines.training.megatron.weights import Source, source_of
+from rl_platform.engines.training.megatron.weights import Source, base_name, source_of
 from rl_platform.engines.training.sharded_state import ShardedState
-from rl_platform.engines.training.sharing import balance_metrics_of, on_cpu, over_ranks, part_of, shares
+from rl_platform.engines.training.sharing import Group, balance_metrics_of, on_cpu, over_ranks, part_of, shares
 from rl_platform.errors import ConfigError, PlacementError, Problem
+from rl_platform.models.context_parallel import ContextParallel
 from rl_platform.models.forward import TokenPolicy, TokenValues
 from rl_platform.records import RolloutBatch
 
@@ -38,6 +40,7 @@ with quiet_megatron():
     from megatron.core import parallel_state, tensor_parallel
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
+    from rl_platform.engines.training.megatron.adapters import add_adapters
     from rl_platform.engines.training.megatron.input import PackedInput, packed_input
 
 
@@ -76,6 +79,9 @@ class MegatronEngine:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         groups = Groups.of_megatron()
         self.tensor, self.pipeline, self.data = groups.tensor, groups.pipeline, groups.data
+        self.context: ContextParallel | None = None
+        if parallel.context > 1:
+            self.data, self.context = _data_and_context(parallel, groups, device)
         with quiet_megatron():
             self.stages = [
                 build_stage(
@@ -90,16 +96,21 @@ class MegatronEngine:
                 )
                 for chunk in range(parallel.virtual_pipeline)
             ]
+            whole = model.state_dict()
+            for stage in self.stages:
+                add_adapters(stage, self._sources(stage), model)
+            trained = {name for name, tensor in model.named_parameters(remove_duplicate=False) if tensor.requires_grad}
+            parameters = [pair for stage in self.stages for pair in self._parameters(stage, whole)]
+            for tensor, source in parameters:
+                tensor.requires_grad_(source.names[0] in trained)
             self.chunks, self.optimizer = self.stages, None
-            if any(parameter.requires_grad for parameter in model.parameters()):
+            if trained:
                 # Otherwise a stage without experts would not join the sum of the norms of experts' gradients.
                 experts = self.pipeline.size > 1 and Mixture.of(config) is not None
-                distributed = self.data.size > 1 or experts
+                distributed = groups.data.size > 1 or experts
                 self.chunks, self.optimizer = with_optimizer(self.stages, optim, dtype, distributed=distributed)
         self.last = self.stages[-1]
         self.clip_grad = optim.clip_grad
-        parameters = [pair for stage in self.stages for pair in self._parameters(stage)]
-        whole = model.state_dict()
         shapes = {name: tensor.shape for name, tensor in whole.items()}
         tied = config.tie_word_embeddings and not self.is_value_model
         self.state = ModelState(parameters, self.optimizer, shapes, groups, tied=tied)
@@ -180,15 +191,21 @@ class MegatronEngine:
         inner = [optimizer.optimizer for optimizer in self.optimizer.chained_optimizers]
         masters = [master for adam in inner for group in adam.param_groups for master in group["params"]]
         values = [value for adam in inner for state in adam.state.values() for value in state.values()]
-        gradients = [parameter.main_grad for parameter in parameters]
+        gradients = [parameter.main_grad for parameter in parameters if parameter.requires_grad]
         return parameters, [*gradients, *masters, *(value for value in values if isinstance(value, Tensor))]
 
-    def _parameters(self, stage: Any) -> Iterator[tuple[Tensor, Source]]:
-        """Yields the parameters and saved buffers of one of this rank's stages with their sources."""
-        first = stage.decoder.layers[0].layer_number - 1
+    def _sources(self, stage: Any) -> Callable[[str], Source]:
+        """Returns a function from the names of a stage's parameters to their sources."""
+        first, config = stage.decoder.layers[0].layer_number - 1, self.model.model.config
+        return partial(source_of, first_layer=first, config=config, value_head=self.is_value_model)
+
+    def _parameters(self, stage: Any, whole: dict[str, Tensor]) -> Iterator[tuple[Tensor, Source]]:
+        """Yields the parameters and saved buffers of one of this rank's stages with their sources in `whole`."""
+        source = self._sources(stage)
         corrections = (pair for pair in stage.named_buffers() if pair[0].endswith(".router.correction"))
         for name, tensor in (*stage.named_parameters(), *corrections):
-            yield tensor, source_of(name, first, self.model.model.config, value_head=self.is_value_model)
+            found = source(name)
+            yield tensor, replace(found, names=tuple(n if n in whole else base_name(n) for n in found.names))
 
     def _parts(self, batch: RolloutBatch, micro_batches: MicroBatches) -> list[tuple[list[int], RolloutBatch]]:
         """This data-parallel rank's micro-batches, which its tensor and pipeline ranks share."""
@@ -205,7 +222,7 @@ class MegatronEngine:
 
         def forward(parts: Iterator[tuple[list[int], RolloutBatch]], chunk: Any) -> Any:
             rows, part = next(parts)
-            packed = packed_input(part, share)
+            packed = packed_input(part, share, self.context)
             hidden = chunk(packed.tokens[None], packed.positions[None], None, packed_seq_params=packed)
             return hidden, partial(finish, rows, part, packed)
 
@@ -224,9 +241,9 @@ class MegatronEngine:
     def _outputs(self, part: RolloutBatch, packed: PackedInput, hidden: Tensor, *, entropy: bool) -> ModelOutputs:
         """Outputs [B,T], 0 outside action positions, of the last hidden states [N,1,H] or a tensor rank's share.
 
-        Every tensor rank gets all outputs.
+        Every tensor and context rank gets all outputs.
         """
-        rows, columns = part.action_mask.nonzero(as_tuple=True)
+        rows, columns = packed.rows, packed.columns
         assert packed.flat_index is not None
         before = packed.flat_index[rows, columns - 1]
         hidden = self._gathered(hidden)[:, 0]
@@ -234,8 +251,8 @@ class MegatronEngine:
 
         def scattered(values: Tensor) -> Tensor:
             shape = (*part.action_mask.shape, *values.shape[1:])
-            out = torch.zeros(shape, dtype=values.dtype, device=values.device)
-            return out.index_put((rows, columns), values)
+            out = torch.zeros(shape, dtype=values.dtype, device=values.device).index_put((rows, columns), values)
+            return out if self.context is None else self.context.whole(out)
 
         if isinstance(self.model, TokenValues):
             return ModelOutputs(values=scattered(self.last.output_layer(states.float()).squeeze(-1)))
@@ -249,15 +266,10 @@ class MegatronEngine:
         )
         full_kl = None
         if part.reference_states is not None:
-            assert self.model.reference_head is not None
-            reference_states = part.reference_states[rows, columns]
+            head, reference_states = self.model.reference_head, part.reference_states[rows, columns]
+            head = own.detach() if head is None else head[first : first + len(own)]
             full_kl = vocab_parallel_full_kl(
-                states,
-                own,
-                reference_states,
-                self.model.reference_head[first : first + len(own)],
-                self.model.temperature,
-                self.tensor.handle,
+                states, own, reference_states, head, self.model.temperature, self.tensor.handle
             )
         return ModelOutputs(
             scattered(log_probs),
@@ -278,6 +290,15 @@ class MegatronEngine:
                 hidden, tensor_parallel_output_grad=not self.is_value_model, group=group
             )
         return hidden if self.is_value_model else tensor_parallel.copy_to_tensor_model_parallel_region(hidden, group)
+
+
+def _data_and_context(parallel: Parallel, groups: Groups, device: torch.device) -> tuple[Group, ContextParallel]:
+    """Divides Megatron's data-parallel ranks: neighbours split tokens, the groups of neighbours have other rows."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    shape = (parallel.pipeline, groups.data.size // parallel.context, parallel.context, parallel.tensor)
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=("pipeline", "data", "context", "tensor"))
+    return Group.of(mesh.get_group("data")), ContextParallel(mesh.get_group("context"))
 
 
 def _start(parallel: Parallel, device: torch.device) -> None:

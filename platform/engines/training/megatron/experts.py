@@ -38,7 +38,7 @@ class Router(nn.Module):
         logits = F.linear(hidden.flatten(0, 1).float(), self.weight.float())
         scores = self.mixture.scores(logits)
         routes = self.mixture.routes(scores, self.correction)
-        weights = torch.zeros_like(scores).scatter(1, routes, self.mixture.weights(scores, routes))
+        weights = torch.zeros_like(scores).scatter(1, routes, self.mixture.weights(logits, scores, routes))
         return weights, torch.zeros_like(scores, dtype=torch.bool).scatter(1, routes, True)
 
 

@@ -9,28 +9,41 @@ import torch.nn.functional as F
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
+from rl_platform.models.context_parallel import ContextParallel
 from rl_platform.models.packed import PackedAttention, pack
 from rl_platform.records import RolloutBatch
 
 
 @dataclass
 class PackedInput(PackedSeqParams):
-    """A micro-batch of N tokens, of which the last `padding` belong to no sequence, as `local_layers` reads it.
+    """This rank's N tokens of a micro-batch, as `local_layers` reads them.
 
-    To Megatron it is a single sequence. flat_index [B,T]: the index of position t of row b in the flat row.
+    To Megatron they are a single sequence. The last `padding` tokens belong to no sequence, and `attention` does not
+    process them. flat_index [B,T]: the index of position t of row b in the flat row. rows, columns [K]: the action
+    positions that follow these tokens.
     """
 
     tokens: Tensor | None = None
     positions: Tensor | None = None
     attention: PackedAttention | None = None
     flat_index: Tensor | None = None
+    rows: Tensor | None = None
+    columns: Tensor | None = None
     padding: int = 0
 
 
-def packed_input(part: RolloutBatch, multiple: int) -> PackedInput:
-    """Packs the sequences of `part` and pads the end, so that the number of tokens is a multiple of `multiple`."""
+def packed_input(part: RolloutBatch, multiple: int, context: ContextParallel | None) -> PackedInput:
+    """Packs the sequences of `part`; with `context` returns this rank's slice.
+
+    The number of tokens is padded to a multiple of `multiple`.
+    """
     tokens, lengths = part.inputs["tokens"], part.inputs["lengths"].tolist()
     packed = pack([tokens[row, :length] for row, length in enumerate(lengths)])
+    rows, columns = part.action_mask.nonzero(as_tuple=True)
+    if context is not None:  # slices are padded already, and the attention of all ranks removes that padding
+        packed = context.slice(packed, multiple)
+        own = context.is_own(packed, rows, columns)
+        rows, columns = rows[own], columns[own]
     padding = -len(packed.tokens) % multiple
     size = len(packed.tokens) + padding
     ends = torch.tensor([0, size], dtype=torch.int32, device=tokens.device)
@@ -44,5 +57,7 @@ def packed_input(part: RolloutBatch, multiple: int) -> PackedInput:
         positions=F.pad(packed.positions, (0, padding)),
         attention=packed.attention,
         flat_index=packed.flat_index,
+        rows=rows,
+        columns=columns,
         padding=padding,
     )

@@ -91,8 +91,11 @@ class Mixture:
             choice = grouped.masked_fill(kept[..., None] == 0, -inf).flatten(1)
         return choice.topk(self.active, dim=-1).indices
 
-    def weights(self, scores: Tensor, routes: Tensor) -> Tensor:
+    def weights(self, logits: Tensor, scores: Tensor, routes: Tensor) -> Tensor:
         """Returns the weights [N,active] of the selected experts."""
+        if self.normalized and not self.sigmoid:
+            # softmax(z)_i / sum_selected softmax(z)_j is the softmax over the selected logits
+            return logits.gather(1, routes).softmax(dim=-1) * self.scaling
         weights = scores.gather(1, routes)
         if self.normalized:
             weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)

@@ -104,15 +104,18 @@ class ModelState:
         return {name: tensors[name] for name in self.shapes}
 
     def sharded(self) -> ShardedState:
-        """Returns this rank's float32 masters and moments as parts of whole tensors."""
+        """Returns this rank's float32 masters and moments as parts of whole tensors, and buffers."""
         state: ShardedState = {}
         for parameter, source in self.parameters:
+            is_buffer = not isinstance(parameter, nn.Parameter)
+            if not (parameter.requires_grad or is_buffer):
+                continue
             names = [self._stored(name) for name in source.names]
             shapes = [self.shapes[name] for name in names]
             # a tied output matrix on another stage than the embedding is not saved
             written = not (self.tied and source.names == (HEAD,))
             place = partial(placed, source, self.groups.sharing(source).rank, parameter.shape, shapes)
-            if not isinstance(parameter, nn.Parameter):
+            if is_buffer:
                 state[f"model.{names[0]}"] = ShardedTensor.of(parameter)
                 continue
             for name, shape in zip(names, shapes, strict=True):

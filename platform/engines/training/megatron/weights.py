@@ -9,19 +9,21 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
 from rl_platform.engines.training.megatron.supported import is_latent
 from rl_platform.engines.training.sharded_state import Offsets
+from rl_platform.models.lora import ADAPTER, BASE
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 Shape = Sequence[int]
 Sharing = Literal["replicated", "columns", "rows", "qkv", "gate_up", "experts"]
+_ADAPTERS = ".adapters."
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 _OF_LAYER: dict[str, tuple[Sharing, tuple[str, ...]]] = {
     "input_layernorm.weight": ("replicated", ("input_layernorm.weight",)),
@@ -80,6 +82,12 @@ def source_of(name: str, first_layer: int, config: PretrainedConfig, *, value_he
 
     `config`: the transformers config. Names are those of the platform's models (`model.backbone...`).
     """
+    if _ADAPTERS in name:
+        linear, _, which = name.partition(_ADAPTERS)
+        matrix, _, index = which.partition(".")
+        return _of_adapter(
+            source_of(f"{linear}.weight", first_layer, config, value_head=value_head), matrix, int(index)
+        )
     layer = _LAYER.fullmatch(name)
     if layer is not None:
         of_layer = _OF_LAYER | _OF_LATENT_ATTENTION if is_latent(config) else _OF_LAYER
@@ -92,6 +100,27 @@ def source_of(name: str, first_layer: int, config: PretrainedConfig, *, value_he
     else:
         sharing, names = _OF_MODEL[name]
     return Source(names, sharing, config.num_key_value_heads, head_size(config))
+
+
+def _of_adapter(linear: Source, matrix: str, part: int) -> Source:
+    """Returns the source of matrix A ("down") or B ("up") of the adapter of a part of a linear layer."""
+    if matrix == "down":
+        sharing: Sharing = "columns" if linear.sharing == "columns" else "replicated"
+    else:
+        sharing = "replicated" if linear.sharing in ("columns", "replicated") else "rows"
+    name = adapter_name(linear.names[part], "A" if matrix == "down" else "B")
+    return replace(linear, names=(name,), sharing=sharing)
+
+
+def adapter_name(weight: str, matrix: Literal["A", "B"]) -> str:
+    """Returns peft's name of a matrix of the adapter beside `weight`."""
+    return f"{weight.removesuffix('weight')}lora_{matrix}.{ADAPTER}.weight"
+
+
+def base_name(weight: str) -> str:
+    """Returns peft's name of a parameter of a linear layer with an adapter."""
+    layer, _, last = weight.rpartition(".")
+    return f"{layer}{BASE}{last}"
 
 
 def split(source: Source, rank: int, shape: Shape, whole: Sequence[Tensor]) -> Tensor:

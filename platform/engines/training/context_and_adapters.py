@@ -1,4 +1,4 @@
-"""Checks before the start whether the fsdp backend can train a model with context parallelism or adapters."""
+"""Checks before the start whether a model can be trained with context parallelism or adapters, on either backend."""
 
 from __future__ import annotations
 
@@ -13,16 +13,21 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PretrainedConfig
 
+_GATE = "shared_expert_gate"
 
-def fsdp_problems(config: PretrainedConfig, section: Trainable, role: str) -> Iterator[Problem]:
+
+def context_and_adapter_problems(config: PretrainedConfig, section: Trainable, role: str) -> Iterator[Problem]:
     """Yields a problem for each setting of `section` that a model with this transformers config does not allow.
 
-    `role`: the name of the section, such as actor.
+    `role`: the name of the section, such as actor. Attention heads are those of one tensor rank.
     """
-    ranks, heads, kv_heads = section.parallel.context, config.num_attention_heads, config.num_key_value_heads
+    tensor = section.parallel.tensor if section.training_backend == "megatron" else 1
+    ranks = section.parallel.context
+    heads, kv_heads = config.num_attention_heads // tensor, config.num_key_value_heads // tensor
     if heads % ranks or (kv_heads % ranks and ranks % kv_heads):
+        whose = "the model's" if tensor == 1 else "a tensor rank's"
         message = (
-            f"ranks that share tokens divide the model's {heads} attention heads, and its {kv_heads} key and value "
+            f"ranks that share tokens divide {whose} {heads} attention heads, and its {kv_heads} key and value "
             "heads or the other way round"
         )
         fitting = [n for n in range(1, heads + 1) if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)]
@@ -30,6 +35,9 @@ def fsdp_problems(config: PretrainedConfig, section: Trainable, role: str) -> It
         yield Problem(f"{role}.parallel.context", message, value=str(ranks), allowed=allowed)
     if section.lora is not None:
         yield from unknown_targets(_empty(config), section.lora, f"{role}.lora")
+        if section.training_backend == "megatron" and _GATE in section.lora.target_modules:
+            message = "Megatron keeps the gate of the shared experts as a vector, which has no adapter"
+            yield Problem(f"{role}.lora.target_modules", message, value=_GATE)
 
 
 def _empty(config: PretrainedConfig) -> nn.Module:
