@@ -83,7 +83,7 @@ def device_problems(config: Config, placement: Placement) -> Iterator[Problem]:
 
 def check_sharding(config: Config, placement: Placement) -> None:
     """Raises ConfigError for a model that cannot be shared as its layout says. Reads the models' configs only."""
-    from rl_platform.engines.training.context_and_adapters import context_and_adapter_problems
+    from rl_platform.engines.training.model_problems import model_problems
     from rl_platform.models.pretrained import load_config
     from rl_platform.models.tokenizer import load_tokenizer
 
@@ -100,7 +100,7 @@ def check_sharding(config: Config, placement: Placement) -> None:
         tokenizer = load_tokenizer(model, key)
         loaded = load_config(model, tokenizer.vocab_size, tokenizer.eos_token_ids[0], key)
         unfit = [*_megatron(role).unfit(loaded, section.parallel, role, section.kernels)] if by_megatron else []
-        problems += unfit or context_and_adapter_problems(loaded, section, role)
+        problems += unfit or model_problems(loaded, section, role)
     if problems:
         raise ConfigError(problems)
 

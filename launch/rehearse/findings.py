@@ -43,7 +43,7 @@ def _unfit(config: Config, placement: Placement, known: dict[str, Architecture])
     from transformers import AutoConfig
 
     from rl_platform.engines.rollout.build import check_ranks
-    from rl_platform.engines.training.context_and_adapters import context_and_adapter_problems
+    from rl_platform.engines.training.model_problems import model_problems
     from rl_platform.models.families import architecture_problems, readable_positions
     from rl_platform.models.pretrained import BROKEN_CONFIG
 
@@ -74,7 +74,7 @@ def _unfit(config: Config, placement: Placement, known: dict[str, Architecture])
             with required("rl_platform.engines.training.megatron", f"{role}.training_backend"):
                 from rl_platform.engines.training.megatron.supported import unfit
             problems = [*unfit(loaded, section.parallel, role, section.kernels)]
-        yield from problems or context_and_adapter_problems(loaded, section, role)
+        yield from problems or model_problems(loaded, section, role)
         positions = readable_positions(loaded) or longest
         if longest > positions and role in known:
             message = f"prompt and response together may have {longest} tokens, {role}.model reads {positions}"

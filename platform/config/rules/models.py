@@ -19,7 +19,7 @@ _VLA = "instruction action_bins backbone_layers train_backbone"
 _POLICY = f"cnn type {_RECURRENT} {_MLP} {_VLA} num_action_chunks"  # that only embodied policies read
 _CRITIC = (
     "group_name training_backend mini_batch_size micro_batch_size max_tokens_per_micro_batch balance optim "
-    "gradient_checkpointing parallel cpu_offload lora offload model"
+    "gradient_checkpointing parallel cpu_offload lora router_aux_loss_coef offload model"
 )
 _TRAINED, _ROLES = ("actor", "critic"), ("actor", "critic", "reference")
 
@@ -196,7 +196,7 @@ def _unread_by_training(config: Config, role: str) -> Iterator[Unread]:
         yield from unread_keys(parallel, "tensor pipeline virtual_pipeline expert sequence", reason, backend)
         if role != "reference":
             reason = f"it belongs to {backend} megatron"
-            yield Unread(f"{role}.kernels", reason, (backend,))
+            yield from unread_keys(role, "kernels router_aux_loss_coef", reason, backend)
     elif when(lambda: _trained_by(config, role, "megatron")):
         if when(lambda: config.section(role).parallel.tensor == 1):
             reason = f"tensor ranks split the tokens, and {parallel}.tensor is 1"

@@ -35,7 +35,12 @@ def training_engine(
         from rl_platform.engines.training.megatron.engine import MegatronEngine
 
         engine: TrainingEngine = MegatronEngine(
-            model, section.optim, parallel=section.parallel, kernels=section.kernels, **options
+            model,
+            section.optim,
+            parallel=section.parallel,
+            kernels=section.kernels,
+            router_aux_loss_coef=section.router_aux_loss_coef,
+            **options,
         )
     elif _plain(section) and (compiled := acceleration.training_engine_class(model, device, dtype)) is not None:
         engine = compiled(model, section.optim, **options)

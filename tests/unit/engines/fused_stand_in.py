@@ -139,7 +139,7 @@ def install() -> None:
     """Before Megatron is imported: it asks once whether Transformer Engine is there."""
     assert not any(name.startswith("megatron") for name in sys.modules)
     used = {"Linear": Linear, "LayerNormLinear": LayerNormLinear, "RMSNorm": RMSNorm}
-    names = ("DotProductAttention", "GroupedLinear", "LayerNorm")
+    names = ("DotProductAttention", "GroupedLinear", "LayerNorm", "LayerNormMLP")
     root = _module("transformer_engine", __version__=VERSION)
     root.pytorch = _module("transformer_engine.pytorch", **used, **dict.fromkeys(names, NotUsed))
     inside: dict[str, tuple[str, ...]] = {

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from rl_platform.algorithms.action_levels import denominators_of
 from rl_platform.algorithms.losses import ModelOutputs
+from rl_platform.algorithms.metrics import Metrics, Sums
 from rl_platform.config.schema.models import Lora, Model, Optim, Parallel
 from rl_platform.engines.training.base import MicroBatches
 from rl_platform.engines.training.fsdp import FSDPEngine
@@ -111,16 +112,27 @@ FAMILIES = {  # transformers' names, and what these models have beside the sizes
     ),
 }
 DENSE = {**LLAMA, "qwen2": "actor", "qwen3": "actor", "kl": "kl"}
+BALANCED = {"balanced": "actor"}  # with a load-balancing loss
+BALANCE = 0.3
 LORA = {"actor lora": "actor", "qwen3 lora": "actor", "latent lora": "actor", "critic lora": "critic"}
 ADAPTERS = {  # of the kinds in LORA
-    "actor lora": ranks.LORA,  # two parts of a fused layer
+    "actor lora": Lora(
+        rank=3, target_modules=["q_proj", "v_proj", "o_proj", "down_proj"]
+    ),  # two parts of a fused layer
     "qwen3 lora": Lora(rank=2, alpha=6.0),
     "latent lora": Lora(
         rank=2, alpha=4.0, target_modules=["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "up_proj"]
     ),
     "critic lora": Lora(rank=3, alpha=5.0),
 }
-KINDS = {**DENSE, **DEEP, **EXPERTS, **MIXTURES, **LORA}  # what is trained -> the kind of batch and loss in `ranks`
+KINDS = {
+    **DENSE,
+    **DEEP,
+    **EXPERTS,
+    **MIXTURES,
+    **BALANCED,
+    **LORA,
+}  # what is trained -> the kind of batch and loss in `ranks`
 TEXTS = (
     "The capital of France is Paris, and that of Italy is Rome. Two and two are",
     "Once upon a time there was a robot that",
@@ -133,11 +145,11 @@ KINDS_OF = {  # in the other layouts: LLAMA
     "dp2": [*LLAMA, "experts", "critic lora"],
     "tp2 pp2": [*LLAMA, "qwen2", "qwen3", "actor lora"],
     "pp2 vp2": [*DEEP],
-    "ep2": [*EXPERTS, "mixtral"],
+    "ep2": [*EXPERTS, "mixtral", "balanced"],
     "tp2 ep2": ["experts", "latent"],
-    "pp2 vp2 ep2": ["experts", "latent"],
+    "pp2 vp2 ep2": ["experts", "latent", "balanced"],
     "cp2": [*LLAMA, "kl", "latent", "actor lora"],
-    "tp2 cp2": [*LLAMA, "latent", "latent lora"],
+    "tp2 cp2": [*LLAMA, "latent", "latent lora", "balanced"],
     "cp2 dp2 ep2": ["experts"],
     "fused": ["critic", "qwen2", "qwen3", "experts", "shared experts", "qwen3 lora"],
 }
@@ -145,6 +157,8 @@ KINDS_OF = {  # in the other layouts: LLAMA
 
 def model(kind: str) -> nn.Module:
     """Like `ranks.model`; qwen2 has biases, qwen3 norms in its attention, all an output matrix of their own."""
+    if kind in BALANCED:
+        return model("shared experts")
     if kind in ADAPTERS:
         adapted: Any = model(kind.removesuffix(" lora"))
         add_adapters(adapted.model.backbone, ADAPTERS[kind], 3, "actor.lora")
@@ -186,7 +200,35 @@ def corrections(network: nn.Module) -> list[Tensor]:
     return [tensor for name, tensor in network.named_buffers() if name.endswith("correction_bias")]
 
 
+class BalancedEngine(FSDPEngine):
+    """Adds the load-balancing loss as one would write it: sequences alone, each with its routers' logits."""
+
+    def step(self, mini_batch: RolloutBatch, loss: Any, micro_batches: MicroBatches) -> Any:
+        logits: list[Tensor] = []
+        routers = [module for name, module in self.model.named_modules() if name.endswith("mlp.gate")]
+        hooks = [router.register_forward_hook(lambda *call: logits.append(call[2][0])) for router in routers]
+        sequences, total = int(mini_batch.sample_mask.sum()), 0.0
+
+        def balanced(outputs: ModelOutputs, part: RolloutBatch, denominators: Any) -> Any:
+            nonlocal total
+            part_loss, metrics = loss(outputs, part, denominators)
+            for one in logits if bool(part.sample_mask[0]) else ():
+                probabilities = one.softmax(-1)
+                chosen = torch.zeros_like(one).scatter(1, probabilities.topk(2).indices, 1.0)
+                balance = one.shape[1] * (chosen.mean(0) / 2 * probabilities.mean(0)).sum() / sequences
+                part_loss, total = part_loss + BALANCE * balance, total + float(balance) / len(routers)
+            logits.clear()
+            return part_loss, metrics
+
+        metrics = super().step(mini_batch, balanced, MicroBatches(rows=1))
+        for hook in hooks:
+            hook.remove()
+        return metrics.merge(Metrics(means={("router_aux_loss",): Sums(torch.tensor([total]), 1.0)}))
+
+
 def plain(kind: str, **options: Any) -> FSDPEngine:
+    if kind in BALANCED:
+        return BalancedEngine(model(kind), ranks.OPTIM, dtype=torch.float32, **CPU, **options)
     return FSDPEngine(model(kind), ranks.OPTIM, dtype=torch.float32, **CPU, **options)
 
 
@@ -195,6 +237,7 @@ def megatron(
 ) -> Any:
     network = model(kind)
     assert isinstance(network, TokenPolicy | TokenValues)
+    options |= {"router_aux_loss_coef": BALANCE} if kind in BALANCED else {}
     return engine_of(network, layout, optim, dtype, **options)
 
 

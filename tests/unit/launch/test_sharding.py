@@ -112,6 +112,13 @@ def test_ranks_that_share_tokens_divide_the_heads_of_a_tensor_rank():
         assert [problem.key for problem in caught.value.problems] == ["actor.parallel.context"]
 
 
+def test_only_experts_are_balanced():
+    config, placement, _ = load("reasoning.yaml", [*MEGATRON, "actor.router_aux_loss_coef=0.01"])
+    with pytest.raises(ConfigError, match="a llama model has none") as caught:
+        check_sharding(config.config, placement)
+    assert [problem.key for problem in caught.value.problems] == ["actor.router_aux_loss_coef"]
+
+
 @pytest.mark.parametrize(("rows", "number"), [(1, 4), (2, 2), (4, 1)])
 def test_interleaved_stages_take_as_many_micro_batches_as_there_are_stages(rows: int, number: int):
     """Two copies of two stages share 8 rows."""

@@ -26,6 +26,7 @@ from rl_platform.engines.training.megatron.device import prepare, quiet_megatron
 from rl_platform.engines.training.megatron.mixture import Mixture
 from rl_platform.engines.training.megatron.model import build_stage, clipped_gradient_norm, with_optimizer
 from rl_platform.engines.training.megatron.model_state import EMBEDDING, Groups, ModelState
+from rl_platform.engines.training.megatron.router_balance import RouterBalance
 from rl_platform.engines.training.megatron.supported import is_latent, unfit, uses_transformer_engine
 from rl_platform.engines.training.megatron.vocab_parallel import vocab_parallel_full_kl, vocab_parallel_log_probs
 from rl_platform.engines.training.megatron.weights import Source, base_name, source_of
@@ -41,7 +42,8 @@ with quiet_megatron():
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
     from rl_platform.engines.training.megatron.adapters import add_adapters
-    from rl_platform.engines.training.megatron.input import PackedInput, packed_input
+    from rl_platform.engines.training.megatron.experts import give_tokens_to_router
+    from rl_platform.engines.training.megatron.input import PackedInput, membership, packed_input
 
 
 class MegatronEngine:
@@ -68,7 +70,9 @@ class MegatronEngine:
         balance: bool = True,
         gradient_checkpointing: bool = False,
         kernels: str = "auto",
+        router_aux_loss_coef: float = 0.0,
     ) -> None:
+        self.router_aux_loss_coef = router_aux_loss_coef
         self.model, self.parallel, self.device, self.horizon = model, parallel, device, horizon
         self.nominal, self.balance = nominal, balance
         self.is_value_model = isinstance(model, TokenValues)
@@ -99,6 +103,8 @@ class MegatronEngine:
             whole = model.state_dict()
             for stage in self.stages:
                 add_adapters(stage, self._sources(stage), model)
+                for layer in stage.decoder.layers if router_aux_loss_coef else ():
+                    give_tokens_to_router(layer)
             trained = {name for name, tensor in model.named_parameters(remove_duplicate=False) if tensor.requires_grad}
             parameters = [pair for stage in self.stages for pair in self._parameters(stage, whole)]
             for tensor, source in parameters:
@@ -154,7 +160,15 @@ class MegatronEngine:
 
         for chunk in self.chunks:
             chunk.zero_grad_buffer()
-        self._run(self._parts(mini_batch, micro_batches), loss_of, forward_only=False)
+        balances: list[RouterBalance] = []
+        sequences = int(mini_batch.sample_mask.sum())
+
+        def prepare(part: RolloutBatch, packed: PackedInput) -> None:
+            if self.router_aux_loss_coef:
+                packed.balance = self._router_balance(part, packed, sequences)
+                balances.append(packed.balance)
+
+        self._run(self._parts(mini_batch, micro_batches), loss_of, prepare, forward_only=False)
         self.pipeline.sum(self.data.sum(total))
         self.optimizer.prepare_grads()
         norm = clipped_gradient_norm(self.optimizer, self.clip_grad)
@@ -169,7 +183,10 @@ class MegatronEngine:
             metrics = over_ranks(metrics, self.device, self.data).merge(balance)
         metrics = self.pipeline.broadcast_object(on_cpu(metrics), self.pipeline.size - 1)
         metrics = self.tensor.broadcast_object(metrics, 0)  # a metric may stop the update, so it must be bit-identical
-        return metrics.merge(Metrics(means={("grad_norm",): Sums(torch.tensor([norm]), 1.0)}))
+        own = {"grad_norm": torch.tensor([norm])}
+        if self.router_aux_loss_coef:
+            own["router_aux_loss"] = self._router_loss(balances)
+        return metrics.merge(Metrics(means={(name,): Sums(value, 1.0) for name, value in own.items()}))
 
     def set_learning_rate(self, value: float) -> None:
         for group in self.optimizer.param_groups:
@@ -215,14 +232,24 @@ class MegatronEngine:
         return [([*rows], part_of(batch, rows).to(self.device)) for rows in parts]
 
     def _run(
-        self, parts: list[tuple[list[int], RolloutBatch]], finish: Callable[..., Any], *, forward_only: bool
+        self,
+        parts: list[tuple[list[int], RolloutBatch]],
+        finish: Callable[..., Any],
+        prepare: Callable[[RolloutBatch, PackedInput], None] | None = None,
+        *,
+        forward_only: bool,
     ) -> None:
-        """Runs Megatron's schedule over the micro-batches and `finish` on the last stage's hidden states of each."""
+        """Runs Megatron's schedule over the micro-batches and `finish` on the last stage's hidden states of each.
+
+        `prepare` may change the packed tokens of a micro-batch before its forward.
+        """
         share = self.tensor.size if self.parallel.sequence else 1
 
         def forward(parts: Iterator[tuple[list[int], RolloutBatch]], chunk: Any) -> Any:
             rows, part = next(parts)
             packed = packed_input(part, share, self.context)
+            if prepare is not None:
+                prepare(part, packed)
             hidden = chunk(packed.tokens[None], packed.positions[None], None, packed_seq_params=packed)
             return hidden, partial(finish, rows, part, packed)
 
@@ -237,6 +264,32 @@ class MegatronEngine:
             forward_only=forward_only,
             collect_non_loss_data=forward_only,
         )
+
+    def _router_balance(self, part: RolloutBatch, packed: PackedInput, sequences: int) -> RouterBalance:
+        """Returns the load-balancing loss of a part of a mini-batch with this number of valid sequences."""
+        lengths = part.inputs["lengths"]
+        members = membership(packed, lengths)
+        if self.parallel.sequence:
+            members = members.chunk(self.tensor.size, dim=1)[self.tensor.rank]
+
+        def total(counts: Tensor) -> Tensor:
+            if self.parallel.sequence:
+                self.tensor.sum(counts)
+            if self.context is not None:
+                dist.all_reduce(counts, group=self.context.group)
+            return counts
+
+        factors = part.sample_mask.float() * (self.router_aux_loss_coef / max(sequences, 1))
+        return RouterBalance(factors, members, lengths.float(), total)
+
+    def _router_loss(self, balances: list[RouterBalance]) -> Tensor:
+        """Returns the load-balancing loss without its coefficient, the mean over layers [1], on every rank."""
+        mixture = Mixture.of(self.model.model.config)
+        assert mixture is not None
+        losses = [loss for balance in balances for loss in balance.losses.values()]
+        total = torch.stack(losses).sum() if losses else torch.zeros((), device=self.device)
+        dist.all_reduce(total)  # each rank has its layers and tokens
+        return (total / (self.router_aux_loss_coef * sum(mixture.layers))).reshape(1).cpu()
 
     def _outputs(self, part: RolloutBatch, packed: PackedInput, hidden: Tensor, *, entropy: bool) -> ModelOutputs:
         """Outputs [B,T], 0 outside action positions, of the last hidden states [N,1,H] or a tensor rank's share.

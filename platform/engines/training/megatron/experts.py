@@ -5,7 +5,7 @@ Megatron sends tokens to the ranks of their experts and back. No token is droppe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from megatron.core.transformer.transformer_config import TransformerConfig
 
+    from rl_platform.engines.training.megatron.input import PackedInput
     from rl_platform.engines.training.megatron.mixture import Mixture
 
 
@@ -32,14 +33,31 @@ class Router(nn.Module):
         # A buffer: its size decides ties of experts, and no gradient reaches it.
         self.register_buffer("correction", torch.zeros(mixture.experts) if mixture.correction else None)
 
-    def set_layer_number(self, layer_number: int) -> None: ...
+        self.layer_number = 0
+        self.packed: PackedInput | None = None  # the tokens of the next call
+
+    def set_layer_number(self, layer_number: int) -> None:
+        self.layer_number = layer_number
 
     def forward(self, hidden: Tensor, _padding: object = None) -> tuple[Tensor, Tensor]:
         logits = F.linear(hidden.flatten(0, 1).float(), self.weight.float())
         scores = self.mixture.scores(logits)
         routes = self.mixture.routes(scores, self.correction)
         weights = torch.zeros_like(scores).scatter(1, routes, self.mixture.weights(logits, scores, routes))
-        return weights, torch.zeros_like(scores, dtype=torch.bool).scatter(1, routes, True)
+        selected = torch.zeros_like(scores, dtype=torch.bool).scatter(1, routes, True)
+        if self.packed is not None and self.packed.balance is not None:
+            weights = self.packed.balance.attached(self.layer_number, weights, scores, selected, self.mixture.active)
+        return weights, selected
+
+
+def give_tokens_to_router(layer: nn.Module) -> None:
+    """Lets each call of a Megatron layer, also a recomputed one, set `Router.packed`. Ignores layers without router."""
+    if hasattr(layer.mlp, "router"):
+        layer.register_forward_pre_hook(_give_tokens, with_kwargs=True)
+
+
+def _give_tokens(layer: Any, _: object, options: dict[str, Any]) -> None:
+    layer.mlp.router.packed = options["packed_seq_params"]
 
 
 class Experts(nn.Module):

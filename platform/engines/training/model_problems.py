@@ -1,4 +1,4 @@
-"""Checks before the start whether a model can be trained with context parallelism or adapters, on either backend."""
+"""Checks before the start whether a model can be trained with context parallelism, adapters or a balanced router."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _GATE = "shared_expert_gate"
 
 
-def context_and_adapter_problems(config: PretrainedConfig, section: Trainable, role: str) -> Iterator[Problem]:
+def model_problems(config: PretrainedConfig, section: Trainable, role: str) -> Iterator[Problem]:
     """Yields a problem for each setting of `section` that a model with this transformers config does not allow.
 
     `role`: the name of the section, such as actor. Attention heads are those of one tensor rank.
@@ -33,6 +33,10 @@ def context_and_adapter_problems(config: PretrainedConfig, section: Trainable, r
         fitting = [n for n in range(1, heads + 1) if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)]
         allowed = ", ".join(map(str, fitting))
         yield Problem(f"{role}.parallel.context", message, value=str(ranks), allowed=allowed)
+    if role != "reference" and section.router_aux_loss_coef and getattr(config, "num_experts_per_tok", None) is None:
+        message = f"it balances the experts of a model, and a {config.model_type} model has none"
+        key, value = f"{role}.router_aux_loss_coef", str(section.router_aux_loss_coef)
+        yield Problem(key, message, value=value, hint=f"{key}=0")
     if section.lora is not None:
         yield from unknown_targets(_empty(config), section.lora, f"{role}.lora")
         if section.training_backend == "megatron" and _GATE in section.lora.target_modules:
