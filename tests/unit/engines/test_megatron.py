@@ -44,16 +44,8 @@ PLACES = {
     4: ("tp2 pp2", "tp2 dp2", "pp2 dp2", "pp2 vp2 ep2", "tp2 cp2", "pp2 cp2", "cp2 dp2 ep2"),
 }
 SEVERAL = [layout for layouts in PLACES.values() for layout in layouts]
-MIXTURES = (
-    "experts",
-    "experts critic",
-    "shared experts",
-    "mixtral",
-    "latent",
-    "latent critic",
-    "latent lora",
-    "balanced",
-)
+LATENT = ("latent", "latent critic", "latent lora")
+MIXTURES = ("experts", "experts critic", "shared experts", "balanced", "mixtral", *LATENT)
 SPREAD = [layout for layout in SEVERAL if "dp2" in layout or layout in ("ep2", "pp2 vp2 ep2")]
 layouts = pytest.mark.parametrize("layout", ["one", *SEVERAL])
 
