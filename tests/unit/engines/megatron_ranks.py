@@ -116,9 +116,8 @@ BALANCED = {"balanced": "actor"}  # with a load-balancing loss
 BALANCE = 0.3
 LORA = {"actor lora": "actor", "qwen3 lora": "actor", "latent lora": "actor", "critic lora": "critic"}
 ADAPTERS = {  # of the kinds in LORA
-    "actor lora": Lora(
-        rank=3, target_modules=["q_proj", "v_proj", "o_proj", "down_proj"]
-    ),  # two parts of a fused layer
+    # two parts of a fused layer
+    "actor lora": Lora(rank=3, alpha=12.0, target_modules=["q_proj", "v_proj", "o_proj", "down_proj"]),
     "qwen3 lora": Lora(rank=2, alpha=6.0),
     "latent lora": Lora(
         rank=2, alpha=4.0, target_modules=["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "up_proj"]
@@ -143,11 +142,11 @@ KINDS_OF = {  # in the other layouts: LLAMA
     "pp2": [*LLAMA, "shared experts", "actor lora"],
     "tp2": [*LLAMA, "actor lora", "critic lora"],
     "dp2": [*LLAMA, "experts", "critic lora"],
-    "tp2 pp2": [*LLAMA, "qwen2", "qwen3", "actor lora"],
+    "tp2 pp2": [*LLAMA, "qwen2", "qwen3", "actor lora", "balanced"],
     "pp2 vp2": [*DEEP],
     "ep2": [*EXPERTS, "mixtral", "balanced"],
     "tp2 ep2": ["experts", "latent"],
-    "pp2 vp2 ep2": ["experts", "latent", "balanced"],
+    "pp2 vp2 ep2": ["experts", "latent"],
     "cp2": [*LLAMA, "kl", "latent", "actor lora"],
     "tp2 cp2": [*LLAMA, "latent", "latent lora", "balanced"],
     "cp2 dp2 ep2": ["experts"],
