@@ -117,7 +117,7 @@ BALANCE = 0.3
 LORA = {"actor lora": "actor", "qwen3 lora": "actor", "latent lora": "actor", "critic lora": "critic"}
 ADAPTERS = {  # of the kinds in LORA
     # two parts of a fused layer
-    "actor lora": Lora(rank=3, alpha=12.0, target_modules=["q_proj", "v_proj", "o_proj", "down_proj"]),
+    "actor lora": Lora(rank=3, alpha=20.0, target_modules=["q_proj", "v_proj", "o_proj", "down_proj"]),
     "qwen3 lora": Lora(rank=2, alpha=6.0),
     "latent lora": Lora(
         rank=2, alpha=4.0, target_modules=["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "up_proj"]
