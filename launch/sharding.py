@@ -26,7 +26,7 @@ def sharding_problems(config: Config, placement: Placement) -> Iterator[Problem]
         parallel, ranks = config.section(role).parallel, placement.world_size(role)
         if ranks % parallel.ranks:
             message = f"{ranks} ranks of {role} are no multiple of the {parallel.ranks} ranks that split a model"
-            hint = f"tensor * pipeline * context must divide the number of ranks of {role} in cluster.component_placement"
+            hint = f"tensor * pipeline * context must divide the ranks of {role} in cluster.component_placement"
             if parallel.expert > 1:
                 hint += ", and so must expert * pipeline"
             yield Problem(f"{role}.parallel", message, value=_show(config, role), hint=hint)

@@ -95,7 +95,7 @@ def test_ranks_that_share_tokens_hold_copies_together():
     assert problems(FOUR, "actor.parallel={context: 2, tensor: 2}", "critic.parallel.tensor=2") == {}
     refused = problems(FOUR, "actor.parallel={context: 4, tensor: 2}", "critic.parallel.tensor=2")
     assert refused.keys() == {"actor.parallel"}
-    assert "8 ranks share" in refused["actor.parallel"].message
+    assert "8 ranks that split a model" in refused["actor.parallel"].message
     assert refused["actor.parallel"].value == "tensor 2, pipeline 1, context 4"
 
 
