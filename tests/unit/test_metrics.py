@@ -343,7 +343,7 @@ def test_a_tracker_that_fails_does_not_end_the_run(
     monkeypatch.setitem(sys.modules, name, tracker)
     tracker.init = lambda **_: 1 / 0  # type: ignore[attr-defined]
     track(tmp_path, name)
-    assert "division by zero. The run goes on" in caplog.text
+    assert "division by zero. The run continues" in caplog.text
     assert len(read_metrics(tmp_path)) == 5
 
 

@@ -32,7 +32,7 @@ NAMES["GROUPS"] = f"{NAMES['NO_CRITIC']}; algorithm.adv_type=grpo; algorithm.gro
 
 
 def overrides_of(text: str) -> list[str]:
-    return re.sub(r"\b[A-Z_]{3,}\b", lambda name: NAMES[name[0]], text).split("; ")
+    return re.sub(r"\b[A-Z_]{3,}\b", lambda name: NAMES.get(name[0], name[0]), text).split("; ")
 
 
 def cases(name: str) -> list[list[str]]:
