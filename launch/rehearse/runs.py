@@ -6,8 +6,11 @@ kills a run if this process dies.
 
 from __future__ import annotations
 
+import getpass
 import json
+import os
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -28,6 +31,7 @@ main()
 ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "PYTHONUNBUFFERED": "1"}
 POLL_S = 0.005
 GONE_S = 10.0  # in which no process of a killed run may be left
+LONGEST_TMPDIR = 60  # characters: engines make sockets there, whose paths are short
 SHOWN = 40  # lines of a failed run's output
 
 
@@ -55,6 +59,14 @@ class Runs:
         with suppress(OSError):
             kept.unlink()  # of an earlier rehearsal
         self.config, self.output, self.log = folder / "config.yaml", folder / "run", folder / "log.txt"
+        self._environment = dict(ENVIRONMENT)
+        temporary = folder / "tmp"  # a killed run leaves files of its engines there
+        if len(str(temporary)) <= LONGEST_TMPDIR:
+            temporary.mkdir()
+            with suppress(KeyError, OSError):  # a user without a name
+                compiled = f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}"  # torch's default, which stays
+                self._environment["TORCHINDUCTOR_CACHE_DIR"] = os.environ.get("TORCHINDUCTOR_CACHE_DIR", compiled)
+            self._environment["TMPDIR"] = str(temporary)
 
     def until_killed(self) -> None:
         """Runs from the start until the first checkpoint is written, then sends SIGKILL.
@@ -103,7 +115,7 @@ class Runs:
     @contextmanager
     def _started(self) -> Iterator[Child]:
         with self.log.open("ab") as log:
-            child = Child(_PROGRAM, Death.GUARD, [self.config], ENVIRONMENT, output=log)
+            child = Child(_PROGRAM, Death.GUARD, [self.config], self._environment, output=log)
             try:
                 yield child
             finally:
