@@ -146,7 +146,9 @@ def one_process(config: Config) -> Config:
         update={
             "cluster": Cluster(component_placement={names: "0"}, runtime="local"),
             "runner": config.runner.model_copy(update={"max_staleness": 0}),
-            "algorithm": config.algorithm.model_copy(update={"use_kl_in_reward": False, "use_kl_loss": False}),
+            "algorithm": config.algorithm.model_copy(
+                update={"use_kl_in_reward": False, "use_kl_loss": False, "distillation_coef": 0.0}
+            ),
             "actor": actor,
             "critic": Critic(),
             "rollout": rollout,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rl_platform.algorithms.advantages import estimator
+from rl_platform.config.schema import Config
 from rl_platform.config.schema.algorithm import Algorithm
 from rl_platform.launch.check.property import Difference, compare
 from rl_platform.launch.check.samples import Case
@@ -21,6 +22,11 @@ from rl_platform.records import RolloutBatch
 CHANGE = 3.0  # of a reward or a value; both have deviations around 1
 NONE = 1e-4  # of the largest change in a row: less counts as no change
 COMPARED = 3  # positions, at least, on which a factor and a constant are fitted
+
+
+def without_rewards(config: Config) -> str | None:
+    """Why the property is not asked; None: it is."""
+    return "adv_type distillation reads no rewards" if config.algorithm.adv_type == "distillation" else None
 
 
 def credit(case: Case) -> Iterator[Difference]:

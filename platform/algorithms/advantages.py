@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from rl_platform.algorithms.action_levels import to_log_prob_level
+from rl_platform.algorithms.aggregation import select
 from rl_platform.algorithms.gae import decoupled_gae, length_adaptive_lambda
 from rl_platform.algorithms.groups import grpo, leave_one_out, local_penalties, opo, raw, reward_to_go, rloo
 from rl_platform.algorithms.statistics import whiten, whiten_rows
@@ -27,9 +29,10 @@ def advantages(batch: RolloutBatch, algorithm: Algorithm) -> tuple[FloatBT, Floa
     """Advantages and returns [B,T] of the batch, exactly 0 outside `batch.mask`; returns None: there is no critic.
 
     Advantages are whitened over all active positions of the batch where the estimator says so, else where
-    `algorithm.normalize_advantages` does, then bounded by `advantage_clip`; returns never are. Raises Diverged for
-    rewards or values that are not finite. If values exist at some positions only (`batch.value_mask`), those are the
-    time steps, and each advantage is then repeated at the positions that follow it.
+    `algorithm.normalize_advantages` does. With `distillation_coef` the reverse KL to the teacher is subtracted, and
+    `advantage_clip` bounds the result. Returns are not changed by any of this. Raises Diverged for rewards or values
+    that are not finite. If values exist at some positions only (`batch.value_mask`), those are the time steps, and each
+    advantage is then repeated at the positions that follow it.
     """
     mask = batch.value_positions
     check_finite("rewards", batch.rewards, batch.baseline_mask)
@@ -40,9 +43,23 @@ def advantages(batch: RolloutBatch, algorithm: Algorithm) -> tuple[FloatBT, Floa
     if algorithm.normalize_advantages if whitens is None else whitens:
         over = whiten_rows if algorithm.whiten_over == "sequences" else whiten
         estimated = over(estimated, mask)
+    if algorithm.distillation_coef:
+        estimated = estimated - algorithm.distillation_coef * reverse_kl(batch)
     if algorithm.advantage_clip is not None:
         estimated = estimated.clamp(*algorithm.advantage_clip)  # the bounds enclose 0, so masked positions stay 0
     return to_log_prob_level(estimated, batch), returns
+
+
+def reverse_kl(batch: RolloutBatch) -> FloatBT:
+    """log pi_old - log pi_teacher of each sampled token [B,T], 0 outside `batch.mask`: on-policy distillation.
+
+    Its expectation is the reverse KL(pi || teacher) of the next token, without what follows it (a discount of 0): GKD
+    (Agarwal et al. 2024), MiniLLM (Gu et al. 2024), "On-Policy Distillation" (Thinking Machines Lab 2025).
+    """
+    assert batch.log_probs is not None
+    assert batch.reference_log_probs is not None
+    # A_t - c (log pi_old,t - log pi_teacher,t)
+    return select(batch.log_probs - batch.reference_log_probs, batch.mask)
 
 
 def estimator(adv_type: str) -> Estimate:
@@ -94,4 +111,5 @@ BUILT_IN_ESTIMATORS: dict[str, Estimate] = {
     "reinforce_plus_plus": _reinforce_plus_plus,
     "reinforce_plus_plus_baseline": lambda b, _: (grpo(b.rewards, b.mask, b.group_ids, False, b.baseline_mask), None),
     "raw": lambda b, _: (raw(b.rewards, b.mask), None),
+    "distillation": lambda b, _: (torch.zeros_like(b.rewards), None),
 }

@@ -100,6 +100,8 @@ def _advantages(algorithm: Algorithm) -> str:
         if (algorithm.normalize_advantages if whitens is None else whitens)
         else "not whitened"
     )
+    if algorithm.distillation_coef:
+        whitening += f"; - {algorithm.distillation_coef:g} (log-prob - the teacher's log-prob) on every token"
     if (clip := algorithm.advantage_clip) is not None:
         whitening += f", bounded by [{clip[0]:g}, {clip[1]:g}]"
     return f"{_estimator(algorithm)}; {whitening}"
@@ -121,6 +123,7 @@ def _estimator(algorithm: Algorithm) -> str:
             + (", the KL penalty of each token its own" if algorithm.reinforce_kl_credit == "local" else ""),
             "reinforce_plus_plus_baseline": "score minus mean of the group",
             "raw": "the score itself",
+            "distillation": "0 for every score",
         }[name]
     )
 

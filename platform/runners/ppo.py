@@ -15,12 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from rl_platform.algorithms.advantages import advantages
+from rl_platform.algorithms.advantages import advantages, reverse_kl
 from rl_platform.algorithms.groups import outcome_scores
 from rl_platform.algorithms.kl import KLController, sequence_mean_kl
 from rl_platform.algorithms.mismatch import mismatch_weights
 from rl_platform.algorithms.pf_ppo import apply_pf_ppo
 from rl_platform.algorithms.rewards import penalized
+from rl_platform.algorithms.statistics import masked_mean
 from rl_platform.algorithms.summary import rollout_metrics
 from rl_platform.algorithms.validation import check_batch
 from rl_platform.config.schema import Config
@@ -239,6 +240,8 @@ class PPO:
         """Metrics of the rollout. Notes once in a run that the two engines differ by more than rounding."""
         recomputed = self.algorithm.old_log_probs == "recompute"
         metrics = rollout_metrics(batch if recomputed else replace(batch, log_probs=None))  # else nothing to compare
+        if self.algorithm.distillation_coef:
+            metrics["distillation/reverse_kl"] = float(masked_mean(reverse_kl(batch), batch.mask))
         if batch.versions is not None:
             age = (self.version(step) - batch.versions).float()
             metrics |= {"staleness/mean": age.mean().item(), "staleness/max": age.max().item()}

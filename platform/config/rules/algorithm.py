@@ -22,7 +22,7 @@ from rl_platform.config.schema.algorithm import (
 )
 from rl_platform.errors import Problem
 
-_LOSS_TYPE = "algorithm.loss_type"
+_LOSS_TYPE, _TEACHER = "algorithm.loss_type", "algorithm.distillation_coef"
 _TYPE, _LOSS, _AGGREGATION = "algorithm.adv_type", "algorithm.policy_loss", "algorithm.loss_agg_func"
 _KL_REWARD, _KL_LOSS, _BOTH_KL = "algorithm.use_kl_in_reward", "algorithm.use_kl_loss", "algorithm.allow_both_kl"
 _CORRECTION, _OLD, _DYNAMIC = "algorithm.rollout_is", "algorithm.old_log_probs", "algorithm.dynamic_sampling"
@@ -117,11 +117,29 @@ def _kl_terms(config: Config) -> Iterator[Problem]:
     ):
         message = "an adaptive coefficient is multiplied by a factor in each step, so it stays 0; start above 0"
         yield Problem("algorithm.kl_ctrl.kl_coef", message)
+    yield from _distillation(config)
     random_start = "an embodied policy starts from random weights, which are no useful reference"
     if when(lambda: embodied(config) and algorithm.use_kl_in_reward):
         yield Problem(_KL_REWARD, random_start)
     if when(lambda: embodied(config) and algorithm.use_kl_loss):
         yield Problem(_KL_LOSS, random_start)
+
+
+def _distillation(config: Config) -> Iterator[Problem]:
+    algorithm = config.algorithm
+    if when(lambda: algorithm.adv_type == "distillation" and not algorithm.distillation_coef):
+        message = "adv_type distillation has no advantages but those of the teacher, and their coefficient is 0"
+        yield Problem(_TEACHER, message, hint=f"{_TEACHER}: 1")
+    if not when(lambda: algorithm.distillation_coef):
+        return
+    if when(lambda: embodied(config)):
+        yield Problem(_TEACHER, "a teacher is a language model, which embodied training does not have")
+    elif when(lambda: config.reference.model is None):
+        message = f"{_TEACHER} needs a teacher, which is the model of the reference"
+        yield Problem("reference.model", message, hint="as reference.model.path: FOLDER")
+    if when(lambda: algorithm.use_kl_in_reward or algorithm.use_kl_loss):
+        message = "KL terms compare with the same reference, the teacher, so its KL would count twice"
+        yield Problem(_TEACHER, message, hint=f"{_KL_REWARD}: false and {_KL_LOSS}: false, and a larger {_TEACHER}")
 
 
 def _losses(config: Config) -> Iterator[Problem]:
@@ -250,6 +268,9 @@ def _old_log_probs(config: Config) -> Iterator[Problem]:
         yield Problem(_OLD, message, hint=recompute)
     elif source == "current" and when(lambda: algorithm.use_kl_in_reward):
         yield Problem(_OLD, "the KL in the reward needs log-probs before the update", hint=recompute)
+    if source == "current" and when(lambda: algorithm.distillation_coef):
+        message = f"{_TEACHER} needs log-probs before the update"
+        yield Problem(_OLD, message, hint=recompute)
     if source == "current" and when(lambda: algorithm.policy_loss in COVARIANCE):
         message = f"policy_loss {algorithm.policy_loss} compares log-probs before the update"
         yield Problem(_OLD, message, hint=recompute)

@@ -53,6 +53,7 @@ ESTIMATORS = {  # by their name in `adv_type`
     "reinforce_plus_plus": EstimatorNeeds(whitens=True, keys=("gamma", "reinforce_kl_credit")),
     "reinforce_plus_plus_baseline": EstimatorNeeds(groups=True, whitens=True, keys=("whiten_over",)),
     "raw": EstimatorNeeds(),
+    "distillation": EstimatorNeeds(whitens=False),
 }
 
 
@@ -162,7 +163,10 @@ class Algorithm(Section):
     adv_type: str = key(
         "gae",
         "advantage estimator: gae, grpo, rloo, opo, reinforce_plus_plus, reinforce_plus_plus_baseline, raw, "
-        "or module:function",
+        "distillation (the teacher alone), or module:function",
+    )
+    distillation_coef: float = key(
+        0.0, "coefficient of the reverse KL to a teacher, reference.model, in the advantage of each token; 0: off", ge=0
     )
     gamma: float = key(1.0, "discount factor", ge=0, le=1)
     gae_lambda: float = key(0.95, "GAE lambda", ge=0, le=1)
@@ -318,4 +322,4 @@ class Algorithm(Section):
 
     @property
     def needs_reference(self) -> bool:
-        return self.use_kl_in_reward or self.use_kl_loss
+        return self.use_kl_in_reward or self.use_kl_loss or self.distillation_coef > 0

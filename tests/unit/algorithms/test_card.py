@@ -104,6 +104,7 @@ def test_the_gradient_of_the_kl_loss_is_told() -> None:
         {"policy_loss": "mine:loss"},
         {"positive_nll_coef": 0.1},
         {"loss_agg_func": "token-sum"},
+        {"distillation_coef": 0.5},
         {"rollout_is": {}},
         {"rollout_is": {"veto": 0.01}},
         {"rollout_is": {"reject": {"stat": "k1", "threshold": 0.1, "low": -0.1}}},
@@ -167,7 +168,7 @@ def test_every_control_shows(base: dict[str, Any], change: dict[str, Any], text:
 def test_estimators_with_and_without_critic(adv_type: str) -> None:
     found = card(has_values=adv_type == "gae", adv_type=adv_type, group_size=2)
     assert found["advantages"].startswith(f"{adv_type}, ")
-    assert found["advantages"].endswith("; not whitened") == (adv_type in ("grpo", "rloo", "opo"))
+    assert found["advantages"].endswith("; not whitened") == (adv_type in ("grpo", "rloo", "opo", "distillation"))
     if adv_type != "gae":
         assert found["value loss"] == "none: there is no critic"
         assert not {"critic steps per rollout", "critic warm-up"} & found.keys()

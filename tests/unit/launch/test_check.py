@@ -158,6 +158,11 @@ def test_nothing_of_the_world_is_needed(command) -> None:
     [
         without_critic("adv_type: grpo, policy_loss: gspo, loss_agg_func: seq-mean-token-mean, dynamic_sampling: {}"),
         without_critic("adv_type: rloo, policy_loss: cispo, positive_nll_coef: 0.1, clip_ratio_low: 0.0"),
+        [
+            *without_critic("adv_type: distillation, distillation_coef: 0.5"),
+            "reference.model={random_init: {}, tokenizer: bytes}",
+            "cluster.component_placement={'actor,rollout,reward,reference': all}",
+        ],
         without_critic("adv_type: opo, group_size: 2, policy_loss: kl_cov, covariance: {fraction: 0.2}"),
         without_critic("adv_type: reinforce_plus_plus, policy_loss: reinforce, loss_agg_func: seq-mean-token-sum-norm"),
         [*KL_REWARD, "algorithm.kl_penalty=full", "algorithm.policy_training_start_step=7"],
