@@ -268,7 +268,7 @@ def _old_log_probs(config: Config) -> Iterator[Problem]:
         yield Problem(_OLD, message, hint=recompute)
     elif source == "current" and when(lambda: algorithm.use_kl_in_reward):
         yield Problem(_OLD, "the KL in the reward needs log-probs before the update", hint=recompute)
-    if source == "current" and when(lambda: algorithm.distillation_coef):
+    if source == "current" and when(lambda: algorithm.distillation_coef > 0):
         message = f"{_TEACHER} needs log-probs before the update"
         yield Problem(_OLD, message, hint=recompute)
     if source == "current" and when(lambda: algorithm.policy_loss in COVARIANCE):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import PurePath
 
 from rl_platform.config.rules.rule import CHUNKS, TASK, Unread, embodied, reasoning, unread_keys, when
@@ -58,7 +59,7 @@ def _task(config: Config, key: str, task: Task) -> Iterator[Problem]:
         yield Problem(f"{key}.path", f"type {kind} needs a {'dataset' if kind == 'dataset' else 'file'}")
     unknown_format = f"type file reads {', '.join(FILE_SUFFIXES)}, by the suffix"
     for name in ("path", "val_path"):
-        if kind == "file" and when(lambda name=name: not _is_readable(getattr(task, name))):
+        if kind == "file" and not _is_readable(when(partial(getattr, task, name))):
             yield Problem(f"{key}.{name}", unknown_format)
     if kind == "reasoning_gym" and when(lambda: not task.name):
         yield Problem(f"{key}.name", "type reasoning_gym needs the name of its data set", hint="for example chain_sum")
@@ -74,8 +75,8 @@ def _task(config: Config, key: str, task: Task) -> Iterator[Problem]:
 
 
 def _sources(sources: list[Source]) -> Iterator[Problem]:
-    weights, sizes = ([when(lambda s=s, n=n: getattr(s, n)) for s in sources] for n in ("weight", "val_size"))
-    labels = [when(lambda source=source: source.label) for source in sources]
+    weights, sizes = ([when(partial(getattr, source, key)) for source in sources] for key in ("weight", "val_size"))
+    labels = [when(partial(getattr, source, "label")) for source in sources]
     for index, label in enumerate(labels):
         if label is not None and label in labels[:index]:
             message = f"another source is named {label}, and names of metrics contain it"
@@ -98,7 +99,8 @@ def unread(config: Config) -> Iterator[Unread]:
         tasks = when(lambda: config.data.tasks) or []
         for key, task in tasks:
             yield from _unread_by(key, task)
-        if tasks and when(lambda: all(task.type in _STORED for _, task in tasks)):
+        only_stored = when(lambda: all(task.type in _STORED for _, task in tasks))
+        if tasks and only_stored:
             switch = (_KIND, "data.sources")
             yield Unread("data.train_size", "it belongs to generated tasks; all questions of a file are used", switch)
         if when(lambda: not config.data.use_chat_template):

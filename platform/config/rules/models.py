@@ -52,8 +52,8 @@ def unread(config: Config) -> Iterator[Unread]:
             "algorithm", "critic_ppo_epochs update_order policy_training_start_step", reason, *switches
         )
     if when(lambda: not config.algorithm.needs_reference):
-        switches = ("algorithm.use_kl_in_reward", "algorithm.use_kl_loss", "algorithm.distillation_coef")
-        yield Unread("reference", f"no KL term is on ({', '.join(switches)})", switches)
+        terms = ("algorithm.use_kl_in_reward", "algorithm.use_kl_loss", "algorithm.distillation_coef")
+        yield Unread("reference", f"no KL term is on ({', '.join(terms)})", terms)
     if when(lambda: config.reference_is_base):
         reason = "with actor.lora the reference is the actor's own model without its adapters"
         yield Unread("reference", reason, ("actor.lora", "reference.model"))

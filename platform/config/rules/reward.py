@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from urllib.parse import urlsplit
 
 from rl_platform.config.rules.rule import TASK, Unread, embodied, reasoning, unknown_name, unread_keys, when
@@ -79,9 +80,13 @@ def _groups(pattern: str) -> int:
         return -1
 
 
+def _may_be_negative(part: Scoring) -> bool:
+    return ":" in part.type or part.type in ("model", "judge", "http")
+
+
 def _functions(functions: list[RewardFunction]) -> Iterator[Problem]:
-    labels = [when(lambda each=each: each.label) for each in functions]
-    types = [when(lambda each=each: each.type) for each in functions]
+    labels = [when(partial(getattr, function, "label")) for function in functions]
+    types = [when(partial(getattr, function, "type")) for function in functions]
     for index, label in enumerate(labels):
         key = f"reward.functions[{index}].name"
         if label is not None and label in labels[:index]:
@@ -145,7 +150,7 @@ def _factor_of_truncation(config: Config) -> Iterator[Problem]:
         message = f"{_LESS}, and {_SCALING}.target_min is {lowest:g}"
         yield Problem(_COEF, message, hint=f"{_BUFFER} subtracts a penalty instead")
     for key, part in when(lambda: [] if algorithm.reward_scaling else reward.parts) or ():
-        if when(lambda part=part: ":" in part.type or part.type in ("model", "judge", "http")):
+        if when(partial(_may_be_negative, part)):
             message = f"{_LESS}, and the scores of {part.type} ({key}.type) may be negative"
             yield Problem(_COEF, message, hint=f"{_SCALING} maps them to a known range")
             break

@@ -228,7 +228,7 @@ def test_an_actor_leaves_for_a_reward_model(plans: Any) -> None:
     assert not any("offload" in warning for warning in plans.report(config).warnings)
     verifier = plans.config("actor.offload=true", placement=apart)
     assert order_of(verifier).leaving == set()
-    assert "actor.offload: nobody else uses its devices, so it stays" in plans.report(verifier).warnings
+    assert "actor.offload: no other component uses its devices, so it stays" in plans.report(verifier).warnings
 
 
 def test_a_reward_model_and_the_generator_work_at_once(plans: Any) -> None:
