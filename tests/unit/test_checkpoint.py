@@ -152,7 +152,7 @@ def test_a_room_that_holds_two_checkpoints_is_enough_to_keep_one(
 def test_a_shard_that_is_not_in_the_folder_was_written_elsewhere(tmp_path: Path) -> None:
     """As on a node with a disk of its own."""
     store = CheckpointStore(tmp_path, keep=1)
-    with pytest.raises(CheckpointError, match=r"__1_0\.distcp was written elsewhere: every node must see"):
+    with pytest.raises(CheckpointError, match=r"__1_0\.distcp was written on another node: all nodes must share"):
         store.save(1, {"actor": Shards(0, lambda folder: {"__1_0.distcp": Written(1, "")})})
     assert list(tmp_path.iterdir()) == []
 

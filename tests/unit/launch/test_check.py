@@ -163,7 +163,7 @@ def test_nothing_of_the_world_is_needed(command) -> None:
             "reference.model={random_init: {}, tokenizer: bytes}",
             "cluster.component_placement={'actor,rollout,reward,reference': all}",
         ],
-        without_critic("adv_type: opo, group_size: 2, policy_loss: kl_cov, covariance: {fraction: 0.2}"),
+        without_critic("adv_type: opo, policy_loss: kl_cov, covariance: {fraction: 0.2}"),
         without_critic("adv_type: reinforce_plus_plus, policy_loss: reinforce, loss_agg_func: seq-mean-token-sum-norm"),
         [*KL_REWARD, "algorithm.kl_penalty=full", "algorithm.policy_training_start_step=7"],
         [*KL_REWARD, "algorithm.kl_ctrl={type: adaptive}", "algorithm.use_pf_ppo=true"],
@@ -397,4 +397,4 @@ def test_the_table_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, lines)) <= 100
     assert len(lines) == len(PROPERTIES) + 4  # one line each, a frame, the summary
     assert any(line.split()[1:] == ["broken", "one", "=", "two", "0.5", "failed", "│"] for line in lines)
-    assert lines[-1] == "8 passed, 1 failed, 0 not asked; seed 1, 2.0 s"
+    assert lines[-1] == "9 passed, 1 failed, 0 not asked; seed 1, 2.0 s"
