@@ -304,6 +304,21 @@ def _check_backbone(config: Config) -> None:
     refuse_features(_model_config(config, "actor")[0], config.actor.model.path, 0)
 
 
+def check_user_functions(config: Config) -> None:
+    """Raises ConfigError with all functions of the user that cannot be imported; see also `check_reward`."""
+    checks = [check_policy_loss, check_estimator]
+    if config.runner.task_type == "reasoning":
+        checks += [check_tool, check_reward]
+    problems: list[Problem] = []
+    for check in checks:
+        try:
+            check(config)
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+
+
 def check_reward(config: Config) -> None:
     """Raises ConfigError or WorkerError if the user's reward function cannot be imported or the reward model is
     invalid, Unreachable if the reward server does not answer. Does not read the weights of a reward model.

@@ -22,11 +22,8 @@ from rl_platform.launch.output import OutputFolder, output_folder
 from rl_platform.launch.preflight import (
     check_architectures,
     check_cheap,
-    check_estimator,
     check_models,
-    check_policy_loss,
-    check_reward,
-    check_tool,
+    check_user_functions,
     policy_bytes,
 )
 from rl_platform.launch.sharding import check_kernels
@@ -51,16 +48,13 @@ def run(loaded: LoadedConfig, config_path: str, placement: Placement, inventory:
     config = loaded.config
     check_cheap(config, placement)
     check_kernels(config, placement)
-    check_policy_loss(config)
     world: EnvSpaces | Split
     if config.runner.task_type == "embodied":
         world = spaces_of(config)
     else:
         world = build_questions(config.data, config.runner.seed)
         check_architectures(config, placement)
-        check_reward(config)
-        check_tool(config)
-        check_estimator(config)
+    check_user_functions(config)
     with shutting_down(), ExitStack() as stack:
         cluster_is_up = stack.enter_context(cluster_for(config.cluster, placement))  # it starts while models are read
         if isinstance(world, EnvSpaces):

@@ -46,8 +46,10 @@ def test_a_run(command, folder: Path) -> None:
     assert any(sample["reward"] >= 1 for sample in samples)
 
 
-def test_an_unknown_tool_is_told_before_anything_starts(command) -> None:
-    ended = command("reasoning.yaml", *KEYS, "rollout.multi_turn.tool=my_tols:answer")
+def test_unknown_functions_are_told_together_before_anything_starts(command) -> None:
+    unknown = ("rollout.multi_turn.tool=my_tols:answer", "reward.type=my_tols:score")
+    ended = command("reasoning.yaml", *KEYS, *unknown)
     assert ended.code == 2
+    assert "2 problems" in ended.err
+    assert ended.err.count("cannot be imported") == 2
     assert "rollout.multi_turn.tool" in ended.err
-    assert "cannot be imported" in ended.err
