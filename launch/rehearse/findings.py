@@ -12,8 +12,8 @@ from rl_platform.envs.reasoning.question import Question, Split
 from rl_platform.errors import ConfigError, PlatformError, Problem, WorkerError
 from rl_platform.launch.extras import required
 from rl_platform.launch.preflight import check_estimator, check_policy_loss, check_tool, rank_problems
-from rl_platform.launch.rehearse.architectures import Architecture
 from rl_platform.launch.rehearse.materials import models
+from rl_platform.launch.rehearse.small_models import Architecture
 from rl_platform.launch.sharding import shape_problems, sharding_problems
 from rl_platform.placement.scheduler import Placement
 

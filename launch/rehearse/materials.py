@@ -14,14 +14,14 @@ from rl_platform.config.schema.models import Model, Trainable
 from rl_platform.config.schema.reward import RewardModel
 from rl_platform.envs.reasoning.rows import rows_of
 from rl_platform.errors import ConfigError, Problem
-from rl_platform.launch.rehearse.architectures import (
+from rl_platform.launch.rehearse.shrink import Materials
+from rl_platform.launch.rehearse.small_models import (
     PLAIN,
     Architecture,
     Specials,
     options_of,
     small_options,
 )
-from rl_platform.launch.rehearse.shrink import Materials
 from rl_platform.models.pretrained import PACKAGED, packaged_gguf, quiet_transformers
 from rl_platform.placement.architectures import known_options
 

@@ -15,10 +15,10 @@ from rl_platform.envs.reasoning.tasks import build_questions
 from rl_platform.errors import ConfigError
 from rl_platform.launch.command import load
 from rl_platform.launch.preflight import check_cheap
-from rl_platform.launch.rehearse.architectures import options_of, small_options
 from rl_platform.launch.rehearse.findings import check_sizes
 from rl_platform.launch.rehearse.materials import architectures, write_questions
 from rl_platform.launch.rehearse.shrink import Materials, flat, shrunk
+from rl_platform.launch.rehearse.small_models import options_of, small_options
 from rl_platform.launch.rehearse.small_placement import LEARNERS, data_parallel
 from rl_platform.models.families import FAMILIES as COMPUTED
 from rl_platform.models.pretrained import empty_causal_lm

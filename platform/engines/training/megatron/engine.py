@@ -22,11 +22,11 @@ from rl_platform.algorithms.losses import ModelOutputs
 from rl_platform.algorithms.metrics import Metrics, Sums
 from rl_platform.config.schema.models import Optim, Parallel
 from rl_platform.engines.training.base import Loss, MicroBatches
+from rl_platform.engines.training.megatron.balancing_loss import RouterBalance
 from rl_platform.engines.training.megatron.device import prepare, quiet_megatron
 from rl_platform.engines.training.megatron.mixture import Mixture
 from rl_platform.engines.training.megatron.model import build_stage, clipped_gradient_norm, with_optimizer
 from rl_platform.engines.training.megatron.model_state import EMBEDDING, Groups, ModelState
-from rl_platform.engines.training.megatron.router_balance import RouterBalance
 from rl_platform.engines.training.megatron.supported import is_latent, unfit, uses_transformer_engine
 from rl_platform.engines.training.megatron.vocab_parallel import vocab_parallel_full_kl, vocab_parallel_log_probs
 from rl_platform.engines.training.megatron.weights import Source, base_name, source_of

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
-from rl_platform.engines.training.megatron.router_balance import RouterBalance
+from rl_platform.engines.training.megatron.balancing_loss import RouterBalance
 from rl_platform.models.context_parallel import ContextParallel
 from rl_platform.models.packed import PackedAttention, pack
 from rl_platform.records import RolloutBatch
