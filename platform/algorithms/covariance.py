@@ -1,7 +1,7 @@
 """Positions whose covariance of log-prob and advantage is large: they drive the entropy down (Cui et al. 2025).
 
 Chosen on a whole mini-batch before it is split, on every rank alike, so that the choice does not depend on
-micro-batches or ranks. What happens at these positions is in losses.py.
+micro-batches or ranks. `losses.py` treats these positions.
 """
 
 from __future__ import annotations
