@@ -229,6 +229,9 @@ def _in_this_process(
     for number, handler in before.items():
         signal.signal(number, handler)
     sys.unraisablehook = hook
+    for name, module in list(sys.modules.items()):  # the next test's folder may have a module of the same name
+        if (file := getattr(module, "__file__", None)) and Path(file).parent == Path.cwd():
+            del sys.modules[name]
 
 
 @pytest.fixture

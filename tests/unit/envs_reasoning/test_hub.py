@@ -115,8 +115,8 @@ def test_without_the_package(saved: Path, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("messages", "expected"),
     [
-        ([], "the last message must be of role user"),
-        ([*CHAT, {"role": "assistant", "content": "2"}], "the last message must be of role user"),
+        ([], "the last message must have the role user"),
+        ([*CHAT, {"role": "assistant", "content": "2"}], "the last message must have the role user"),
         ([{"role": "human", "content": "x"}], r'message 1: role "human" must be one of system, user, assistant'),
         ([{"role": "user", "content": " "}], "message 1: content must be a text that is not empty"),
         ([{"role": "user", "content": [{"type": "text"}]}], "message 1: content must be a text"),
