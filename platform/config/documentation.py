@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import inspect
 import json
+from typing import get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
 from rl_platform.config.describe import allowed, section_of
-from rl_platform.config.foreign_names import foreign_keys, foreign_sections
+from rl_platform.config.foreign_names import foreign_keys
 from rl_platform.config.schema import Config
 from rl_platform.config.schema.base import Section
-from rl_platform.config.schema.cluster import NodeGroup
-from rl_platform.config.schema.data import Source
-from rl_platform.config.schema.env import EnvTask
-from rl_platform.config.schema.reward import RewardFunction
 
 _HEAD = """# Configuration
 
@@ -79,66 +76,82 @@ _SHORT = {
 }
 _REPEATED = 3  # rows that two sections have in common, from which on the second refers to the first
 
+_NAMES = """## Names of other systems
+
+The loader refuses key names of {systems}. The message gives the key to use
+and the difference in meaning. [names.yaml](../platform/config/names.yaml) lists all of them by system.
+"""
+
 
 def render() -> str:
-    """The whole page."""
+    """Returns the whole page."""
     parts = [_HEAD]
-    shown: dict[type[Section], str] = {}  # the sections that have a table, and where it is
+    shown: dict[type[Section], str] = {}  # the sections whose keys the page has, and where
     for name, field in Config.model_fields.items():
         section = section_of(field.annotation)
         if section is not None:
-            parts += _section(name, section, shown)
-            if name == "cluster":
-                parts += _section("cluster.node_groups[]", NodeGroup, shown)
-            if name == "data":
-                parts += _section("data.sources[]", Source, shown)
-            if name == "reward":
-                parts += _section("reward.functions[]", RewardFunction, shown)
-            if name == "env":
-                parts += _section("env.tasks[]", EnvTask, shown)
-    return "\n".join([*parts, *_names()]) + "\n"
+            rows, common = _rows(name, "", section, shown)
+            parts += [
+                f"## `{name}`",
+                "",
+                f"{_first_line(section)}{common and f' {common[0].upper()}{common[1:]}.'}",
+                "",
+            ]
+            parts += ["| key | allowed | default | meaning |", "|---|---|---|---|", *rows, ""]
+    systems = sorted({key.system for key in foreign_keys().values()}, key=str.lower)
+    return "\n".join([*parts, _NAMES.format(systems=f"{', '.join(systems[:-1])} and {systems[-1]}")])
 
 
-def _section(path: str, section: type[Section], shown: dict[type[Section], str]) -> list[str]:
-    """Returns the table of `path` and those of the sections in it, except of classes that `shown` has already."""
+def _rows(path: str, prefix: str, section: type[Section], shown: dict[type[Section], str]) -> tuple[list[str], str]:
+    """Returns the rows of `section` and of the sections in it, and which keys are as in an earlier section."""
     shown[section] = path
-    rows = [f"## `{path}`" if "." not in path else f"### `{path}`", "", _first_line(section), ""]
-    rows += ["| key | allowed | default | meaning |", "|---|---|---|---|"]
-    inner: list[str] = []
-    other, common = _common(path, section, shown)
+    other, common = _common(section, shown)
+    rows: list[str] = []
     for name, field in section.model_fields.items():
-        below = section_of(field.annotation)
+        below, many = _inner(field)
         if name in common:
             continue
         if below is None:
-            rows.append(_row(name, field))
+            rows.append(_row(prefix + name, field))
             continue
-        where = "below" if below not in shown else f"of `{shown[below]}`"
-        rows.append(
-            f"| `{name}` | {'null or the' if field.default is None else 'the'} keys {where} | | {field.description} |"
-        )
-        if below not in shown:
-            inner += _section(f"{path}.{name}", below, shown)
-    if common:
-        rows += ["", f"As in `{other}`: {', '.join(f'`{name}`' for name in common)}."]
-    return [*rows, "", *inner]
+        inner: list[str] = []
+        meaning = field.description or ""
+        accepted = "list of sections" if many else "section or null" if field.default is None else "section"
+        if below in shown:
+            meaning += f"; keys as in `{shown[below]}`"
+        else:
+            name += "[]" * many
+            inner, same = _rows(f"{path}.{name}", f"{prefix}{name}.", below, shown)
+            meaning += f"; {same}" if same else ""
+        rows += [f"| `{prefix}{name.removesuffix('[]')}` | {accepted} | | {_cell(meaning)} |", *inner]
+    return rows, f"{', '.join(f'`{name}`' for name in common)} as in `{other}`" if common else ""
 
 
-def _common(path: str, section: type[Section], shown: dict[type[Section], str]) -> tuple[str, list[str]]:
+def _inner(field: FieldInfo) -> tuple[type[Section] | None, bool]:
+    """Returns the section that is the value of a field, or an item of its list, and whether it is a list."""
+    many = get_origin(field.annotation) is list
+    return section_of(get_args(field.annotation)[0] if many else field.annotation), many
+
+
+def _common(section: type[Section], shown: dict[type[Section], str]) -> tuple[str, list[str]]:
     """Returns the section in `shown` that shares most keys with `section`, and these keys; ("", []) for few of them."""
     best: tuple[str, list[str]] = ("", [])
     for other, where in shown.items():
-        if other is section or where.count(".") != path.count("."):
-            continue
         same = [
             name
             for name, field in section.model_fields.items()
-            if name in other.model_fields
-            and section_of(field.annotation) is None
-            and _row(name, field) == _row(name, other.model_fields[name])
+            if other is not section
+            and name in other.model_fields
+            and _says(name, field) == _says(name, other.model_fields[name])
         ]
         best = max(best, (where, same), key=lambda pair: len(pair[1]))
     return best if len(best[1]) >= _REPEATED else ("", [])
+
+
+def _says(name: str, field: FieldInfo) -> object:
+    """Returns what the page says of a field: two fields with equal values need one row."""
+    section, _ = _inner(field)
+    return (section, field.description) if section else _row(name, field)
 
 
 def _first_line(section: type[Section]) -> str:
@@ -153,24 +166,11 @@ def _row(name: str, field: FieldInfo) -> str:
     else:
         value = field.get_default(call_default_factory=True)
         default = f"`{json.dumps(value) if not isinstance(value, str) or not value else value}`"
-    meaning = (field.description or "").replace("|", "\\|")
     accepted = allowed(field)
     for words, short in _SHORT.items():
         accepted = accepted.replace(words, short)
-    return f"| `{name}` | {accepted} | {default} | {meaning} |"
+    return f"| `{name}` | {accepted} | {default} | {_cell(field.description or '')} |"
 
 
-def _names() -> list[str]:
-    rows = ["## Names of other systems", "", "The loader refuses these names and names the key to use instead."]
-    system = ""
-    sections = [(system, f"{name}:", target, "") for name, (system, target) in foreign_sections().items()]
-    keys = [
-        (key.system, name, ", ".join(f"`{here}`" for here in key.here) or "no key", key.note)
-        for name, key in foreign_keys().items()
-    ]
-    for its_system, name, here, note in sorted([*sections, *keys], key=lambda row: (row[0].lower(), row[1])):
-        if its_system != system:
-            system = its_system
-            rows += ["", f"### {system}", "", "| there | here |", "|---|---|"]
-        rows.append(f"| `{name}` | {here}{f' ({note})' if note else ''} |")
-    return rows
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")

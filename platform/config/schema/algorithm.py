@@ -67,7 +67,7 @@ class KLControl(Section):
 
     type: Literal["fixed", "adaptive"] = key("fixed", "constant coefficient, or adapted towards target_kl")
     kl_coef: float = key(0.001, "coefficient; adaptive: its initial value", ge=0)
-    horizon: float = key(10_000, "adaptive: number of trajectories over which the coefficient reacts", gt=0)
+    horizon: float = key(10_000, "adaptive: trajectories over which the coefficient reacts", gt=0)
     target_kl: float = key(0.1, "adaptive: target of the KL", gt=0)
 
 
@@ -86,10 +86,8 @@ class PFPPO(Section):
 class DynamicSampling(Section):
     """`algorithm.dynamic_sampling`: groups whose samples have equal rewards are replaced by further groups."""
 
-    tolerance: float = key(1e-6, "smallest difference of rewards within a group that is trained on", ge=0)
-    prompts_per_round: int | None = key(
-        None, "number of prompts per round of generation; null: data.train_batch_size", ge=1
-    )
+    tolerance: float = key(1e-6, "groups with a smaller difference of rewards are replaced", ge=0)
+    prompts_per_round: int | None = key(None, "prompts per round of generation; null: data.train_batch_size", ge=1)
     max_rounds: int = key(10, "largest number of rounds per step", ge=1)
     on_exhausted: Literal["error", "train_partial", "fill_with_rejected"] = key(
         "error", "reaction to too few groups after max_rounds"
@@ -110,7 +108,7 @@ class Overlong(Section):
     """`algorithm.overlong`: rewards of responses that are too long, or truncated at the length limit."""
 
     buffer_length: int | None = key(
-        None, "number of tokens before max_length over which the penalty grows; null: no penalty", ge=1
+        None, "tokens before max_length over which the penalty grows; null: no penalty", ge=1
     )
     penalty: float = key(1.0, "penalty at max_length and beyond", gt=0)
     max_length: int | None = key(None, "length with the full penalty; null: data.max_response_length", ge=1)
@@ -152,8 +150,8 @@ class Covariance(Section):
     """`algorithm.covariance`: the positions that policy_loss clip_cov and kl_cov treat apart."""
 
     fraction: float = key(2e-4, "share of the active positions of a mini-batch, at least one", gt=0, le=1)
-    low: float = key(1.0, "clip_cov: their covariance is above this")
-    high: float = key(5.0, "clip_cov: and below this")
+    low: float = key(1.0, "clip_cov: lower bound of their covariance")
+    high: float = key(5.0, "clip_cov: upper bound of their covariance")
     kl_coef: float = key(1.0, "kl_cov: coefficient of the absolute log-ratio at these positions", gt=0)
 
 
@@ -166,22 +164,20 @@ class Algorithm(Section):
         "distillation (the teacher alone), or module:function",
     )
     distillation_coef: float = key(
-        0.0, "coefficient of the reverse KL to a teacher, reference.model, in the advantage of each token; 0: off", ge=0
+        0.0, "coefficient of the reverse KL to the teacher reference.model in each advantage; 0: off", ge=0
     )
     gamma: float = key(1.0, "discount factor", ge=0, le=1)
     gae_lambda: float = key(0.95, "GAE lambda", ge=0, le=1)
     gae_lambda_policy: float | None = key(None, "GAE lambda of the advantages; null: gae_lambda", ge=0, le=1)
     gae_lambda_value: float | None = key(None, "GAE lambda of the critic's returns; null: gae_lambda", ge=0, le=1)
     length_adaptive_alpha: float = key(
-        0.0, "alpha of the length-adaptive lambda 1 - 1 / (alpha length) of the advantages; 0: off", ge=0
+        0.0, "alpha of the lambda of the advantages, 1 - 1 / (alpha length); 0: off", ge=0
     )
     bootstrap_truncated: bool = key(False, "bootstrap truncated responses with the critic's value; false: with 0")
     grpo_std_normalization: bool = key(True, "grpo: divide by the standard deviation of the group; false: Dr. GRPO")
-    grpo_leave_one_out: bool = key(
-        False, "grpo: mean and standard deviation of the other samples of the group, instead of all"
-    )
+    grpo_leave_one_out: bool = key(False, "grpo: mean and standard deviation of the other samples of the group")
     group_ignore_masked: bool = key(
-        False, "leave responses that overlong.filter drops out of the statistics of their group"
+        False, "responses that overlong.filter drops leave the statistics of their group too"
     )
     reinforce_kl_credit: Literal["to_go", "local"] = key(
         "to_go",
@@ -192,9 +188,7 @@ class Algorithm(Section):
     )
     normalize_advantages: bool = key(True, "whiten advantages over the whole rollout batch")
     advantage_clip: Bounds | None = key(None, "bounds of the advantages after all normalisation; null: none")
-    group_size: int = key(
-        1, "number of samples per prompt; embodied: of environments that begin in the same state", ge=1
-    )
+    group_size: int = key(1, "samples per prompt; embodied: environments that begin in one state", ge=1)
 
     loss_type: LossType = key(
         "actor",
@@ -213,7 +207,7 @@ class Algorithm(Section):
     )
     loss_agg_denominator: Literal["active", "nominal"] = key(
         "active",
-        "divisor of the seq-mean modes: number of sequences with an active position, or of all in the mini-batch",
+        "divisor of the seq-mean modes: sequences with an active position, or all of the mini-batch",
     )
     clip_ratio_low: float = key(0.2, "lower clip: the ratio is clipped at 1 - clip_ratio_low", ge=0, le=1)
     clip_ratio_high: float = key(0.2, "upper clip: the ratio is clipped at 1 + clip_ratio_high", ge=0)
@@ -225,7 +219,7 @@ class Algorithm(Section):
     huber_delta: float | None = key(None, "threshold of the Huber value loss; null: squared error", gt=0)
     value_loss_scale: float = key(1.0, "coefficient of the value loss", gt=0)
     entropy_bonus: float = key(0.0, "coefficient of the entropy bonus", ge=0)
-    positive_nll_coef: float = key(0.0, "coefficient of the negative log-likelihood of correct responses; 0: off", ge=0)
+    positive_nll_coef: float = key(0.0, "coefficient of the NLL of correct responses; 0: off", ge=0)
     positive_nll_norm: PositiveNLLNorm = key(
         "correct_tokens", "divisor of that term: active tokens of correct responses, or of all"
     )
@@ -238,18 +232,16 @@ class Algorithm(Section):
         None, "correction for the mismatch between rollout and training log-probs; null: off"
     )
 
-    ppo_epochs: int = key(1, "number of epochs of the actor over the rollout batch", ge=1)
-    critic_ppo_epochs: int | None = key(None, "number of epochs of the critic; null: ppo_epochs", ge=1)
+    ppo_epochs: int = key(1, "epochs of the actor over the rollout batch", ge=1)
+    critic_ppo_epochs: int | None = key(None, "epochs of the critic; null: ppo_epochs", ge=1)
     update_order: Literal["critic_first", "alternating"] = key(
         "critic_first",
         "all critic epochs, then all actor epochs; alternating: an epoch of the critic, one of the actor, and so on",
     )
-    shuffle_mini_batches: bool = key(
-        True, "shuffle the rows of the rollout in every epoch; false: in the order of generation"
-    )
-    policy_training_start_step: int = key(0, "number of first steps that train only the critic", ge=0)
+    shuffle_mini_batches: bool = key(True, "shuffle the rows in every epoch; false: order of generation")
+    policy_training_start_step: int = key(0, "first steps that train only the critic", ge=0)
     target_kl: float | None = key(
-        None, "largest KL of a mini-batch to the old policy; a larger one ends the actor's update; null: off", gt=0
+        None, "a mini-batch with a larger KL to the old policy ends the actor's update; null: off", gt=0
     )
 
     use_pf_ppo: bool = key(False, "resample or weight rows by their reward before the update")

@@ -31,7 +31,7 @@ class NodeGroup(Section):
 class ClusterInventory(Section):
     """`cluster.inventory`: equal machines that need not exist, for --plan."""
 
-    nodes: int = Field(ge=1, le=MAX_NODES, description="number of machines; sets cluster.num_nodes")
+    nodes: int = Field(ge=1, le=MAX_NODES, description="machines; sets cluster.num_nodes")
     gpus_per_node: int = Field(ge=0, le=MAX_GPUS, description="GPUs per machine; sets cluster.gpus_per_node")
     gpu: GPU | None = key(None, "GPU model, for estimates of memory and time; null: no such estimates")
 
@@ -39,12 +39,12 @@ class ClusterInventory(Section):
 class Cluster(Section):
     """`cluster`: the only section that changes between a laptop and a cluster."""
 
-    num_nodes: int = key(1, "number of machines", ge=1, le=MAX_NODES)
+    num_nodes: int = key(1, "machines", ge=1, le=MAX_NODES)
     gpus_per_node: int | None = key(
         None, "GPUs per machine, for --plan; null: as many as this machine has", ge=0, le=MAX_GPUS
     )
     devices_per_node: int | None = key(
-        None, "number of CPU workers per machine that emulate GPUs; null: no emulation", ge=1, le=MAX_GPUS
+        None, "CPU workers per machine that emulate GPUs; null: no emulation", ge=1, le=MAX_GPUS
     )
     component_placement: dict[str, Any] = Field(
         description="component names -> resources[:ranks], or {node_group, placement}"

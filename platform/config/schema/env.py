@@ -15,14 +15,14 @@ class Pixels(Section):
     width: int = key(64, "width of an image in pixels", ge=8, le=1024)
     height: int = key(64, "height of an image in pixels", ge=8, le=1024)
     camera: str | None = key(None, "name of a camera of the model; null: the default view", min_length=1)
-    frame_stack: int = key(3, "number of consecutive images in one observation", ge=1)
+    frame_stack: int = key(3, "consecutive images in one observation", ge=1)
     grayscale: bool = key(False, "one channel per image instead of three")
 
 
 class Evaluation(Section):
     """`env.evaluation`: episodes without exploration."""
 
-    episodes: int = key(10, "number of episodes per evaluation", ge=1)
+    episodes: int = key(10, "episodes per evaluation", ge=1)
     seed: int = key(10_000, "seed of the first episode; each further episode adds 1", ge=0)
     deterministic: bool = key(True, "take the mean or most likely action; false: sample")
     video: bool = key(False, "save a video of the first episode")
@@ -55,8 +55,8 @@ class Env(Section):
     pixels: Pixels | None = key(
         None, "MuJoCo: rendered images as observations; null: the environment's own observations"
     )
-    num_envs: int = key(8, "number of environments stepped together", ge=1)
-    num_workers: int = key(0, "number of processes that step the environments; 0: the process of the env rank", ge=0)
+    num_envs: int = key(8, "environments stepped together", ge=1)
+    num_workers: int = key(0, "processes that step the environments; 0: the process of the env rank", ge=0)
     pipeline_stages: int = key(
         1, "equal parts of the environments; the policy acts for one part while the others are stepped", ge=1
     )

@@ -19,9 +19,9 @@ class RandomLM(Section):
     """`model.random_init`: a small Llama with random weights, for tests and toy tasks."""
 
     hidden_size: int = key(128, "width of the residual stream", ge=8)
-    num_layers: int = key(4, "number of decoder layers", ge=1)
-    num_heads: int = key(4, "number of attention heads", ge=1)
-    num_kv_heads: int | None = key(None, "number of key and value heads; null: num_heads", ge=1)
+    num_layers: int = key(4, "decoder layers", ge=1)
+    num_heads: int = key(4, "attention heads", ge=1)
+    num_kv_heads: int | None = key(None, "key and value heads; null: num_heads", ge=1)
     intermediate_size: int = key(512, "width of the feed-forward layer", ge=8)
     max_positions: int = key(512, "largest number of tokens of prompt and response together", ge=8)
 

@@ -50,7 +50,7 @@ class Scoring(Section):
         "task",
         "task (its own verifier), math_verify, exact_match, module:function, model (a classifier), judge or http",
     )
-    num_workers: int = key(2, "number of scoring processes; http, judge: number of concurrent requests", ge=1)
+    num_workers: int = key(2, "scoring processes; http, judge: number of concurrent requests", ge=1)
     timeout_s: float = key(
         5.0,
         "longest scoring of a response in seconds, masked out and counted beyond; http, judge: limit of one request",

@@ -15,7 +15,7 @@ class Sampling(Section):
 
     temperature: float = key(1.0, "sampling temperature; 0: greedy", ge=0)
     top_p: float = key(1.0, "nucleus sampling: total probability of the tokens sampled from; 1: off", gt=0, le=1)
-    top_k: int = key(0, "number of most likely tokens sampled from; 0: off", ge=0)
+    top_k: int = key(0, "most likely tokens sampled from; 0: off", ge=0)
     max_new_tokens: int | None = key(
         None, "largest number of tokens of a response or turn; null: data.max_response_length", ge=1
     )
@@ -33,7 +33,7 @@ class MultiTurn(Section):
     tool: str = key("calculator", "calculator or module:function")
     max_turns: int = key(4, "largest number of turns of the policy; the tool does not answer the last", ge=2)
     max_observation_tokens: int = key(32, "largest number of tokens of an answer; longer answers are truncated", ge=1)
-    num_workers: int = key(2, "number of processes for the tool, per rollout rank", ge=1)
+    num_workers: int = key(2, "processes for the tool, per rollout rank", ge=1)
     timeout_s: float = key(
         5.0, "longest call of the tool in seconds; beyond it the response is masked out and counted", gt=0
     )
@@ -42,9 +42,7 @@ class MultiTurn(Section):
 class PartialRollout(Section):
     """`rollout.partial_rollout`: a step trains on the first complete prompts; the others continue in the next step."""
 
-    prompts_in_flight: int | None = key(
-        None, "number of prompts generated at once; null: 1.5 times data.train_batch_size", ge=2
-    )
+    prompts_in_flight: int | None = key(None, "prompts generated at once; null: 1.5 times data.train_batch_size", ge=2)
 
 
 class VLLM(Section):

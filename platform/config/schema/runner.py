@@ -19,12 +19,12 @@ class Runner(Section):
     output_dir: str = key(
         "runs/${runner.experiment_name}", "folder of metrics, checkpoints, config and samples", min_length=1
     )
-    max_steps: int = key(100, "number of PPO steps", ge=1)
+    max_steps: int = key(100, "PPO steps", ge=1)
     max_epochs: int | None = key(None, "reasoning: passes over the data; null: only max_steps counts", ge=1)
     seed: int = key(1, "seed of all random generators", ge=0)
     val_check_interval: int = key(0, "steps between validations; 0: one at the start, one at the end", ge=0)
     save_interval: int = key(0, "steps between checkpoints; 0: one at the end", ge=0)
-    keep_checkpoints: int = key(2, "number of newest checkpoints to keep", ge=1)
+    keep_checkpoints: int = key(2, "newest checkpoints to keep", ge=1)
     resume: str = key("auto", "checkpoint to resume: auto (the newest in output_dir), never, or a path")
     logger_backends: list[Literal["tensorboard", "wandb", "trackio"]] = key(
         ["tensorboard"], "loggers in addition to metrics.jsonl"
@@ -36,7 +36,7 @@ class Runner(Section):
         ge=0,
         le=1,
     )
-    trace_steps: int = key(5, "number of steps after the start whose timeline is written to trace.json; 0: none", ge=0)
+    trace_steps: int = key(5, "steps after the start whose timeline is written to trace.json; 0: none", ge=0)
     accelerate: Literal["auto", "off"] = key(
         "auto", "auto: compiled loops and repacked weights; off: plain torch and numpy"
     )
