@@ -15,6 +15,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,7 @@ CONFIGS, PAGE, RECORDS = ROOT / "configs", ROOT / "docs" / "recipes.md", Path(__
 BEGIN, END = "<!-- recipes -->", "<!-- /recipes -->"
 COMMAND = [sys.executable, "-c", "from rl_platform.launch.cli import main; main()"]
 HEAD = (
-    "| recipe | what it is | values from | GPUs | GiB of a GPU | step | check | rehearsal | acceptance |",
+    "| recipe | what it is | values from | GPUs | GiB of a GPU | step | check | rehearsal, CPU seconds | acceptance |",
     "|---|---|---|---|---|---|---|---|---|",
 )
 
@@ -105,10 +106,12 @@ def written(page: str) -> str:
 def record(recipe: Recipe) -> dict[str, str]:
     """Checks and rehearses a recipe. Raises CalledProcessError if either fails."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    for option in ("--check", "--rehearse"):
-        command = [*COMMAND, option, str(recipe.path)]
-        subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, check=True)
-    return {"check": "passes", "rehearsal": "passes"}
+    with tempfile.TemporaryDirectory() as folder:
+        for option in ("--check", "--rehearse"):
+            command = [*COMMAND, option, str(recipe.path), f"runner.output_dir={folder}/run"]
+            subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, check=True)
+        report = json.loads(Path(folder, "run-rehearsal.json").read_text(encoding="utf-8"))
+    return {"check": "passes", "rehearsal": f"{report['cpu_seconds']:.0f}"}
 
 
 def main(words: Sequence[str]) -> None:

@@ -33,7 +33,8 @@ class Line:
 class RehearsalReport:
     """What a rehearsal has shown. absent: things that need the cluster or that are missing here, with the reason.
 
-    phases: of the rehearsal; inside: of the runs, over all steps.
+    phases: of the rehearsal; inside: of the runs, over all steps. cpu_seconds: of all processes, whatever else the
+    machine computes.
     """
 
     experiment: str
@@ -42,10 +43,11 @@ class RehearsalReport:
     phases: Sequence[Timed]
     inside: Sequence[Timed]
     seconds: float
+    cpu_seconds: float
 
     @property
     def verdict(self) -> str:
-        return f"rehearsal of {self.experiment} passed in {self.seconds:.0f} s"
+        return f"rehearsal of {self.experiment} passed in {self.seconds:.0f} s ({self.cpu_seconds:.0f} CPU seconds)"
 
     def sections(self) -> dict[str, list[tuple[str, ...]]]:
         """Returns the rows of each section by its title."""

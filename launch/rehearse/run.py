@@ -26,7 +26,7 @@ from rl_platform.launch.output import output_path
 from rl_platform.launch.preflight import rollout_engine_problems
 from rl_platform.launch.rehearse import findings, materials
 from rl_platform.launch.rehearse.report import RehearsalReport, written_lines
-from rl_platform.launch.rehearse.runs import RunFailed, Runs, Timed
+from rl_platform.launch.rehearse.runs import CpuSeconds, RunFailed, Runs, Timed
 from rl_platform.launch.rehearse.scores import scoring_server
 from rl_platform.launch.rehearse.shrink import Change, Materials, shrunk
 from rl_platform.launch.session import spaces_of
@@ -53,7 +53,7 @@ def rehearse(loaded: LoadedConfig, placement: Placement, parent: str | None = No
         phases.append(Timed(name, time.monotonic() - start))
         console.print(f"{name}: {phases[-1].seconds:.1f} s", highlight=False)
 
-    with shutting_down(), ExitStack() as stack:
+    with shutting_down(), ExitStack() as stack, CpuSeconds() as cpu:
         folder = stack.enter_context(_folder(parent))
         with phase("check sizes and functions"):
             known = materials.architectures(config)
@@ -61,7 +61,7 @@ def rehearse(loaded: LoadedConfig, placement: Placement, parent: str | None = No
             findings.check_functions(config)
             questions = _world(config)
         stands = _materials(config, known, folder, stack)
-        runs = Runs(folder, DEADLINE_S, target.with_name(f"{target.name}.log"))
+        runs = Runs(folder, DEADLINE_S, target.with_name(f"{target.name}.log"), cpu)
         with phase("write small models and data"):
             small, changes, missing = _write_small(config, placement, known, stands, runs.config)
         if config.runner.task_type == "reasoning":
@@ -83,14 +83,16 @@ def rehearse(loaded: LoadedConfig, placement: Placement, parent: str | None = No
             runs.to_the_end()
         if unscored := sum(step.get("reward/unscored", 0.0) for step in runs.metrics()):
             raise RunFailed(f"{unscored:.0f} responses of the small run got no score (metric reward/unscored)", 70)
-        report = RehearsalReport(
-            config.runner.experiment_name,
-            written_lines(loaded, changes),
-            _absent(loaded, placement, missing, stands),
-            phases,
-            runs.inside(),
-            time.monotonic() - began,
-        )
+        inside = runs.inside()
+    report = RehearsalReport(
+        config.runner.experiment_name,
+        written_lines(loaded, changes),
+        _absent(loaded, placement, missing, stands),
+        phases,
+        inside,
+        time.monotonic() - began,
+        cpu.total(),
+    )
     report.print(console)
     try:
         report.write(target)

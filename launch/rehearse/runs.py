@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -33,6 +34,7 @@ POLL_S = 0.005
 GONE_S = 10.0  # in which no process of a killed run may be left
 LONGEST_TMPDIR = 60  # characters: engines make sockets there, whose paths are short
 SHOWN = 40  # lines of a failed run's output
+SAMPLE_S = 0.5  # between two readings of the processes' CPU times
 
 
 class RunFailed(PlatformError):
@@ -51,11 +53,50 @@ class Timed:
     seconds: float
 
 
-class Runs:
-    """Starts runs of `config` in `folder`, which write to `output`. A failed run copies what it printed to `kept`."""
+class CpuSeconds:
+    """CPU seconds of this process and of all processes below it, read every `SAMPLE_S` while it is entered.
 
-    def __init__(self, folder: Path, deadline_s: float, kept: Path) -> None:
-        self.folder, self.deadline_s, self.kept = folder, deadline_s, kept
+    Ray does not wait for its workers, so no sum of the kernel has their times. The seconds after the last reading of a
+    process are missing.
+    """
+
+    def __init__(self) -> None:
+        self._read: dict[psutil.Process, float] = {}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._sample, name="CPU seconds", daemon=True)
+
+    def __enter__(self) -> CpuSeconds:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def total(self) -> float:
+        """Returns the seconds since each process began."""
+        return time.process_time() + sum(self._read.values())
+
+    def read(self) -> None:
+        """Reads the times of the processes that run now."""
+        for process in _tree(os.getpid()):
+            with suppress(psutil.Error):
+                used = process.cpu_times()
+                self._read[process] = used.user + used.system
+
+    def _sample(self) -> None:
+        while not self._over.wait(SAMPLE_S):
+            self.read()
+
+
+class Runs:
+    """Starts runs of `config` in `folder`, which write to `output`. A failed run copies what it printed to `kept`.
+
+    cpu: reads the CPU times before a kill.
+    """
+
+    def __init__(self, folder: Path, deadline_s: float, kept: Path, cpu: CpuSeconds) -> None:
+        self.folder, self.deadline_s, self.kept, self.cpu = folder, deadline_s, kept, cpu
         with suppress(OSError):
             kept.unlink()  # of an earlier rehearsal
         self.config, self.output, self.log = folder / "config.yaml", folder / "run", folder / "log.txt"
@@ -81,6 +122,7 @@ class Runs:
                     self._raise(child, "before its first checkpoint")
                 self._check_time(child, began)
             processes = _tree(child.pid)
+            self.cpu.read()
             child.kill()
             left = psutil.wait_procs(processes, GONE_S)[1]
         if left:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from itertools import combinations
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from rl_platform.launch.command import load
 from rl_platform.launch.preflight import check_cheap
 from rl_platform.launch.rehearse.findings import check_sizes
 from rl_platform.launch.rehearse.materials import architectures, write_questions
+from rl_platform.launch.rehearse.runs import CpuSeconds
 from rl_platform.launch.rehearse.shrink import Materials, flat, shrunk
 from rl_platform.launch.rehearse.small_models import options_of, small_options
 from rl_platform.launch.rehearse.small_placement import LEARNERS, data_parallel
@@ -32,13 +36,16 @@ EIGHT_GPUS = ROOT / "configs/reasoning/recipes/qwen2.5_1.5b_gsm8k_8gpu.yaml"
 # one of every family in platform/placement/architectures.py
 IDS_OF_THE_TABLE = [
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B",
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B",
     "deepseek-ai/DeepSeek-R1-Distill-Llama-8B",
     "Qwen/Qwen3-30B-A3B",
     "Qwen/Qwen3-235B-A22B",
     "Qwen/Qwen1.5-MoE-A2.7B",
     "Qwen/Qwen2-57B-A14B",
     "Qwen/Qwen3-8B",
+    "Qwen/Qwen2.5-Math-7B-Instruct",
     "Qwen/Qwen2.5-7B",
+    "Qwen/Qwen2.5-7B-Instruct",
     "deepseek-ai/DeepSeek-V3",
     "moonshotai/Moonlight-16B-A3B",
     "deepseek-ai/DeepSeek-V2-Lite",
@@ -52,8 +59,19 @@ IDS_OF_THE_TABLE = [
     "mistralai/Mixtral-8x7B-v0.1",
     "mistralai/Mistral-7B-v0.3",
     "google/gemma-2b",
+    "HuggingFaceTB/SmolLM2-1.7B",
     "HuggingFaceTB/SmolLM2-360M",
 ]
+BURN = """
+import os, signal, time
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # as in Ray, the kernel then forgets the times of children
+if os.fork() == 0:
+    while time.process_time() < 0.3:
+        pass
+    print("done", flush=True)
+    time.sleep(60)
+time.sleep(60)
+"""
 NO_DEFAULTS = ("ministral", "hunyuan_v1_dense", "dots1")  # of transformers, with which a model can be built
 KL = ["algorithm.use_kl_loss=true", "cluster.component_placement={'actor,critic,rollout,reward,reference': all}"]
 
@@ -203,3 +221,13 @@ def test_every_family_has_a_small_model_with_the_same_kinds_of_layers():
         grouped = [config.num_attention_heads != kv_heads(config) for config in (real, small)]
         assert grouped[0] == grouped[1], options["model_type"]
         assert small.tie_word_embeddings == real.tie_word_embeddings
+
+
+def test_cpu_seconds_count_children_that_nobody_waits_for():
+    before = sum(os.times()[:2])
+    with subprocess.Popen([sys.executable, "-c", BURN], stdout=subprocess.PIPE, start_new_session=True) as process:
+        with CpuSeconds() as cpu:
+            assert process.stdout.readline() == b"done\n"
+            cpu.read()
+        os.killpg(process.pid, 9)
+    assert 0.3 <= cpu.total() - before < 5
