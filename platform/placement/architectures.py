@@ -130,6 +130,8 @@ _LLAMA = {"model_type": "llama", "rms_norm_eps": 1e-5}
 _LLAMA3 = {**_LLAMA, "vocab_size": 128_256, "max_position_embeddings": 131_072, "rope_theta": 5e5}
 _LLAMA31 = {**_LLAMA3, "rope_scaling": _ROPE3 | {"factor": 8.0}}
 _QWEN = {"vocab_size": 151_936, "rope_theta": 1e6}
+_QWEN2 = {"model_type": "qwen2", **_QWEN}
+_SMOLLM2 = {"model_type": "llama", "vocab_size": 49_152, "max_position_embeddings": 8192}
 _QWEN3_MOE = {
     "model_type": "qwen3_moe",
     **_QWEN,
@@ -144,12 +146,13 @@ _QWEN3_MOE = {
 _QWEN2_MOE = {"model_type": "qwen2_moe", **_QWEN, "norm_topk_prob": False, "tie_word_embeddings": False}
 
 FAMILIES = (
-    Family(
-        r"r1-distill-qwen",
+    Family(  # of Qwen2.5-Math
+        r"r1-distill-qwen-(1\.5|7)b",
         "deepseek-qwen",
-        {"model_type": "qwen2", **_QWEN, "max_position_embeddings": 131_072},
+        {**_QWEN2, "max_position_embeddings": 131_072, "rope_theta": 1e4},
         _QWEN25_SIZES,
     ),
+    Family(r"r1-distill-qwen", "deepseek-qwen", {**_QWEN2, "max_position_embeddings": 131_072}, _QWEN25_SIZES),
     Family(r"r1-distill-llama", "deepseek-llama", _LLAMA31, _LLAMA3_SIZES),
     Family(
         r"qwen3-30b-a3b|qwen3-\w+-30b-a3b|qwen3moe",
@@ -217,12 +220,20 @@ FAMILIES = (
         ("0.6", "1.7", "4"),
     ),
     Family(
-        r"qwen2",
+        r"qwen2\.5-math",
         "qwen",
-        {"model_type": "qwen2", **_QWEN, "max_position_embeddings": 32_768},
+        {**_QWEN2, "max_position_embeddings": 4096, "rope_theta": 1e4},
         _QWEN25_SIZES,
-        ("0.5", "1.5", "3"),
+        ("1.5",),
     ),
+    Family(  # base models
+        r"qwen2(-0\.5b|(\.5)?-(1\.5|7|14|32|72)b)$",
+        "qwen",
+        {**_QWEN2, "max_position_embeddings": 131_072},
+        _QWEN25_SIZES,
+        ("0.5", "1.5"),
+    ),
+    Family(r"qwen2", "qwen", {**_QWEN2, "max_position_embeddings": 32_768}, _QWEN25_SIZES, ("0.5", "1.5", "3")),
     Family(
         r"deepseek-(v3|r1)(?!-distill)",
         "deepseek",
@@ -343,15 +354,18 @@ FAMILIES = (
         ("2", "7"),
     ),
     Family(
+        r"smollm2-1\.7b",
+        "smollm2",
+        {**_SMOLLM2, "rope_theta": 1.3e5},
+        {"1.7": (2048, 24, 32, 32, 8192)},
+        ("1.7",),
+    ),
+    Family(
         r"smollm2",
         "smollm2",
-        {"model_type": "llama", "vocab_size": 49_152, "max_position_embeddings": 8192, "rope_theta": 1e5},
-        {
-            "135": (576, 30, 9, 3, 1536),
-            "360": (960, 32, 15, 5, 2560),
-            "1.7": (2048, 24, 32, 32, 8192),
-        },
-        ("135", "360", "1.7"),
+        {**_SMOLLM2, "rope_theta": 1e5},
+        {"135": (576, 30, 9, 3, 1536), "360": (960, 32, 15, 5, 2560)},
+        ("135", "360"),
     ),
 )
 
